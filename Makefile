@@ -1,0 +1,37 @@
+# Two commands matter: `make demo` and `make test`. Both set up what they need.
+PY := .venv/bin/python
+CONFORMANCE ?= ../shared/conformance
+CASES ?= $(CONFORMANCE)/cases/*.json
+WHAT ?=
+
+.PHONY: setup demo test lint conformance bench clean
+
+setup:
+	@tools/setup
+
+demo: setup
+	@tools/check-host
+	@$(PY) -m kubeproxy.devcluster demo $(if $(KEEP),--keep)
+
+test: setup
+	@tools/check-host
+	@$(PY) -m pytest -n 2 --dist worksteal
+
+lint: setup
+	@.venv/bin/ruff check
+	@.venv/bin/ruff format --check
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports
+
+conformance: setup
+	@tools/check-host
+	@test -d $(CONFORMANCE) || { echo "no conformance cases at $(CONFORMANCE): set CONFORMANCE=/path/to/conformance" >&2; exit 1; }
+	@$(PY) $(CONFORMANCE)/run.py --mode nftables --proxy '$(CURDIR)/.venv/bin/kube-proxy --config {config}' '$(CASES)'
+
+bench: setup
+	@tools/check-host
+	@$(PY) -m bench $(WHAT)
+
+clean:
+	@rm -rf .venv dist bench/out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -prune -exec rm -rf {} +

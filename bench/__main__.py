@@ -1,0 +1,124 @@
+"""The command line of the benchmarks: `python -m bench [WHAT...]` from the repository's root, as root."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+
+from bench import report as reports
+from bench.charts import draw
+from bench.runs import Run
+from bench.worker import BenchmarkFailed
+
+ALL = ("sync", "change", "churn", "start", "e2e", "path")
+WIDTH = 190  # columns of a table when the output is no terminal
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what is asked for; return the exit code."""
+    given = _parse(argv)
+    out = Console(width=None if sys.stdout.isatty() else WIDTH)
+    err = Console(stderr=True)
+    if problem := _missing():
+        err.print(f"error: {problem}", style="red", highlight=False)
+        return 1
+    try:
+        if "gate" in given.what:
+            from bench import gate  # noqa: PLC0415 - the benchmarks load what they need themselves
+
+            with progress("gate", err) as tell:
+                return gate.check(Run(True, tell), out)
+        if "markdown" in given.what:
+            out.print(reports.markdown(), soft_wrap=True, highlight=False, markup=False)
+            return 0
+        for name in given.what or ALL:
+            _run(name, given, out, err)
+    except BenchmarkFailed as error:
+        err.print(f"error: {error}", style="red", highlight=False, markup=False)
+        return 1
+    return 0
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description="Benchmarks of kube-proxy; see docs/performance.md."
+    )
+    parser.add_argument(
+        "what",
+        nargs="*",
+        metavar="WHAT",
+        help=f"{', '.join(ALL)} (all when none is named); gate; markdown (the last figures)",
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and runs")
+    parser.add_argument(
+        "--peer", metavar="COMMAND", help="another kube-proxy for e2e, such as 'kube-proxy --config {config}'"
+    )
+    parser.add_argument("--peer-mode", default="nftables", metavar="MODE", help="the mode the peer runs in (nftables)")
+    given = parser.parse_args(argv)
+    if unknown := [name for name in given.what if name not in {*ALL, "gate", "markdown"}]:
+        parser.error(f"no benchmark {unknown[0]}: there are {', '.join(ALL)}, gate and markdown")
+    if given.peer and "{config}" not in given.peer:
+        parser.error("--peer: the command must contain {config}, where the configuration file goes")
+    return given
+
+
+def _missing() -> str:
+    """Return what keeps the benchmarks from running, '' for nothing."""
+    if os.geteuid() != 0:
+        return "the benchmarks make network namespaces and program nftables: run them as root"
+    for tool, package in (("nft", "nftables"), ("ip", "iproute2")):
+        if shutil.which(tool) is None:
+            return f"{tool} is missing: install the package {package} (apt-get install {package})"
+    return ""
+
+
+def _run(name: str, given: argparse.Namespace, out: Console, err: Console) -> None:
+    benchmark: Callable[[Run], reports.Report] = importlib.import_module(f"bench.{name}").run
+    started, began = time.time(), time.perf_counter()
+    with progress(name, err) as tell:
+        found = benchmark(Run(given.quick, tell, given.peer, given.peer_mode))
+    about = reports.circumstances(started, time.perf_counter() - began, given.quick)
+    path = reports.write(found, about)
+    picture = path.with_suffix(".svg")
+    draw(found.chart, picture, f"{about.machine}, {about.cpus} CPUs, Linux {about.kernel}, {about.revision}")
+    reports.show(out, found)
+    out.print(f"  {about.seconds:.0f} s; figures in {_shown(path)}, chart in {_shown(picture)}", highlight=False)
+
+
+def _shown(path: os.PathLike[str]) -> str:
+    return os.path.relpath(path)
+
+
+class progress:  # noqa: N801 - reads as a statement
+    """Says what is being measured: on one line of a terminal, else a line for each."""
+
+    def __init__(self, name: str, console: Console) -> None:
+        self._name = name
+        self._console = console
+        self._status = console.status(name) if console.is_terminal else None
+
+    def __enter__(self) -> Callable[[str], None]:
+        if self._status is not None:
+            self._status.start()
+        return self._tell
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def _tell(self, what: str) -> None:
+        if self._status is not None:
+            self._status.update(f"{self._name}: {what}")
+        else:
+            self._console.print(f"{self._name}: {what}", highlight=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

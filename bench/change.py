@@ -1,0 +1,271 @@
+"""change: the bytes of one watch event in, the kernel's acknowledgement out; beside that one pre-encoded batch.
+
+Each case is done and undone on Services drawn at random, so that the state at the end is that of the beginning and
+the same transactions can be replayed. Once through decoder, planner and backend; once through the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from bench import kernel, objects, proxy
+from bench.charts import Chart, Panel, Series
+from bench.figures import Spread, ratio, spreads, summary
+from bench.report import Column, Report, Row
+from bench.runs import Run
+from kubeproxy.api.decode import WatchDecoder
+from kubeproxy.backends.nftables.backend import NftablesBackend
+from kubeproxy.engine import Engine
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.events import Event, Replaced
+from kubeproxy.model.objects import Resource
+from kubeproxy.model.planner import Change, Planner
+
+SIZES = ("1kx10", "10kx10", "44kx10")
+CASES = ("endpoint replaced", "endpoint added", "endpoint removed", "Service added", "Service removed")
+GOAL_P50, GOAL_P99 = 300.0, 2000.0  # us, at every size
+GROWTH = 1.5  # 44k over 1k, at most
+
+COLUMNS = (
+    Column("p50 us", "p50", 0),
+    Column("p99 us", "p99", 0, spread=False),
+    Column("limit p50 us", "limit_p50", 0),
+    Column("limit p99 us", "limit_p99", 0, spread=False),
+    Column("ratio p50", "ratio", 2),
+    Column("engine p50 us", "engine_p50", 0),
+    Column("engine p99 us", "engine_p99", 0, spread=False),
+)
+
+Lines = tuple[tuple[Resource, bytes], ...]
+
+
+class Step(NamedTuple):
+    """One measured change: its case and the watch lines that say it."""
+
+    case: str
+    lines: Lines
+
+
+def steps(size: objects.Size, pairs: int, seed: int = 1) -> Iterator[Step]:
+    """Yield `pairs` of doing and undoing of each kind, on random Services; versions only ever grow."""
+    draw = random.Random(seed)
+    version = 1000
+    for turn in range(pairs):
+        number = draw.randrange(size.services)
+        before = objects.endpoints_of(number, size.endpoints)
+        new = objects.spare(turn)
+        replaced = [new, *before[1:]]
+        for case, addresses in (
+            ("endpoint replaced", replaced),
+            ("endpoint replaced", before),
+            ("endpoint added", [*before, new]),
+            ("endpoint removed", before),
+        ):
+            version += 1
+            yield Step(case, (("endpointslices", objects.slice_line("MODIFIED", number, addresses, version)),))
+        fresh = size.services + turn
+        addresses = objects.endpoints_of(fresh, size.endpoints)
+        for case, change in (("Service added", "ADDED"), ("Service removed", "DELETED")):
+            version += 1
+            services: tuple[Resource, bytes] = ("services", objects.service_line(change, fresh, version))
+            slices: tuple[Resource, bytes] = (
+                "endpointslices",
+                objects.slice_line(change, fresh, addresses, version),
+            )
+            yield Step(case, (services, slices))
+
+
+def _lists(size: objects.Size) -> list[Event]:
+    return [
+        Replaced("services", proxy.decoded("services", objects.service_pages(size))),
+        Replaced("endpointslices", proxy.decoded("endpointslices", objects.slice_pages(size))),
+    ]
+
+
+class _Decoders:
+    """One stream for each resource."""
+
+    def __init__(self) -> None:
+        self._streams: dict[Resource, WatchDecoder] = {
+            "services": WatchDecoder("services"),
+            "endpointslices": WatchDecoder("endpointslices"),
+        }
+
+    def events(self, lines: Lines) -> list[Event]:
+        found: list[Event] = []
+        for resource, line in lines:
+            found += self._streams[resource].feed(line).events
+        return found
+
+
+def measure(size: str, pairs: int) -> dict[str, dict[str, float]]:
+    """Measure every case without the engine, then the same transactions replayed; times in us by case."""
+    wanted = objects.parse_size(size)
+    proxy.collect_as_the_proxy_does()
+    planner, backend = Planner(proxy.world()), NftablesBackend(Family.IPV4, proxy.world())
+    planner.apply(_lists(wanted))
+    plans = {change.name: change.after.plans for change in planner.take()}
+    for _ in backend.resync(plans):
+        pass
+    del plans
+    gc.freeze()  # as app.py does after the first sync
+    planned = list(steps(wanted, pairs))
+    decoders = _Decoders()
+    warm = steps(wanted, 5, seed=2)
+    for step in warm:
+        _one(decoders, planner, backend, step.lines)
+    seconds: list[float] = []
+    with kernel.recorded() as recording:
+        for step in planned:
+            before = len(recording.steps)
+            began = time.perf_counter()
+            _one(decoders, planner, backend, step.lines)
+            seconds.append(time.perf_counter() - began)
+            if len(recording.steps) != before + 1:
+                raise RuntimeError(f"{step.case}: {len(recording.steps) - before} transactions instead of one")
+    backend.close()
+    return _by_case(planned, seconds, _limits(recording))
+
+
+def _one(decoders: _Decoders, planner: Planner, backend: NftablesBackend, lines: Lines) -> None:
+    planner.apply(decoders.events(lines))
+    for _ in backend.sync([(change.name, change.after.plans) for change in planner.take()]):
+        pass
+
+
+def _limits(recording: kernel.Recording) -> list[float]:
+    """Replay the transactions in their order; the table is as it was before the first of them."""
+    batches = [kernel.encoded(batch.parts) for batch in recording.batches]
+    replayer = kernel.Replayer()
+    try:
+        return [replayer.send(batch) for batch in batches]
+    finally:
+        replayer.close()
+
+
+def _by_case(planned: Sequence[Step], ours: Sequence[float], limits: Sequence[float]) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for case in CASES:
+        mine = [s for step, s in zip(planned, ours, strict=True) if step.case == case]
+        least = [s for step, s in zip(planned, limits, strict=True) if step.case == case]
+        found[case] = summary(mine, 1e6) | {f"limit_{k}": v for k, v in summary(least, 1e6).items()}
+    return found
+
+
+def measure_engine(size: str, pairs: int) -> dict[str, dict[str, float]]:
+    """Measure every case through the engine: bytes to the observer's word that it is in the kernel; us by case."""
+    return asyncio.run(_engine(objects.parse_size(size), pairs))
+
+
+async def _engine(size: objects.Size, pairs: int) -> dict[str, dict[str, float]]:
+    programmed = asyncio.Event()
+    finished = [0.0]
+
+    def applied(_: Sequence[Change]) -> None:
+        finished[0] = time.perf_counter()
+        programmed.set()
+
+    listener = proxy.Listener(applied)
+    proxy.collect_as_the_proxy_does()
+    engine, backend = proxy.engine(listener)
+    running = asyncio.create_task(engine.run())
+    engine.sink(_lists(size))
+    await engine.ready.wait()
+    gc.freeze()
+    planned = [*steps(size, 5, seed=2), *steps(size, pairs)]
+    seconds = await _through(engine, planned, programmed, finished)
+    running.cancel()
+    backend.close()
+    if listener.failures:
+        raise RuntimeError("; ".join(listener.failures[:5]))
+    warm = len(planned) - pairs * (len(CASES) + 1)
+    found: dict[str, list[float]] = {case: [] for case in CASES}
+    for step, taken in zip(planned[warm:], seconds[warm:], strict=True):
+        found[step.case].append(taken)
+    return {case: {f"engine_{k}": v for k, v in summary(values, 1e6).items()} for case, values in found.items()}
+
+
+async def _through(
+    engine: Engine, planned: Sequence[Step], programmed: asyncio.Event, finished: list[float]
+) -> list[float]:
+    decoders, seconds = _Decoders(), []
+    for step in planned:
+        await asyncio.sleep(0.0005)
+        programmed.clear()
+        began = time.perf_counter()
+        engine.sink(decoders.events(step.lines))
+        await programmed.wait()
+        seconds.append(finished[0] - began)
+    return seconds
+
+
+def run(with_: Run) -> Report:
+    """Measure all sizes and cases."""
+    rows = []
+    for size in ("10kx10",) if with_.quick else SIZES:
+        rows += measured(with_, size)
+    notes = [
+        "Bytes of the event to the kernel's acknowledgement; engine: the same through the event loop.",
+        f"goal: p50 under {GOAL_P50:.0f} us and p99 under {GOAL_P99:.0f} us at every size.",
+    ]
+    notes += _growth(rows)
+    return Report("change", "One change: event bytes to kernel acknowledgement", COLUMNS, rows, _chart(rows), notes)
+
+
+def measured(with_: Run, size: str) -> list[Row]:
+    """Return the rows of one size."""
+    count, pairs = (3, 150) if with_.quick else (3, 300)
+    direct: list[Any] = []
+    engine: list[Any] = []
+    for turn in range(count):
+        direct.append(with_.measure(f"{size} run {turn + 1}/{count}", measure, size=size, pairs=pairs))
+        what = f"{size} through the engine, run {turn + 1}/{count}"
+        engine.append(with_.measure(what, measure_engine, size=size, pairs=pairs))
+    rows = []
+    for case in CASES:
+        mine = [run[case] for run in direct]
+        figures: dict[str, Any] = {**spreads(mine), **spreads([run[case] for run in engine])}
+        figures["ratio"] = ratio([run["p50"] for run in mine], [run["limit_p50"] for run in mine])
+        rows.append(Row(f"{size} {case}", figures))
+    return rows
+
+
+def _growth(rows: Sequence[Row]) -> Iterator[str]:
+    for case in CASES:
+        found = {row.case: row.figures["p50"] for row in rows}
+        small, large = found.get(f"1kx10 {case}"), found.get(f"44kx10 {case}")
+        limits = {row.case: row.figures["limit_p50"] for row in rows}
+        if isinstance(small, Spread) and isinstance(large, Spread):
+            least, most = limits[f"1kx10 {case}"], limits[f"44kx10 {case}"]
+            kernel_ = most.median / least.median if isinstance(least, Spread) and isinstance(most, Spread) else 0.0
+            yield (
+                f"{case}: 44k takes {large.median / small.median:.2f} times 1k (the limit itself {kernel_:.2f} times; "
+                f"goal: at most {GROWTH})."
+            )
+
+
+def _chart(rows: Sequence[Row]) -> Chart:
+    sizes = list(dict.fromkeys(row.case.partition(" ")[0] for row in rows))
+    figures = {row.case: row.figures for row in rows}
+
+    def series(label: str, size: str, figure: str, *, pale: bool = False) -> Series:
+        values = [figures[f"{size} {case}"].get(figure) for case in CASES]
+        return Series(label, [v if isinstance(v, Spread) else None for v in values], pale)
+
+    def panel(heading: str, percent: str, goal: float) -> Panel:
+        found = [
+            s
+            for size in sizes
+            for s in (series(size, size, percent), series(f"{size}, limit", size, f"limit_{percent}", pale=True))
+        ]
+        return Panel(heading, "us", "what changes", CASES, found, logarithmic=True, goal=goal)
+
+    return Chart(
+        "One change, event bytes to kernel acknowledgement",
+        (panel("Median", "p50", GOAL_P50), panel("99th percentile", "p99", GOAL_P99)),
+    )

@@ -1,0 +1,196 @@
+"""churn: endpoints that change at a steady rate, through decoder, engine and backend in one process, as in a proxy.
+
+Another process writes the watch lines into a pipe. A change's lag is from that writing to the observer's word that
+the kernel has it.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import fcntl
+import gc
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench import objects, proxy
+from bench.charts import Chart, Panel, Series
+from bench.companion import Companion
+from bench.figures import Spread, percentile, spreads
+from bench.report import Column, Report, Row
+from bench.runs import Run
+from kubeproxy.api.decode import WatchDecoder
+from kubeproxy.engine import Engine
+from kubeproxy.kernel import nfnetlink
+from kubeproxy.model.events import Replaced
+
+SIZE = "10kx10"
+RATES = (100, 1000, 5000)
+GOAL_LAG, GOAL_CPU, GOAL_DRIFT = 50.0, 50.0, 1.0  # ms p99 and % of a core at 1,000 a second; MB
+WARM_UP = 3.0  # seconds that do not count
+
+COLUMNS = (
+    Column("lag p50 ms", "p50", 2),
+    Column("lag p99 ms", "p99", 2),
+    Column("lag max ms", "max", 1, spread=False),
+    Column("CPU % of a core", "cpu", 1),
+    Column("of it in commits", "kernel", 1, spread=False),
+    Column("us CPU a change", "cost", 0, spread=False),
+    Column("syncs/s", "syncs", 0, spread=False),
+    Column("RSS MB", "rss", 0, spread=False),
+    Column("drift MB", "drift", 2),
+)
+
+
+class _Lags:
+    """Takes lags without growing, so that they do not pass for a leak."""
+
+    def __init__(self, room: int) -> None:
+        self._values = array.array("d", [1.0]) * room
+        self.count = 0
+
+    def append(self, seconds: float) -> None:
+        self._values[self.count % len(self._values)] = seconds
+        self.count += 1
+
+    def since(self, count: int) -> list[float]:
+        return list(self._values[count : self.count])
+
+
+def measure(rate: int, seconds: float) -> dict[str, float]:
+    """Measure one rate: lags in ms, CPU in % of a core, MB."""
+    return asyncio.run(_churn(objects.parse_size(SIZE), rate, seconds))
+
+
+async def _churn(size: objects.Size, rate: int, seconds: float) -> dict[str, float]:
+    proxy.collect_as_the_proxy_does()
+    lags = _Lags(int(rate * (seconds + WARM_UP)) + 1000)
+    listener = proxy.Listener()
+    listener.lags = lags
+    engine, backend = proxy.engine(listener)
+    running = asyncio.create_task(engine.run())
+    await _fill(engine, size)
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 1 << 20)  # as much as a socket holds
+    feeder = Companion("bench.feeder", str(writer), inherit=(writer,))
+    os.close(writer)
+    _connect(engine, reader)
+    loop, commits = asyncio.get_running_loop(), proxy.Stopwatch(nfnetlink.Transactions, "commit")
+    try:
+        await loop.run_in_executor(None, lambda: feeder.ask("prepare", size=str(size)))
+        await loop.run_in_executor(None, lambda: feeder.ask("feed", rate=rate, seconds=WARM_UP))
+        await asyncio.sleep(0.2)
+        seen, spent, rss = lags.count, time.process_time(), resident()
+        in_kernel, syncs, began = commits.seconds, commits.calls, time.perf_counter()
+        sent = (await loop.run_in_executor(None, lambda: feeder.ask("feed", rate=rate, seconds=seconds)))["sent"]
+        await _settled(lags, seen + sent)
+        took = time.perf_counter() - began
+        spent, in_kernel = time.process_time() - spent, commits.seconds - in_kernel
+        found = [lag * 1e3 for lag in lags.since(seen)]
+        after = resident()
+    finally:
+        loop.remove_reader(reader)
+        os.close(reader)
+        feeder.close()
+        running.cancel()
+        backend.close()
+    if listener.failures or len(found) != sent:
+        raise RuntimeError(f"{sent} changes, {len(found)} programmed; {listener.failures[:5]}")
+    return {
+        "p50": percentile(found, 50),
+        "p99": percentile(found, 99),
+        "max": max(found),
+        "cpu": spent / took * 100,
+        "kernel": in_kernel / took * 100,
+        "cost": spent / sent * 1e6,
+        "syncs": (commits.calls - syncs) / took,
+        "rss": after,
+        "drift": after - rss,
+    }
+
+
+async def _fill(engine: Engine, size: objects.Size) -> None:
+    engine.sink([Replaced("services", proxy.decoded("services", objects.service_pages(size)))])
+    engine.sink([Replaced("endpointslices", proxy.decoded("endpointslices", objects.slice_pages(size)))])
+    await engine.ready.wait()
+    gc.collect()
+    gc.freeze()  # as app.py does after the first sync
+
+
+def _connect(engine: Engine, reader: int) -> None:
+    """Have the loop read lines as the API client does: decode what there is, and hand the events on together."""
+    decoder = WatchDecoder("endpointslices")
+
+    def readable() -> None:
+        data = os.read(reader, 1 << 18)
+        if data and (events := decoder.feed(data).events):
+            engine.sink(events)
+
+    asyncio.get_running_loop().add_reader(reader, readable)
+
+
+async def _settled(lags: _Lags, count: int) -> None:
+    """Wait until so many changes are programmed, at most ten seconds."""
+    for _ in range(5000):
+        if lags.count >= count:
+            return
+        await asyncio.sleep(0.002)
+
+
+def resident() -> float:
+    """Return the resident memory of this process in MB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def run(with_: Run) -> Report:
+    """Measure all rates."""
+    count, seconds = (1, 5.0) if with_.quick else (2, 20.0)
+    rows = []
+    for rate in RATES:
+        runs = [
+            with_.measure(f"{rate}/s run {turn + 1}/{count}", measure, rate=rate, seconds=seconds)
+            for turn in range(count)
+        ]
+        rows.append(Row(f"{rate:,} a second", dict(spreads(runs))))
+    notes = (
+        f"At {SIZE}, {seconds:.0f} s each after {WARM_UP:.0f} s of warming up; one endpoint of ten is replaced.",
+        f"goal at 1,000/s: lag p99 under {GOAL_LAG:.0f} ms, under {GOAL_CPU:.0f} % of a core, no growth of RSS.",
+    )
+    return Report("churn", "Endpoints that change at a steady rate", COLUMNS, rows, _chart(rows), notes)
+
+
+def _chart(rows: Sequence[Row]) -> Chart:
+    cases = [row.case for row in rows]
+
+    def series(label: str, figure: str) -> Series:
+        return Series(label, [v if isinstance(v := row.figures.get(figure), Spread) else None for row in rows])
+
+    lags = (series("p50", "p50"), series("p99", "p99"))
+    along = "endpoint changes"
+    return Chart(
+        f"Endpoints that change at a steady rate, {SIZE}",
+        (
+            Panel(
+                "Lag from event to kernel",
+                "ms",
+                along,
+                cases,
+                lags,
+                goal=GOAL_LAG,
+                goal_label="goal p99",
+                logarithmic=True,
+            ),
+            Panel(
+                "CPU",
+                "% of a core",
+                along,
+                cases,
+                (series("all", "cpu"), series("in commits", "kernel")),
+                goal=GOAL_CPU,
+            ),
+            Panel("Resident memory", "MB", along, cases, (series("at the end", "rss"), series("drift", "drift"))),
+        ),
+    )

@@ -1,0 +1,139 @@
+"""The client of a measurement, as one process: probes until a new endpoint answers, connects, streams.
+
+As a program it obeys JSON commands (companion.py) in a namespace of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from bench.companion import say
+from bench.network import configure
+from bench.worker import die_with_parent, enter_new_namespace
+
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset, so that no port waits
+_PAUSE = 50e-6  # seconds between probes, about 100 us in all
+_LATE, _LATE_PAUSE = 0.05, 1e-3  # after that many seconds probe less often, or flows pile up
+
+
+class Landing:
+    """When the expected endpoint was reached first, by its own clock (ns), and after how many probes."""
+
+    def __init__(self, expected: str) -> None:
+        self.expected = expected
+        self.at = 0
+        self.probes = 0
+
+    def take(self, answer: bytes) -> None:
+        """Take an answer of pods.py in."""
+        address, _, at = answer.decode().partition(" ")
+        if address == self.expected and (not self.at or int(at) < self.at):
+            self.at = int(at)
+
+
+def probe_udp(target: tuple[str, int], landing: Landing, limit: float) -> None:
+    """Send datagrams, each a flow of its own, until the expected endpoint answers one."""
+    began, waiting = time.monotonic(), list[socket.socket]()
+    try:
+        while not landing.at and (spent := time.monotonic() - began) < limit:
+            probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            probe.setblocking(False)
+            with contextlib.suppress(OSError):  # no endpoint yet: refused
+                probe.connect(target)
+                probe.send(b"?")
+            landing.probes += 1
+            waiting.append(probe)
+            time.sleep(_PAUSE if spent < _LATE else _LATE_PAUSE)
+            waiting = [link for link in waiting if not _answered(link, landing)]
+            while len(waiting) > 200:
+                waiting.pop(0).close()
+    finally:
+        for link in waiting:
+            link.close()
+
+
+def _answered(link: socket.socket, landing: Landing) -> bool:
+    try:
+        landing.take(link.recv(64))
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    link.close()
+    return True
+
+
+def probe_tcp(target: tuple[str, int], landing: Landing, limit: float) -> None:
+    """Connect again and again until the expected endpoint accepts."""
+    began = time.monotonic()
+    while not landing.at and (spent := time.monotonic() - began) < limit:
+        landing.probes += 1
+        with contextlib.suppress(OSError), socket.create_connection(target, timeout=1) as link:
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            landing.take(link.recv(64))
+        time.sleep(_PAUSE if spent < _LATE else _LATE_PAUSE)
+
+
+PROBES: dict[str, Callable[[tuple[str, int], Landing, float], None]] = {"UDP": probe_udp, "TCP": probe_tcp}
+
+
+def connect_times(target: tuple[str, int], count: int) -> list[float]:
+    """Return how long each of `count` connections took to be made, in seconds."""
+    found = []
+    for _ in range(count):
+        link = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        began = time.perf_counter()
+        link.connect(target)
+        found.append(time.perf_counter() - began)
+        link.close()
+    return found
+
+
+def throughput(target: tuple[str, int], seconds: float) -> float:
+    """Return the bytes a second of one stream."""
+    chunk = memoryview(bytes(1 << 18))
+    with socket.create_connection(target, timeout=5) as link:
+        sent, began = 0, time.perf_counter()
+        while (spent := time.perf_counter() - began) < seconds:
+            sent += link.send(chunk)
+    return sent / spent
+
+
+def _obey(command: dict[str, Any]) -> dict[str, Any]:
+    target = (command.get("address", ""), command.get("port", 0))
+    match command["do"]:
+        case "configure":
+            configure(command)
+        case "probe":
+            landing = Landing(command["expected"])
+            PROBES[command["protocol"]](target, landing, command["limit"])
+            return {"at": landing.at, "probes": landing.probes}
+        case "connect":
+            began = time.perf_counter()
+            seconds = connect_times(target, command["count"])
+            return {"seconds": seconds, "took": time.perf_counter() - began}
+        case "stream":
+            return {"rate": throughput(target, command["seconds"])}
+    return {}
+
+
+def main() -> None:
+    """Obey until the parent is gone."""
+    die_with_parent()
+    enter_new_namespace()
+    say()
+    for line in sys.stdin.buffer:
+        say(**_obey(msgspec.json.decode(line)))
+
+
+if __name__ == "__main__":
+    main()

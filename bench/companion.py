@@ -1,0 +1,60 @@
+"""A process beside a measurement that obeys JSON commands, one a line, and answers each with one line of JSON."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from bench.report import ROOT
+
+
+class Companion:
+    """The side that commands; `inherit` are the file descriptors that the process gets.
+
+    The process ends with its parent. Raises EOFError when it is gone.
+    """
+
+    def __init__(self, module: str, *arguments: str, inherit: Sequence[int] = ()) -> None:
+        command = [sys.executable, "-m", module, *arguments]
+        self._child = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=inherit
+        )
+        self.pid = self._child.pid
+        self.hello = self.answer()
+
+    def tell(self, do: str, **more: Any) -> None:
+        """Give a command; its answer is to be read later."""
+        assert self._child.stdin is not None
+        self._child.stdin.write(msgspec.json.encode({"do": do, **more}) + b"\n")
+        self._child.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        """Return the answer to the oldest command without one."""
+        assert self._child.stdout is not None
+        line = self._child.stdout.readline()
+        if not line:
+            raise EOFError(f"the process of {self._child.args!r} ended")
+        return msgspec.json.decode(line, type=dict[str, Any])
+
+    def ask(self, do: str, **more: Any) -> dict[str, Any]:
+        """Give a command and return its answer."""
+        self.tell(do, **more)
+        return self.answer()
+
+    def close(self) -> None:
+        """Stop it."""
+        self._child.kill()
+        self._child.wait()
+        for pipe in (self._child.stdin, self._child.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def say(**answer: Any) -> None:
+    """Answer, from inside the process."""
+    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+    sys.stdout.buffer.flush()

@@ -1,0 +1,86 @@
+"""The regression gate: ratios of a quick run against the committed bounds of bounds.toml. `python -m bench gate`.
+
+Ratios, not seconds: a slower machine slows the limit as well. Of several runs the lowest ratio counts, as what else
+the machine does only ever adds to it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+
+from bench import change, sync
+from bench.figures import Spread
+from bench.report import Report, Row, show
+from bench.runs import Run
+
+BOUNDS = Path(__file__).with_name("bounds.toml")
+
+Bounds = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""Benchmark to case to figure to the highest value that passes."""
+
+_MEASURES: Mapping[str, Callable[[Run], Report]] = {"sync": sync.run, "change": change.run}
+
+
+class Verdict(NamedTuple):
+    """One bound and what was seen; None when nothing was."""
+
+    figure: str
+    bound: float
+    seen: float | None
+
+    @property
+    def holds(self) -> bool:
+        """Return whether the figure is within its bound."""
+        return self.seen is not None and self.seen <= self.bound
+
+    def __str__(self) -> str:
+        seen = "not measured" if self.seen is None else f"seen {self.seen:.2f}"
+        return f"{'ok  ' if self.holds else 'FAIL'} {self.figure}: bound {self.bound:.2f}, {seen}"
+
+
+def load(path: Path = BOUNDS) -> Bounds:
+    """Return the bounds. Raises ValueError when the file is not of the shape it should have."""
+    found = tomllib.loads(path.read_text())
+    for benchmark, cases in found.items():
+        if benchmark not in _MEASURES:
+            raise ValueError(f"{path.name}: {benchmark} is no benchmark of the gate ({', '.join(_MEASURES)})")
+        for case, figures in cases.items():
+            for figure, bound in figures.items():
+                if not isinstance(bound, int | float) or bound <= 0:
+                    raise ValueError(f"{path.name}: {benchmark}.{case}.{figure} must be a number above 0")
+    return found
+
+
+def judge(benchmark: str, cases: Mapping[str, Mapping[str, float]], rows: Sequence[Row]) -> list[Verdict]:
+    """Compare the rows of one benchmark with its bounds; a case or a figure that is missing fails."""
+    figures = {row.case: row.figures for row in rows}
+    verdicts = []
+    for case, bounds in cases.items():
+        for figure, bound in bounds.items():
+            seen = figures.get(case, {}).get(figure)
+            value = seen.low if isinstance(seen, Spread) else None
+            verdicts.append(Verdict(f"{benchmark} {case} {figure}", bound, value))
+    return verdicts
+
+
+def check(run: Run, out: Console) -> int:
+    """Measure, print the verdicts, return the exit code: 0 when every bound holds, else 1."""
+    verdicts: list[Verdict] = []
+    for benchmark, cases in load().items():
+        report = _MEASURES[benchmark](run)
+        show(out, report)
+        verdicts += judge(benchmark, cases, report.rows)
+    out.print()
+    for verdict in verdicts:
+        out.print(str(verdict), style="" if verdict.holds else "red", highlight=False)
+    failed = sum(not verdict.holds for verdict in verdicts)
+    if failed:
+        out.print(f"{failed} of {len(verdicts)} figures are over their bound: see docs/performance.md, The gate.")
+        return 1
+    out.print(f"All {len(verdicts)} figures are within their bounds.")
+    return 0

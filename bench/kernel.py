@@ -1,0 +1,144 @@
+"""The physical limit: what a run committed to the kernel, recorded, and replayed pre-encoded into a fresh table."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from msgspec import Struct
+
+from kubeproxy.kernel import nfnetlink, nft
+from kubeproxy.kernel.netlink import HEADER, NETLINK_CAP_ACK, NLM_F_ACK, NLM_F_REQUEST, NLMSG_ERROR, SOL_NETLINK
+from kubeproxy.kernel.netlink import messages as split
+
+_EDGE = 20  # nlmsghdr and nfgenmsg
+_BEGIN, _END = 16, 17  # NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END
+_SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
+
+
+class Batch(Struct):
+    """One transaction: its messages, and how many seconds it took (0.0 while it runs)."""
+
+    parts: Sequence[bytes]
+    seconds: float = 0.0
+
+
+class Text(Struct):
+    """Ruleset text that was given to nft, and how many seconds that took."""
+
+    text: str
+    seconds: float = 0.0
+
+
+class Recording:
+    """All that went to the kernel, in order."""
+
+    def __init__(self) -> None:
+        self.steps: list[Batch | Text] = []
+
+    @property
+    def batches(self) -> list[Batch]:
+        """Return the transactions."""
+        return [step for step in self.steps if isinstance(step, Batch)]
+
+    def seconds(self, kind: type[Batch | Text]) -> float:
+        """Return how long one kind of step took in all."""
+        return sum(step.seconds for step in self.steps if isinstance(step, kind))
+
+    def bytes(self) -> int:
+        """Return the length of all transactions."""
+        return sum(len(part) for batch in self.batches for part in batch.parts)
+
+
+@contextmanager
+def recorded() -> Iterator[Recording]:
+    """Record, and time, what goes to the kernel."""
+    recording = Recording()
+    commit, run = nfnetlink.Transactions.commit, nft.run
+
+    def recording_commit(self: nfnetlink.Transactions, parts: Sequence[bytes]) -> None:
+        batch = Batch(parts)
+        recording.steps.append(batch)
+        began = time.perf_counter()
+        commit(self, parts)
+        batch.seconds = time.perf_counter() - began
+
+    def recording_run(text: str) -> None:
+        step = Text(text)
+        recording.steps.append(step)
+        began = time.perf_counter()
+        run(text)
+        step.seconds = time.perf_counter() - began
+
+    patched: Any = nfnetlink.Transactions
+    patched.commit = recording_commit
+    nft.run = recording_run
+    try:
+        yield recording
+    finally:
+        patched.commit = commit
+        nft.run = run
+
+
+def encoded(parts: Sequence[bytes]) -> bytes:
+    """Return a transaction as it goes to the socket; its acknowledgement is asked for with its last message."""
+    begin = HEADER.pack(_EDGE, _BEGIN, NLM_F_REQUEST, 1, 0) + _generic()
+    end = HEADER.pack(_EDGE, _END, NLM_F_REQUEST, 1, 0) + _generic()
+    length, kind, flags, _, _ = HEADER.unpack_from(parts[-1])
+    last = HEADER.pack(length, kind, flags | NLM_F_ACK, 2, 0) + parts[-1][HEADER.size :]
+    return b"".join((begin, *parts[:-1], last, end))
+
+
+def _generic() -> bytes:
+    return b"\0\0" + nfnetlink.SUBSYSTEM.to_bytes(2, "big")
+
+
+class Replayer:
+    """Sends encoded transactions and waits for the kernel's word; nothing else."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, nfnetlink.NETLINK_NETFILTER)
+        self._socket.bind((0, 0))
+        self._socket.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
+        self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, 512 << 20)
+        self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 16 << 20)
+        self._socket.settimeout(60)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def send(self, data: bytes) -> float:
+        """Commit one transaction; return the seconds to its acknowledgement. Raises RuntimeError when refused."""
+        began = time.perf_counter()
+        self._socket.send(data)
+        answer = self._socket.recv(1 << 16)
+        seconds = time.perf_counter() - began
+        for at in split(answer):
+            if at.kind == NLMSG_ERROR and (code := int.from_bytes(answer[at.start : at.start + 4], "little")):
+                raise RuntimeError(f"the kernel refused a replayed transaction: errno {(1 << 32) - code}")
+        return seconds
+
+
+def replay(recording: Recording) -> tuple[float, float]:
+    """Put a recording into this namespace, which has no such table yet.
+
+    Returns the seconds of its transactions, and those of this process's CPU time.
+    """
+    steps = [encoded(step.parts) if isinstance(step, Batch) else step.text for step in recording.steps]
+    replayer = Replayer()
+    try:
+        seconds = cpu = 0.0
+        for step in steps:
+            if isinstance(step, str):
+                nft.run(step)
+            else:
+                spent = time.process_time()
+                seconds += replayer.send(step)
+                cpu += time.process_time() - spent
+        return seconds, cpu
+    finally:
+        replayer.close()

@@ -1,0 +1,168 @@
+"""The Services and EndpointSlices that are measured with, as the API server writes them: JSON with all its ballast.
+
+Service number n has the cluster IP 10.96.0.0 + n + 10, one TCP or UDP port 80 and one slice with its endpoints. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+NODE = "bench-node"
+NODE_IP = "10.9.0.1"
+CLUSTER_CIDR = "10.128.0.0/9"
+SERVICE_CIDR = "10.96.0.0/12"
+PAGE = 500
+"""Objects on a page of a list: what clients ask for."""
+
+SLICE = 100
+"""Endpoints in a slice at most, as the endpoint slice controller makes them."""
+
+_FIRST_SERVICE = 0x0A600000 + 10
+_FIRST_ENDPOINT = 0x0A800000 + 10
+_SPARE_ENDPOINT = 0x0AF00000
+
+
+class Size(NamedTuple):
+    """How many Services, and how many endpoints each has."""
+
+    services: int
+    endpoints: int
+
+    def __str__(self) -> str:
+        count = f"{self.services // 1000}k" if self.services >= 1000 and not self.services % 1000 else self.services
+        return f"{count}x{self.endpoints}"
+
+
+def parse_size(text: str) -> Size:
+    """Return the size that '10kx10' means. Raises ValueError."""
+    services, _, endpoints = text.partition("x")
+    factor = 1000 if services.endswith("k") else 1
+    return Size(int(services.removesuffix("k")) * factor, int(endpoints))
+
+
+def dotted(number: int) -> str:
+    """Return an IPv4 address as text."""
+    return ".".join(str(byte) for byte in number.to_bytes(4, "big"))
+
+
+def cluster_ip(number: int) -> str:
+    """Return the cluster IP of a Service."""
+    return dotted(_FIRST_SERVICE + number)
+
+
+def endpoints_of(number: int, count: int) -> list[str]:
+    """Return the addresses of a Service's endpoints."""
+    first = _FIRST_ENDPOINT + number * count
+    return [dotted(first + i) for i in range(count)]
+
+
+def spare(number: int) -> str:
+    """Return an address that is no Service's endpoint at the start."""
+    return dotted(_SPARE_ENDPOINT + number)
+
+
+def names(number: int) -> tuple[str, str]:
+    """Return namespace and name of a Service."""
+    return f"team-{number % 100:02}", f"service-{number:06}"
+
+
+def _uid(kind: int, number: int) -> str:
+    return f"{kind:08x}-0000-4000-8000-{number:012x}"
+
+
+def service(number: int, version: int = 1, protocol: str = "TCP") -> str:
+    """Return the JSON of a Service."""
+    namespace, name = names(number)
+    address = cluster_ip(number)
+    return (
+        f'{{"metadata":{{"name":"{name}","namespace":"{namespace}","uid":"{_uid(1, number)}",'
+        f'"resourceVersion":"{version}","creationTimestamp":"2026-01-01T00:00:00Z",'
+        f'"labels":{{"app":"{name}","tier":"backend"}},"managedFields":[{{"manager":"kubectl-create",'
+        '"operation":"Update","apiVersion":"v1","time":"2026-01-01T00:00:00Z","fieldsType":"FieldsV1","fieldsV1":'
+        '{"f:metadata":{"f:labels":{".":{},"f:app":{},"f:tier":{}}},"f:spec":{"f:internalTrafficPolicy":{},'
+        '"f:ports":{".":{},"k:{\\"port\\":80,\\"protocol\\":\\"TCP\\"}":{".":{},"f:name":{},"f:port":{},'
+        '"f:protocol":{},"f:targetPort":{}}},"f:selector":{},"f:sessionAffinity":{},"f:type":{}}}}]},'
+        f'"spec":{{"ports":[{{"name":"web","protocol":"{protocol}","port":80,"targetPort":8080}}],'
+        f'"selector":{{"app":"{name}"}},"clusterIP":"{address}","clusterIPs":["{address}"],"type":"ClusterIP",'
+        '"sessionAffinity":"None","ipFamilies":["IPv4"],"ipFamilyPolicy":"SingleStack",'
+        '"internalTrafficPolicy":"Cluster"},"status":{"loadBalancer":{}}}'
+    )
+
+
+def endpoint_slice(
+    number: int,
+    addresses: list[str],
+    version: int = 1,
+    *,
+    part: int = 0,
+    trigger: str = "",
+    protocol: str = "TCP",
+    port: int = 8080,
+) -> str:
+    """Return the JSON of one of a Service's EndpointSlices. `trigger` is its last-change-trigger-time."""
+    namespace, name = names(number)
+    annotations = (
+        f'"annotations":{{"endpoints.kubernetes.io/last-change-trigger-time":"{trigger}"}},' if trigger else ""
+    )
+    endpoints = ",".join(
+        f'{{"addresses":["{address}"],"conditions":{{"ready":true,"serving":true,"terminating":false}},'
+        f'"nodeName":"node-{i % 50}","targetRef":{{"kind":"Pod","name":"{name}-{i:05}","namespace":"{namespace}",'
+        f'"uid":"{_uid(3, number)}"}},"zone":"zone-{i % 3}"}}'
+        for i, address in enumerate(addresses)
+    )
+    return (
+        f'{{"metadata":{{"name":"{name}-{part}","generateName":"{name}-","namespace":"{namespace}",'
+        f'"uid":"{_uid(2 + 16 * part, number)}","resourceVersion":"{version}","generation":{version},'
+        f'"creationTimestamp":"2026-01-01T00:00:00Z",{annotations}"labels":{{"app":"{name}",'
+        '"endpointslice.kubernetes.io/managed-by":"endpointslice-controller.k8s.io",'
+        f'"kubernetes.io/service-name":"{name}"}},"ownerReferences":[{{"apiVersion":"v1","kind":"Service",'
+        f'"name":"{name}","uid":"{_uid(1, number)}","controller":true,"blockOwnerDeletion":true}}],"managedFields":'
+        '[{"manager":"kube-controller-manager","operation":"Update","apiVersion":"discovery.k8s.io/v1",'
+        '"time":"2026-01-01T00:00:00Z","fieldsType":"FieldsV1","fieldsV1":{"f:addressType":{},"f:endpoints":{},'
+        '"f:metadata":{"f:labels":{".":{},"f:endpointslice.kubernetes.io/managed-by":{}},"f:ownerReferences":'
+        '{}},"f:ports":{}}}]},"addressType":"IPv4",'
+        f'"endpoints":[{endpoints}],"ports":[{{"name":"web","protocol":"{protocol}","port":{port}}}]}}'
+    )
+
+
+def _pages(kind: str, version: str, count: int, item: Callable[[int], str]) -> Iterator[bytes]:
+    for start in range(0, count, PAGE):
+        items = ",".join(item(number) for number in range(start, min(start + PAGE, count)))
+        more = f',"continue":"{start + PAGE}"' if start + PAGE < count else ""
+        head = f'{{"kind":"{kind}List","apiVersion":"{version}","metadata":{{"resourceVersion":"1"{more}}},"items":['
+        yield f"{head}{items}]}}".encode()
+
+
+def service_pages(size: Size) -> Iterator[bytes]:
+    """Yield the list of Services, page by page."""
+    return _pages("Service", "v1", size.services, service)
+
+
+def slice_pages(size: Size) -> Iterator[bytes]:
+    """Yield the list of EndpointSlices, page by page."""
+
+    def item(number: int) -> str:
+        addresses = endpoints_of(number, size.endpoints)
+        parts = range(0, max(1, len(addresses)), SLICE)
+        return ",".join(
+            endpoint_slice(number, addresses[start : start + SLICE], part=start // SLICE) for start in parts
+        )
+
+    return _pages("EndpointSlice", "discovery.k8s.io/v1", size.services, item)
+
+
+def watch_line(change: str, body: str, kind: str, version: str) -> bytes:
+    """Return one line of a watch: change is ADDED, MODIFIED or DELETED."""
+    return f'{{"type":"{change}","object":{{"kind":"{kind}","apiVersion":"{version}",{body[1:]}}}\n'.encode()
+
+
+def service_line(change: str, number: int, version: int) -> bytes:
+    """Return a watch line about a Service."""
+    return watch_line(change, service(number, version), "Service", "v1")
+
+
+def slice_line(change: str, number: int, addresses: list[str], version: int, trigger: str = "") -> bytes:
+    """Return a watch line about a Service's EndpointSlice."""
+    body = endpoint_slice(number, addresses, version, trigger=trigger)
+    return watch_line(change, body, "EndpointSlice", "discovery.k8s.io/v1")

@@ -1,0 +1,109 @@
+"""The pods of a measurement, as one process: answers each probe with the address that it came to and the time.
+
+As a program it obeys JSON commands (companion.py) in a namespace of its own.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from bench.companion import say
+from bench.network import configure
+from bench.worker import die_with_parent, enter_new_namespace
+
+PORT = 8080
+SINK_PORT = 8081
+_BACKLOG = 4096
+
+
+class Answering:
+    """Sockets that answer 'ADDRESS NANOSECONDS' on UDP and TCP."""
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+
+    def add(self, address: str) -> None:
+        """Answer on an address, or on all ('')."""
+        datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+        datagrams.bind((address, PORT))
+        datagrams.setblocking(False)
+        self._selector.register(datagrams, selectors.EVENT_READ, lambda: _datagram(datagrams, address))
+        connections = socket.create_server((address, PORT), backlog=_BACKLOG)
+        connections.setblocking(False)
+        self._selector.register(connections, selectors.EVENT_READ, lambda: _connection(connections, address))
+
+
+def _datagram(listening: socket.socket, address: str) -> None:
+    _, peer = listening.recvfrom(64)
+    listening.sendto(f"{address} {time.monotonic_ns()}".encode(), peer)
+
+
+def _connection(listening: socket.socket, address: str) -> None:
+    link, _ = listening.accept()
+    now = time.monotonic_ns()
+    with link:
+        link.send(f"{address} {now}".encode())
+
+
+def _accept_and_drop(listening: socket.socket) -> None:
+    """Accept connections and close them at once, for as long as the process lives."""
+    while True:
+        listening.accept()[0].close()
+
+
+def _sink(listening: socket.socket) -> None:
+    """Take in all that comes, one stream after the other; the kernel throws the bytes away (MSG_TRUNC, tcp(7))."""
+    room = bytearray(4 << 20)
+    while True:
+        link, _ = listening.accept()
+        with link:
+            while link.recv_into(room, len(room), socket.MSG_TRUNC):
+                pass
+
+
+def main() -> None:
+    """Obey until the parent is gone."""
+    die_with_parent()
+    enter_new_namespace()
+    selector = selectors.DefaultSelector()
+    answering = Answering(selector)
+
+    def command() -> None:
+        line = sys.stdin.buffer.readline()
+        if not line:
+            sys.exit(0)
+        _obey(msgspec.json.decode(line), answering)
+
+    selector.register(sys.stdin, selectors.EVENT_READ, command)
+    say()
+    while True:
+        for key, _ in selector.select():
+            work: Callable[[], None] = key.data
+            work()
+
+
+def _obey(command: dict[str, Any], answering: Answering) -> None:
+    match command["do"]:
+        case "configure":
+            configure(command)
+        case "answer":
+            for address in command["addresses"]:
+                answering.add(address)
+        case "accept":
+            for port, work in ((PORT, _accept_and_drop), (SINK_PORT, _sink)):
+                listening = socket.create_server(("", port), backlog=_BACKLOG)
+                threading.Thread(target=work, args=(listening,), daemon=True).start()
+    say()
+
+
+if __name__ == "__main__":
+    main()

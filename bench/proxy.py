@@ -1,0 +1,149 @@
+"""The proxy's own parts, joined as app.py joins them, without sources, servers and metrics: for what is measured
+inside one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from bench import objects
+from kubeproxy.api.decode import decode_object, decode_page
+from kubeproxy.backends.nftables.backend import NftablesBackend
+from kubeproxy.engine import Engine, Pace
+from kubeproxy.errors import ApplyError
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.events import Rejected
+from kubeproxy.model.objects import Object, Resource
+from kubeproxy.model.plan import Globals, Problem, ServiceName
+from kubeproxy.model.planner import Change
+from kubeproxy.model.world import Settings, Surroundings, build
+
+SETTINGS = Settings(node_name=objects.NODE, families=(Family.IPV4,), cluster_cidrs=(objects.CLUSTER_CIDR,))
+"""One family, so that what is measured is what the recorded transactions contain."""
+
+
+class Lags(Protocol):
+    """Takes how late each change was programmed, in seconds."""
+
+    def append(self, seconds: float, /) -> None:
+        """Take one."""
+
+
+class Listener:
+    """An engine.Observer that passes on what a benchmark asks for, and fails on anything that should not happen."""
+
+    def __init__(self, applied: Callable[[Sequence[Change]], None] | None = None) -> None:
+        self.on_applied = applied
+        self.lags: Lags = []
+        self.failures: list[str] = []
+
+    def queued(self, families: Sequence[Family]) -> None:
+        """See engine.Observer."""
+
+    def pending(self, services: int, endpoints: int) -> None:
+        """See engine.Observer."""
+
+    def counted(self, services: int, endpoints: int) -> None:
+        """See engine.Observer."""
+
+    def synced(self, family: Family, seconds: float, full: bool) -> None:
+        """See engine.Observer."""
+
+    def failed(self, family: Family, error: ApplyError) -> None:
+        """See engine.Observer."""
+        self.failures.append(f"{family.label}: {error}")
+
+    def applied(self, changes: Sequence[Change], full: bool) -> None:  # noqa: ARG002
+        """See engine.Observer."""
+        if self.on_applied is not None:
+            self.on_applied(changes)
+
+    def programmed(self, family: Family, seconds: float) -> None:  # noqa: ARG002
+        """See engine.Observer."""
+        self.lags.append(seconds)
+
+    def problem(self, name: ServiceName, uid: str, problem: Problem) -> None:  # noqa: ARG002
+        """See engine.Observer."""
+        self.failures.append(f"{name}: {problem}")
+
+    def rejected(self, rejected: Rejected) -> None:
+        """See engine.Observer."""
+        self.failures.append(str(rejected))
+
+    def drifted(self, what: str) -> None:
+        """See engine.Observer."""
+        self.failures.append(what)
+
+    def world(self, world: Globals) -> None:
+        """See engine.Observer."""
+
+
+def local_addresses() -> Mapping[Family, Sequence[bytes]]:
+    """Return the addresses of a node that has but one."""
+    return {Family.IPV4: [b"\x7f\0\0\1"]}
+
+
+def collect_as_the_proxy_does() -> None:
+    """Set the garbage collector as app.run does."""
+    gc.set_threshold(50_000, 20, 50)
+
+
+def engine(listener: Listener) -> tuple[Engine, NftablesBackend]:
+    """Return an engine and its backend; to be made on the event loop."""
+    backend = NftablesBackend(Family.IPV4, Globals(objects.NODE))
+    pace = Pace(0.0, 3600.0)
+    return Engine(SETTINGS, [backend], listener, pace, local_addresses, node_patience=0.0), backend
+
+
+def world() -> Globals:
+    """Return the globals that such an engine works with."""
+    return build(SETTINGS, Surroundings(local_addresses=local_addresses()))
+
+
+def decoded(resource: Resource, pages: Iterable[bytes]) -> list[Object]:
+    """Return the objects of all pages of a list, as the client collects them."""
+    found: list[Object] = []
+    for page in pages:
+        found += decode_page(resource, page).objects
+    return found
+
+
+def decoded_object(resource: Resource, body: str) -> Object:
+    """Return one object. Raises ValueError when it is none."""
+    found, rejected = decode_object(resource, body.encode())
+    if found is None:
+        raise ValueError(str(rejected))
+    return found
+
+
+class Stopwatch:
+    """Adds up the time, in seconds, and the calls of a method of a class; for the life of a process."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.seconds = 0.0
+        self.calls = 0
+        work: Callable[..., Any] = getattr(owner, name)
+
+        def timed(*arguments: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return work(*arguments)
+            finally:
+                self.seconds += time.perf_counter() - began
+                self.calls += 1
+
+        setattr(owner, name, timed)
+
+
+async def longest_hold(stop: asyncio.Event, step: float = 0.002) -> float:
+    """Return the longest time, in seconds, that the event loop was kept from a timer while `stop` was not set."""
+    longest = 0.0
+    while not stop.is_set():
+        due = time.perf_counter() + step
+        await asyncio.sleep(step)
+        longest = max(longest, time.perf_counter() - due)
+    return longest

@@ -1,0 +1,165 @@
+"""sync: both lists in memory to the last Service committed, beside the same bytes pre-encoded.
+
+The engine, its planner and the nftables backend do the work as in a real proxy; one process a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from bench import kernel, objects, proxy
+from bench.charts import Chart, Panel, Series
+from bench.figures import Spread, median, ratio, spreads
+from bench.report import Column, Report, Row
+from bench.runs import Run
+from bench.worker import enter_new_namespace
+from kubeproxy.model.events import Replaced
+from kubeproxy.model.planner import Planner
+
+SIZES = ("100x10", "1kx10", "10kx10", "44kx10", "5kx50", "1x5000")
+GOALS: Mapping[str, float] = {"10kx10": 3.0, "44kx10": 4.0, "5kx50": 4.0}
+LINEAR = 5.5  # 44kx10 over 10kx10, at most
+REPLAYS = 3
+
+COLUMNS = (
+    Column("ours ms", "ours"),
+    Column("from JSON ms", "from_json"),
+    Column("limit ms", "limit"),
+    Column("ratio", "ratio", 2),
+    Column("ratio JSON", "ratio_json", 2),
+    Column("ratio CPU", "ratio_cpu", 2),
+    Column("goal", "goal", 1),
+    Column("held ms", "held", 0, spread=False),
+    Column("MB", "megabytes", 1, spread=False),
+)
+STEPS = ("decode", "apply", "compile", "render", "commit", "skeleton")
+
+
+def measure(size: str) -> dict[str, float]:
+    """Measure one full sync and its limit; times in ms."""
+    wanted = objects.parse_size(size)
+    pages = list(objects.service_pages(wanted)), list(objects.slice_pages(wanted))
+    gc.collect()
+    proxy.collect_as_the_proxy_does()
+    began = time.perf_counter()
+    services = proxy.decoded("services", pages[0])
+    slices = proxy.decoded("endpointslices", pages[1])
+    decode = time.perf_counter() - began
+    events = Replaced("services", services), Replaced("endpointslices", slices)
+    apply, take = proxy.Stopwatch(Planner, "apply"), proxy.Stopwatch(Planner, "take")
+    spent = time.process_time()
+    with kernel.recorded() as recording:
+        ours, held = asyncio.run(_sync(events))
+    spent = time.process_time() - spent
+    replays = []
+    for _ in range(REPLAYS):
+        enter_new_namespace()
+        replays.append(kernel.replay(recording))
+    limit, limit_cpu = (median(r[n] for r in replays) for n in (0, 1))
+    commit, skeleton = recording.seconds(kernel.Batch), recording.seconds(kernel.Text)
+    found = {
+        "ours": ours,
+        "from_json": decode + ours,
+        "limit": limit,
+        "ours_cpu": spent,
+        "limit_cpu": limit_cpu,
+        "held": held,
+        "longest_commit": max(batch.seconds for batch in recording.batches),
+        "decode": decode,
+        "apply": apply.seconds,
+        "compile": take.seconds,
+        "commit": commit,
+        "skeleton": skeleton,
+        "render": ours - apply.seconds - take.seconds - commit - skeleton,
+    }
+    return {name: seconds * 1e3 for name, seconds in found.items()} | {"megabytes": recording.bytes() / 1e6}
+
+
+async def _sync(events: tuple[Replaced, Replaced]) -> tuple[float, float]:
+    """Return how long the sync took, and how long the event loop was held at a time; in seconds."""
+    listener = proxy.Listener()
+    engine, backend = proxy.engine(listener)
+    running = asyncio.create_task(engine.run())
+    done = asyncio.Event()
+    watching = asyncio.create_task(proxy.longest_hold(done))
+    await asyncio.sleep(0.01)
+    began = time.perf_counter()
+    for event in events:
+        engine.sink([event])
+        await asyncio.sleep(0)  # the lists arrive one after the other
+    await engine.ready.wait()
+    seconds = time.perf_counter() - began
+    done.set()
+    held = await watching
+    running.cancel()
+    backend.close()
+    if listener.failures:
+        raise RuntimeError("; ".join(listener.failures[:5]))
+    return seconds, held
+
+
+def run(with_: Run) -> Report:
+    """Measure all sizes."""
+    sizes = ("1kx10", "10kx10") if with_.quick else SIZES
+    rows = []
+    for size in sizes:
+        count = 3 if with_.quick or objects.parse_size(size).services > 20_000 else 5
+        rows.append(
+            summarised(size, [with_.measure(f"{size} run {n + 1}/{count}", measure, size=size) for n in range(count)])
+        )
+    notes = [
+        "ours: decoded lists to the last acknowledgement; limit: the same netlink bytes, replayed in the same process.",
+        "ratio CPU: the same of the process's CPU time, which other programs on the machine hardly change.",
+        "held: the longest that the event loop was kept from a timer; median of the runs.",
+    ]
+    found = {row.case: row.figures["ours"] for row in rows}
+    large, medium = found.get("44kx10"), found.get("10kx10")
+    if isinstance(large, Spread) and isinstance(medium, Spread):
+        notes.append(f"44kx10 takes {large.median / medium.median:.2f} times 10kx10 (goal: at most {LINEAR}).")
+    return Report("sync", "Full sync: both lists in memory to committed", COLUMNS, rows, _chart(rows), notes)
+
+
+def summarised(size: str, runs: list[dict[str, float]]) -> Row:
+    """Return the row of one size."""
+    figures: dict[str, Any] = dict(spreads(runs))
+    limits = [r["limit"] for r in runs]
+    figures["ratio"] = ratio([r["ours"] for r in runs], limits)
+    figures["ratio_json"] = ratio([r["from_json"] for r in runs], limits)
+    figures["ratio_cpu"] = ratio([r["ours_cpu"] for r in runs], [r["limit_cpu"] for r in runs])
+    figures["goal"] = GOALS.get(size)
+    return Row(size, figures)
+
+
+def _chart(rows: list[Row]) -> Chart:
+    sizes = [row.case for row in rows]
+
+    def series(label: str, figure: str) -> Series:
+        return Series(label, [f if isinstance(f := row.figures.get(figure), Spread) else None for row in rows])
+
+    along = "Services x endpoints of each"
+    times = (series("from JSON", "from_json"), series("from objects", "ours"), series("limit", "limit"))
+    shares = [Series(step, [_share(row, step) for row in rows]) for step in STEPS]
+    return Chart(
+        "Full sync of the nftables mode",
+        (
+            Panel(
+                "Time to commit everything, and the kernel's own part of it",
+                "ms",
+                along,
+                sizes,
+                times,
+                logarithmic=True,
+            ),
+            Panel("Where the time goes, from JSON", "% of the total", along, sizes, shares, stacked=True),
+        ),
+    )
+
+
+def _share(row: Row, step: str) -> Spread | None:
+    """Return a step's part of all steps, in percent."""
+    parts = {name: v for name in STEPS if isinstance(v := row.figures.get(name), Spread)}
+    return parts[step].scaled(100 / sum(v.median for v in parts.values())) if step in parts else None

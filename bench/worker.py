@@ -1,0 +1,79 @@
+"""Measurements run in processes of their own, in network namespaces that end with them, whatever happens.
+
+The parent calls `measure`; the child (this module as a program) enters a namespace, calls the function and sends
+back what it returned. A child that loses its parent is killed by the kernel, and its namespace goes with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from bench.report import ROOT
+
+CLONE_NEWNET = 0x40000000  # linux/sched.h
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class BenchmarkFailed(Exception):  # noqa: N818 - it is what the reader has to know
+    """A measurement did not come to an end; the message is for the user."""
+
+
+def measure(function: Callable[..., Any], **arguments: Any) -> Any:
+    """Call a function of a module in a new process and namespace; return what it returned, by way of JSON.
+
+    Raises BenchmarkFailed with what the process wrote to its standard error.
+    """
+    reader, writer = os.pipe()
+    where = f"{function.__module__}:{function.__qualname__}"
+    command = [sys.executable, "-m", "bench.worker", where, msgspec.json.encode(arguments).decode(), str(writer)]
+    with tempfile.TemporaryFile() as said:
+        child = subprocess.Popen(command, cwd=ROOT, pass_fds=(writer,), stdout=said, stderr=said)
+        try:
+            os.close(writer)
+            with open(reader, "rb") as answers:
+                answer = answers.read()
+            if child.wait() != 0 or not answer:
+                said.seek(0)
+                raise BenchmarkFailed(f"{where} {arguments}:\n{said.read().decode(errors='replace')[-4000:]}")
+            return msgspec.json.decode(answer)
+        finally:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def enter_new_namespace() -> None:
+    """Move this thread, and what it starts from here on, into a network namespace of its own with loopback up."""
+    if _libc.unshare(CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "cannot make a network namespace: run as root")
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+
+
+def main(where: str, arguments: str, answers: str) -> None:
+    """Run one measurement."""
+    die_with_parent()
+    enter_new_namespace()
+    module, _, name = where.partition(":")
+    found = getattr(importlib.import_module(module), name)(**msgspec.json.decode(arguments))
+    with open(int(answers), "wb") as out:
+        out.write(msgspec.json.encode(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

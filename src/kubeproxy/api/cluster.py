@@ -1,0 +1,188 @@
+"""Which API server, whom to trust and who we are: the result of reading a kubeconfig or a service account.
+
+Holds addresses and TLS, no credentials' logic (credentials.py) and no requests (http.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from kubeproxy.api.credentials import Credentials, KeyPair
+from kubeproxy.errors import ConfigError
+
+log = logging.getLogger("kubeproxy.api")
+
+
+class Server(NamedTuple):
+    """The parts of a server's URL; `prefix` is the path before /api, without a slash at its end."""
+
+    scheme: str
+    host: str
+    port: int
+    prefix: str
+
+    @property
+    def authority(self) -> str:
+        """host:port as in a Host header, IPv6 addresses in brackets."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """The URL, normalised, with its port always given."""
+        return f"{self.scheme}://{self.authority}{self.prefix}"
+
+
+def parse_server(text: str, field: str, *, default_scheme: str = "http") -> Server:
+    """Parse the URL of an API server; 'host:port' alone takes `default_scheme`, as client-go's DefaultServerURL.
+
+    Raises ConfigError, starting with `field`, for anything that is no http or https URL.
+    """
+    try:
+        parts = urlsplit(text if "://" in text else f"{default_scheme}://{text}")
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"{field}: {text!r} is no URL: {error}") from error
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment or parts.username:
+        raise ConfigError(f"{field}: {text!r} is no server URL; give one such as https://10.0.0.1:6443")
+    if any(ord(char) <= 32 or ord(char) > 126 for char in text):
+        raise ConfigError(f"{field}: {text!r} has characters that a URL cannot have")
+    return Server(
+        parts.scheme, parts.hostname, port or (443 if parts.scheme == "https" else 80), parts.path.rstrip("/")
+    )
+
+
+class Trust(Struct, frozen=True, kw_only=True):
+    """How the server is checked and which certificate is shown to it; PEM data or the file that holds it.
+
+    `field_prefix` starts error messages and says where the settings come from.
+    """
+
+    ca_file: str = ""
+    ca_data: bytes = b""
+    certificate_file: str = ""
+    certificate_data: bytes = b""
+    key_file: str = ""
+    key_data: bytes = b""
+    insecure: bool = False
+    server_name: str = ""
+    cluster_field: str = "cluster"
+    user_field: str = "user"
+
+    def signature(self) -> tuple[tuple[str, int, int], ...]:
+        """Return what changes when one of the files is replaced: its path, mtime (ns) and size."""
+        return tuple(_file_state(path) for path in (self.ca_file, self.certificate_file, self.key_file) if path)
+
+    def context(self, pair: KeyPair | None) -> ssl.SSLContext:
+        """Build the TLS context; `pair` (from an exec plugin) goes before the certificate of the settings.
+
+        Raises ConfigError that names the field and file that cannot be used.
+        """
+        context = self._authorities()
+        if self.insecure:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        context.set_alpn_protocols(["http/1.1"])
+        pair = pair or self._own_pair()
+        if pair is not None:
+            try:
+                _load_pair(context, pair)
+            except (ssl.SSLError, OSError, ValueError) as error:
+                field = f"{self.user_field}.client-certificate"
+                raise ConfigError(f"{field}: certificate and key cannot be used together: {error}") from error
+        return context
+
+    def _authorities(self) -> ssl.SSLContext:
+        field = f"{self.cluster_field}.certificate-authority"
+        try:
+            if self.ca_data:
+                return ssl.create_default_context(cadata=self.ca_data.decode("ascii"))
+            return ssl.create_default_context(cafile=self.ca_file or None)
+        except (OSError, ValueError) as error:
+            source = "-data" if self.ca_data else f" {self.ca_file}"
+            raise ConfigError(f"{field}{source}: holds no usable certificates: {error}") from error
+
+    def _own_pair(self) -> KeyPair | None:
+        certificate = self.certificate_data or _read(self.certificate_file, f"{self.user_field}.client-certificate")
+        key = self.key_data or _read(self.key_file, f"{self.user_field}.client-key")
+        if not certificate and not key:
+            return None
+        if not certificate or not key:
+            missing = "client-key" if certificate else "client-certificate"
+            raise ConfigError(f"{self.user_field}.{missing}: is missing; a client certificate needs both parts")
+        return KeyPair(certificate, key)
+
+
+class Cluster:
+    """An API server as a client needs it: where it is, how TLS is done, and the credentials."""
+
+    def __init__(self, server: Server, trust: Trust, credentials: Credentials) -> None:
+        self.server = server
+        self.credentials = credentials
+        self._trust = trust
+        self._context: ssl.SSLContext | None = None
+        self._made_of: object = None
+        if server.scheme == "https":
+            self._made_of = (trust.signature(), None)
+            self._context = trust.context(None)
+
+    @property
+    def url(self) -> str:
+        """The server's URL."""
+        return self.server.url
+
+    @property
+    def server_hostname(self) -> str | None:
+        """The name that the server's certificate must carry, also sent as SNI; None without TLS."""
+        return None if self._context is None else self._trust.server_name or self.server.host
+
+    async def tls_context(self) -> ssl.SSLContext | None:
+        """Return the context for a new connection, built anew when certificates were rotated; None for http."""
+        if self.server.scheme != "https":
+            return None
+        pair = await self.credentials.key_pair()
+        made_of = (self._trust.signature(), pair)
+        if made_of != self._made_of:
+            try:
+                self._context = self._trust.context(pair)
+                self._made_of = made_of
+            except ConfigError as error:
+                # Seen while files are being replaced one after the other: the next connection looks again.
+                log.warning("Keeping the TLS settings in use, the new ones cannot be read: %s", error)
+        return self._context
+
+
+def _load_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
+    """Load a certificate and key through a memory file: the key never reaches a disk, and none need be writable."""
+    memory = os.memfd_create("client-certificate", os.MFD_CLOEXEC)
+    try:
+        with os.fdopen(os.dup(memory), "wb") as file:
+            file.write(pair.certificate.rstrip() + b"\n" + pair.key)
+        # The password keeps OpenSSL from asking for one at the terminal; unencrypted keys do not use it.
+        context.load_cert_chain(f"/proc/self/fd/{memory}", password="")
+    finally:
+        os.close(memory)
+
+
+def _read(path: str, field: str) -> bytes:
+    if not path:
+        return b""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{field}: {path} cannot be read: {error.strerror}") from error
+
+
+def _file_state(path: str) -> tuple[str, int, int]:
+    try:
+        state = Path(path).stat()
+    except OSError:
+        return path, 0, 0
+    return path, state.st_mtime_ns, state.st_size

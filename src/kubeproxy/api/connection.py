@@ -1,0 +1,249 @@
+"""One HTTP/1.1 connection on asyncio: bytes in, one exchange at a time, no policy.
+
+Body bytes go on straight from data_received, because this is on the way from an API write to a packet. Whatever
+ends a connection ends its exchange: there is no state in which a caller waits for nothing. See http.py for use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import httptools
+
+from kubeproxy.api.status import ConnectionFailed, MalformedAnswer
+
+MAX_OVERHEAD = 64 << 10
+"""Bytes of headers, chunk framing or trailers in a row that carry no body; the API's headers have under 2 KiB."""
+
+MAX_BODY = 1 << 30
+"""Longest body held in memory, in bytes. A server that ignores `limit` sends a whole list: some 4 KB a slice."""
+
+_KEEPALIVE_IDLE = 15
+_KEEPALIVE_INTERVAL = 5
+_KEEPALIVE_PROBES = 3
+_USER_TIMEOUT_MS = 30_000
+
+BytesSink = Callable[[bytes], None]
+
+
+class Exchange:
+    """One request's answer as it arrives. `done` ends with the answer's end or with a SourceError.
+
+    With a `sink`, the body of a successful answer (2xx) goes there as it arrives, once for each read of the
+    socket; otherwise it is collected in `body`. `on_headers` is called once the status is known. An exception of
+    either ends the exchange with that exception.
+    """
+
+    __slots__ = ("body", "done", "headers", "idle_timeout", "on_headers", "pieces", "sink", "status")
+
+    def __init__(
+        self,
+        *,
+        idle_timeout: float,
+        on_headers: Callable[[Exchange], None],
+        sink: BytesSink | None = None,
+    ) -> None:
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.idle_timeout = idle_timeout
+        self.on_headers = on_headers
+        self.sink = sink
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.body = bytearray()
+        self.pieces: list[bytes] = []
+
+    @property
+    def streaming(self) -> bool:
+        """Whether the body goes to the sink."""
+        return self.sink is not None and 200 <= self.status < 300
+
+    @property
+    def until_close(self) -> bool:
+        """Whether only the connection's end marks the body's end (RFC 9112, 6.3)."""
+        return self.status != 0 and not {"content-length", "transfer-encoding"} & self.headers.keys()
+
+
+class Connection(asyncio.Protocol):
+    """An open connection. `start` begins an exchange; `reusable` says whether another may follow.
+
+    `context` is the TLS context it was made with; `last_received` is on the loop's clock; `lost` is done when the
+    transport is closed.
+    """
+
+    def __init__(self, peer: str, on_lost: Callable[[Connection], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._peer = peer
+        self._on_lost = on_lost
+        self._transport: asyncio.Transport | None = None
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+        self._exchange: Exchange | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._overhead = 0
+        self._progress = False
+        self._complete = False
+        self._keep_alive = True
+        self.last_received = self._loop.time()
+        self.received_any = False
+        self.context: object = None
+        self.lost: asyncio.Future[None] = self._loop.create_future()
+
+    # What the client calls.
+
+    def start(self, exchange: Exchange, request: bytes) -> None:
+        """Send `request`, the whole of it; its answer goes to `exchange`."""
+        if self._transport is None or self._transport.is_closing():
+            exchange.done.set_exception(ConnectionFailed(f"{self._peer}: the connection is closed"))
+            return
+        self._exchange = exchange
+        self._overhead = 0
+        self._complete = self.received_any = False
+        self.last_received = self._loop.time()
+        self._timer = self._loop.call_later(exchange.idle_timeout, self._check_idle)
+        self._transport.write(request)
+
+    @property
+    def reusable(self) -> bool:
+        """Whether the last answer is complete and the peer keeps the connection open."""
+        return self._exchange is None and self._keep_alive and not self.lost.done() and not self._closing()
+
+    def abort(self) -> None:
+        """Close at once. An exchange under way ends with ConnectionFailed."""
+        self._end(ConnectionFailed(f"{self._peer}: the connection was given up"))
+        if self._transport is not None:
+            self._transport.abort()
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport and set the options that make a vanished peer noticed within half a minute."""
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - for the type; asyncio hands no other
+        self._transport = transport
+        sock = transport.get_extra_info("socket")
+        if sock is None or sock.family not in {socket.AF_INET, socket.AF_INET6}:
+            return
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, hand on the body bytes, end the exchange when the answer is complete."""
+        exchange = self._exchange
+        if exchange is None or self._parser is None:
+            self.abort()  # bytes nobody asked for: the connection is of no further use
+            return
+        self.last_received = self._loop.time()
+        self.received_any = True
+        self._progress = False
+        try:
+            self._parser.feed_data(data)
+            self._hand_on(exchange)
+        except httptools.HttpParserCallbackError as error:
+            self._fail(error.__context__ if isinstance(error.__context__, Exception) else error)
+            return
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._fail(MalformedAnswer(f"{self._peer}: the answer is no HTTP: {error}"))
+            return
+        except Exception as error:
+            self._fail(error)
+            return
+        self._overhead = 0 if self._progress else self._overhead + len(data)
+        if self._overhead > MAX_OVERHEAD:
+            self._fail(MalformedAnswer(f"{self._peer}: more than {MAX_OVERHEAD} bytes of headers"))
+        elif self._complete:
+            self._end(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the exchange: well where the close is the answer's end, else with ConnectionFailed."""
+        exchange = self._exchange
+        if exchange is not None and exc is None and exchange.until_close:
+            self._end(None)
+        else:
+            why = f": {exc}" if exc else ""
+            self._end(ConnectionFailed(f"{self._peer}: the connection was closed before the end of the answer{why}"))
+        self._parser = None  # it refers back to us
+        self._on_lost(self)
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    # What the parser calls.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header; bounded by MAX_OVERHEAD."""
+        if self._exchange is not None:
+            self._exchange.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        """Note the status; an interim answer (1xx) is followed by the real one."""
+        exchange, parser = self._exchange, self._parser
+        if exchange is None or parser is None:
+            return
+        exchange.status = parser.get_status_code()
+        if exchange.status >= 200:
+            self._progress = True
+            self._keep_alive = parser.should_keep_alive()
+            exchange.on_headers(exchange)
+
+    def on_body(self, body: bytes) -> None:
+        """Keep a piece until the whole read is parsed."""
+        exchange = self._exchange
+        if exchange is None:
+            return
+        self._progress = True
+        if exchange.streaming:
+            exchange.pieces.append(body)
+        elif len(exchange.body) + len(body) > MAX_BODY:
+            raise MalformedAnswer(f"{self._peer}: the answer is longer than {MAX_BODY} bytes")
+        else:
+            exchange.body += body
+
+    def on_message_complete(self) -> None:
+        """Note the end of the answer."""
+        exchange = self._exchange
+        if exchange is None:
+            return
+        if exchange.status < 200:
+            exchange.status = 0
+            exchange.headers.clear()
+        else:
+            self._complete = True
+
+    def _hand_on(self, exchange: Exchange) -> None:
+        pieces = exchange.pieces
+        if pieces and exchange.sink is not None:
+            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            pieces.clear()
+            exchange.sink(data)
+
+    def _check_idle(self) -> None:
+        exchange = self._exchange
+        if exchange is None:
+            return
+        left = self.last_received + exchange.idle_timeout - self._loop.time()
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._check_idle)
+        else:
+            self._fail(ConnectionFailed(f"{self._peer}: sent nothing for {exchange.idle_timeout:.0f} s"))
+
+    def _fail(self, error: Exception) -> None:
+        self._end(error)
+        self.abort()
+
+    def _end(self, error: Exception | None) -> None:
+        exchange, self._exchange = self._exchange, None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if exchange is None or exchange.done.done():
+            return
+        if error is None:
+            exchange.done.set_result(None)
+        else:
+            exchange.done.set_exception(error)
+
+    def _closing(self) -> bool:
+        return self._transport is None or self._transport.is_closing()

@@ -1,0 +1,233 @@
+"""Who we are to the API server: fixed headers, a token file that rotates, an exec plugin.
+
+Tokens are never logged. A credential that cannot be had now is a SourceError: the caller tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from kubeproxy.errors import SourceError
+
+log = logging.getLogger("kubeproxy.api")
+
+TOKEN_LIFETIME = 60.0
+"""Seconds after which a token file is read again, as in client-go; the kubelet rotates it long before expiry."""
+
+EXEC_TIMEOUT = 60.0
+"""Seconds an exec plugin may take."""
+
+_EXPIRY_MARGIN = 10.0
+
+Headers = Mapping[str, str]
+
+
+class KeyPair(NamedTuple):
+    """A client certificate and its private key, PEM."""
+
+    certificate: bytes
+    key: bytes
+
+
+class Credentials:
+    """Credentials that never change: the same headers for every request. Base of the others."""
+
+    def __init__(self, headers: Headers | None = None) -> None:
+        self._fixed: Headers = dict(headers or {})
+
+    async def headers(self) -> Headers:
+        """Return the headers of one request. Raises SourceError when there are none to be had now."""
+        return self._fixed
+
+    async def key_pair(self) -> KeyPair | None:
+        """Return a client certificate that came with the credentials, if any did."""
+        return None
+
+    def invalidate(self, used: Headers) -> None:
+        """Take note that the server refused a request that carried the headers `used` (401)."""
+
+
+class TokenFile(Credentials):
+    """A bearer token in a file that someone else rotates; `token` serves until the file can be read."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        token: str = "",
+        headers: Headers | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(headers)
+        self._path = path
+        self._token = token
+        self._clock = clock
+        self._read_at: float | None = None
+
+    async def headers(self) -> Headers:
+        """Return the headers with the file's token, read at most once in TOKEN_LIFETIME seconds."""
+        if self._read_at is None or self._clock() - self._read_at >= TOKEN_LIFETIME:
+            self._read()
+        return {**self._fixed, "Authorization": f"Bearer {self._token}"}
+
+    def invalidate(self, used: Headers) -> None:
+        """Read the file before the next request."""
+        if used.get("Authorization") == f"Bearer {self._token}":
+            self._read_at = None
+
+    def _read(self) -> None:
+        try:
+            token = check_token(Path(self._path).read_text(encoding="utf-8").strip())
+        except (OSError, ValueError) as error:
+            if not self._token:
+                raise SourceError(f"token file {self._path} cannot be used: {error}") from error
+            log.warning("Keeping the last token, %s cannot be used: %s", self._path, error)
+        else:
+            self._token = token
+        self._read_at = self._clock()
+
+
+class ExecEnv(Struct, frozen=True):
+    """One variable of an exec plugin's environment."""
+
+    name: str
+    value: str = ""
+
+
+class ExecConfig(Struct, frozen=True, kw_only=True):
+    """users[].user.exec of a kubeconfig, the command already resolved; `cluster` is None unless it is asked for."""
+
+    api_version: str
+    command: str
+    args: list[str]
+    env: list[ExecEnv]
+    install_hint: str
+    cluster: dict[str, Any] | None
+    field: str
+
+
+class _ExecStatus(Struct, rename="camel"):
+    expiration_timestamp: str | None = None
+    token: str | None = None
+    client_certificate_data: str | None = None
+    client_key_data: str | None = None
+
+
+class _ExecCredential(Struct, rename="camel"):
+    api_version: str = ""
+    kind: str = ""
+    status: _ExecStatus | None = None
+
+
+class ExecPlugin(Credentials):
+    """A program that prints an ExecCredential (client.authentication.k8s.io/v1 or v1beta1).
+
+    Its answer is used until it expires or the server refuses it; the program is never run twice at a time and
+    gets no terminal.
+    """
+
+    def __init__(self, config: ExecConfig, *, headers: Headers | None = None) -> None:
+        super().__init__(headers)
+        self._config = config
+        self._status: _ExecStatus | None = None
+        self._expires: float | None = None
+        self._lock = asyncio.Lock()
+
+    async def headers(self) -> Headers:
+        """Return the headers with the plugin's token, if it gave one."""
+        status = await self._current()
+        return self._headers_of(status)
+
+    async def key_pair(self) -> KeyPair | None:
+        """Return the plugin's client certificate, if it gave one."""
+        status = await self._current()
+        if status.client_certificate_data and status.client_key_data:
+            return KeyPair(status.client_certificate_data.encode(), status.client_key_data.encode())
+        return None
+
+    def invalidate(self, used: Headers) -> None:
+        """Run the plugin before the next request, unless it ran since `used` were given out."""
+        if self._status is not None and self._headers_of(self._status) == used:
+            self._status = None
+
+    def _headers_of(self, status: _ExecStatus) -> Headers:
+        return {**self._fixed, "Authorization": f"Bearer {status.token}"} if status.token else self._fixed
+
+    async def _current(self) -> _ExecStatus:
+        async with self._lock:
+            expired = self._expires is not None and time.time() >= self._expires - _EXPIRY_MARGIN
+            if self._status is None or expired:
+                self._status = self._decode(await self._run())
+                self._expires = _unix_time(self._status.expiration_timestamp)
+            return self._status
+
+    async def _run(self) -> bytes:
+        config = self._config
+        info = {"apiVersion": config.api_version, "kind": "ExecCredential", "spec": {"interactive": False}}
+        if config.cluster is not None:
+            info["spec"] = {"interactive": False, "cluster": config.cluster}
+        env = {**os.environ, **{entry.name: entry.value for entry in config.env}}
+        env["KUBERNETES_EXEC_INFO"] = msgspec.json.encode(info).decode()
+        pipe = asyncio.subprocess.PIPE
+        try:
+            process = await asyncio.create_subprocess_exec(
+                config.command, *config.args, env=env, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
+            )
+        except (OSError, ValueError) as error:
+            hint = f"; {config.install_hint.strip()}" if config.install_hint else ""
+            raise SourceError(f"{config.field}: {config.command} cannot be run: {error}{hint}") from error
+        try:
+            async with asyncio.timeout(EXEC_TIMEOUT):
+                output, complaint = await process.communicate()
+        except TimeoutError as error:
+            raise SourceError(f"{config.field}: {config.command} did not end within {EXEC_TIMEOUT:.0f} s") from error
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode:
+            last = complaint.decode("utf-8", "replace").strip()[-500:]
+            raise SourceError(f"{config.field}: {config.command} failed with exit code {process.returncode}: {last}")
+        return output
+
+    def _decode(self, output: bytes) -> _ExecStatus:
+        field = self._config.field
+        try:
+            credential = msgspec.json.decode(output, type=_ExecCredential)
+            check_token((credential.status and credential.status.token) or "")
+        except (ValueError, RecursionError) as error:
+            raise SourceError(f"{field}: the plugin printed no usable ExecCredential: {error}") from error
+        if credential.api_version != self._config.api_version or credential.kind != "ExecCredential":
+            got = f"{credential.api_version} {credential.kind}".strip()[:100]
+            raise SourceError(f"{field}: the plugin printed {got!r}, not an ExecCredential {self._config.api_version}")
+        status = credential.status
+        if status is None or not (status.token or (status.client_certificate_data and status.client_key_data)):
+            raise SourceError(f"{field}: the plugin gave neither a token nor a client certificate with its key")
+        return status
+
+
+def check_token(token: str) -> str:
+    """Return `token` when it can stand in a header; else raise ValueError, without repeating it."""
+    if any(ord(char) < 33 or ord(char) > 126 for char in token):
+        raise ValueError("the token has characters that cannot stand in a header")
+    return token
+
+
+def _unix_time(text: str | None) -> float | None:
+    if not text:
+        return None
+    from datetime import datetime  # noqa: PLC0415 - only exec plugins need it
+
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None

@@ -1,0 +1,260 @@
+"""Bytes of the API into typed objects and events: pages of lists, lines of watches.
+
+Pure. The usual case is one typed msgspec decode; only what fails it is looked at again, object by object
+(salvage.py), so that a wrong object costs itself a Rejected and its neighbours nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
+
+from kubeproxy.api.salvage import Problem, mended, salvage
+from kubeproxy.api.status import MalformedAnswer, decode_status, status_error
+from kubeproxy.errors import SourceError
+from kubeproxy.model.events import Deleted, Event, Rejected, Upserted
+from kubeproxy.model.objects import TYPES, EndpointSlice, Node, Object, Resource, Service, ServiceCIDR
+
+MAX_LINE = 32 << 20
+"""Longest watch line in bytes. An object in etcd has at most 1.5 MB by default; the rest is a broken stream."""
+
+MAX_PROBLEMS = 10
+"""Problems of one object that are reported one by one; the last one counts those left out."""
+
+INITIAL_EVENTS_END = "k8s.io/initial-events-end"
+"""The annotation of the bookmark that ends a WatchList's initial events (KEP-3157)."""
+
+_T = TypeVar("_T")
+
+
+class _ListMeta(Struct, rename="camel"):
+    resource_version: str | None = None
+    continue_: str | None = msgspec.field(default=None, name="continue")
+
+
+class _List(Struct, Generic[_T]):
+    metadata: _ListMeta
+    items: list[_T] | None
+
+
+class _Line(Struct, Generic[_T]):
+    type: str
+    object: _T
+
+
+class _BookmarkMeta(Struct, rename="camel"):
+    resource_version: str | None = None
+    annotations: dict[str, str] | None = None
+
+
+class _Bookmark(Struct):
+    metadata: _BookmarkMeta
+
+
+class Page(NamedTuple):
+    """One page of a list: its objects, what of them was rejected, and where the list goes on ('' at its end)."""
+
+    objects: list[Object]
+    rejected: list[Rejected]
+    version: str
+    continue_token: str
+
+
+class Changes(NamedTuple):
+    """What complete lines of a watch said.
+
+    `version` is the newest resourceVersion seen ('' for none); `initial_end` that the bookmark ending the initial
+    events was among them; `error` that the stream is over: what came before it is still good.
+    """
+
+    events: list[Event]
+    version: str
+    initial_end: bool
+    error: SourceError | None
+
+
+_raw_list = msgspec.json.Decoder(_List[Raw])
+_raw_line = msgspec.json.Decoder(_Line[Raw])
+_bookmark = msgspec.json.Decoder(_Bookmark)
+
+_lists: dict[Resource, msgspec.json.Decoder[_List[Object]]] = {
+    "services": msgspec.json.Decoder(_List[Service]),
+    "endpointslices": msgspec.json.Decoder(_List[EndpointSlice]),
+    "nodes": msgspec.json.Decoder(_List[Node]),
+    "servicecidrs": msgspec.json.Decoder(_List[ServiceCIDR]),
+}
+_lines: dict[Resource, msgspec.json.Decoder[_Line[Object]]] = {
+    "services": msgspec.json.Decoder(_Line[Service]),
+    "endpointslices": msgspec.json.Decoder(_Line[EndpointSlice]),
+    "nodes": msgspec.json.Decoder(_Line[Node]),
+    "servicecidrs": msgspec.json.Decoder(_Line[ServiceCIDR]),
+}
+_objects = {resource: msgspec.json.Decoder(kind) for resource, kind in TYPES.items()}
+
+
+def decode_page(resource: Resource, data: bytes | bytearray) -> Page:
+    """Decode one page of a list of `resource`. Raises MalformedAnswer when `data` is no list at all."""
+    try:
+        page = _lists[resource].decode(data)
+    except (ValueError, RecursionError):
+        return _decode_page_by_item(resource, data)
+    objects = page.items if page.items is not None else []
+    if not all(found.metadata.name for found in objects):
+        return _decode_page_by_item(resource, data)
+    return Page(objects, [], page.metadata.resource_version or "", page.metadata.continue_ or "")
+
+
+def decode_object(resource: Resource, data: bytes) -> tuple[Object | None, list[Rejected]]:
+    """Decode one object: the object, or None, and what was rejected of it. Never raises."""
+    try:
+        found = _objects[resource].decode(data)
+    except (ValueError, RecursionError):
+        pass
+    else:
+        if found.metadata.name:
+            return found, []
+    saved = salvage(data, TYPES[resource])
+    return saved.object, list(_rejections(resource, saved.namespace, saved.name, saved.uid, saved.problems))
+
+
+class WatchDecoder:
+    """Splits the bytes of one watch stream into lines, wherever the chunks were cut, and decodes the lines."""
+
+    __slots__ = ("_resource", "_tail")
+
+    def __init__(self, resource: Resource) -> None:
+        self._resource: Resource = resource
+        self._tail = bytearray()
+
+    def feed(self, data: bytes) -> Changes:
+        """Take the next bytes; return what the lines completed by them say."""
+        end = data.rfind(b"\n")
+        if end < 0:
+            self._tail += data
+            if len(self._tail) > MAX_LINE:
+                return Changes([], "", False, MalformedAnswer(f"a watch line is longer than {MAX_LINE} bytes"))
+            return Changes([], "", False, None)
+        lines = data[:end].split(b"\n")
+        if self._tail:
+            lines[0] = bytes(self._tail) + lines[0]
+            self._tail = bytearray()
+        self._tail += data[end + 1 :]
+        return self._decode(lines)
+
+    def finish(self) -> Changes:
+        """The stream ended: decode what follows the last newline, or report that it was cut off."""
+        rest = bytes(self._tail)
+        self._tail = bytearray()
+        return self._decode([rest])
+
+    def _decode(self, lines: list[bytes]) -> Changes:
+        events: list[Event] = []
+        version = ""
+        initial_end = False
+        for line in lines:
+            if not line.strip():
+                continue
+            try:
+                seen, ended = _decode_line(self._resource, line, events)
+            except SourceError as error:
+                return Changes(events, version, initial_end, error)
+            version = seen or version
+            initial_end = initial_end or ended
+        return Changes(events, version, initial_end, None)
+
+
+def _decode_line(resource: Resource, data: bytes, events: list[Event]) -> tuple[str, bool]:
+    """Decode one line, append its events; return its resourceVersion and whether it ended the initial events."""
+    try:
+        line = _lines[resource].decode(data)
+    except (ValueError, RecursionError):
+        return _decode_odd_line(resource, data, events)
+    metadata = line.object.metadata
+    if not metadata.name or line.type not in {"ADDED", "MODIFIED", "DELETED"}:
+        return _decode_odd_line(resource, data, events)
+    if line.type == "DELETED":
+        events.append(Deleted(resource, metadata.namespace or "", metadata.name))
+    else:
+        events.append(Upserted(resource, line.object))
+    return metadata.resource_version or "", False
+
+
+def _decode_odd_line(resource: Resource, data: bytes, events: list[Event]) -> tuple[str, bool]:
+    """Decode a line that is no change of a well-formed object: a bookmark, an error, a wrong object, no JSON."""
+    line = _decode_raw_line(data)
+    content = bytes(line.object)
+    match line.type:
+        case "ADDED" | "MODIFIED" | "DELETED":
+            return _decode_wrong_object(resource, line.type, content, events), False
+        case "BOOKMARK":
+            try:
+                metadata = _bookmark.decode(content).metadata
+            except (ValueError, RecursionError):
+                return "", False
+            return metadata.resource_version or "", (metadata.annotations or {}).get(INITIAL_EVENTS_END) == "true"
+        case "ERROR":
+            raise status_error(decode_status(content, 0))
+        case other:
+            raise MalformedAnswer(f"a watch event of the unknown type {other[:40]!r}")
+
+
+def _decode_wrong_object(resource: Resource, change: str, content: bytes, events: list[Event]) -> str:
+    saved = salvage(content, TYPES[resource])
+    if change == "DELETED" and saved.name:
+        events.append(Deleted(resource, saved.namespace, saved.name))
+        return saved.version
+    if saved.object is not None:
+        events.append(Upserted(resource, saved.object))
+    events.extend(_rejections(resource, saved.namespace, saved.name, saved.uid, saved.problems))
+    return saved.version
+
+
+def _decode_raw_line(data: bytes) -> _Line[Raw]:
+    try:
+        try:
+            return _raw_line.decode(data)
+        except (ValueError, RecursionError):
+            return _raw_line.decode(mended(data))
+    except (ValueError, RecursionError) as error:
+        raise MalformedAnswer(f"a watch line of {len(data)} bytes is no event: {error}") from error
+
+
+def _decode_page_by_item(resource: Resource, data: bytes | bytearray) -> Page:
+    try:
+        try:
+            page = _raw_list.decode(data)
+        except (ValueError, RecursionError):
+            page = _raw_list.decode(mended(bytes(data)))
+    except (ValueError, RecursionError) as error:
+        raise MalformedAnswer(f"the list of {resource} cannot be read: {error}") from error
+    objects: list[Object] = []
+    rejected: list[Rejected] = []
+    for item in page.items or []:
+        found, problems = decode_object(resource, bytes(item))
+        if found is not None:
+            objects.append(found)
+        rejected += problems
+    return Page(objects, rejected, page.metadata.resource_version or "", page.metadata.continue_ or "")
+
+
+def _rejections(resource: Resource, namespace: str, name: str, uid: str, problems: list[Problem]) -> Iterable[Rejected]:
+    left_out = len(problems) - MAX_PROBLEMS
+    for index, problem in enumerate(problems[:MAX_PROBLEMS]):
+        reason = problem.reason
+        if left_out > 0 and index == MAX_PROBLEMS - 1:
+            reason += f" (and {left_out} more problems in this object)"
+        yield Rejected(resource, namespace, name, uid, problem.field, reason)
+
+
+def identity(found: Object) -> tuple[str, str]:
+    """Return (namespace, name) of an object, the namespace '' where there is none."""
+    return found.metadata.namespace or "", found.metadata.name
+
+
+def kept_identities(objects: Iterable[Object], rejected: Iterable[Rejected]) -> frozenset[tuple[str, str]]:
+    """Return who was rejected as a whole: named in `rejected` and not among `objects`."""
+    named = {(problem.namespace, problem.name) for problem in rejected if problem.name}
+    return frozenset(named.difference(map(identity, objects)) if named else named)

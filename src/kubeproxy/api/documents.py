@@ -1,0 +1,165 @@
+"""The text of one manifest file into objects: YAML and JSON, several documents, List kinds. Pure.
+
+A wrong document costs only itself. What the watch selectors of watch.py exclude is left out here as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from kubeproxy.api.decode import decode_object, identity
+from kubeproxy.model.events import Rejected
+from kubeproxy.model.objects import EndpointSlice, Node, Object, Resource, Service
+
+_KINDS: dict[str, tuple[Resource, tuple[str, ...]]] = {
+    "Service": ("services", ("v1",)),
+    "EndpointSlice": ("endpointslices", ("discovery.k8s.io/v1",)),
+    "Node": ("nodes", ("v1",)),
+    "ServiceCIDR": ("servicecidrs", ("networking.k8s.io/v1", "networking.k8s.io/v1beta1")),
+}
+_NAMESPACED = frozenset({"services", "endpointslices"})
+_SEPARATOR = re.compile(r"^---(?=\s|\Z)", re.MULTILINE)
+_ONLY_COMMENTS = re.compile(r"\A(?:\s*(?:[#%][^\n]*)?\n?)*\Z")
+
+Key = tuple[Resource, str, str]
+"""Resource, namespace ('' where there is none) and name."""
+
+
+class FileContent(NamedTuple):
+    """What a file says.
+
+    `rejected` has the file and document in its field; `whole` is False when a document or object is missing from
+    `found` because it is wrong; `ignored` are kinds that mean nothing to a proxy.
+    """
+
+    found: dict[Key, Object]
+    rejected: list[Rejected]
+    whole: bool
+    ignored: frozenset[str]
+
+
+def read_documents(name: str, data: bytes) -> FileContent:
+    """Read the content of the file `name`; its suffix says whether it is JSON. Never raises."""
+    content = FileContent({}, [], True, frozenset())
+    whole = True
+    ignored: set[str] = set()
+    for number, document in _documents(name, data):
+        where = f"{name}: document {number}"
+        if isinstance(document, Exception):
+            reason = " ".join(str(document).split())
+            content.rejected.append(Rejected("services", "", "", "", where, f"cannot be read: {reason}"))
+            whole = False
+            continue
+        for path, entry in _entries(document, ""):
+            kind = entry.get("kind") if isinstance(entry, dict) else None
+            if isinstance(kind, str) and kind and kind not in _KINDS:
+                ignored.add(kind[:60])
+            elif not _read_entry(entry, f"{where}: {path}", content):
+                whole = False
+    return content._replace(whole=whole, ignored=frozenset(ignored))
+
+
+def is_watched(found: Object, node_name: str) -> bool:
+    """Whether the watches would deliver it: see targets() in watch.py. '' as node name takes every Node."""
+    labels = found.metadata.labels
+    match found:
+        case Service():
+            return (labels is None or labels.service_proxy_name is None) and found.spec.cluster_ip != "None"
+        case EndpointSlice():
+            return labels is None or labels.headless is None
+        case Node():
+            return not node_name or found.metadata.name == node_name
+        case _:
+            return True
+
+
+def _documents(name: str, data: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield the number and value of each document, an Exception in place of a value that cannot be read."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        yield 1, error
+        return
+    if name.endswith(".json"):
+        yield 1, _load_json(text)
+        return
+    number = 0
+    for part in _SEPARATOR.split(text):
+        if _ONLY_COMMENTS.match(part):
+            continue
+        number += 1
+        yield number, _load_yaml(part)
+
+
+def _load_json(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (ValueError, RecursionError) as error:
+        return error
+
+
+def _load_yaml(text: str) -> Any:
+    import yaml  # noqa: PLC0415 - only this source needs it
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        return yaml.load(text, Loader=loader)  # noqa: S506 - both are safe loaders
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        return error
+
+
+def _entries(document: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the objects of a document with their JSON path: itself, or the items of a List."""
+    if document is None:
+        return
+    kind = document.get("kind") if isinstance(document, dict) else None
+    if not isinstance(kind, str) or not kind.endswith("List"):
+        yield path, document
+        return
+    items = document.get("items")
+    of_kind = kind.removesuffix("List")
+    for index, item in enumerate(items if isinstance(items, list) else []):
+        entry = item
+        if of_kind and isinstance(item, dict):
+            entry = {"kind": of_kind, "apiVersion": document.get("apiVersion"), **item}
+        yield f"{path}items[{index}].", entry
+
+
+def _read_entry(entry: Any, where: str, content: FileContent) -> bool:
+    """Add the object, and what is wrong with it, to `content`; return whether there is an object."""
+    if not isinstance(entry, dict) or entry.get("kind") not in _KINDS:
+        content.rejected.append(
+            Rejected("services", "", "", "", f"{where}kind", f"must be one of {', '.join(_KINDS)} or List")
+        )
+        return False
+    resource, versions = _KINDS[entry["kind"]]
+    if entry.get("apiVersion") not in versions:
+        got = str(entry.get("apiVersion"))[:60]
+        reason = f"{got} is not supported for {entry['kind']}; use {versions[0]}"
+        content.rejected.append(Rejected(resource, "", "", "", f"{where}apiVersion", reason))
+        return False
+    try:
+        encoded = msgspec.json.encode(_with_namespace(entry, resource))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        content.rejected.append(Rejected(resource, "", "", "", where.rstrip(": ."), f"is no JSON value: {error}"))
+        return False
+    found, rejected = decode_object(resource, encoded)
+    if found is not None:
+        content.found.setdefault((resource, *identity(found)), found)
+    content.rejected.extend(
+        msgspec.structs.replace(problem, field=f"{where}{problem.field}".rstrip(": .")) for problem in rejected
+    )
+    return found is not None
+
+
+def _with_namespace(entry: dict[Any, Any], resource: Resource) -> dict[Any, Any]:
+    metadata = entry.get("metadata")
+    if not isinstance(metadata, dict):
+        return entry
+    if resource not in _NAMESPACED:
+        return {**entry, "metadata": {**metadata, "namespace": None}}
+    return entry if metadata.get("namespace") else {**entry, "metadata": {**metadata, "namespace": "default"}}

@@ -1,0 +1,262 @@
+"""A small HTTP/1.1 client for one API server: requests that keep their connection, and streams for watches.
+
+Answers of failure are raised as typed errors (status.py). It knows headers and status codes, nothing of lists,
+watches or objects (watch.py), and it never retries what could have had an effect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import kubeproxy
+from kubeproxy.api.cluster import Cluster
+from kubeproxy.api.connection import BytesSink, Connection, Exchange
+from kubeproxy.api.credentials import Headers
+from kubeproxy.api.status import ConnectionFailed, decode_status, status_error
+
+CONNECT_TIMEOUT = 10.0
+"""Seconds to a usable connection, TLS handshake included."""
+
+REQUEST_TIMEOUT = 30.0
+"""Seconds without a byte after which a request is given up; a long list may take longer as long as it flows."""
+
+_MAX_IDLE = 4
+_IDLE_LIFETIME = 60.0
+_HAPPY_EYEBALLS_DELAY = 0.25  # RFC 8305, 5
+
+OnRequest = Callable[[str, str, str, float], None]
+"""Told of each request: method, host:port, status code or '<error>', seconds to the answer (or its headers)."""
+
+
+class Response(NamedTuple):
+    """A successful answer; header names are lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytearray
+
+
+def user_agent() -> str:
+    """Return what this program calls itself, in the form of the Go components."""
+    machine = os.uname().machine
+    arch = {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
+    return f"kube-proxy/v{kubeproxy.__version__} (linux/{arch}) kubernetes/python"
+
+
+class HttpClient:
+    """Speaks to the API server of `cluster`. Use on one event loop; `close` when done."""
+
+    def __init__(
+        self, cluster: Cluster, *, on_request: OnRequest | None = None, connect_timeout: float = CONNECT_TIMEOUT
+    ) -> None:
+        self.cluster = cluster
+        self._on_request = on_request
+        self._connect_timeout = connect_timeout
+        self._user_agent = user_agent()
+        self._idle: list[Connection] = []
+        self._open: set[Connection] = set()
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes = b"",
+        content_type: str = "application/json",
+        timeout: float = REQUEST_TIMEOUT,
+    ) -> Response:
+        """Send a request and return its whole answer.
+
+        `path` starts with a slash and carries its query. Raises StatusError for any status but 2xx, and other
+        SourceErrors when there was no whole answer; then it is unknown whether a change took effect.
+        """
+        watch = _Stopwatch(self, method)
+        try:
+            headers = await self.cluster.credentials.headers()
+            request = self._encode(method, path, headers, body, content_type)
+            exchange = await self._exchange(request, watch, timeout=timeout, repeatable=method == "GET")
+        finally:
+            watch.stop()
+        self._raise_for_status(exchange, headers)
+        return Response(exchange.status, exchange.headers, exchange.body)
+
+    async def stream(
+        self,
+        path: str,
+        sink: BytesSink,
+        *,
+        on_open: Callable[[], None],
+        header_timeout: float = REQUEST_TIMEOUT,
+        idle_timeout: float,
+    ) -> None:
+        """GET `path` and pass the body to `sink` as it arrives; return when the server ends it.
+
+        `on_open` is called when the server has accepted. Raises as `request` does, and whatever `sink` raises.
+        """
+        watch = _Stopwatch(self, "GET")
+
+        def accepted(exchange: Exchange) -> None:
+            watch.stop(exchange.status)
+            if exchange.streaming:
+                exchange.idle_timeout = idle_timeout
+                on_open()
+
+        try:
+            headers = await self.cluster.credentials.headers()
+            request = self._encode("GET", path, headers, b"", "")
+            exchange = await self._exchange(
+                request, watch, timeout=header_timeout, repeatable=True, sink=sink, on_headers=accepted
+            )
+        finally:
+            watch.stop()
+        self._raise_for_status(exchange, headers)
+
+    async def close(self) -> None:
+        """Close all connections; requests under way end with ConnectionFailed."""
+        lost = [connection.lost for connection in self._open]
+        for connection in list(self._open):
+            connection.abort()
+        if lost:
+            await asyncio.wait(lost, timeout=1.0)
+
+    def report(self, method: str, code: str, seconds: float) -> None:
+        """Tell the hook of one request."""
+        if self._on_request is not None:
+            self._on_request(method, self.cluster.server.authority, code, seconds)
+
+    async def _exchange(
+        self,
+        request: bytes,
+        watch: _Stopwatch,
+        *,
+        timeout: float,
+        repeatable: bool,
+        sink: BytesSink | None = None,
+        on_headers: Callable[[Exchange], None] | None = None,
+    ) -> Exchange:
+        """Send `request` on a kept connection if there is one, else on a new one.
+
+        The server may have closed a kept connection meanwhile: a `repeatable` request that had no byte of an
+        answer is then sent again on a new one.
+        """
+        while True:
+            connection, kept = await self._connect()
+            exchange = Exchange(idle_timeout=timeout, sink=sink, on_headers=on_headers or watch.accepted)
+            try:
+                connection.start(exchange, request)
+                await exchange.done
+            except ConnectionFailed:
+                connection.abort()
+                if kept and repeatable and not connection.received_any:
+                    continue
+                raise
+            except BaseException:
+                connection.abort()
+                raise
+            self._keep(connection)
+            return exchange
+
+    async def _connect(self) -> tuple[Connection, bool]:
+        context = await self.cluster.tls_context()
+        loop = asyncio.get_running_loop()
+        while self._idle:
+            connection = self._idle.pop()
+            fresh = loop.time() - connection.last_received < _IDLE_LIFETIME
+            if fresh and connection.context is context and connection.reusable:
+                return connection, True
+            connection.abort()
+        server = self.cluster.server
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                _, connection = await loop.create_connection(
+                    lambda: Connection(server.authority, self._lost),
+                    server.host,
+                    server.port,
+                    ssl=context,
+                    server_hostname=self.cluster.server_hostname,
+                    happy_eyeballs_delay=None if _is_address(server.host) else _HAPPY_EYEBALLS_DELAY,
+                )
+        except TimeoutError as error:
+            raise ConnectionFailed(f"{server.authority}: no connection in {self._connect_timeout:.0f} s") from error
+        except OSError as error:
+            raise _connect_error(server.authority, error) from error
+        self._open.add(connection)
+        connection.context = context
+        return connection, False
+
+    def _keep(self, connection: Connection) -> None:
+        if connection.reusable and len(self._idle) < _MAX_IDLE:
+            self._idle.append(connection)
+        else:
+            connection.abort()
+
+    def _lost(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        self._idle = [kept for kept in self._idle if kept is not connection]
+
+    def _encode(self, method: str, path: str, headers: Headers, body: bytes, content_type: str) -> bytes:
+        server = self.cluster.server
+        lines = [
+            f"{method} {server.prefix}{path} HTTP/1.1",
+            f"Host: {server.authority}",
+            f"User-Agent: {self._user_agent}",
+            "Accept: application/json",
+            *(f"{name}: {value}" for name, value in headers.items()),
+        ]
+        if body or method not in {"GET", "DELETE"}:
+            lines += [f"Content-Type: {content_type}", f"Content-Length: {len(body)}"]
+        if any("\r" in line or "\n" in line for line in lines) or " " in path:
+            raise ValueError(f"{method} {path!r}: a path or header has characters that HTTP forbids")
+        return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+    def _raise_for_status(self, exchange: Exchange, used: Headers) -> None:
+        if 200 <= exchange.status < 300:
+            return
+        if exchange.status == 401:
+            self.cluster.credentials.invalidate(used)
+        status = decode_status(exchange.body, exchange.status)
+        raise status_error(status, retry_after=_seconds(exchange.headers.get("retry-after")))
+
+
+class _Stopwatch:
+    """Measures one request and reports it once."""
+
+    def __init__(self, client: HttpClient, method: str) -> None:
+        self._client = client
+        self._method = method
+        self._start = time.monotonic()
+        self._code = "<error>"  # as client-go's metrics call it
+        self._reported = False
+
+    def accepted(self, exchange: Exchange) -> None:
+        """Note the status."""
+        self._code = str(exchange.status)
+
+    def stop(self, status: int = 0) -> None:
+        """Report, unless that was done."""
+        if self._reported:
+            return
+        self._reported = True
+        self._client.report(self._method, str(status) if status else self._code, time.monotonic() - self._start)
+
+
+def _connect_error(peer: str, error: OSError) -> ConnectionFailed:
+    # Several addresses that refused come as one OSError without an errno, quoting them all.
+    if isinstance(error, ConnectionRefusedError) or (error.errno is None and "Errno 111" in str(error)):
+        return ConnectionFailed(f"{peer}: connection refused", refused=True)
+    if isinstance(error, socket.gaierror):
+        return ConnectionFailed(f"{peer}: the name cannot be resolved: {error.strerror}")
+    return ConnectionFailed(f"{peer}: {error.strerror or error}")
+
+
+def _is_address(host: str) -> bool:
+    return ":" in host or host.replace(".", "").isdigit()
+
+
+def _seconds(text: str | None) -> float | None:
+    return float(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 9 else None

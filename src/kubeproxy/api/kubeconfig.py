@@ -1,0 +1,282 @@
+"""Reads kubeconfig files and the in-cluster service account into a Cluster.
+
+Only what the current context names is decoded, so that a wrong entry for another cluster does no harm.
+Every error is a ConfigError that names the file and the field. Source: clientcmd/api/v1 of client-go.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct, field
+
+from kubeproxy.api.cluster import Cluster, Server, Trust, parse_server
+from kubeproxy.api.credentials import Credentials, ExecConfig, ExecEnv, ExecPlugin, TokenFile, check_token
+from kubeproxy.errors import ConfigError
+
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+"""Where the kubelet mounts a pod's service account."""
+
+_EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
+_EXEC_EXTENSION = "client.authentication.k8s.io/exec"
+
+_T = TypeVar("_T", bound=Struct)
+
+
+class _Extension(Struct):
+    name: str = ""
+    extension: Any = None
+
+
+class _ClusterEntry(Struct, rename="kebab"):
+    server: str = ""
+    certificate_authority: str | None = None
+    certificate_authority_data: str | None = None
+    insecure_skip_tls_verify: bool | None = None
+    tls_server_name: str | None = None
+    proxy_url: str | None = None
+    extensions: list[_Extension] | None = None
+
+
+class _ExecEntry(Struct, rename="camel"):
+    api_version: str = ""
+    command: str = ""
+    args: list[str] | None = None
+    env: list[ExecEnv] | None = None
+    interactive_mode: str | None = None
+    provide_cluster_info: bool | None = None
+    install_hint: str | None = None
+
+
+class _UserEntry(Struct, rename="kebab"):
+    client_certificate: str | None = None
+    client_certificate_data: str | None = None
+    client_key: str | None = None
+    client_key_data: str | None = None
+    token: str | None = None
+    token_file: str | None = field(default=None, name="tokenFile")
+    username: str | None = None
+    password: str | None = None
+    exec: _ExecEntry | None = None
+    auth_provider: Any = None
+    as_: str | None = field(default=None, name="as")
+    as_uid: str | None = None
+    as_groups: list[str] | None = None
+
+
+class _ContextEntry(Struct):
+    cluster: str = ""
+    user: str | None = None
+
+
+def load_cluster(
+    kubeconfig: str, master: str, *, environ: Mapping[str, str] = os.environ, service_account: str = SERVICE_ACCOUNT
+) -> Cluster:
+    """Return the Cluster that the flags --kubeconfig and --master mean, both '' when not given.
+
+    A master goes before the server of the kubeconfig; alone it means a server that asks for no credentials; with
+    neither, the pod's service account is used. Raises ConfigError.
+    """
+    if kubeconfig:
+        return _from_kubeconfig(kubeconfig, master)
+    if master:
+        return Cluster(parse_server(master, "--master"), Trust(), Credentials())
+    return in_cluster(environ=environ, service_account=service_account)
+
+
+def in_cluster(*, environ: Mapping[str, str] = os.environ, service_account: str = SERVICE_ACCOUNT) -> Cluster:
+    """Return the Cluster that a pod reaches with its service account. Raises ConfigError outside of a pod."""
+    host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "")
+    if not host or not port:
+        raise ConfigError(
+            "kubeconfig: not given, and this is no pod (KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not"
+            " set); give --kubeconfig or --master"
+        )
+    token, authority = f"{service_account}/token", f"{service_account}/ca.crt"
+    for path in (token, authority):
+        if not Path(path).is_file():
+            raise ConfigError(f"kubeconfig: not given, and the service account has no {path}; is it mounted?")
+    bracketed = f"[{host}]" if ":" in host else host
+    server = parse_server(f"https://{bracketed}:{port}", "KUBERNETES_SERVICE_HOST, KUBERNETES_SERVICE_PORT")
+    return Cluster(server, Trust(ca_file=authority, cluster_field="service account"), TokenFile(token))
+
+
+def _from_kubeconfig(path: str, master: str) -> Cluster:
+    document = _load(path)
+    current = document.get("current-context") or ""
+    if not isinstance(current, str) or not current:
+        raise ConfigError(f"{path}: current-context: is not set; set it to the name of one of the contexts")
+    context = _entry(path, document, "contexts", "context", current, _ContextEntry)
+    cluster = _entry(path, document, "clusters", "cluster", context.cluster, _ClusterEntry)
+    user = _entry(path, document, "users", "user", context.user, _UserEntry) if context.user else _UserEntry()
+    cluster_field = f"{path}: clusters[{context.cluster}].cluster"
+    user_field = f"{path}: users[{context.user}].user"
+    folder = Path(path).absolute().parent
+
+    trust = _trust(cluster, user, folder, cluster_field, user_field)
+    server = _server(cluster, master, trust, cluster_field)
+    return Cluster(server, trust, _credentials(user, server, cluster, trust, folder, user_field))
+
+
+def _load(path: str) -> dict[str, Any]:
+    import yaml  # noqa: PLC0415 - 20 ms that a pod with a service account does not need
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        with open(path, "rb") as file:
+            document = yaml.load(file, Loader=loader)  # noqa: S506 - both are safe loaders
+    except OSError as error:
+        raise ConfigError(f"kubeconfig: {path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"kubeconfig: {path} is no YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"kubeconfig: {path} is no kubeconfig: expected an object at the top")
+    return document
+
+
+def _entry(path: str, document: dict[str, Any], plural: str, singular: str, name: str, kind: type[_T]) -> _T:
+    entries = document.get(plural)
+    for entry in entries if isinstance(entries, list) else []:
+        if isinstance(entry, dict) and entry.get("name") == name:
+            where = f"{path}: {plural}[{name}].{singular}"
+            try:
+                return msgspec.convert(entry.get(singular), kind)
+            except (ValueError, RecursionError) as error:
+                reason, _, inner = str(error).partition(" - at `$")
+                raise ConfigError(f"{where}{inner.rstrip('`')}: {reason}") from error
+    raise ConfigError(f"{path}: {plural}: has no entry named {name!r}, which the current context needs")
+
+
+def _trust(cluster: _ClusterEntry, user: _UserEntry, folder: Path, cluster_field: str, user_field: str) -> Trust:
+    if cluster.proxy_url:
+        raise ConfigError(
+            f"{cluster_field}.proxy-url: proxies are not supported; remove it and reach the server directly"
+        )
+    ca_data = _base64(cluster.certificate_authority_data, f"{cluster_field}.certificate-authority-data")
+    insecure = bool(cluster.insecure_skip_tls_verify)
+    if insecure and (ca_data or cluster.certificate_authority):
+        raise ConfigError(
+            f"{cluster_field}.insecure-skip-tls-verify: cannot be true beside a certificate authority; remove one"
+        )
+    return Trust(
+        ca_file=_resolve(cluster.certificate_authority, folder) if not ca_data else "",
+        ca_data=ca_data,
+        certificate_file=_resolve(user.client_certificate, folder) if not user.client_certificate_data else "",
+        certificate_data=_base64(user.client_certificate_data, f"{user_field}.client-certificate-data"),
+        key_file=_resolve(user.client_key, folder) if not user.client_key_data else "",
+        key_data=_base64(user.client_key_data, f"{user_field}.client-key-data"),
+        insecure=insecure,
+        server_name=cluster.tls_server_name or "",
+        cluster_field=cluster_field,
+        user_field=user_field,
+    )
+
+
+def _server(cluster: _ClusterEntry, master: str, trust: Trust, cluster_field: str) -> Server:
+    where, text = ("--master", master) if master else (f"{cluster_field}.server", cluster.server)
+    if not text:
+        raise ConfigError(f"{where}: is missing; give the URL of the API server")
+    uses_tls = trust.ca_file or trust.ca_data or trust.certificate_file or trust.certificate_data or trust.insecure
+    return parse_server(text, where, default_scheme="https" if uses_tls else "http")
+
+
+def _credentials(
+    user: _UserEntry, server: Server, cluster: _ClusterEntry, trust: Trust, folder: Path, where: str
+) -> Credentials:
+    if user.auth_provider is not None:
+        raise ConfigError(f"{where}.auth-provider: was removed from Kubernetes in 1.26; use exec or a token instead")
+    headers = _impersonation(user, where)
+    token_given = bool(user.token or user.token_file)
+    if user.exec is not None:
+        if token_given or user.username:
+            raise ConfigError(f"{where}.exec: cannot be used together with a token or username; remove one")
+        return ExecPlugin(_exec(user.exec, server, cluster, trust, folder, where), headers=headers)
+    if user.username is not None or user.password is not None:
+        if token_given:
+            raise ConfigError(f"{where}.username: cannot be used together with a token; remove one")
+        pair = f"{user.username or ''}:{user.password or ''}".encode()
+        headers["Authorization"] = "Basic " + base64.b64encode(pair).decode()
+        return Credentials(headers)
+    try:
+        token = check_token((user.token or "").strip())
+    except ValueError as error:
+        raise ConfigError(f"{where}.token: {error}") from error
+    if user.token_file:
+        return TokenFile(_resolve(user.token_file, folder), token=token, headers=headers)
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    return Credentials(headers)
+
+
+def _impersonation(user: _UserEntry, where: str) -> dict[str, str]:
+    if user.as_groups:
+        raise ConfigError(f"{where}.as-groups: is not supported; give the user its groups in RBAC instead")
+    headers = {}
+    for name, key, value in (("Impersonate-User", "as", user.as_), ("Impersonate-Uid", "as-uid", user.as_uid)):
+        if value:
+            if not value.isascii() or not value.isprintable():
+                raise ConfigError(f"{where}.{key}: has characters that cannot stand in a header")
+            headers[name] = value
+    return headers
+
+
+def _exec(
+    entry: _ExecEntry, server: Server, cluster: _ClusterEntry, trust: Trust, folder: Path, where: str
+) -> ExecConfig:
+    where = f"{where}.exec"
+    if entry.api_version not in _EXEC_VERSIONS:
+        raise ConfigError(f"{where}.apiVersion: {entry.api_version!r} is not supported; use {_EXEC_VERSIONS[0]}")
+    if not entry.command:
+        raise ConfigError(f"{where}.command: is missing")
+    if entry.interactive_mode not in {None, "Never", "IfAvailable"}:
+        raise ConfigError(f"{where}.interactiveMode: must be Never or IfAvailable, a proxy has no terminal")
+    # As client-go: a command with a slash is a path, relative to the kubeconfig; one without is looked up in PATH.
+    command = _resolve(entry.command, folder) if "/" in entry.command else entry.command
+    return ExecConfig(
+        api_version=entry.api_version,
+        command=command,
+        args=entry.args or [],
+        env=entry.env or [],
+        install_hint=entry.install_hint or "",
+        cluster=_exec_cluster(server, cluster, trust, where) if entry.provide_cluster_info else None,
+        field=where,
+    )
+
+
+def _exec_cluster(server: Server, cluster: _ClusterEntry, trust: Trust, where: str) -> dict[str, Any]:
+    authority = trust.ca_data
+    if trust.ca_file:
+        try:
+            authority = Path(trust.ca_file).read_bytes()
+        except OSError as error:
+            raise ConfigError(
+                f"{where}.provideClusterInfo: {trust.ca_file} cannot be read: {error.strerror}"
+            ) from error
+    info: dict[str, Any] = {"server": server.url}
+    if trust.server_name:
+        info["tls-server-name"] = trust.server_name
+    if trust.insecure:
+        info["insecure-skip-tls-verify"] = True
+    if authority:
+        info["certificate-authority-data"] = base64.b64encode(authority).decode()
+    for extension in cluster.extensions or []:
+        if extension.name == _EXEC_EXTENSION:
+            info["config"] = extension.extension
+    return info
+
+
+def _base64(text: str | None, where: str) -> bytes:
+    try:
+        return base64.b64decode("".join((text or "").split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ConfigError(f"{where}: is not base64: {error}") from error
+
+
+def _resolve(path: str | None, folder: Path) -> str:
+    return str(folder / path) if path else ""

@@ -1,0 +1,222 @@
+"""The source --manifests DIR: objects from the YAML and JSON files of a folder, followed as they change.
+
+Delivers the same events to the same Sink as the API server's watches (watch.py). What a file says is read in
+documents.py; here are the folder, the last good state of each file, and the difference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from kubeproxy.api.documents import FileContent, Key, is_watched, read_documents
+from kubeproxy.api.inotify import DirectoryWatch
+from kubeproxy.api.source import ResourceStatus
+from kubeproxy.errors import ConfigError
+from kubeproxy.model.events import Deleted, Event, Rejected, Replaced, Sink, Upserted
+from kubeproxy.model.objects import TYPES, Object, Resource
+
+log = logging.getLogger("kubeproxy.api")
+
+POLL = 1.0
+"""Seconds between looks where inotify cannot be had."""
+
+GRACE = 0.1
+"""Seconds that a file may be missing or empty before that counts: editors save by renaming or truncating."""
+
+SETTLE = 0.005
+"""Seconds from the first sign of a change to the look: a save is several signs."""
+
+MAX_FILE = 256 << 20
+
+_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+class _Signature(NamedTuple):
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+
+
+class _File(NamedTuple):
+    signature: _Signature
+    found: dict[Key, Object]
+
+
+class ManifestSource:
+    """Keeps `sink` up to date with the manifests in `folder`.
+
+    `node_name` is the only Node delivered ('' for all). Of an object in two files the first file by name counts.
+    Raises ConfigError when `folder` is no directory.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        sink: Sink,
+        node_name: str = "",
+        *,
+        poll: float = POLL,
+        grace: float = GRACE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder = Path(folder)
+        if not self._folder.is_dir():
+            raise ConfigError(f"--manifests: {folder} is no directory")
+        self._sink = sink
+        self._node_name = node_name
+        self._poll = poll
+        self._grace = grace
+        self._clock = clock
+        self._files: dict[str, _File] = {}
+        self._missing: dict[str, float] = {}
+        self._delivered: dict[Key, Object] = {}
+        self._reported: set[tuple[Key, str]] = set()
+        self._ignored: set[str] = set()
+        self._trouble: dict[str, str] = {}
+        self.statuses: dict[Resource, ResourceStatus] = {resource: ResourceStatus(resource) for resource in TYPES}
+
+    async def run(self) -> None:
+        """Follow the folder until cancelled."""
+        changed = asyncio.Event()
+        watch = DirectoryWatch(str(self._folder), changed.set)
+        try:
+            while True:
+                self.scan()
+                if not watch.alive:
+                    watch.close()
+                    watch = DirectoryWatch(str(self._folder), changed.set)
+                    if watch.alive:
+                        self.scan()
+                await self._wait(changed, live=watch.alive)
+        finally:
+            watch.close()
+
+    async def _wait(self, changed: asyncio.Event, *, live: bool) -> None:
+        seconds = self._grace if self._missing else None if live else self._poll
+        try:
+            async with asyncio.timeout(seconds):
+                await changed.wait()
+        except TimeoutError:
+            return
+        await asyncio.sleep(SETTLE)
+        changed.clear()
+
+    def scan(self) -> None:
+        """Look at the folder once, read what changed, deliver the difference."""
+        rejected: list[Rejected] = []
+        present = self._list_folder()
+        if present is None and not self.statuses["services"].synced:
+            return  # an empty first list would clear what a former run left in the kernel
+        if present is not None:
+            self._drop_missing(present)
+            for name, signature in present.items():
+                known = self._files.get(name)
+                if known is None or known.signature != signature:
+                    self._read(name, signature, rejected)
+        self._deliver(rejected)
+
+    def _list_folder(self) -> dict[str, _Signature] | None:
+        """Return the manifest files by name; None when the folder cannot be read."""
+        try:
+            paths = sorted(self._folder.iterdir())
+        except OSError as error:
+            self._say(str(self._folder), f"cannot be read, its last state stays: {error.strerror}")
+            return None
+        present = {}
+        for path in paths:
+            if path.name.startswith(".") or path.suffix not in _SUFFIXES:
+                continue
+            try:
+                state = path.stat()
+            except OSError:
+                continue
+            if path.is_file() and (state.st_size or path.name not in self._files):
+                present[path.name] = _Signature(state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
+        return present
+
+    def _drop_missing(self, present: dict[str, _Signature]) -> None:
+        now = self._clock()
+        gone = self._files.keys() - present.keys()
+        self._missing = {name: self._missing.get(name, now) for name in gone}
+        for name, since in list(self._missing.items()):
+            if now - since >= self._grace:
+                del self._files[name], self._missing[name]
+                self._trouble.pop(name, None)
+
+    def _read(self, name: str, signature: _Signature, rejected: list[Rejected]) -> None:
+        known = self._files.get(name)
+        try:
+            if signature.size > MAX_FILE:
+                raise OSError(0, f"is larger than {MAX_FILE} bytes")
+            data = (self._folder / name).read_bytes()
+        except OSError as error:
+            self._say(name, f"cannot be read, its last state stays: {error.strerror}")
+            # Not remembered as read: tried again at the next look.
+            return
+        self._trouble.pop(name, None)
+        content = read_documents(name, data)
+        rejected += content.rejected
+        self._files[name] = _File(signature, _with_last_good(content, known.found if known else {}))
+        for kind in content.ignored - self._ignored:
+            log.info("Ignoring objects of kind %s, first seen in %s: they mean nothing to a proxy", kind, name)
+        self._ignored |= content.ignored
+
+    def _deliver(self, rejected: list[Rejected]) -> None:
+        wanted: dict[Key, Object] = {}
+        first_in: dict[Key, str] = {}
+        conflicts: set[tuple[Key, str]] = set()
+        for name in sorted(self._files):
+            for key, found in self._files[name].found.items():
+                if key in first_in:
+                    conflicts.add((key, name))
+                    continue
+                first_in[key] = name
+                if is_watched(found, self._node_name):
+                    wanted[key] = found
+        for key, name in sorted(conflicts - self._reported):
+            rejected.append(Rejected(*key, "", name, f"is in {first_in[key]} already, which comes first"))
+        self._reported = conflicts
+        if self.statuses["services"].synced:
+            events: list[Event] = [*_difference(self._delivered, wanted), *rejected]
+        else:
+            events = [*_replaced(wanted), *rejected]
+        self._delivered = wanted
+        if events:
+            self._sink(events)
+        for status in self.statuses.values():
+            status.synced = status.connected = True
+            status.last_contact = self._clock()
+
+    def _say(self, name: str, trouble: str) -> None:
+        if self._trouble.get(name) != trouble:
+            log.warning("Manifest %s %s", name, trouble)
+        self._trouble[name] = trouble
+
+
+def _with_last_good(content: FileContent, last: dict[Key, Object]) -> dict[Key, Object]:
+    """Return what a file means now: what it says, and while a part of it is wrong, also what it said before.
+
+    It is not asked which of the former objects the wrong part was: a mistake in a file never deletes anything.
+    """
+    return content.found if content.whole else {**last, **content.found}
+
+
+def _replaced(wanted: dict[Key, Object]) -> Iterator[Event]:
+    for resource in TYPES:
+        yield Replaced(resource, [found for key, found in wanted.items() if key[0] == resource])
+
+
+def _difference(old: dict[Key, Object], new: dict[Key, Object]) -> Iterator[Event]:
+    for key in old:
+        if key not in new:
+            yield Deleted(*key)
+    for key, found in new.items():
+        before = old.get(key)
+        if before is not found and before != found:
+            yield Upserted(key[0], found)

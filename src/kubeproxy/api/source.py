@@ -1,0 +1,78 @@
+"""What both sources of objects (watch.py, manifests.py) share: how far each resource is, how to pace retries."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from kubeproxy.model.objects import Resource
+
+
+class ResourceStatus:
+    """How far the source of one resource is; read by health checks and metrics, written by the source.
+
+    `synced`: a complete list was delivered at least once. `connected`: changes are arriving as they happen.
+    `absent`: there is no such resource, or we may not see it, and that is no harm; an empty list was delivered.
+    `last_contact`: when the server last sent something, seconds on time.monotonic(), 0.0 for never.
+    """
+
+    __slots__ = ("absent", "connected", "last_contact", "resource", "resource_version", "synced")
+
+    def __init__(self, resource: Resource) -> None:
+        self.resource: Resource = resource
+        self.synced = False
+        self.connected = False
+        self.absent = False
+        self.last_contact = 0.0
+        self.resource_version = ""
+
+    def staleness(self, now: float) -> float:
+        """Return how many seconds old the delivered state may be at `now`: 0.0 while changes arrive or none can."""
+        return 0.0 if self.connected or self.absent else max(0.0, now - self.last_contact)
+
+
+class Pace(Struct, frozen=True, kw_only=True):
+    """Times in seconds, and the page size, of listing and watching. The defaults are for clusters."""
+
+    page: int = 500
+    """client-go's page size."""
+    watch_min: float = 300.0
+    watch_max: float = 600.0
+    """A watch is asked for between these (client-go: 5 to 10 minutes), so that nodes do not renew together."""
+    short_watch: float = 1.0
+    """A watch that the server ends sooner counts as a failure, or a broken server would make us spin."""
+    quiet: float = 5.0
+    """Silence in a WatchList before its end mark that means: this server ignores sendInitialEvents."""
+    absent: float = 300.0
+    """Between looks for a resource that the server does not have."""
+    first: float = 0.8
+    first_connect: float = 0.05
+    cap: float = 30.0
+    """First and last delay of the backoff; it doubles (client-go: 0.8 to 30). Connecting starts sooner, for boot."""
+    healthy: float = 60.0
+    """Time without a failure after which the backoff starts anew."""
+    relist: float = 0.5
+    """Most that a new list after 410 Gone is put off: all nodes get theirs at once."""
+
+
+class Backoff:
+    """Doubling delays with jitter. `clock` gives seconds, `jitter` a number in [0, 1)."""
+
+    def __init__(self, pace: Pace, clock: Callable[[], float], jitter: Callable[[], float] = random.random) -> None:
+        self._pace = pace
+        self._clock = clock
+        self._jitter = jitter
+        self._failures = 0
+        self._until = 0.0
+
+    def next(self, first: float) -> float:
+        """Count a failure; return how many seconds to wait: `first` doubled with each, times 0.5 to 1.5."""
+        now = self._clock()
+        if now - self._until > self._pace.healthy:
+            self._failures = 0
+        delay = min(self._pace.cap, first * 2.0 ** min(self._failures, 32)) * (0.5 + self._jitter())
+        self._failures += 1
+        self._until = now + delay
+        return delay

@@ -1,0 +1,305 @@
+"""nftables mode, one family: keeps what the kernel holds, and turns changed plans into transactions.
+
+The committed state is in memory; the kernel is read at the start, after a failure and when another program changed
+the ruleset. Blocking calls, all short: the engine yields between the batches.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from kubeproxy.backends.nftables import affinity, audit
+from kubeproxy.backends.nftables.layout import SHARED, TABLE, VERDICT_MAPS, ChainName, SetId
+from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, chain_names
+from kubeproxy.backends.nftables.render import Elements, Placed, difference, place, render, translate
+from kubeproxy.backends.nftables.ruleset import Ruleset
+from kubeproxy.backends.nftables.text import element_lines, interval_lines
+from kubeproxy.kernel import nfnetlink, nft
+from kubeproxy.model.addresses import Family, Range
+from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
+
+log = logging.getLogger("kubeproxy.nftables")
+
+BATCH = 40_000
+"""Elements a transaction: about 0.1 s in the kernel, so that neither its commit lock nor our loop is held long."""
+
+Wanted = Mapping[ServiceName, tuple[ServicePlan, ...]]
+
+
+class NftablesBackend:
+    """Programs one family. `sync` is incremental, `resync` compares everything with what the kernel really has."""
+
+    def __init__(self, family: Family, world: Globals) -> None:
+        self.family = family
+        self._ruleset = Ruleset(family, world)
+        self._ours = world.of(family) or FamilyGlobals()
+        self._link = nfnetlink.Transactions()
+        self._placed: dict[ServiceName, tuple[Placed, ...]] = {}
+        self._users: Users = {set_id: Counter() for set_id in SHARED}
+        self._chains: set[ChainName] = set()
+        self._nodeport_ips: frozenset[bytes] = frozenset()
+        self._service_cidrs: tuple[Range, ...] | None = None  # None: not known
+        self._service_cidr_edges: frozenset[bytes] = frozenset()
+        self._packers = Packers(self._ruleset.layout)
+        self._signature = audit.Signature(None, ())
+        self._generation = 0
+
+    def close(self) -> None:
+        """Let go of the socket; the rules stay."""
+        self._link.close()
+
+    def set_world(self, world: Globals) -> bool:
+        """Take changed globals in; return whether the table itself is another one now, so that a resync is due."""
+        self._ours = world.of(self.family) or FamilyGlobals()
+        ruleset = Ruleset(self.family, world)
+        changed = ruleset.comment() != self._ruleset.comment()
+        self._ruleset = ruleset
+        return changed
+
+    # -- incremental ------------------------------------------------------------------------------------------------
+
+    def sync(self, changes: Iterable[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> Iterator[int]:
+        """Program changed Services; yield the number of elements after each transaction.
+
+        Raises ApplyError; what was yielded for is in the kernel, the rest is as it was.
+        """
+        batch = self._batch()
+        for name, plans in changes:
+            before = self._placed.get(name, ())
+            known = {p.plan.key: p for p in before}
+            after = tuple(place(plan, known.get(plan.key)) for plan in plans)
+            self._change(batch, before, after)
+            batch.services[name] = after
+            if batch.transaction.elements >= BATCH:
+                yield self._commit(batch)
+                batch = self._batch()
+        yield self._commit(batch) + self._sync_globals()
+
+    def _change(self, batch: _Batch, before: tuple[Placed, ...], after: tuple[Placed, ...]) -> None:
+        batch.transaction.next_service()
+        if not before:
+            for item in after:
+                translate(item, batch.transaction)
+            return
+        delta = difference(render(before), render(after))
+        for set_id, keys in delta.removed.items():
+            for key in keys:
+                batch.transaction.release(set_id, key)
+        for set_id, entries in delta.added.items():
+            for key, data in entries:
+                batch.transaction.entry(set_id, key, data)
+        batch.moves.extend(affinity.moves(before, after))
+
+    def _batch(self) -> _Batch:
+        return _Batch(Transaction(self._packers, self._users), {}, [])
+
+    def _commit(self, batch: _Batch) -> int:
+        """Commit a batch; return the number of its elements."""
+        if batch.transaction.elements:
+            self._ensure_chains(batch.transaction.chains())
+            self._transact([*batch.transaction.messages(), *self._carried(batch.moves)])
+        for name, placed in batch.services.items():
+            if placed:
+                self._placed[name] = placed
+            else:
+                self._placed.pop(name, None)
+        return batch.transaction.elements
+
+    def _carried(self, moves: Sequence[affinity.Move]) -> list[bytes]:
+        if not moves:
+            return []
+        return affinity.messages(self.family, moves, nfnetlink.sets(self.family, TABLE))
+
+    def _sync_globals(self) -> int:
+        """Bring the sets that belong to the node, not to a Service, up to date; return the elements changed."""
+        wanted = frozenset(self._ours.nodeport_ips or ())
+        transaction = Transaction(self._packers, {})
+        for address in self._nodeport_ips - wanted:
+            transaction.remove(SetId.NODEPORT_IPS, address)
+        for address in wanted - self._nodeport_ips:
+            transaction.add(SetId.NODEPORT_IPS, address, b"")
+        if transaction.elements:
+            self._transact(transaction.messages())
+            self._nodeport_ips = wanted
+        ranges = self._ours.service_cidrs
+        if ranges != self._service_cidrs:
+            table = self._ruleset.name
+            self._run([f"flush set {table} service-cidrs", *interval_lines(table, "service-cidrs", ranges)])
+            self._service_cidrs, self._service_cidr_edges = ranges, audit.service_cidrs(self.family)
+        return transaction.elements
+
+    def _ensure_chains(self, names: Iterable[ChainName]) -> None:
+        missing = self._ruleset.needed(names) - self._chains
+        if not missing:
+            return
+        slots = sorted(name for name in missing if name.is_slot)
+        if slots:
+            self._transact(audit.clones(self.family, slots))
+        others = missing.difference(slots)
+        if others:
+            self._run(self._ruleset.chains(others))
+        self._chains |= missing
+        self._signature = audit.signature(self.family)
+
+    # -- the whole table --------------------------------------------------------------------------------------------
+
+    def resync(self, wanted: Wanted) -> Iterator[int]:
+        """Make the kernel hold exactly this, whatever is there: adopt our table, or replace another one.
+
+        Yields the number of elements after each transaction. Raises ApplyError.
+        """
+        table = nfnetlink.table(self.family, TABLE)
+        self._users = {set_id: Counter() for set_id in SHARED}
+        self._placed = {}
+        if table is None:
+            self._load()
+            yield from self.sync(wanted.items())
+        elif not table.dormant and table.comment == self._ruleset.comment() and audit.intact(self._ruleset):
+            self._chains = audit.affinity_chains(self.family)
+            actual = audit.elements(self.family, self._ruleset.layout.shapes)
+            self._nodeport_ips = frozenset(actual.pop(SetId.NODEPORT_IPS))
+            self._service_cidrs = None
+            yield from self._adopt(wanted, actual)
+        else:
+            yield self._replace(wanted)
+        self._signature = audit.signature(self.family)
+        self._generation = self._link.generation()
+
+    def _load(self) -> None:
+        """Make the table, empty of Services."""
+        self._chains = set()
+        nft.run(self._ruleset.skeleton(self._chains))
+        self._nodeport_ips = frozenset()
+        self._service_cidrs = None
+
+    def _adopt(self, wanted: Wanted, actual: Elements) -> Iterator[int]:
+        """Write what is missing of each Service, then remove what belongs to none; `actual` is used up."""
+        batch = self._batch()
+        ranges = audit.ranges_by_frontend(actual, self.family)
+        for name, plans in wanted.items():
+            batch.transaction.next_service()
+            before = tuple(audit.recall(plan, actual) for plan in plans)
+            placed = tuple(place(old.plan, old) for old in before)
+            desired = render(placed)
+            present = {set_id: _taken(actual[set_id], desired[set_id], set_id) for set_id in desired}
+            # The kernel refuses a range that overlaps a stray one, so a frontend's strays go in the same transaction.
+            for span in (span for key in desired.get(SetId.FIREWALL_IPS, ()) for span in ranges.get(key, ())):
+                present.setdefault(SetId.FIREWALL_ALLOW, {})[span] = b""
+                actual[SetId.FIREWALL_ALLOW].pop(span, None)
+            for shared in SHARED:
+                # What several ask for is counted for each, and only added when the kernel lacks it.
+                self._users[shared].update(desired.get(shared, {}).keys() & present.get(shared, {}).keys())
+            delta = difference(present, desired)
+            for set_id, keys in delta.removed.items():
+                for key in keys:
+                    batch.transaction.remove(set_id, key)
+            for set_id, entries in delta.added.items():
+                for key, data in entries:
+                    batch.transaction.entry(set_id, key, data)
+            batch.services[name] = placed
+            batch.moves.extend(affinity.moves(before, placed))
+            if batch.transaction.elements >= BATCH:
+                yield self._commit(batch)
+                batch = self._batch()
+        yield self._commit(batch)
+        yield from self._remove_strays(actual)
+        yield self._sync_globals()
+
+    def _remove_strays(self, actual: Elements) -> Iterator[int]:
+        transaction = Transaction(self._packers, {})
+        for set_id, entries in actual.items():
+            users = self._users.get(set_id, ())
+            for key in entries:
+                if key not in users:
+                    transaction.remove(set_id, key)
+                if transaction.elements >= BATCH:
+                    self._transact(transaction.messages())
+                    yield transaction.elements
+                    transaction = Transaction(self._packers, {})
+        self._transact(transaction.messages())
+        yield transaction.elements
+
+    def _replace(self, wanted: Wanted) -> int:
+        """Load the table with all elements in place of the one that is there, in one transaction."""
+        ruleset, ours = self._ruleset, self._ours
+        total: Elements = {SetId.NODEPORT_IPS: dict.fromkeys(ours.nodeport_ips or (), b"")}
+        for name, plans in wanted.items():
+            self._placed[name] = placed = tuple(Placed.fresh(plan) for plan in plans)
+            for set_id, entries in render(placed).items():
+                total.setdefault(set_id, {}).update(entries)
+                if set_id in self._users:
+                    self._users[set_id].update(entries.keys())
+        self._chains = ruleset.needed(_chains_of(total))
+        count = sum(len(entries) for entries in total.values())
+        log.info("Replacing the table that is there table=%r elements=%d", ruleset.name, count)
+        text = [f"delete table {ruleset.name}", ruleset.skeleton(self._chains)]
+        text += element_lines(ruleset.layout, ruleset.name, total)
+        text += interval_lines(ruleset.name, "service-cidrs", ours.service_cidrs)
+        self._run(text)
+        self._nodeport_ips = frozenset(ours.nodeport_ips or ())
+        self._service_cidrs, self._service_cidr_edges = ours.service_cidrs, audit.service_cidrs(self.family)
+        return count
+
+    # -- drift ------------------------------------------------------------------------------------------------------
+
+    def touched(self) -> bool:
+        """Return whether any program committed to nf_tables since our last transaction; costs one short request."""
+        return self._link.generation() != self._generation
+
+    def drift(self) -> str:
+        """Return what another program did to our table's chains and rules, '' for nothing. Cheap at any size."""
+        if audit.signature(self.family) == self._signature:
+            return ""
+        return f"chains or rules of table {self._ruleset.name} were changed by another program"
+
+    def element_drift(self) -> str:
+        """Return which elements another program changed, '' for none; reads the whole table.
+
+        A clean table settles `touched`.
+        """
+        generation = self._link.generation()
+        actual = audit.elements(self.family, self._ruleset.layout.shapes)
+        total: Elements = {SetId.NODEPORT_IPS: dict.fromkeys(self._nodeport_ips, b"")}
+        for placed in self._placed.values():
+            for set_id, entries in render(placed).items():
+                total.setdefault(set_id, {}).update(entries)
+        for set_id, entries in actual.items():
+            if entries != total.get(set_id, {}):
+                return f"elements of {set_id} in table {self._ruleset.name} were changed by another program"
+        if audit.service_cidrs(self.family) != self._service_cidr_edges:
+            return f"elements of service-cidrs in table {self._ruleset.name} were changed by another program"
+        self._generation = generation
+        return ""
+
+    # -- the kernel -------------------------------------------------------------------------------------------------
+
+    def _transact(self, parts: list[bytes]) -> None:
+        if parts:
+            self._link.commit(parts)
+            self._generation += 1
+
+    def _run(self, lines: Sequence[str]) -> None:
+        nft.run("\n".join(lines) + "\n")
+        self._generation += 1
+
+
+class _Batch(NamedTuple):
+    """Changes that are committed together."""
+
+    transaction: Transaction
+    services: dict[ServiceName, tuple[Placed, ...]]
+    moves: list[affinity.Move]
+
+
+def _chains_of(elements: Elements) -> set[ChainName]:
+    return chain_names({data for set_id in VERDICT_MAPS for data in elements.get(set_id, {}).values()})
+
+
+def _taken(actual: dict[bytes, bytes], desired: dict[bytes, bytes], set_id: str) -> dict[bytes, bytes]:
+    """Return the desired keys that the kernel has, taken out of `actual` (shared ones stay: others want them too)."""
+    if set_id in SHARED:
+        return {key: actual[key] for key in desired if key in actual}
+    return {key: actual.pop(key) for key in desired if key in actual}

@@ -1,0 +1,227 @@
+"""The shape of our table: which sets and maps there are, how their keys are packed, how chains are named.
+
+Pure data, shared by the text of the ruleset and by the elements. Source: docs/architecture.md, "The ruleset".
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+from typing import Final, NamedTuple
+
+from kubeproxy.model.addresses import Family
+
+TABLE: Final = "kube-proxy"
+
+CLASSES: Final = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
+"""Frontends are sorted by how many endpoints they have: 1, up to 4, up to 16, ...; slots are picked from a class."""
+
+_SLOTS: list[bytes] = [slot.to_bytes(4, "little") for slot in range(1024)]
+
+
+class SetId(StrEnum):
+    """Our sets and maps, by their names in the kernel. Those of the classes are named by `class_set`."""
+
+    # address . protocol . port . slot : destination
+    ENDPOINTS = "endpoints"
+    LOCAL_ENDPOINTS = "local-endpoints"
+    NODEPORT_ENDPOINTS = "nodeport-endpoints"
+    LOCAL_NODEPORT_ENDPOINTS = "local-nodeport-endpoints"
+    # frontends by what happens to their connections
+    CLUSTER_SERVICES = "cluster-services"
+    EXTERNAL_SERVICES = "external-services"
+    POLICY_LOCAL_SERVICES = "policy-local-services"
+    EXTERNAL_NODEPORTS = "external-nodeports"
+    POLICY_LOCAL_NODEPORTS = "policy-local-nodeports"
+    # frontends with session affinity, to the chains of their own
+    AFFINITY_SERVICES = "affinity-services"
+    LOCAL_AFFINITY_SERVICES = "local-affinity-services"
+    AFFINITY_NODEPORTS = "affinity-nodeports"
+    LOCAL_AFFINITY_NODEPORTS = "local-affinity-nodeports"
+    CLUSTER_IPS = "cluster-ips"
+    HAIRPIN = "hairpin-endpoints"
+    NO_ENDPOINT_SERVICES = "no-endpoint-services"
+    NO_LOCAL_ENDPOINT_SERVICES = "no-local-endpoint-services"
+    NO_ENDPOINT_NODEPORTS = "no-endpoint-nodeports"
+    NO_LOCAL_ENDPOINT_NODEPORTS = "no-local-endpoint-nodeports"
+    FIREWALL_IPS = "firewall-ips"
+    FIREWALL_ALLOW = "firewall-allow"
+    NODEPORT_IPS = "nodeport-ips"
+
+
+ENDPOINT_MAPS: Final = (
+    SetId.ENDPOINTS,
+    SetId.LOCAL_ENDPOINTS,
+    SetId.NODEPORT_ENDPOINTS,
+    SetId.LOCAL_NODEPORT_ENDPOINTS,
+)
+VERDICT_MAPS: Final = (
+    SetId.AFFINITY_SERVICES,
+    SetId.LOCAL_AFFINITY_SERVICES,
+    SetId.AFFINITY_NODEPORTS,
+    SetId.LOCAL_AFFINITY_NODEPORTS,
+)
+SHARED: Final = (SetId.CLUSTER_IPS, SetId.HAIRPIN)
+"""Sets whose elements several service ports ask for: they stay until the last one lets go."""
+
+
+def class_set(endpoint_map: SetId, size: int) -> str:
+    """Return the set of the frontends whose endpoints in a map are of a class."""
+    return f"{endpoint_map}-{size}"
+
+
+def class_of(count: int) -> int:
+    """Return the class of a number of endpoints; of more than the largest class, only as many are ever picked."""
+    return next((size for size in CLASSES if count <= size), CLASSES[-1])
+
+
+class Kind(IntEnum):
+    """How the elements of a set are packed."""
+
+    PLAIN = 0
+    DESTINATION = 1
+    VERDICT = 2
+    INTERVAL = 3
+
+
+class SetShape(NamedTuple):
+    """A set's name, its type as nft spells it, the fields of its key, and what it maps to."""
+
+    name: str
+    typeof: str
+    fields: tuple[str, ...]  # address, protocol, port, slot
+    kind: Kind
+
+    @property
+    def keyword(self) -> str:
+        """Return 'map' or 'set'."""
+        return "map" if self.kind in {Kind.DESTINATION, Kind.VERDICT} else "set"
+
+    def key_size(self, family: Family) -> int:
+        """Return the bytes of a key; every field fills whole 4-byte registers."""
+        return sum(family.address_size if f == "address" else 4 for f in self.fields)
+
+
+_OTHER_KEYS: dict[str, tuple[str, ...]] = {
+    SetId.CLUSTER_IPS: ("address",),
+    SetId.NODEPORT_IPS: ("address",),
+    SetId.HAIRPIN: ("source", "address"),
+    SetId.FIREWALL_ALLOW: ("address", "protocol", "port", "source"),
+}
+
+
+def _key_fields(name: str) -> tuple[str, ...]:
+    if name in _OTHER_KEYS:
+        return _OTHER_KEYS[name]
+    fields = ("protocol", "port") if "nodeport" in name else ("address", "protocol", "port")
+    return (*fields, "slot") if name in ENDPOINT_MAPS else fields
+
+
+class Layout:
+    """The sets of one family, in the order of their making."""
+
+    def __init__(self, family: Family) -> None:
+        self.family = family
+        self.ip = "ip" if family is Family.IPV4 else "ip6"
+        self.address_type = "ipv4_addr" if family is Family.IPV4 else "ipv6_addr"
+        names = [*SetId, *(class_set(endpoint_map, size) for endpoint_map in ENDPOINT_MAPS for size in CLASSES)]
+        self.shapes: dict[str, SetShape] = {str(name): self._shape(str(name)) for name in names}
+
+    def _shape(self, name: str) -> SetShape:
+        fields = _key_fields(name)
+        words = {
+            "address": f"{self.ip} daddr",
+            "source": f"{self.ip} saddr",
+            "protocol": "meta l4proto",
+            "port": "th dport",
+            "slot": "numgen random mod 2",
+        }
+        typeof = " . ".join(words[f] for f in fields)
+        kind = Kind.PLAIN
+        if name in ENDPOINT_MAPS:
+            kind, typeof = Kind.DESTINATION, f"{typeof} : {self.ip} daddr . th dport"
+        elif name in VERDICT_MAPS:
+            kind, typeof = Kind.VERDICT, f"{typeof} : verdict"
+        elif name == SetId.FIREWALL_ALLOW:
+            kind = Kind.INTERVAL
+        fields = tuple("address" if f == "source" else f for f in fields)
+        return SetShape(name, typeof, fields, kind)
+
+
+def slot_bytes(count: int) -> list[bytes]:
+    """Return the packed slot numbers 0 to count - 1, and possibly more: host byte order, as numgen leaves them."""
+    if count > len(_SLOTS):
+        _SLOTS.extend(slot.to_bytes(4, "little") for slot in range(len(_SLOTS), count * 2))
+    return _SLOTS
+
+
+def service_key(frontend_key: bytes) -> bytes:
+    """Return the element key of a frontend: address (if any), protocol and port, each in whole registers."""
+    return frontend_key[:-3] + frontend_key[-3:-2] + b"\0\0\0" + frontend_key[-2:] + b"\0\0"
+
+
+class ChainName(NamedTuple):
+    """A chain of session affinity, shared by all Services with as many endpoints and the same timeout.
+
+    `treatment` is one of TREATMENTS, `affinity` the timeout in seconds. `endpoints` is how many there are to pick from;
+    in slot and affinity chains it is the slot that is meant, and slot chains have no timeout.
+    """
+
+    nodeport: bool
+    treatment: str
+    endpoints: int
+    affinity: int = 0
+
+    def __str__(self) -> str:
+        prefix = "nodeport-" if self.nodeport else ""
+        suffix = f"-{self.affinity}s" if self.affinity else ""
+        return f"{prefix}{self.treatment}-{self.endpoints}{suffix}"
+
+    @property
+    def local(self) -> str:
+        """Return the 'local-' of chains that pick from a local pool beside a cluster pool, else ''."""
+        return "local-" if self.treatment.startswith("local-") else ""
+
+    @property
+    def endpoint_map(self) -> SetId:
+        """Return the map that the chain picks from, or leads to picking from."""
+        if self.local:
+            return SetId.LOCAL_NODEPORT_ENDPOINTS if self.nodeport else SetId.LOCAL_ENDPOINTS
+        return SetId.NODEPORT_ENDPOINTS if self.nodeport else SetId.ENDPOINTS
+
+    @property
+    def is_slot(self) -> bool:
+        """Return whether the chain is one rule that always goes to the same endpoint."""
+        return self.treatment.endswith("slot")
+
+    def affinity_set(self, slot: int) -> str:
+        """Return the name of the set of clients that stay with a slot."""
+        return f"{'nodeport-' if self.nodeport else ''}{self.local}affinity-{slot}"
+
+
+TREATMENTS: Final = (
+    "cluster",  # cluster IPs: masqueraded as the globals say
+    "external",  # masqueraded
+    "policy-local",  # externalTrafficPolicy Local: pods and this node, then the local endpoints
+    "pick",
+    "local-pick",
+    "affinity",  # remembers the client, then the slot
+    "local-affinity",
+    "slot",
+    "local-slot",
+)
+
+
+def parse_chain_name(text: str) -> ChainName | None:
+    """Return the affinity chain that a name stands for, None when it is none."""
+    nodeport = text.startswith("nodeport-")
+    rest = text.removeprefix("nodeport-")
+    for treatment in TREATMENTS:
+        if rest.startswith(treatment + "-"):
+            number, _, affinity = rest[len(treatment) + 1 :].partition("-")
+            seconds = affinity.removesuffix("s")
+            if not number.isdecimal() or (affinity and not (affinity.endswith("s") and seconds.isdecimal())):
+                continue
+            name = ChainName(nodeport, treatment, int(number), int(seconds or 0))
+            # A name reads back only as it is written, and only slots have no timeout: pick-4 is a static chain.
+            return name if str(name) == text and bool(name.affinity) != name.is_slot else None
+    return None

@@ -1,0 +1,201 @@
+"""Plans to elements: what a Service's plans are in the sets and maps of our table. Pure.
+
+Endpoints keep their slots while they live, so that a change touches what changed and affinity survives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import NamedTuple, Protocol
+
+from kubeproxy.backends.nftables.layout import (
+    ENDPOINT_MAPS,
+    VERDICT_MAPS,
+    ChainName,
+    SetId,
+    class_of,
+    class_set,
+    service_key,
+    slot_bytes,
+)
+from kubeproxy.model.plan import Action, Frontend, FrontendKind, Pool, ServicePlan, Traffic
+
+Elements = dict[str, dict[bytes, bytes]]
+"""Set to key to data: a destination (padded), a chain name, or b'' in plain sets."""
+
+
+class Placed(NamedTuple):
+    """A plan with its pools in slot order."""
+
+    plan: ServicePlan
+    cluster: Pool
+    local: Pool
+
+    @classmethod
+    def fresh(cls, plan: ServicePlan) -> Placed:
+        """Place a plan that was not there before."""
+        return cls(plan, plan.cluster, plan.local)
+
+
+def place(plan: ServicePlan, before: Placed | None) -> Placed:
+    """Give each endpoint its slot: the one it had, if the plan was there before."""
+    if before is None:
+        return Placed.fresh(plan)
+    return Placed(plan, assign(before.cluster, plan.cluster), assign(before.local, plan.local))
+
+
+def assign(before: Pool, wanted: Pool) -> Pool:
+    """Return the wanted destinations in an order that moves as few of them as possible.
+
+    Survivors stay; newcomers fill the holes; when there are more holes than newcomers, the last ones move down.
+    """
+    if before == wanted or not before:
+        return wanted
+    missing = set(wanted)
+    slots: list[bytes | None] = []
+    for destination in before:
+        if destination in missing:
+            missing.discard(destination)
+            slots.append(destination)
+        else:
+            slots.append(None)
+    fresh = sorted(missing)
+    result: list[bytes] = []
+    for index in range(len(wanted)):
+        kept = slots[index] if index < len(slots) else None
+        result.append(kept if kept is not None else b"")
+    spare = [d for d in slots[len(wanted) :] if d is not None]
+    queue = iter((*spare, *fresh))
+    return tuple(d or next(queue) for d in result)
+
+
+class Target(Protocol):
+    """What a plan is translated into."""
+
+    def entry(self, set_id: str, key: bytes, data: bytes) -> None:
+        """Take an element."""
+
+    def pool(self, set_id: str, key: bytes, pool: Pool) -> None:
+        """Take the endpoints of a frontend, in slot order."""
+
+
+class _Dicts:
+    """A target that keeps elements to compare them."""
+
+    def __init__(self) -> None:
+        self.elements: Elements = {}
+
+    def entry(self, set_id: str, key: bytes, data: bytes) -> None:
+        self.elements.setdefault(set_id, {})[key] = data
+
+    def pool(self, set_id: str, key: bytes, pool: Pool) -> None:
+        elements = self.elements.setdefault(set_id, {})
+        for slot, destination in zip(slot_bytes(len(pool)), pool, strict=False):
+            elements[key + slot] = destination + b"\0\0"
+
+
+def render(placed: Iterable[Placed]) -> Elements:
+    """Return the elements of a Service in one family."""
+    target = _Dicts()
+    for item in placed:
+        translate(item, target)
+    return target.elements
+
+
+def translate(item: Placed, target: Target) -> None:
+    """Hand a plan's elements to a target."""
+    plan = item.plan
+    for frontend in plan.frontends:
+        _frontend(item, frontend, plan.traffic(frontend), target)
+    for address in plan.hairpin:
+        target.entry(SetId.HAIRPIN, address + address, b"")
+
+
+def _frontend(item: Placed, frontend: Frontend, traffic: Traffic, target: Target) -> None:
+    kind = frontend.kind
+    nodeport = kind is FrontendKind.NODEPORT
+    key = service_key(frontend.key)
+    if kind is FrontendKind.CLUSTER:
+        target.entry(SetId.CLUSTER_IPS, frontend.address, b"")
+    elif frontend.sources is not None:
+        target.entry(SetId.FIREWALL_IPS, key, b"")
+        for first, last in frontend.sources:
+            target.entry(SetId.FIREWALL_ALLOW, key + first + key + last, b"")
+    if traffic.node.forwards:
+        _forward(item, frontend, traffic, target)
+    if traffic.outside is Action.REJECT:
+        target.entry(SetId.NO_ENDPOINT_NODEPORTS if nodeport else SetId.NO_ENDPOINT_SERVICES, key, b"")
+    elif traffic.outside is Action.DROP:
+        target.entry(SetId.NO_LOCAL_ENDPOINT_NODEPORTS if nodeport else SetId.NO_LOCAL_ENDPOINT_SERVICES, key, b"")
+
+
+def _forward(item: Placed, frontend: Frontend, traffic: Traffic, target: Target) -> None:
+    nodeport = frontend.kind is FrontendKind.NODEPORT
+    key = service_key(frontend.key)
+    pool, treatment = item.cluster, "policy-local"
+    if frontend.kind is FrontendKind.CLUSTER:
+        treatment = "cluster"
+        if traffic.node.picks_local:
+            pool = item.local
+    elif traffic.outside is Action.CLUSTER_MASQUERADE:
+        treatment = "external"
+    pools = [(SetId.NODEPORT_ENDPOINTS if nodeport else SetId.ENDPOINTS, treatment, pool)]
+    if treatment == "policy-local" and traffic.outside is Action.LOCAL:
+        near = SetId.LOCAL_NODEPORT_ENDPOINTS if nodeport else SetId.LOCAL_ENDPOINTS
+        pools.append((near, "local-pick", item.local))
+    affinity = item.plan.affinity
+    if not affinity:
+        target.entry(_TREATMENT_SETS[nodeport, treatment], key, b"")
+    for endpoint_map, chain_treatment, members in pools:
+        target.pool(endpoint_map, key, members)
+        if affinity:
+            chain = affinity_chain(nodeport, chain_treatment, len(members), affinity)
+            target.entry(_AFFINITY_MAPS[endpoint_map], key, chain)
+        else:
+            target.entry(_class_set(endpoint_map, len(members)), key, b"")
+
+
+_TREATMENT_SETS: dict[tuple[bool, str], SetId] = {
+    (False, "cluster"): SetId.CLUSTER_SERVICES,
+    (False, "external"): SetId.EXTERNAL_SERVICES,
+    (False, "policy-local"): SetId.POLICY_LOCAL_SERVICES,
+    (True, "external"): SetId.EXTERNAL_NODEPORTS,
+    (True, "policy-local"): SetId.POLICY_LOCAL_NODEPORTS,
+}
+_AFFINITY_MAPS = dict(zip(ENDPOINT_MAPS, VERDICT_MAPS, strict=True))
+
+
+@lru_cache(maxsize=4096)
+def _class_set(endpoint_map: SetId, count: int) -> str:
+    return class_set(endpoint_map, class_of(count))
+
+
+@lru_cache(maxsize=4096)
+def affinity_chain(nodeport: bool, treatment: str, count: int, affinity: int) -> bytes:
+    """Return the name of the chain that treats a frontend with affinity, as it goes into a verdict."""
+    return str(ChainName(nodeport, treatment, count, affinity)).encode()
+
+
+class Delta(NamedTuple):
+    """What to remove and what to add, set by set."""
+
+    removed: dict[str, list[bytes]]
+    added: dict[str, list[tuple[bytes, bytes]]]
+
+
+def difference(before: Elements, after: Elements) -> Delta:
+    """Return the smallest change from one to the other; an element whose data changes is removed and added."""
+    removed: dict[str, list[bytes]] = {}
+    added: dict[str, list[tuple[bytes, bytes]]] = {}
+    for set_id in before.keys() | after.keys():
+        old, new = before.get(set_id, {}), after.get(set_id, {})
+        if old == new:
+            continue
+        gone = [key for key, data in old.items() if new.get(key) != data]
+        come = [(key, data) for key, data in new.items() if old.get(key) != data]
+        if gone:
+            removed[set_id] = gone
+        if come:
+            added[set_id] = come
+    return Delta(removed, added)

@@ -1,0 +1,317 @@
+"""The text of our table: sets, base chains, static rules, and the chains that all Services with N endpoints share.
+
+Pure: from the globals and chain names to nft's own language. Nothing here grows with the number of Services.
+Hooks and priorities are those of the Go kube-proxy v1.36.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Final
+
+from kubeproxy.backends.nftables.layout import (
+    CLASSES,
+    ENDPOINT_MAPS,
+    TABLE,
+    ChainName,
+    Kind,
+    Layout,
+    SetId,
+    class_set,
+)
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.plan import Detector, FamilyGlobals, Globals
+
+TRIES: Final = 12
+"""How often a slot is picked from a whole class before a smaller number, of which all slots are taken, settles it.
+
+At worst a quarter of the slots is taken: 12 tries keep the share of each endpoint within 4 % of an even one.
+"""
+
+_SERVICE: Final = "{ip} daddr . meta l4proto . th dport"
+_NODEPORT: Final = "meta l4proto . th dport"
+
+
+class Ruleset:
+    """The text of one family's table under given globals."""
+
+    def __init__(self, family: Family, world: Globals, table: str = TABLE) -> None:
+        ours = world.of(family)
+        self.family = family
+        self.layout = Layout(family)
+        self._ours = ours if ours is not None else FamilyGlobals()
+        self._world = world
+        self.table = table
+        self._mark = f"{world.masquerade_mark:#x}"
+
+    @property
+    def name(self) -> str:
+        """Return the table as nft names it: 'ip kube-proxy' or 'ip6 kube-proxy'."""
+        return f"{self.layout.ip} {self.table}"
+
+    def comment(self) -> str:
+        """Return the table's comment: a fingerprint of everything static, so that a restart knows its own table."""
+        text = "\n".join((*self._sets(), *self._rules(), *self.chains(self._samples()))).replace(self.name, TABLE)
+        return f"rules of kube-proxy, layout {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+    def skeleton(self, chains: Iterable[ChainName]) -> str:
+        """Return the text that makes the table, empty of Services, with the chains that are needed."""
+        dormant = "" if self.table == TABLE else "flags dormant ; "
+        lines = [f'add table {self.name} {{ {dormant}comment "{self.comment()}" ; }}']
+        lines += self._sets()
+        lines += (f"add chain {self.name} {chain}" for chain in self._static())
+        lines += self.chains(self.needed(chains))
+        lines += self._rules()
+        return "\n".join(lines) + "\n"
+
+    def scratch(self) -> Ruleset:
+        """Return the same ruleset under another name and without effect, to see how the kernel would list it."""
+        return Ruleset(self.family, self._world, f"{TABLE}-check")
+
+    def _samples(self) -> set[ChainName]:
+        kinds = ("cluster", "policy-local", "local-pick")
+        return self.needed(ChainName(nodeport, t, 2, 5) for nodeport in (False, True) for t in kinds)
+
+    def _sets(self) -> list[str]:
+        lines = []
+        for shape in self.layout.shapes.values():
+            flags = "flags interval ; " if shape.kind is Kind.INTERVAL else ""
+            lines.append(f"add {shape.keyword} {self.name} {shape.name} {{ typeof {shape.typeof} ; {flags}}}")
+        lines.append(f"add set {self.name} transports {{ type inet_proto ; elements = {{ tcp, udp, sctp }} ; }}")
+        lines.append(
+            f"add set {self.name} service-cidrs {{ type {self.layout.address_type} ; flags interval ; auto-merge ; }}"
+        )
+        return lines
+
+    def _static(self) -> dict[str, tuple[str, ...]]:
+        """Return the chains that do not depend on any Service, by name, with their rules."""
+        return self._treatments() | self._picking() | self._checks()
+
+    def _treatments(self) -> dict[str, tuple[str, ...]]:
+        """Return the chains that find a frontend, and say what happens to its connections."""
+        mark = self._mark_packet
+        service = _SERVICE.format(ip=self.layout.ip)
+        nodeport = self._nodeport_match()
+        pods = f"{self._pods()} goto " if self._ours.detector.implemented else ""
+        return {
+            "services": (
+                f"{service} @cluster-services goto cluster",
+                f"{service} @external-services goto external",
+                f"{service} @policy-local-services goto policy-local",
+                f"{service} vmap @affinity-services",
+                f"{nodeport} goto nodeports",
+            ),
+            "nodeports": (
+                f"{_NODEPORT} @external-nodeports goto nodeport-external",
+                f"{_NODEPORT} @policy-local-nodeports goto nodeport-policy-local",
+                f"{_NODEPORT} vmap @affinity-nodeports",
+            ),
+            "local-affinity": (f"{service} vmap @local-affinity-services",),
+            "nodeport-local-affinity": (f"{_NODEPORT} vmap @local-affinity-nodeports",),
+            "cluster": (*self._masquerade_cluster(), "goto pick"),
+            "external": (mark, "goto pick"),
+            "policy-local": (
+                *((pods + "pick",) if pods else ()),
+                "fib saddr type local goto external",
+                "goto local-pick",
+            ),
+            "nodeport-external": (mark, "goto nodeport-pick"),
+            "nodeport-policy-local": (
+                *((pods + "nodeport-pick",) if pods else ()),
+                "fib saddr type local goto nodeport-external",
+                "goto local-nodeport-pick",
+            ),
+        }
+
+    def _checks(self) -> dict[str, tuple[str, ...]]:
+        """Return the chains of the other hooks: masquerade on the way out, source ranges, rejects and drops."""
+        ip = self.layout.ip
+        service = _SERVICE.format(ip=ip)
+        nodeport = self._nodeport_match()
+        return {
+            "masquerading": (
+                f"{ip} saddr . {ip} daddr @hairpin-endpoints ct status dnat meta mark set meta mark or {self._mark}",
+                f"meta mark and {self._mark} == 0 return",
+                f"meta mark set meta mark xor {self._mark}",
+                "masquerade fully-random",
+            ),
+            "firewall-check": (f"{service} @firewall-ips {service} . {ip} saddr != @firewall-allow drop",),
+            "service-endpoints-check": (
+                f"{service} @no-local-endpoint-services drop",
+                f"{service} @no-endpoint-services reject",
+            ),
+            "nodeport-endpoints-check": (
+                f"{nodeport} {_NODEPORT} @no-local-endpoint-nodeports drop",
+                f"{nodeport} {_NODEPORT} @no-endpoint-nodeports reject",
+            ),
+            "cluster-ips-check": (
+                f"{ip} daddr @cluster-ips reject",
+                f"{ip} daddr @service-cidrs drop",
+            ),
+        }
+
+    def _picking(self) -> dict[str, tuple[str, ...]]:
+        """Return the chains that find a frontend's class, and those that pick one of its endpoints.
+
+        A slot beyond the endpoints of a frontend is not in the map: the rule does not match, and the next one tries
+        again. The last one picks from as many slots as any frontend of the class has at least. A frontend in no class
+        may be on its way to a smaller one, as a commit comes between two lookups: its first slot is there all the time.
+        """
+        found: dict[str, tuple[str, ...]] = {}
+        for endpoint_map in ENDPOINT_MAPS:
+            key = self._key("nodeport" in endpoint_map)
+            found[pick_chain(endpoint_map)] = (
+                *(f"{key} @{class_set(endpoint_map, size)} goto {pick_chain(endpoint_map, size)}" for size in CLASSES),
+                f"goto {pick_chain(endpoint_map, CLASSES[0])}",
+            )
+            for below, size in zip((0, *CLASSES), CLASSES, strict=False):
+                tries: list[str] = []
+                if size > 1:
+                    # One rule tried from many places: the kernel checks a new element against each rule of its map.
+                    attempt = endpoint_map.replace("endpoints", f"try-{size}")
+                    found[attempt] = (self._dnat(endpoint_map, f"mod {size}"),)
+                    tries = [f"jump {attempt}"] * TRIES
+                found[pick_chain(endpoint_map, size)] = (*tries, self._dnat(endpoint_map, f"mod {below + 1}"))
+        return found
+
+    def _rules(self) -> list[str]:
+        lines = []
+        for chain, hook, rules in self._base_chains():
+            lines.append(f"add chain {self.name} {chain} {{ {hook} }}")
+            lines += (f"add rule {self.name} {chain} {rule}" for rule in rules)
+        static = self._static().items()
+        lines += (f"add rule {self.name} {chain} {rule}" for chain, rules in static for rule in rules)
+        return lines
+
+    def _base_chains(self) -> list[tuple[str, str, tuple[str, ...]]]:
+        new = "ct state new jump"
+        checks = (f"{new} service-endpoints-check", f"{new} cluster-ips-check")
+        return [
+            ("filter-prerouting-pre-dnat", "type filter hook prerouting priority -110 ;", (f"{new} firewall-check",)),
+            ("filter-output-pre-dnat", "type filter hook output priority -110 ;", (f"{new} firewall-check",)),
+            (
+                "filter-input",
+                "type filter hook input priority 0 ;",
+                (f"{new} nodeport-endpoints-check", f"{new} service-endpoints-check"),
+            ),
+            ("filter-forward", "type filter hook forward priority 0 ;", checks),
+            ("filter-output", "type filter hook output priority 0 ;", checks),
+            ("nat-prerouting", "type nat hook prerouting priority -100 ;", ("jump services",)),
+            ("nat-output", "type nat hook output priority -100 ;", ("jump services",)),
+            ("nat-postrouting", "type nat hook postrouting priority 100 ;", ("jump masquerading",)),
+        ]
+
+    def _nodeport_match(self) -> str:
+        if self._ours.nodeport_ips is None:
+            loopback = "127.0.0.0/8" if self.family is Family.IPV4 else "::1"
+            return f"fib daddr type local {self.layout.ip} daddr != {loopback}"
+        return f"{self.layout.ip} daddr @nodeport-ips"
+
+    def needed(self, names: Iterable[ChainName]) -> set[ChainName]:
+        """Return chains with all chains that they lead to."""
+        found: set[ChainName] = set()
+        queue = list(names)
+        while queue:
+            name = queue.pop()
+            if name not in found:
+                found.add(name)
+                queue += _leads_to(name)
+        return found
+
+    def chains(self, names: Iterable[ChainName]) -> list[str]:
+        """Return the lines that make exactly these chains, and the sets that they need."""
+        ordered = sorted(names)
+        lines = [
+            self._affinity_set(name.affinity_set(name.endpoints))
+            for name in ordered
+            if name.treatment.endswith("affinity")
+        ]
+        lines += (f"add chain {self.name} {name}" for name in ordered)
+        lines += (f"add rule {self.name} {name} {rule}" for name in ordered for rule in self._chain_rules(name))
+        return lines
+
+    def _chain_rules(self, name: ChainName) -> list[str]:
+        onwards = [f"goto {target}" for target in _leads_to(name)]
+        if name.treatment == "cluster":
+            return [*self._masquerade_cluster(), *onwards]
+        if name.treatment == "external":
+            return [self._mark_packet, *onwards]
+        if name.treatment == "policy-local":
+            to_pick, to_external = onwards
+            short_cut = [f"{self._pods()} {to_pick}"] if self._ours.detector.implemented else []
+            last = "nodeport-local-affinity" if name.nodeport else "local-affinity"
+            return [*short_cut, f"fib saddr type local {to_external}", f"goto {last}"]
+        if name.treatment.endswith("affinity"):
+            clients = name.affinity_set(name.endpoints)
+            return [f"update @{clients} {{ {self._client_key} timeout {name.affinity}s }}", *onwards]
+        if name.is_slot:
+            # `mod 1 offset N` is the constant N in numgen's type: nft knows no literal for it within a key.
+            return [self._dnat(name.endpoint_map, f"mod 1 offset {name.endpoints}")]
+        return self._sticky(name)
+
+    @property
+    def _mark_packet(self) -> str:
+        return f"meta mark set meta mark or {self._mark}"
+
+    def _key(self, nodeport: bool) -> str:
+        return _NODEPORT if nodeport else _SERVICE.format(ip=self.layout.ip)
+
+    @property
+    def _client_key(self) -> str:
+        return f"{self.layout.ip} saddr . {_SERVICE.format(ip=self.layout.ip)}"
+
+    def _masquerade_cluster(self) -> tuple[str, ...]:
+        if self._world.masquerade_all:
+            return (self._mark_packet,)
+        return (f"{self._pods('!= ')} {self._mark_packet}",) if self._ours.detector.implemented else ()
+
+    def _pods(self, negation: str = "") -> str:
+        detector: Detector = self._ours.detector
+        if detector.kind == "network":
+            return f"{self.layout.ip} saddr {negation}{detector.value}"
+        wildcard = "*" if detector.kind == "prefix" else ""
+        return f'iifname {negation}"{detector.value}{wildcard}"'
+
+    def _dnat(self, endpoint_map: SetId, numgen: str) -> str:
+        to = f"meta l4proto @transports dnat {self.layout.ip} addr . port to"
+        return f"{to} {self._key('nodeport' in endpoint_map)} . numgen random {numgen} map @{endpoint_map}"
+
+    def _sticky(self, name: ChainName) -> list[str]:
+        """Affinity: one set of clients a slot; who is in one goes to that slot again, others to a random one."""
+        targets = _leads_to(name)
+        rules = [f"{self._client_key} @{name.affinity_set(slot)} goto {target}" for slot, target in enumerate(targets)]
+        verdicts = ", ".join(f"{slot} : goto {target}" for slot, target in enumerate(targets))
+        return [*rules, f"numgen random mod {name.endpoints} vmap {{ {verdicts} }}"]
+
+    def _affinity_set(self, set_name: str) -> str:
+        return (
+            f"add set {self.name} {set_name} {{ typeof {self._client_key} ; size {AFFINITY_CLIENTS} ; "
+            "flags dynamic,timeout ; timeout 3h ; }"
+        )
+
+
+AFFINITY_CLIENTS: Final = 1 << 20
+"""Clients that a slot can remember, over all Services; beyond it new clients are served without affinity."""
+
+
+def pick_chain(endpoint_map: SetId, size: int = 0) -> str:
+    """Return the chain that finds a frontend's class, or the one that picks an endpoint for a class."""
+    chain = endpoint_map.replace("endpoints", "pick")
+    return f"{chain}-{size}" if size else chain
+
+
+def _leads_to(name: ChainName) -> list[ChainName]:
+    """Return the chains that a chain goes to, in the order of its rules."""
+    pick = name._replace(treatment="pick")
+    if name.treatment in {"cluster", "external"}:
+        return [pick]
+    if name.treatment == "policy-local":
+        return [pick, name._replace(treatment="external")]
+    if name.treatment.endswith("affinity"):
+        return [ChainName(name.nodeport, f"{name.local}slot", name.endpoints)]
+    if name.affinity:
+        return [
+            ChainName(name.nodeport, f"{name.local}affinity", slot, name.affinity) for slot in range(name.endpoints)
+        ]
+    return []

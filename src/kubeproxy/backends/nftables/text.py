@@ -1,0 +1,66 @@
+"""Elements as nft text: for the one transaction that replaces another program's table, skeleton and all.
+
+Slower than packed elements (about 12 us each), and the only form that nft can commit together with its own text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from kubeproxy.backends.nftables.layout import Kind, Layout, SetShape
+from kubeproxy.backends.nftables.render import Elements
+from kubeproxy.model.addresses import Range, unpack
+
+_PROTOCOLS = {6: "tcp", 17: "udp", 132: "sctp"}
+
+
+def element_lines(layout: Layout, table: str, elements: Elements) -> Iterator[str]:
+    """Yield an `add element` line for each element."""
+    for set_id, entries in elements.items():
+        shape = layout.shapes[set_id]
+        show = _key_writer(layout, shape)
+        head = f"add element {table} {set_id} {{ "
+        for key, data in entries.items():
+            yield f"{head}{show(key)}{_value(shape, data)} }}"
+
+
+def interval_lines(table: str, set_name: str, ranges: tuple[Range, ...]) -> list[str]:
+    """Return the line that fills a set of address ranges, none for no ranges."""
+    text = ", ".join(f"{unpack(first)}-{unpack(last)}" if first != last else unpack(first) for first, last in ranges)
+    return [f"add element {table} {set_name} {{ {text} }}"] if text else []
+
+
+def _value(shape: SetShape, data: bytes) -> str:
+    if shape.kind is Kind.DESTINATION:
+        return f" : {unpack(data[:-4])} . {int.from_bytes(data[-4:-2], 'big')}"
+    if shape.kind is Kind.VERDICT:
+        return f" : goto {data.decode()}"
+    return ""
+
+
+def _key_writer(layout: Layout, shape: SetShape) -> Callable[[bytes], str]:
+    size = layout.family.address_size
+
+    def words(key: bytes) -> list[str]:
+        found, at = [], 0
+        for field in shape.fields:
+            width = size if field == "address" else 4
+            found.append(_word(field, key[at : at + width]))
+            at += width
+        return found
+
+    def interval(key: bytes) -> str:
+        first, last = words(key[: len(key) // 2]), words(key[len(key) // 2 :])
+        return " . ".join(a if a == b else f"{a}-{b}" for a, b in zip(first, last, strict=True))
+
+    return interval if shape.kind is Kind.INTERVAL else lambda key: " . ".join(words(key))
+
+
+def _word(field: str, value: bytes) -> str:
+    if field == "address":
+        return unpack(value)
+    if field == "protocol":
+        return _PROTOCOLS[value[0]]
+    if field == "port":
+        return str(int.from_bytes(value[:2], "big"))
+    return str(int.from_bytes(value, "little"))

@@ -1,0 +1,116 @@
+"""The command kube-proxy: reads the command line, prints help and version, and turns errors into exit codes.
+
+Exit codes: 0 for help, version and a clean end, 1 for every error. What the flags mean is in kubeproxy.config; what
+the program does is in kubeproxy.app, which is loaded only when there is something to run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from kubeproxy import __version__
+from kubeproxy.config.durations import quote
+from kubeproxy.config.flags import FLAGS, GROUPS, KEPT_WITH_CONFIG, Flag
+from kubeproxy.config.messages import listed
+from kubeproxy.config.pflag import CommandLine, parse, shown_default
+from kubeproxy.errors import ConfigError, KubeProxyError
+
+KUBERNETES_VERSION = "v1.36"
+_ABOUT = """\
+kube-proxy runs on each node of a Kubernetes cluster. It watches Services and EndpointSlices and programs the node's
+kernel so that traffic to a Service's addresses reaches its endpoints (TCP, UDP and SCTP, IPv4 and IPv6).
+
+Usage:
+  kube-proxy [flags]
+"""
+_WIDTH = 118
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command with the arguments (by default the process's own); the exit code."""
+    try:
+        return _run(parse(sys.argv[1:] if argv is None else argv))
+    except KubeProxyError as error:
+        print(f"Error: {listed(str(error))}", file=sys.stderr)
+        return 1
+
+
+def _run(line: CommandLine) -> int:
+    if line.given.get("help"):
+        print(help_text(), end="")
+        return 0
+    if any(line.words):
+        words = " ".join(quote(word) for word in line.words)
+        raise ConfigError(f'"kube-proxy" does not take any arguments, got [{words}]')
+    version = line.given.get("version", "false")
+    if version != "false":
+        print(version_text(version))
+        return 0
+    from kubeproxy.config.options import build_options  # noqa: PLC0415 - the line above must answer fast
+    from kubeproxy.config.write import write_file  # noqa: PLC0415
+
+    for notice in line.notices:
+        print(notice, file=sys.stderr)
+    options = build_options(line)
+    for notice in options.notices:
+        if notice not in line.notices:
+            print(f"Warning: {notice}", file=sys.stderr)
+    if options.write_config_to:
+        write_file(options.config, options.write_config_to)
+        print(f"Wrote the configuration to {options.write_config_to}", file=sys.stderr)
+        return 0
+    from kubeproxy.app import run  # noqa: PLC0415 - help, version and errors do not need it
+
+    return run(options)
+
+
+def version_text(wanted: str) -> str:
+    """What --version prints; "raw" is the long form."""
+    if wanted != "raw":
+        return f"kube-proxy {__version__} (compatible with Kubernetes {KUBERNETES_VERSION})"
+    import platform  # noqa: PLC0415
+
+    return "\n".join(
+        (
+            f"version: {__version__}",
+            f"kubernetes: {KUBERNETES_VERSION}",
+            f"python: {platform.python_version()}",
+            f"platform: linux/{platform.machine()}",
+        )
+    )
+
+
+def help_text() -> str:
+    """What --help prints: all flags, by group."""
+    parts = [_ABOUT]
+    for group in GROUPS:
+        flags = [flag for flag in FLAGS if flag.group == group and not flag.hidden]
+        parts.append(f"\n{group}:\n" + "".join(map(_flag_help, flags)))
+    kept = ", ".join(f"--{flag.name}" for flag in FLAGS if flag.name in KEPT_WITH_CONFIG and not flag.hidden)
+    parts.append("\n" + _wrapped(f"With --config, the file replaces all flags except {kept}.", 0))
+    parts.append(_wrapped("Names may be written with underscores instead of hyphens.", 0))
+    return "".join(parts)
+
+
+def _flag_help(flag: Flag) -> str:
+    names = {"v": "-v, --v", "help": "-h, --help"}.get(flag.name, f"    --{flag.name}")
+    kind = "" if flag.kind == "bool" else f" {flag.kind}"
+    default = "" if flag.default in ("", "false") else f" (default {shown_default(flag)})"
+    text = f"  {names}{kind}\n" + _wrapped(flag.usage + default, 12)
+    if flag.name == "feature-gates":
+        from kubeproxy.config.gates import PROXY_GATES  # noqa: PLC0415 - only for this text
+
+        text += "".join(f"{'':14}{name}=true|false ({stage})\n" for name, stage in PROXY_GATES)
+    return text
+
+
+def _wrapped(text: str, indent: int) -> str:
+    import textwrap  # noqa: PLC0415 - only for help
+
+    margin = " " * indent
+    return textwrap.fill(text, _WIDTH, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""Plain values to the configuration's structs: types are checked, names are checked, values are not.
+
+Every mistake is collected with its path, so that all are reported at once. Wrong types are errors. Unknown and
+duplicate fields are what Kubernetes calls strict errors: reported apart, for the caller to decide about.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, NamedTuple, get_type_hints
+
+from msgspec import Struct
+from msgspec.structs import fields
+
+from kubeproxy.config.durations import Duration
+from kubeproxy.config.messages import did_you_mean
+from kubeproxy.config.types import KubeProxyConfiguration, Quantity, VModuleItem
+from kubeproxy.config.values import parse_quantity
+
+
+class Problem(NamedTuple):
+    """A mistake: the JSON path of the field, and what is wrong with it, starting with a small letter."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+class Decoded(NamedTuple):
+    """The configuration as far as it could be read, its mistakes, and what a strict reading would not accept."""
+
+    config: KubeProxyConfiguration
+    given: frozenset[str]  # paths of the fields that are present with a value that counts
+    wrong: list[Problem]
+    strict: list[Problem]
+
+
+_UNSET_WHEN_EMPTY = """
+    bindAddress healthzBindAddress metricsBindAddress configSyncPeriod udpIdleTimeout
+    clientConnection.contentType clientConnection.qps clientConnection.burst logging.format logging.flushFrequency
+    iptables.syncPeriod iptables.minSyncPeriod ipvs.syncPeriod nftables.syncPeriod nftables.minSyncPeriod
+"""
+UNSET_WHEN_EMPTY = frozenset(_UNSET_WHEN_EMPTY.split())
+"""Fields in which "", 0 or 0s counts as unset (kube-proxy's v1alpha1 defaults); elsewhere zero is a value."""
+
+_UNSIGNED = frozenset(("logging.verbosity", "logging.vmodule[].verbosity"))
+
+
+def decode(tree: Mapping[str, Any]) -> Decoded:
+    """The fields of a KubeProxyConfiguration, without apiVersion and kind; null counts as absent everywhere."""
+    reading = _Reading()
+    config = reading.struct(KubeProxyConfiguration, tree, "")
+    return Decoded(config, frozenset(reading.given), reading.wrong, reading.strict)
+
+
+@cache
+def json_fields(cls: type[Struct]) -> dict[str, tuple[str, Any]]:
+    """JSON name of each field of a struct, with its attribute and type."""
+    hints = get_type_hints(cls)
+    return {info.encode_name: (info.name, hints[info.name]) for info in fields(cls)}
+
+
+class _Reading:
+    """One pass over a tree, collecting mistakes."""
+
+    def __init__(self) -> None:
+        self.given: set[str] = set()
+        self.wrong: list[Problem] = []
+        self.strict: list[Problem] = []
+
+    def struct(self, cls: type[Struct], tree: Mapping[str, Any], path: str) -> Any:
+        known = json_fields(cls)
+        values: dict[str, Any] = {}
+        for name, value in tree.items():
+            here = f"{path}.{name}" if path else name
+            if name not in known:
+                self.strict.append(Problem(here, "unknown field" + did_you_mean(name, known.keys())))
+            elif value is not None:
+                attribute, kind = known[name]
+                try:
+                    decoded = self.value(kind, value, here)
+                except ValueError as error:
+                    self.wrong.append(Problem(here, str(error)))
+                    continue
+                if decoded or here not in UNSET_WHEN_EMPTY:
+                    values[attribute] = decoded
+                    self.given.add(here)
+        return cls(**values)
+
+    def value(self, kind: Any, value: Any, path: str) -> Any:
+        if isinstance(kind, type) and issubclass(kind, Struct):
+            if not isinstance(value, dict):
+                raise _expected("a map of fields", value)
+            return self.struct(kind, value, path)
+        if kind == tuple[VModuleItem, ...]:
+            items = _items(value, dict, "a list of maps with filePattern and verbosity")
+            return tuple(self.struct(VModuleItem, item, f"{path}[{index}]") for index, item in enumerate(items))
+        if path == "logging.flushFrequency" and type(value) is int:
+            return Duration.from_nanoseconds(value)
+        if kind is int and re.sub(r"\[\d+\]", "[]", path) in _UNSIGNED:
+            return _integer(value, 0, (1 << 32) - 1)
+        return _READERS[kind](value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise _expected("text", value, " (put it in quotes)" if isinstance(value, int | float) else "")
+    return value
+
+
+def _boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _expected("true or false", value)
+    return value
+
+
+def _integer(value: Any, low: int = -(1 << 31), high: int = (1 << 31) - 1) -> int:
+    if type(value) is not int:
+        raise _expected("a whole number", value)
+    if not low <= value <= high:
+        raise ValueError(f"expected a whole number from {low} to {high}, got {value}")
+    return value
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float):
+        raise _expected("a number", value)
+    return float(value)
+
+
+def _duration(value: Any) -> Duration:
+    if not isinstance(value, str):
+        raise _expected('a duration like "30s"', value)
+    try:
+        return Duration.parse(value)
+    except ValueError:
+        raise _expected('a duration like "30s" or "1h30m"', value) from None
+
+
+def _quantity(value: Any) -> int:
+    if type(value) is int and value >= 0:
+        return value
+    if not isinstance(value, str):
+        raise _expected('a number of bytes like 512 or "64Ki"', value)
+    return parse_quantity(value)
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(_items(value, str, "a list of text"))
+
+
+def _gates(value: Any) -> dict[str, bool]:
+    if not isinstance(value, dict):
+        raise _expected("a map of feature gates to true or false", value)
+    for name, setting in value.items():
+        if not isinstance(setting, bool):
+            raise _expected(f"true or false for {name}", setting)
+    return value
+
+
+_READERS: dict[Any, Callable[[Any], Any]] = {
+    str: _text,
+    bool: _boolean,
+    int: _integer,
+    float: _number,
+    Duration: _duration,
+    Quantity: _quantity,
+    tuple[str, ...]: _texts,
+    dict[str, bool]: _gates,
+}
+
+
+def _items(value: Any, kind: type, expected: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise _expected(expected, value)
+    for index, item in enumerate(value):
+        if not isinstance(item, kind):
+            raise _expected(expected, item, f" at [{index}]")
+    return value
+
+
+def _expected(expected: str, value: Any, hint: str = "") -> ValueError:
+    shown = json.dumps(value, ensure_ascii=False, default=str)
+    if len(shown) > 60:
+        shown = shown[:57] + "..."
+    return ValueError(f"expected {expected}, got {shown}{hint}")

@@ -1,0 +1,181 @@
+"""The table of all command line flags: name, kind of value, default, group, field of the configuration, help.
+
+Data only, light to import. Parsing of a command line is in pflag.py, its effect in options.py. Names, kinds and
+defaults are those of the Go kube-proxy 1.36; what differs is said in the help text.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Flag(NamedTuple):
+    """One flag.
+
+    kind is a key of pflag.KINDS; default is in the notation of that kind; path is the JSON path of the field that
+    the flag sets, empty when the effect is not just that; deprecated is the end of the notice printed on use.
+    """
+
+    name: str
+    kind: str
+    default: str
+    group: str
+    path: str
+    usage: str
+    deprecated: str = ""
+    hidden: bool = False
+
+
+GENERAL, CLIENT, SERVERS, BACKEND, LOCAL, CONNTRACK, LOGGING, LEGACY = (
+    "General",
+    "Kubernetes API",
+    "Addresses and servers",
+    "Proxy modes",
+    "Local traffic and NodePorts",
+    "Connection tracking",
+    "Logging",
+    "Deprecated",
+)
+GROUPS = (GENERAL, CLIENT, SERVERS, BACKEND, LOCAL, CONNTRACK, LOGGING, LEGACY)
+
+_INTERVAL = "How often everything is checked and repaired (like 5s, 1m, 2h22m). Must be greater than 0."
+_MINIMUM = "The least time between two syncs (like 5s, 1m). 0 means that each change is applied at once."
+_NO_EFFECT = "it has no effect: logs go to standard error."
+
+FLAGS = (
+    Flag("config", "string", "", GENERAL, "", "The configuration file. It replaces the flags, see below."),
+    Flag("write-config-to", "string", "", GENERAL, "", "Write the configuration to this file and exit."),
+    Flag("manifests", "string", "", GENERAL, "",
+         "Read Services, EndpointSlices and Nodes from the YAML and JSON files of this folder, watched live, instead of"
+         " from an API server. (Not in the Go kube-proxy.)"),
+    Flag("cleanup", "bool", "false", GENERAL, "", "Remove the rules of all modes from the kernel and exit."),
+    Flag("init-only", "bool", "false", GENERAL, "",
+         "Do what needs full root privileges and exit; afterwards CAP_NET_ADMIN is enough to run."),
+    Flag("feature-gates", "mapStringBool", "", GENERAL, "featureGates",
+         "Pairs like A=true,B=false for features that are not final. All gates of Kubernetes 1.36 are accepted;"
+         " a proxy reads:"),
+    Flag("config-sync-period", "duration", "15m0s", GENERAL, "configSyncPeriod",
+         "How often the state from the API server is refreshed. Must be greater than 0."),
+    Flag("oom-score-adj", "int32", "-999", GENERAL, "oomScoreAdj",
+         "The oom_score_adj of this process, from -1000 to 1000."),
+    Flag("show-hidden-metrics-for-version", "string", "", GENERAL, "showHiddenMetricsForVersion",
+         'Show metrics that the previous minor release ("1.35") has hidden.'),
+    Flag("version", "version", "false", GENERAL, "", "Print the version and exit; --version=raw prints the details."),
+    Flag("help", "bool", "false", GENERAL, "", "Print this help and exit."),
+
+    Flag("kubeconfig", "string", "", CLIENT, "clientConnection.kubeconfig",
+         "The kubeconfig file; without it and --master the service account of the pod is used."),
+    Flag("master", "string", "", CLIENT, "", "The API server's address; it outranks the kubeconfig."),
+    Flag("kube-api-content-type", "string", "application/vnd.kubernetes.protobuf", CLIENT,
+         "clientConnection.contentType", "Accepted for compatibility; JSON is spoken."),
+    Flag("kube-api-burst", "int32", "10", CLIENT, "clientConnection.burst", "Requests that may be sent in one burst."),
+    Flag("kube-api-qps", "float32", "5", CLIENT, "clientConnection.qps", "Requests to the API server per second."),
+
+    Flag("hostname-override", "string", "", SERVERS, "",
+         "The name of this Node, instead of the host name. It outranks the configuration file."),
+    Flag("bind-address", "ip", "0.0.0.0", SERVERS, "bindAddress",  # noqa: S104 - nothing is bound to it
+         "The Node's primary IP, instead of what the Node object says. Nothing is bound to it, despite the name."),
+    Flag("healthz-bind-address", "ipport", "0.0.0.0:10256", SERVERS, "healthzBindAddress",
+         "Where the health server listens ([::]:10256 with an IPv6 --bind-address). Empty for none."),
+    Flag("metrics-bind-address", "ipport", "127.0.0.1:10249", SERVERS, "metricsBindAddress",
+         "Where the metrics server listens ([::1]:10249 with an IPv6 --bind-address). Empty for none."),
+    Flag("bind-address-hard-fail", "bool", "false", SERVERS, "bindAddressHardFail",
+         "Exit when one of these servers cannot be started, instead of trying again."),
+    Flag("profiling", "bool", "false", SERVERS, "enableProfiling", "Serve /debug/pprof on the metrics server."),
+
+    Flag("proxy-mode", "ProxyMode", "", BACKEND, "mode",
+         "nftables (the default; the Go kube-proxy's is iptables), iptables, ipvs or userspace."),
+    Flag("masquerade-all", "bool", "false", BACKEND, "", "Masquerade all traffic to cluster IPs."),
+    Flag("iptables-masquerade-bit", "int32", "14", BACKEND, "iptables.masqueradeBit",
+         "The bit of the firewall mark for packets to masquerade, from 0 to 31."),
+    Flag("iptables-localhost-nodeports", "bool", "true", BACKEND, "iptables.localhostNodePorts",
+         "Whether NodePorts can be reached on 127.0.0.1 (iptables mode, IPv4)."),
+    Flag("iptables-sync-period", "duration", "30s", BACKEND, "", _INTERVAL + " For all modes but ipvs."),
+    Flag("iptables-min-sync-period", "duration", "1s", BACKEND, "",
+         _MINIMUM + " For all modes but ipvs; nftables mode has 0s unless this flag is given."),
+    Flag("ipvs-sync-period", "duration", "30s", BACKEND, "", _INTERVAL),
+    Flag("ipvs-min-sync-period", "duration", "1s", BACKEND, "", _MINIMUM),
+    Flag("ipvs-scheduler", "string", "", BACKEND, "ipvs.scheduler", "The ipvs scheduler; rr when empty."),
+    Flag("ipvs-exclude-cidrs", "strings", "", BACKEND, "ipvs.excludeCIDRs",
+         "CIDRs whose virtual servers are left alone."),
+    Flag("ipvs-strict-arp", "bool", "false", BACKEND, "ipvs.strictARP", "Set arp_ignore to 1 and arp_announce to 2."),
+    Flag("ipvs-tcp-timeout", "duration", "0s", BACKEND, "ipvs.tcpTimeout",
+         "Timeout of idle TCP connections in ipvs; 0 leaves it as it is."),
+    Flag("ipvs-tcpfin-timeout", "duration", "0s", BACKEND, "ipvs.tcpFinTimeout",
+         "Timeout of TCP connections in ipvs after a FIN; 0 leaves it as it is."),
+    Flag("ipvs-udp-timeout", "duration", "0s", BACKEND, "ipvs.udpTimeout",
+         "Timeout of UDP flows in ipvs; 0 leaves it as it is."),
+    Flag("proxy-port-range", "string", "", BACKEND, "portRange",
+         "Ports that userspace mode may listen on: 300-2000, 300+1700; empty for any."),
+    Flag("udp-timeout", "duration", "250ms", BACKEND, "udpIdleTimeout",
+         "How long userspace mode keeps an idle UDP flow. Must be greater than 0."),
+
+    Flag("detect-local-mode", "LocalMode", "", LOCAL, "detectLocalMode",
+         "How traffic of this node's pods is recognised: ClusterCIDR (the default), NodeCIDR, BridgeInterface or"
+         " InterfaceNamePrefix."),
+    Flag("cluster-cidr", "string", "", LOCAL, "clusterCIDR",
+         "The pods' addresses: one CIDR, or one of each IP family with a comma between."),
+    Flag("pod-bridge-interface", "string", "", LOCAL, "detectLocal.bridgeInterface",
+         "The bridge of this node's pods, for BridgeInterface."),
+    Flag("pod-interface-name-prefix", "string", "", LOCAL, "detectLocal.interfaceNamePrefix",
+         "What the names of the pods' interfaces start with, for InterfaceNamePrefix."),
+    Flag("nodeport-addresses", "strings", "", LOCAL, "nodePortAddresses",
+         "The node's addresses that NodePorts are served on: CIDRs, or the word primary. Unset means primary in"
+         " nftables mode, all local addresses in other modes."),
+
+    Flag("conntrack-max-per-core", "int32", "32768", CONNTRACK, "conntrack.maxPerCore",
+         "Connections to track for each CPU; 0 leaves the limit as it is and ignores --conntrack-min."),
+    Flag("conntrack-min", "int32", "131072", CONNTRACK, "conntrack.min", "The least number of connections to track."),
+    Flag("conntrack-tcp-timeout-established", "duration", "24h0m0s", CONNTRACK, "conntrack.tcpEstablishedTimeout",
+         "Timeout of established TCP connections; 0 leaves it as it is."),
+    Flag("conntrack-tcp-timeout-close-wait", "duration", "1h0m0s", CONNTRACK, "conntrack.tcpCloseWaitTimeout",
+         "Timeout of TCP connections in CLOSE_WAIT; 0 leaves it as it is."),
+    Flag("conntrack-tcp-be-liberal", "bool", "false", CONNTRACK, "conntrack.tcpBeLiberal",
+         "Set nf_conntrack_tcp_be_liberal to 1."),
+    Flag("conntrack-udp-timeout", "duration", "0s", CONNTRACK, "conntrack.udpTimeout",
+         "Timeout of UDP flows without an answer; 0 leaves it as it is."),
+    Flag("conntrack-udp-timeout-stream", "duration", "0s", CONNTRACK, "conntrack.udpStreamTimeout",
+         "Timeout of UDP flows in both directions; 0 leaves it as it is."),
+
+    Flag("logging-format", "string", "text", LOGGING, "logging.format", "text or json."),
+    Flag("log-flush-frequency", "duration", "5s", LOGGING, "logging.flushFrequency",
+         "The longest time that log lines are held back."),
+    Flag("v", "Level", "0", LOGGING, "logging.verbosity", "How much is logged."),
+    Flag("vmodule", "pattern=N,...", "", LOGGING, "logging.vmodule",
+         "Verbosity by source file: pattern=N,... (text format only)."),
+    Flag("log-text-split-stream", "bool", "false", LOGGING, "logging.options.text.splitStream",
+         "Errors to stderr, the rest to stdout (text format; needs the gate LoggingAlphaOptions)."),
+    Flag("log-text-info-buffer-size", "quantity", "0", LOGGING, "logging.options.text.infoBufferSize",
+         "Buffer of the split stream: bytes, or like 1K, 2Ki, 3M (needs the gate LoggingAlphaOptions)."),
+    Flag("log-json-split-stream", "bool", "false", LOGGING, "logging.options.json.splitStream",
+         "Errors to stderr, the rest to stdout (JSON format; needs the gate LoggingAlphaOptions)."),
+    Flag("log-json-info-buffer-size", "quantity", "0", LOGGING, "logging.options.json.infoBufferSize",
+         "Buffer of the split stream: bytes, or like 1K, 2Ki, 3M (needs the gate LoggingAlphaOptions)."),
+
+    Flag("healthz-port", "int32", "10256", LEGACY, "", "Port of the health server; 0 for none.",
+         "use --healthz-bind-address instead."),
+    Flag("metrics-port", "int32", "10249", LEGACY, "", "Port of the metrics server; 0 for none.",
+         "use --metrics-bind-address instead."),
+    Flag("boot-id-file", "string", "/proc/sys/kernel/random/boot_id", LEGACY, "", "Accepted, without effect."),
+    Flag("machine-id-file", "string", "/etc/machine-id,/var/lib/dbus/machine-id", LEGACY, "",
+         "Accepted, without effect."),
+    Flag("add-dir-header", "bool", "false", LEGACY, "", "", _NO_EFFECT, hidden=True),
+    Flag("alsologtostderr", "bool", "false", LEGACY, "", "", _NO_EFFECT, hidden=True),
+    Flag("log-backtrace-at", "string", ":0", LEGACY, "", "", _NO_EFFECT, hidden=True),
+    Flag("log-dir", "string", "", LEGACY, "", "", _NO_EFFECT, hidden=True),
+    Flag("log-file", "string", "", LEGACY, "", "", _NO_EFFECT, hidden=True),
+    Flag("log-file-max-size", "string", "1800", LEGACY, "", "", _NO_EFFECT, hidden=True),
+    Flag("logtostderr", "bool", "true", LEGACY, "", "", _NO_EFFECT, hidden=True),
+    Flag("one-output", "bool", "false", LEGACY, "", "", _NO_EFFECT, hidden=True),
+    Flag("skip-headers", "bool", "false", LEGACY, "", "", _NO_EFFECT, hidden=True),
+    Flag("skip-log-headers", "bool", "false", LEGACY, "", "", _NO_EFFECT, hidden=True),
+    Flag("stderrthreshold", "string", "2", LEGACY, "", "", _NO_EFFECT, hidden=True),
+)  # fmt: skip
+
+BY_NAME = {flag.name: flag for flag in FLAGS}
+
+_KEPT = "config write-config-to manifests cleanup init-only master hostname-override version help"
+KEPT_WITH_CONFIG = frozenset(_KEPT.split()) | {
+    flag.name for flag in FLAGS if flag.group in (LOGGING, LEGACY) and not flag.name.endswith("-port")
+}
+"""Flags that still count beside --config (or never do); all others are replaced by the file."""

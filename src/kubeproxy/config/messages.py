@@ -1,0 +1,22 @@
+"""The wording that error messages share. Light to import."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+
+
+def did_you_mean(name: str, known: AbstractSet[str]) -> str:
+    """The known names that are close to the name, as the end of a message; empty when none is."""
+    import difflib  # noqa: PLC0415 - only needed to report a mistake
+
+    lowered = {candidate.lower(): candidate for candidate in known}
+    close = difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.7)
+    return "; did you mean " + " or ".join(lowered[match] for match in close) + "?" if close else ""
+
+
+def listed(mistakes: str) -> str:
+    """Mistakes on a line each as an indented list with a head; a single one, or such a list, as it is."""
+    lines = mistakes.splitlines()
+    if len(lines) < 2 or lines[1].startswith(" "):
+        return mistakes
+    return f"{len(lines)} mistakes:\n" + "\n".join(f"  {line}" for line in lines)

@@ -1,0 +1,188 @@
+"""Reads a command line as Go's pflag and cobra do: --flag=value, --flag value, --bool, -v 2, -v=2, -v2, "--".
+
+Knows the kinds of values but nothing of what flags mean; light to import. Underscores in names count as hyphens.
+Messages are pflag's, so that what operators know and grep for stays true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from kubeproxy.config.durations import Duration, quote
+from kubeproxy.config.flags import BY_NAME, FLAGS, Flag
+from kubeproxy.config.messages import did_you_mean
+from kubeproxy.config.values import (
+    parse_bool,
+    parse_bool_map,
+    parse_float,
+    parse_int32,
+    parse_level,
+    parse_list,
+    parse_patterns,
+    parse_quantity,
+    show_bool_map,
+    show_list,
+    show_patterns,
+)
+from kubeproxy.errors import ConfigError
+
+SHORTHANDS = {"v": "v", "h": "help"}
+
+
+class Kind(NamedTuple):
+    """How the values of a kind are read and shown; joined: how a further occurrence adds to the value, if it does."""
+
+    parse: Callable[[str], Any]
+    show: Callable[[Any], str] = str
+    joined: Callable[[Any, Any], Any] | None = None
+
+
+class CommandLine(NamedTuple):
+    """A command line: the values of the flags that were given, words that are no flags, notices to print."""
+
+    given: dict[str, Any]
+    words: list[str]
+    notices: list[str]
+
+    def shown(self) -> list[tuple[str, str]]:
+        """Every flag with its value as text, given or default, sorted by name."""
+        return sorted(
+            (
+                flag.name,
+                KINDS[flag.kind].show(self.given[flag.name]) if flag.name in self.given else shown_default(flag),
+            )
+            for flag in FLAGS
+            if not flag.hidden
+        )
+
+
+def _ip(text: str) -> str:
+    from kubeproxy.config.addresses import parse_ip  # noqa: PLC0415 - only with such a flag
+
+    if text and parse_ip(text) is None:
+        raise ValueError(f"{quote(text)} is not a valid IP address")
+    return text
+
+
+def _ip_port(text: str) -> str:
+    from kubeproxy.config.addresses import parse_ip, split_host_port  # noqa: PLC0415 - only with such a flag
+
+    if not text or parse_ip(text) is not None:
+        return text
+    parts = split_host_port(text)
+    if parts is None:
+        raise ValueError(f"{quote(text)} is not in a valid format (ip or ip:port)")
+    if parse_ip(parts[0]) is None:
+        raise ValueError(f"{quote(parts[0])} is not a valid IP address")
+    if not parts[1].isascii() or not parts[1].isdigit():
+        raise ValueError(f"{quote(parts[1])} is not a valid number")
+    return text
+
+
+def _version(text: str) -> str:
+    return text if text == "raw" else _show_bool(parse_bool(text))
+
+
+def _show_bool(value: bool) -> str:
+    return "true" if value else "false"
+
+
+KINDS: Mapping[str, Kind] = {
+    "string": Kind(str),
+    "ProxyMode": Kind(str),
+    "LocalMode": Kind(str),
+    "bool": Kind(parse_bool, _show_bool),
+    "version": Kind(_version),
+    "int32": Kind(parse_int32),
+    "float32": Kind(parse_float, lambda value: f"{value:g}"),
+    "Level": Kind(parse_level),
+    "duration": Kind(Duration.parse),
+    "quantity": Kind(parse_quantity),
+    "ip": Kind(_ip),
+    "ipport": Kind(_ip_port),
+    "strings": Kind(parse_list, show_list, lambda old, new: old + new),
+    "mapStringBool": Kind(parse_bool_map, show_bool_map, lambda old, new: {**old, **new}),
+    "pattern=N,...": Kind(parse_patterns, show_patterns, lambda old, new: old + new),
+}
+_WITHOUT_VALUE = frozenset(("bool", "version"))
+
+
+def parse(arguments: Sequence[str]) -> CommandLine:
+    """The command line in the arguments (without the program's name); ConfigError with pflag's message."""
+    line = CommandLine({}, [], [])
+    rest = list(reversed(arguments))
+    while rest:
+        argument = rest.pop()
+        if argument == "--":
+            line.words.extend(reversed(rest))
+            break
+        if argument.startswith("--"):
+            _long(line, argument, rest)
+        elif argument.startswith("-") and argument != "-":
+            _short(line, argument, rest)
+        else:
+            line.words.append(argument)
+    return line
+
+
+def shown_default(flag: Flag) -> str:
+    """A flag's default in the notation of --help and /flagz."""
+    return "[]" if flag.kind == "strings" else flag.default
+
+
+def _long(line: CommandLine, argument: str, rest: list[str]) -> None:
+    name, equals, value = argument[2:].partition("=")
+    if not name or name.startswith("-"):
+        raise ConfigError(f"bad flag syntax: {argument}")
+    flag = BY_NAME.get(name.replace("_", "-"))
+    if flag is None:
+        names = frozenset(f"--{known.name}" for known in FLAGS if not known.hidden)
+        raise ConfigError(f"unknown flag: --{name}" + did_you_mean(f"--{name}", names))
+    if not equals:
+        if flag.kind in _WITHOUT_VALUE:
+            value = "true"
+        elif rest:
+            value = rest.pop()
+        else:
+            raise ConfigError(f"flag needs an argument: --{name}")
+    _set(line, flag, value)
+
+
+def _short(line: CommandLine, argument: str, rest: list[str]) -> None:
+    letters = argument[1:]
+    while letters:
+        letter, letters = letters[0], letters[1:]
+        if letter not in SHORTHANDS:
+            hint = ""
+            if argument[1:].partition("=")[0].replace("_", "-") in BY_NAME:
+                hint = f"; did you mean -{argument}?"
+            raise ConfigError(f"unknown shorthand flag: '{letter}' in {argument}{hint}")
+        flag = BY_NAME[SHORTHANDS[letter]]
+        if letters.startswith("="):
+            value, letters = letters[1:], ""
+        elif flag.kind in _WITHOUT_VALUE:
+            value = "true"
+        elif letters:
+            value, letters = letters, ""
+        elif rest:
+            value = rest.pop()
+        else:
+            raise ConfigError(f"flag needs an argument: '{letter}' in {argument}")
+        _set(line, flag, value)
+
+
+def _set(line: CommandLine, flag: Flag, text: str) -> None:
+    kind = KINDS[flag.kind]
+    try:
+        value = kind.parse(text)
+    except ValueError as error:
+        shown = "-v, --v" if flag.name == "v" else f"--{flag.name}"
+        raise ConfigError(f'invalid argument {quote(text)} for "{shown}" flag: {error}') from None
+    if flag.deprecated:
+        notice = f"Flag --{flag.name} has been deprecated, {flag.deprecated}"
+        if notice not in line.notices:
+            line.notices.append(notice)
+    if kind.joined and flag.name in line.given:
+        value = kind.joined(line.given[flag.name], value)
+    line.given[flag.name] = value

@@ -1,0 +1,1 @@
+"""A cluster of one node and its neighbours in network namespaces, for the demo, the tests and the benchmarks."""

@@ -1,0 +1,138 @@
+"""The resources that the server knows: names, scope, verbs, subresources and selectable fields.
+
+A table and its lookups; behaviour is elsewhere. Source: the discovery of a real kube-apiserver 1.36.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
+META_FIELDS = ("metadata.name", "metadata.namespace")
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One resource of one API version; `storage` names the objects (two versions may share them)."""
+
+    plural: str
+    singular: str
+    kind: str
+    group: str = ""
+    namespaced: bool = True
+    short_names: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    subresources: tuple[str, ...] = ("status",)
+    fields: tuple[str, ...] = ()
+    verbs: tuple[str, ...] = VERBS
+    version: str = "v1"
+    generation: bool = field(default=False)
+    returns_deleted: bool = field(default=False)
+
+    @property
+    def storage(self) -> str:
+        """The name under which the objects are kept."""
+        return self.plural
+
+    @property
+    def api_version(self) -> str:
+        """What objects carry as apiVersion."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def all_fields(self) -> tuple[str, ...]:
+        """Every field that a fieldSelector may name."""
+        return META_FIELDS + self.fields
+
+
+EVENT_FIELDS = (
+    *(
+        f"involvedObject.{f}"
+        for f in ("kind", "namespace", "name", "uid", "apiVersion", "resourceVersion", "fieldPath")
+    ),
+    "reason",
+    "reportingComponent",
+    "type",
+)
+
+RESOURCES: tuple[Resource, ...] = (
+    Resource("events", "event", "Event", short_names=("ev",), subresources=(), fields=EVENT_FIELDS),
+    Resource(
+        "namespaces",
+        "namespace",
+        "Namespace",
+        namespaced=False,
+        short_names=("ns",),
+        subresources=("finalize", "status"),
+        fields=("status.phase",),
+        verbs=tuple(v for v in VERBS if v != "deletecollection"),
+        returns_deleted=True,
+    ),
+    Resource("nodes", "node", "Node", namespaced=False, short_names=("no",), fields=("spec.unschedulable",)),
+    Resource(
+        "pods",
+        "pod",
+        "Pod",
+        short_names=("po",),
+        categories=("all",),
+        fields=("spec.nodeName", "spec.restartPolicy", "spec.serviceAccountName", "status.phase", "status.podIP"),
+        returns_deleted=True,
+    ),
+    Resource(
+        "replicationcontrollers",
+        "replicationcontroller",
+        "ReplicationController",
+        short_names=("rc",),
+        categories=("all",),
+        subresources=("scale", "status"),
+        fields=("status.replicas",),
+        generation=True,
+    ),
+    Resource(
+        "serviceaccounts",
+        "serviceaccount",
+        "ServiceAccount",
+        short_names=("sa",),
+        subresources=(),
+        returns_deleted=True,
+    ),
+    Resource(
+        "services",
+        "service",
+        "Service",
+        short_names=("svc",),
+        categories=("all",),
+        fields=("spec.clusterIP", "spec.type"),
+        returns_deleted=True,
+    ),
+    Resource("events", "event", "Event", "events.k8s.io", short_names=("ev",), subresources=(), fields=EVENT_FIELDS),
+    Resource("servicecidrs", "servicecidr", "ServiceCIDR", "networking.k8s.io", namespaced=False),
+    Resource("endpointslices", "endpointslice", "EndpointSlice", "discovery.k8s.io", subresources=(), generation=True),
+)
+
+GROUPS: tuple[str, ...] = ("events.k8s.io", "networking.k8s.io", "discovery.k8s.io")
+_BY_PATH = {(r.group, r.version, r.plural): r for r in RESOURCES}
+_BY_KIND = {(r.api_version, r.kind): r for r in RESOURCES}
+
+
+def by_path(group: str, version: str, plural: str) -> Resource | None:
+    """The resource of a URL, or None."""
+    return _BY_PATH.get((group, version, plural))
+
+
+def by_kind(api_version: str, kind: str) -> Resource | None:
+    """The resource of an object's apiVersion and kind, or None."""
+    return _BY_KIND.get((api_version, kind))
+
+
+def by_plural(plural: str) -> Resource:
+    """The first resource of that plural name; raises KeyError."""
+    for resource in RESOURCES:
+        if resource.plural == plural:
+            return resource
+    raise KeyError(plural)
+
+
+def of_group(group: str) -> list[Resource]:
+    """The resources of an API group, in the order of discovery."""
+    return sorted((r for r in RESOURCES if r.group == group), key=lambda r: r.plural)

@@ -1,0 +1,1 @@
+"""The demo: the whoami example, played for real against a kube-proxy, with every answer checked."""

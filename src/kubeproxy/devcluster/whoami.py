@@ -1,0 +1,210 @@
+"""Answers for all pods of a cluster: over HTTP and UDP it says which pod was reached, and from where.
+
+Runs as a process of its own with the standard library alone (no imports from this package). Reads commands from
+stdin, a JSON object a line, and answers each on stdout:
+
+    {"id": 1, "do": "open", "netns": "kd-x-pod1", "pod": "web-abcde", "node": "node-a", "ports": [["TCP", 3000]]}
+    {"id": 2, "do": "close", "netns": "kd-x-pod1"}
+
+Sockets are opened inside the pod's network namespace and served from here. Ends with its stdin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import selectors
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+CLONE_NEWNET = 0x40000000
+IPV6_RECVPKTINFO, IPV6_PKTINFO = 49, 50  # linux/in6.h
+IN6_PKTINFO = struct.Struct("16sI")
+MAX_REQUEST = 16384
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def plain(address: str) -> str:
+    """An address without the prefix that IPv4 has on a dual-stack socket."""
+    return address.removeprefix("::ffff:").partition("%")[0]
+
+
+def open_inside(netns: str, kinds: list[tuple[str, int]]) -> list[socket.socket]:
+    """Listening sockets inside a network namespace, one for each (protocol, port)."""
+    opened: list[socket.socket] = []
+    failure: list[OSError] = []
+
+    def work() -> None:
+        try:
+            fd = os.open(f"/run/netns/{netns}", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                if _libc.setns(fd, CLONE_NEWNET) != 0:
+                    raise OSError(ctypes.get_errno(), f"entering {netns}")
+            finally:
+                os.close(fd)
+            for protocol, port in kinds:
+                opened.append(listener(protocol, port))
+        except OSError as e:
+            failure.append(e)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if failure:
+        for sock in opened:
+            sock.close()
+        raise failure[0]
+    return opened
+
+
+def listener(protocol: str, port: int) -> socket.socket:
+    """A dual-stack socket that waits for connections or datagrams on every address."""
+    kind = socket.SOCK_STREAM if protocol == "TCP" else socket.SOCK_DGRAM
+    sock = socket.socket(socket.AF_INET6, kind)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        if protocol == "UDP":
+            sock.setsockopt(socket.IPPROTO_IPV6, IPV6_RECVPKTINFO, 1)
+        sock.bind(("::", port))
+        if protocol == "TCP":
+            sock.listen(256)
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+class Connection:
+    """One TCP connection: HTTP requests in, one answer each, kept open unless the client says otherwise."""
+
+    def __init__(self, sock: socket.socket, said: bytes) -> None:
+        self.sock = sock
+        self.received = b""
+        self.said = said
+
+    def on_readable(self) -> bool:
+        """Read and answer; whether the connection goes on."""
+        try:
+            data = self.sock.recv(65536)
+            if not data:
+                return False
+            self.received += data
+            while b"\r\n\r\n" in self.received:
+                request, _, self.received = self.received.partition(b"\r\n\r\n")
+                stays = b"HTTP/1.0" not in request and b"connection: close" not in request.lower()
+                ends = b"keep-alive" if stays else b"close"
+                head = (
+                    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: %s\r\n\r\n"
+                )
+                self.sock.sendall(head % (len(self.said), ends) + self.said)
+                if not stays:
+                    return False
+        except OSError:
+            return False
+        return len(self.received) < MAX_REQUEST
+
+
+class Whoami:
+    """All sockets of all pods in one loop."""
+
+    def __init__(self) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.sockets: dict[str, set[socket.socket]] = {}
+
+    def open(self, netns: str, pod: str, node: str, ports: list[tuple[str, int]]) -> None:
+        """Answer for a pod."""
+        self.sockets.setdefault(netns, set())
+        for (protocol, port), sock in zip(ports, open_inside(netns, ports), strict=True):
+            who = {"pod": pod, "node": node, "proto": protocol.lower(), "port": port}
+            handler = self._accept if protocol == "TCP" else self._datagram
+            self._register(netns, sock, functools.partial(handler, netns, sock, who))
+
+    def close(self, netns: str) -> None:
+        """Answer no more for a pod, and end its connections."""
+        for sock in list(self.sockets.pop(netns, ())):
+            self.selector.unregister(sock)
+            sock.close()
+
+    def _register(self, netns: str, sock: socket.socket, handler: Callable[[], None]) -> None:
+        self.sockets[netns].add(sock)
+        self.selector.register(sock, selectors.EVENT_READ, handler)
+
+    def _drop(self, netns: str, sock: socket.socket) -> None:
+        self.sockets.get(netns, set()).discard(sock)
+        self.selector.unregister(sock)
+        sock.close()
+
+    def _accept(self, netns: str, sock: socket.socket, who: dict[str, Any]) -> None:
+        try:
+            accepted, peer = sock.accept()
+        except OSError:
+            return
+        accepted.setblocking(True)
+        accepted.settimeout(1.0)
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        said = who | {"ip": plain(accepted.getsockname()[0]), "client": plain(peer[0]), "clientPort": peer[1]}
+        connection = Connection(accepted, json.dumps(said).encode() + b"\n")
+
+        def readable() -> None:
+            if not connection.on_readable():
+                self._drop(netns, accepted)
+
+        self._register(netns, accepted, readable)
+
+    def _datagram(self, _netns: str, sock: socket.socket, who: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            _data, ancillary, _flags, peer = sock.recvmsg(2048, socket.CMSG_SPACE(IN6_PKTINFO.size))
+            asked = next((c[2] for c in ancillary if c[1] == IPV6_PKTINFO), b"")
+            address = asked[:16]
+            here = plain(socket.inet_ntop(socket.AF_INET6, address)) if address else ""
+            said = who | {"ip": here, "client": plain(peer[0]), "clientPort": peer[1]}
+            # A datagram's answer leaves from the address that was asked, whichever the pod has first.
+            source = [(socket.IPPROTO_IPV6, IPV6_PKTINFO, IN6_PKTINFO.pack(address, 0))] if address else []
+            sock.sendmsg([json.dumps(said).encode() + b"\n"], source, 0, peer)
+
+    def command(self, line: bytes) -> bytes:
+        """Do what a line asks; the answer to it."""
+        asked = json.loads(line)
+        answer: dict[str, Any] = {"id": asked["id"]}
+        try:
+            if asked["do"] == "open":
+                ports = [(str(protocol), int(port)) for protocol, port in asked["ports"]]
+                self.open(asked["netns"], asked["pod"], asked["node"], ports)
+            else:
+                self.close(asked["netns"])
+        except OSError as e:
+            answer["error"] = str(e)
+        return json.dumps(answer).encode() + b"\n"
+
+    def run(self, commands: int, answers: int) -> None:
+        """Serve until the descriptor of commands ends."""
+        self.selector.register(commands, selectors.EVENT_READ, None)
+        waiting = b""
+        while True:
+            for key, _ in self.selector.select():
+                if key.data is not None:
+                    key.data()
+                    continue
+                data = os.read(commands, 65536)
+                if not data:
+                    return
+                *lines, waiting = (waiting + data).split(b"\n")
+                for line in lines:
+                    os.write(answers, self.command(line))
+                # A command may have closed sockets that this round still lists: ask anew.
+                break
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        Whoami().run(sys.stdin.fileno(), sys.stdout.fileno())

@@ -1,0 +1,371 @@
+"""The one sync loop: when to sync, what of, and what follows from it. The only place that joins the two halves.
+
+Everything before `apply` is pure and lives in model; what the kernel, the metrics and the operator get to see is
+handed in. Nothing is written before every needed resource has been listed and the node is known (or given up on).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Protocol
+
+from msgspec import Struct
+
+from kubeproxy.errors import ApplyError, Unsupported
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.events import Event, Rejected, Upserted
+from kubeproxy.model.objects import Node, ServiceCIDR
+from kubeproxy.model.plan import Compiled, Globals, Problem, ServiceName, ServicePlan
+from kubeproxy.model.planner import Change, Planner
+from kubeproxy.model.world import Settings, Surroundings, build, pod_cidrs
+
+log = logging.getLogger("kubeproxy.engine")
+
+NODE_PATIENCE = 30.0  # seconds; kube-proxy polls the Node that long before it falls back to loopback
+FIRST_RETRY = 0.05
+SLOWEST_RETRY = 10.0
+DRIFT_CHECK = 1.0  # seconds between looks at the ruleset's generation, which cost microseconds
+
+
+class Backend(Protocol):
+    """What a mode does for one family. All calls block shortly and raise ApplyError."""
+
+    family: Family
+
+    def set_world(self, world: Globals) -> bool:
+        """Take changed globals in; return whether a resync is due."""
+
+    def sync(self, changes: Sequence[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> Iterator[int]:
+        """Program changed Services, yielding the size of each transaction."""
+
+    def resync(self, wanted: Mapping[ServiceName, tuple[ServicePlan, ...]]) -> Iterator[int]:
+        """Make the kernel hold exactly this."""
+
+    def touched(self) -> bool:
+        """Return whether another program may have changed our rules; cheap."""
+
+    def drift(self) -> str:
+        """Return what another program did to our chains and rules, '' for nothing."""
+
+    def element_drift(self) -> str:
+        """Return what another program did to our elements, '' for nothing; reads everything."""
+
+    def close(self) -> None:
+        """Let go of the kernel; the rules stay."""
+
+
+class Observer(Protocol):
+    """Who wants to know. Called on the loop's thread; must return at once and not raise."""
+
+    def queued(self, families: Sequence[Family]) -> None:
+        """Something is to be programmed."""
+
+    def pending(self, services: int, endpoints: int) -> None:
+        """So many objects changed since the last sync."""
+
+    def counted(self, services: int, endpoints: int) -> None:
+        """So many object changes went into a sync of all families."""
+
+    def synced(self, family: Family, seconds: float, full: bool) -> None:
+        """A family is up to date in the kernel."""
+
+    def failed(self, family: Family, error: ApplyError) -> None:
+        """The kernel refused."""
+
+    def applied(self, changes: Sequence[Change], full: bool) -> None:
+        """These changes are in the kernel, in all families."""
+
+    def programmed(self, family: Family, seconds: float) -> None:
+        """An endpoint change reached the kernel so long after what triggered it."""
+
+    def problem(self, name: ServiceName, uid: str, problem: Problem) -> None:
+        """A Service has a field that cannot be used."""
+
+    def rejected(self, rejected: Rejected) -> None:
+        """An object, or an entry of it, cannot be used."""
+
+    def drifted(self, what: str) -> None:
+        """Another program changed our rules; they are being repaired."""
+
+    def world(self, world: Globals) -> None:
+        """The node's part of the plans changed."""
+
+
+class Pace(Struct, frozen=True):
+    """Seconds: at least `minimum` between syncs, at most `period` between full looks at what others changed."""
+
+    minimum: float = 0.0
+    period: float = 30.0
+
+
+class Engine:
+    """Owns the planner; runs one sync at a time."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        backends: Sequence[Backend],
+        observer: Observer,
+        pace: Pace,
+        local_addresses: Callable[[], Mapping[Family, Sequence[bytes]]],
+        node_patience: float = NODE_PATIENCE,
+    ) -> None:
+        self.settings = settings
+        self.planner = Planner(build(settings, Surroundings()))
+        self.ready = asyncio.Event()
+        self._backends = backends
+        self._observer = observer
+        self._pace = pace
+        self._local_addresses = local_addresses
+        self._node_patience = node_patience
+        self._wake = asyncio.Event()
+        self._kernel = asyncio.Lock()  # a backend does one thing at a time, in a thread or not
+        self._unapplied: dict[ServiceName, Change] = {}
+        self._stale: set[Family] = {backend.family for backend in backends}
+        self._started = time.monotonic()
+        self._surroundings_changed = True
+        self._world: Globals | None = None  # what the backends were told, nothing at first
+        self._queued = False
+        self._retry = FIRST_RETRY
+
+    def sink(self, events: Sequence[Event]) -> None:
+        """Take events of a source in. Never raises: what cannot be used is reported."""
+        for rejected in self.planner.apply(events):
+            self._observer.rejected(rejected)
+        counts = self.planner.counts
+        self._observer.pending(counts.services, counts.endpoints)
+        self._surroundings_changed = self._surroundings_changed or any(_is_about_node(event) for event in events)
+        self.poke()
+
+    def poke(self) -> None:
+        """Look soon whether there is something to do."""
+        if self.planner.dirty and not self._queued:
+            self._queued = True
+            self._observer.queued([backend.family for backend in self._backends])
+        self._wake.set()
+
+    def addresses_changed(self) -> None:
+        """Look at the local addresses again: NodePorts may have to answer on others."""
+        self._surroundings_changed = True
+        self._wake.set()
+
+    def force(self, family: Family) -> None:
+        """Compare a family with the kernel at the next sync."""
+        self._stale.add(family)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Sync until cancelled."""
+        drift = asyncio.create_task(self._watch_drift())
+        try:
+            while True:
+                await self._wait()
+                began = time.monotonic()
+                if await self._sync():
+                    self._retry = FIRST_RETRY
+                    await asyncio.sleep(max(0.0, self._pace.minimum - (time.monotonic() - began)))
+                else:
+                    await asyncio.sleep(self._retry * random.uniform(0.75, 1.25))  # noqa: S311 - jitter
+                    self._retry = min(self._retry * 2, SLOWEST_RETRY)
+                    self._wake.set()
+        finally:
+            drift.cancel()
+
+    async def _wait(self) -> None:
+        """Return when there is something to sync and it may be synced."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            if not self.planner.complete:
+                continue
+            if self._node_known() or self.ready.is_set():
+                return
+            left = self._started + self._node_patience - time.monotonic()
+            if left > 0:
+                asyncio.get_running_loop().call_later(left, self._wake.set)
+                continue
+            if self.settings.local_mode == "NodeCIDR":
+                raise Unsupported(
+                    f"detectLocalMode is NodeCIDR, but Node {self.settings.node_name} got no podCIDRs within "
+                    f"{self._node_patience:.0f} s: have them allocated (--allocate-node-cidrs), or use another mode"
+                )
+            log.warning("No Node of this name, going on without its addresses node=%s", self.settings.node_name)
+            return
+
+    def _node_known(self) -> bool:
+        node = self.planner.nodes.get(self.settings.node_name)
+        return node is not None and (self.settings.local_mode != "NodeCIDR" or bool(pod_cidrs(node)))
+
+    async def _sync(self) -> bool:
+        """Do one sync of all families; return whether everything is in the kernel."""
+        try:
+            world_changed = self._update_world()
+        except ApplyError as error:
+            log.error("Cannot read the local addresses error=%r", str(error))
+            return False
+        queued, self._queued = self._queued, False
+        for change in self.planner.take():
+            earlier = self._unapplied.get(change.name)
+            self._unapplied[change.name] = change if earlier is None else _joined(earlier, change)
+        services, endpoints = self.planner.counts.services, self.planner.counts.endpoints
+        self.planner.counts.services = self.planner.counts.endpoints = 0
+        if not (self._unapplied or self._stale or world_changed):
+            for backend in (
+                self._backends if queued else ()
+            ):  # what was queued came to nothing: that is up to date as well
+                self._observer.synced(backend.family, 0.0, full=False)
+            return True
+        changes = list(self._unapplied.values())
+        full = bool(self._stale)
+        done = [await self._sync_family(backend, changes) for backend in self._backends]
+        if not all(done):
+            self.planner.counts.services += services
+            self.planner.counts.endpoints += endpoints
+            return False
+        self._unapplied.clear()
+        self._observer.counted(services, endpoints)
+        self._report(changes, full)
+        self.ready.set()
+        return True
+
+    async def _sync_family(self, backend: Backend, changes: Sequence[Change]) -> bool:
+        family, began = backend.family, time.monotonic()
+        full = family in self._stale
+        try:
+            if full:
+                compiled = self.planner.compiled
+                ordered = {change.name: change.after for change in changes if change.name in compiled} | compiled
+                steps = backend.resync({name: _of(entry, family) for name, entry in ordered.items()})
+            else:
+                # All of them: of two changes joined after a failure, this family may have got the first one.
+                steps = backend.sync([(c.name, _of(c.after, family)) for c in changes])
+            async with self._kernel:
+                await _run(steps, in_thread=full)
+        except ApplyError as error:
+            log.error("Sync failed family=%s error=%r", family.label, str(error))
+            self._stale.add(family)
+            self._observer.failed(family, error)
+            return False
+        if full:  # else it may have been asked for meanwhile
+            self._stale.discard(family)
+        self._observer.synced(family, time.monotonic() - began, full)
+        return True
+
+    def _update_world(self) -> bool:
+        """Take the node's part of the plans up to date; return whether it changed. Raises ApplyError."""
+        if not self._surroundings_changed:
+            return False
+        cidrs = [cidr for cidrs in self.planner.service_cidrs.values() for cidr in cidrs]
+        node = self.planner.nodes.get(self.settings.node_name)
+        world = build(self.settings, Surroundings(node, cidrs, self._local_addresses()))
+        self._surroundings_changed = False
+        if world == self._world:
+            return False
+        self._world = world
+        self.planner.set_world(world)
+        self._observer.world(world)
+        for backend in self._backends:
+            if backend.set_world(world):
+                self._stale.add(backend.family)
+        return True
+
+    def _report(self, changes: Sequence[Change], full: bool) -> None:
+        now = datetime.now(UTC)
+        for change in changes:
+            for trigger in change.triggers:
+                if (seconds := _age(trigger, now)) is not None:
+                    for family in {plan.key.family for plan in change.after.plans}:
+                        self._observer.programmed(family, seconds)
+            if change.after.problems != change.before.problems:
+                for problem in change.after.problems:
+                    if problem not in change.before.problems:
+                        self._observer.problem(change.name, change.uid, problem)
+        self._observer.applied(changes, full)
+
+    async def _watch_drift(self) -> None:
+        """Notice other programs' changes to our rules within seconds, and have them undone."""
+        suspicious: set[Family] = set()
+        looked = time.monotonic()
+        while True:
+            await asyncio.sleep(DRIFT_CHECK)
+            if not self.ready.is_set():
+                continue
+            thorough = time.monotonic() - looked >= self._pace.period
+            for backend in self._backends:
+                if backend.family in self._stale or not self._touched(backend):
+                    suspicious.discard(backend.family)
+                    continue
+                async with self._kernel:
+                    closely = thorough or backend.family in suspicious
+                    found, certain = await asyncio.to_thread(self._drift, backend, closely)
+                # A dump may catch the kernel's hash tables while they grow: only a second look convicts.
+                convicted = found and (certain or backend.family in suspicious)
+                suspicious.discard(backend.family)
+                if convicted:
+                    log.warning("Repairing: %s", found)
+                    self._observer.drifted(found)
+                    self.force(backend.family)
+                elif found:
+                    suspicious.add(backend.family)
+            if thorough:
+                looked = time.monotonic()
+
+    @staticmethod
+    def _touched(backend: Backend) -> bool:
+        try:
+            return backend.touched()
+        except ApplyError as error:
+            log.error("Cannot look for drift family=%s error=%r", backend.family.label, str(error))
+            return False
+
+    @staticmethod
+    def _drift(backend: Backend, thorough: bool) -> tuple[str, bool]:
+        """Return what another program did ('' for nothing), and whether one look is enough to be certain."""
+        try:
+            found = backend.drift()
+            return (found, True) if found else (backend.element_drift() if thorough else "", False)
+        except ApplyError as error:
+            return f"the table cannot be read: {error}", True
+
+
+async def _run(steps: Iterator[int], *, in_thread: bool) -> None:
+    """Exhaust a backend's transactions, letting the loop run in between.
+
+    A full sync may wait for nft, and for the kernel, for long: in a thread, so that health is answered meanwhile. It
+    only touches the backend, which nobody else uses during a sync, and plans, which never change.
+    """
+    if in_thread:
+        while await asyncio.to_thread(next, steps, None) is not None:
+            pass
+        return
+    next(steps, None)
+    for _ in steps:
+        await asyncio.sleep(0)
+
+
+def _is_about_node(event: Event) -> bool:
+    """Return whether an event may change what holds for all Services."""
+    if isinstance(event, Upserted):
+        return isinstance(event.object, Node | ServiceCIDR)
+    return event.resource in {"nodes", "servicecidrs"}
+
+
+def _of(compiled: Compiled, family: Family) -> tuple[ServicePlan, ...]:
+    return tuple([plan for plan in compiled.plans if plan.key.family is family])
+
+
+def _joined(earlier: Change, later: Change) -> Change:
+    """Return two changes of a Service as one."""
+    return Change(later.name, earlier.before, later.after, later.uid, earlier.triggers + later.triggers)
+
+
+def _age(trigger: str, now: datetime) -> float | None:
+    try:
+        return (now - datetime.fromisoformat(trigger)).total_seconds()
+    except (ValueError, TypeError):
+        return None

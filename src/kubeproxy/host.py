@@ -1,0 +1,104 @@
+"""What the node itself is asked and told at the start: its name, its families, its sysctls, its place in an OOM.
+
+Source: REFERENCE "Start" 3, 7, 8 and 12.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kubeproxy.config.types import Conntrack, KubeProxyConfiguration
+from kubeproxy.errors import ConfigError, Unsupported
+from kubeproxy.kernel.addresses import local_addresses
+from kubeproxy.kernel.sysctl import ConntrackConfig, apply_settings, conntrack_settings
+from kubeproxy.model.addresses import Family, family_of, pack
+from kubeproxy.model.world import LocalMode, Settings
+
+log = logging.getLogger("kubeproxy.host")
+
+_LOCAL_MODES: dict[str, LocalMode] = {
+    "ClusterCIDR": "ClusterCIDR",
+    "NodeCIDR": "NodeCIDR",
+    "BridgeInterface": "BridgeInterface",
+    "InterfaceNamePrefix": "InterfaceNamePrefix",
+}
+
+
+def node_name(override: str) -> str:
+    """Return the Node's name: the override, else the host's name, trimmed and in lower case."""
+    name = (override or socket.gethostname()).strip().lower()
+    if not name:
+        raise ConfigError("hostnameOverride: the host has no name; set hostnameOverride to the Node's name")
+    return name
+
+
+def families(primary: Family, proc: Path = Path("/proc")) -> tuple[Family, ...]:
+    """Return the families that the kernel has. Raises Unsupported when the primary one is missing."""
+    disabled = proc / "sys/net/ipv6/conf/all/disable_ipv6"
+    has_ipv6 = (proc / "net/if_inet6").exists() and not (disabled.exists() and disabled.read_text().strip() == "1")
+    found = (Family.IPV4, Family.IPV6) if has_ipv6 else (Family.IPV4,)
+    if primary not in found:
+        raise Unsupported(
+            "bindAddress is an IPv6 address, but IPv6 is off in this kernel: set net.ipv6.conf.all.disable_ipv6=0, "
+            "or give an IPv4 address"
+        )
+    return found
+
+
+def settings(config: KubeProxyConfiguration) -> Settings:
+    """Return what the configuration and this host say about the node. Raises Unsupported."""
+    bind = pack(config.bind_address) or b"\0\0\0\0"
+    return Settings(
+        node_name=node_name(config.hostname_override),
+        families=families(family_of(bind)),
+        local_mode=_LOCAL_MODES[config.local_mode],
+        cluster_cidrs=config.cluster_cidrs,
+        bridge=config.detect_local.bridge_interface,
+        prefix=config.detect_local.interface_name_prefix,
+        nodeport_addresses=config.node_port_addresses or ("primary",),
+        bind_address=bind if any(bind) else b"",
+        masquerade_all=config.masquerade_all,
+        masquerade_mark=1 << config.masquerade_bit,
+    )
+
+
+def packed_local_addresses(wanted: Sequence[Family]) -> Mapping[Family, list[bytes]]:
+    """Return this node's addresses."""
+    return {family: [address.ip for address in local_addresses(family)] for family in wanted}
+
+
+def tune(conntrack: Conntrack, oom_score_adj: int) -> None:
+    """Set the sysctls and the OOM score that the configuration asks for. Raises ApplyError or Unsupported."""
+    wanted = ConntrackConfig(
+        max_per_core=conntrack.max_per_core,
+        min=conntrack.min,
+        tcp_established_timeout=int(conntrack.tcp_established_timeout),
+        tcp_close_wait_timeout=int(conntrack.tcp_close_wait_timeout),
+        tcp_be_liberal=conntrack.tcp_be_liberal,
+        udp_timeout=int(conntrack.udp_timeout),
+        udp_stream_timeout=int(conntrack.udp_stream_timeout),
+    )
+    written = apply_settings(conntrack_settings(wanted, os.cpu_count() or 1))
+    if written:
+        log.info("Set sysctls keys=%s", ",".join(written))
+    try:
+        Path("/proc/self/oom_score_adj").write_text(str(oom_score_adj))
+    except OSError as error:
+        log.warning("Cannot set oom_score_adj=%d error=%r", oom_score_adj, error.strerror)
+
+
+def check_families(wanted: Settings) -> None:
+    """Warn of a detector that has nothing for a family; pods of it cannot be told from others then."""
+    if wanted.local_mode != "ClusterCIDR":
+        return
+    for family in wanted.families:
+        if not any((":" in cidr) == (family is Family.IPV6) for cidr in wanted.cluster_cidrs):
+            log.warning(
+                "detectLocalMode is ClusterCIDR but clusterCIDR names no network of family=%s: cluster IP traffic "
+                "is not masqueraded",
+                family.label,
+            )

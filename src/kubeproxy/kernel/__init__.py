@@ -1,0 +1,1 @@
+"""How the kernel is spoken to. Nothing here knows Kubernetes."""

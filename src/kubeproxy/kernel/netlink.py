@@ -1,0 +1,282 @@
+"""The pieces of netlink that every family shares: headers, attributes, acknowledgements, dumps, batches of requests.
+
+Plain struct and socket. No family's constants (rtnetlink, ctnetlink, nf_tables) and nothing of what they mean live
+here. Sources: netlink(7), include/uapi/linux/netlink.h of Linux 6.18, RFC 3549.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Final, NamedTuple, Self
+
+from kubeproxy.errors import ApplyError
+
+NETLINK_ROUTE: Final = 0
+NETLINK_NETFILTER: Final = 12
+
+NLM_F_REQUEST: Final = 0x1
+NLM_F_ACK: Final = 0x4
+NLM_F_DUMP_INTR: Final = 0x10
+NLM_F_DUMP: Final = 0x300
+NLM_F_CAPPED: Final = 0x100
+NLM_F_ACK_TLVS: Final = 0x200
+
+NLMSG_ERROR: Final = 2
+NLMSG_DONE: Final = 3
+
+NLA_F_NESTED: Final = 0x8000
+NLA_TYPE_MASK: Final = 0x3FFF
+
+SOL_NETLINK: Final = 270
+NETLINK_CAP_ACK: Final = 10
+NETLINK_EXT_ACK: Final = 11
+
+_NLMSGERR_ATTR_MSG: Final = 1
+_NLMSGERR_ATTR_OFFS: Final = 2
+
+HEADER: Final = struct.Struct("=IHHII")  # length, type, flags, sequence, port id
+ATTRIBUTE: Final = struct.Struct("=HH")  # length, type
+_CODE: Final = struct.Struct("=i")
+_LENGTH: Final = struct.Struct("=I")
+
+# A dump's datagrams are at most 32 KiB since Linux 4.10 (netlink_recvmsg grows them to what the reader offers).
+_READ_SIZE: Final = 64 * 1024
+_RECEIVE_BUFFER: Final = 4 * 1024 * 1024
+_TIMEOUT: Final = 30.0
+_DUMP_ATTEMPTS: Final = 10
+# Acknowledgements of one send must fit into the socket's receive buffer, at under 1 KiB of accounting each.
+_BATCH: Final = 1000
+
+
+class NetlinkError(ApplyError):
+    """The kernel refused a request; `code` is its errno, the text is its extended acknowledgement where it sent one."""
+
+    def __init__(self, code: int, what: str, detail: str = "") -> None:
+        self.code = code
+        super().__init__(f"{what}: {os.strerror(code)}" + (f" ({detail})" if detail else ""))
+
+
+class DumpInterruptedError(ApplyError):
+    """The table changed while it was being read (NLM_F_DUMP_INTR): what was read may miss entries; read it again."""
+
+
+class Message(NamedTuple):
+    """One message inside a received buffer: its header's fields and where its payload starts and ends."""
+
+    kind: int
+    flags: int
+    sequence: int
+    start: int
+    end: int
+
+
+def attribute(kind: int, payload: bytes) -> bytes:
+    """Pack one attribute, padded to four bytes."""
+    length = 4 + len(payload)
+    return ATTRIBUTE.pack(length, kind) + payload + b"\0" * (-length & 3)
+
+
+def nested(kind: int, *attributes: bytes) -> bytes:
+    """Pack an attribute that holds packed attributes."""
+    return attribute(kind | NLA_F_NESTED, b"".join(attributes))
+
+
+def message(kind: int, flags: int, sequence: int, payload: bytes) -> bytes:
+    """Pack one message, padded to four bytes; the kernel fills in the port id."""
+    length = HEADER.size + len(payload)
+    return HEADER.pack(length, kind, flags, sequence, 0) + payload + b"\0" * (-length & 3)
+
+
+def attributes(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (type without flag bits, payload start, payload end) of the attributes in data[start:end], copying nothing.
+
+    Raises ApplyError when a length reaches outside.
+    """
+    while start + 4 <= end:
+        length, kind = ATTRIBUTE.unpack_from(data, start)
+        if length < 4 or start + length > end:
+            raise ApplyError(f"malformed netlink attribute of type {kind & NLA_TYPE_MASK}: length {length}")
+        yield kind & NLA_TYPE_MASK, start + 4, start + length
+        start += (length + 3) & ~3
+
+
+def messages(data: bytes) -> Iterator[Message]:
+    """Yield the messages of one received buffer, copying nothing. Raises ApplyError when a length reaches outside."""
+    offset, size = 0, len(data)
+    while offset + HEADER.size <= size:
+        length, kind, flags, sequence, _ = HEADER.unpack_from(data, offset)
+        if length < HEADER.size or offset + length > size:
+            raise ApplyError(f"malformed netlink message of type {kind}: length {length}, {size - offset} bytes left")
+        yield Message(kind, flags, sequence, offset + HEADER.size, offset + length)
+        offset += (length + 3) & ~3
+
+
+def acknowledgement(data: bytes, at: Message) -> tuple[int, str]:
+    """Return (errno or 0, text) of an NLMSG_ERROR or NLMSG_DONE message.
+
+    The text is the extended acknowledgement's message and the offset of the attribute it complains of (kernel >= 4.12).
+    """
+    if at.end - at.start < 4:
+        return 0, ""
+    code = -_CODE.unpack_from(data, at.start)[0]
+    if not at.flags & NLM_F_ACK_TLVS:
+        return code, ""
+    start = at.start + 4
+    if at.kind == NLMSG_ERROR:
+        # The request's header follows, and all of the request unless NETLINK_CAP_ACK cut it off.
+        request_length = HEADER.unpack_from(data, start)[0]
+        start += HEADER.size if at.flags & NLM_F_CAPPED else (request_length + 3) & ~3
+    text = ""
+    for kind, begin, end in attributes(data, start, at.end):
+        if kind == _NLMSGERR_ATTR_MSG:
+            text = data[begin:end].rstrip(b"\0").decode(errors="replace")
+        elif kind == _NLMSGERR_ATTR_OFFS and end - begin == 4:
+            text += f" at offset {int.from_bytes(data[begin:end], 'little')}"
+    return code, text.strip()
+
+
+class Netlink:
+    """A netlink socket in the caller's network namespace, for one dump or for batches of requests. A context manager.
+
+    Blocking, with a timeout of 30 s; meant to be short-lived, so that an abandoned dump cannot disturb the next one.
+    """
+
+    def __init__(self, protocol: int) -> None:
+        try:
+            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
+        except OSError as error:
+            raise NetlinkError(
+                error.errno or errno.EIO, f"cannot open a netlink socket of protocol {protocol}"
+            ) from error
+        try:
+            self._socket.bind((0, 0))
+            self._socket.settimeout(_TIMEOUT)
+            self._socket.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
+            self._socket.setsockopt(SOL_NETLINK, NETLINK_EXT_ACK, 1)
+            grow_receive_buffer(self._socket)
+        except OSError as error:
+            self._socket.close()
+            raise NetlinkError(error.errno or errno.EIO, "cannot set up a netlink socket") from error
+        self._sequence = count(1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the socket; the kernel then forgets an unfinished dump."""
+        self._socket.close()
+
+    def dump(self, kind: int, payload: bytes, what: str) -> Iterator[bytes]:
+        """Send a dump request and yield each received buffer until the kernel is done; read them with `messages`.
+
+        The last buffer ends with NLMSG_DONE, the others hold entries only. `what` names the dump in errors. Raises
+        NetlinkError when the kernel refuses, and DumpInterruptedError after the last buffer when the table changed.
+        """
+        sequence = next(self._sequence)
+        self._send(message(kind, NLM_F_REQUEST | NLM_F_DUMP, sequence, payload), what)
+        interrupted = False
+        while True:
+            data = self._read(what)
+            last = _last_message(data)
+            if last.sequence != sequence:
+                continue
+            interrupted = interrupted or bool(last.flags & NLM_F_DUMP_INTR)
+            done = last.kind in {NLMSG_DONE, NLMSG_ERROR}
+            if done:
+                code, text = acknowledgement(data, last)
+                if code:
+                    raise NetlinkError(code, f"cannot read {what}", text)
+            yield data
+            if done:
+                break
+        if interrupted:
+            raise DumpInterruptedError(f"{what} changed while being read")
+
+    def dump_all(self, kind: int, payload: bytes, what: str) -> list[bytes]:
+        """Return all buffers of a dump, read again while the table changes under it. Raises as `dump`."""
+        for attempt in range(_DUMP_ATTEMPTS):
+            try:
+                return list(self.dump(kind, payload, what))
+            except DumpInterruptedError:
+                if attempt == _DUMP_ATTEMPTS - 1:
+                    raise
+        raise AssertionError("unreachable")
+
+    def requests(self, kind: int, payloads: Sequence[bytes], what: str) -> list[tuple[int, str]]:
+        """Send each payload as one acknowledged request; return (errno or 0, text) of each, in order.
+
+        Raises NetlinkError only when the socket fails or an acknowledgement gets lost.
+        """
+        results: list[tuple[int, str]] = []
+        for start in range(0, len(payloads), _BATCH):
+            results += self._batch(kind, payloads[start : start + _BATCH], what)
+        return results
+
+    def _batch(self, kind: int, payloads: Sequence[bytes], what: str) -> list[tuple[int, str]]:
+        sequences = [next(self._sequence) for _ in payloads]
+        flags = NLM_F_REQUEST | NLM_F_ACK
+        packed = [message(kind, flags, sequence, p) for sequence, p in zip(sequences, payloads, strict=True)]
+        self._send(b"".join(packed), what)
+        waiting = dict.fromkeys(sequences)
+        results: dict[int, tuple[int, str]] = {}
+        while waiting:
+            data = self._read(what)
+            for at in messages(data):
+                if at.kind == NLMSG_ERROR and at.sequence in waiting:
+                    del waiting[at.sequence]
+                    results[at.sequence] = acknowledgement(data, at)
+        return [results[sequence] for sequence in sequences]
+
+    def _send(self, data: bytes, what: str) -> None:
+        try:
+            self._socket.sendto(data, (0, 0))
+        except OSError as error:
+            raise NetlinkError(error.errno or errno.EIO, f"cannot ask the kernel for {what}") from error
+
+    def _read(self, what: str) -> bytes:
+        while True:
+            try:
+                data, _, flags, sender = self._socket.recvmsg(_READ_SIZE)
+            except TimeoutError as error:
+                raise NetlinkError(errno.ETIMEDOUT, f"no answer from the kernel for {what}") from error
+            except OSError as error:
+                raise NetlinkError(error.errno or errno.EIO, f"cannot read {what}") from error
+            if flags & socket.MSG_TRUNC:
+                raise NetlinkError(errno.EMSGSIZE, f"cannot read {what}", "the kernel sent more than fits one read")
+            # Port 0 is the kernel: another process may send to our port id as well.
+            if sender[0] == 0 and len(data) >= HEADER.size:
+                return data
+
+
+def grow_receive_buffer(sock: socket.socket) -> None:
+    """Give a netlink socket a receive buffer of 4 MiB, or what the system allows without CAP_NET_ADMIN."""
+    so_rcvbufforce = 33
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, so_rcvbufforce, _RECEIVE_BUFFER)
+    except PermissionError:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
+
+
+def _last_message(data: bytes) -> Message:
+    """Return the last message of a buffer, where a dump says that it is over.
+
+    Only lengths are looked at on the way: a dump of 100,000 entries is walked in 10 ms.
+    """
+    read = _LENGTH.unpack_from
+    at, following, size = 0, 0, len(data)
+    while following + HEADER.size <= size:
+        at = following
+        length: int = read(data, at)[0]
+        if length < HEADER.size or at + length > size:
+            raise ApplyError(f"malformed netlink message: length {length}, {size - at} bytes left")
+        following = at + ((length + 3) & ~3)
+    length, kind, flags, sequence, _ = HEADER.unpack_from(data, at)
+    return Message(kind, flags, sequence, at + HEADER.size, at + length)

@@ -1,0 +1,404 @@
+"""nf_tables over netlink: transactions of set elements, and reading tables, sets and their elements back.
+
+Packs messages and speaks to the socket; what the elements mean is a backend's affair. Sources:
+include/uapi/linux/netfilter/nf_tables.h and net/netfilter/nfnetlink.c of Linux 6.18.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Final, NamedTuple
+
+from kubeproxy.kernel.netlink import (
+    HEADER,
+    NETLINK_CAP_ACK,
+    NETLINK_EXT_ACK,
+    NLM_F_ACK,
+    NLM_F_REQUEST,
+    NLMSG_ERROR,
+    SOL_NETLINK,
+    Netlink,
+    NetlinkError,
+    acknowledgement,
+    attribute,
+    attributes,
+    messages,
+    nested,
+)
+
+NETLINK_NETFILTER: Final = 12
+SUBSYSTEM: Final = 10  # NFNL_SUBSYS_NFTABLES
+NLM_F_CREATE: Final = 0x400
+NLM_F_APPEND: Final = 0x800
+
+GET_TABLE: Final = SUBSYSTEM << 8 | 1
+NEW_CHAIN: Final = SUBSYSTEM << 8 | 3
+GET_CHAIN: Final = SUBSYSTEM << 8 | 4
+NEW_RULE: Final = SUBSYSTEM << 8 | 6
+GET_RULE: Final = SUBSYSTEM << 8 | 7
+GET_SET: Final = SUBSYSTEM << 8 | 10
+NEW_ELEMENT: Final = SUBSYSTEM << 8 | 12
+GET_ELEMENT: Final = SUBSYSTEM << 8 | 13
+DELETE_ELEMENT: Final = SUBSYSTEM << 8 | 14
+GET_GENERATION: Final = SUBSYSTEM << 8 | 16
+_BATCH_BEGIN: Final = 16
+_BATCH_END: Final = 17
+
+_GENERIC: Final = struct.Struct("=BBH")  # family, version, resource id: struct nfgenmsg
+_GOTO: Final = struct.pack(">i", -4)  # NFT_GOTO
+
+# A nested attribute's length has 16 bits; the list of a message's elements must stay under it.
+_LIST_LIMIT: Final = 60_000
+_SO_SNDBUFFORCE: Final = 32
+_SO_RCVBUFFORCE: Final = 33
+_SEND_BUFFER: Final = 512 << 20
+_RECEIVE_BUFFER: Final = 16 << 20
+
+
+_ANONYMOUS: Final = re.compile(rb"__(set|map)\d+\0")
+
+
+class Packer(NamedTuple):
+    """Packs the elements of one set: the bytes around the key and around the data never change.
+
+    `key_size` and `data_size` are in bytes; data_size 0 is a plain set, or an element that is removed. `size` is that
+    of the whole element.
+    """
+
+    before_key: bytes
+    before_data: bytes
+    size: int
+
+    @classmethod
+    def of(cls, key_size: int, data_size: int) -> Packer:
+        """Return the packer of a set, or of a map to fixed-size values."""
+        data = nested(2, attribute(1, bytes(data_size))) if data_size else b""
+        key = nested(1, attribute(1, bytes(key_size)))
+        element = nested(1, key, data)
+        return cls(element[: len(element) - len(data) - key_size], data[: len(data) - data_size], len(element))
+
+    def pack(self, key: bytes, data: bytes) -> bytes:
+        """Return one element; sizes are multiples of four, as the kernel pads its registers."""
+        return self.before_key + key + self.before_data + data
+
+
+def goto_frame(key_size: int, chain: bytes) -> tuple[bytes, bytes]:
+    """Return what stands before and after the key in the element of a verdict map whose verdict is `goto chain`."""
+    verdict = nested(2, nested(2, attribute(1, _GOTO), attribute(2, chain + b"\0")))
+    element = nested(1, nested(1, attribute(1, bytes(key_size))), verdict)
+    return element[: len(element) - len(verdict) - key_size], verdict
+
+
+def interval_element(key: bytes) -> bytes:
+    """Return the element of a concatenated interval set. `key` is its first key followed by its last one."""
+    half = len(key) // 2
+    return nested(1, nested(1, attribute(1, key[:half])), nested(10, attribute(1, key[half:])))
+
+
+def timed_element(key: bytes, timeout: int, expires: int) -> bytes:
+    """Return the element of a set with timeouts; both in milliseconds.
+
+    A timeout of 0 is the set's own: kernels from 6.12 on leave that one out of a dump, and refuse a 0 with an expiry.
+    """
+    times = (attribute(4, timeout.to_bytes(8, "big")) if timeout else b"", attribute(5, expires.to_bytes(8, "big")))
+    return nested(1, nested(1, attribute(1, key)), *times)
+
+
+def element_messages(
+    kind: int, family: int, table: str, name: str, elements: Sequence[bytes], size: int = 0
+) -> list[bytes]:
+    """Return the messages, without sequence numbers, that add (NEW_ELEMENT) or remove elements of one set.
+
+    `size` is that of each element when they are all alike; `elements` may then hold pieces of several elements.
+    """
+    flags = NLM_F_REQUEST | (NLM_F_CREATE if kind == NEW_ELEMENT else 0)
+    where = _GENERIC.pack(family, 0, 0) + attribute(1, table.encode() + b"\0") + attribute(2, name.encode() + b"\0")
+    found = []
+    for chunk in _cut(b"".join(elements), size) if size else _chunks(elements):
+        payload = where + attribute(3 | 0x8000, chunk)
+        found.append(HEADER.pack(HEADER.size + len(payload), kind, flags, 0, 0) + payload)
+    return found
+
+
+def _cut(joined: bytes, size: int) -> Iterator[bytes]:
+    step = _LIST_LIMIT // size * size
+    for start in range(0, len(joined), step):
+        yield joined[start : start + step]
+
+
+def _chunks(elements: Sequence[bytes]) -> Iterator[bytes]:
+    chunk: list[bytes] = []
+    used = 0
+    for element in elements:
+        if used + len(element) > _LIST_LIMIT:
+            yield b"".join(chunk)
+            chunk, used = [], 0
+        chunk.append(element)
+        used += len(element)
+    if chunk:
+        yield b"".join(chunk)
+
+
+def chain_message(family: int, table: str, chain: str) -> bytes:
+    """Return the message that makes a chain without a hook."""
+    payload = _GENERIC.pack(family, 0, 0) + attribute(1, table.encode() + b"\0") + attribute(3, chain.encode() + b"\0")
+    return HEADER.pack(HEADER.size + len(payload), NEW_CHAIN, NLM_F_REQUEST | NLM_F_CREATE, 0, 0) + payload
+
+
+def numgen_rule_message(family: int, table: str, chain: str, template: bytes, modulus: int, offset: int) -> bytes:
+    """Return the message that appends a rule: the template's expressions with another modulus and offset in numgen."""
+    expressions = []
+    for _, first, last in attributes(template, 0, len(template)):
+        parts = {kind: (s, e) for kind, s, e in attributes(template, first, last)}
+        body = template[first:last]
+        if template[slice(*parts[1])] == b"numgen\0":
+            values = {kind: template[s:e] for kind, s, e in attributes(template, *parts[2])}
+            values |= {2: modulus.to_bytes(4, "big"), 4: offset.to_bytes(4, "big")}
+            packed = (attribute(kind, value) for kind, value in sorted(values.items()))
+            body = attribute(1, b"numgen\0") + nested(2, *packed)
+        expressions.append(attribute(1 | 0x8000, body))
+    payload = (
+        _GENERIC.pack(family, 0, 0)
+        + attribute(1, table.encode() + b"\0")
+        + attribute(2, chain.encode() + b"\0")
+        + nested(4, *expressions)
+    )
+    flags = NLM_F_REQUEST | NLM_F_CREATE | NLM_F_APPEND
+    return HEADER.pack(HEADER.size + len(payload), NEW_RULE, flags, 0, 0) + payload
+
+
+class Transactions:
+    """The socket that commits batches, in the caller's network namespace. Kept open for the life of a backend."""
+
+    def __init__(self) -> None:
+        try:
+            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
+            self._socket.bind((0, 0))
+            self._socket.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
+            self._socket.setsockopt(SOL_NETLINK, NETLINK_EXT_ACK, 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _SEND_BUFFER)
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _RECEIVE_BUFFER)
+            self._socket.settimeout(60)
+        except OSError as error:
+            raise NetlinkError(error.errno or errno.EIO, "cannot open an nf_tables socket") from error
+        self._sequence = count(1)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def commit(self, parts: Sequence[bytes]) -> None:
+        """Commit messages as one transaction: all of them or none.
+
+        Raises NetlinkError with the first complaint of the kernel, whose `code` is its errno.
+        """
+        if not parts:
+            return
+        begin = next(self._sequence) & 0x7FFFFFFF
+        resource = socket.htons(SUBSYSTEM)
+        edge = HEADER.size + _GENERIC.size
+        head = HEADER.pack(edge, _BATCH_BEGIN, NLM_F_REQUEST, begin, 0) + _GENERIC.pack(0, 0, resource)
+        tail = HEADER.pack(edge, _BATCH_END, NLM_F_REQUEST, begin, 0) + _GENERIC.pack(0, 0, resource)
+        last = next(self._sequence) & 0x7FFFFFFF
+        length, kind, flags, _, _ = HEADER.unpack_from(parts[-1])
+        # The last message asks for the acknowledgement: kernels before 6.10 send none for the end of a batch.
+        final = HEADER.pack(length, kind, flags | NLM_F_ACK, last, 0) + parts[-1][HEADER.size :]
+        self._send(b"".join((head, *parts[:-1], final, tail)))
+        self._settle(begin, last)
+
+    def generation(self) -> int:
+        """Return the number of the ruleset's generation: every transaction that any program commits adds one."""
+        sequence = next(self._sequence) & 0x7FFFFFFF
+        payload = _GENERIC.pack(0, 0, 0)
+        self._send(HEADER.pack(HEADER.size + len(payload), GET_GENERATION, NLM_F_REQUEST, sequence, 0) + payload)
+        while True:
+            data = self._receive()
+            for at in messages(data):
+                if at.sequence == sequence and at.kind == NLMSG_ERROR:
+                    raise NetlinkError(acknowledgement(data, at)[0], "cannot read the nf_tables generation")
+                if at.sequence == sequence:
+                    for kind, start, end in attributes(data, at.start + _GENERIC.size, at.end):
+                        if kind == 1:
+                            return int.from_bytes(data[start:end], "big")
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._socket.send(data)
+        except OSError as error:
+            raise NetlinkError(error.errno or errno.EIO, "cannot send to nf_tables") from error
+
+    def _receive(self) -> bytes:
+        try:
+            return self._socket.recv(1 << 16)
+        except OSError as error:
+            code = errno.ETIMEDOUT if isinstance(error, TimeoutError) else error.errno or errno.EIO
+            raise NetlinkError(code, "no answer from nf_tables") from error
+
+    def _settle(self, begin: int, last: int) -> None:
+        """Read answers until the last message's; an answer to the begin message ends the transaction as well."""
+        complaint: tuple[int, str] | None = None
+        while True:
+            data = self._receive()
+            for at in messages(data):
+                if at.kind != NLMSG_ERROR:
+                    continue
+                code, text = acknowledgement(data, at)
+                if code and complaint is None and at.sequence in (0, begin, last):
+                    complaint = code, text
+                if at.sequence == last or (at.sequence == begin and code):
+                    if complaint is not None:
+                        raise NetlinkError(complaint[0], "the kernel refused an nf_tables transaction", complaint[1])
+                    return
+
+
+class Table(NamedTuple):
+    """A table as the kernel has it; another handle is another table. A dormant one does nothing."""
+
+    handle: int
+    comment: str
+    dormant: bool
+
+
+def table(family: int, name: str) -> Table | None:
+    """Return a table, None when it is missing."""
+    for data, start, end in _dump(GET_TABLE, family, b"", "nf_tables tables"):
+        found = {kind: data[s:e] for kind, s, e in attributes(data, start, end)}
+        if found.get(1) == name.encode() + b"\0":
+            dormant = bool(int.from_bytes(found.get(2, b""), "big") & 1)  # NFT_TABLE_F_DORMANT
+            return Table(int.from_bytes(found.get(4, b""), "big"), _comment(found.get(6, b"")), dormant)
+    return None
+
+
+def _comment(userdata: bytes) -> str:
+    """Return the comment in a table's user data: type 0 of libnftnl's type-length-value list."""
+    if len(userdata) >= 2 and userdata[0] == 0:
+        return userdata[2 : 2 + userdata[1]].rstrip(b"\0").decode(errors="replace")
+    return ""
+
+
+def rule_handles(family: int, table_name: str) -> tuple[int, ...]:
+    """Return the handles of a table's rules in order: any rule added, replaced or removed changes them."""
+    request = attribute(1, table_name.encode() + b"\0")
+    return tuple(
+        int.from_bytes(data[s:e], "big")
+        for data, start, end in _dump(GET_RULE, family, request, "nf_tables rules")
+        for kind, s, e in attributes(data, start, end)
+        if kind == 3
+    )
+
+
+class Rule(NamedTuple):
+    """A rule's chain and its expressions, as names with (type, value) pairs; names of anonymous sets are left out.
+
+    `raw` are the expressions as the kernel sent them.
+    """
+
+    chain: str
+    expressions: tuple[object, ...]
+    raw: bytes
+
+
+def rules(family: int, table_name: str) -> list[Rule]:
+    """Return a table's rules, chain by chain, in a form that two tables with the same rules share."""
+    request = attribute(1, table_name.encode() + b"\0")
+    found = []
+    for data, start, end in _dump(GET_RULE, family, request, "nf_tables rules"):
+        parts = {kind: (s, e) for kind, s, e in attributes(data, start, end)}
+        chain = data[slice(*parts[2])].rstrip(b"\0").decode()
+        raw = data[slice(*parts[4])] if 4 in parts else b""
+        found.append(Rule(chain, _expressions(raw), raw))
+    return found
+
+
+def _expressions(data: bytes) -> tuple[object, ...]:
+    """Return each expression's name and attributes. nf_tables does not flag what is nested; this is its structure."""
+    found = []
+    for _, first, last in attributes(data, 0, len(data)):
+        parts = {kind: (s, e) for kind, s, e in attributes(data, first, last)}
+        body = [(kind, data[s:e]) for kind, s, e in attributes(data, *parts[2])] if 2 in parts else []
+        values = tuple((kind, b"anonymous" if _ANONYMOUS.fullmatch(value) else value) for kind, value in body)
+        found.append((data[slice(*parts[1])], values))
+    return tuple(found)
+
+
+def chains(family: int, table_name: str) -> frozenset[str]:
+    """Return the names of a table's chains."""
+    return frozenset(_names(GET_CHAIN, family, table_name, 3, "nf_tables chains"))
+
+
+def sets(family: int, table_name: str) -> frozenset[str]:
+    """Return the names of a table's sets and maps, those of its rules (anonymous ones) among them."""
+    return frozenset(_names(GET_SET, family, table_name, 2, "nf_tables sets"))
+
+
+def _names(kind: int, family: int, table_name: str, name_attribute: int, what: str) -> Iterator[str]:
+    wanted = table_name.encode() + b"\0"
+    request = attribute(1, wanted) if kind == GET_SET else b""
+    for data, start, end in _dump(kind, family, request, what):
+        found = {k: data[s:e] for k, s, e in attributes(data, start, end) if k in (1, name_attribute)}
+        if found.get(1) == wanted:
+            yield found[name_attribute].rstrip(b"\0").decode()
+
+
+class Element(NamedTuple):
+    """An element as the kernel has it: packed key and data (a verdict's chain name for verdict maps).
+
+    Times are in milliseconds, 0 where the set has none. The key of an interval is its first value and its last one.
+    """
+
+    key: bytes
+    data: bytes
+    timeout: int
+    expires: int
+
+
+def elements(family: int, table_name: str, set_name: str) -> Iterator[Element]:
+    """Yield the elements of a set. Raises NetlinkError, with code ENOENT when the set is missing."""
+    request = attribute(1, table_name.encode() + b"\0") + attribute(2, set_name.encode() + b"\0")
+    for data, start, end in _dump(GET_ELEMENT, family, request, f"elements of {set_name}"):
+        for kind, s, e in attributes(data, start, end):
+            if kind == 3:
+                for _, first, last in attributes(data, s, e):
+                    yield _element(data, first, last)
+
+
+def _element(data: bytes, start: int, end: int) -> Element:
+    key = end_key = value = b""
+    timeout = expires = 0
+    for kind, s, e in attributes(data, start, end):
+        if kind == 1:
+            key = data[s + 4 : e]
+        elif kind == 2:
+            value = _value(data, s, e)
+        elif kind == 10:
+            end_key = data[s + 4 : e]
+        elif kind == 4:
+            timeout = int.from_bytes(data[s:e], "big")
+        elif kind == 5:
+            expires = int.from_bytes(data[s:e], "big")
+    return Element(key + end_key, value, timeout, expires)
+
+
+def _value(data: bytes, start: int, end: int) -> bytes:
+    for kind, s, e in attributes(data, start, end):
+        if kind == 1:
+            return data[s:e]
+        for inner, first, last in attributes(data, s, e):
+            if inner == 2:
+                return data[first:last].rstrip(b"\0")
+    return b""
+
+
+def _dump(kind: int, family: int, request: bytes, what: str) -> Iterator[tuple[bytes, int, int]]:
+    """Yield (buffer, start, end) of the attributes of each entry."""
+    with Netlink(NETLINK_NETFILTER) as link:
+        buffers = link.dump_all(kind, _GENERIC.pack(family, 0, 0) + request, what)
+    for data in buffers:
+        for at in messages(data):
+            if at.kind >> 8 == SUBSYSTEM:
+                yield data, at.start + _GENERIC.size, at.end

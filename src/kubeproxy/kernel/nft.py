@@ -1,0 +1,46 @@
+"""The nft command: loads ruleset text, lists tables. For what is static and rare; elements go by kernel/nfnetlink.
+
+Argument lists only, no shell; the text goes through standard input.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+from kubeproxy.errors import ApplyError, Unsupported
+
+_TIMEOUT = 120.0
+
+
+def run(text: str) -> None:
+    """Load ruleset text in one transaction. Raises ApplyError with nft's first complaint."""
+    _nft(["-f", "-"], text)
+
+
+def version() -> tuple[int, ...]:
+    """Return the version of nft. Raises Unsupported when it is missing."""
+    try:
+        out = subprocess.run(["nft", "--version"], capture_output=True, text=True, check=False, timeout=10).stdout
+    except FileNotFoundError as error:
+        raise Unsupported("nft is missing: install the package nftables (apt-get install nftables)") from error
+    found = re.search(r"v(\d+(?:\.\d+)+)", out)
+    return tuple(int(part) for part in found[1].split(".")) if found else (0,)
+
+
+def _nft(arguments: list[str], text: str | None = None) -> str:
+    try:
+        done = subprocess.run(
+            ["nft", *arguments], input=text, capture_output=True, text=True, check=False, timeout=_TIMEOUT
+        )
+    except FileNotFoundError as error:
+        # It was there at the start: a package upgrade takes it away for a moment.
+        raise ApplyError("nft is missing: install the package nftables (apt-get install nftables)") from error
+    except OSError as error:
+        raise ApplyError(f"nft cannot be run: {error.strerror}") from error
+    except subprocess.TimeoutExpired as error:
+        raise ApplyError(f"nft {' '.join(arguments)} did not finish in {_TIMEOUT:.0f} s") from error
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise ApplyError(f"nft {' '.join(arguments)}: {' / '.join(line.strip() for line in lines[:4])}")
+    return done.stdout

@@ -1,0 +1,164 @@
+"""Reading and writing kernel parameters under /proc/sys, and which ones connection tracking is configured with.
+
+`conntrack_settings` is pure; nothing here decides when they are written. Source: kube-proxy's conntrack options
+(cmd/kube-proxy/app/conntrack.go), Documentation/networking/nf_conntrack-sysctl.rst.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from kubeproxy.errors import ApplyError, Unsupported
+
+_log = logging.getLogger("kubeproxy.kernel")
+
+ROOT: Final = Path("/proc/sys")
+
+NF_CONNTRACK_MAX: Final = "net/netfilter/nf_conntrack_max"
+TCP_TIMEOUT_ESTABLISHED: Final = "net/netfilter/nf_conntrack_tcp_timeout_established"
+TCP_TIMEOUT_CLOSE_WAIT: Final = "net/netfilter/nf_conntrack_tcp_timeout_close_wait"
+TCP_BE_LIBERAL: Final = "net/netfilter/nf_conntrack_tcp_be_liberal"
+UDP_TIMEOUT: Final = "net/netfilter/nf_conntrack_udp_timeout"
+UDP_TIMEOUT_STREAM: Final = "net/netfilter/nf_conntrack_udp_timeout_stream"
+
+_HASHSIZE: Final = Path("/sys/module/nf_conntrack/parameters/hashsize")
+
+# Letters, digits and what interface names hold; a part of dots only would leave /proc/sys.
+_KEY: Final = re.compile(r"(?:(?!\.+(?:/|$))[A-Za-z0-9_.:@+-]+/)+(?!\.+$)[A-Za-z0-9_.:@+-]+")
+
+_REMEDY: Final = {
+    errno.EACCES: "run it as root with /proc/sys mounted writable (a privileged container), or set it on the host",
+    errno.EPERM: "run it as root with /proc/sys mounted writable (a privileged container), or set it on the host",
+    errno.EROFS: "mount /proc/sys writable (a privileged container), or set it on the host",
+    errno.EINVAL: "the kernel does not take this value",
+}
+
+
+class ConntrackConfig(Struct, frozen=True):
+    """KubeProxyConfiguration's conntrack block: counts, and timeouts in whole seconds; 0 or None leave one alone."""
+
+    max_per_core: int | None = 32768
+    min: int | None = 131072
+    tcp_established_timeout: int | None = 86400
+    tcp_close_wait_timeout: int | None = 3600
+    tcp_be_liberal: bool = False
+    udp_timeout: int | None = 0
+    udp_stream_timeout: int | None = 0
+
+
+def conntrack_settings(config: ConntrackConfig, cpus: int) -> list[tuple[str, int]]:
+    """Return the (key, value) settings that a conntrack block asks for, on a machine with so many CPUs, in order."""
+    wanted: list[tuple[str, int]] = []
+    limit = conntrack_max(config, cpus)
+    if limit:
+        wanted.append((NF_CONNTRACK_MAX, limit))
+    timeouts = (
+        (TCP_TIMEOUT_ESTABLISHED, config.tcp_established_timeout),
+        (TCP_TIMEOUT_CLOSE_WAIT, config.tcp_close_wait_timeout),
+        (UDP_TIMEOUT, config.udp_timeout),
+        (UDP_TIMEOUT_STREAM, config.udp_stream_timeout),
+    )
+    wanted += [(key, seconds) for key, seconds in timeouts if seconds]
+    if config.tcp_be_liberal:
+        wanted.append((TCP_BE_LIBERAL, 1))
+    return wanted
+
+
+def conntrack_max(config: ConntrackConfig, cpus: int) -> int:
+    """Return the wanted size of the table: maxPerCore times CPUs, at least min; 0 leaves it alone."""
+    if not config.max_per_core:
+        return 0
+    return max(config.max_per_core * cpus, config.min or 0)
+
+
+def read_sysctl(key: str, root: Path = ROOT) -> str:
+    """Return a kernel parameter's text. Keys are paths below /proc/sys such as net/ipv4/ip_forward.
+
+    Raises Unsupported when the kernel has none of that name, ApplyError when it cannot be read.
+    """
+    try:
+        return _path(key, root).read_text(encoding="ascii").strip()
+    except FileNotFoundError as error:
+        raise Unsupported(_missing(key)) from error
+    except OSError as error:
+        raise ApplyError(f"cannot read sysctl {key}: {error.strerror}") from error
+
+
+def write_sysctl(key: str, value: int, root: Path = ROOT) -> bool:
+    """Make a kernel parameter hold a number; return whether it had to be written.
+
+    A value that is already there is fine even when it could not be written. Raises Unsupported when the kernel has no
+    such parameter, ApplyError when it cannot be written.
+    """
+    if read_sysctl(key, root) == str(value):
+        return False
+    _write(_path(key, root), str(value), f"sysctl {key}")
+    return True
+
+
+def apply_settings(settings: Sequence[tuple[str, int]], root: Path = ROOT, hashsize: Path = _HASHSIZE) -> list[str]:
+    """Write the settings that differ; return the keys that were written. Raises as `write_sysctl`.
+
+    A larger nf_conntrack_max raises the hash table to a quarter of it when that is smaller, as kube-proxy does; the
+    table is only slower otherwise, so it is no error when that cannot be done (as in a container). In a network
+    namespace other than the first nf_conntrack_max is read-only: that is an error only when it is less than asked for.
+    """
+    written = []
+    for key, value in settings:
+        try:
+            changed = write_sysctl(key, value, root)
+        except ApplyError as error:
+            if key != NF_CONNTRACK_MAX or int(read_sysctl(key, root)) < value:
+                raise
+            _log.warning("%s; it is larger, so this is passed over", error)
+            continue
+        if changed:
+            written.append(key)
+        if key == NF_CONNTRACK_MAX:
+            _raise_hashsize(value // 4, hashsize)
+    return written
+
+
+def _raise_hashsize(wanted: int, path: Path) -> None:
+    try:
+        size = int(path.read_text(encoding="ascii"))
+        if size < wanted:
+            _write(path, str(wanted), f"the connection tracking hash size ({path})")
+    except (ApplyError, OSError, ValueError) as error:
+        _log.warning("The connection tracking table may be slow when it is full: %s", error)
+
+
+def _write(path: Path, value: str, what: str) -> None:
+    try:
+        # Not write_text: a truncating open of a parameter is refused on some kernels, and one write() is one value.
+        file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(file, value.encode())
+        finally:
+            os.close(file)
+    except OSError as error:
+        remedy = _REMEDY.get(error.errno or 0, "")
+        detail = f"cannot set {what} to {value}: {error.strerror}"
+        raise ApplyError(f"{detail}; {remedy}" if remedy else detail) from error
+
+
+def _path(key: str, root: Path) -> Path:
+    if not _KEY.fullmatch(key):
+        raise ApplyError(
+            f"{key!r} is no name of a sysctl: it must be a path below /proc/sys such as net/ipv4/ip_forward"
+        )
+    return root / key
+
+
+def _missing(key: str) -> str:
+    if "nf_conntrack" in key:
+        return f"the kernel has no sysctl {key}: load the module nf_conntrack (modprobe nf_conntrack)"
+    return f"the kernel has no sysctl {key}: this kernel, or this network namespace, does not support it"

@@ -1,0 +1,314 @@
+"""The compiler: one Service and its slices in, its ServicePlans out. Pure, and the only place that knows the rules.
+
+Source: REFERENCE "Service semantics" (kube-proxy v1.36 pkg/proxy/serviceport.go and the proxiers). Deviations: a
+load balancer whose source ranges cannot be read stays closed instead of open to all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from ipaddress import ip_network
+from typing import NamedTuple
+
+from kubeproxy.model.addresses import (
+    FAMILIES,
+    PORT_BYTES,
+    PROTOCOLS,
+    Family,
+    Network,
+    Range,
+    family_of,
+    merge_networks,
+    pack,
+    parse_network,
+)
+from kubeproxy.model.endpoints import Slice, Viewpoint, select
+from kubeproxy.model.objects import Service, ServicePort, ServiceSpec
+from kubeproxy.model.plan import (
+    NOTHING,
+    Action,
+    Compiled,
+    Frontend,
+    FrontendKind,
+    Globals,
+    HealthCheck,
+    Problem,
+    ServicePlan,
+    ServicePortKey,
+    Traffic,
+)
+
+DEFAULT_AFFINITY_SECONDS = 10800  # core/v1 DefaultClientIPServiceAffinitySeconds
+MAX_AFFINITY_SECONDS = 86400  # core/v1 validation of sessionAffinityConfig.clientIP.timeoutSeconds
+
+
+def compile_service(service: Service, slices: Iterable[Slice], world: Globals) -> Compiled:
+    """Return what a Service means. `slices` are all slices that belong to it, of any family and in any order."""
+    spec = service.spec
+    if skipped(spec):
+        return NOTHING
+    problems: list[Problem] = []
+    facts = _read(service, problems)
+    by_family: dict[Family, list[Slice]] = {}
+    for piece in slices:
+        by_family.setdefault(piece.family, []).append(piece)
+    plans: list[ServicePlan] = []
+    for family in world.families:
+        cluster_ip = facts.cluster_ips.get(family)
+        if cluster_ip is not None:
+            pieces = by_family.get(family, [])
+            plans += [_plan(facts, port, family, cluster_ip, pieces, world) for port in facts.ports]
+    first = next((family for family in facts.cluster_ips if family in world.families), None)
+    health = _health(spec, by_family.get(first, ()), world, problems) if first is not None else None
+    return Compiled(tuple(plans), health, tuple(problems))
+
+
+def skipped(spec: ServiceSpec) -> bool:
+    """Return whether a Service is none of a proxy's business: ExternalName, headless, or no address yet."""
+    first = spec.cluster_ips[0] if spec.cluster_ips else spec.cluster_ip
+    return spec.type == "ExternalName" or not first or first == "None"
+
+
+class _Port(NamedTuple):
+    name: str
+    protocol: int
+    port: int
+    node_port: int
+
+
+class _Facts(NamedTuple):
+    """A Service's spec, read once for all its ports and families."""
+
+    name: tuple[str, str]
+    ports: Sequence[_Port]
+    cluster_ips: Mapping[Family, bytes]
+    external_ips: Mapping[Family, Sequence[bytes]]
+    balancer_ips: Mapping[Family, Sequence[bytes]]
+    sources: Mapping[Family, tuple[Network, ...]]  # a family that is not in it is open to all
+    internal_local: bool
+    external_local: bool
+    affinity: int
+
+
+def _read(service: Service, problems: list[Problem]) -> _Facts:
+    spec, meta = service.spec, service.metadata
+    ingress = service.status.load_balancer.ingress if service.status and service.status.load_balancer else None
+    balancer_ips = [i.ip for i in ingress or () if i.ip and i.ip_mode in (None, "", "VIP")]
+    return _Facts(
+        name=(meta.namespace or "", meta.name),
+        ports=_ports(spec.ports or (), problems),
+        cluster_ips=_cluster_ips(spec, problems),
+        external_ips=_addresses(spec.external_ips or (), "spec.externalIPs", problems),
+        balancer_ips=_addresses(balancer_ips, "status.loadBalancer.ingress", problems),
+        sources=_source_ranges(spec.load_balancer_source_ranges or (), problems),
+        internal_local=_is_local(spec.internal_traffic_policy, "spec.internalTrafficPolicy", problems),
+        external_local=_is_local(spec.external_traffic_policy, "spec.externalTrafficPolicy", problems),
+        affinity=_affinity(spec, problems) if spec.session_affinity not in (None, "", "None") else 0,
+    )
+
+
+def _shown(text: str | None) -> str:
+    """Return a user's text as it goes into a report: quoted, and cut before it floods an event."""
+    return repr((text or "")[:64])
+
+
+def _ports(entries: Sequence[ServicePort], problems: list[Problem]) -> Sequence[_Port]:
+    ports: list[_Port] = []
+    names: set[tuple[str, int]] = set()
+    numbers: set[tuple[int, int]] = set()
+    node_ports: set[tuple[int, int]] = set()
+    for i, entry in enumerate(entries):
+        where = f"spec.ports[{i}]"
+        protocol = PROTOCOLS.get(entry.protocol or "TCP")
+        node_port = entry.node_port or 0
+        if protocol is None:
+            problems.append(
+                Problem(f"{where}.protocol", f"{_shown(entry.protocol)} is not TCP, UDP or SCTP; port skipped")
+            )
+            continue
+        if not 0 < entry.port < 65536:
+            problems.append(Problem(f"{where}.port", f"{entry.port} is not between 1 and 65535; port skipped"))
+            continue
+        if not 0 <= node_port < 65536:
+            problems.append(Problem(f"{where}.nodePort", f"{node_port} is not between 1 and 65535; no NodePort"))
+            node_port = 0
+        name = entry.name or ""
+        if (name, protocol) in names or (protocol, entry.port) in numbers:
+            problems.append(Problem(where, "repeats the name or the number of an earlier port; port skipped"))
+            continue
+        if (protocol, node_port) in node_ports:
+            problems.append(Problem(f"{where}.nodePort", f"{node_port} is an earlier port's already; no NodePort"))
+            node_port = 0
+        if node_port:
+            node_ports.add((protocol, node_port))
+        names.add((name, protocol))
+        numbers.add((protocol, entry.port))
+        ports.append(_Port(name, protocol, entry.port, node_port))
+    return ports
+
+
+def _cluster_ips(spec: ServiceSpec, problems: list[Problem]) -> dict[Family, bytes]:
+    found: dict[Family, bytes] = {}
+    field = "spec.clusterIPs" if spec.cluster_ips else "spec.clusterIP"
+    for text in spec.cluster_ips or (spec.cluster_ip or "",):
+        address = pack(text)
+        if address is None or not any(address):
+            problems.append(Problem(field, f"{_shown(text)} is no usable IP address; skipped"))
+        else:
+            found.setdefault(family_of(address), address)
+    return found
+
+
+def _addresses(texts: Iterable[str], field: str, problems: list[Problem]) -> dict[Family, list[bytes]]:
+    found: dict[Family, list[bytes]] = {}
+    for text in texts:
+        address = pack(text)
+        if address is None or not any(address):
+            problems.append(Problem(field, f"{_shown(text)} is no usable IP address; skipped"))
+            continue
+        addresses = found.setdefault(family_of(address), [])
+        if address not in addresses:
+            addresses.append(address)
+    return found
+
+
+def _source_ranges(texts: Sequence[str], problems: list[Problem]) -> dict[Family, tuple[Network, ...]]:
+    """Return the networks of each restricted family. A /0 opens its family; an unreadable entry opens nothing."""
+    found: dict[Family, list[Network]] = {}
+    unreadable = False
+    for i, text in enumerate(texts):
+        network = parse_network(text)
+        if network is None:
+            problems.append(Problem(f"spec.loadBalancerSourceRanges[{i}]", f"{_shown(text)} is no CIDR; skipped"))
+            unreadable = True
+        else:
+            found.setdefault(FAMILIES[f"IPv{network.version}"], []).append(network)
+    if unreadable:
+        for family in Family:
+            found.setdefault(family, [])
+    return {f: tuple(nets) for f, nets in found.items() if not any(n.prefixlen == 0 for n in nets)}
+
+
+def _is_local(policy: str | None, field: str, problems: list[Problem]) -> bool:
+    if policy == "Local":
+        return True
+    if policy not in (None, "", "Cluster"):
+        problems.append(Problem(field, f"{_shown(policy)} is not Cluster or Local; taken as Cluster"))
+    return False
+
+
+def _affinity(spec: ServiceSpec, problems: list[Problem]) -> int:
+    if spec.session_affinity != "ClientIP":
+        problems.append(
+            Problem("spec.sessionAffinity", f"{_shown(spec.session_affinity)} is not None or ClientIP; ignored")
+        )
+        return 0
+    config = spec.session_affinity_config
+    seconds = config.client_ip.timeout_seconds if config is not None and config.client_ip is not None else None
+    if seconds is None:
+        return DEFAULT_AFFINITY_SECONDS
+    if not 0 < seconds <= MAX_AFFINITY_SECONDS:
+        field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds"
+        problems.append(Problem(field, f"{seconds} is not between 1 and 86400; {DEFAULT_AFFINITY_SECONDS} is used"))
+        return DEFAULT_AFFINITY_SECONDS
+    return seconds
+
+
+def _plan(
+    facts: _Facts, port: _Port, family: Family, cluster_ip: bytes, slices: Sequence[Slice], world: Globals
+) -> ServicePlan:
+    frontends = _frontends(facts, port, family, cluster_ip, world)
+    accessible = len(frontends) > 1
+    uses_cluster = not facts.internal_local or accessible
+    uses_local = facts.internal_local or (facts.external_local and accessible)
+    view = Viewpoint(world.node_name, world.zone)
+    chosen = select(slices, port.name, port.protocol, view, uses_cluster, uses_local)
+    stock = (bool(chosen.cluster), bool(chosen.local), chosen.usable)
+    ours = world.of(family)
+    pods_known = ours is not None and ours.detector.implemented
+    return ServicePlan(
+        key=ServicePortKey(*facts.name, port.name, port.protocol, family),
+        frontends=frontends,
+        cluster=chosen.cluster,
+        local=chosen.local,
+        internal=_internal(facts.internal_local, stock, world.masquerade_all, pods_known),
+        external=_external(facts.external_local, stock, pods_known),
+        affinity=facts.affinity,
+        hairpin=chosen.local_addresses,
+        serving=chosen.serving,
+    )
+
+
+def _frontends(facts: _Facts, port: _Port, family: Family, cluster_ip: bytes, world: Globals) -> tuple[Frontend, ...]:
+    tail = bytes((port.protocol,)) + PORT_BYTES[port.port]
+    found = [Frontend(FrontendKind.CLUSTER, cluster_ip + tail)]
+    found += [Frontend(FrontendKind.EXTERNAL, a + tail) for a in facts.external_ips.get(family, ())]
+    for address in facts.balancer_ips.get(family, ()):
+        allowed = facts.sources.get(family)
+        sources = None if allowed is None else _allowed(allowed, address, family, world)
+        found.append(Frontend(FrontendKind.LOADBALANCER, address + tail, sources))
+    if port.node_port:
+        found.append(Frontend(FrontendKind.NODEPORT, bytes((port.protocol,)) + PORT_BYTES[port.node_port]))
+    if len(found) > 1 and len({f.key for f in found}) < len(found):
+        # The cluster IP comes before all; an external IP that is the load balancer's keeps the source ranges.
+        found.sort(key=lambda f: f.kind is FrontendKind.EXTERNAL)
+        found = list({f.key: f for f in reversed(found)}.values())[::-1]
+    return tuple(found)
+
+
+def _allowed(networks: tuple[Network, ...], address: bytes, family: Family, world: Globals) -> tuple[Range, ...]:
+    """Return the ranges that may use a load balancer address.
+
+    A node that may use it may also arrive with the address itself as its source: the kernel picks that one when a
+    cloud's agent has put it on an interface of the node (kube-proxy, allowFromNode).
+    """
+    ranges = merge_networks(list(networks))
+    ours = world.of(family)
+    node_ips = ours.node_ips if ours is not None else ()
+    if any(first <= ip <= last for ip in node_ips for first, last in ranges):
+        ranges = merge_networks([*networks, ip_network(address)])
+    return ranges
+
+
+@lru_cache(maxsize=64)
+def _internal(local: bool, stock: tuple[bool, bool, bool], masquerade_all: bool, pods_known: bool) -> Traffic:
+    """Return what cluster IP traffic gets. `stock`: cluster pool filled, local pool filled, any endpoint anywhere."""
+    cluster, near, usable = stock
+    if not (near if local else cluster):
+        return Traffic(*(Action.DROP if usable else Action.REJECT,) * 3)
+    kept, hidden = (Action.LOCAL, Action.LOCAL_MASQUERADE) if local else (Action.CLUSTER, Action.CLUSTER_MASQUERADE)
+    if masquerade_all:
+        return Traffic(hidden, hidden, hidden)
+    return Traffic(kept, hidden, hidden) if pods_known else Traffic(kept, kept, kept)
+
+
+@lru_cache(maxsize=64)
+def _external(local: bool, stock: tuple[bool, bool, bool], pods_known: bool) -> Traffic:
+    """Return what traffic to external IPs, load balancers and NodePorts gets.
+
+    With externalTrafficPolicy Local, pods and the node itself are served as if they had gone out and come back in.
+    """
+    cluster, near, usable = stock
+    if not usable:
+        return Traffic(Action.REJECT, Action.REJECT, Action.REJECT)
+    if not local:
+        return Traffic(*(Action.CLUSTER_MASQUERADE if cluster else Action.DROP,) * 3)
+    outside = Action.LOCAL if near else Action.DROP
+    pod = (Action.CLUSTER if cluster else Action.DROP) if pods_known else outside
+    return Traffic(pod, Action.CLUSTER_MASQUERADE if cluster else Action.DROP, outside)
+
+
+def _health(spec: ServiceSpec, slices: Sequence[Slice], world: Globals, problems: list[Problem]) -> HealthCheck | None:
+    """Return the health check of a LoadBalancer with externalTrafficPolicy Local.
+
+    Ready endpoints of this node are counted by address, over all ports of the slices of the Service's first family.
+    """
+    port = spec.health_check_node_port or 0
+    if spec.type != "LoadBalancer" or spec.external_traffic_policy != "Local" or not port:
+        return None
+    if not 0 < port < 65536:
+        problems.append(Problem("spec.healthCheckNodePort", f"{port} is not between 1 and 65535; no health check"))
+        return None
+    ready = {e.address for piece in slices for e in piece.endpoints if e.ready and e.node == world.node_name}
+    return HealthCheck(port, len(ready))

@@ -1,0 +1,220 @@
+"""Kubernetes objects as the API sends them, decoded to the fields that are used and no others.
+
+Shapes only: defaults are the API's zero values, nothing is validated beyond JSON types here and nothing is
+computed. Null lists and maps occur in real answers (a bookmark's object), so every list and map may be None.
+Source: core/v1, discovery.k8s.io/v1 and networking.k8s.io/v1 of Kubernetes 1.36.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, field
+
+Resource = Literal["services", "endpointslices", "nodes", "servicecidrs"]
+
+Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+"""The API's int32: a number beyond it is no number of this API, and would not fit where it is packed."""
+
+
+class ApiStruct(Struct, rename="camel", frozen=True, gc=False):
+    """Common settings: camelCase names; unknown fields are passed over; untracked by the collector (no cycles)."""
+
+
+class Labels(ApiStruct, frozen=True):
+    """The labels that mean something to a proxy."""
+
+    service_name: str | None = field(default=None, name="kubernetes.io/service-name")
+    service_proxy_name: str | None = field(default=None, name="service.kubernetes.io/service-proxy-name")
+    headless: str | None = field(default=None, name="service.kubernetes.io/headless")
+    zone: str | None = field(default=None, name="topology.kubernetes.io/zone")
+
+
+class Annotations(ApiStruct, frozen=True):
+    """The annotations that mean something to a proxy."""
+
+    last_change_trigger_time: str | None = field(default=None, name="endpoints.kubernetes.io/last-change-trigger-time")
+
+
+class ObjectMeta(ApiStruct, frozen=True):
+    """metadata of any object."""
+
+    name: str = ""
+    namespace: str | None = None
+    uid: str | None = None
+    resource_version: str | None = None
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    labels: Labels | None = None
+    annotations: Annotations | None = None
+
+
+class ServicePort(ApiStruct, frozen=True):
+    """One entry of a Service's spec.ports."""
+
+    port: Int32 = 0
+    name: str | None = None
+    protocol: str | None = None
+    node_port: Int32 | None = None
+
+
+class ClientIPConfig(ApiStruct, frozen=True):
+    """spec.sessionAffinityConfig.clientIP."""
+
+    timeout_seconds: Int32 | None = None
+
+
+class SessionAffinityConfig(ApiStruct, frozen=True):
+    """spec.sessionAffinityConfig."""
+
+    client_ip: ClientIPConfig | None = field(default=None, name="clientIP")
+
+
+class ServiceSpec(ApiStruct, frozen=True):
+    """A Service's spec."""
+
+    type: str | None = None
+    cluster_ip: str | None = field(default=None, name="clusterIP")
+    cluster_ips: list[str] | None = field(default=None, name="clusterIPs")
+    ip_families: list[str] | None = None
+    ports: list[ServicePort] | None = None
+    external_ips: list[str] | None = field(default=None, name="externalIPs")
+    session_affinity: str | None = None
+    session_affinity_config: SessionAffinityConfig | None = None
+    internal_traffic_policy: str | None = None
+    external_traffic_policy: str | None = None
+    load_balancer_source_ranges: list[str] | None = None
+    health_check_node_port: Int32 | None = None
+    publish_not_ready_addresses: bool | None = None
+
+
+class LoadBalancerIngress(ApiStruct, frozen=True):
+    """One entry of a Service's status.loadBalancer.ingress."""
+
+    ip: str | None = None
+    ip_mode: str | None = None
+
+
+class LoadBalancerStatus(ApiStruct, frozen=True):
+    """A Service's status.loadBalancer."""
+
+    ingress: list[LoadBalancerIngress] | None = None
+
+
+class ServiceStatus(ApiStruct, frozen=True):
+    """A Service's status."""
+
+    load_balancer: LoadBalancerStatus | None = None
+
+
+class Service(ApiStruct, frozen=True):
+    """core/v1 Service."""
+
+    metadata: ObjectMeta
+    spec: ServiceSpec = ServiceSpec()
+    status: ServiceStatus | None = None
+
+
+class EndpointConditions(ApiStruct, frozen=True):
+    """An endpoint's conditions; None means unknown."""
+
+    ready: bool | None = None
+    serving: bool | None = None
+    terminating: bool | None = None
+
+
+class NameHint(ApiStruct, frozen=True):
+    """One entry of forZones or forNodes."""
+
+    name: str = ""
+
+
+class EndpointHints(ApiStruct, frozen=True):
+    """An endpoint's topology hints."""
+
+    for_zones: list[NameHint] | None = None
+    for_nodes: list[NameHint] | None = None
+
+
+class SliceEndpoint(ApiStruct, frozen=True):
+    """One entry of an EndpointSlice's endpoints."""
+
+    addresses: list[str] | None = None
+    conditions: EndpointConditions | None = None
+    node_name: str | None = None
+    hints: EndpointHints | None = None
+
+
+class EndpointPort(ApiStruct, frozen=True):
+    """One entry of an EndpointSlice's ports; a port of None means all ports, which a proxy cannot serve."""
+
+    port: Int32 | None = None
+    name: str | None = None
+    protocol: str | None = None
+
+
+class EndpointSlice(ApiStruct, frozen=True):
+    """discovery.k8s.io/v1 EndpointSlice."""
+
+    metadata: ObjectMeta
+    address_type: str = ""
+    endpoints: list[SliceEndpoint] | None = None
+    ports: list[EndpointPort] | None = None
+
+
+class Taint(ApiStruct, frozen=True):
+    """One entry of a Node's spec.taints."""
+
+    key: str = ""
+
+
+class NodeSpec(ApiStruct, frozen=True):
+    """A Node's spec."""
+
+    pod_cidr: str | None = field(default=None, name="podCIDR")
+    pod_cidrs: list[str] | None = field(default=None, name="podCIDRs")
+    taints: list[Taint] | None = None
+
+
+class NodeAddress(ApiStruct, frozen=True):
+    """One entry of a Node's status.addresses."""
+
+    type: str = ""
+    address: str = ""
+
+
+class NodeStatus(ApiStruct, frozen=True):
+    """A Node's status."""
+
+    addresses: list[NodeAddress] | None = None
+
+
+class Node(ApiStruct, frozen=True):
+    """core/v1 Node."""
+
+    metadata: ObjectMeta
+    spec: NodeSpec | None = None
+    status: NodeStatus | None = None
+
+
+class ServiceCIDRSpec(ApiStruct, frozen=True):
+    """A ServiceCIDR's spec."""
+
+    cidrs: list[str] | None = None
+
+
+class ServiceCIDR(ApiStruct, frozen=True):
+    """networking.k8s.io/v1 ServiceCIDR."""
+
+    metadata: ObjectMeta
+    spec: ServiceCIDRSpec | None = None
+
+
+Object = Service | EndpointSlice | Node | ServiceCIDR
+
+TYPES: dict[Resource, type[Service | EndpointSlice | Node | ServiceCIDR]] = {
+    "services": Service,
+    "endpointslices": EndpointSlice,
+    "nodes": Node,
+    "servicecidrs": ServiceCIDR,
+}

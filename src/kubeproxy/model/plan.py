@@ -1,0 +1,203 @@
+"""What every Service means on this node, in words that no backend owns.
+
+Plans are frozen, hold packed addresses and share what they can: 100,000 endpoints are normal.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Literal, NamedTuple
+
+from msgspec import Struct
+
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range, unpack
+
+ServiceName = tuple[str, str]
+"""Namespace and name of a Service."""
+
+Pool = tuple[bytes, ...]
+"""Destinations (address and port, packed), sorted, without repetition."""
+
+
+class ServicePortKey(NamedTuple):
+    """Identity of a service port in one family."""
+
+    namespace: str
+    name: str
+    port_name: str
+    protocol: int
+    family: Family
+
+    def __str__(self) -> str:
+        port = f":{self.port_name}" if self.port_name else ""
+        return f"{self.namespace}/{self.name}{port}/{PROTOCOL_NAMES[self.protocol]}"
+
+
+class FrontendKind(IntEnum):
+    """What kind of address a client uses."""
+
+    CLUSTER = 0
+    EXTERNAL = 1
+    LOADBALANCER = 2
+    NODEPORT = 3
+
+
+class Frontend(Struct, frozen=True, gc=False):
+    """One address that a client uses.
+
+    `key` is address, protocol (1 byte) and port (2 bytes, network order); a NodePort has no address. `sources` are
+    the ranges that may use it (LoadBalancer addresses only), None when it is open to all.
+    """
+
+    kind: FrontendKind
+    key: bytes
+    sources: tuple[Range, ...] | None = None
+
+    @property
+    def address(self) -> bytes:
+        """Return the packed address, b'' for a NodePort."""
+        return self.key[:-3]
+
+    @property
+    def protocol(self) -> int:
+        """Return the IP protocol number."""
+        return self.key[-3]
+
+    @property
+    def port(self) -> int:
+        """Return the port that clients use."""
+        return int.from_bytes(self.key[-2:], "big")
+
+    def __str__(self) -> str:
+        address = unpack(self.address) if self.address else "nodePort"
+        return f"{self.kind.name.lower()} {address} {PROTOCOL_NAMES[self.protocol]} {self.port}"
+
+
+class Action(IntEnum):
+    """What happens to a new connection."""
+
+    CLUSTER = 0  # forwarded to the cluster pool, source kept
+    CLUSTER_MASQUERADE = 1
+    LOCAL = 2  # forwarded to the local pool, source kept
+    LOCAL_MASQUERADE = 3
+    REJECT = 4
+    DROP = 5
+
+    @property
+    def forwards(self) -> bool:
+        """Return whether an endpoint gets the connection."""
+        return self < Action.REJECT
+
+    @property
+    def picks_local(self) -> bool:
+        """Return whether that endpoint is one of the local pool."""
+        return self in {Action.LOCAL, Action.LOCAL_MASQUERADE}
+
+
+class Traffic(NamedTuple):
+    """What happens to a new connection, by where it comes from: a pod of this cluster, this node, elsewhere."""
+
+    pod: Action
+    node: Action
+    outside: Action
+
+
+class ServicePlan(Struct, frozen=True, gc=False):
+    """One service port in one family: its frontends, its pools and what each kind of traffic gets.
+
+    `internal` governs the cluster IP, `external` all other frontends. `hairpin` are the addresses of endpoints on
+    this node, whose connections to themselves need masquerade. `serving` are all destinations that may keep flows
+    (conntrack). `affinity` is in seconds, 0 for none.
+    """
+
+    key: ServicePortKey
+    frontends: tuple[Frontend, ...]
+    cluster: Pool
+    local: Pool
+    internal: Traffic
+    external: Traffic
+    affinity: int
+    hairpin: Pool
+    serving: Pool
+
+    def traffic(self, frontend: Frontend) -> Traffic:
+        """Return what governs a frontend."""
+        return self.internal if frontend.kind is FrontendKind.CLUSTER else self.external
+
+
+class HealthCheck(NamedTuple):
+    """A Service's health check port and how many ready endpoints this node has."""
+
+    port: int
+    local_endpoints: int
+
+
+class Problem(NamedTuple):
+    """A field of an object that cannot be used as it stands, and what was done about it."""
+
+    field: str
+    reason: str
+
+
+class Compiled(Struct, frozen=True):
+    """All that a Service means: its plans, its health check, and what is wrong with it."""
+
+    plans: tuple[ServicePlan, ...] = ()
+    health: HealthCheck | None = None
+    problems: tuple[Problem, ...] = ()
+
+
+NOTHING = Compiled()
+
+
+class Detector(Struct, frozen=True):
+    """How traffic of this node's pods is recognised: by source network, or by the interface it comes in by."""
+
+    kind: Literal["none", "network", "bridge", "prefix"] = "none"
+    value: str = ""
+
+    @property
+    def implemented(self) -> bool:
+        """Return whether pod traffic can be told from other traffic at all."""
+        return self.kind != "none"
+
+
+class FamilyGlobals(Struct, frozen=True):
+    """What holds for all Services of one family.
+
+    `node_ips` and `nodeport_ips` are packed addresses: the node's own, and those that NodePorts answer on. None for
+    `nodeport_ips` means every local address but loopback. `service_cidrs` are merged ranges.
+    """
+
+    detector: Detector = Detector()
+    node_ips: tuple[bytes, ...] = ()
+    nodeport_ips: tuple[bytes, ...] | None = ()
+    service_cidrs: tuple[Range, ...] = ()
+
+
+class Globals(Struct, frozen=True):
+    """What holds for all Services: the node and the configuration."""
+
+    node_name: str
+    zone: str = ""
+    masquerade_all: bool = False
+    masquerade_mark: int = 0x4000
+    ipv4: FamilyGlobals | None = FamilyGlobals()
+    ipv6: FamilyGlobals | None = FamilyGlobals()
+
+    def of(self, family: Family) -> FamilyGlobals | None:
+        """Return the part of a family, None when the node does not have it."""
+        return self.ipv4 if family is Family.IPV4 else self.ipv6
+
+    @property
+    def families(self) -> tuple[Family, ...]:
+        """Return the families that are programmed."""
+        return _FAMILIES[self.ipv4 is not None, self.ipv6 is not None]
+
+
+_FAMILIES: dict[tuple[bool, bool], tuple[Family, ...]] = {
+    (False, False): (),
+    (True, False): (Family.IPV4,),
+    (False, True): (Family.IPV6,),
+    (True, True): (Family.IPV4, Family.IPV6),
+}

@@ -1,0 +1,264 @@
+"""The state of the cluster as this node sees it, and the plans it leads to. Events in, changed plans out; pure.
+
+Level-triggered: an event marks its Service as dirty, whatever it says; `take` compiles what is dirty. The order of
+events and how they are bundled does not matter: the plans depend on the last state of each object alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct, structs
+
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.claims import Claimant, Claims
+from kubeproxy.model.compile import compile_service
+from kubeproxy.model.endpoints import Slice, parse_slice
+from kubeproxy.model.events import Deleted, Event, Rejected, Replaced, Upserted
+from kubeproxy.model.objects import EndpointSlice, Node, Object, Resource, Service
+from kubeproxy.model.plan import NOTHING, Compiled, Frontend, Globals, Problem, ServiceName, ServicePlan
+
+NEEDED: tuple[Resource, ...] = ("services", "endpointslices")
+"""Nothing is planned before these have been listed once."""
+
+IMPORTANT: frozenset[ServiceName] = frozenset({("default", "kubernetes"), ("kube-system", "kube-dns")})
+"""Programmed first in a full sync: without them nothing else in a cluster works."""
+
+
+class Change(Struct, frozen=True):
+    """A Service whose meaning changed. `triggers` are the last-change-trigger-time annotations that led here."""
+
+    name: ServiceName
+    before: Compiled
+    after: Compiled
+    uid: str = ""
+    triggers: tuple[str, ...] = ()
+
+
+class Counts(Struct):
+    """How many objects changed since the counts were last taken."""
+
+    services: int = 0
+    endpoints: int = 0
+
+
+class Planner:
+    """Holds the objects, reduced to what is used, and the last plan of each Service."""
+
+    def __init__(self, world: Globals) -> None:
+        self.world = world
+        self.services: dict[ServiceName, Service] = {}
+        self.slices: dict[ServiceName, dict[str, Slice]] = {}
+        self.nodes: dict[str, Node] = {}
+        self.service_cidrs: dict[str, tuple[str, ...]] = {}
+        self.compiled: dict[ServiceName, Compiled] = {}
+        self.counts = Counts()
+        self._wanted: dict[ServiceName, Compiled] = {}
+        self._service_of: dict[ServiceName, ServiceName] = {}
+        self._claims: dict[Family, Claims] = {family: Claims() for family in Family}
+        self._claimants: dict[ServiceName, Claimant] = {}
+        self._dirty: dict[ServiceName, None] = {}
+        self._triggers: dict[ServiceName, list[str]] = {}
+        self._missing: set[Resource] = set(NEEDED)
+
+    @property
+    def complete(self) -> bool:
+        """Return whether every needed resource has been listed, so that plans can be trusted."""
+        return not self._missing
+
+    @property
+    def dirty(self) -> int:
+        """Return the number of Services to look at again."""
+        return len(self._dirty)
+
+    def apply(self, events: Iterable[Event]) -> list[Rejected]:
+        """Take events in; return what in them cannot be used, for the user to see."""
+        rejected: list[Rejected] = []
+        for event in events:
+            if isinstance(event, Upserted):
+                self._upsert(event.object, rejected)
+            elif isinstance(event, Deleted):
+                self._delete(event.resource, (event.namespace, event.name))
+            elif isinstance(event, Replaced):
+                self._replace(event, rejected)
+            else:
+                rejected.append(event)
+        return rejected
+
+    def set_world(self, world: Globals) -> None:
+        """Change what holds for all Services; they are looked at again when it concerns their meaning."""
+        before, self.world = self.world, world
+        if _compiled_from(before) != _compiled_from(world):
+            self.mark_all()
+
+    def mark_all(self) -> None:
+        """Look at every Service again."""
+        self._dirty.update(dict.fromkeys(self.services))
+        self._dirty.update(dict.fromkeys(self.compiled))
+
+    def take(self) -> list[Change]:
+        """Compile what is dirty; return the Services whose meaning changed, important ones first."""
+        dirty, self._dirty = self._dirty, {}
+        triggers, self._triggers = self._triggers, {}
+        for name in list(dirty):
+            dirty.update(dict.fromkeys(self._compile(name)))
+        changes = []
+        contested = any(claims.contested for claims in self._claims.values())
+        for name in dirty:
+            before = self.compiled.get(name, NOTHING)
+            fresh = self._settled(name) if contested else self._wanted.get(name, NOTHING)
+            if fresh != before:
+                service = self.services.get(name)
+                uid = (service.metadata.uid or "") if service is not None else ""
+                changes.append(Change(name, before, fresh, uid, tuple(triggers.get(name, ()))))
+            if name in self.services:
+                self.compiled[name] = fresh
+            else:
+                self.compiled.pop(name, None)
+        changes.sort(key=_importance)
+        return changes
+
+    def _compile(self, name: ServiceName) -> set[ServiceName]:
+        """Compile one Service and claim its frontends; return the other Services that this touches."""
+        service = self.services.get(name)
+        before, after = self._claimants.get(name), None
+        old, fresh = self._wanted.get(name, NOTHING), NOTHING
+        if service is not None:
+            after = (service.metadata.creation_timestamp or "", *name)
+            fresh = compile_service(service, self.slices.get(name, {}).values(), self.world)
+            self._wanted[name] = fresh
+            self._claimants[name] = after
+        else:
+            self._wanted.pop(name, None)
+            self._claimants.pop(name, None)
+        touched: set[ServiceName] = set()
+        if old.plans == fresh.plans and before == after:
+            return touched
+        for family in self.world.families:
+            held, asked = _keys(old.plans, family), _keys(fresh.plans, family)
+            if held != asked or before != after:
+                touched |= self._claims[family].replace(before, after, held, asked)
+        return touched
+
+    def _settled(self, name: ServiceName) -> Compiled:
+        """Return what a Service means once the frontends that an older Service holds are taken away."""
+        wanted = self._wanted.get(name, NOTHING)
+        claimant = self._claimants.get(name)
+        if claimant is None:
+            return wanted
+        plans: list[ServicePlan] = []
+        problems: list[Problem] = []
+        for plan in wanted.plans:
+            claims = self._claims[plan.key.family]
+            lost = [f for f in plan.frontends if not claims.owns(f.key, claimant)]
+            if lost:
+                kept = tuple(f for f in plan.frontends if f not in lost)
+                plan = structs.replace(plan, frontends=kept)  # noqa: PLW2901 - the plan as it can be had
+                problems += (_collision(f, claims.owner(f.key)) for f in lost)
+            plans.append(plan)
+        if not problems:
+            return wanted
+        return Compiled(tuple(plans), wanted.health, wanted.problems + tuple(problems))
+
+    def _mark(self, name: ServiceName, trigger: str | None = None) -> None:
+        self._dirty[name] = None
+        if trigger is not None and self.complete:
+            self._triggers.setdefault(name, []).append(trigger)
+
+    def _upsert(self, obj: Object, rejected: list[Rejected]) -> None:
+        name = (obj.metadata.namespace or "", obj.metadata.name)
+        if isinstance(obj, Service):
+            if self.services.get(name) != obj:
+                self.services[name] = obj
+                self.counts.services += 1
+                self._mark(name)
+        elif isinstance(obj, EndpointSlice):
+            self._upsert_slice(name, obj, rejected)
+        elif isinstance(obj, Node):
+            self.nodes[obj.metadata.name] = obj
+        else:
+            self.service_cidrs[obj.metadata.name] = tuple((obj.spec.cidrs if obj.spec else None) or ())
+
+    def _upsert_slice(self, name: ServiceName, obj: EndpointSlice, rejected: list[Rejected]) -> None:
+        labels = obj.metadata.labels
+        owner = (name[0], labels.service_name) if labels is not None and labels.service_name else None
+        parsed = parse_slice(obj) if owner is not None else None
+        if parsed is None or owner is None:
+            if owner is not None and obj.address_type != "FQDN":
+                reason = f"{obj.address_type[:64]!r} is not IPv4, IPv6 or FQDN; slice skipped"
+                rejected.append(Rejected("endpointslices", *name, obj.metadata.uid or "", "addressType", reason))
+            self._drop_slice(name)
+            return
+        previous = self._service_of.get(name)
+        known = frozenset(self.slices[previous][name[1]].problems if previous is not None else ())
+        rejected += (
+            Rejected("endpointslices", *name, obj.metadata.uid or "", p.field, p.reason)
+            for p in parsed.problems
+            if p not in known
+        )
+        if previous is not None and previous != owner:
+            self._drop_slice(name)
+        siblings = self.slices.setdefault(owner, {})
+        if siblings.get(name[1]) == parsed:
+            return
+        siblings[name[1]] = parsed
+        self._service_of[name] = owner
+        self.counts.endpoints += 1
+        self._mark(owner, parsed.triggered)
+
+    def _drop_slice(self, name: ServiceName) -> None:
+        owner = self._service_of.pop(name, None)
+        if owner is None:
+            return
+        siblings = self.slices[owner]
+        del siblings[name[1]]
+        if not siblings:
+            del self.slices[owner]
+        self.counts.endpoints += 1
+        self._mark(owner)  # its annotation is of its last update, not of its end; kube-proxy leaves it out as well
+
+    def _delete(self, resource: Resource, name: ServiceName) -> None:
+        if resource == "services":
+            if self.services.pop(name, None) is not None:
+                self.counts.services += 1
+                self._mark(name)
+        elif resource == "endpointslices":
+            self._drop_slice(name)
+        elif resource == "nodes":
+            self.nodes.pop(name[1], None)
+        else:
+            self.service_cidrs.pop(name[1], None)
+
+    def _replace(self, event: Replaced, rejected: list[Rejected]) -> None:
+        seen = {(obj.metadata.namespace or "", obj.metadata.name) for obj in event.objects} | event.kept
+        for name in [name for name in self._known(event.resource) if name not in seen]:
+            self._delete(event.resource, name)
+        for obj in event.objects:
+            self._upsert(obj, rejected)
+        self._missing.discard(event.resource)
+
+    def _known(self, resource: Resource) -> Iterable[ServiceName]:
+        if resource == "services":
+            return self.services
+        if resource == "endpointslices":
+            return self._service_of
+        return (("", name) for name in (self.nodes if resource == "nodes" else self.service_cidrs))
+
+
+def _compiled_from(world: Globals) -> tuple[object, ...]:
+    """Return the part of the globals that a Service's meaning depends on; the rest only concerns a backend."""
+    parts = [(family, ours.node_ips, ours.detector.implemented) for family in Family if (ours := world.of(family))]
+    return world.node_name, world.zone, world.masquerade_all, parts
+
+
+def _keys(plans: tuple[ServicePlan, ...], family: Family) -> list[bytes]:
+    return [f.key for plan in plans if plan.key.family is family for f in plan.frontends]
+
+
+def _collision(frontend: Frontend, owner: ServiceName | None) -> Problem:
+    holder = "/".join(owner) if owner is not None else "another Service"
+    return Problem("spec.ports", f"{frontend} belongs to the older Service {holder}; not programmed for this one")
+
+
+def _importance(change: Change) -> bool:
+    return change.name not in IMPORTANT

@@ -1,0 +1,133 @@
+"""The node's part of the plans: from the configuration, the Node, the ServiceCIDRs and the local addresses to Globals.
+
+Source: REFERENCE "Start" 4 to 6 and 9; kube-proxy v1.36 cmd/kube-proxy/app/server_linux.go and pkg/proxy/util.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple
+
+from msgspec import Struct
+
+from kubeproxy.model.addresses import (
+    FAMILIES,
+    Family,
+    Network,
+    Range,
+    family_of,
+    merge_networks,
+    pack,
+    parse_network,
+)
+from kubeproxy.model.objects import Node
+from kubeproxy.model.plan import Detector, FamilyGlobals, Globals
+
+LocalMode = Literal["ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"]
+PRIMARY = "primary"
+
+
+class Settings(Struct, frozen=True):
+    """What the configuration says. `bind_address` is packed, b'' when unspecified; CIDRs are text."""
+
+    node_name: str
+    families: tuple[Family, ...]
+    local_mode: LocalMode = "ClusterCIDR"
+    cluster_cidrs: tuple[str, ...] = ()
+    bridge: str = ""
+    prefix: str = ""
+    nodeport_addresses: tuple[str, ...] = (PRIMARY,)
+    bind_address: bytes = b""
+    masquerade_all: bool = False
+    masquerade_mark: int = 0x4000
+
+
+class Surroundings(NamedTuple):
+    """What the node and the cluster say: the Node object if there is one, service CIDRs, packed local addresses."""
+
+    node: Node | None = None
+    service_cidrs: Iterable[str] = ()
+    local_addresses: Mapping[Family, Iterable[bytes]] = {}
+
+
+def build(settings: Settings, around: Surroundings) -> Globals:
+    """Return the globals. What cannot be read is left out; `complaints` says so."""
+    node = around.node
+    labels = node.metadata.labels if node is not None else None
+    parts = {family: _family(settings, around, family) for family in settings.families}
+    return Globals(
+        node_name=settings.node_name,
+        zone=(labels.zone or "") if labels is not None else "",
+        masquerade_all=settings.masquerade_all,
+        masquerade_mark=settings.masquerade_mark,
+        ipv4=parts.get(Family.IPV4),
+        ipv6=parts.get(Family.IPV6),
+    )
+
+
+def node_addresses(settings: Settings, node: Node | None, family: Family) -> tuple[bytes, ...]:
+    """Return the node's own address: the configured one, else its InternalIP, else its ExternalIP, else loopback."""
+    if settings.bind_address and family_of(settings.bind_address) is family:
+        return (settings.bind_address,)
+    listed = (node.status.addresses if node is not None and node.status is not None else None) or ()
+    for kind in ("InternalIP", "ExternalIP"):
+        for entry in listed:
+            address = pack(entry.address) if entry.type == kind else None
+            if address is not None and family_of(address) is family:
+                return (address,)
+    return (b"\x7f\0\0\1" if family is Family.IPV4 else b"\0" * 15 + b"\1",)
+
+
+def pod_cidrs(node: Node | None) -> tuple[str, ...]:
+    """Return the pod networks of a node, none while it has none."""
+    spec = node.spec if node is not None else None
+    if spec is None:
+        return ()
+    return tuple(spec.pod_cidrs or ((spec.pod_cidr,) if spec.pod_cidr else ()))
+
+
+def _family(settings: Settings, around: Surroundings, family: Family) -> FamilyGlobals:
+    own = node_addresses(settings, around.node, family)
+    return FamilyGlobals(
+        detector=_detector(settings, around.node, family),
+        node_ips=own,
+        nodeport_ips=_nodeport_ips(settings, own, around, family),
+        service_cidrs=_service_cidrs(around.service_cidrs, family),
+    )
+
+
+def _detector(settings: Settings, node: Node | None, family: Family) -> Detector:
+    if settings.local_mode == "BridgeInterface":
+        return Detector("bridge", settings.bridge)
+    if settings.local_mode == "InterfaceNamePrefix":
+        return Detector("prefix", settings.prefix)
+    cidrs = pod_cidrs(node) if settings.local_mode == "NodeCIDR" else settings.cluster_cidrs
+    network = next(iter(_networks(cidrs, family)), None)
+    return Detector("network", str(network)) if network is not None else Detector()
+
+
+def _networks(texts: Iterable[str], family: Family) -> list[Network]:
+    networks = (parse_network(text) for text in texts)
+    return [n for n in networks if n is not None and FAMILIES[f"IPv{n.version}"] is family]
+
+
+def _nodeport_ips(
+    settings: Settings, own: tuple[bytes, ...], around: Surroundings, family: Family
+) -> tuple[bytes, ...] | None:
+    """Return the addresses that NodePorts answer on, None for all. Loopback is never among them in nftables mode."""
+    if PRIMARY in settings.nodeport_addresses:
+        chosen: Iterable[bytes] = own
+    else:
+        networks = _networks(settings.nodeport_addresses, family)
+        # No network of this family counts as all of them, as in kube-proxy's NewNodePortAddresses.
+        if not networks or any(n.prefixlen == 0 for n in networks):
+            return None
+        ranges = merge_networks(networks)
+        local = around.local_addresses.get(family, ())
+        chosen = (a for a in local if any(first <= a <= last for first, last in ranges))
+    return tuple(sorted({a for a in chosen if not ipaddress.ip_address(a).is_loopback}))
+
+
+def _service_cidrs(texts: Iterable[str], family: Family) -> tuple[Range, ...]:
+    return merge_networks(_networks(texts, family))

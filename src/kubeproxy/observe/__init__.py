@@ -1,0 +1,1 @@
+"""Metrics, health servers, events and logs: what an operator sees."""

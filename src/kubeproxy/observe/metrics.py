@@ -1,0 +1,319 @@
+"""Every metric of the program, under kube-proxy's names, labels and buckets.
+
+Names, help and buckets as in pkg/proxy/metrics and component-base of Kubernetes 1.36; those of our own say so. How
+they are counted and written is in registry.py; nothing here decides when.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from kubeproxy import __version__
+from kubeproxy.observe.registry import Registry, Single
+
+KUBERNETES: Final = ("1", "36")
+
+# component-base's ExponentialBuckets(0.001, 2, 15), in the floating point steps that it makes.
+SYNC_BUCKETS: Final = tuple(0.001 * 2**n for n in range(15))
+# LinearBuckets of 0.25-0.5, 1-59, 60-115 by 5, 120-300 by 30; MergeBuckets puts a zero in front.
+PROGRAMMING_BUCKETS: Final = (0.0, 0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120, 301, 30))
+LATENCY_BUCKETS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
+SIZE_BUCKETS: Final = (64, 256, 512, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216)
+# Ten minutes to four years.
+ROTATION_BUCKETS: Final = (600, 1800, 3600, 14400, 86400, 604800, 2592000, 7776000, 15552000, 31104000, 124416000)
+
+FAMILY: Final = "ip_family"  # IPv4 or IPv6
+
+
+class Metrics:
+    """All metrics of one proxy, handed to whoever counts. Those with labels are families: `.labels(...)`."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.registry = Registry()
+        self._clock = clock
+        self._sync(self.registry)
+        self._changes(self.registry)
+        self._backends(self.registry)
+        self._own(self.registry)
+        self.rest = RestClientMetrics(self.registry)
+        started = _start_time()
+        self.registry.collect(lambda: _process(started))
+        build = self.registry.gauge(
+            "kubernetes_build_info",
+            "[BETA] A metric with a constant '1' value labeled by major, minor, git version, git commit, git tree"
+            " state, build date, Go version, and compiler from which Kubernetes was built, and platform on which it is"
+            " running.",
+            *build_info(),
+        )
+        build.labels(*build_info().values()).set(1)
+
+    def render(self) -> bytes:
+        """Return all metrics as Prometheus text, to be sent as registry.CONTENT_TYPE."""
+        return self.registry.render()
+
+    def follow_staleness(self, resource_name: str, seconds: Callable[[], float]) -> None:
+        """Ask this at each scrape how old the state of a resource may be."""
+        self._staleness.labels(resource_name).follow(seconds)
+
+    def contact(self, resource_name: str) -> None:
+        """Note that the source of a resource (services, ...) was heard from just now: an event, a bookmark, a list."""
+        if resource_name not in self._contacts:
+            self._staleness.labels(resource_name).follow(lambda: self.staleness(resource_name))
+        self._contacts[resource_name] = self._clock()
+
+    def staleness(self, resource_name: str) -> float:
+        """Return the seconds since a resource's source was last heard from; infinity when never."""
+        return self._clock() - self._contacts.get(resource_name, float("-inf"))
+
+    def _sync(self, registry: Registry) -> None:
+        self.sync_duration = registry.histogram(
+            "kubeproxy_sync_proxy_rules_duration_seconds",
+            "[ALPHA] SyncProxyRules latency in seconds",
+            SYNC_BUCKETS,
+            FAMILY,
+        )
+        self.sync_full_duration = registry.histogram(
+            "kubeproxy_sync_full_proxy_rules_duration_seconds",
+            "[ALPHA] SyncProxyRules latency in seconds for full resyncs",
+            SYNC_BUCKETS,
+            FAMILY,
+        )
+        self.sync_partial_duration = registry.histogram(
+            "kubeproxy_sync_partial_proxy_rules_duration_seconds",
+            "[ALPHA] SyncProxyRules latency in seconds for partial resyncs",
+            SYNC_BUCKETS,
+            FAMILY,
+        )
+        self.network_programming = registry.histogram(
+            "kubeproxy_network_programming_duration_seconds",
+            "[ALPHA] In Cluster Network Programming Latency in seconds",
+            PROGRAMMING_BUCKETS,
+            FAMILY,
+        )
+        self.conntrack_duration = registry.histogram(
+            "kubeproxy_conntrack_reconciler_sync_duration_seconds",
+            "[ALPHA] ReconcileConntrackFlowsLatency latency in seconds",
+            SYNC_BUCKETS,
+            FAMILY,
+        )
+        self.last_sync = registry.gauge(
+            "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+            "[ALPHA] The last time proxy rules were successfully synced",
+            FAMILY,
+        )
+        self.last_queued = registry.gauge(
+            "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
+            "[ALPHA] The last time a sync of proxy rules was queued",
+            FAMILY,
+        )
+
+    def _changes(self, registry: Registry) -> None:
+        self.endpoint_changes_pending = registry.gauge(
+            "kubeproxy_sync_proxy_rules_endpoint_changes_pending", "[ALPHA] Pending proxy rules Endpoint changes"
+        ).labels()
+        self.service_changes_pending = registry.gauge(
+            "kubeproxy_sync_proxy_rules_service_changes_pending", "[ALPHA] Pending proxy rules Service changes"
+        ).labels()
+        self.endpoint_changes = registry.counter(
+            "kubeproxy_sync_proxy_rules_endpoint_changes_total", "[ALPHA] Cumulative proxy rules Endpoint changes"
+        ).labels()
+        self.service_changes = registry.counter(
+            "kubeproxy_sync_proxy_rules_service_changes_total", "[ALPHA] Cumulative proxy rules Service changes"
+        ).labels()
+        self.no_local_endpoints = registry.gauge(
+            "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
+            "[ALPHA] Number of services with a Local traffic policy and no endpoints",
+            "traffic_policy",
+            FAMILY,
+        )
+        self.conntrack_deleted = registry.counter(
+            "kubeproxy_conntrack_reconciler_deleted_entries_total",
+            "[ALPHA] Cumulative conntrack flows deleted by conntrack reconciler",
+            FAMILY,
+        )
+        self.healthz = registry.counter(
+            "kubeproxy_proxy_healthz_total", "[ALPHA] Cumulative proxy healthz HTTP status", "code"
+        )
+        self.livez = registry.counter(
+            "kubeproxy_proxy_livez_total", "[ALPHA] Cumulative proxy livez HTTP status", "code"
+        )
+
+    def _backends(self, registry: Registry) -> None:
+        self.iptables_rules = registry.gauge(
+            "kubeproxy_sync_proxy_rules_iptables_total",
+            "[ALPHA] Total number of iptables rules owned by kube-proxy",
+            "table",
+            FAMILY,
+        )
+        self.iptables_rules_last = registry.gauge(
+            "kubeproxy_sync_proxy_rules_iptables_last",
+            "[ALPHA] Number of iptables rules written by kube-proxy in last sync",
+            "table",
+            FAMILY,
+        )
+        self.iptables_restore_failures = registry.counter(
+            "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
+            "[ALPHA] Cumulative proxy iptables restore failures",
+            FAMILY,
+        )
+        self.iptables_partial_restore_failures = registry.counter(
+            "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total",
+            "[ALPHA] Cumulative proxy iptables partial restore failures",
+            FAMILY,
+        )
+        self.iptables_invalid_dropped = registry.counter(
+            "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
+            "[ALPHA] packets dropped by iptables to work around conntrack problems",
+        )
+        self.iptables_localhost_accepted = registry.counter(
+            "kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
+            "[ALPHA] Number of packets accepted on nodeports of loopback interface",
+        )
+        self.nftables_sync_failures = registry.counter(
+            "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
+            "[ALPHA] Cumulative proxy nftables sync failures",
+            FAMILY,
+        )
+        self.nftables_cleanup_failures = registry.counter(
+            "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
+            "[ALPHA] Cumulative proxy nftables cleanup failures",
+            FAMILY,
+        )
+
+    def _own(self, registry: Registry) -> None:
+        self._contacts: dict[str, float] = {}
+        self._staleness = registry.gauge(
+            "kubeproxy_source_staleness_seconds",
+            "Seconds since the source of a resource was last heard from (not in the Go kube-proxy)",
+            "resource",
+        )
+        self.sync_errors = registry.counter(
+            "kubeproxy_sync_errors_total",
+            "Cumulative syncs that the kernel refused, in any mode (not in the Go kube-proxy)",
+            FAMILY,
+        )
+
+
+class RestClientMetrics:
+    """The rest_client_ metrics of component-base, for the API client."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.duration = registry.histogram(
+            "rest_client_request_duration_seconds",
+            "[ALPHA] Request latency in seconds. Broken down by verb, and host.",
+            LATENCY_BUCKETS,
+            *("verb", "host"),
+        )
+        self.request_size = registry.histogram(
+            "rest_client_request_size_bytes",
+            "[ALPHA] Request size in bytes. Broken down by verb and host.",
+            SIZE_BUCKETS,
+            *("verb", "host"),
+        )
+        self.response_size = registry.histogram(
+            "rest_client_response_size_bytes",
+            "[ALPHA] Response size in bytes. Broken down by verb and host.",
+            SIZE_BUCKETS,
+            *("verb", "host"),
+        )
+        self.rate_limiter_duration = registry.histogram(
+            "rest_client_rate_limiter_duration_seconds",
+            "[ALPHA] Client side rate limiter latency in seconds. Broken down by verb, and host.",
+            LATENCY_BUCKETS,
+            *("verb", "host"),
+        )
+        self.dns_duration = registry.histogram(
+            "rest_client_dns_resolution_duration_seconds",
+            "[ALPHA] DNS resolver latency in seconds. Broken down by host.",
+            LATENCY_BUCKETS[:-1],
+            "host",
+        )
+        self.requests = registry.counter(
+            "rest_client_requests_total",
+            "[ALPHA] Number of HTTP requests, partitioned by status code, method, and host.",
+            *("code", "method", "host"),
+        )
+        self.retries = registry.counter(
+            "rest_client_request_retries_total",
+            "[ALPHA] Number of request retries, partitioned by status code, verb, and host.",
+            *("code", "verb", "host"),
+        )
+        self._exec_plugins(registry)
+
+    def _exec_plugins(self, registry: Registry) -> None:
+        self.exec_calls = registry.counter(
+            "rest_client_exec_plugin_call_total",
+            "[ALPHA] Number of calls to an exec plugin, partitioned by the type of event encountered (no_error,"
+            " plugin_execution_error, plugin_not_found_error, client_internal_error) and an optional exit code. The"
+            " exit code will be set to 0 if and only if the plugin call was successful.",
+            *("code", "call_status"),
+        )
+        self.exec_rotation_age = registry.histogram(
+            "rest_client_exec_plugin_certificate_rotation_age",
+            "[ALPHA] Histogram of the number of seconds the last auth exec plugin client certificate lived before being"
+            " rotated. If auth exec plugin client certificates are unused, histogram will contain no data.",
+            ROTATION_BUCKETS,
+        ).labels()
+        self.exec_ttl = registry.gauge(
+            "rest_client_exec_plugin_ttl_seconds",
+            "[ALPHA] Gauge of the shortest TTL (time-to-live) of the client certificate(s) managed by the auth exec"
+            " plugin. The value is in seconds until certificate expiry (negative if already expired). If auth exec"
+            " plugins are unused or manage no TLS certificates, the value will be +INF.",
+        ).labels()
+        self.exec_ttl.set(float("inf"))
+
+
+def build_info() -> Mapping[str, str]:
+    """Return kubernetes_build_info's labels: the Kubernetes version this proxy behaves as, and what it runs on."""
+    major, minor = KUBERNETES
+    machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
+    return {
+        "major": major,
+        "minor": minor,
+        "git_version": f"v{major}.{minor}.0+python.{__version__}",
+        "git_commit": "",
+        "git_tree_state": "",
+        "build_date": "",
+        "go_version": "",
+        "compiler": f"{sys.implementation.name} {'.'.join(map(str, sys.version_info[:3]))}",
+        "platform": f"linux/{machine}",
+    }
+
+
+def _stat() -> list[str]:
+    """Return the fields of /proc/self/stat after the command (proc(5)): 11 is utime, 19 starttime, 21 rss."""
+    return Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+
+
+def _start_time() -> float:
+    """Return when this process started, in seconds since the epoch."""
+    lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
+    boot = next(float(line.split()[1]) for line in lines if line.startswith("btime "))
+    return boot + int(_stat()[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def _process(started: float) -> Iterable[Single]:
+    """Yield the process_ metrics of the Go client."""
+    stat = _stat()
+    cpu = (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+    descriptors = sum(1 for _ in os.scandir("/proc/self/fd")) - 1
+    resident = int(stat[21]) * resource.getpagesize()
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    most = 2**64 - 1 if limit == resource.RLIM_INFINITY else limit
+    gauges = (
+        ("max_fds", "Maximum number of open file descriptors.", resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        ("open_fds", "Number of open file descriptors.", descriptors),
+        ("resident_memory_bytes", "Resident memory size in bytes.", resident),
+        ("start_time_seconds", "Start time of the process since unix epoch in seconds.", started),
+        ("virtual_memory_bytes", "Virtual memory size in bytes.", int(stat[20])),
+        ("virtual_memory_max_bytes", "Maximum amount of virtual memory available in bytes.", most),
+    )
+    yield "process_cpu_seconds_total", "counter", "Total user and system CPU time spent in seconds.", cpu
+    for name, text, value in gauges:
+        yield f"process_{name}", "gauge", text, value

@@ -1,0 +1,129 @@
+"""Where the objects come from: an API server, or a folder of manifests. One face for both, for app.py."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any, Protocol
+
+from kubeproxy.api.source import ResourceStatus
+from kubeproxy.config.options import Options
+from kubeproxy.model.events import Sink
+from kubeproxy.observe.events import Post
+from kubeproxy.observe.metrics import Metrics
+
+STALE_API = 300.0  # seconds without a word from the API server after which readiness says so
+NODE_PATIENCE = 30.0  # kube-proxy polls its Node that long before it falls back to loopback
+NODE_CIDR_PATIENCE = 300.0  # and that long for the pod networks of NodeCIDR mode
+
+
+class Sources(Protocol):
+    """What app.py needs of a source."""
+
+    knows_nodes: bool
+    """Whether a missing Node means that there is none."""
+
+    post: Post | None
+    """How events are sent, None when there is nobody to send them to."""
+
+    def work(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """Return what runs until cancelled, by name."""
+
+    def stale(self) -> str | None:
+        """Return why the state may be old, None when it is not."""
+
+    def node_patience(self, needs_pod_cidrs: bool) -> float:
+        """Return the seconds to wait for the Node before programming without it."""
+
+    async def close(self) -> None:
+        """Let go of connections."""
+
+
+def open_sources(options: Options, node_name: str, sink: Sink, metrics: Metrics) -> Sources:
+    """Return the source that the options name. Raises ConfigError."""
+    if options.manifests:
+        return ManifestSources(options.manifests, node_name, sink)
+    return ApiSources(options, node_name, sink, metrics)
+
+
+class ApiSources:
+    """The API server of the kubeconfig, of --master, or of the pod's service account."""
+
+    knows_nodes = True
+
+    def __init__(self, options: Options, node_name: str, sink: Sink, metrics: Metrics) -> None:
+        from kubeproxy.api.client import ApiClient  # noqa: PLC0415 - the manifests mode needs no client
+        from kubeproxy.api.kubeconfig import load_cluster  # noqa: PLC0415
+        from kubeproxy.api.watch import ApiSource  # noqa: PLC0415
+
+        def requested(method: str, host: str, code: str, seconds: float) -> None:
+            metrics.rest.requests.labels(code, method, host).inc()
+            metrics.rest.duration.labels(method, host).observe(seconds)
+
+        cluster = load_cluster(options.config.client_connection.kubeconfig, options.master)
+        self._client = ApiClient(cluster, on_request=requested)
+        self._source = ApiSource(self._client, node_name, sink)
+        for resource, status in self._source.statuses.items():
+            metrics.follow_staleness(resource, partial(_staleness, status))
+        self.post: Post | None = self._post
+
+    def work(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """See Sources."""
+        return {"watch": self._source.run()}
+
+    def stale(self) -> str | None:
+        """See Sources."""
+        now = time.monotonic()
+        for resource, status in self._source.statuses.items():
+            if status.synced and (age := status.staleness(now)) > STALE_API:
+                return f"nothing heard of {resource} from the API server for {age:.0f} s"
+        return None
+
+    def node_patience(self, needs_pod_cidrs: bool) -> float:
+        """See Sources."""
+        return NODE_CIDR_PATIENCE if needs_pod_cidrs else NODE_PATIENCE
+
+    async def close(self) -> None:
+        """See Sources."""
+        await self._client.close()
+
+    async def _post(self, method: str, path: str, body: bytes) -> int:
+        from kubeproxy.api.status import StatusError  # noqa: PLC0415
+
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        try:
+            return (await self._client.http.request(method, path, body=body, content_type=kind)).status
+        except StatusError as error:
+            return error.status.code
+
+
+def _staleness(status: ResourceStatus) -> float:
+    return status.staleness(time.monotonic())
+
+
+class ManifestSources:
+    """A folder of YAML and JSON files."""
+
+    knows_nodes = False
+    post: Post | None = None
+
+    def __init__(self, folder: str, node_name: str, sink: Sink) -> None:
+        from kubeproxy.api.manifests import ManifestSource  # noqa: PLC0415 - needs a YAML parser
+
+        self._source = ManifestSource(folder, sink, node_name)
+
+    def work(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """See Sources."""
+        return {"manifests": self._source.run()}
+
+    def stale(self) -> str | None:
+        """See Sources."""
+        return None
+
+    def node_patience(self, needs_pod_cidrs: bool) -> float:  # noqa: ARG002 - nobody will bring a Node later
+        """See Sources."""
+        return 0.0
+
+    async def close(self) -> None:
+        """See Sources."""

@@ -1,0 +1,94 @@
+"""What all tests share: one event loop in a thread of its own, in which fixtures live and `async def` tests run.
+
+A cluster that serves an API must go on serving while a test blocks, so the loop is never the test's own thread.
+Tests that call asyncio.run() themselves are not touched by this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# How fast a machine is, and what else it does, is no property of the code.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop that runs until stop(), made at its first use."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the loop and return its result; it is cancelled when the caller is interrupted."""
+        future = asyncio.run_coroutine_threadsafe(work, self._running())
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="test loop", daemon=True)
+            self._thread.start()
+        return self._loop
+
+    def stop(self) -> None:
+        """End the loop with everything that still runs in it."""
+        if self._loop is None or self._thread is None:
+            return
+        self.run(_end_others())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._loop = self._thread = None
+
+
+async def _end_others() -> None:
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    loop = asyncio.get_running_loop()
+    await loop.shutdown_asyncgens()
+    await loop.shutdown_default_executor()
+
+
+_LOOP = pytest.StashKey[LoopThread]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_LOOP] = LoopThread()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    config.stash[_LOOP].stop()
+
+
+@pytest.fixture(scope="session")
+def loop(pytestconfig: pytest.Config) -> LoopThread:
+    """The loop, for fixtures: loop.run(coroutine)."""
+    return pytestconfig.stash[_LOOP]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run `async def` tests in the loop."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    wanted = pyfuncitem._fixtureinfo.argnames
+    arguments = {name: pyfuncitem.funcargs[name] for name in wanted}
+    pyfuncitem.config.stash[_LOOP].run(pyfuncitem.obj(**arguments))
+    return True

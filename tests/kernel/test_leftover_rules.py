@@ -1,0 +1,39 @@
+"""The Go kube-proxy's iptables rules, as recorded, are removed from a real kernel; kubelet's stay."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from own_network import own_network
+
+from kubeproxy.backends.leftovers import remove_iptables_rules
+from kubeproxy.kernel import xtables
+
+RECORDINGS = Path(__file__).with_name("recordings")
+KUBELET = "*filter\n:KUBE-FIREWALL - [0:0]\n:KUBE-ROUTER-INPUT - [0:0]\n-A INPUT -j KUBE-FIREWALL\nCOMMIT\n"
+
+
+def restore(variant: str, text: str) -> None:
+    subprocess.run([f"{variant}-restore", "--noflush"], input=text, text=True, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("variant", xtables.VARIANTS)
+def test_the_recorded_rules_go_and_kubelets_stay(variant):
+    family = "6" if variant.startswith("ip6") else "4"
+    lines = (RECORDINGS / f"kube-proxy-iptables-mode.{family}").read_text().splitlines(keepends=True)
+    # Its packet counters are objects of their own (nfacct), which a kernel need not have.
+    recorded = "".join(line for line in lines if "nfacct" not in line)
+    with own_network():
+        restore(variant, recorded)
+        restore(variant, KUBELET)
+        before = {chain for table in xtables.tables(variant) for chain in table.chains}
+        assert "KUBE-SERVICES" in before
+        assert remove_iptables_rules() == []
+        tables = list(xtables.tables(variant))
+        kept = {chain for table in tables for chain in table.chains if chain.startswith("KUBE-")}
+        assert {"KUBE-FIREWALL", "KUBE-ROUTER-INPUT"} <= kept
+        assert kept <= {"KUBE-FIREWALL", "KUBE-ROUTER-INPUT", "KUBE-MARK-MASQ", "KUBE-KUBELET-CANARY"}
+        assert "-A INPUT -j KUBE-FIREWALL" in [rule for table in tables for rule in table.rules]
+        assert remove_iptables_rules() == []

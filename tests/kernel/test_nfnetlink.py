@@ -1,0 +1,266 @@
+"""nf_tables over netlink on a real kernel: large batches, refusals, large dumps, and what reads back."""
+
+import errno
+import subprocess
+import time
+
+import pytest
+
+from kubeproxy.errors import ApplyError
+from kubeproxy.kernel import nfnetlink, nft
+from kubeproxy.kernel.netlink import HEADER, NetlinkError
+from kubeproxy.model.addresses import Family
+
+pytestmark = pytest.mark.usefixtures("netns")
+
+TABLE = "t"
+SET = nfnetlink.Packer.of(4, 0)
+MAP = nfnetlink.Packer.of(4, 4)
+
+
+@pytest.fixture
+def link(netns):
+    nft.run(
+        f"add table ip {TABLE}\n"
+        f"add set ip {TABLE} addresses {{ type ipv4_addr ; }}\n"
+        f"add map ip {TABLE} pairs {{ type ipv4_addr : ipv4_addr ; }}\n"
+        f"add map ip {TABLE} verdicts {{ type ipv4_addr : verdict ; }}\n"
+        f"add set ip {TABLE} spans {{ typeof ip daddr . ip saddr ; flags interval ; }}\n"
+        f"add set ip {TABLE} clients {{ type ipv4_addr ; flags dynamic,timeout ; timeout 1h ; size 65536 ; }}\n"
+        f"add chain ip {TABLE} target\n"
+    )
+    link = nfnetlink.Transactions()
+    yield link
+    link.close()
+
+
+def address(n):
+    return (0x0A000000 + n).to_bytes(4, "big")
+
+
+def add(name, packed):
+    return nfnetlink.element_messages(nfnetlink.NEW_ELEMENT, Family.IPV4, TABLE, name, packed)
+
+
+def delete(name, packed):
+    return nfnetlink.element_messages(nfnetlink.DELETE_ELEMENT, Family.IPV4, TABLE, name, packed)
+
+
+def keys(name, count=None):
+    return {e.key for e in (nfnetlink.elements(Family.IPV4, TABLE, name) if count is None else whole(name, count))}
+
+
+def whole(name, count):
+    """Return a dump without repetitions: while a hash table is resized, some are listed twice, others not at all."""
+    for _ in range(200):
+        dump = list(nfnetlink.elements(Family.IPV4, TABLE, name))
+        assert len(dump) == count
+        if len({e.key for e in dump}) == count:
+            return dump
+        time.sleep(0.01)
+    raise AssertionError("the dump never became whole")
+
+
+def refusal(link, parts):
+    with pytest.raises(NetlinkError) as caught:
+        link.commit(parts)
+    return caught.value
+
+
+# -- what is written and read --------------------------------------------------------------------------------------
+
+
+def test_elements_of_every_kind_read_back(link):
+    one, two = address(1), address(2)
+    head, tail = nfnetlink.goto_frame(4, b"target")
+    link.commit(
+        [
+            *add("addresses", [SET.pack(one, b"")]),
+            *add("pairs", [MAP.pack(one, two)]),
+            *add("verdicts", [head + one + tail]),
+            *add("spans", [nfnetlink.interval_element(one + one + one + two)]),
+            *add("clients", [nfnetlink.timed_element(one, 60_000, 30_000)]),
+        ]
+    )
+
+    def only(name):
+        (found,) = nfnetlink.elements(Family.IPV4, TABLE, name)
+        return found
+
+    assert only("addresses") == (one, b"", 0, 0)
+    assert only("pairs") == (one, two, 0, 0)
+    assert only("verdicts") == (one, b"target", 0, 0)
+    assert only("spans") == (one + one + one + two, b"", 0, 0)
+    client = only("clients")
+    assert (client.key, client.timeout) == (one, 60_000)
+    assert 0 < client.expires <= 30_000
+
+
+def test_an_empty_transaction_is_nothing(link):
+    before = link.generation()
+    link.commit([])
+    assert link.generation() == before
+
+
+def test_a_message_stays_under_the_length_of_an_attribute(link):
+    parts = add("addresses", [SET.pack(address(n), b"") for n in range(20_000)])
+    assert len(parts) > 5
+    assert all(HEADER.unpack_from(part)[0] == len(part) < 0x10000 for part in parts)
+    link.commit(parts)
+    assert keys("addresses", 20_000) == {address(n) for n in range(20_000)}
+
+
+def test_pieces_of_one_size_are_cut_between_elements(link):
+    packed = b"".join(SET.pack(address(n), b"") for n in range(20_000))
+    pieces = [packed[:30_000], packed[30_000:30_001], packed[30_001:]]
+    parts = nfnetlink.element_messages(nfnetlink.NEW_ELEMENT, Family.IPV4, TABLE, "addresses", pieces, SET.size)
+    link.commit(parts)
+    assert keys("addresses", 20_000) == {address(n) for n in range(20_000)}
+
+
+def test_a_big_transaction_and_a_big_dump_are_whole(link):
+    count = 120_000
+    link.commit(add("pairs", [MAP.pack(address(n), address(n + 1)) for n in range(count)]))
+    found = {e.key: e.data for e in whole("pairs", count)}
+    assert found == {address(n): address(n + 1) for n in range(count)}
+    link.commit(delete("pairs", [SET.pack(address(n), b"") for n in range(count)]))
+    assert keys("pairs") == set()
+
+
+def test_a_value_is_replaced_in_one_transaction(link):
+    link.commit(add("pairs", [MAP.pack(address(1), address(2))]))
+    link.commit([*delete("pairs", [SET.pack(address(1), b"")]), *add("pairs", [MAP.pack(address(1), address(3))])])
+    assert [e.data for e in nfnetlink.elements(Family.IPV4, TABLE, "pairs")] == [address(3)]
+
+
+# -- refusals ------------------------------------------------------------------------------------------------------
+
+
+def test_deleting_what_is_missing_aborts_the_whole_transaction(link):
+    error = refusal(
+        link, [*add("addresses", [SET.pack(address(1), b"")]), *delete("pairs", [SET.pack(address(9), b"")])]
+    )
+    assert error.code == errno.ENOENT
+    assert isinstance(error, ApplyError)
+    assert keys("addresses") == set()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_refusal_anywhere_in_the_transaction_is_noticed(link, first):
+    good, bad = add("addresses", [SET.pack(address(1), b"")]), delete("addresses", [SET.pack(address(9), b"")])
+    assert refusal(link, [*bad, *good] if first else [*good, *bad]).code == errno.ENOENT
+    assert keys("addresses") == set()
+
+
+def test_another_value_for_a_key_is_refused(link):
+    link.commit(add("pairs", [MAP.pack(address(1), address(2))]))
+    link.commit(add("pairs", [MAP.pack(address(1), address(2))]))  # the same again is no error
+    assert refusal(link, add("pairs", [MAP.pack(address(1), address(3))])).code == errno.EEXIST
+
+
+def test_an_unknown_set_table_or_chain_is_refused(link):
+    assert refusal(link, add("nobody", [SET.pack(address(1), b"")])).code == errno.ENOENT
+    missing = nfnetlink.element_messages(nfnetlink.NEW_ELEMENT, Family.IPV4, "nobody", "s", [SET.pack(address(1), b"")])
+    assert refusal(link, missing).code == errno.ENOENT
+    head, tail = nfnetlink.goto_frame(4, b"nobody")
+    assert refusal(link, add("verdicts", [head + address(1) + tail])).code == errno.ENOENT
+
+
+def test_many_refusals_in_one_transaction_are_one_error(link):
+    """Each message may be answered; the answers must not be taken for those of the next transaction."""
+    bad = [part for n in range(2000) for part in delete("addresses", [SET.pack(address(n), b"")])]
+    for _ in range(3):
+        assert refusal(link, bad).code == errno.ENOENT
+    link.commit(add("addresses", [SET.pack(address(1), b"")]))
+    assert keys("addresses") == {address(1)}
+    assert link.generation() > 0
+
+
+def test_the_error_says_what_was_refused(link):
+    error = refusal(link, delete("addresses", [SET.pack(address(9), b"")]))
+    assert "No such file" in str(error)
+
+
+# -- reading -------------------------------------------------------------------------------------------------------
+
+
+def test_every_transaction_adds_one_to_the_generation(link):
+    before = link.generation()
+    link.commit(add("addresses", [SET.pack(address(1), b"")]))
+    assert link.generation() == before + 1
+    refusal(link, delete("addresses", [SET.pack(address(9), b"")]))
+    assert link.generation() == before + 1
+    nft.run(f"add element ip {TABLE} addresses {{ 10.0.0.7 }}\nadd element ip {TABLE} addresses {{ 10.0.0.8 }}\n")
+    assert link.generation() == before + 2
+
+
+def test_tables_and_their_comments(link):
+    assert nfnetlink.table(Family.IPV4, "nobody") is None
+    assert nfnetlink.table(Family.IPV6, TABLE) is None
+    bare = nfnetlink.table(Family.IPV4, TABLE)
+    assert bare is not None
+    assert bare.comment == ""
+    nft.run('add table ip said { comment "what we say" ; }\n')
+    said = nfnetlink.table(Family.IPV4, "said")
+    assert said is not None
+    assert said.comment == "what we say"
+    nft.run(f"delete table ip {TABLE}\nadd table ip {TABLE}\n")
+    again = nfnetlink.table(Family.IPV4, TABLE)
+    assert again is not None
+    assert again.handle != bare.handle
+
+
+def test_chains_sets_and_rules_of_one_table_only(link):
+    nft.run(
+        "add table ip other\nadd chain ip other c\nadd set ip other s { type ipv4_addr ; }\nadd rule ip other c drop\n"
+    )
+    nft.run(f"add table ip6 {TABLE}\nadd chain ip6 {TABLE} six\n")
+    assert nfnetlink.chains(Family.IPV4, TABLE) == {"target"}
+    assert nfnetlink.chains(Family.IPV6, TABLE) == {"six"}
+    assert nfnetlink.chains(Family.IPV4, "nobody") == frozenset()
+    assert nfnetlink.sets(Family.IPV4, TABLE) == {"addresses", "pairs", "verdicts", "spans", "clients"}
+    assert nfnetlink.rule_handles(Family.IPV4, TABLE) == ()
+    assert len(nfnetlink.rule_handles(Family.IPV4, "other")) == 1
+
+
+def test_rules_are_alike_when_they_do_the_same(link):
+    rule = "ip daddr @addresses meta l4proto { tcp, udp } meta mark set meta mark or 0x4000 goto target"
+    nft.run("add table ip other\nadd chain ip other target\nadd set ip other addresses { type ipv4_addr ; }\n")
+    for table, text in ((TABLE, rule), ("other", rule)):
+        nft.run(f"add chain ip {table} c\nadd rule ip {table} c {text}\n")
+
+    def rules(table):
+        return [(rule.chain, rule.expressions) for rule in nfnetlink.rules(Family.IPV4, table)]
+
+    assert rules(TABLE) == rules("other")
+    nft.run(
+        f"replace rule ip {TABLE} c handle {nfnetlink.rule_handles(Family.IPV4, TABLE)[0]} ip daddr @addresses drop\n"
+    )
+    assert rules(TABLE) != rules("other")
+
+
+def test_a_missing_set_is_an_error(link):
+    with pytest.raises(NetlinkError) as caught:
+        list(nfnetlink.elements(Family.IPV4, TABLE, "nobody"))
+    assert caught.value.code == errno.ENOENT
+
+
+# -- nft -----------------------------------------------------------------------------------------------------------
+
+
+def test_nft_says_what_it_does_not_like():
+    with pytest.raises(ApplyError, match=r"No such file|nonsense"):
+        nft.run("add nonsense\n")
+    with pytest.raises(ApplyError, match="No such file"):
+        nft.run("delete table ip nobody\n")
+
+
+def test_nft_text_is_one_transaction():
+    with pytest.raises(ApplyError):
+        nft.run("add table ip one\nadd rule ip one nobody drop\n")
+    assert nfnetlink.table(Family.IPV4, "one") is None
+
+
+def test_nft_has_a_version():
+    assert nft.version() >= (1, 0, 1)
+    assert subprocess.run(["nft", "--version"], capture_output=True, check=True).stdout

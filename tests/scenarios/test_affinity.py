@@ -1,0 +1,145 @@
+"""ClientIP affinity: clients stay with their endpoint through every change of the others, and leave it when it goes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from live import Front, Live
+
+from kubeproxy.devcluster.probes import Answer
+
+CLIENTS = {family: [f"{net}{n}" for n in range(1, 25)] for family, net in (("IPv4", "10.7.7."), ("IPv6", "fd07::"))}
+STICKY = {"sessionAffinity": "ClientIP"}
+
+
+async def add_clients(live: Live) -> None:
+    """Give the outside many addresses, each a client of its own."""
+    lines = "\n".join(f"addr add {a}/{32 if '.' in a else 128} dev lo" for each in CLIENTS.values() for a in each)
+    status, _, error = await live.cluster.exec("outside", ["bash", "-c", f"ip -batch - <<< '{lines}'"])
+    assert status == 0, error
+
+
+@pytest.fixture(scope="module")
+def sticky(live: Live, loop) -> Live:
+    """The module's cluster with the clients."""
+    loop.run(add_clients(live))
+    return live
+
+
+async def choices(live: Live, front: Front, proto: str = "tcp", times: int = 2) -> dict[str, str]:
+    """Which endpoint each client got; all its connections must have led to the same."""
+    family = "IPv6" if ":" in front.address else "IPv4"
+
+    async def choice(client: str) -> str:
+        answers = await live.cluster.probes("outside", proto, *front, times, 3.0, client)
+        assert all(isinstance(answer, Answer) for answer in answers), answers
+        (pod,) = {answer.pod for answer in answers}
+        return pod
+
+    return dict(zip(CLIENTS[family], await asyncio.gather(*map(choice, CLIENTS[family])), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["cluster", "nodeport", "external"])
+@pytest.mark.parametrize("proto", ["tcp", "udp"])
+@pytest.mark.parametrize("family", ["IPv4", "IPv6"])
+async def test_clients_stay_and_spread(sticky: Live, family: str, proto: str, kind: str) -> None:
+    name = f"stay-{family}-{proto}-{kind}".lower()
+    number = 60 + ["tcp", "udp"].index(proto)
+    external = f"198.51.100.{number}" if family == "IPv4" else f"2001:db8:1::{number:x}"
+    addresses = [external] if kind == "external" else []
+    sticky.service(name, "a1 b1 b2", type="NodePort", ipFamilies=[family], externalIPs=addresses, **STICKY)
+    front = sticky.front(name, kind, family)
+    await sticky.programmed(sticky.front(name, "cluster", family), "a1 b1 b2")
+    first = await choices(sticky, front, proto, times=4)
+    assert set(first.values()) == {"a1", "b1", "b2"}
+    assert await choices(sticky, front, proto) == first
+
+
+async def test_stays_through_changes_of_other_endpoints(sticky: Live) -> None:
+    sticky.service("changes", "a1 b1 b2", type="LoadBalancer", externalTrafficPolicy="Local", **STICKY)
+    front = sticky.front("changes")
+    await sticky.programmed(front, "a1 b1 b2")
+    first = await choices(sticky, front)
+
+    for endpoints in ("a1 a2 b1 b2 b3", "a2 a1 b3 b2 b1", "b1 b2 a1"):
+        sticky.endpoints("changes", endpoints)
+        await sticky.programmed(front, endpoints)
+        assert await choices(sticky, front) == first, endpoints
+
+    for gone, endpoints in (("a1", "b1 b2"), ("b1", "b2 a3")):
+        before = await choices(sticky, front)
+        sticky.endpoints("changes", endpoints)
+        await sticky.programmed(front, endpoints)
+        after = await choices(sticky, front)
+        assert {c: p for c, p in after.items() if before[c] != gone} == {c: p for c, p in before.items() if p != gone}
+        assert gone not in after.values()
+        assert await choices(sticky, front) == after
+
+
+async def test_local_policy_keeps_clients_apart_from_the_cluster_pool(sticky: Live) -> None:
+    sticky.service("sticky-local", "a1 a2 b1 b2", type="NodePort", externalTrafficPolicy="Local", **STICKY)
+    await sticky.programmed(sticky.front("sticky-local"), "a1 a2 b1 b2")
+    front = sticky.front("sticky-local", "nodeport")
+    first = await choices(sticky, front)
+    assert set(first.values()) == {"a1", "a2"}
+    sticky.endpoints("sticky-local", "a1 a2 a3 b1")
+    await sticky.programmed(sticky.front("sticky-local"), "a1 a2 a3 b1")
+    assert await choices(sticky, front) == first
+    pods = {getattr(a, "pod", a) for a in await sticky.cluster.probes("pod", "tcp", *front, 10)}
+    assert len(pods) == 1
+
+
+async def test_tcp_and_udp_of_one_port_are_two_affinities(sticky: Live) -> None:
+    sticky.service("two", "a1 a2 b1 b2", **STICKY)
+    front = sticky.front("two")
+    await sticky.programmed(front, "a1 a2 b1 b2")
+    tcp, udp = await choices(sticky, front, "tcp"), await choices(sticky, front, "udp")
+    assert tcp != udp
+    assert await choices(sticky, front, "tcp") == tcp
+
+
+async def test_affinity_expires_after_its_timeout(sticky: Live) -> None:
+    brief = {"clientIP": {"timeoutSeconds": 1}}
+    sticky.service("brief", "a1 a2 b1 b2", sessionAffinityConfig=brief, **STICKY)
+    sticky.service("lasting", "a1 a2 b1 b2", **STICKY)
+    fronts = [sticky.front("brief"), sticky.front("lasting")]
+    for front in fronts:
+        await sticky.programmed(front, "a1 a2 b1 b2")
+    brief_first, lasting_first = [await choices(sticky, front, times=1) for front in fronts]
+    await asyncio.sleep(1.5)
+    brief_then, lasting_then = [await choices(sticky, front, times=1) for front in fronts]
+    assert brief_then != brief_first
+    assert lasting_then == lasting_first
+
+
+async def test_affinity_comes_and_goes_with_the_field(sticky: Live) -> None:
+    sticky.service("switched", "a1 a2 b1 b2")
+    front = sticky.front("switched")
+    await sticky.expect(front, {"pod": "a1 a2 b1 b2", "outside": "a1 a2 b1 b2"})
+    sticky.cluster.patch("services", "switched", {"spec": STICKY})
+
+    async def sticks() -> str:
+        answers = await sticky.cluster.probes("pod", "tcp", *front, 30, 3.0)
+        return "" if len({getattr(a, "pod", a) for a in answers}) == 1 else "several endpoints"
+
+    await sticky.eventually(sticks)
+    sticky.cluster.patch("services", "switched", {"spec": {"sessionAffinity": "None"}})
+    await sticky.expect(front, {"pod": "a1 a2 b1 b2", "outside": "a1 a2 b1 b2"})
+
+
+@pytest.mark.parametrize("change", ["nothing", "another-comes", "another-goes"])
+async def test_affinity_survives_a_restart(bare: Live, change: str) -> None:
+    await add_clients(bare)
+    bare.service("web", "a1 a2 b1 b2", type="NodePort", **STICKY)
+    await bare.start()
+    front = bare.front("web", "nodeport")
+    await bare.programmed(bare.front("web"), "a1 a2 b1 b2")
+    first = await choices(bare, front)
+    await bare.proxy.kill()
+    now = {"nothing": "a1 a2 b1 b2", "another-comes": "a1 a2 a3 b1 b2", "another-goes": "a2 b1 b2"}[change]
+    bare.endpoints("web", now)
+    await bare.start()
+    await bare.programmed(bare.front("web"), now)
+    after = await choices(bare, front)
+    assert {c: pod for c, pod in after.items() if first[c] in now} == {c: p for c, p in first.items() if p in now}

@@ -1,0 +1,119 @@
+"""What the node's configuration changes: where NodePorts answer, who counts as a pod, what is masqueraded.
+
+Each row is a part of the configuration, and who gets which answer at which addresses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from live import Front, Live
+
+from kubeproxy.devcluster.topology import NODE_A
+
+LOCALHOST = {"IPv4": "127.0.0.1", "IPv6": "::1"}
+BRIDGE = {"IPv4": "10.244.0.1", "IPv6": "fd00:244::1"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A configuration; expected answers at the cluster IP; NodePorts by address of the node and place."""
+
+    config: dict[str, Any]
+    cluster: dict[str, str] = field(default_factory=dict)
+    nodeports: dict[str, dict[str, str]] = field(default_factory=dict)
+
+
+PODS_ARE_KNOWN = {"pod": "a1 b1 kept", "outside": "a1 b1 masqueraded", "node": "a1 b1 masqueraded"}
+HERE, NOT_HERE = {"outside": "a1 b1 masqueraded"}, {"outside": "refused"}
+INSIDE, NOT_INSIDE = {"pod": "a1 b1"}, {"pod": "refused"}
+NOT_LOCALHOST = {LOCALHOST["IPv4"]: {"node": "refused"}, LOCALHOST["IPv6"]: {"node": "refused"}}
+ROWS = {
+    "default": Row(
+        {},
+        PODS_ARE_KNOWN,
+        {NODE_A.ip: HERE, NODE_A.ip6: HERE, NODE_A.second_ip: NOT_HERE, BRIDGE["IPv4"]: NOT_INSIDE} | NOT_LOCALHOST,
+    ),
+    "nodeports-on-all": Row(
+        {"nodePortAddresses": ["0.0.0.0/0", "::/0"]},
+        {},
+        {NODE_A.ip: HERE, NODE_A.ip6: HERE, NODE_A.second_ip: HERE, BRIDGE["IPv4"]: INSIDE, BRIDGE["IPv6"]: INSIDE}
+        | NOT_LOCALHOST,
+    ),
+    "nodeports-in-a-network": Row(
+        {"nodePortAddresses": ["172.31.0.0/16", "fd00:244::/64"]},
+        {},
+        {NODE_A.ip: NOT_HERE, NODE_A.ip6: NOT_HERE, NODE_A.second_ip: HERE, BRIDGE["IPv6"]: INSIDE} | NOT_LOCALHOST,
+    ),
+    "nodeports-of-one-family": Row(
+        {"nodePortAddresses": ["192.168.0.0/16"]},
+        {},
+        {NODE_A.ip: HERE, NODE_A.second_ip: NOT_HERE, NODE_A.ip6: HERE},
+    ),
+    "masquerade-all": Row(
+        {"nftables": {"masqueradeAll": True}},
+        {"pod": "a1 b1 masqueraded", "outside": "a1 b1 masqueraded", "node": "a1 b1 masqueraded"},
+    ),
+    "node-cidr": Row({"detectLocalMode": "NodeCIDR"}, PODS_ARE_KNOWN | {"b2": "a1 masqueraded"}),
+    "bridge": Row(
+        {"detectLocalMode": "BridgeInterface", "detectLocal": {"bridgeInterface": "cbr0"}},
+        PODS_ARE_KNOWN | {"b2": "a1 masqueraded"},
+    ),
+    "prefix": Row(
+        {"detectLocalMode": "InterfaceNamePrefix", "detectLocal": {"interfaceNamePrefix": "cb"}},
+        PODS_ARE_KNOWN | {"b2": "a1 masqueraded"},
+    ),
+    "no-cluster-cidr": Row(
+        {"clusterCIDR": ""}, {"pod": "a1 b1 kept", "a1": "a1 masqueraded", "outside": "a1 kept", "node": "a1 kept"}
+    ),
+    "masquerade-bit": Row({"nftables": {"masqueradeBit": 27}}, PODS_ARE_KNOWN, {NODE_A.ip: HERE}),
+}
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+async def test_configuration(bare: Live, row: Row) -> None:
+    await bare.start(row.config)
+    bare.service("web", "a1 b1", type="NodePort", ipFamilyPolicy="RequireDualStack")
+    # One family's NodePorts and pods on this node only, where an answer must pass this node twice.
+    bare.service("near", "a1", ipFamilyPolicy="RequireDualStack")
+    for family in ("IPv4", "IPv6"):
+        for place, answer in row.cluster.items():
+            near = answer.split()[:-1] == ["a1"]
+            await bare.expect(bare.front("near" if near else "web", "cluster", family), {place: answer})
+    number = bare.front("web", "nodeport").port
+    for address, wanted in row.nodeports.items():
+        await bare.expect(Front(address, number), wanted, "tcp")
+
+
+async def test_an_address_that_comes_later_answers_nodeports(bare: Live) -> None:
+    await bare.start({"nodePortAddresses": ["172.31.0.0/16"]})
+    bare.service("web", "a1", type="NodePort")
+    number = bare.front("web", "nodeport").port
+    await bare.expect(Front(NODE_A.second_ip, number), {"outside": "a1"})
+    await bare.cluster.exec("outside", ["ip", "route", "add", "172.31.9.9/32", "via", NODE_A.ip])
+    await bare.cluster.exec("node", ["ip", "addr", "add", "172.31.9.9/32", "dev", "eth0"])
+    await bare.expect(Front("172.31.9.9", number), {"outside": "a1"})
+    await bare.cluster.exec("node", ["ip", "addr", "del", "172.31.9.9/32", "dev", "eth0"])
+    await bare.eventually(lambda: _lacks(bare, "172.31.9.9"))
+    await bare.expect(Front(NODE_A.second_ip, number), {"outside": "a1"})
+
+
+async def _lacks(live: Live, address: str) -> str:
+    text = await live.nft("list", "set", "ip", "kube-proxy", "nodeport-ips")
+    return f"{address} is still there" if address in text else ""
+
+
+async def test_a_node_whose_address_changes_is_followed(bare: Live) -> None:
+    await bare.start()
+    bare.service("web", "a1", type="NodePort")
+    number = bare.front("web", "nodeport").port
+    await bare.expect(Front(NODE_A.ip, number), {"outside": "a1"})
+    record = bare.cluster.store.get("nodes", ("", "node-a"))
+    assert record is not None
+    node = record.decode()
+    node["status"]["addresses"] = [{"type": "InternalIP", "address": NODE_A.second_ip}]
+    bare.cluster.store.put("nodes", node)
+    await bare.expect(Front(NODE_A.second_ip, number), {"outside": "a1"})
+    await bare.expect(Front(NODE_A.ip, number), {"outside": "refused"})

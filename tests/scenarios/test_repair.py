@@ -1,0 +1,180 @@
+"""Other programs that harm our rules, and an nft that fails: repaired, said in the log and by an event, retried."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from live import Live
+
+from kubeproxy.devcluster.proxyprocess import proxy_command
+
+QUICK = {"nftables": {"syncPeriod": "500ms", "minSyncPeriod": "0s"}}
+FAILURES = 'kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv4"}'
+
+HARM = {
+    "flush-ruleset": ["flush ruleset"],
+    "delete-table": ["delete table ip kube-proxy"],
+    "flush-table": ["flush table ip kube-proxy"],
+    "delete-chain": ["flush chain ip kube-proxy nat-prerouting", "delete chain ip kube-proxy nat-prerouting"],
+    "insert-rule": ["insert rule ip kube-proxy services drop"],
+    "flush-elements": ["flush map ip kube-proxy endpoints", "flush set ip kube-proxy cluster-services"],
+    "dormant": ["add table ip kube-proxy { flags dormant ; }"],
+    "other-table-of-that-name": ["flush ruleset", "add table ip kube-proxy", "add chain ip kube-proxy services"],
+}
+
+
+async def serving(bare: Live, config: dict[str, object] = QUICK) -> str:
+    """A Service through a running proxy; returns the ruleset of its family."""
+    bare.service("web", "a1 b1", type="NodePort", ipFamilyPolicy="RequireDualStack")
+    await bare.start(config)
+    await bare.expect(bare.front("web"), {"pod": "a1 b1", "outside": "a1 b1"})
+    return await bare.nft("list", "table", "ip", "kube-proxy")
+
+
+def words(ruleset: str) -> list[str]:
+    """A ruleset without the order of its elements."""
+    return sorted(re.split(r"[\s,]+", ruleset))
+
+
+@pytest.mark.parametrize("commands", HARM.values(), ids=HARM)
+async def test_harm_is_repaired(bare: Live, commands: list[str]) -> None:
+    before = await serving(bare)
+    await bare.nft("add table ip bystander")
+    for command in commands:
+        await bare.nft(*command.split())
+
+    async def whole() -> str:
+        status, now, _ = await bare.cluster.exec("node", ["nft", "list", "table", "ip", "kube-proxy"])
+        return "" if status == 0 and words(now) == words(before) else f"the table is not as it was:\n{now}"
+
+    await bare.eventually(whole)
+    for kind in ("cluster", "nodeport"):
+        for family in ("IPv4", "IPv6"):
+            await bare.expect(bare.front("web", kind, family), {"pod": "a1 b1", "outside": "a1 b1"}, "tcp")
+    assert bare.logged("Repairing: .*changed by another program")
+    await bare.until(lambda: any("RulesChangedByOthers" in e for e in bare.events("node-a")), "an event")
+    if "flush ruleset" not in commands:
+        assert "bystander" in await bare.nft("list", "tables")
+
+
+async def test_single_elements_are_repaired_within_a_period(bare: Live) -> None:
+    await serving(bare)
+    front = bare.front("web")
+    extra = f"{{ {front.address} . tcp . 81 . 0 : 192.0.2.1 . 1 }}"
+    await bare.nft("add", "element", "ip", "kube-proxy", "endpoints", extra)
+    await bare.nft("delete", "element", "ip", "kube-proxy", "endpoints", f"{{ {front.address} . tcp . 80 . 0 }}")
+    await bare.programmed(front, "a1 b1")
+    assert "192.0.2.1" not in await bare.nft("list", "map", "ip", "kube-proxy", "endpoints")
+
+
+async def test_other_programs_tables_are_no_drift(bare: Live) -> None:
+    await serving(bare)
+    for n in range(3):
+        await bare.nft("add", "table", "ip", f"other-{n}")
+        await bare.nft("add", "chain", "ip", f"other-{n}", "services", "{ type filter hook input priority 5 ; }")
+    bare.endpoints("web", "a2")
+    await bare.expect(bare.front("web"), {"pod": "a2"})
+    syncs = 'kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family="IPv4"}'
+    full = await bare.metric(syncs)
+    await bare.nft("delete", "table", "ip", "other-0")
+    await bare.nft("delete", "element", "ip", "kube-proxy", "cluster-ips", f"{{ {bare.front('web').address} }}")
+    await bare.until(lambda: bare.logged("Repairing"), "the repair of what is ours")
+    await bare.eventually(lambda: _more(bare, syncs, full))
+    assert await bare.metric(syncs) == full + 1
+    assert "other-1" in await bare.nft("list", "tables")
+
+
+async def _more(live: Live, series: str, than: float) -> str:
+    return "" if await live.metric(series) > than else f"{series} is still {than}"
+
+
+# An nft that fails: a program of that name, in front of the real one in PATH.
+
+
+def breakable(folder: Path) -> tuple[list[str], Path]:
+    """A command for a proxy whose nft fails while a file exists, and that file."""
+    tools, broken = folder / "tools", folder / "broken"
+    tools.mkdir()
+    wrapper = tools / "nft"
+    wrapper.write_text(
+        f'#!/bin/sh\n[ -e {broken} ] && [ "$1" = -f ] && {{ echo "broken for a test" >&2; exit 1; }}\n'
+        f'PATH={os.environ["PATH"]} exec nft "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    return ["env", f"PATH={tools}:{os.environ['PATH']}", proxy_command()], broken
+
+
+async def healthz(live: Live, wanted: int) -> None:
+    """Wait until /healthz says so."""
+
+    async def says() -> str:
+        status, body = await live.page("/healthz")
+        return "" if status == wanted else f"{status} {body}"
+
+    await live.eventually(says)
+
+
+async def test_nft_that_fails_at_the_start_is_tried_again(bare: Live) -> None:
+    bare.service("web", "a1 b1")
+    command, broken = breakable(bare.cluster.folder)
+    broken.touch()
+    await bare.start(QUICK, command=command, ready_within=None)
+    await bare.until(lambda: len(bare.logged("Sync failed.*broken for a test")) >= 3, "retries")
+    await healthz(bare, 503)
+    status, body = await bare.page("/readyz")
+    assert (status, "broken for a test" in body) == (503, True)
+    assert await bare.metric(FAILURES) >= 2
+    broken.unlink()
+    await bare.expect(bare.front("web"), {"pod": "a1 b1"})
+    await healthz(bare, 200)
+    await bare.eventually(bare.unready)
+    assert bare.proxy.returncode is None
+
+
+async def test_nft_that_fails_when_a_new_chain_is_needed(bare: Live) -> None:
+    bare.service("web", "a1 b1")
+    command, broken = breakable(bare.cluster.folder)
+    await bare.start(QUICK, command=command)
+    await bare.expect(bare.front("web"), {"pod": "a1 b1"})
+    broken.touch()
+    bare.service("needy", "a1 a2 b1", sessionAffinity="ClientIP", type="NodePort")
+    await bare.until(lambda: bare.logged("Sync failed.*broken for a test"), "a failure")
+    await bare.expect(bare.front("web"), {"pod": "a1 b1"})
+    await healthz(bare, 503)
+    broken.unlink()
+    await bare.programmed(bare.front("needy"), "a1 a2 b1")
+    answers = await bare.cluster.probes("pod", "tcp", *bare.front("needy"), 10)
+    assert len({getattr(a, "pod", a) for a in answers}) == 1
+    await healthz(bare, 200)
+    assert await bare.metric(FAILURES) >= 1
+
+
+async def test_nft_that_is_replaced_for_a_while(bare: Live) -> None:
+    """As a package upgrade does: for a moment there is no nft at all."""
+    bare.service("web", "a1 b1")
+    folder = bare.cluster.folder / "tools"
+    folder.mkdir()
+    tool = folder / "nft"
+    real = next(p for p in map(Path, os.environ["PATH"].split(":")) if (p / "nft").exists()) / "nft"
+    tool.symlink_to(real)
+    await bare.start(QUICK, command=["env", f"PATH={folder}", proxy_command()])
+    tool.unlink()
+    bare.service("needy", "a1 a2 b1", sessionAffinity="ClientIP")
+    await bare.until(lambda: bare.logged("Sync failed.*nft is missing"), "a failure that says what is missing")
+    tool.symlink_to(real)
+    await bare.programmed(bare.front("needy"), "a1 a2 b1")
+    assert bare.proxy.returncode is None
+    assert await bare.metric(FAILURES) >= 1
+
+
+async def test_no_nft_at_the_start_is_said_in_one_line(bare: Live) -> None:
+    empty = bare.cluster.folder / "empty"
+    empty.mkdir()
+    proxy = await bare.start(command=["env", f"PATH={empty}", proxy_command()], ready_within=None)
+    await bare.until(lambda: proxy.returncode is not None, "the end")
+    assert proxy.returncode == 1
+    assert re.search(r"^Error: nft is missing: install the package nftables", proxy.tail(), re.M)
+    assert "Traceback" not in proxy.tail()

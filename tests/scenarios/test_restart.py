@@ -1,0 +1,251 @@
+"""A proxy that dies, ends, starts anew or takes over from another: traffic does not notice.
+
+Traffic runs all the time: new TCP connections and UDP requests from outside, a pod and the node, and connections that
+last. What changes while nothing runs is made up for at the start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+from live import Live
+from traffic import Stream, Traffic
+
+from kubeproxy.devcluster.netns import run_in_async
+from kubeproxy.kernel import nfnetlink
+
+DUAL = {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv4", "IPv6"]}
+
+
+def streams(live: Live, name: str = "web", families: tuple[str, ...] = ("IPv4", "IPv6")) -> list[Stream]:
+    """All kinds of traffic to a NodePort Service."""
+    found = []
+    for family in families:
+        cluster, nodeport = live.front(name, "cluster", family), live.front(name, "nodeport", family)
+        found += [
+            Stream("outside", "tcp", nodeport),
+            Stream("pod", "tcp", cluster),
+            Stream("outside", "udp", nodeport),
+            Stream("pod", "udp", cluster),
+            Stream("outside", "lasting", nodeport),
+            Stream("pod", "lasting", cluster),
+        ]
+    return [*found, Stream("node", "tcp", live.front(name))]
+
+
+async def serving(bare: Live) -> None:
+    """Services that everyone reaches, through a running proxy."""
+    bare.service("web", "a1 a2 b1", type="NodePort", **DUAL)
+    bare.service("local", "a1 a2", type="NodePort", externalTrafficPolicy="Local")
+    bare.service("sticky", "a1 b1", sessionAffinity="ClientIP")
+    await bare.start()
+    for name in ("web", "local"):
+        await bare.expect(bare.front(name, "nodeport"), {"outside": "a1 a2 b1" if name == "web" else "a1 a2 kept"})
+
+
+def kept(traffic: Traffic) -> bool:
+    """Whether every lasting connection has met one pod only."""
+    return all(len(pods) == 1 for stream, pods in traffic.pods.items() if stream.kind == "lasting")
+
+
+async def test_kill_and_restart_under_traffic(bare: Live) -> None:
+    await serving(bare)
+    local = Stream("outside", "tcp", bare.front("local", "nodeport"))
+    async with Traffic(bare, *streams(bare), local) as traffic:
+        for _ in range(2):
+            await bare.proxy.kill()
+            await traffic.flow()
+            await bare.start()
+            await traffic.flow()
+    assert traffic.failures == []
+    assert kept(traffic)
+    assert traffic.pods[local] == {"a1", "a2"}
+    assert not bare.logged("Replacing the table")
+
+
+async def test_kill_in_the_middle_of_changes(bare: Live) -> None:
+    await serving(bare)
+    async with Traffic(bare, *streams(bare, families=("IPv4",))) as traffic:
+        for round_ in range(3):
+            for n in range(100):
+                bare.service(f"burst-{round_}-{n}", "a1 b1")
+                if n == 30 + 20 * round_:
+                    await asyncio.sleep(0.01 * round_)
+                    await bare.proxy.kill()
+            await bare.start()
+            await bare.programmed(bare.front(f"burst-{round_}-99"), "a1 b1")
+    assert traffic.failures == []
+    for round_ in range(3):
+        for n in (0, 49, 50, 51, 99):
+            await bare.expect(bare.front(f"burst-{round_}-{n}"), {"pod": "a1 b1"}, "tcp")
+
+
+async def test_changes_while_it_was_down_are_made_up_for(bare: Live) -> None:
+    await serving(bare)
+    bare.service("moved", "a1", sessionAffinity="ClientIP")
+    bare.service("gone", "a1", type="NodePort", externalIPs=["198.51.100.77"])
+    bare.service("grown", "a1")
+    gone = [bare.front("gone", kind) for kind in ("cluster", "external")]
+    gone_nodeport = bare.front("gone", "nodeport")
+    for front in (*gone, gone_nodeport, bare.front("moved"), bare.front("grown")):
+        await bare.expect(front, {"pod": "a1"})
+    async with Traffic(bare, *streams(bare)) as traffic:
+        await bare.proxy.kill()
+        bare.endpoints("moved", "b1")
+        bare.delete("gone")
+        bare.endpoints("grown", "a1 a2 a3 a4 b1 b2")
+        bare.service("new", "a3", type="LoadBalancer", **DUAL)
+        bare.endpoints("web", "a1 a2 b1 b2")
+        await bare.start()
+        await bare.expect(bare.front("moved"), {"outside": "b1"})
+        await bare.expect(bare.front("new", "nodeport"), {"outside": "a3"})
+        await bare.expect(bare.front("grown"), {"pod": "a1 a2 a3 a4 b1 b2"})
+        await bare.expect(gone[0], {"outside": "timeout", "pod": "timeout"})
+        await bare.expect(gone_nodeport, {"outside": "refused"})
+        await bare.expect(bare.front("web"), {"pod": "a1 a2 b1 b2"})
+        ruleset = await bare.nft("list", "table", "ip", "kube-proxy")
+        for front in gone:
+            assert f"{front.address} . " not in ruleset
+    assert traffic.failures == []
+    assert kept(traffic)
+    assert not bare.logged("Replacing the table")
+
+
+async def test_a_restart_changes_nothing_that_is_right(bare: Live) -> None:
+    await serving(bare)
+    before = [await bare.nft("list", "table", family, "kube-proxy") for family in ("ip", "ip6")]
+    assert await bare.proxy.stop() == 0
+    generation = await _generation(bare)
+    await bare.start()
+    assert sorted(before[0].split()) == sorted((await bare.nft("list", "table", "ip", "kube-proxy")).split())
+    # For each family a scratch table comes and goes to compare the rules; however many elements cost nothing.
+    assert await _generation(bare) - generation <= 10
+
+
+async def _generation(live: Live) -> int:
+    """How often nf_tables was changed on the node."""
+
+    def ask() -> int:
+        link = nfnetlink.Transactions()
+        try:
+            return link.generation()
+        finally:
+            link.close()
+
+    return await run_in_async(live.cluster.namespace_of("node"), ask)
+
+
+async def test_sigterm_ends_it_and_leaves_the_rules(bare: Live) -> None:
+    await serving(bare)
+    before = await bare.nft("list", "ruleset")
+    async with Traffic(bare, *streams(bare)) as traffic:
+        assert await bare.proxy.stop() == 0
+        assert await bare.nft("list", "ruleset") == before
+        await traffic.flow()
+    assert traffic.failures == []
+    assert not bare.logged("Traceback|Error")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_before_it_is_ready_ends_it(bare: Live, number: signal.Signals) -> None:
+    await bare.cluster.server.refuse()
+    proxy = await bare.start(ready_within=None)
+    await bare.until(lambda: bare.logged("Waiting for the API server"), "a start")
+    proxy._signal(number)
+    await bare.until(lambda: proxy.returncode is not None, "the end")
+    assert proxy.returncode == 0
+
+
+async def test_quick_restarts(bare: Live) -> None:
+    await serving(bare)
+    async with Traffic(bare, *streams(bare)) as traffic:
+        for pause in (0.0, 0.15, 0.2, 0.25, 0.3):
+            await bare.proxy.stop()
+            await bare.start(ready_within=None)
+            await asyncio.sleep(pause)
+        await bare.proxy.kill()
+        await bare.start()
+        await traffic.flow()
+    assert traffic.failures == []
+    assert kept(traffic)
+
+
+async def test_another_proxy_takes_over_while_the_first_still_runs(bare: Live) -> None:
+    await serving(bare)
+    first = bare.proxy
+    async with Traffic(bare, *streams(bare)) as traffic:
+        await bare.start({"healthzBindAddress": "0.0.0.0:10266", "metricsBindAddress": "127.0.0.1:10259"})
+        await traffic.flow()
+        await first.stop()
+        bare.endpoints("local", "a3")
+        await bare.expect(bare.front("local", "nodeport"), {"outside": "a3"})
+        await traffic.flow()
+    assert traffic.failures == []
+
+
+@pytest.mark.parametrize(
+    "config", [{"nftables": {"masqueradeAll": True}}, {"nodePortAddresses": ["0.0.0.0/0", "::/0"]}, {"clusterCIDR": ""}]
+)
+async def test_another_configuration_replaces_the_rules_without_a_gap(bare: Live, config: dict[str, object]) -> None:
+    await serving(bare)
+    async with Traffic(bare, *streams(bare)) as traffic:
+        await bare.proxy.stop()
+        await bare.start(config)
+        await traffic.flow()
+    assert traffic.failures == []
+    assert bare.logged("Replacing the table")
+
+
+async def test_take_over_of_another_proxys_table(bare: Live) -> None:
+    bare.service("web", type="NodePort", **DUAL)
+    bare.endpoints("web", "a1 a2 b1")
+    bare.service("idle", "")
+    for family in ("IPv4", "IPv6"):
+        text = Path(__file__).with_name("foreign.nft").read_text()
+        number = {"IPv4": "", "IPv6": "6"}[family]
+        values = {
+            "FAMILY": f"ip{number}",
+            "ADDRESS_TYPE": f"ipv{number or 4}_addr",
+            "CLUSTER_IP": bare.front("web", "cluster", family).address,
+            "NODE_IP": bare.ips["node"][family],
+            "NODE_PORTS": str(bare.front("web", "nodeport", family).port),
+            "POD_NETWORK": {"IPv4": "10.244.0.0/16", "IPv6": "fd00:244::/32"}[family],
+            "FIRST": bare.ips["a1"][family] if family == "IPv4" else f"[{bare.ips['a1'][family]}]",
+            "SECOND": bare.ips["b1"][family] if family == "IPv4" else f"[{bare.ips['b1'][family]}]",
+        }
+        for word, value in values.items():
+            text = text.replace(f"@{word}@", value)
+        file = bare.cluster.folder / f"foreign-{family}.nft"
+        file.write_text(text)
+        await bare.nft("-f", str(file))
+    await bare.nft('add table ip somebody-else { comment "not ours" ; }')
+    for family in ("IPv4", "IPv6"):
+        await bare.expect(bare.front("web", "nodeport", family), {"outside": "a1 b1"})
+    async with Traffic(bare, *streams(bare)) as traffic:
+        await bare.start()
+        await bare.expect(bare.front("web"), {"pod": "a1 a2 b1 kept", "outside": "a1 a2 b1 masqueraded"})
+        await bare.expect(bare.front("idle"), {"pod": "refused"})
+        await traffic.flow()
+    assert traffic.failures == []
+    assert kept(traffic)
+    assert len(bare.logged("Replacing the table")) == 2
+    ruleset = await bare.nft("list", "ruleset")
+    assert "service-ABCDEFGH" not in ruleset
+    assert "table ip somebody-else" in ruleset
+
+
+async def test_a_changed_configuration_ends_it_and_names_the_difference(bare: Live) -> None:
+    await serving(bare)
+    text = bare.proxy.config.read_text()
+    bare.proxy.config.write_text("mode: [nonsense")
+    await bare.until(lambda: bare.logged("is not used"), "a complaint about the file")
+    assert bare.proxy.returncode is None
+    bare.proxy.config.write_text(text + "configSyncPeriod: 1s\n")
+    async with Traffic(bare, *streams(bare, families=("IPv4",))) as traffic:
+        await bare.until(lambda: bare.proxy.returncode is not None, "the end")
+    assert bare.proxy.returncode == 1
+    assert bare.logged("configuration changed.*configSyncPeriod.*15m.*1s")
+    assert traffic.failures == []

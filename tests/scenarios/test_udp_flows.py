@@ -1,0 +1,196 @@
+"""A UDP client that keeps its source port: it is never left with an endpoint, or a lack of one, that is over.
+
+Kubernetes issues 139628 (Service scaled to 0), 141371 (Service deleted), 122740 (restart).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+
+import pytest
+from live import Front, Live
+from traffic import Stream, Traffic
+
+from kubeproxy.devcluster.netns import open_socket_in
+
+
+class Client:
+    """A socket of a place that sends from one port again and again."""
+
+    def __init__(self, live: Live, place: str, front: Front) -> None:
+        family = socket.AF_INET6 if ":" in front.address else socket.AF_INET
+        namespace = live.cluster.namespace_of(place)
+        self._sock = open_socket_in(namespace, lambda: socket.socket(family, socket.SOCK_DGRAM))
+        self._sock.settimeout(0.15)
+        self._sock.connect(front)
+        self._live = live
+
+    def close(self) -> None:
+        self._sock.close()
+
+    async def ask(self) -> str:
+        """The pod that answers, or 'refused' or 'timeout'."""
+        return await asyncio.to_thread(self._ask)
+
+    def _ask(self) -> str:
+        try:
+            # A drop on the way out fails here, as a reject does: the wait for the answer tells them apart.
+            with contextlib.suppress(PermissionError):
+                self._sock.send(b"?")
+            return str(json.loads(self._sock.recv(2048))["pod"])
+        except TimeoutError:
+            return "timeout"
+        except ConnectionRefusedError:
+            return "refused"
+        except OSError:
+            return "unreachable"  # a loop outside, as an address of nobody makes it
+
+    async def expect(self, *wanted: str) -> str:
+        """Ask until one of these comes, and then keeps coming; returns it."""
+        found: list[str] = []
+
+        async def check() -> str:
+            found.append(await self.ask())
+            return "" if found[-1] in wanted else f"{wanted} expected, got {found[-10:]}"
+
+        await self._live.eventually(check)
+        for _ in range(3):
+            again = await self.ask()
+            assert again == found[-1]
+        return found[-1]
+
+
+@contextlib.contextmanager
+def client(live: Live, place: str, front: Front) -> Iterator[Client]:
+    made = Client(live, place, front)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+WAYS = [
+    (place, kind, family)
+    for family in ("IPv4", "IPv6")
+    for place, kind in (("pod", "cluster"), ("outside", "nodeport"), ("outside", "external"), ("node", "cluster"))
+]
+EXTERNAL = {"IPv4": "198.51.100.{}", "IPv6": "2001:db8:1::{}"}
+
+
+def service(live: Live, name: str, endpoints: str, way: tuple[str, str, str], number: int) -> Front:
+    """A Service that is reached in this way."""
+    _, kind, family = way
+    external = [EXTERNAL[family].format(number)] if kind == "external" else []
+    live.service(name, endpoints, type="NodePort", ipFamilies=[family], externalIPs=external)
+    return live.front(name, kind, family, port=1)
+
+
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+async def test_a_flow_leaves_an_endpoint_that_goes(live: Live, way: tuple[str, str, str]) -> None:
+    name = f"leaves-{'-'.join(way)}".lower()
+    front = service(live, name, "a1 b1", way, 150 + WAYS.index(way))
+    with client(live, way[0], front) as flow:
+        first = await flow.expect("a1", "b1")
+        other = "b1" if first == "a1" else "a1"
+        live.endpoints(name, f"{first}/draining {other}")
+        await live.programmed(live.front(name, family=way[2]), other)
+        assert await flow.expect(first) == first  # it still serves what it has
+        live.endpoints(name, other)
+        await flow.expect(other)
+
+
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+async def test_a_flow_is_refused_when_no_endpoint_is_left(live: Live, way: tuple[str, str, str]) -> None:
+    name = f"zero-{'-'.join(way)}".lower()
+    front = service(live, name, "a1", way, 160 + WAYS.index(way))
+    with client(live, way[0], front) as flow:
+        await flow.expect("a1")
+        live.endpoints(name, "")
+        await flow.expect("refused")
+        live.endpoints(name, "b1")
+        await flow.expect("b1")
+
+
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+async def test_a_flow_ends_with_its_service(live: Live, way: tuple[str, str, str]) -> None:
+    name = f"deleted-{'-'.join(way)}".lower()
+    front = service(live, name, "a1", way, 170 + WAYS.index(way))
+    with client(live, way[0], front) as flow:
+        await flow.expect("a1")
+        live.delete(name)
+        # Refused by the node's own address, dropped or lost in a loop outside for others.
+        await flow.expect("refused" if way[1] == "nodeport" else "timeout", "unreachable", "timeout")
+
+
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+async def test_a_flow_that_began_before_its_service(live: Live, way: tuple[str, str, str]) -> None:
+    name = f"early-{'-'.join(way)}".lower()
+    number = 180 + WAYS.index(way)
+    front = service(live, name, "a2", way, number)
+    spec = live.cluster.get("services", name)["spec"]
+    live.delete(name)
+    with client(live, way[0], front) as flow:
+        await flow.expect("refused" if way[1] == "nodeport" else "timeout", "unreachable", "timeout")
+        fixed = {
+            field: spec[field] for field in ("clusterIP", "ports", "type", "ipFamilies", "externalIPs") if field in spec
+        }
+        live.service(name, "a1", **fixed)
+        await flow.expect("a1")
+
+
+async def test_a_flow_moves_when_the_proxy_was_down_meanwhile(bare: Live) -> None:
+    bare.service("web", "a1", type="NodePort")
+    bare.service("scaled", "a1")
+    bare.service("deleted", "a1")
+    await bare.start()
+    fronts = [bare.front("web", port=1), bare.front("web", "nodeport", port=1)]
+    fronts += [bare.front(name, port=1) for name in ("scaled", "deleted")]
+    with contextlib.ExitStack() as stack:
+        flows = [stack.enter_context(client(bare, "outside", front)) for front in fronts]
+        for flow in flows:
+            await flow.expect("a1")
+        await bare.proxy.kill()
+        bare.endpoints("web", "b1")
+        bare.endpoints("scaled", "")
+        bare.delete("deleted")
+        await bare.start()
+        for flow, wanted in zip(flows, ("b1", "b1", "refused"), strict=False):
+            await flow.expect(wanted)
+
+
+async def test_other_flows_and_tcp_stay(live: Live) -> None:
+    live.service("stay", "a1 b1")
+    live.service("neighbour", "a1 b1")
+    front = live.front("stay", port=1)
+    await live.programmed(live.front("neighbour"), "a1 b1")
+    neighbour = Stream("pod", "lasting", live.front("neighbour"))
+    lasting = Stream("outside", "lasting", live.front("stay"))
+    with client(live, "outside", live.front("neighbour", port=1)) as calm, client(live, "outside", front) as flow:
+        calm_pod = await calm.expect("a1", "b1")
+        async with Traffic(live, neighbour, lasting) as traffic:
+            for endpoints in ("a1", "b1", "a2 b1", "a2"):
+                live.endpoints("stay", endpoints)
+                await flow.expect(*endpoints.split())
+                assert await calm.ask() == calm_pod
+            await traffic.flow()
+    assert traffic.failures == []
+    assert all(len(pods) == 1 for pods in traffic.pods.values())
+
+
+async def test_removed_flows_are_counted(live: Live) -> None:
+    series = 'kubeproxy_conntrack_reconciler_deleted_entries_total{ip_family="IPv4"}'
+    live.service("counted", "a1")
+    with client(live, "pod", live.front("counted", port=1)) as flow:
+        await flow.expect("a1")
+        before = await live.metric(series)
+        live.endpoints("counted", "b1")
+        await flow.expect("b1")
+    await live.eventually(lambda: _above(live, series, before))
+
+
+async def _above(live: Live, series: str, before: float) -> str:
+    return "" if await live.metric(series) > before else "nothing was counted"

@@ -1,0 +1,415 @@
+import asyncio
+import json
+import ssl
+
+import pytest
+from scripted import TLS, Recording, Server
+
+from kubeproxy.api.client import ApiClient
+from kubeproxy.api.cluster import Cluster, Trust, parse_server
+from kubeproxy.api.connection import MAX_OVERHEAD
+from kubeproxy.api.credentials import Credentials
+from kubeproxy.api.http import HttpClient
+from kubeproxy.api.status import (
+    BadRequest,
+    Conflict,
+    ConnectionFailed,
+    Forbidden,
+    Gone,
+    NotFound,
+    StatusError,
+    Unauthorized,
+    VersionTooLarge,
+)
+from kubeproxy.errors import SourceError
+
+
+def cluster_at(url, credentials=None, **trust):
+    return Cluster(parse_server(url, "test"), Trust(**trust), credentials or Credentials())
+
+
+def run(script, use, *, credentials=None, **trust):
+    """Run `use(client, server)` against `script`; return what it returns, after all was closed."""
+
+    async def main():
+        async with Server(script, tls=bool(trust)) as server:
+            client = HttpClient(cluster_at(server.url, credentials, **trust))
+            try:
+                return await use(client, server)
+            finally:
+                await client.close()
+
+    return asyncio.run(main())
+
+
+def test_requests_share_a_connection():
+    async def script(request, reply):
+        await reply.recorded("version")
+
+    async def use(client, server):
+        for _ in range(3):
+            assert json.loads((await client.request("GET", "/version")).body)["minor"] == "36"
+        return server.connections, server.requests[0].headers
+
+    connections, headers = run(script, use)
+    assert connections == 1
+    assert headers["user-agent"].startswith("kube-proxy/v")
+    assert headers["accept"] == "application/json"
+
+
+ERRORS = [
+    ("get-missing", NotFound, 404),
+    ("list-continue-garbage", BadRequest, 400),
+    ("list-forbidden", Forbidden, 403),
+    ("list-unauthorized", Unauthorized, 401),
+    ("list-rv-future", VersionTooLarge, 504),
+    ("watch-bad-rv", StatusError, 500),
+    ("put-conflict", Conflict, 409),
+    ("create-service-nodeport-taken", BadRequest, 422),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "code"), ERRORS)
+@pytest.mark.parametrize("streaming", [False, True])
+def test_failures_are_typed_and_carry_the_message(name, kind, code, streaming):
+    async def script(request, reply):
+        await reply.recorded(name)
+
+    async def use(client, server):
+        await (client.stream("/x", print, on_open=print, idle_timeout=5) if streaming else client.request("GET", "/x"))
+
+    with pytest.raises(kind) as caught:
+        run(script, use)
+    assert caught.value.code == code
+    assert json.loads(Recording(name).body)["message"] in str(caught.value)
+    assert caught.value.retry_after == (1.0 if name == "list-rv-future" else None)
+
+
+def test_a_failure_without_a_status_quotes_the_answer():
+    async def script(request, reply):
+        await reply.answer(410, b"<html>proxy says no", {"Retry-After": "7"})
+
+    with pytest.raises(Gone, match="proxy says no") as caught:
+        run(script, lambda client, _: client.request("GET", "/x"))
+    assert caught.value.retry_after == 7.0
+
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n0123456789"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n01234\r\n5\r\n56789\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize("answer", [ANSWER, CHUNKED])
+@pytest.mark.parametrize("how", ["close", "reset"])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_connection_may_die_at_any_byte(answer, how, streaming):
+    async def script(request, reply):
+        await reply.raw(answer[: int(request.path[1:])])
+        if how == "reset":
+            reply.reset()
+        reply.writer.close()
+        await reply.forever()
+
+    def ask(client, path):
+        if streaming:
+            return client.stream(path, bytes, on_open=list, idle_timeout=5)
+        return client.request("GET", path)
+
+    async def use(client, server):
+        for cut in range(len(answer)):
+            with pytest.raises(ConnectionFailed):
+                await ask(client, f"/{cut}")
+
+    run(script, use)
+
+
+def test_a_body_may_end_with_the_connection():
+    async def script(request, reply):
+        await reply.raw(b"HTTP/1.0 200 OK\r\n\r\nall of it")
+        reply.writer.close()
+        await reply.forever()
+
+    async def use(client, server):
+        first = await client.request("GET", "/x")
+        await client.request("GET", "/x")
+        return bytes(first.body), server.connections
+
+    assert run(script, use) == (b"all of it", 2)
+
+
+def test_interim_answers_are_passed_over():
+    async def script(request, reply):
+        await reply.raw(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nX: y\r\n\r\n")
+        await reply.answer(200, b"{}")
+
+    async def use(client, server):
+        return await client.request("GET", "/x"), await client.request("GET", "/y")
+
+    first, second = run(script, use)
+    assert first.body == second.body == b"{}"
+    assert "x" not in first.headers
+
+
+WRONG = [
+    b"SSH-2.0-OpenSSH_9.2\r\n",
+    b"HTTP/1.1 abc\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nabc",
+    b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * MAX_OVERHEAD,
+    b"HTTP/1.1 200 OK\r\nX: " + b"y" * 4 * MAX_OVERHEAD,
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;" + b"e" * 8 * MAX_OVERHEAD,
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n" + b"T: t\r\n" * 2 * MAX_OVERHEAD,
+]
+
+
+@pytest.mark.parametrize("answer", WRONG, ids=range(len(WRONG)))
+def test_what_is_no_http_is_an_error(answer):
+    async def script(request, reply):
+        await reply.raw(answer)
+        await reply.forever()
+
+    with pytest.raises(SourceError):
+        run(script, lambda client, _: client.request("GET", "/x", timeout=1.0))
+
+
+def test_silence_is_an_error_after_the_timeout():
+    async def script(request, reply):
+        await reply.forever()
+
+    with pytest.raises(ConnectionFailed, match="sent nothing"):
+        run(script, lambda client, _: client.request("GET", "/x", timeout=0.05))
+
+
+def test_a_slow_answer_is_good_as_long_as_it_flows():
+    async def script(request, reply):
+        for byte in ANSWER:
+            await reply.raw(bytes([byte]))
+            await asyncio.sleep(0.004)
+
+    response = run(script, lambda client, _: client.request("GET", "/x", timeout=0.1))
+    assert response.body == b"0123456789"
+
+
+def test_a_kept_connection_that_died_is_replaced_for_reads_only():
+    async def script(request, reply):
+        if request.path == "/last":
+            await reply.answer(200, b"{}")
+            reply.writer.close()
+            await reply.forever()
+        await reply.answer(200, b"{}")
+
+    async def use(client, server):
+        await client.request("GET", "/last")
+        await client.request("GET", "/x")
+        return server.connections
+
+    assert run(script, use) == 2
+
+    async def refuses(request, reply):
+        if len(server_seen) > 0:
+            reply.reset()
+            await reply.forever()
+        server_seen.append(request)
+        await reply.answer(200, b"{}")
+
+    async def post(client, server):
+        await client.request("GET", "/x")
+        await client.request("POST", "/x", body=b"{}")
+
+    server_seen = []
+    with pytest.raises(ConnectionFailed):
+        run(refuses, post)
+
+
+def test_a_stream_is_handed_on_read_by_read():
+    async def script(request, reply):
+        await reply.begin()
+        for part in (b"a", b"b", b"c"):
+            await reply.chunk(part)
+            await asyncio.sleep(0.02)
+        await reply.raw(b"1\r\nd\r\n1\r\ne\r\n0\r\n\r\n")
+
+    seen = []
+
+    async def use(client, server):
+        await client.stream("/x", seen.append, on_open=lambda: seen.append("open"), idle_timeout=5)
+        await client.stream("/y", bytes, on_open=list, idle_timeout=5)
+        return server.connections
+
+    assert run(script, use) == 1
+    assert seen == ["open", b"a", b"b", b"c", b"de"]
+
+
+def test_what_the_sink_raises_ends_the_stream():
+    async def script(request, reply):
+        await reply.begin()
+        await reply.chunk(b"x")
+        await reply.forever()
+
+    def sink(data):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        run(script, lambda client, _: client.stream("/x", sink, on_open=list, idle_timeout=5))
+
+
+def test_cancelling_closes_the_connection():
+    async def script(request, reply):
+        await reply.begin()
+        await reply.forever()
+
+    async def use(client, server):
+        task = asyncio.create_task(client.stream("/x", bytes, on_open=list, idle_timeout=5))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0)
+        return len(client._open)
+
+    assert run(script, use) == 0
+
+
+def test_refused_connections_are_known_as_such():
+    async def main():
+        async with Server(None) as server:
+            url = server.url
+        for host in (url, url.replace("127.0.0.1", "localhost")):
+            client = HttpClient(cluster_at(host))
+            with pytest.raises(ConnectionFailed, match="connection refused") as caught:
+                await client.request("GET", "/x")
+            assert caught.value.refused
+
+    asyncio.run(main())
+
+
+def test_an_unknown_name_and_a_slow_connect_are_errors():
+    async def main():
+        client = HttpClient(cluster_at("http://no-such-host.invalid:1"))
+        with pytest.raises(ConnectionFailed, match="cannot be resolved"):
+            await client.request("GET", "/x")
+
+    asyncio.run(main())
+
+
+def test_requests_are_reported():
+    seen = []
+
+    async def script(request, reply):
+        if request.path == "/cut":
+            reply.reset()
+            return
+        await reply.status(404)
+
+    async def main():
+        async with Server(script) as server:
+            client = HttpClient(cluster_at(server.url), on_request=lambda *what: seen.append(what))
+            for path in ("/x", "/cut"):
+                with pytest.raises(SourceError):
+                    await client.request("GET", path)
+            await client.close()
+            return server.port
+
+    port = asyncio.run(main())
+    assert [what[:3] for what in seen] == [("GET", f"127.0.0.1:{port}", "404"), ("GET", f"127.0.0.1:{port}", "<error>")]
+    assert all(0 <= what[3] < 5 for what in seen)
+
+
+def test_headers_cannot_be_smuggled():
+    async def script(request, reply):
+        await reply.answer(200)
+
+    for path in ("/x y", "/x\r\nX: y"):
+        with pytest.raises(ValueError, match="forbids"):
+            run(script, lambda client, _, path=path: client.request("GET", path))
+
+
+def test_tls_is_verified():
+    async def script(request, reply):
+        await reply.answer(200, b"{}")
+
+    def get(client, _):
+        return client.request("GET", "/x")
+
+    ca = (TLS / "ca.crt").read_bytes()
+    assert run(script, get, ca_data=ca).body == b"{}"
+    assert run(script, get, ca_file=str(TLS / "ca.crt"), server_name="kubernetes.default").body == b"{}"
+    assert run(script, get, insecure=True).body == b"{}"
+    with pytest.raises(ConnectionFailed, match=r"certificate|CERTIFICATE"):
+        run(script, get, ca_data=ca, server_name="other.example")
+    with pytest.raises(ConnectionFailed, match=r"certificate|CERTIFICATE"):
+        run(script, get, server_name="localhost")
+
+
+def test_a_client_certificate_is_shown():
+    shown = []
+
+    async def script(request, reply):
+        shown.append(reply.writer.get_extra_info("peercert"))
+        await reply.answer(200, b"{}")
+
+    run(
+        script,
+        lambda client, _: client.request("GET", "/x"),
+        ca_file=str(TLS / "ca.crt"),
+        certificate_data=(TLS / "client.crt").read_bytes(),
+        key_data=(TLS / "client.key").read_bytes(),
+    )
+    assert dict(entry[0] for entry in shown[0]["subject"]) == {"commonName": "client"}
+
+
+def test_rotated_certificates_are_used_for_the_next_connection(tmp_path):
+    ca = tmp_path / "ca.crt"
+    ca.write_bytes((TLS / "ca.crt").read_bytes())
+    cluster = cluster_at("https://127.0.0.1:1", ca_file=str(ca))
+
+    async def contexts():
+        first = await cluster.tls_context()
+        same = await cluster.tls_context()
+        ca.write_bytes((TLS / "ca.crt").read_bytes() + b"\n")
+        rotated = await cluster.tls_context()
+        ca.write_bytes(b"half a cert")
+        kept = await cluster.tls_context()
+        return first is same, first is not rotated, rotated is kept, isinstance(rotated, ssl.SSLContext)
+
+    assert all(asyncio.run(contexts()))
+
+
+def test_the_client_of_few_words():
+    async def script(request, reply):
+        names = {"/version": "version", "/apis/events.k8s.io/v1/namespaces/default/events": "create-event"}
+        if request.path.startswith("/api/v1/nodes/"):
+            await reply.recorded("create-node" if request.path.endswith("/node-a") else "get-missing")
+        elif request.method == "PATCH":
+            await reply.answer(200, {"content": request.headers["content-type"], "sent": json.loads(request.body)})
+        else:
+            await reply.recorded(names[request.path])
+
+    async def main():
+        async with Server(script) as server:
+            client = ApiClient(cluster_at(server.url + "/prefix/"[:0]))
+            assert await client.version() == "v0.0.0-master+$Format:%H$"
+            assert (await client.get_node("node-a")).metadata.labels.zone == "zone-a"
+            with pytest.raises(NotFound):
+                await client.get_node("../x y")
+            stored = await client.create_event("default", {"reason": "Starting"})
+            assert stored["kind"] == "Event"
+            patched = await client.patch_event("default", "a.1", {"series": {"count": 2}})
+            assert patched == {"content": "application/merge-patch+json", "sent": {"series": {"count": 2}}}
+            await client.close()
+            assert server.requests[2].target == "/api/v1/nodes/..%2Fx%20y"
+
+    asyncio.run(main())
+
+
+def test_a_server_may_have_a_path():
+    async def script(request, reply):
+        await reply.answer(200, b"{}")
+
+    async def main():
+        async with Server(script) as server:
+            client = HttpClient(cluster_at(server.url + "/k8s/c-1/"))
+            await client.request("GET", "/version")
+            await client.close()
+            return server.requests[0].target, server.requests[0].headers["host"] == f"127.0.0.1:{server.port}"
+
+    assert asyncio.run(main()) == ("/k8s/c-1/version", True)

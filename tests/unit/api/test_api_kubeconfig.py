@@ -1,0 +1,373 @@
+import asyncio
+import base64
+import json
+import os
+import stat
+import textwrap
+from pathlib import Path
+
+import pytest
+import yaml
+from scripted import TLS, Server
+
+from kubeproxy.api.cluster import parse_server
+from kubeproxy.api.credentials import TokenFile
+from kubeproxy.api.http import HttpClient
+from kubeproxy.api.kubeconfig import in_cluster, load_cluster
+from kubeproxy.api.status import Unauthorized
+from kubeproxy.errors import ConfigError, SourceError
+
+CA = (TLS / "ca.crt").read_bytes()
+
+
+def encoded(data):
+    return base64.b64encode(data).decode()
+
+
+def kubeconfig(folder, *, cluster=None, user=None, **top):
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "here",
+        "contexts": [
+            {"name": "broken", "context": 5},
+            {"name": "here", "context": {"cluster": "c", "user": "u", "namespace": "x"}},
+        ],
+        "clusters": [
+            {"name": "other", "cluster": []},
+            {"name": "c", "cluster": cluster or {"server": "http://1.2.3.4"}},
+        ],
+        "users": [{"name": "u", "user": user if user is not None else {}}, 7],
+        **top,
+    }
+    path = folder / "config"
+    path.write_text(yaml.safe_dump(document))
+    return str(path)
+
+
+def headers_of(cluster):
+    return dict(asyncio.run(cluster.credentials.headers()))
+
+
+SERVERS = [
+    ("http://1.2.3.4", "http://1.2.3.4:80"),
+    ("https://1.2.3.4", "https://1.2.3.4:443"),
+    ("https://h.example:6443/", "https://h.example:6443"),
+    ("https://[fd00::1]:6443", "https://[fd00::1]:6443"),
+    ("https://rancher/k8s/clusters/c-1", "https://rancher:443/k8s/clusters/c-1"),
+    ("127.0.0.1:8080", "http://127.0.0.1:8080"),
+    ("localhost:8080", "http://localhost:8080"),
+]
+
+
+@pytest.mark.parametrize(("text", "url"), SERVERS)
+def test_servers(text, url):
+    assert parse_server(text, "f").url == url
+
+
+NO_SERVERS = ["", "ftp://x", "http://", "http://x:99999", "http://x:y", "http://a b", "http://u:p@x", "http://x?y"]
+
+
+@pytest.mark.parametrize("text", [*NO_SERVERS, "http://[::1", "http://x\n"])
+def test_what_is_no_server(text):
+    with pytest.raises(ConfigError, match=r"^field: "):
+        parse_server(text, "field")
+
+
+USERS = [
+    ({}, {}),
+    ({"token": " abc\n"}, {"Authorization": "Bearer abc"}),
+    ({"username": "u", "password": "p:w"}, {"Authorization": "Basic " + encoded(b"u:p:w")}),
+    ({"token": "t", "as": "system:node:a"}, {"Authorization": "Bearer t", "Impersonate-User": "system:node:a"}),
+    ({"tokenFile": "token", "token": "ignored"}, {"Authorization": "Bearer from-file"}),
+]
+
+
+@pytest.mark.parametrize(("user", "headers"), USERS)
+def test_users(tmp_path, user, headers):
+    (tmp_path / "token").write_text("from-file\n")
+    assert headers_of(load_cluster(kubeconfig(tmp_path, user=user), "")) == headers
+
+
+EXEC = "client.authentication.k8s.io/v1"
+WRONG = [
+    ({"cluster": {"server": "http://x", "proxy-url": "http://p"}}, r"clusters\[c\].cluster.proxy-url"),
+    ({"cluster": {"certificate-authority-data": "x"}}, r"cluster.certificate-authority-data: is not base64"),
+    ({"cluster": {"server": 5}}, r"clusters\[c\].cluster.server: Expected `str`, got `int`"),
+    ({"cluster": {"insecure-skip-tls-verify": True}}, r"clusters\[c\].cluster.server: is missing"),
+    ({"cluster": {"server": "https://x", "insecure-skip-tls-verify": True, "certificate-authority": "ca"}}, "beside"),
+    ({"cluster": {"server": "https://x", "certificate-authority": "none.crt"}}, r"certificate-authority .*none.crt"),
+    ({"cluster": {"server": "https://x", "certificate-authority-data": encoded(b"junk")}}, "no usable certificates"),
+    ({"cluster": {"server": "http:///"}}, r"clusters\[c\].cluster.server: 'http:///' is no server"),
+    ({"user": 5}, r"users\[u\].user: Expected `object`"),
+    ({"user": {"token": 5}}, r"users\[u\].user.token: Expected `str \| null`"),
+    ({"user": {"token": "a b"}}, r"users\[u\].user.token: the token has characters"),
+    ({"user": {"auth-provider": {"name": "gcp"}}}, r"users\[u\].user.auth-provider: was removed"),
+    ({"user": {"token": "t", "username": "u"}}, r"users\[u\].user.username"),
+    ({"user": {"token": "t", "exec": {}}}, r"users\[u\].user.exec: cannot be used together"),
+    ({"user": {"as-groups": ["g"]}}, r"users\[u\].user.as-groups"),
+    ({"user": {"as": "a\nb"}}, r"users\[u\].user.as"),
+    ({"user": {"exec": {"command": "x"}}}, r"users\[u\].user.exec.apiVersion: '' is not supported"),
+    ({"user": {"exec": {"apiVersion": "client.authentication.k8s.io/v1alpha1"}}}, "apiVersion"),
+    ({"user": {"exec": {"apiVersion": EXEC}}}, r"exec.command: is missing"),
+    ({"user": {"exec": {"apiVersion": EXEC, "command": "x", "interactiveMode": "Always"}}}, "interactiveMode"),
+    ({"user": {"exec": {"args": "x"}}}, r"users\[u\].user.exec.args"),
+    ({"current-context": ""}, "current-context: is not set"),
+    ({"current-context": "none"}, "contexts: has no entry named 'none'"),
+    ({"current-context": "broken"}, r"contexts\[broken\].context: Expected `object`"),
+    ({"clusters": None}, "clusters: has no entry named 'c'"),
+    ({"users": {}}, "users: has no entry named 'u'"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG)
+def test_what_is_wrong_is_named_with_file_and_field(tmp_path, change, message):
+    path = kubeconfig(tmp_path, **change)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_cluster(path, "")
+    assert path in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "a: b: c", "- x", "", "\t", "5", "!!python/object/apply:os.system [ls]", "&a [*a]"]
+)
+def test_files_that_are_no_kubeconfig(tmp_path, text):
+    path = tmp_path / "config"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=str(path)):
+        load_cluster(str(path), "")
+
+
+def test_a_missing_file_and_a_folder(tmp_path):
+    for path in (tmp_path / "none", tmp_path):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            load_cluster(str(path), "")
+
+
+def test_tokens_are_not_in_messages(tmp_path):
+    for user in ({"token": "s3cret s3cret"}, {"token": ["s3cret"]}, {"client-key-data": "s3cret!"}):
+        with pytest.raises(ConfigError) as caught:
+            load_cluster(kubeconfig(tmp_path, user=user), "")
+        assert "s3cret" not in str(caught.value)
+
+
+def test_json_is_read_too(tmp_path):
+    document = yaml.safe_load(Path(kubeconfig(tmp_path, user={"token": "t"})).read_text())
+    (tmp_path / "json").write_text(json.dumps(document, indent=1))
+    assert headers_of(load_cluster(str(tmp_path / "json"), "")) == {"Authorization": "Bearer t"}
+
+
+def test_master_goes_before_the_kubeconfig(tmp_path):
+    path = kubeconfig(tmp_path, user={"token": "t"})
+    cluster = load_cluster(path, "http://5.6.7.8:99")
+    assert cluster.url == "http://5.6.7.8:99"
+    assert headers_of(cluster) == {"Authorization": "Bearer t"}
+    assert headers_of(load_cluster("", "127.0.0.1:8080")) == {}
+    with pytest.raises(ConfigError, match="--master"):
+        load_cluster("", "nonsense://x")
+
+
+def test_paths_are_relative_to_the_file(tmp_path, monkeypatch):
+    monkeypatch.chdir("/")
+    (tmp_path / "pki").mkdir()
+    for name in ("ca.crt", "client.crt", "client.key"):
+        (tmp_path / "pki" / name).write_bytes((TLS / name).read_bytes())
+    user = {"client-certificate": "pki/client.crt", "client-key": "pki/client.key"}
+    cluster = {"server": "x:1", "certificate-authority": "pki/ca.crt"}
+    assert load_cluster(kubeconfig(tmp_path, cluster=cluster, user=user), "").url == "https://x:1"
+    for name in ("client.crt", "client.key"):
+        held = (tmp_path / "pki" / name).read_bytes()
+        (tmp_path / "pki" / name).unlink()
+        with pytest.raises(ConfigError, match=name):
+            load_cluster(kubeconfig(tmp_path, cluster=cluster, user=user), "")
+        (tmp_path / "pki" / name).write_bytes(held)
+
+
+def test_inline_certificates_leave_no_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    user = {
+        "client-certificate-data": encoded((TLS / "client.crt").read_bytes()),
+        "client-key-data": encoded((TLS / "client.key").read_bytes()),
+    }
+    cluster = {"server": "https://127.0.0.1:1", "certificate-authority-data": encoded(CA)}
+    load_cluster(kubeconfig(tmp_path, cluster=cluster, user=user), "")
+    assert list((tmp_path / "tmp").iterdir()) == []
+    with pytest.raises(ConfigError, match="client-key: is missing"):
+        load_cluster(kubeconfig(tmp_path, cluster=cluster, user={**user, "client-key-data": ""}), "")
+    user["client-key-data"] = encoded((TLS / "server.key").read_bytes())
+    with pytest.raises(ConfigError, match="cannot be used together"):
+        load_cluster(kubeconfig(tmp_path, cluster=cluster, user=user), "")
+
+
+# The service account of a pod.
+
+
+def test_in_cluster(tmp_path):
+    (tmp_path / "token").write_text("first")
+    (tmp_path / "ca.crt").write_bytes(CA)
+    environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
+    cluster = load_cluster("", "", environ=environ, service_account=str(tmp_path))
+    assert cluster.url == "https://[fd00::1]:443"
+    assert headers_of(cluster) == {"Authorization": "Bearer first"}
+
+
+def test_outside_of_a_pod(tmp_path):
+    with pytest.raises(ConfigError, match="give --kubeconfig or --master"):
+        in_cluster(environ={})
+    environ = {"KUBERNETES_SERVICE_HOST": "1.2.3.4", "KUBERNETES_SERVICE_PORT": "443"}
+    with pytest.raises(ConfigError, match="token; is it mounted"):
+        in_cluster(environ=environ, service_account=str(tmp_path))
+
+
+def test_a_token_file_is_read_once_a_minute_and_when_refused(tmp_path):
+    now = 0.0
+    path = tmp_path / "token"
+    path.write_text("one")
+    token = TokenFile(str(path), clock=lambda: now)
+
+    def current():
+        return asyncio.run(token.headers())["Authorization"]
+
+    assert current() == "Bearer one"
+    path.write_text("two")
+    now = 59.0
+    assert current() == "Bearer one"
+    now = 60.0
+    assert current() == "Bearer two"
+    path.write_text("three")
+    token.invalidate({"Authorization": "Bearer one"})  # the answer to an older request
+    assert current() == "Bearer two"
+    token.invalidate({"Authorization": "Bearer two"})
+    assert current() == "Bearer three"
+    path.unlink()
+    now = 200.0
+    assert current() == "Bearer three"
+    with pytest.raises(SourceError, match="token"):
+        asyncio.run(TokenFile(str(path)).headers())
+
+
+# Exec plugins.
+
+
+def plugin(folder, code, version="v1"):
+    """A plugin that runs Python `code`, which sets `status`; it counts its runs in the file 'runs'."""
+    path = folder / "plugin"
+    path.write_text(
+        "#!/usr/bin/env python3\nimport json, os, sys, time\n"
+        "open(os.path.dirname(os.path.abspath(__file__)) + '/runs', 'a').write('x')\n"
+        "info = json.loads(os.environ['KUBERNETES_EXEC_INFO'])\n"
+        + textwrap.dedent(code)
+        + "\nprint(json.dumps({'apiVersion': info['apiVersion'], 'kind': 'ExecCredential', 'status': status}))\n"
+    )
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return {"apiVersion": f"client.authentication.k8s.io/{version}", "command": "./plugin", "interactiveMode": "Never"}
+
+
+def runs(folder):
+    return len((folder / "runs").read_text())
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta1"])
+def test_an_exec_plugin_runs_once_and_again_when_refused(tmp_path, version):
+    entry = plugin(tmp_path, "status = {'token': sys.argv[1] + os.environ['SUFFIX'], 'x': 1}", version)
+    entry |= {"args": ["tok"], "env": [{"name": "SUFFIX", "value": "en"}]}
+    cluster = load_cluster(kubeconfig(tmp_path, user={"exec": entry}), "")
+
+    async def use():
+        together = await asyncio.gather(*(cluster.credentials.headers() for _ in range(4)))
+        assert together == [{"Authorization": "Bearer token"}] * 4
+        assert runs(tmp_path) == 1
+        cluster.credentials.invalidate({})
+        await cluster.credentials.headers()
+        assert runs(tmp_path) == 1
+        cluster.credentials.invalidate(together[0])
+        await cluster.credentials.headers()
+        assert runs(tmp_path) == 2
+        assert await cluster.credentials.key_pair() is None
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize(
+    ("expiry", "expected"), [("2000-01-01T00:00:00Z", 2), ("2999-01-01T00:00:00+01:00", 1), ("soon", 1)]
+)
+def test_an_exec_credential_that_expired_is_renewed(tmp_path, expiry, expected):
+    entry = plugin(tmp_path, f"status = {{'token': 't', 'expirationTimestamp': {expiry!r}}}")
+    cluster = load_cluster(kubeconfig(tmp_path, user={"exec": entry}), "")
+
+    async def use():
+        await cluster.credentials.headers()
+        await cluster.credentials.headers()
+
+    asyncio.run(use())
+    assert runs(tmp_path) == expected
+
+
+def test_an_exec_plugin_is_told_of_the_cluster(tmp_path):
+    entry = plugin(
+        tmp_path, "cluster = info['spec']['cluster']; status = {'token': cluster['server'] + cluster['config']['a']}"
+    )
+    entry["provideClusterInfo"] = True
+    extensions = [{"name": "client.authentication.k8s.io/exec", "extension": {"a": "/x"}}]
+    path = kubeconfig(tmp_path, cluster={"server": "http://h:1", "extensions": extensions}, user={"exec": entry})
+    assert headers_of(load_cluster(path, "")) == {"Authorization": "Bearer http://h:1/x"}
+
+
+EXEC_FAILURES = [
+    ("sys.exit('no login')", "exit code 1: no login"),
+    ("print('junk'); status = {}", "no usable ExecCredential"),
+    ("status = {}", "neither a token nor"),
+    ("status = {'token': 'a b'}", "no usable ExecCredential"),
+    ("info['apiVersion'] = 'v9'; status = {}", "v9 ExecCredential"),
+]
+
+
+@pytest.mark.parametrize(("code", "message"), EXEC_FAILURES)
+def test_an_exec_plugin_that_fails_is_a_source_error(tmp_path, code, message):
+    cluster = load_cluster(kubeconfig(tmp_path, user={"exec": plugin(tmp_path, code)}), "")
+    with pytest.raises(SourceError, match=message) as caught:
+        headers_of(cluster)
+    assert "users[u].user.exec" in str(caught.value)
+
+
+def test_an_exec_plugin_that_is_missing_says_how_to_get_it(tmp_path):
+    entry = {"apiVersion": "client.authentication.k8s.io/v1", "command": "no-such-plugin", "installHint": "install it"}
+    with pytest.raises(SourceError, match=r"no-such-plugin cannot be run.*install it"):
+        headers_of(load_cluster(kubeconfig(tmp_path, user={"exec": entry}), ""))
+
+
+def test_an_exec_plugin_that_hangs_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr("kubeproxy.api.credentials.EXEC_TIMEOUT", 0.3)
+    entry = plugin(tmp_path, "open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)")
+    entry["args"] = [str(tmp_path / "pid")]
+    with pytest.raises(SourceError, match="did not end"):
+        headers_of(load_cluster(kubeconfig(tmp_path, user={"exec": entry}), ""))
+    if (tmp_path / "pid").exists():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_an_exec_certificate_is_shown_and_a_refusal_renews_it(tmp_path):
+    shown = []
+
+    async def script(request, reply):
+        shown.append(reply.writer.get_extra_info("peercert"))
+        await (reply.status(401) if len(shown) == 1 else reply.answer(200, b"{}"))
+
+    data = {name: (TLS / f"client.{name}").read_text() for name in ("crt", "key")}
+    code = f"status = {{'clientCertificateData': {data['crt']!r}, 'clientKeyData': {data['key']!r}}}"
+    entry = plugin(tmp_path, code)
+
+    async def main():
+        async with Server(script, tls=True) as server:
+            cluster = {"server": server.url, "certificate-authority-data": encoded(CA)}
+            client = HttpClient(load_cluster(kubeconfig(tmp_path, cluster=cluster, user={"exec": entry}), ""))
+            with pytest.raises(Unauthorized):
+                await client.request("GET", "/x")
+            await client.request("GET", "/x")
+            await client.close()
+
+    asyncio.run(main())
+    assert shown[0]["subject"] == ((("commonName", "client"),),)
+    assert runs(tmp_path) == 2

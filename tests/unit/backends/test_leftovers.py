@@ -1,0 +1,50 @@
+"""What is removed of another mode's iptables rules, and what is left alone."""
+
+from __future__ import annotations
+
+from kubeproxy.backends.leftovers import removal
+from kubeproxy.kernel.xtables import Table
+
+NAT = Table(
+    "nat",
+    ("PREROUTING", "OUTPUT", "KUBE-SERVICES", "KUBE-SVC-ABC", "KUBE-SEP-DEF", "KUBE-MARK-MASQ", "KUBE-ROUTER-X"),
+    (
+        '-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES',
+        "-A OUTPUT -j KUBE-SERVICES",
+        "-A OUTPUT -j KUBE-ROUTER-X",
+        "-A KUBE-SERVICES -d 10.96.0.1/32 -p tcp -j KUBE-SVC-ABC",
+        "-A KUBE-SVC-ABC -j KUBE-SEP-DEF",
+        "-A KUBE-MARK-MASQ -j MARK --or-mark 0x4000",
+    ),
+)
+
+
+def test_jumps_go_first_then_the_chains_and_nothing_of_others():
+    assert removal([NAT]).splitlines() == [
+        "*nat",
+        ":KUBE-SERVICES - [0:0]",
+        ":KUBE-SVC-ABC - [0:0]",
+        ":KUBE-SEP-DEF - [0:0]",
+        '-D PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES',
+        "-D OUTPUT -j KUBE-SERVICES",
+        "-X KUBE-SERVICES",
+        "-X KUBE-SVC-ABC",
+        "-X KUBE-SEP-DEF",
+        "COMMIT",
+    ]
+
+
+def test_kubelets_firewall_is_left_alone():
+    table = Table(
+        "filter",
+        ("INPUT", "KUBE-FIREWALL", "KUBE-KUBELET-CANARY"),
+        ("-A INPUT -j KUBE-FIREWALL", "-A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP"),
+    )
+    assert removal([table]) == ""
+
+
+def test_a_comment_that_names_a_chain_is_no_jump():
+    table = Table(
+        "filter", ("INPUT", "KUBE-FORWARD"), ('-A INPUT -m comment --comment "was -j KUBE-FORWARD" -j ACCEPT',)
+    )
+    assert "-D" not in removal([table])

@@ -1,0 +1,81 @@
+"""Which tracked flows are stale: pure."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubeproxy.kernel.conntrack import Flow, stale_flows
+
+
+def ip(text: str) -> bytes:
+    return ipaddress.ip_address(text).packed
+
+
+def endpoint(address: str, port: int) -> bytes:
+    return ip(address) + port.to_bytes(2)
+
+
+def flow(destination: str, port: int, reply: str, reply_port: int, source: str = "10.244.0.9") -> Flow:
+    family = 10 if ":" in destination else 2
+    return Flow(family, ip(source), 40000, ip(destination), port, ip(reply), reply_port, b"")
+
+
+SERVICES = {
+    (ip("10.96.0.10"), 53): frozenset({endpoint("10.244.1.2", 5353), endpoint("10.244.1.3", 5353)}),
+    (ip("10.96.0.11"), 53): frozenset[bytes](),
+    (ip("192.0.2.2"), 31000): frozenset({endpoint("10.244.1.9", 1)}),
+    (ip("fd00::10"), 53): frozenset({endpoint("fd01::2", 5353)}),
+}
+NODEPORTS = {30053: frozenset({endpoint("10.244.1.2", 5353)}), 31000: frozenset({endpoint("10.244.1.2", 5353)})}
+NODE = {ip("192.0.2.2"), ip("127.0.0.1")}
+
+
+@pytest.mark.parametrize(
+    ("entry", "stale"),
+    [
+        pytest.param(flow("10.96.0.10", 53, "10.244.1.2", 5353), False, id="serving endpoint"),
+        pytest.param(flow("10.96.0.10", 53, "10.244.1.4", 5353), True, id="endpoint is gone"),
+        pytest.param(flow("10.96.0.10", 53, "10.244.1.2", 5354), True, id="the endpoint's old port"),
+        pytest.param(flow("10.96.0.10", 53, "10.96.0.10", 53), True, id="never translated"),
+        pytest.param(flow("10.96.0.10", 54, "10.244.1.4", 5353), False, id="another port of the address"),
+        pytest.param(flow("10.96.0.11", 53, "10.244.1.2", 5353), True, id="no endpoints left (issue 139628)"),
+        pytest.param(flow("8.8.8.8", 53, "8.8.8.8", 53), False, id="not a Service"),
+        pytest.param(flow("192.0.2.2", 30053, "10.244.1.2", 5353), False, id="NodePort, serving"),
+        pytest.param(flow("192.0.2.2", 30053, "10.244.1.4", 5353), True, id="NodePort, gone"),
+        pytest.param(flow("127.0.0.1", 30053, "10.244.1.4", 5353), True, id="NodePort on loopback"),
+        pytest.param(flow("203.0.113.1", 30053, "203.0.113.1", 30053), False, id="a NodePort's number elsewhere"),
+        pytest.param(flow("192.0.2.2", 31000, "10.244.1.9", 1), False, id="external IP of the node wins over NodePort"),
+        pytest.param(flow("fd00::10", 53, "fd01::3", 5353, "fd01::9"), True, id="IPv6"),
+        pytest.param(flow("fd00::10", 53, "fd01::2", 5353, "fd01::9"), False, id="IPv6, serving"),
+    ],
+)
+def test_a_flow_is_stale_when_its_replies_come_from_no_serving_endpoint(entry: Flow, stale: bool) -> None:
+    assert stale_flows([entry], SERVICES, NODEPORTS, NODE) == ([entry] if stale else [])
+
+
+ADDRESSES = st.sampled_from([ip(f"10.0.0.{n}") for n in range(4)])
+PORTS = st.integers(1, 4)
+FLOWS = st.lists(
+    st.builds(Flow, st.just(socket.AF_INET.value), ADDRESSES, PORTS, ADDRESSES, PORTS, ADDRESSES, PORTS, st.just(b"")),
+    max_size=20,
+)
+ENDPOINTS = st.frozensets(st.builds(lambda a, p: a + p.to_bytes(2), ADDRESSES, PORTS), max_size=4)
+
+
+@given(
+    FLOWS,
+    st.dictionaries(st.tuples(ADDRESSES, PORTS), ENDPOINTS),
+    st.dictionaries(PORTS, ENDPOINTS),
+    st.frozensets(ADDRESSES),
+)
+def test_changed_services_one_by_one_find_what_all_at_once_find(flows, services, nodeports, node) -> None:
+    at_once = stale_flows(flows, services, nodeports, node)
+    one_by_one = [f for key, value in services.items() for f in stale_flows(flows, {key: value}, {}, node)]
+    by_port = [f for port, value in nodeports.items() for f in stale_flows(flows, {}, {port: value}, node)]
+    own = [f for f in by_port if (f.destination, f.destination_port) not in services]
+    assert sorted(map(id, at_once)) == sorted(map(id, one_by_one + own))

@@ -1,0 +1,140 @@
+"""Who owns a key that several Services ask for: the oldest, until it lets go."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubeproxy.model.claims import Claims
+
+OLD, MID, NEW = (
+    ("2024-01-01T00:00:00Z", "ns", "old"),
+    ("2024-02-01T00:00:00Z", "ns", "mid"),
+    ("2025-01-01T00:00:00Z", "ns", "new"),
+)
+K, L = b"k", b"l"
+KEYS = (b"a", b"b", b"c")
+
+
+def name(claimant):
+    return claimant[1:]
+
+
+def claim(claims, claimant, *keys, before=()):
+    return claims.replace(claimant if before else None, claimant, before, keys)
+
+
+def release(claims, claimant, *keys):
+    return claims.replace(claimant, None, keys, ())
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations([OLD, MID, NEW])))
+def test_the_oldest_owns_whatever_the_order(order):
+    claims = Claims()
+    for claimant in order:
+        claim(claims, claimant, K)
+    assert claims.owner(K) == name(OLD)
+    assert [claims.owns(K, c) for c in (OLD, MID, NEW)] == [True, False, False]
+    assert claims.contested
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations([OLD, MID, NEW])))
+def test_the_next_oldest_takes_over(order):
+    claims = Claims()
+    for claimant in (NEW, OLD, MID):
+        claim(claims, claimant, K)
+    left = [OLD, MID, NEW]
+    for claimant in order:
+        release(claims, claimant, K)
+        left.remove(claimant)
+        assert claims.owner(K) == (name(left[0]) if left else None)
+        assert claims.contested is (len(left) > 1)
+
+
+def test_nobody_owns_what_nobody_asks_for():
+    assert Claims().owner(K) is None
+    assert not Claims().owns(K, OLD)
+
+
+def test_who_has_to_be_looked_at_again():
+    claims = Claims()
+    assert claim(claims, MID, K) == set()
+    assert claim(claims, NEW, K) == set()  # it loses, and knows
+    assert claim(claims, OLD, K) >= {name(MID)}  # it lost
+    assert release(claims, OLD, K) >= {name(MID)}  # it owns again
+
+
+def test_losers_hear_of_a_new_owner_too():
+    """Their reports name the owner."""
+    claims = Claims()
+    for claimant in (OLD, MID, NEW):
+        claim(claims, claimant, K)
+    assert release(claims, OLD, K) == {name(MID), name(NEW)}
+    assert claim(claims, OLD, K) == {name(MID), name(NEW)}
+
+
+def test_keys_are_independent():
+    claims = Claims()
+    claim(claims, OLD, K)
+    claim(claims, NEW, K, L)
+    assert (claims.owner(K), claims.owner(L)) == (name(OLD), name(NEW))
+    claim(claims, OLD, L, before=[K])
+    assert (claims.owner(K), claims.owner(L)) == (name(NEW), name(OLD))
+
+
+def test_the_same_claim_again_changes_nothing():
+    claims = Claims()
+    claim(claims, OLD, K)
+    claim(claims, NEW, K)
+    assert claim(claims, OLD, K, before=[K]) == set()
+    assert claim(claims, NEW, K, before=[K]) == set()
+    release(claims, NEW, K)
+    assert not claims.contested
+    assert claims.owner(K) == name(OLD)
+
+
+def test_a_service_made_again_is_younger():
+    claims = Claims()
+    claim(claims, OLD, K)
+    claim(claims, MID, K)
+    again = ("2026-01-01T00:00:00Z", *name(OLD))
+    assert claims.replace(OLD, again, [K], [K]) == {name(MID)}
+    assert claims.owner(K) == name(MID)
+    assert claims.owns(K, MID)
+    assert not claims.owns(K, again)
+    release(claims, MID, K)
+    assert claims.owns(K, again)
+
+
+def test_of_the_same_age_the_first_by_name_owns():
+    claims = Claims()
+    first, second = ("t", "a", "z"), ("t", "b", "a")
+    claim(claims, second, K)
+    claim(claims, first, K)
+    assert claims.owner(K) == ("a", "z")
+
+
+claimants = st.sampled_from([OLD, MID, NEW, ("2026", "ns", "old"), ("", "ns", "ageless")])
+
+
+@given(st.lists(st.tuples(claimants, st.frozensets(st.sampled_from(KEYS)))))
+def test_ownership_depends_on_the_last_claims_only(steps):
+    claims = Claims()
+    held = {}
+    for claimant, keys in steps:
+        service = name(claimant)
+        old, before = held.get(service, (None, frozenset()))
+        new = claimant if keys else None
+        owners = {key: claims.owner(key) for key in KEYS}
+        touched = claims.replace(old, new, before, keys)
+        if keys:
+            held[service] = (claimant, keys)
+        else:
+            held.pop(service, None)
+        for key in KEYS:
+            asking = sorted(c for c, wanted in held.values() if key in wanted)
+            assert claims.owner(key) == (name(asking[0]) if asking else None)
+            if owners[key] != claims.owner(key):
+                assert {name(c) for c in asking} - {service} <= touched
+    assert claims.contested is any(sum(key in wanted for _, wanted in held.values()) > 1 for key in KEYS)

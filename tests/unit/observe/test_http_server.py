@@ -1,0 +1,305 @@
+"""The HTTP server over real loopback connections: well-behaved clients and others."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from kubeproxy.errors import ApplyError
+from kubeproxy.observe import http
+from kubeproxy.observe.http import TEXT, HttpServer, Request, Response, routes
+
+Talk = Callable[[int], Awaitable[None]]
+
+
+def fail(_: Request) -> Response:
+    raise RuntimeError("broken page")
+
+
+HANDLER = routes(
+    {
+        "/hello": lambda request: Response(200, TEXT, f"hello {request.method} {request.query}".encode()),
+        "/teapot": lambda _: Response(418, (("X-Weight", "7"),), b""),
+        "/broken": fail,
+        "/large": lambda _: Response(200, TEXT, b"x" * 3_000_000),
+    }
+)
+
+
+def serve(talk: Talk) -> None:
+    async def run() -> None:
+        server = HttpServer("test", HANDLER)
+        server.start([("127.0.0.1", 0)])
+        try:
+            async with asyncio.timeout(20):
+                await talk(server.ports[0])
+        finally:
+            await server.stop()
+        assert not server._connections
+        assert not server._accepting
+
+    asyncio.run(run())
+
+
+async def exchange(port: int, data: bytes) -> bytes:
+    """Send bytes on a connection of their own; return all that comes until the server closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(data)
+        return await reader.read()
+    finally:
+        writer.close()
+
+
+def get(path: str, *, version: str = "1.1", method: str = "GET", headers: str = "Connection: close\r\n") -> bytes:
+    return f"{method} {path} HTTP/{version}\r\nHost: x\r\n{headers}\r\n".encode()
+
+
+TOO_LARGE = (b"HTTP/1.1 431 Request Header Fields Too Large", b"431 Request Header Fields Too Large\n")
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status", "body"),
+    [
+        (get("/hello?a=b"), b"HTTP/1.1 200 OK", b"hello GET a=b"),
+        (get("/hello", method="HEAD"), b"HTTP/1.1 200 OK", b""),
+        (get("/hello", version="1.0", headers=""), b"HTTP/1.0 200 OK", b"hello GET "),
+        (get("/nothing"), b"HTTP/1.1 404 Not Found", b"404 page not found\n"),
+        (get("/hello", method="POST"), b"HTTP/1.1 405 Method Not Allowed", b"method not allowed\n"),
+        (get("/broken"), b"HTTP/1.1 500 Internal Server Error", b"internal error\n"),
+        (get("/hello", headers="Connection: Upgrade\r\nUpgrade: h2c\r\n"), b"HTTP/1.1 200 OK", b"hello GET "),
+        (
+            get("/hello?b", headers="Content-Length: 1\r\nConnection: close\r\n") + b"a",
+            b"HTTP/1.1 200 OK",
+            b"hello GET b",
+        ),
+        (b"nonsense\r\n\r\n", b"HTTP/1.1 400 Bad Request", b"400 Bad Request\n"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"HTTP/1.1 400 Bad Request", b"400 Bad Request\n"),
+        (get("/" + "a" * 70_000), *TOO_LARGE),
+        (get("/hello", headers="X: " + "a" * 70_000), *TOO_LARGE),
+    ],
+)
+def test_requests_are_answered(
+    request_bytes: bytes, status: bytes, body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def talk(port: int) -> None:
+        answer = await exchange(port, request_bytes)
+        head, _, content = answer.partition(b"\r\n\r\n")
+        assert head.split(b"\r\n")[0] == status
+        assert content == body
+        assert b"\r\nConnection: close" in head
+        assert b"\r\nDate: " in head
+
+    with caplog.at_level(logging.CRITICAL, "kubeproxy"):
+        serve(talk)
+
+
+def test_a_connection_is_kept_for_more_requests_even_when_sent_at_once_or_byte_by_byte() -> None:
+    async def talk(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for byte in get("/hello?1", headers=""):
+            writer.write(bytes([byte]))
+            await writer.drain()
+        writer.write(get("/hello?2", headers="") + get("/teapot", headers="") + get("/hello?3"))
+        text = await reader.read()
+        writer.close()
+        assert [text.count(b"hello GET %d" % n) for n in (1, 2, 3)] == [1, 1, 1]
+        assert b"418 I'm a Teapot" in text
+        assert b"X-Weight: 7\r\n" in text
+        assert text.count(b"Connection: close") == 1
+
+    serve(talk)
+
+
+def test_http_1_0_may_ask_to_keep_the_connection() -> None:
+    async def talk(port: int) -> None:
+        keep = get("/hello", version="1.0", headers="Connection: keep-alive\r\n")
+        answer = await exchange(port, keep + get("/hello", version="1.0", headers=""))
+        assert answer.count(b"HTTP/1.0 200 OK") == 2
+        assert answer.count(b"Connection: keep-alive") == 1
+
+    serve(talk)
+
+
+@contextmanager
+def limits(**values: float) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in values.items():
+            patch.setattr(http, name, value)
+        yield
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /hel", get("/hello", headers="")], ids=["nothing", "half", "idle"])
+def test_slow_clients_are_dropped(sent: bytes) -> None:
+    async def talk(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        try:
+            answer = await reader.read()
+        except ConnectionResetError:
+            answer = b""
+        writer.close()
+        assert (b"200 OK" in answer) == sent.endswith(b"\r\n\r\n")
+
+    with limits(REQUEST_SECONDS=0.1, IDLE_SECONDS=0.1):
+        serve(talk)
+
+
+def test_a_client_that_does_not_read_is_dropped_and_others_are_served() -> None:
+    async def talk(port: int) -> None:
+        deaf = socket.create_connection(("127.0.0.1", port))
+        deaf.setblocking(False)
+        with deaf:
+            await asyncio.get_running_loop().sock_sendall(deaf, get("/large", headers="") * 3)
+            for _ in range(3):
+                assert b"hello" in await exchange(port, get("/hello"))
+            await asyncio.sleep(0.3)
+            received = 0
+            with suppress(ConnectionError):
+                while data := await asyncio.get_running_loop().sock_recv(deaf, 1 << 20):
+                    received += len(data)
+            assert received < 9_000_000
+
+    with limits(REQUEST_SECONDS=0.1):
+        serve(talk)
+
+
+def test_the_oldest_connection_makes_room() -> None:
+    async def talk(port: int) -> None:
+        pairs = []
+        for _ in range(4):
+            pairs.append(await asyncio.open_connection("127.0.0.1", port))
+            pairs[-1][1].write(get("/hello", headers=""))
+            await pairs[-1][0].readuntil(b"hello GET ")
+        with suppress(ConnectionError):
+            assert await pairs[0][0].read() == b""
+        for reader, writer in pairs[1:]:
+            writer.write(get("/hello", headers=""))
+            await reader.readuntil(b"hello GET ")
+        for _, writer in pairs:
+            writer.close()
+
+    with limits(CONNECTIONS=3):
+        serve(talk)
+
+
+@pytest.mark.parametrize(
+    ("host", "clients"),
+    [("0.0.0.0", ["127.0.0.1", "::1"]), ("::", ["127.0.0.1", "::1"]), ("::1", ["::1"]), ("127.0.0.1", ["127.0.0.1"])],
+)
+def test_addresses_of_both_families_are_served(host: str, clients: list[str]) -> None:
+    async def run() -> None:
+        server = HttpServer("test", HANDLER)
+        server.start([(host, 0)])
+        for client in clients:
+            reader, writer = await asyncio.open_connection(client, server.ports[0])
+            writer.write(get("/hello"))
+            assert b"hello" in await reader.read()
+            writer.close()
+        await server.stop()
+
+    asyncio.run(run())
+
+
+def test_an_address_that_is_taken_is_named_and_nothing_is_left_open() -> None:
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            server = HttpServer("healthz", HANDLER)
+            with pytest.raises(ApplyError, match=rf"cannot serve healthz on 127.0.0.1:{port}: Address already in use"):
+                server.start([("127.0.0.1", 0), ("127.0.0.1", port)])
+            assert server.ports == []
+            await server.stop()
+
+    asyncio.run(run())
+
+
+def test_a_taken_address_is_tried_again_until_it_is_free() -> None:
+    async def run() -> None:
+        failures: list[ApplyError] = []
+        thrice = asyncio.Event()
+
+        def failed(error: ApplyError) -> None:
+            failures.append(error)
+            if len(failures) == 3:
+                thrice.set()
+                taken.close()
+
+        server = HttpServer("metrics", HANDLER)
+        taken = socket.create_server(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        async with asyncio.timeout(5):
+            assert not server.start_retrying([("127.0.0.1", port)], failed, interval=0.02)
+            await thrice.wait()
+            await asyncio.sleep(0.1)
+            assert b"hello" in await exchange(port, get("/hello"))
+        assert len(failures) == 3
+        await server.stop()
+        await server.stop()
+
+    asyncio.run(run())
+
+
+def test_stopping_at_any_moment_leaves_nothing() -> None:
+    async def run(turns: int) -> None:
+        server = HttpServer("test", HANDLER)
+        server.start([("127.0.0.1", 0), ("127.0.0.1", 0)])
+        client = socket.create_connection(("127.0.0.1", server.ports[0]))
+        with client:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await server.stop()
+            again = HttpServer("test", HANDLER)
+            again.start([("127.0.0.1", 0)])
+            again.close()
+            await again.stop()
+
+    for turns in range(6):
+        asyncio.run(run(turns))
+
+
+def test_a_broken_page_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def talk(port: int) -> None:
+        await exchange(port, get("/broken"))
+
+    with caplog.at_level(logging.ERROR, "kubeproxy"):
+        serve(talk)
+    assert "broken page" in caplog.text
+
+
+def test_running_out_of_file_descriptors_is_waited_out(caplog: pytest.LogCaptureFixture) -> None:
+    class Full:
+        """A listening socket of a process that has no descriptors left, for a while."""
+
+        def __init__(self, real: socket.socket) -> None:
+            self.real = real
+            self.refusals = 1
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.real, name)
+
+        def accept(self) -> tuple[socket.socket, object]:
+            if self.refusals:
+                self.refusals -= 1
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return self.real.accept()
+
+    async def run() -> None:
+        server = HttpServer("test", HANDLER)
+        full = Full(http.bind("127.0.0.1", 0))
+        server._sockets.append(full)
+        server._listen(full)
+        async with asyncio.timeout(10):
+            assert b"hello" in await exchange(server.ports[0], get("/hello"))
+        await server.stop()
+
+    with caplog.at_level(logging.WARNING, "kubeproxy"):
+        asyncio.run(run())
+    assert caplog.messages == ["Cannot accept a connection to test: [Errno 24] Too many open files"]

@@ -1,0 +1,160 @@
+"""Service health check ports over real loopback connections."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from kubeproxy.observe.service_health import LocalEndpoints, ServiceHealth
+
+LOOPBACK = ["127.0.0.1"]
+
+
+class Kit:
+    """A ServiceHealth with what it tells."""
+
+    def __init__(self) -> None:
+        self.healthy = True
+        self.failures: list[tuple[str, str, int, str]] = []
+        self.health = ServiceHealth(lambda: self.healthy, lambda *told: self.failures.append(told), retry=0.02)
+        self.health.listen_on(LOOPBACK)
+
+
+def run(work: Callable[[Kit], Awaitable[None]]) -> None:
+    async def main() -> None:
+        kit = Kit()
+        try:
+            async with asyncio.timeout(20):
+                await work(kit)
+        finally:
+            await kit.health.stop()
+
+    asyncio.run(main())
+
+
+def free_ports(count: int, hosts: tuple[str, ...] = ("127.0.0.1",)) -> list[int]:
+    """Find ports that nothing listens on, all different."""
+    with ExitStack() as stack:
+        return [stack.enter_context(socket.create_server((hosts[0], 0))).getsockname()[1] for _ in range(count)]
+
+
+async def get(port: int, host: str = "127.0.0.1", path: str = "/any/path") -> tuple[int, dict[str, str], bytes] | None:
+    """Ask a port; None when nothing listens."""
+    try:
+        reader, writer = await asyncio.open_connection(host, port)
+    except OSError:
+        return None
+    writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    lines = head.decode().split("\r\n")
+    return int(lines[0].split()[1]), dict(line.split(": ", 1) for line in lines[1:]), body
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "healthy", "status"), [(2, True, 200), (0, True, 503), (2, False, 503), (0, False, 503)]
+)
+def test_the_answer_is_that_of_kube_proxy(endpoints: int, healthy: bool, status: int) -> None:
+    async def work(kit: Kit) -> None:
+        (port,) = free_ports(1)
+        kit.healthy = healthy
+        kit.health.sync({port: LocalEndpoints("shop", "web", endpoints)})
+        answer = await get(port)
+        assert answer is not None
+        assert answer[0] == status
+        assert answer[1]["X-Load-Balancing-Endpoint-Weight"] == str(endpoints)
+        assert answer[1]["Content-Type"] == "application/json"
+        assert answer[1]["X-Content-Type-Options"] == "nosniff"
+        assert answer[2].decode() == (
+            '{\n\t"service": {\n\t\t"namespace": "shop",\n\t\t"name": "web"\n\t},\n'
+            f'\t"localEndpoints": {endpoints},\n\t"serviceProxyHealthy": {str(healthy).lower()}\n}}'
+        )
+
+    run(work)
+
+
+def test_ports_open_change_and_close() -> None:
+    async def work(kit: Kit) -> None:
+        one, two = free_ports(2)
+        kit.health.sync({one: LocalEndpoints("a", "x", 1), two: LocalEndpoints("a", "y", 0)})
+        assert [(await get(port))[0] for port in (one, two)] == [200, 503]
+        server = kit.health._servers[two]
+        kit.health.sync({two: LocalEndpoints("a", "y", 5)})
+        assert await get(one) is None
+        assert (await get(two))[1]["X-Load-Balancing-Endpoint-Weight"] == "5"
+        # The port goes to another Service without being closed.
+        kit.health.sync({two: LocalEndpoints("b", "z", 1)})
+        assert b'"name": "z"' in (await get(two))[2]
+        assert kit.health._servers[two] is server
+        kit.health.sync({})
+        assert await get(two) is None
+        assert kit.failures == []
+
+    run(work)
+
+
+def test_a_closed_port_is_free_at_once_and_its_connections_end() -> None:
+    async def work(kit: Kit) -> None:
+        (port,) = free_ports(1)
+        kit.health.sync({port: LocalEndpoints("a", "x", 1)})
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        await reader.readuntil(b"true\n}")
+        kit.health.sync({})
+        with socket.create_server(("127.0.0.1", port)):
+            pass
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+        writer.close()
+
+    run(work)
+
+
+def test_a_taken_port_is_told_once_and_tried_again_without_disturbing_others() -> None:
+    async def work(kit: Kit) -> None:
+        free, busy = free_ports(2)
+        with socket.create_server(("127.0.0.1", busy)):
+            kit.health.sync({busy: LocalEndpoints("shop", "web", 1), free: LocalEndpoints("a", "x", 1)})
+            assert (await get(free))[0] == 200
+            await asyncio.sleep(0.1)
+            kit.health.sync({busy: LocalEndpoints("shop", "web", 2), free: LocalEndpoints("a", "x", 1)})
+        ((namespace, name, port, why),) = kit.failures
+        assert (namespace, name, port) == ("shop", "web", busy)
+        assert why == f"cannot serve health checks of shop/web on 127.0.0.1:{busy}: Address already in use"
+        await asyncio.sleep(0.1)
+        answer = await get(busy)
+        assert answer[1]["X-Load-Balancing-Endpoint-Weight"] == "2"
+        assert len(kit.failures) == 1
+
+    run(work)
+
+
+def test_a_taken_port_that_is_not_wanted_any_more_is_left_alone() -> None:
+    async def work(kit: Kit) -> None:
+        (busy,) = free_ports(1)
+        with socket.create_server(("127.0.0.1", busy)):
+            kit.health.sync({busy: LocalEndpoints("shop", "web", 1)})
+            kit.health.sync({})
+        await asyncio.sleep(0.1)
+        assert await get(busy) is None
+
+    run(work)
+
+
+def test_ports_move_with_the_node_addresses() -> None:
+    async def work(kit: Kit) -> None:
+        (port,) = free_ports(1)
+        kit.health.sync({port: LocalEndpoints("a", "x", 1)})
+        assert await get(port, "::1") is None
+        kit.health.listen_on(["127.0.0.2", "::1"])
+        assert await get(port) is None
+        assert (await get(port, "127.0.0.2"))[0] == (await get(port, "::1"))[0] == 200
+        kit.health.listen_on(None)
+        for host in ("127.0.0.1", "127.0.0.3", "::1"):
+            assert (await get(port, host))[0] == 200
+
+    run(work)

@@ -1,0 +1,144 @@
+"""The command: help, version, exit codes, and what reaches the program."""
+
+import subprocess
+import sys
+import types
+
+import pytest
+
+from kubeproxy import __version__
+from kubeproxy.cli import main
+from kubeproxy.config import load_text
+from kubeproxy.config.flags import FLAGS, GROUPS
+from kubeproxy.errors import ConfigError, Unsupported
+
+HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+DEPRECATED = (
+    "Warning: All flags other than --config, --write-config-to and --cleanup are deprecated; use a configuration file"
+)
+
+
+@pytest.fixture
+def app(monkeypatch):
+    """The program, replaced by one that records its options; its result is set on the module."""
+    module = types.ModuleType("kubeproxy.app")
+    module.seen = []
+    module.result = 0
+
+    def run(options):
+        module.seen.append(options)
+        if isinstance(module.result, Exception):
+            raise module.result
+        return module.result
+
+    module.run = run
+    monkeypatch.setitem(sys.modules, "kubeproxy.app", module)
+    return module
+
+
+def test_help_shows_every_flag_in_its_group(capsys):
+    assert main(["--help"]) == 0
+    out, err = capsys.readouterr()
+    assert not err
+    assert [line[:-1] for line in out.splitlines() if line[:-1] in GROUPS] == list(GROUPS)
+    for flag in FLAGS:
+        assert (f"--{flag.name} " in out or f"--{flag.name}\n" in out) is not flag.hidden
+    assert max(map(len, out.splitlines())) <= 118
+    assert "WatchListClient=true|false (BETA - default=true)" in out
+
+
+def test_short_help_wins_over_words(capsys):
+    assert main(["word", "-h"]) == 0
+    assert "Usage:" in capsys.readouterr().out
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"kube-proxy {__version__} (compatible with Kubernetes v1.36)\n"
+    assert main(["--version=raw"]) == 0
+    assert capsys.readouterr().out.startswith(f"version: {__version__}\nkubernetes: v1.36\npython: 3.")
+
+
+def test_version_false_goes_on(app):
+    assert main(["--version=false", "--cleanup"]) == 0
+    assert app.seen[0].cleanup
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--foo"], "Error: unknown flag: --foo\n"),
+        (["--nodeport-adresses=x"], "Error: unknown flag: --nodeport-adresses; did you mean --nodeport-addresses?\n"),
+        (["run"], 'Error: "kube-proxy" does not take any arguments, got ["run"]\n'),
+        (["a", "", 'b"c'], 'Error: "kube-proxy" does not take any arguments, got ["a" "" "b\\"c"]\n'),
+        (["--version", "x"], 'Error: "kube-proxy" does not take any arguments, got ["x"]\n'),
+        (["--config=/absent"], "Error: cannot read the configuration file /absent: No such file or directory\n"),
+    ],
+)
+def test_errors(app, capsys, arguments, message):
+    assert main(arguments) == 1
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", message)
+    assert not app.seen
+
+
+def test_empty_words_are_no_arguments(app):
+    assert main(["", "--cleanup", ""]) == 0
+    assert app.seen
+
+
+def test_several_mistakes_are_a_list(app, capsys, tmp_path):
+    (tmp_path / "c").write_text(HEAD + "mode: x\noomScoreAdj: 5000\n")
+    assert main([f"--config={tmp_path}/c"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"Error: {tmp_path}/c: 2 mistakes:"
+    assert lines[1].startswith("  oomScoreAdj: ")
+    assert lines[2].startswith("  mode: ")
+    assert main(["--proxy-mode=x", "--oom-score-adj=5000"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "Error: 2 mistakes:"
+    assert lines[1].startswith("  --oom-score-adj: ")
+
+
+def test_the_program_gets_its_options_and_gives_the_exit_code(app, capsys):
+    app.result = 3
+    assert main(["--proxy-mode=iptables", "--healthz-port=0"]) == 3
+    (options,) = app.seen
+    assert options.config.mode == "iptables"
+    assert options.config.healthz_bind_address == ""
+    assert capsys.readouterr().err.splitlines() == [
+        "Flag --healthz-port has been deprecated, use --healthz-bind-address instead.",
+        DEPRECATED,
+    ]
+
+
+@pytest.mark.parametrize("error", [ConfigError("mode: no"), Unsupported("nft is missing: apt install nftables")])
+def test_errors_of_the_program_are_one_line(app, capsys, error):
+    app.result = error
+    assert main([]) == 1
+    assert capsys.readouterr().err == f"Error: {error}\n"
+
+
+def test_write_config_to_writes_and_ends(app, capsys, tmp_path):
+    assert main([f"--write-config-to={tmp_path}/c", "--proxy-mode=ipvs"]) == 0
+    assert load_text((tmp_path / "c").read_text()).mode == "ipvs"
+    assert f"Wrote the configuration to {tmp_path}/c" in capsys.readouterr().err
+    assert not app.seen
+    assert main([f"--config={tmp_path}/c", f"--write-config-to={tmp_path}/d"]) == 0
+    assert (tmp_path / "c").read_text() == (tmp_path / "d").read_text()
+    assert main([f"--write-config-to={tmp_path}/no/c"]) == 1
+
+
+def test_the_arguments_of_the_process_are_the_default(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["kube-proxy", "--version"])
+    assert main() == 0
+    assert "compatible" in capsys.readouterr().out
+
+
+def test_version_and_help_load_nothing_heavy():
+    code = (
+        "import sys; from kubeproxy.cli import main; main(['--version']); main(['--help']);"
+        "print([name for name in ('msgspec', 'yaml', 'asyncio', 'logging', 'kubeproxy.app') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
