@@ -17,6 +17,8 @@ from traffic import Stream, Traffic
 
 from kubeproxy.devcluster.netns import open_socket_in
 
+NOBODY = {"timeout", "refused", "unreachable"}
+
 
 class Client:
     """A socket of a place that sends from one port again and again."""
@@ -60,7 +62,8 @@ class Client:
         await self._live.eventually(check)
         for _ in range(3):
             again = await self.ask()
-            assert again == found[-1]
+            # One endpoint keeps answering; how the lack of one shows may differ while the rules go.
+            assert again == found[-1] or {again, found[-1]} <= NOBODY & set(wanted), f"{again} after {found[-10:]}"
         return found[-1]
 
 
