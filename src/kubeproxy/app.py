@@ -15,20 +15,18 @@ from typing import Any
 
 import msgspec
 
-from kubeproxy import __version__, host
-from kubeproxy.backends.leftovers import remove_iptables_rules
-from kubeproxy.backends.nftables import probe
-from kubeproxy.backends.nftables.backend import NftablesBackend
+from kubeproxy import __version__, host, modes
+from kubeproxy.backends.mode import Mode
 from kubeproxy.config.addresses import split_host_port
 from kubeproxy.config.options import Options
 from kubeproxy.config.watch import watch as watch_config
 from kubeproxy.config.write import describe
 from kubeproxy.engine import Engine, Pace
-from kubeproxy.errors import ApplyError, Unsupported
+from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.addresses import AddressMonitor
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event
-from kubeproxy.model.plan import Globals
+from kubeproxy.model.plan import FamilyGlobals, Globals
 from kubeproxy.model.world import Settings, pod_cidrs
 from kubeproxy.observe import logs
 from kubeproxy.observe.events import EventRecorder, ObjectReference
@@ -51,35 +49,41 @@ def run(options: Options) -> int:
     logs.setup(config.logging.verbosity, config.logging.format)
     if options.cleanup:
         return _clean_up()
-    if config.active_mode != "nftables":
-        raise Unsupported(f"mode: {config.active_mode} is not in this version; use nftables")
-    probe.check()
+    mode = modes.load(config.active_mode)
     settings = host.settings(config)
+    mode.check(config, settings.families)
     host.check_families(settings)
     host.tune(config.conntrack, config.oom_score_adj)
     if options.init_only:
         return 0
     # 100,000 endpoints come in at once, and a collection every 700 objects would find nothing among them.
     gc.set_threshold(50_000, 20, 50)
-    return asyncio.run(_main(options, settings))
+    return asyncio.run(_main(options, settings, mode))
 
 
-async def _main(options: Options, settings: Settings) -> int:
-    return await App(options, settings).run()
+async def _main(options: Options, settings: Settings, mode: Mode) -> int:
+    return await App(options, settings, mode).run()
 
 
 def _clean_up() -> int:
-    failures = probe.cleanup() + remove_iptables_rules()
+    failures = modes.clean_up()
     for failure in failures:
         log.error("Cannot clean up: %s", failure)
     return 1 if failures else 0
 
 
+def _bare(settings: Settings) -> Globals:
+    """Return what is known before the Node is: which families there are."""
+    ours = {family: FamilyGlobals() for family in settings.families}
+    return Globals(settings.node_name, ipv4=ours.get(Family.IPV4), ipv6=ours.get(Family.IPV6))
+
+
 class App:
     """One running proxy. Made and run on the event loop."""
 
-    def __init__(self, options: Options, settings: Settings) -> None:
+    def __init__(self, options: Options, settings: Settings, mode: Mode) -> None:
         config = self._config = options.config
+        self._mode = mode
         self._options = options
         self._settings = settings
         self._node = ObjectReference("Node", settings.node_name, "", settings.node_name)
@@ -92,8 +96,7 @@ class App:
         self._reporter = Reporter(
             self._metrics, self._health, self._service_health, self._events, self._flows, self._node
         )
-        bare = Globals(settings.node_name)
-        self._backends = [NftablesBackend(family, bare) for family in settings.families]
+        self._backends = mode.open(config, _bare(settings), self._reporter)
         pace = Pace(config.min_sync_period, config.sync_period)
         self._engine = Engine(
             settings,
@@ -119,8 +122,9 @@ class App:
         self._serve()
         tasks = [self._spawn(name, work) for name, work in self._work().items()]
         log.info(
-            "Starting version=%s mode=nftables node=%s families=%s",
+            "Starting version=%s mode=%s node=%s families=%s",
             __version__,
+            self._mode.name,
             self._settings.node_name,
             ",".join(f.label for f in self._settings.families),
         )
@@ -238,7 +242,7 @@ class App:
         await self._engine.ready.wait()
         # What the first sync made lives on, and has no cycles to find: out of the collector's sight with it.
         gc.freeze()
-        for failure in await asyncio.to_thread(remove_iptables_rules):
+        for failure in await asyncio.to_thread(modes.remove_others, self._mode):
             log.error("Cannot remove the rules of another mode error=%r", failure)
 
     async def _watch_config(self) -> None:

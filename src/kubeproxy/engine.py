@@ -16,6 +16,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from kubeproxy.backends.mode import Backend
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event, Rejected, Upserted
@@ -30,33 +31,6 @@ NODE_PATIENCE = 30.0  # seconds; kube-proxy polls the Node that long before it f
 FIRST_RETRY = 0.05
 SLOWEST_RETRY = 10.0
 DRIFT_CHECK = 1.0  # seconds between looks at the ruleset's generation, which cost microseconds
-
-
-class Backend(Protocol):
-    """What a mode does for one family. All calls block shortly and raise ApplyError."""
-
-    family: Family
-
-    def set_world(self, world: Globals) -> bool:
-        """Take changed globals in; return whether a resync is due."""
-
-    def sync(self, changes: Sequence[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> Iterator[int]:
-        """Program changed Services, yielding the size of each transaction."""
-
-    def resync(self, wanted: Mapping[ServiceName, tuple[ServicePlan, ...]]) -> Iterator[int]:
-        """Make the kernel hold exactly this."""
-
-    def touched(self) -> bool:
-        """Return whether another program may have changed our rules; cheap."""
-
-    def drift(self) -> str:
-        """Return what another program did to our chains and rules, '' for nothing."""
-
-    def element_drift(self) -> str:
-        """Return what another program did to our elements, '' for nothing; reads everything."""
-
-    def close(self) -> None:
-        """Let go of the kernel; the rules stay."""
 
 
 class Observer(Protocol):

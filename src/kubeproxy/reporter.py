@@ -36,7 +36,7 @@ _REFERENCES: dict[str, tuple[str, str]] = {
 
 
 class Reporter:
-    """Implements engine.Observer."""
+    """Implements engine.Observer and backends.mode.Report."""
 
     def __init__(
         self,
@@ -89,6 +89,17 @@ class Reporter:
         self._metrics.sync_errors.labels(family.label).inc()
         self._metrics.nftables_sync_failures.labels(family.label).inc()
         self.refused[family] = str(error)
+
+    def restore_failed(self, family: Family, *, partial: bool) -> None:
+        """See backends.mode.Report."""
+        metrics = self._metrics
+        failures = metrics.iptables_partial_restore_failures if partial else metrics.iptables_restore_failures
+        failures.labels(family.label).inc()
+
+    def rules(self, family: Family, table: str, total: int, last: int) -> None:
+        """See backends.mode.Report."""
+        self._metrics.iptables_rules.labels(table, family.label).set(total)
+        self._metrics.iptables_rules_last.labels(table, family.label).set(last)
 
     def applied(self, changes: Sequence[Change], full: bool) -> None:
         """See engine.Observer."""

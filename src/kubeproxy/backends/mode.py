@@ -1,0 +1,61 @@
+"""What a proxy mode is to the rest of the program. Each room has a `mode.py` with one MODE of this kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
+
+
+class Backend(Protocol):
+    """What a mode does for one family. All calls block shortly and raise ApplyError."""
+
+    family: Family
+
+    def set_world(self, world: Globals) -> bool:
+        """Take changed globals in; return whether a resync is due."""
+
+    def sync(self, changes: Sequence[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> Iterator[int]:
+        """Program changed Services, yielding the size of each transaction."""
+
+    def resync(self, wanted: Mapping[ServiceName, tuple[ServicePlan, ...]]) -> Iterator[int]:
+        """Make the kernel hold exactly this."""
+
+    def touched(self) -> bool:
+        """Return whether another program may have changed our rules; cheap."""
+
+    def drift(self) -> str:
+        """Return what another program did to our chains and rules, '' for nothing."""
+
+    def element_drift(self) -> str:
+        """Return what another program did to our elements, '' for nothing; reads everything."""
+
+    def close(self) -> None:
+        """Let go of the kernel; the rules stay."""
+
+
+class Report(Protocol):
+    """Where a backend says what only its mode has. Called from any thread; must return at once and not raise."""
+
+    def restore_failed(self, family: Family, *, partial: bool) -> None:
+        """iptables-restore refused a sync."""
+
+    def rules(self, family: Family, table: str, total: int, last: int) -> None:
+        """So many iptables rules are in a table, and so many were in the last sync."""
+
+
+class Mode(NamedTuple):
+    """One proxy mode.
+
+    `check` raises Unsupported when this node cannot run it, and says how to get what is missing. `open` makes the
+    backends, one a family, that know of no Service yet. `cleanup` removes all that the mode (ours, or that of the Go
+    kube-proxy) has put into the kernel, and returns what could not be removed.
+    """
+
+    name: str
+    check: Callable[[KubeProxyConfiguration, Sequence[Family]], None]
+    open: Callable[[KubeProxyConfiguration, Globals, Report], Sequence[Backend]]
+    cleanup: Callable[[], Sequence[str]]

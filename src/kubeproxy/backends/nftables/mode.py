@@ -1,0 +1,23 @@
+"""nftables mode, as the program sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kubeproxy.backends.mode import Mode, Report
+from kubeproxy.backends.nftables import probe
+from kubeproxy.backends.nftables.backend import NftablesBackend
+from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.plan import Globals
+
+
+def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:  # noqa: ARG001 - needs neither
+    probe.check()
+
+
+def _open(config: KubeProxyConfiguration, world: Globals, report: Report) -> list[NftablesBackend]:  # noqa: ARG001
+    return [NftablesBackend(family, world) for family in world.families]
+
+
+MODE = Mode("nftables", _check, _open, probe.cleanup)

@@ -1,0 +1,30 @@
+"""The proxy modes by name, and what is left of the others. A mode's code is loaded only when it is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Final
+
+from kubeproxy.backends.leftovers import remove_iptables_rules
+from kubeproxy.backends.mode import Mode
+from kubeproxy.errors import Unsupported
+
+MODES: Final = ("nftables",)
+
+
+def load(name: str) -> Mode:
+    """Return a mode. Raises Unsupported for one that this version does not have."""
+    if name not in MODES:
+        raise Unsupported(f"mode: {name} is not in this version; use one of {', '.join(MODES)}")
+    mode: Mode = import_module(f"kubeproxy.backends.{name}.mode").MODE
+    return mode
+
+
+def remove_others(current: Mode) -> list[str]:  # noqa: ARG001 - there is one mode so far
+    """Remove what other modes, or another kube-proxy, left on this node; return what could not be removed."""
+    return remove_iptables_rules()
+
+
+def clean_up() -> list[str]:
+    """Remove what any mode put into the kernel; return what could not be removed."""
+    return [failure for name in MODES for failure in load(name).cleanup()] + remove_iptables_rules()
