@@ -186,6 +186,11 @@ class StreamHandler(logging.Handler):
         self._held_bytes = 0
         self.dropped = 0
 
+    @property
+    def buffered(self) -> bool:
+        """Whether lines may be held back, so that somebody has to flush."""
+        return self._room > 0
+
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record."""
         try:
