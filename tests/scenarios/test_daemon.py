@@ -6,8 +6,10 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from kubeproxy.devcluster.proxyprocess import METRICS_PORT, Proxy, proxy_command
 from kubeproxy.modes import MODES
 
 PROXY = {"enableProfiling": True}
+UNIT = Path(__file__).parents[2] / "deploy/systemd/kube-proxy.service"
 
 # /usr/lib/systemd/system/kube-proxy.service of the article that this project started from, as it stands there.
 ARTICLE = """\
@@ -89,6 +92,35 @@ async def test_the_unit_file_of_the_article(bare: Live) -> None:
     assert bare.logged(r"Programmed service=default/web endpoints=\[2, 2\]")
     assert await proxy.stop() == 0
     assert not bare.logged("Traceback")
+
+
+async def test_our_unit_file_gives_all_that_is_needed(bare: Live) -> None:
+    text = UNIT.read_text(encoding="utf-8")
+    capabilities = re.findall(r"^CapabilityBoundingSet=(.*)$", text, re.M)[0].lower().replace("cap_", "+").split()
+    bare.service("web", "a1 b1", type="NodePort")
+    limits = ["setpriv", "--no-new-privs", "--inh-caps=-all", f"--bounding-set=-all,{','.join(capabilities)}"]
+    conntrack = {"tcpEstablishedTimeout": "1234s", "maxPerCore": 0}
+    await bare.start({"conntrack": conntrack}, command=[*limits, proxy_command()])
+    _, held, _ = await bare.cluster.exec("node", ["grep", "CapEff", f"/proc/{bare.proxy.pid}/status"])
+    assert held.split() == ["CapEff:", "0000000000001000"]  # CAP_NET_ADMIN
+    await bare.expect(bare.front("web", "nodeport"), {"outside": "a1 b1"})
+    assert bare.logged("Set sysctls keys=.*tcp_timeout_established")
+    assert not bare.logged("Cannot|Permission|not permitted|^E")
+
+
+def test_our_unit_file_is_one(tmp_path: Path) -> None:
+    text = UNIT.read_text(encoding="utf-8")
+    settings = [line.partition("=")[0] for line in text.splitlines() if line and line[0] not in "#["]
+    assert {"Type", "WatchdogSec", "ExecStart", "CapabilityBoundingSet", "Restart"} <= set(settings)
+    assert len(set(settings)) == len(settings)
+    assert re.findall(r"^\[(.*)\]$", text, re.M) == ["Unit", "Service", "Install"]
+    assert all(re.fullmatch(r"[A-Z][A-Za-z]+=\S.*|#.*|\[\w+\]|", line) for line in text.splitlines())
+    unit = tmp_path / UNIT.name
+    unit.write_text(text.replace("/usr/bin/kube-proxy", proxy_command()), encoding="utf-8")
+    if analyze := shutil.which("systemd-analyze"):
+        done = subprocess.run([analyze, "verify", unit], capture_output=True, text=True, check=False, timeout=60)
+        # What it says of other units of this machine does not matter.
+        assert [line for line in done.stderr.splitlines() if UNIT.name in line] == []
 
 
 async def state(live: Live, name: str) -> dict[str, object]:
