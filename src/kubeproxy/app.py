@@ -121,7 +121,7 @@ class App:
         self._service_health = ServiceHealth(self._health.healthy, self._service_health_failed)
         self._flows = FlowCleaner(self._metrics, settings.families, self._local_addresses)
         self._reporter = Reporter(
-            self._metrics, self._health, self._service_health, self._events, self._flows, self._node
+            self._metrics, self._health, self._service_health, self._events, self._flows, self._node, mode.name
         )
         self._backends = mode.open(config, _bare(settings), self._reporter)
         pace = Pace(config.min_sync_period, config.sync_period)

@@ -50,7 +50,9 @@ class Reporter:
         events: EventRecorder,
         flows: FlowCleaner,
         node: ObjectReference,
+        mode: str,
     ) -> None:
+        self._mode = mode
         self._metrics = metrics
         self._health = health
         self._service_health = service_health
@@ -93,7 +95,8 @@ class Reporter:
     def failed(self, family: Family, error: ApplyError) -> None:
         """See engine.Observer."""
         self._metrics.sync_errors.labels(family.label).inc()
-        self._metrics.nftables_sync_failures.labels(family.label).inc()
+        if self._mode == "nftables":
+            self._metrics.nftables_sync_failures.labels(family.label).inc()
         self.refused[family] = str(error)
 
     def restore_failed(self, family: Family, *, partial: bool) -> None:
