@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kubeproxy import host
-from kubeproxy.config import load_text
+from kubeproxy.config import Duration, load_text
+from kubeproxy.config.types import Conntrack
 from kubeproxy.errors import ConfigError, Unsupported
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
@@ -107,3 +110,15 @@ def test_pod_networks_of_the_node(node, bind, fits):
         else:
             with pytest.raises(ConfigError, match="podCIDRs fd00:1::/64 of Node n are not IPv4"):
                 host.check_pod_cidrs(settings, node)
+
+
+def test_the_place_in_an_oom(caplog):
+    """Nobody may be kept from running by it: in a container the score can often not be lowered."""
+    now = int(Path("/proc/self/oom_score_adj").read_text(encoding="ascii"))
+    untouched = Conntrack(max_per_core=0, tcp_established_timeout=Duration(0), tcp_close_wait_timeout=Duration(0))
+    host.tune(untouched, now)
+    assert not caplog.records
+    host.tune(untouched, -1001)
+    assert [record.getMessage() for record in caplog.records] == [
+        "Cannot set oom_score_adj=-1001 error='Invalid argument'"
+    ]

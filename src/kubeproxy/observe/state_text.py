@@ -26,9 +26,8 @@ def node_text(node: Json) -> bytes:
 
 def service_text(found: Json) -> bytes:
     """Return the lines of one Service, after an empty one."""
-    version = found.get("resourceVersion")
-    lines = [f"{found['namespace']}/{found['name']}: {found['state']}" + f", version {version}" * bool(version)]
-    lines += [f"  slice {name}, version {text}" for name, text in found.get("slices", {}).items()]
+    lines = [f"{found['namespace']}/{found['name']}: {found['state']}{_version(found.get('resourceVersion'))}"]
+    lines += [f"  slice {name}{_version(version)}" for name, version in found.get("slices", {}).items()]
     lines += [f"  problem: {problem}" for problem in found.get("problems", ())]
     if "healthCheck" in found:
         health = found["healthCheck"]
@@ -37,6 +36,10 @@ def service_text(found: Json) -> bytes:
         for port in found.get(key, ()):
             lines += _port_lines(port, title)
     return ("\n" + "\n".join(lines) + "\n").encode(errors="replace")
+
+
+def _version(version: str | None) -> str:
+    return f", version {version}" if version else ""  # manifests of a folder have none
 
 
 def _port_lines(port: Json, title: str) -> Iterator[str]:

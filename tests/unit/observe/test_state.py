@@ -286,6 +286,12 @@ def test_text_is_for_people():
     assert kit.ask("format=text&limit=1")[1].endswith("\nmore: add continue=default/web\n")
 
 
+def test_manifests_have_no_versions():
+    kit = Kit(service("web", version=None), endpoints("web", "10.244.0.1", version=None))
+    assert kit.one()["slices"] == {"web-x": None}
+    assert "\ndefault/web: programmed\n  slice web-x\n  http TCP IPv4\n" in kit.ask("format=text")[1]
+
+
 def re_version(text):
     words = text.split(",")
     return ",".join(["kube-proxy V", *words[1:]])
