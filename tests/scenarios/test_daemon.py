@@ -47,13 +47,27 @@ WantedBy=multi-user.target
 """
 
 
+# The size of the conntrack table is the whole machine's: the proxy gets two files to write to instead.
+OWN_MACHINE = """\
+hostname node-a
+mount --bind "$1" /proc/sys/net/netfilter/nf_conntrack_max
+mount --bind "$2" /sys/module/nf_conntrack/parameters/hashsize
+shift 2
+exec "$@"
+"""
+
+
 async def run(live: Live, *argv: str) -> Proxy:
     """Start a proxy on node-a with exactly these words, on a machine that is called so."""
-    log = live.cluster.folder / f"daemon-{len(live.proxies)}.log"
-    namespace = live.cluster.namespace_of("node")
+    folder, namespace = live.cluster.folder, live.cluster.namespace_of("node")
+    limits = [folder / name for name in ("nf_conntrack_max", "hashsize")]
+    for limit in limits:
+        limit.write_text("1024\n", encoding="ascii")
+    log = folder / f"daemon-{len(live.proxies)}.log"
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            *("ip", "netns", "exec", namespace, "unshare", "--uts", "sh", "-c", 'hostname node-a; exec "$@"', "sh"),
+            *("ip", "netns", "exec", namespace, "unshare", "--uts", "--mount", "sh", "-ec", OWN_MACHINE, "sh"),
+            *map(str, limits),
             *argv,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
@@ -90,6 +104,9 @@ async def test_the_unit_file_of_the_article(bare: Live) -> None:
     assert (await bare.page("/proxyMode", METRICS_PORT))[1] == flags[2].partition("=")[2]
     assert bare.logged(r'^I\d{4} [\d:.]+ +\d+ app\.py:\d+\] FLAG: --master="http://172.17.8.100:8080"')
     assert bare.logged(r"Programmed service=default/web endpoints=\[2, 2\]")
+    wanted = max(32768 * (os.cpu_count() or 1), 131072)
+    sizes = [(bare.cluster.folder / name).read_text("ascii").split()[0] for name in ("nf_conntrack_max", "hashsize")]
+    assert sizes == [str(wanted), str(wanted // 4)]
     assert await proxy.stop() == 0
     assert not bare.logged("Traceback")
 
