@@ -1,0 +1,214 @@
+"""kube-proxy as an operator gets it: the wheel in an environment of its own, the objects of deploy/, a pod's life.
+
+No image and no kubelet are at hand, so the parts of both that matter are done here: the files of the ConfigMap and of
+the service account are mounted, the process gets the user and the capabilities of its securityContext, and is started
+again when it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from email.parser import BytesParser
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any, Self
+from zipfile import ZipFile
+
+import yaml
+from live import Live
+
+from kubeproxy.devcluster.apiserver.authorization import Rbac
+from kubeproxy.devcluster.proxyprocess import Proxy
+from kubeproxy.devcluster.volumes import ServiceAccountVolume, Volume
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/unit/deploy"))
+
+import kustomize  # noqa: E402 - of the tests of deploy/
+
+Json = dict[str, Any]
+USER = "system:serviceaccount:kube-system:kube-proxy-py"
+MOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+
+def install(folder: Path) -> Path:
+    """Build the wheel, put it and what it declares to need into an empty environment; the command.
+
+    What it needs is copied from this environment, where it was installed from the lock: no network is asked.
+    """
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    _run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(folder / "dist"), str(ROOT))
+    (wheel,) = (folder / "dist").iterdir()
+    _run(sys.executable, "-m", "venv", "--without-pip", str(folder / "env"))
+    python = folder / "env/bin/python"
+    _run(*pip, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel))
+    library = Path(sysconfig.get_path("purelib", vars={"base": str(folder / "env")}))
+    for name in _needed(wheel):
+        _copy(name, library)
+    return folder / "env/bin/kube-proxy"
+
+
+def _run(*argv: str) -> None:
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, f"{' '.join(argv)}: {done.stderr}"
+
+
+def _needed(wheel: Path) -> list[str]:
+    with ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = BytesParser().parsebytes(archive.read(name))
+    wanted = [line for line in metadata.get_all("Requires-Dist") or [] if "extra ==" not in line]
+    return [re.split(r"[<>=!~\[; ]", line)[0] for line in wanted]
+
+
+def _copy(name: str, library: Path) -> None:
+    found = distribution(name)
+    for file in found.files or ():
+        source = Path(str(found.locate_file(file)))
+        if source.is_file() and ".." not in file.parts:
+            (library / file.parent).mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, library / file)
+
+
+def built(folder: str) -> list[Json]:
+    """The objects of a folder of deploy/kustomize."""
+    return kustomize.build(ROOT / "deploy/kustomize" / folder)
+
+
+def rules() -> Rbac:
+    """The rules of deploy/, at work."""
+    return Rbac(built("nftables"))
+
+
+class Container:
+    """The pod of a DaemonSet on node-a: mounts its files, runs its command, and runs it again when it ends.
+
+    `exits` are the statuses with which it ended by itself.
+    """
+
+    def __init__(self, live: Live, command: Path) -> None:
+        self.exits: list[int] = []
+        self._ends = 0
+        self._live = live
+        self._command = command
+        self._folder = live.cluster.folder / "pod"
+        self._life: asyncio.Task[None] | None = None
+        self._objects = built("nftables")
+        assert live.cluster.certificates is not None
+        self.account = ServiceAccountVolume(
+            self._folder / "account", live.cluster.server.tokens, USER, live.cluster.certificates.ca
+        )
+        self.config = Volume(self._folder / "config")
+        self.configure({})
+        # The account of another user reads them, as in a pod. What is above is closed to all but root elsewhere.
+        for path in (self._folder.parents[1], self._folder.parent, self._folder):
+            path.chmod(0o711)
+
+    @property
+    def proxy(self) -> Proxy:
+        """The process that runs now, or ran last."""
+        return self._live.proxy
+
+    def configure(self, changes: Json) -> None:
+        """Change the ConfigMap, as `kubectl edit` and the kubelet do."""
+        data = dict(self._object("ConfigMap")["data"])
+        # Namespaces share the machine's limits, and the sandbox of a test may not lower the OOM score.
+        host = {"conntrack": {"maxPerCore": 0, "min": 0}, "oomScoreAdj": 0}
+        config = yaml.safe_load(data["config.conf"]) | host | changes
+        config["clientConnection"] = {"kubeconfig": str(self.config.folder / "kubeconfig.conf")}
+        data["config.conf"] = yaml.safe_dump(config)
+        kubeconfig = data["kubeconfig.conf"].replace(MOUNT, str(self.account.folder))
+        data["kubeconfig.conf"] = re.sub(r"https://\S+", "https://127.0.0.1:6443", kubeconfig)
+        self.config.write(data)
+
+    def apply(self, folder: str) -> None:
+        """Take the security context of another folder of deploy/kustomize from the next start on."""
+        self._objects = built(folder)
+
+    def _object(self, kind: str) -> Json:
+        (found,) = (o for o in self._objects if o["kind"] == kind)
+        return found
+
+    def argv(self, *more: str) -> list[str]:
+        """The command line, with the privileges that the container has."""
+        (container,) = self._object("DaemonSet")["spec"]["template"]["spec"]["containers"]
+        places = {"/var/lib/kube-proxy": str(self.config.folder), "$(NODE_NAME)": "node-a"}
+        arguments = container["args"]
+        for old, new in places.items():
+            arguments = [argument.replace(old, new) for argument in arguments]
+        return [*_privileges(container["securityContext"]), str(self._command), *arguments, *more]
+
+    async def __aenter__(self) -> Self:
+        await self._launch()
+        self._life = asyncio.create_task(self._keep())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def _launch(self) -> None:
+        proxy = await self._live.cluster.launch_proxy(self.argv(), self.config.folder / "config.conf")
+        self._live.proxies.append(proxy)
+
+    async def _keep(self) -> None:
+        while True:
+            self.exits.append(await self.proxy.wait())
+            await self._launch()
+
+    async def restarted(self, status: int) -> None:
+        """Wait until it has ended once more, with this status, and runs again and is ready."""
+        self._ends += 1
+        await self._live.until(lambda: len(self.exits) >= self._ends, f"an end with status {status}")
+        assert self.exits[self._ends - 1 :] == [status], self._live.proxies[-2].tail()
+        await self.ready()
+
+    async def ready(self) -> None:
+        """Wait until it is ready."""
+        await self._live.eventually(self._live.unready)
+
+    async def stop(self) -> int:
+        """Delete the pod; the exit status."""
+        if self._life is not None:
+            self._life.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._life
+            self._life = None
+        return await self.proxy.stop(15.0)
+
+
+def _privileges(security: Json) -> list[str]:
+    """setpriv's arguments for a securityContext: capabilities dropped and added, user, escalation.
+
+    Where the image gives capabilities with the files, ambient ones stand for them.
+    """
+    capabilities = [f"+{name.lower()}" for name in security["capabilities"]["add"]]
+    user = security["runAsUser"]
+    if not user:
+        bounds = ",".join(["-all", *capabilities])
+        escalation = [] if security["allowPrivilegeEscalation"] else ["--no-new-privs"]
+        return ["setpriv", "--inh-caps", "-all", "--bounding-set", bounds, *escalation]
+    if not _open_to_all(Path(sys.base_prefix)) or not _open_to_all(ROOT):
+        capabilities.append("+dac_read_search")  # this machine's Python is in a home
+    bounds = ",".join(["-all", *capabilities])
+    group = str(security["runAsGroup"])
+    return [
+        *["setpriv", "--reuid", str(user), "--regid", group, "--clear-groups"],
+        *["--inh-caps", bounds, "--ambient-caps", bounds, "--bounding-set", bounds],
+    ]
+
+
+def _open_to_all(path: Path) -> bool:
+    return all(parent.stat().st_mode & 0o001 for parent in [path, *path.parents])
+
+
+def kernel_rules() -> str:
+    """All rules of this namespace, for comparing."""
+    commands = ["nft list ruleset", "iptables-save", "ip6tables-save"]
+    texts = [subprocess.run(c.split(), capture_output=True, text=True, check=True).stdout for c in commands]
+    return "\n".join(line for text in texts for line in text.splitlines() if not line.startswith("#"))
