@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 Json = dict[str, Any]
-_KNOWN = {"apiVersion", "kind", "namespace", "resources", "configMapGenerator", "generatorOptions", "patches"}
+_KNOWN = {"apiVersion", "kind", "namespace", "resources", "configMapGenerator", "generatorOptions", "patches", "images"}
 _CLUSTER_SCOPED = {"ClusterRole", "ClusterRoleBinding"}
 
 
@@ -46,6 +46,11 @@ def _objects(folder: Path) -> list[Json]:
         key = (change["kind"], change["metadata"]["name"])
         (target,) = (o for o in objects if (o["kind"], o["metadata"]["name"]) == key)
         _merge(target, change)
+    for image in spec.get("images", ()):
+        for spec_of_pod in (o["spec"]["template"]["spec"] for o in objects if o["kind"] == "DaemonSet"):
+            for container in [*spec_of_pod["initContainers"], *spec_of_pod["containers"]]:
+                if container["image"].partition(":")[0] == image["name"]:
+                    container["image"] = f"{image['newName']}:{image['newTag']}"
     for o in objects:
         if o["kind"] not in _CLUSTER_SCOPED:
             o["metadata"]["namespace"] = spec["namespace"]
