@@ -33,8 +33,71 @@ sys.path.insert(0, str(ROOT / "tests/unit/deploy"))
 import kustomize  # noqa: E402 - of the tests of deploy/
 
 Json = dict[str, Any]
+CONFIG = """\
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+bindAddress: 0.0.0.0
+bindAddressHardFail: false
+clientConnection:
+  acceptContentTypes: ""
+  burst: 0
+  contentType: ""
+  kubeconfig: /var/lib/kube-proxy/kubeconfig.conf
+  qps: 0
+clusterCIDR: 10.244.0.0/16
+configSyncPeriod: 0s
+conntrack: {maxPerCore: null, min: null, tcpBeLiberal: false, tcpCloseWaitTimeout: null, tcpEstablishedTimeout: null,
+  udpStreamTimeout: 0s, udpTimeout: 0s}
+detectLocal: {bridgeInterface: "", interfaceNamePrefix: ""}
+detectLocalMode: ""
+enableProfiling: false
+healthzBindAddress: ""
+hostnameOverride: ""
+iptables: {localhostNodePorts: null, masqueradeAll: false, masqueradeBit: null, minSyncPeriod: 0s, syncPeriod: 0s}
+ipvs: {excludeCIDRs: null, minSyncPeriod: 0s, scheduler: "", strictARP: false, syncPeriod: 0s, tcpFinTimeout: 0s,
+  tcpTimeout: 0s, udpTimeout: 0s}
+kind: KubeProxyConfiguration
+logging: {flushFrequency: 0, options: {json: {infoBufferSize: "0"}, text: {infoBufferSize: "0"}}, verbosity: 0}
+metricsBindAddress: ""
+mode: ""
+nftables: {masqueradeAll: false, masqueradeBit: null, minSyncPeriod: 0s, syncPeriod: 0s}
+nodePortAddresses: null
+oomScoreAdj: null
+portRange: ""
+showHiddenMetricsForVersion: ""
+winkernel: {enableDSR: false, forwardHealthCheckVip: false, networkName: "", rootHnsEndpointName: "", sourceVip: ""}
+"""
+"""config.conf as kubeadm writes it: every field, most of them empty."""
+
+KUBECONFIG = """\
+apiVersion: v1
+kind: Config
+clusters:
+- cluster:
+    certificate-authority: MOUNT/ca.crt
+    server: https://127.0.0.1:6443
+  name: default
+contexts:
+- context:
+    cluster: default
+    namespace: default
+    user: default
+  name: default
+current-context: default
+users:
+- name: default
+  user:
+    tokenFile: MOUNT/token
+"""
+"""kubeconfig.conf as kubeadm writes it; MOUNT is where the service account is mounted."""
+
+RUNTIME = """\
+touch /run/xtables.lock && mount --bind /run/xtables.lock /run/xtables.lock
+mount --bind /proc/sys /proc/sys && mount -o remount,ro,bind /proc/sys
+mount -o remount,ro,bind / && exec "$@"
+"""
+"""A container's view of files: nothing can be written but the lock, and no sysctl. In a mount namespace of ip's."""
+
 USER = "system:serviceaccount:kube-system:kube-proxy-py"
-MOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 def install(folder: Path) -> Path:
@@ -83,7 +146,7 @@ def built(folder: str) -> list[Json]:
 
 def rules() -> Rbac:
     """The rules of deploy/, at work."""
-    return Rbac(built("nftables"))
+    return Rbac(built("kubeadm"))
 
 
 class Container:
@@ -99,7 +162,7 @@ class Container:
         self._command = command
         self._folder = live.cluster.folder / "pod"
         self._life: asyncio.Task[None] | None = None
-        self._objects = built("nftables")
+        self._objects = built("kubeadm")
         assert live.cluster.certificates is not None
         self.account = ServiceAccountVolume(
             self._folder / "account", live.cluster.server.tokens, USER, live.cluster.certificates.ca
@@ -117,34 +180,42 @@ class Container:
 
     def configure(self, changes: Json) -> None:
         """Change the ConfigMap, as `kubectl edit` and the kubelet do."""
-        data = dict(self._object("ConfigMap")["data"])
-        # Namespaces share the machine's limits, and the sandbox of a test may not lower the OOM score.
-        host = {"conntrack": {"maxPerCore": 0, "min": 0}, "oomScoreAdj": 0}
-        config = yaml.safe_load(data["config.conf"]) | host | changes
-        config["clientConnection"] = {"kubeconfig": str(self.config.folder / "kubeconfig.conf")}
-        data["config.conf"] = yaml.safe_dump(config)
-        kubeconfig = data["kubeconfig.conf"].replace(MOUNT, str(self.account.folder))
-        data["kubeconfig.conf"] = re.sub(r"https://\S+", "https://127.0.0.1:6443", kubeconfig)
-        self.config.write(data)
+        # Namespaces share the machine's limits, which are not a test's to change.
+        config = yaml.safe_load(CONFIG)
+        config["conntrack"] |= {"maxPerCore": 0, "min": 0}
+        config["clientConnection"]["kubeconfig"] = str(self.config.folder / "kubeconfig.conf")
+        kubeconfig = KUBECONFIG.replace("MOUNT", str(self.account.folder))
+        self.config.write({"config.conf": yaml.safe_dump(config | changes), "kubeconfig.conf": kubeconfig})
 
     def apply(self, folder: str) -> None:
         """Take the security context of another folder of deploy/kustomize from the next start on."""
         self._objects = built(folder)
 
-    def _object(self, kind: str) -> Json:
-        (found,) = (o for o in self._objects if o["kind"] == kind)
-        return found
-
     def argv(self, *more: str) -> list[str]:
-        """The command line, with the privileges that the container has."""
-        (container,) = self._object("DaemonSet")["spec"]["template"]["spec"]["containers"]
-        places = {"/var/lib/kube-proxy": str(self.config.folder), "$(NODE_NAME)": "node-a"}
-        arguments = container["args"]
-        for old, new in places.items():
-            arguments = [argument.replace(old, new) for argument in arguments]
-        return [*_privileges(container["securityContext"]), str(self._command), *arguments, *more]
+        """The command line of the container, with its privileges and its view of files."""
+        (container,) = self._pod()["containers"]
+        privileges = _privileges(container["securityContext"])
+        return ["sh", "-ec", RUNTIME, "sh", *privileges, *self._command_of(container), *more]
+
+    async def prepare(self) -> None:
+        """Run the init container, which is privileged."""
+        (container,) = self._pod()["initContainers"]
+        assert container["securityContext"]["privileged"] is True
+        status, out, err = await self._live.cluster.exec("node", self._command_of(container))
+        assert status == 0, out + err
+
+    def _pod(self) -> Json:
+        (found,) = (o for o in self._objects if o["kind"] == "DaemonSet")
+        spec: Json = found["spec"]["template"]["spec"]
+        return spec
+
+    def _command_of(self, container: Json) -> list[str]:
+        folder = str(self.config.folder)
+        arguments = [a.replace("/var/lib/kube-proxy", folder) for a in container["args"]]
+        return [str(self._command), *(a.replace("$(NODE_NAME)", "node-a") for a in arguments)]
 
     async def __aenter__(self) -> Self:
+        await self.prepare()
         await self._launch()
         self._life = asyncio.create_task(self._keep())
         return self
