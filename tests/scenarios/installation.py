@@ -26,6 +26,7 @@ from live import Live
 from kubeproxy.devcluster.apiserver.authorization import Rbac
 from kubeproxy.devcluster.proxyprocess import Proxy
 from kubeproxy.devcluster.volumes import ServiceAccountVolume, Volume
+from kubeproxy.kernel import xtables
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/unit/deploy"))
@@ -278,8 +279,22 @@ def _open_to_all(path: Path) -> bool:
     return all(parent.stat().st_mode & 0o001 for parent in [path, *path.parents])
 
 
-def kernel_rules() -> str:
-    """All rules of this namespace, for comparing."""
-    commands = ["nft list ruleset", "iptables-save", "ip6tables-save"]
-    texts = [subprocess.run(c.split(), capture_output=True, text=True, check=True).stdout for c in commands]
-    return "\n".join(line for text in texts for line in text.splitlines() if not line.startswith("#"))
+IPTABLES = re.compile(r"table ip6? (filter|nat|mangle|raw|security)")
+"""What iptables-nft makes for itself, and leaves without rules."""
+
+
+def kernel_rules() -> list[str]:
+    """All rules and chains of this namespace, for comparing; but not what iptables is made of."""
+    found = [table for table in _lines("nft", "list", "tables") if not IPTABLES.fullmatch(table)]
+    rules = [line for table in found for line in _lines("nft", "list", *table.split())]
+    for variant in xtables.installed():
+        for table in xtables.tables(variant):
+            rules += [f"{variant} {table.name} {rule}" for rule in table.rules]
+            rules += [
+                f"{variant} {table.name} {chain}" for chain in table.chains if not chain.isupper() or "-" in chain
+            ]
+    return rules
+
+
+def _lines(*argv: str) -> list[str]:
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
