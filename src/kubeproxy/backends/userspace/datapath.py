@@ -31,6 +31,7 @@ ROOM: Final = 256 << 10
 _PIPE: Final = 1 << 20  # its slots hold one piece of a packet each, so that it needs more of them than ROOM has pages
 _EVENTS: Final = 256
 _RESERVE: Final = 512  # descriptors for the rest of the program: API, health, netlink, nft
+_MOST: Final = 1 << 18  # descriptors: some systems set no limit, but connections need memory as well
 _QUIET: Final = 10.0  # seconds between two log lines about one thing
 _PATIENCE: Final = 30.0
 
@@ -71,7 +72,7 @@ def descriptor_limit() -> int:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
-    return max(soft - _RESERVE, soft // 2)
+    return min(max(soft - _RESERVE, soft // 2), _MOST)
 
 
 class DataPath:

@@ -8,6 +8,7 @@ are closed, until both streams have ended: a proxy that dies never makes half an
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import struct
 from select import EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLOUT
@@ -19,7 +20,7 @@ from kubeproxy.model.addresses import destination_text, unpack
 from kubeproxy.model.plan import Pool, ServicePortKey
 
 DIAL_TIMEOUTS: Final = (0.25, 0.5, 1.0, 2.0)
-"""Seconds that the first, second, ... endpoint has to answer: REFERENCE "userspace mode", kube-proxy before v1.26."""
+"""Seconds that the first, second, ... endpoint that does not answer is waited for: REFERENCE "userspace mode", kube-proxy before v1.26."""
 
 BACKLOG: Final = 4096
 _ACCEPTS: Final = 32  # connections accepted in one round, before others have their turn
@@ -114,7 +115,19 @@ class _Side:
 class Connection:
     """A client's connection and the one to an endpoint."""
 
-    __slots__ = ("_client", "_failed", "_from", "_late", "_listener", "_path", "_server", "_timer", "_tries", "_trying")
+    __slots__ = (
+        "_client",
+        "_failed",
+        "_from",
+        "_late",
+        "_listener",
+        "_path",
+        "_server",
+        "_slow",
+        "_timer",
+        "_trying",
+        "_why",
+    )
 
     def __init__(self, listener: TcpListener, sock: socket.socket, client: str) -> None:
         self._listener = listener
@@ -124,38 +137,37 @@ class Connection:
         self._server: _Side | None = None
         self._failed: set[bytes] = set()
         self._late: set[bytes] = set()
-        self._tries = 0
+        self._slow = 0  # how many were too slow; one that refuses costs no time, and does not count
         self._trying = b""
+        self._why = "there is none"
         self._timer: Any = None
 
     # -- finding an endpoint ----------------------------------------------------------------------------------------
 
     def dial(self) -> None:
         """Try the next endpoint; with none left, end the client's connection."""
-        while self._tries < len(DIAL_TIMEOUTS):
+        while self._slow < len(DIAL_TIMEOUTS):
             endpoint = self._pick()
             if endpoint is None:
                 break
             self._trying = endpoint
-            timeout = DIAL_TIMEOUTS[self._tries]
-            self._tries += 1
             try:
                 sock = self._connect(endpoint)
             except OSError as error:
+                self._note_failure(str(error))
                 if error.errno in _EXHAUSTED:
                     break
-                self._failed.add(endpoint)
                 continue
             self._server = _Side(sock)
             self._server.watching = EPOLLOUT
             self._path.watch(sock, self, EPOLLOUT)
-            self._timer = self._path.later(timeout, self._too_late)
+            self._timer = self._path.later(DIAL_TIMEOUTS[self._slow], self._too_late)
             return
         self._path.complain(
             str(self._listener.key),
-            "%s: no endpoint could be connected to, the last one tried was %s",
+            "%s: a connection was reset, as none of its endpoints could be connected to: %s",
             self._listener.key,
-            destination_text(self._trying) if self._trying else "none",
+            self._why,
         )
         self.close()
 
@@ -182,10 +194,15 @@ class Connection:
             raise
         return sock
 
+    def _note_failure(self, why: str) -> None:
+        self._failed.add(self._trying)
+        self._why = f"{destination_text(self._trying)}: {why}"
+
     def _too_late(self) -> None:
+        self._slow += 1
         self._drop_server()
         self._late.add(self._trying)
-        self._failed.add(self._trying)
+        self._note_failure("no answer in time")
         self.dial()
 
     def _drop_server(self) -> None:
@@ -197,9 +214,9 @@ class Connection:
             self._server = None
 
     def _dialled(self, server: _Side) -> None:
-        if server.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        if code := server.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._drop_server()
-            self._failed.add(self._trying)
+            self._note_failure(os.strerror(code))
             self.dial()
             return
         self._timer.cancel()
