@@ -9,11 +9,14 @@ import errno
 import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from itertools import pairwise
 
 import pytest
 from carrying import PATIENCE, TCP, UDP, Stage, accept, connect, destination, doing, endpoint, received, stage, until
+from hypothesis import given, settings
 from msgspec.structs import replace
 from namespaces import inside, namespace, run
+from random_plans import histories
 
 from kubeproxy.backends.userspace.backend import UserspaceBackend
 from kubeproxy.backends.userspace.listeners import Listeners
@@ -203,6 +206,30 @@ def test_connections_survive_a_resync_and_a_failed_sync(monkeypatch: pytest.Monk
             assert received(client) == (b"", False)
         with answering(server):
             assert outcome("10.96.0.2", 80) == "hello"
+
+
+@settings(max_examples=25)
+@given(histories(max_size=3))
+def test_what_syncs_leave_is_what_a_resync_makes(history) -> None:
+    """One is packed for netlink, the other is text for nft; the kernel is asked what it made of each."""
+    globals_, states = history
+    (family,) = globals_.families
+    with stage() as made:
+        backend = UserspaceBackend(family, globals_, made.path, Listeners(made.path, Sessions(made.path), range(0)))
+        with closing(backend):
+            list(backend.resync({}))
+            for earlier, later in pairwise([{}, *states]):
+                names = earlier.keys() | later.keys()
+                changed = [name for name in sorted(names) if earlier.get(name) != later.get(name)]
+                list(backend.sync([(name, later.get(name, ())) for name in changed]))
+                assert backend.element_drift() == ""
+            synced, listening = backend._elements, set(backend._listeners.names())
+            list(backend.resync(states[-1]))
+            assert (backend._elements, set(backend._listeners.names())) == (synced, listening)
+            assert backend.element_drift() == ""
+            list(backend.sync([(name, ()) for name in states[-1]]))
+            assert (backend._elements, list(backend._listeners.names())) == ({}, [])
+            assert backend.element_drift() == ""
 
 
 def test_what_others_change_is_noticed() -> None:

@@ -20,7 +20,10 @@ from kubeproxy.model.addresses import destination_text, unpack
 from kubeproxy.model.plan import Pool, ServicePortKey
 
 DIAL_TIMEOUTS: Final = (0.25, 0.5, 1.0, 2.0)
-"""Seconds that the first, second, ... endpoint that does not answer is waited for: REFERENCE "userspace mode", kube-proxy before v1.26."""
+"""Seconds that the first, second, ... endpoint that does not answer is waited for.
+
+Source: REFERENCE "userspace mode"; kube-proxy before v1.26.
+"""
 
 BACKLOG: Final = 4096
 _ACCEPTS: Final = 32  # connections accepted in one round, before others have their turn
