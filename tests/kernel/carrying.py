@@ -1,9 +1,13 @@
-"""The data path of userspace mode on loopback: endpoints and clients in threads, beside a listener of the proxy."""
+"""The data path of userspace mode on loopback: endpoints and clients in threads, beside a listener of the proxy.
+
+As a program it is a proxy alone, for the destination that is named (in hexadecimal), until it is killed.
+"""
 
 from __future__ import annotations
 
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -143,3 +147,13 @@ def until(holds: Callable[[], object], what: str) -> None:
     while not holds():
         assert time.monotonic() < deadline, what
         time.sleep(0.005)
+
+
+def main(endpoints: str) -> None:
+    """Carry to one destination, and say on which port."""
+    print(Stage().carry([bytes.fromhex(endpoints)])[1], flush=True)
+    time.sleep(2 * PATIENCE)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

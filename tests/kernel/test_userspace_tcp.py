@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
 import re
 import socket
+import subprocess
+import sys
 import time
 from collections import Counter
 from contextlib import suppress
 
+import carrying
 import pytest
 from carrying import (
     PATIENCE,
@@ -255,7 +257,7 @@ def test_many_idle_connections_cost_no_thread_and_stall_nobody(loopback: Stage) 
 
 
 def test_too_many_connections_are_refused_with_a_reason(caplog) -> None:
-    with stage(limit=20) as made, endpoint() as listening:
+    with stage(limit=21) as made, endpoint() as listening:
         where = made.carry([listening])
         held = [(connect(where), accept(listening)) for _ in range(10)]
         for _ in range(3):
@@ -263,7 +265,7 @@ def test_too_many_connections_are_refused_with_a_reason(caplog) -> None:
                 client.recv(1)
         (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
         assert "ns/web/TCP" in line
-        assert "room for 10 connections" in line
+        assert "room for 10 connections" in line  # two descriptors each, and one for the listener
         assert "LimitNOFILE" in line
         for sock in held.pop():
             sock.close()
@@ -293,28 +295,19 @@ def test_connections_outlive_their_service_but_not_the_proxy() -> None:
 
 def test_a_killed_proxy_leaves_resets_behind() -> None:
     """The kernel closes the sockets of a process that was killed; an ordinary end would look like a whole answer."""
-    reading, writing = os.pipe()
     with endpoint() as listening:
-        # A process of its own, with the data path alone in it.
-        child = os.fork()
-        if child == 0:
+        command = [sys.executable, carrying.__file__, destination(listening).hex()]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as proxy:
             try:
-                made = Stage()
-                os.write(writing, made.carry([listening])[1].to_bytes(2, "big"))
-                time.sleep(60)
+                assert proxy.stdout is not None
+                where = ("127.0.0.1", int(proxy.stdout.readline()))
+                with connect(where) as client, accept(listening) as server:
+                    server.sendall(b"half an answer")
+                    assert client.recv(100) == b"half an answer"
+                    proxy.kill()
+                    assert received(client) == received(server) == (b"", True)
             finally:
-                os._exit(0)
-        try:
-            where = ("127.0.0.1", int.from_bytes(os.read(reading, 2), "big"))
-            with connect(where) as client, accept(listening) as server:
-                server.sendall(b"half an answer")
-                assert client.recv(100) == b"half an answer"
-                os.kill(child, 9)
-                assert received(client) == received(server) == (b"", True)
-        finally:
-            os.waitpid(child, 0)
-            os.close(reading)
-            os.close(writing)
+                proxy.kill()
 
 
 def test_ports_come_from_the_range(caplog) -> None:

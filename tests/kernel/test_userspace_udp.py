@@ -133,7 +133,7 @@ def test_affinity_is_by_address_not_by_port() -> None:
 
 
 def test_too_many_sessions_are_dropped_with_a_reason(caplog) -> None:
-    with stage(limit=3, udp_idle=PATIENCE) as made, endpoint(UDP) as server:
+    with stage(limit=4, udp_idle=PATIENCE) as made, endpoint(UDP) as server:
         where = made.carry([server], UDP)
         clients = [client_of(where) for _ in range(6)]
         for client in clients[:3]:

@@ -47,7 +47,7 @@ class Watched(Protocol):
 
 
 class Descriptors:
-    """How many file descriptors connections and sessions may use, and do."""
+    """How many file descriptors connections and sessions may use, and do. Each listener makes that one less."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

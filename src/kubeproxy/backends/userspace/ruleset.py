@@ -124,13 +124,11 @@ class Ruleset:
 
     def _refuse(self, origin: str) -> list[str]:
         nodeport = f"{self._nodeport} meta l4proto . th dport"
-        rejected = (f"{self._service} @{origin}-services-rejected", f"{nodeport} @{origin}-nodeports-rejected")
         return [
             f"{self._service} @{origin}-services-dropped drop",
+            f"{self._service} @{origin}-services-rejected reject",
             f"{nodeport} @{origin}-nodeports-dropped drop",
-            # By a reset, as an ICMPv6 error that comes while connect() is still at work costs the client a second.
-            *(f"meta l4proto tcp {match} reject with tcp reset" for match in rejected),
-            *(f"{match} reject" for match in rejected),
+            f"{nodeport} @{origin}-nodeports-rejected reject",
         ]
 
     def _firewall(self) -> str:

@@ -60,6 +60,7 @@ class TcpListener:
 
     def open(self) -> None:
         """Begin to accept."""
+        self.path.descriptors.limit -= 1
         self.path.watch(self._sock, self, EPOLLIN)
 
     def retarget(self, pool: Pool, affinity: int, serving: Pool) -> None:  # noqa: ARG002 - as UdpListener
@@ -68,6 +69,7 @@ class TcpListener:
 
     def close(self) -> None:
         """Accept no more. Connections go on."""
+        self.path.descriptors.limit += 1
         self.path.release(self._sock)
 
     def ready(self, fd: int, events: int) -> None:  # noqa: ARG002 - there is one socket, and one kind of event

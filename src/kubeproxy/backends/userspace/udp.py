@@ -64,6 +64,7 @@ class UdpListener:
 
     def open(self) -> None:
         """Begin to take datagrams."""
+        self.path.descriptors.limit -= 1
         self.path.watch(self.sock, self, EPOLLIN)
 
     def retarget(self, pool: Pool, affinity: int, serving: Pool) -> None:
@@ -74,6 +75,7 @@ class UdpListener:
 
     def close(self) -> None:
         """End, with all sessions."""
+        self.path.descriptors.limit += 1
         for session in list(self.mine.values()):
             session.close()
         self.path.release(self.sock)
