@@ -60,7 +60,7 @@ def settings(config: KubeProxyConfiguration) -> Settings:
         cluster_cidrs=config.cluster_cidrs,
         bridge=config.detect_local.bridge_interface,
         prefix=config.detect_local.interface_name_prefix,
-        nodeport_addresses=config.node_port_addresses or ("primary",),
+        nodeport_addresses=config.node_port_addresses or (("primary",) if config.active_mode == "nftables" else ()),
         bind_address=bind if any(bind) else b"",
         masquerade_all=config.masquerade_all,
         masquerade_mark=1 << config.masquerade_bit,
