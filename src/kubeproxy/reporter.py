@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
+from kubeproxy.backends.mode import PacketCounter
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.conntrack import Conntrack
 from kubeproxy.model.addresses import Family, unpack
@@ -100,6 +101,16 @@ class Reporter:
         """See backends.mode.Report."""
         self._metrics.iptables_rules.labels(table, family.label).set(total)
         self._metrics.iptables_rules_last.labels(table, family.label).set(last)
+
+    def waited(self, family: Family, seconds: float) -> None:
+        """See backends.mode.Report."""
+        self._metrics.iptables_lock_wait.labels(family.label).inc(seconds)
+
+    def counts(self, counter: PacketCounter, read: Callable[[], float]) -> None:
+        """See backends.mode.Report."""
+        metrics = self._metrics
+        dropped = counter == "invalid dropped"
+        (metrics.iptables_invalid_dropped if dropped else metrics.iptables_localhost_accepted).labels().follow(read)
 
     def applied(self, changes: Sequence[Change], full: bool) -> None:
         """See engine.Observer."""
