@@ -310,7 +310,7 @@ class Engine:
 async def _run(steps: Iterator[int], *, in_thread: bool) -> None:
     """Exhaust a backend's transactions, letting the loop run in between.
 
-    A full sync, or any of iptables, may wait for a program and for the kernel for long: in a thread, so that health is answered meanwhile. It
+    A full sync, or any that runs a program, may wait for long: in a thread, so that health is answered meanwhile. It
     only touches the backend, which nobody else uses during a sync, and plans, which never change.
     """
     if in_thread:

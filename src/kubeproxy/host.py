@@ -80,7 +80,7 @@ def check_nodeport_addresses(config: KubeProxyConfiguration) -> None:
     """Warn of NodePorts that answer on more addresses than one may think. Source: REFERENCE "Start" 6."""
     if not config.node_port_addresses and config.active_mode in _NODEPORT_ADDRESSES:
         log.warning(
-            "nodePortAddresses is unset: NodePorts answer on all local addresses; set it to [primary] for the node's own"
+            "nodePortAddresses is unset: NodePorts answer on all local addresses; [primary] would be the node's own"
         )
 
 

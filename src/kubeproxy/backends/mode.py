@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.kernel.xtables import Commands
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
 
@@ -59,6 +60,10 @@ class Report(Protocol):
         """Ask this function from now on for what the kernel has counted; it must be quick and not raise."""
 
 
+def _keeps_nothing(commands: Commands, chain: str) -> bool:  # noqa: ARG001 - a mode without iptables
+    return False
+
+
 class Mode(NamedTuple):
     """One proxy mode.
 
@@ -71,3 +76,4 @@ class Mode(NamedTuple):
     check: Callable[[KubeProxyConfiguration, Sequence[Family]], None]
     open: Callable[[KubeProxyConfiguration, Globals, Report], Sequence[Backend]]
     cleanup: Callable[[], Sequence[str]]
+    keeps: Callable[[Commands, str], bool] = _keeps_nothing

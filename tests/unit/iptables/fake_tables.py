@@ -1,12 +1,14 @@
-"""Tables that take the input of iptables-restore --noflush, as the real ones do, and a form in which two can be compared."""
+"""Tables that take the input of iptables-restore --noflush, as real ones do; a form in which two can be compared."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
+from contextlib import nullcontext
 
 from kubeproxy.backends.iptables.backend import IptablesBackend
 from kubeproxy.backends.iptables.options import Options
+from kubeproxy.backends.iptables.skeleton import Present
 from kubeproxy.kernel.xtables import Commands, Table
 from kubeproxy.kernel.xtables_lock import Waited
 from kubeproxy.model.addresses import Family
@@ -43,6 +45,8 @@ class FakeTables:
     def _rule(self, table: str, line: str) -> None:
         what, chain = line.split(" ")[:2]
         assert (table, chain) in self.chains, f"{line}: no such chain"
+        target = target_of(line)
+        assert not target.startswith("KUBE-") or (table, target) in self.chains, f"{line}: no such target yet"
         if what == "-A":
             self.chains[table, chain].append(line)
         elif what == "-I":
@@ -112,14 +116,10 @@ class FakeWatch:
         self._commands = commands
 
     def present(self, table):
-        from kubeproxy.backends.iptables.skeleton import Present
-
         found = self._commands.table(table)
         return Present(frozenset(found.chains), frozenset(found.rules))
 
     def own_change(self, commits):
-        from contextlib import nullcontext
-
         return nullcontext()
 
     def expect(self, counts) -> None:

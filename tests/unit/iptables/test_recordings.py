@@ -78,6 +78,8 @@ def test_the_rules_are_those_of_the_go_proxy(number: str, label: str, uses_nft: 
             list(made.sync(list((plans | gone).items())))
         expected = normalised(parsed(step["saved"][label]), family, SHARED_CHAINS)
         seen = normalised(made.tables.chains, family, SHARED_CHAINS)
-        assert seen.keys() == expected.keys() | {p for p in seen if p[1] in ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")}
+        assert seen.keys() == expected.keys() | {
+            p for p in seen if p[1] in ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")
+        }
         for place, rules in expected.items():
             assert seen[place] == rules, place

@@ -124,15 +124,17 @@ class IptablesBackend:
 
     def _shared(self, positions: Iterable[int], delta: Delta | None) -> dict[str, str]:
         """Return, by table, what writes these of the shared chains."""
-        found = {"filter": "", "nat": ""}
+        made: dict[str, list[str]] = {"filter": [], "nat": []}
+        lines = {"filter": "", "nat": ""}
         for position in sorted(positions):
             table, chain = SHARED[position]
             rules = self._contents.shared(position, delta)
             if position == _NAT_SERVICES:
                 rules += skeleton.nodeport_rules(self._settings)
             self._counts[position] = rules.count("\n")
-            found[table] += declarations([chain]) + rules
-        return found
+            made[table].append(chain)
+            lines[table] += rules
+        return {table: declarations(chains) + lines[table] for table, chains in made.items()}
 
     # -- everything -------------------------------------------------------------------------------------------------
 

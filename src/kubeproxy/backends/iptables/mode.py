@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 
 from kubeproxy.backends import leftovers
 from kubeproxy.backends.iptables.backend import IptablesBackend
@@ -54,6 +55,7 @@ def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
             ) from error
 
 
+@cache
 def _commands(family: Family) -> Commands:
     try:
         return iptables_variant.commands(family, iptables_variant.chosen())
@@ -97,4 +99,9 @@ def _reader(counter: str) -> Callable[[], float]:
     return read
 
 
-MODE = Mode("iptables", _check, _open, leftovers.remove_iptables_rules)
+def _keeps(commands: Commands, chain: str) -> bool:
+    """Return whether a chain is ours: of the variant that we use, and not what only ipvs mode has."""
+    return commands.uses_nft == _commands(commands.family).uses_nft and chain not in leftovers.IPVS_CHAINS
+
+
+MODE = Mode("iptables", _check, _open, leftovers.remove_iptables_rules, _keeps)

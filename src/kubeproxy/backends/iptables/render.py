@@ -76,9 +76,10 @@ class _Port:
             return ""
         return self.svl if traffic.outside.picks_local else self.svc
 
-    def match(self, address: str, port: int, words: str, quoted: str = "") -> str:
+    def match(self, address: str, port: int, words: str) -> str:
         """Return the part of a rule that recognises a frontend."""
-        return f'-d {address} -p {self.proto} -m comment --comment "{self.text}{words}{quoted}" -m {self.proto} --dport {port}'
+        told = f'-m comment --comment "{self.text}{words}"'
+        return f"-d {address} -p {self.proto} {told} -m {self.proto} --dport {port}"
 
 
 def local_policy(plan: ServicePlan) -> bool:
@@ -198,22 +199,21 @@ def _masquerade_rule(plan: ServicePlan, port: _Port, chain: str, style: Style) -
 
 
 def _external_rules(plan: ServicePlan, port: _Port, style: Style) -> str:
-    """Return the rules of the chain for addresses from outside the cluster, which keeps what externalTrafficPolicy says."""
-    text, ext = port.text, port.ext
+    """Return the rules of the chain that all addresses but the cluster IP lead to."""
+    ext = port.ext
+
+    def told(words: str) -> str:
+        return f'-m comment --comment "{words} for {port.text} external destinations"'
+
     if not local_policy(plan):
-        masquerade = (
-            f'-A {ext} -m comment --comment "masquerade traffic for {text} external destinations" -j KUBE-MARK-MASQ\n'
-        )
-        return masquerade + f"-A {ext} -j {port.svc}\n"
+        return f"-A {ext} {told('masquerade traffic')} -j KUBE-MARK-MASQ\n-A {ext} -j {port.svc}\n"
     rules = ""
     if plan.cluster:
-        local = "-m addrtype --src-type LOCAL"
+        node = "-m addrtype --src-type LOCAL"
         if style.if_local:
-            rules = f'-A {ext} {style.if_local} -m comment --comment "pod traffic for {text} external destinations" -j {port.svc}\n'
-        rules += (
-            f'-A {ext} -m comment --comment "masquerade LOCAL traffic for {text} external destinations" {local} -j KUBE-MARK-MASQ\n'
-            f'-A {ext} -m comment --comment "route LOCAL traffic for {text} external destinations" {local} -j {port.svc}\n'
-        )
+            rules = f"-A {ext} {style.if_local} {told('pod traffic')} -j {port.svc}\n"
+        rules += f"-A {ext} {told('masquerade LOCAL traffic')} {node} -j KUBE-MARK-MASQ\n"
+        rules += f"-A {ext} {told('route LOCAL traffic')} {node} -j {port.svc}\n"
     return rules + (f"-A {ext} -j {port.svl}\n" if plan.local else "")
 
 

@@ -51,7 +51,8 @@ def one_restore(work: Work) -> Iterator[str]:
 
 def several_restores(work: Work) -> Iterator[str]:
     """Yield the inputs of restores that are to follow each other."""
-    before, services, count = work.before, [], 0
+    before, count = work.before, 0
+    services: list[Mapping[str, str]] = []
     for chains in work.own:
         if count and count + len(chains) > CHUNK:
             yield f"*nat\n{before}{_blocks(services)}COMMIT\n"
