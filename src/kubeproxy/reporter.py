@@ -89,6 +89,8 @@ class Reporter:
         """See engine.Observer."""
         self._metrics.sync_errors.labels(family.label).inc()
         self._metrics.nftables_sync_failures.labels(family.label).inc()
+        # A repair that does not get through makes the node unhealthy as a change does that waits as long.
+        self._health.queued(family.label)
         self.refused[family] = str(error)
 
     def restore_failed(self, family: Family, *, partial: bool) -> None:
