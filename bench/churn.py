@@ -9,7 +9,6 @@ from __future__ import annotations
 import array
 import asyncio
 import fcntl
-import gc
 import os
 import time
 from collections.abc import Sequence
@@ -115,8 +114,7 @@ async def _fill(engine: Engine, size: objects.Size) -> None:
     engine.sink([Replaced("services", proxy.decoded("services", objects.service_pages(size)))])
     engine.sink([Replaced("endpointslices", proxy.decoded("endpointslices", objects.slice_pages(size)))])
     await engine.ready.wait()
-    gc.collect()
-    gc.freeze()  # as app.py does after the first sync
+    proxy.settled()
 
 
 def _connect(engine: Engine, reader: int) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from bench import objects
+from kubeproxy import collector
 from kubeproxy.api.decode import decode_object, decode_page
 from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.engine import Engine, Pace
@@ -89,7 +90,14 @@ def local_addresses() -> Mapping[Family, Sequence[bytes]]:
 
 def collect_as_the_proxy_does() -> None:
     """Set the garbage collector as app.run does."""
-    gc.set_threshold(50_000, 20, 50)
+    collector.postpone()
+
+
+def settled() -> None:
+    """Set the garbage collector as collector.resume_when does, without the garbage of the benchmark itself."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def engine(listener: Listener) -> tuple[Engine, NftablesBackend]:

@@ -7,7 +7,6 @@ sources (API or manifests) --events--> engine --transactions--> backends
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import signal
 from collections.abc import Coroutine, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from kubeproxy import __version__, host, modes
+from kubeproxy import __version__, collector, host, modes
 from kubeproxy.backends.mode import Mode
 from kubeproxy.config.addresses import split_host_port
 from kubeproxy.config.options import Options
@@ -56,8 +55,7 @@ def run(options: Options) -> int:
     host.tune(config.conntrack, config.oom_score_adj)
     if options.init_only:
         return 0
-    # 100,000 endpoints come in at once, and a collection every 700 objects would find nothing among them.
-    gc.set_threshold(50_000, 20, 50)
+    collector.postpone()
     return asyncio.run(_main(options, settings, mode))
 
 
@@ -239,9 +237,7 @@ class App:
 
     async def _settle(self) -> None:
         """What is done once, when our own rules are in place."""
-        await self._engine.ready.wait()
-        # What the first sync made lives on, and has no cycles to find: out of the collector's sight with it.
-        gc.freeze()
+        await collector.resume_when(self._engine.ready)
         for failure in await asyncio.to_thread(modes.remove_others, self._mode):
             log.error("Cannot remove the rules of another mode error=%r", failure)
 

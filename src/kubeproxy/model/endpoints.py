@@ -5,7 +5,8 @@ Source: kube-proxy v1.36 pkg/proxy/topology.go and endpointslicecache.go, as REF
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from socket import inet_pton
 from sys import intern
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from kubeproxy.model.addresses import FAMILIES, PORT_BYTES, PROTOCOLS, Family
-from kubeproxy.model.objects import EndpointConditions, EndpointHints, EndpointSlice, NameHint
+from kubeproxy.model.objects import EndpointConditions, EndpointPort, EndpointSlice, NameHint, SliceEndpoint
 from kubeproxy.model.plan import Pool, Problem
 
 
@@ -21,7 +22,7 @@ class Endpoint(Struct, frozen=True, gc=False):
     """One address of a slice, with its state; the port comes from the slice's ports."""
 
     address: bytes
-    node: str | None = None
+    node: str = ""
     ready: bool = True
     serving: bool = True
     terminating: bool = False
@@ -37,15 +38,27 @@ class SlicePort(NamedTuple):
     port: int
 
 
-class Slice(Struct, frozen=True):
-    """An EndpointSlice reduced to what is used. `plain`: all ready, none hinted, no address twice."""
+class Slice(Struct, frozen=True, gc=False):
+    """An EndpointSlice reduced to what is used.
+
+    In nearly every slice all endpoints are ready and none has hints: then `addresses` and `nodes` ('' for none) are all
+    there is of them, and `particular` is None. Otherwise `particular` has them all.
+    """
 
     family: Family
     ports: tuple[SlicePort, ...]
-    endpoints: tuple[Endpoint, ...]
-    plain: bool
+    addresses: tuple[bytes, ...]
+    nodes: tuple[str, ...]
+    particular: tuple[Endpoint, ...] | None = None
     triggered: str | None = None
     problems: tuple[Problem, ...] = ()
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """Return the endpoints one by one."""
+        if self.particular is not None:
+            return self.particular
+        return tuple(map(Endpoint, self.addresses, self.nodes))
 
 
 def parse_slice(source: EndpointSlice) -> Slice | None:
@@ -56,33 +69,56 @@ def parse_slice(source: EndpointSlice) -> Slice | None:
     family = FAMILIES.get(source.address_type)
     if family is None:
         return None
+    ports, wrong_ports = _ports(source.ports or ())
+    annotations = source.metadata.annotations
+    triggered = annotations.last_change_trigger_time if annotations is not None else None
+    entries = source.endpoints or ()
+    # Comprehensions over all endpoints at once, and no object for each: 100,000 of them come in with the first list.
+    if not [e for e in entries if e.hints is not None or ((c := e.conditions) is not None and c != _USUAL)]:
+        try:
+            addresses = tuple([inet_pton(family, e.addresses[0]) for e in entries])  # type: ignore[index]
+        except (OSError, ValueError, LookupError, TypeError):
+            pass  # which one it is, and all that are right, is found below
+        else:
+            # A few node names stand in 100,000 endpoints: interned, they take no memory and compare at once.
+            nodes = tuple([intern(e.node_name or "") for e in entries])
+            return Slice(family, ports, addresses, nodes, None, triggered, wrong_ports)
+    particular, problems = _one_by_one(entries, family)
+    return Slice(family, ports, (), (), particular, triggered, (*wrong_ports, *problems))
+
+
+def _one_by_one(entries: Sequence[SliceEndpoint], family: Family) -> tuple[tuple[Endpoint, ...], list[Problem]]:
     problems: list[Problem] = []
-    ports = tuple(_ports(source, problems))
     endpoints: list[Endpoint] = []
-    plain = True
-    for i, entry in enumerate(source.endpoints or ()):
+    for i, entry in enumerate(entries):
         try:
             address = inet_pton(family, entry.addresses[0] if entry.addresses else "")
         except (OSError, ValueError):
             shown = repr(entry.addresses[0][:64]) if entry.addresses else "none"
             problems.append(Problem(f"endpoints[{i}].addresses[0]", f"{shown} is not an {family.label} address"))
             continue
-        # A few node names stand in 100,000 endpoints: interned, they take no memory and compare at once.
-        node = intern(entry.node_name) if entry.node_name else None
-        c, hints = entry.conditions, entry.hints
-        if hints is None and (c is None or (c.ready is not False and c.serving is not False and not c.terminating)):
-            endpoints.append(Endpoint(address, node))
-        else:
-            plain = False
-            endpoints.append(_particular(address, node, c or _UNKNOWN, hints))
-    plain = plain and len({e.address for e in endpoints}) == len(endpoints)
-    annotations = source.metadata.annotations
-    triggered = annotations.last_change_trigger_time if annotations is not None else None
-    return Slice(family, ports, tuple(endpoints), plain, triggered, tuple(problems))
+        endpoints.append(_particular(address, intern(entry.node_name or ""), entry))
+    return tuple(endpoints), problems
 
 
-def _ports(source: EndpointSlice, problems: list[Problem]) -> Iterable[SlicePort]:
-    for i, entry in enumerate(source.ports or ()):
+def _ports(entries: Sequence[EndpointPort]) -> tuple[tuple[SlicePort, ...], tuple[Problem, ...]]:
+    """Return the ports that can be used, and what is wrong with the others."""
+    if len(entries) == 1:  # nearly always, and the same in many slices
+        return _one_port(entries[0].name, entries[0].protocol, entries[0].port)
+    problems: list[Problem] = []
+    return tuple(_read_ports(entries, problems)), tuple(problems)
+
+
+@lru_cache(maxsize=1024)
+def _one_port(
+    name: str | None, protocol: str | None, port: int | None
+) -> tuple[tuple[SlicePort, ...], tuple[Problem, ...]]:
+    problems: list[Problem] = []
+    return tuple(_read_ports((EndpointPort(port, name, protocol),), problems)), tuple(problems)
+
+
+def _read_ports(entries: Iterable[EndpointPort], problems: list[Problem]) -> Iterable[SlicePort]:
+    for i, entry in enumerate(entries):
         protocol = PROTOCOLS.get(entry.protocol or "TCP")
         if protocol is None:
             problems.append(Problem(f"ports[{i}].protocol", f"{(entry.protocol or '')[:64]!r} is not TCP, UDP or SCTP"))
@@ -94,11 +130,13 @@ def _ports(source: EndpointSlice, problems: list[Problem]) -> Iterable[SlicePort
             yield SlicePort(entry.name or "", protocol, entry.port)
 
 
+_USUAL = EndpointConditions(ready=True, serving=True, terminating=False)
 _UNKNOWN = EndpointConditions()
 
 
-def _particular(address: bytes, node: str | None, c: EndpointConditions, hints: EndpointHints | None) -> Endpoint:
-    """Return an endpoint that is not ready, or is meant for some zones or nodes."""
+def _particular(address: bytes, node: str, entry: SliceEndpoint) -> Endpoint:
+    """Return an endpoint that may not be ready, or is meant for some zones or nodes."""
+    c, hints = entry.conditions or _UNKNOWN, entry.hints
     zones, nodes = (_names(hints.for_zones), _names(hints.for_nodes)) if hints is not None else ((), ())
     return Endpoint(address, node, c.ready is not False, c.serving is not False, c.terminating is True, zones, nodes)
 
@@ -146,18 +184,28 @@ def select(
     ]
     if not matched:
         return NONE
-    if len(matched) == 1 and matched[0][0].plain:
-        return _select_plain(matched[0][0], matched[0][1], view, uses_cluster, uses_local)
-    return _select_any(_merge(matched, view.node), view, uses_cluster, uses_local)
+    for piece, _ in matched:
+        if piece.particular is not None:
+            return _select_any(_merge(matched, view.node), view, uses_cluster, uses_local)
+    return _select_all(matched, view.node, uses_cluster, uses_local)
 
 
-def _select_plain(piece: Slice, port: bytes, view: Viewpoint, uses_cluster: bool, uses_local: bool) -> Selection:
-    """One slice, all ready, no hints: nearly every Service; there is nothing to choose."""
-    node = view.node
-    everyone = tuple(sorted([e.address + port for e in piece.endpoints]))
-    here = [e.address for e in piece.endpoints if e.node == node]
-    local = tuple(sorted([a + port for a in here])) if here and uses_local else ()
-    return Selection(everyone if uses_cluster else (), local, everyone, tuple(sorted(here)), bool(everyone))
+def _select_all(matched: list[tuple[Slice, bytes]], node: str, uses_cluster: bool, uses_local: bool) -> Selection:
+    """All ready, no hints: nearly every Service; there is nothing to choose."""
+    found = {address + port for piece, port in matched for address in piece.addresses}
+    everyone = tuple(sorted(found))
+    cluster = everyone if uses_cluster else ()
+    here = {
+        address + port
+        for piece, port in matched
+        if node in piece.nodes
+        for address, at in zip(piece.addresses, piece.nodes, strict=True)
+        if at == node
+    }
+    if not here:
+        return Selection(cluster, (), everyone, (), bool(everyone))
+    local = tuple(sorted(here)) if uses_local else ()
+    return Selection(cluster, local, everyone, tuple(sorted({d[:-2] for d in here})), True)
 
 
 def _merge(matched: list[tuple[Slice, bytes]], node: str) -> dict[bytes, Endpoint]:
@@ -173,7 +221,7 @@ def _merge(matched: list[tuple[Slice, bytes]], node: str) -> dict[bytes, Endpoin
 
 
 def _rank(e: Endpoint, node: str) -> tuple[bool, bool, bool, bool, tuple[str, ...], tuple[str, ...], str]:
-    return not e.terminating, e.node == node, e.ready, e.serving, e.zones, e.nodes, e.node or ""
+    return not e.terminating, e.node == node, e.ready, e.serving, e.zones, e.nodes, e.node
 
 
 def _select_any(merged: dict[bytes, Endpoint], view: Viewpoint, uses_cluster: bool, uses_local: bool) -> Selection:

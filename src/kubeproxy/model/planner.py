@@ -6,7 +6,7 @@ events and how they are bundled does not matter: the plans depend on the last st
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct, structs
 
@@ -25,7 +25,11 @@ IMPORTANT: frozenset[ServiceName] = frozenset({("default", "kubernetes"), ("kube
 """Programmed first in a full sync: without them nothing else in a cluster works."""
 
 
-class Change(Struct, frozen=True):
+STEP = 50
+"""Objects, or Services, after which a long piece of work can be interrupted: under a millisecond, or a few if large."""
+
+
+class Change(Struct, frozen=True, gc=False):
     """A Service whose meaning changed. `triggers` are the last-change-trigger-time annotations that led here."""
 
     name: ServiceName
@@ -73,17 +77,25 @@ class Planner:
 
     def apply(self, events: Iterable[Event]) -> list[Rejected]:
         """Take events in; return what in them cannot be used, for the user to see."""
-        rejected: list[Rejected] = []
+        return [rejected for step in self.applying(events) for rejected in step]
+
+    def applying(self, events: Iterable[Event]) -> Iterator[list[Rejected]]:
+        """Do the work of `apply` in steps of at most STEP objects; yield what each of them found.
+
+        Between the steps the planner may be used, but for other events of the same resource. A list that is being
+        applied counts as listed only at its end.
+        """
         for event in events:
+            rejected: list[Rejected] = []
             if isinstance(event, Upserted):
                 self._upsert(event.object, rejected)
             elif isinstance(event, Deleted):
                 self._delete(event.resource, (event.namespace, event.name))
             elif isinstance(event, Replaced):
-                self._replace(event, rejected)
+                yield from self._replace(event)
             else:
                 rejected.append(event)
-        return rejected
+            yield rejected
 
     def set_world(self, world: Globals) -> None:
         """Change what holds for all Services; they are looked at again when it concerns their meaning."""
@@ -98,25 +110,38 @@ class Planner:
 
     def take(self) -> list[Change]:
         """Compile what is dirty; return the Services whose meaning changed, important ones first."""
+        return [change for step in self.taking() for change in step]
+
+    def taking(self) -> Iterator[list[Change]]:
+        """Do the work of `take` in steps of at most STEP Services; yield the changes of each.
+
+        Between the steps events may be applied: what they touch is dirty once more. Only one at a time, to its end.
+        """
         dirty, self._dirty = self._dirty, {}
         triggers, self._triggers = self._triggers, {}
-        for name in list(dirty):
-            dirty.update(dict.fromkeys(self._compile(name)))
-        changes = []
+        for done, name in enumerate(list(dirty), start=1):
+            if touched := self._compile(name):
+                dirty.update(dict.fromkeys(touched))
+            if not done % STEP:
+                yield []
+        changes: list[Change] = []
         contested = any(claims.contested for claims in self._claims.values())
-        for name in dirty:
+        for done, name in enumerate(_important_first(dirty), start=1):
             before = self.compiled.get(name, NOTHING)
-            fresh = self._settled(name) if contested else self._wanted.get(name, NOTHING)
+            wanted = self._wanted.get(name)  # not `services`, which may have moved on between the steps
+            fresh = NOTHING if wanted is None else self._settled(name) if contested else wanted
             if fresh != before:
                 service = self.services.get(name)
                 uid = (service.metadata.uid or "") if service is not None else ""
                 changes.append(Change(name, before, fresh, uid, tuple(triggers.get(name, ()))))
-            if name in self.services:
+            if wanted is not None:
                 self.compiled[name] = fresh
             else:
                 self.compiled.pop(name, None)
-        changes.sort(key=_importance)
-        return changes
+            if not done % STEP:
+                yield changes
+                changes = []
+        yield changes
 
     def _compile(self, name: ServiceName) -> set[ServiceName]:
         """Compile one Service and claim its frontends; return the other Services that this touches."""
@@ -165,7 +190,8 @@ class Planner:
         if trigger is not None and self.complete:
             self._triggers.setdefault(name, []).append(trigger)
 
-    def _upsert(self, obj: Object, rejected: list[Rejected]) -> None:
+    def _upsert(self, obj: Object, rejected: list[Rejected]) -> ServiceName:
+        """Take an object in; return its name."""
         name = (obj.metadata.namespace or "", obj.metadata.name)
         if isinstance(obj, Service):
             if self.services.get(name) != obj:
@@ -178,6 +204,7 @@ class Planner:
             self.nodes[obj.metadata.name] = obj
         else:
             self.service_cidrs[obj.metadata.name] = tuple((obj.spec.cidrs if obj.spec else None) or ())
+        return name
 
     def _upsert_slice(self, name: ServiceName, obj: EndpointSlice, rejected: list[Rejected]) -> None:
         labels = obj.metadata.labels
@@ -229,12 +256,18 @@ class Planner:
         else:
             self.service_cidrs.pop(name[1], None)
 
-    def _replace(self, event: Replaced, rejected: list[Rejected]) -> None:
-        seen = {(obj.metadata.namespace or "", obj.metadata.name) for obj in event.objects} | event.kept
-        for name in [name for name in self._known(event.resource) if name not in seen]:
+    def _replace(self, event: Replaced) -> Iterator[list[Rejected]]:
+        seen: set[ServiceName] = set(event.kept)
+        for start in range(0, len(event.objects), STEP):
+            rejected: list[Rejected] = []
+            for obj in event.objects[start : start + STEP]:
+                seen.add(self._upsert(obj, rejected))
+            yield rejected
+        gone = [name for name in self._known(event.resource) if name not in seen]
+        for done, name in enumerate(gone, start=1):
             self._delete(event.resource, name)
-        for obj in event.objects:
-            self._upsert(obj, rejected)
+            if not done % STEP:
+                yield []
         self._missing.discard(event.resource)
 
     def _known(self, resource: Resource) -> Iterable[ServiceName]:
@@ -260,5 +293,6 @@ def _collision(frontend: Frontend, owner: ServiceName | None) -> Problem:
     return Problem("spec.ports", f"{frontend} belongs to the older Service {holder}; not programmed for this one")
 
 
-def _importance(change: Change) -> bool:
-    return change.name not in IMPORTANT
+def _important_first(names: Mapping[ServiceName, None]) -> Iterable[ServiceName]:
+    important = dict.fromkeys(name for name in names if name in IMPORTANT) if len(names) > 1 else {}
+    return important | names if important else names
