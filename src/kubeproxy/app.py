@@ -22,6 +22,7 @@ from kubeproxy.config.watch import watch as watch_config
 from kubeproxy.config.write import describe
 from kubeproxy.engine import Engine, Pace
 from kubeproxy.errors import ApplyError
+from kubeproxy.flows import FlowCleaner
 from kubeproxy.kernel.addresses import AddressMonitor
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event
@@ -34,7 +35,7 @@ from kubeproxy.observe.http import HttpServer, routes
 from kubeproxy.observe.metrics import Metrics
 from kubeproxy.observe.pages import metrics_pages
 from kubeproxy.observe.service_health import ServiceHealth
-from kubeproxy.reporter import FlowCleaner, Reporter
+from kubeproxy.reporter import Reporter
 from kubeproxy.sources import Sources, open_sources
 
 log = logging.getLogger("kubeproxy.app")

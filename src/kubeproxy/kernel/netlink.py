@@ -210,6 +210,22 @@ class Netlink:
                     raise
         raise AssertionError("unreachable")
 
+    def ask(self, kind: int, payload: bytes, what: str) -> tuple[bytes, Message]:
+        """Send a request that is answered by one message; return the buffer and where in it that message is.
+
+        Raises NetlinkError when the kernel refuses.
+        """
+        sequence = next(self._sequence)
+        self._send(message(kind, NLM_F_REQUEST, sequence, payload), what)
+        while True:
+            data = self._read(what)
+            for at in messages(data):
+                if at.sequence == sequence:
+                    if at.kind == NLMSG_ERROR:
+                        code, text = acknowledgement(data, at)
+                        raise NetlinkError(code, f"cannot read {what}", text)
+                    return data, at
+
     def requests(self, kind: int, payloads: Sequence[bytes], what: str) -> list[tuple[int, str]]:
         """Send each payload as one acknowledged request; return (errno or 0, text) of each, in order.
 

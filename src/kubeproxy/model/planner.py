@@ -6,7 +6,7 @@ events and how they are bundled does not matter: the plans depend on the last st
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct, structs
 
@@ -293,6 +293,6 @@ def _collision(frontend: Frontend, owner: ServiceName | None) -> Problem:
     return Problem("spec.ports", f"{frontend} belongs to the older Service {holder}; not programmed for this one")
 
 
-def _important_first(names: Mapping[ServiceName, None]) -> Iterable[ServiceName]:
+def _important_first(names: dict[ServiceName, None]) -> Iterable[ServiceName]:
     important = dict.fromkeys(name for name in names if name in IMPORTANT) if len(names) > 1 else {}
     return important | names if important else names
