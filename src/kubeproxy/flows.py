@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -48,13 +49,21 @@ class Suspects(NamedTuple):
     serving: Endpoints
     lost: Endpoints | None
 
-    def and_also(self, later: Suspects) -> Suspects:
-        """Return both looks as one, at what is serving by now."""
-        lost = None if self.lost is None or later.lost is None else self.lost | later.lost
-        return Suspects(later.serving, lost)
+
+Looks = dict[Key, Suspects]
 
 
-def suspects(changes: Sequence[Change], family: Family, *, certain: bool) -> dict[Key, Suspects]:
+def joined(looks: Iterable[Looks]) -> Looks:
+    """Return several looks as one; all know what is serving now."""
+    found: Looks = {}
+    for look in looks:
+        for key, (serving, lost) in look.items():
+            other = found[key].lost if key in found else NOTHING_LOST
+            found[key] = Suspects(serving, None if lost is None or other is None else lost | other)
+    return found
+
+
+def suspects(changes: Sequence[Change], family: Family, *, certain: bool) -> Looks:
     """Return the UDP frontends that changes concern, and which flows to them they made wrong.
 
     A flow goes to an endpoint that served when it began, and what is rejected or dropped is not tracked: so an endpoint
@@ -63,7 +72,7 @@ def suspects(changes: Sequence[Change], family: Family, *, certain: bool) -> dic
     the kernel had what changed, any flow may be wrong.
     """
     before, after = _serving(change.before for change in changes), _serving(change.after for change in changes)
-    found: dict[Key, Suspects] = {}
+    found: Looks = {}
     for owner in (before, after):
         for their_family, key in owner:
             if their_family is family and key not in found:
@@ -112,8 +121,8 @@ class FlowCleaner:
         self._metrics = metrics
         self._conntrack = conntrack or Conntrack()
         self._local_addresses = local_addresses
-        self._first: dict[Family, dict[Key, Suspects]] = {family: {} for family in families}
-        self._second: dict[Family, dict[Key, Suspects]] = {family: {} for family in families}
+        self._first: dict[Family, Looks] = {family: {} for family in families}
+        self._second: dict[Family, deque[tuple[float, Looks]]] = {family: deque() for family in families}
         self._nodeport_ips: dict[Family, tuple[bytes, ...] | None] = dict.fromkeys(families, ())
         self._wake = asyncio.Event()
 
@@ -129,14 +138,12 @@ class FlowCleaner:
         After a full sync nobody knows what the kernel had before: at a start, or when a sync had failed half-way.
         """
         for family, first in self._first.items():
-            second = self._second[family]
-            for key, found in suspects(changes, family, certain=not full).items():
-                for looks in (first, second):
-                    if key in looks:
-                        looks[key] = looks[key].and_also(found)
-                if key not in first and found.lost != NOTHING_LOST:
-                    first[key] = found
-            if first:
+            fresh = suspects(changes, family, certain=not full)
+            for look in (first, *(look for _, look in self._second[family])):
+                look |= {key: look[key]._replace(serving=fresh[key].serving) for key in look.keys() & fresh.keys()}
+            wrong = {key: found for key, found in fresh.items() if found.lost != NOTHING_LOST}
+            if wrong:
+                self._first[family] = joined((first, wrong))
                 self._wake.set()
 
     async def run(self) -> None:
@@ -148,15 +155,22 @@ class FlowCleaner:
                 self._wake.clear()
                 began = loop.time()
                 for family in self._first:
-                    first, self._first[family] = self._first[family], {}
-                    second, self._second[family] = self._second[family], {}
-                    if first:
-                        self._second[family] = first
-                        loop.call_later(SECOND_LOOK, self._wake.set)
-                    if first or second:
-                        await self._clean(family, second | first)
+                    if wanted := self._due(family, began):
+                        await self._clean(family, wanted)
                 # A look at the kernel's whole table takes 9 ms at its usual size: a tenth of the time is enough.
                 await asyncio.sleep(9 * (loop.time() - began))
+
+    def _due(self, family: Family, now: float) -> Looks:
+        """Return what is to be looked for now, and remember what is new in it for its second look."""
+        first, self._first[family] = self._first[family], {}
+        second = self._second[family]
+        looks = [first]
+        while second and second[0][0] <= now:
+            looks.append(second.popleft()[1])
+        if first:
+            second.append((now + SECOND_LOOK, first))
+            asyncio.get_running_loop().call_later(SECOND_LOOK * 1.01, self._wake.set)  # timers may be a bit early
+        return joined(looks)
 
     async def _clean(self, family: Family, wanted: Mapping[Key, Suspects]) -> None:
         began = time.monotonic()

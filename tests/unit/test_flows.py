@@ -1,4 +1,4 @@
-"""Which tracked UDP flows a change made wrong, and when they are looked for: no kernel, a conntrack that takes notes."""
+"""Which tracked UDP flows a change made wrong, and when they are looked for; a conntrack that takes notes."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 from kubeproxy import flows
-from kubeproxy.flows import UNTRANSLATED, FlowCleaner, Key, Suspects, suspects, translations
+from kubeproxy.flows import UNTRANSLATED, FlowCleaner, Key, Suspects, joined, suspects, translations
 from kubeproxy.kernel.conntrack import Translation
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import (
@@ -138,7 +138,7 @@ def cleaned(*steps, forgets=True, looks):
         for step, count in zip(steps, looks, strict=True):
             cleaner.changed([step], full=False)
             async with asyncio.timeout(15):
-                while len(notes.calls) < count:
+                while len(notes.calls) < count:  # noqa: ASYNC110 - the notes have no event
                     await asyncio.sleep(0.001)
         await asyncio.sleep(0.05)
         task.cancel()
@@ -162,6 +162,21 @@ def test_a_second_look_knows_what_serves_by_then(monkeypatch):
     monkeypatch.setattr(flows, "SECOND_LOOK", 0.3)
     steps = change(meaning(A), meaning(B)), change(meaning(B), meaning(A, B))
     assert cleaned(*steps, looks=[1, 2]) == [[A], []]
+
+
+def test_a_second_look_is_for_all_that_was_wrong_by_then(monkeypatch):
+    monkeypatch.setattr(flows, "SECOND_LOOK", 0.3)
+    steps = change(meaning(A), meaning(B)), change(meaning(B), meaning(C))
+    first, second, *late = cleaned(*steps, looks=[1, 3])
+    assert (first, second) == ([A], [B])
+    assert sorted({endpoint for look in late for endpoint in look}) == [A, B]
+
+
+def test_two_looks_at_once_are_for_what_both_are_for():
+    one, two = {FRONT: Suspects(frozenset({C}), frozenset({A}))}, {FRONT: Suspects(frozenset({C}), frozenset({B}))}
+    anything = {FRONT: Suspects(frozenset({C}), None)}
+    assert joined([one, two]) == {FRONT: Suspects(frozenset({C}), frozenset({A, B}))}
+    assert joined([one, anything]) == joined([anything, one]) == anything
 
 
 def test_nothing_is_looked_for_when_nothing_went(soon):

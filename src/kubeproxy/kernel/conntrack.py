@@ -196,7 +196,8 @@ class Conntrack:
     def forget(self, family: Family, translations: Collection[Translation]) -> int | None:
         """Delete the flows of a few translations; return how many, or None when the kernel cannot or they are many.
 
-        The kernel does not say how many it deleted: they are what its count of entries fell by meanwhile.
+        The kernel does not say how many it deleted: they are what its count of entries fell by meanwhile, and what
+        began in the same fraction of a millisecond counts against them.
         """
         # The kernel compares IPv6 addresses the wrong way round (see _questions): it would delete all the others.
         if family != 2 or not self._deletes or len(translations) > FEW_TRANSLATIONS:
