@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple, Self
 
 from kubeproxy.backends.nftables import affinity, audit
 from kubeproxy.backends.nftables.layout import SHARED, TABLE, VERDICT_MAPS, ChainName, SetId
@@ -23,8 +24,8 @@ from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePla
 
 log = logging.getLogger("kubeproxy.nftables")
 
-BATCH = 40_000
-"""Elements a transaction: about 0.1 s in the kernel, so that neither its commit lock nor our loop is held long."""
+BATCH = 20_000
+"""Elements a transaction: about 0.05 s in the kernel, so that neither its commit lock nor our loop is held long."""
 
 Wanted = Mapping[ServiceName, tuple[ServicePlan, ...]]
 
@@ -67,15 +68,20 @@ class NftablesBackend:
         Raises ApplyError; what was yielded for is in the kernel, the rest is as it was.
         """
         batch = self._batch()
-        for name, plans in changes:
-            before = self._placed.get(name, ())
-            known = {p.plan.key: p for p in before}
-            after = tuple(place(plan, known.get(plan.key)) for plan in plans)
-            self._change(batch, before, after)
-            batch.services[name] = after
-            if batch.transaction.elements >= BATCH:
-                yield self._commit(batch)
-                batch = self._batch()
+        with _Ahead(self._commit) as ahead:
+            for name, plans in changes:
+                before = self._placed.get(name, ())
+                if before:
+                    known = {p.plan.key: p for p in before}
+                    after = tuple([place(plan, known.get(plan.key)) for plan in plans])
+                else:
+                    after = tuple([Placed.fresh(plan) for plan in plans])
+                self._change(batch, before, after)
+                batch.services[name] = after
+                if batch.transaction.elements >= BATCH:
+                    yield from ahead.commit(batch)
+                    batch = self._batch()
+            yield from ahead.settled()
         yield self._commit(batch) + self._sync_globals()
 
     def _change(self, batch: _Batch, before: tuple[Placed, ...], after: tuple[Placed, ...]) -> None:
@@ -292,6 +298,38 @@ class _Batch(NamedTuple):
     transaction: Transaction
     services: dict[ServiceName, tuple[Placed, ...]]
     moves: list[affinity.Move]
+
+
+class _Ahead:
+    """Commits a batch in a thread of its own while the next one is made: the kernel works without our interpreter.
+
+    A context manager: at its end nothing is under way any more. There is no thread before the first commit.
+    """
+
+    def __init__(self, commit: Callable[[_Batch], int]) -> None:
+        self._commit = commit
+        self._thread: ThreadPoolExecutor | None = None
+        self._running: Future[int] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    def commit(self, batch: _Batch) -> Iterator[int]:
+        """Start to commit a batch; yield from the one before it, which is in the kernel by then. Raises ApplyError."""
+        yield from self.settled()
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1)
+        self._running = self._thread.submit(self._commit, batch)
+
+    def settled(self) -> Iterator[int]:
+        """Wait for what is under way; yield the number of its elements. Raises ApplyError."""
+        running, self._running = self._running, None
+        if running is not None:
+            yield running.result()
 
 
 def _chains_of(elements: Elements) -> set[ChainName]:
