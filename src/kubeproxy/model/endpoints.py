@@ -41,13 +41,14 @@ class SlicePort(NamedTuple):
 class Slice(Struct, frozen=True, gc=False):
     """An EndpointSlice reduced to what is used.
 
-    In nearly every slice all endpoints are ready and none has hints: then `addresses` and `nodes` ('' for none) are all
-    there is of them, and `particular` is None. Otherwise `particular` has them all.
+    In nearly every slice all endpoints are ready and none has hints: then `destinations` (of each port, as in `ports`)
+    and `nodes` ('' for none), in the same order, are all there is of them, and `particular` is None. Otherwise
+    `particular` has them all.
     """
 
     family: Family
     ports: tuple[SlicePort, ...]
-    addresses: tuple[bytes, ...]
+    destinations: tuple[tuple[bytes, ...], ...]
     nodes: tuple[str, ...]
     particular: tuple[Endpoint, ...] | None = None
     triggered: str | None = None
@@ -58,7 +59,7 @@ class Slice(Struct, frozen=True, gc=False):
         """Return the endpoints one by one."""
         if self.particular is not None:
             return self.particular
-        return tuple(map(Endpoint, self.addresses, self.nodes))
+        return tuple([Endpoint(d[:-2], node) for d, node in zip(self.destinations[0], self.nodes, strict=True)])
 
 
 def parse_slice(source: EndpointSlice) -> Slice | None:
@@ -74,15 +75,20 @@ def parse_slice(source: EndpointSlice) -> Slice | None:
     triggered = annotations.last_change_trigger_time if annotations is not None else None
     entries = source.endpoints or ()
     # Comprehensions over all endpoints at once, and no object for each: 100,000 of them come in with the first list.
-    if not [e for e in entries if e.hints is not None or ((c := e.conditions) is not None and c != _USUAL)]:
+    if ports and not [e for e in entries if e.hints is not None or ((c := e.conditions) is not None and c != _USUAL)]:
         try:
-            addresses = tuple([inet_pton(family, e.addresses[0]) for e in entries])  # type: ignore[index]
+            destinations = tuple(
+                [
+                    tuple([inet_pton(family, e.addresses[0]) + port for e in entries])  # type: ignore[index]
+                    for port in [PORT_BYTES[port.port] for port in ports]
+                ]
+            )
         except (OSError, ValueError, LookupError, TypeError):
             pass  # which one it is, and all that are right, is found below
         else:
             # A few node names stand in 100,000 endpoints: interned, they take no memory and compare at once.
             nodes = tuple([intern(e.node_name or "") for e in entries])
-            return Slice(family, ports, addresses, nodes, None, triggered, wrong_ports)
+            return Slice(family, ports, destinations, nodes, None, triggered, wrong_ports)
     particular, problems = _one_by_one(entries, family)
     return Slice(family, ports, (), (), particular, triggered, (*wrong_ports, *problems))
 
@@ -177,9 +183,9 @@ def select(
     `uses_cluster` and `uses_local` say which pools the Service's policies can reach; one that is not used is empty.
     """
     matched = [
-        (piece, PORT_BYTES[port.port])
+        (piece, number)
         for piece in slices
-        for port in piece.ports
+        for number, port in enumerate(piece.ports)
         if port.name == name and port.protocol == protocol
     ]
     if not matched:
@@ -190,28 +196,28 @@ def select(
     return _select_all(matched, view.node, uses_cluster, uses_local)
 
 
-def _select_all(matched: list[tuple[Slice, bytes]], node: str, uses_cluster: bool, uses_local: bool) -> Selection:
+def _select_all(matched: list[tuple[Slice, int]], node: str, uses_cluster: bool, uses_local: bool) -> Selection:
     """All ready, no hints: nearly every Service; there is nothing to choose."""
-    found = {address + port for piece, port in matched for address in piece.addresses}
-    everyone = tuple(sorted(found))
+    everyone = tuple(sorted(set().union(*[piece.destinations[port] for piece, port in matched])))
     cluster = everyone if uses_cluster else ()
+    near = [(piece, port) for piece, port in matched if node in piece.nodes]
+    if not near:
+        return Selection(cluster, (), everyone, (), bool(everyone))
     here = {
-        address + port
-        for piece, port in matched
-        if node in piece.nodes
-        for address, at in zip(piece.addresses, piece.nodes, strict=True)
+        destination
+        for piece, port in near
+        for destination, at in zip(piece.destinations[port], piece.nodes, strict=True)
         if at == node
     }
-    if not here:
-        return Selection(cluster, (), everyone, (), bool(everyone))
     local = tuple(sorted(here)) if uses_local else ()
     return Selection(cluster, local, everyone, tuple(sorted({d[:-2] for d in here})), True)
 
 
-def _merge(matched: list[tuple[Slice, bytes]], node: str) -> dict[bytes, Endpoint]:
+def _merge(matched: list[tuple[Slice, int]], node: str) -> dict[bytes, Endpoint]:
     """Return the endpoints by destination. Of two alike the one that is not terminating wins, then the local one."""
     merged: dict[bytes, Endpoint] = {}
-    for piece, port in matched:
+    for piece, number in matched:
+        port = PORT_BYTES[piece.ports[number].port]
         for endpoint in piece.endpoints:
             destination = endpoint.address + port
             other = merged.get(destination)

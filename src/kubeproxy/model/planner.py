@@ -6,7 +6,7 @@ events and how they are bundled does not matter: the plans depend on the last st
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from msgspec import Struct, structs
 
@@ -143,26 +143,27 @@ class Planner:
                 changes = []
         yield changes
 
-    def _compile(self, name: ServiceName) -> set[ServiceName]:
+    def _compile(self, name: ServiceName) -> Collection[ServiceName]:
         """Compile one Service and claim its frontends; return the other Services that this touches."""
         service = self.services.get(name)
         before, after = self._claimants.get(name), None
         old, fresh = self._wanted.get(name, NOTHING), NOTHING
         if service is not None:
             after = (service.metadata.creation_timestamp or "", *name)
-            fresh = compile_service(service, self.slices.get(name, {}).values(), self.world)
+            slices = self.slices.get(name)
+            fresh = compile_service(service, slices.values() if slices is not None else (), self.world)
             self._wanted[name] = fresh
             self._claimants[name] = after
         else:
             self._wanted.pop(name, None)
             self._claimants.pop(name, None)
-        touched: set[ServiceName] = set()
         if old.plans == fresh.plans and before == after:
-            return touched
-        for family in self.world.families:
+            return ()
+        touched: set[ServiceName] = set()
+        for family, claims in self._claims.items():
             held, asked = _keys(old.plans, family), _keys(fresh.plans, family)
             if held != asked or before != after:
-                touched |= self._claims[family].replace(before, after, held, asked)
+                touched |= claims.replace(before, after, held, asked)
         return touched
 
     def _settled(self, name: ServiceName) -> Compiled:
@@ -284,7 +285,9 @@ def _compiled_from(world: Globals) -> tuple[object, ...]:
     return world.node_name, world.zone, world.masquerade_all, parts
 
 
-def _keys(plans: tuple[ServicePlan, ...], family: Family) -> list[bytes]:
+def _keys(plans: tuple[ServicePlan, ...], family: Family) -> Sequence[bytes]:
+    if not plans:
+        return ()
     return [f.key for plan in plans if plan.key.family is family for f in plan.frontends]
 
 
