@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from bench import objects
@@ -143,6 +143,28 @@ class Stopwatch:
             finally:
                 self.seconds += time.perf_counter() - began
                 self.calls += 1
+
+        setattr(owner, name, timed)
+
+
+class StepWatch:
+    """Adds up the time, in seconds, that a method of a class takes for the steps it yields."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.seconds = 0.0
+        work: Callable[..., Iterator[Any]] = getattr(owner, name)
+
+        def timed(*arguments: Any) -> Iterator[Any]:
+            steps = work(*arguments)
+            while True:
+                began = time.perf_counter()
+                try:
+                    step = next(steps)
+                except StopIteration:
+                    return
+                finally:
+                    self.seconds += time.perf_counter() - began
+                yield step
 
         setattr(owner, name, timed)
 

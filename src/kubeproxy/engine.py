@@ -220,12 +220,12 @@ class Engine:
             log.error("Cannot read the local addresses error=%r", str(error))
             return False
         queued, self._queued = self._queued, False
+        services, endpoints = self.planner.counts.services, self.planner.counts.endpoints
+        self.planner.counts.services = self.planner.counts.endpoints = 0
         async for changes in _in_turns(self.planner.taking()):
             for change in changes:
                 earlier = self._unapplied.get(change.name)
                 self._unapplied[change.name] = change if earlier is None else _joined(earlier, change)
-        services, endpoints = self.planner.counts.services, self.planner.counts.endpoints
-        self.planner.counts.services = self.planner.counts.endpoints = 0
         if not (self._unapplied or self._stale or world_changed):
             for backend in (
                 self._backends if queued else ()

@@ -143,7 +143,8 @@ def acknowledgement(data: bytes, at: Message) -> tuple[int, str]:
 class Netlink:
     """A netlink socket in the caller's network namespace, for one dump or for batches of requests. A context manager.
 
-    Blocking, with a timeout of 30 s; meant to be short-lived, so that an abandoned dump cannot disturb the next one.
+    Blocking, with a timeout of 30 s. What is left of an abandoned dump is passed over, but a new one is refused until
+    the kernel is done with it.
     """
 
     def __init__(self, protocol: int) -> None:

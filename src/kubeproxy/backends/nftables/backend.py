@@ -19,6 +19,7 @@ from kubeproxy.backends.nftables.render import Elements, Placed, difference, pla
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.text import element_lines, interval_lines
 from kubeproxy.kernel import nfnetlink, nft
+from kubeproxy.kernel.netlink import Netlink
 from kubeproxy.model.addresses import Family, Range
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
 
@@ -38,6 +39,7 @@ class NftablesBackend:
         self._ruleset = Ruleset(family, world)
         self._ours = world.of(family) or FamilyGlobals()
         self._link = nfnetlink.Transactions()
+        self._reads = Netlink(nfnetlink.NETLINK_NETFILTER)
         self._placed: dict[ServiceName, tuple[Placed, ...]] = {}
         self._users: Users = {set_id: Counter() for set_id in SHARED}
         self._chains: set[ChainName] = set()
@@ -49,8 +51,9 @@ class NftablesBackend:
         self._generation = 0
 
     def close(self) -> None:
-        """Let go of the socket; the rules stay."""
+        """Let go of the sockets; the rules stay."""
         self._link.close()
+        self._reads.close()
 
     def set_world(self, world: Globals) -> bool:
         """Take changed globals in; return whether the table itself is another one now, so that a resync is due."""
@@ -117,7 +120,7 @@ class NftablesBackend:
     def _carried(self, moves: Sequence[affinity.Move]) -> list[bytes]:
         if not moves:
             return []
-        return affinity.messages(self.family, moves, nfnetlink.sets(self.family, TABLE))
+        return affinity.messages(self.family, moves, self._reads)
 
     def _sync_globals(self) -> int:
         """Bring the sets that belong to the node, not to a Service, up to date; return the elements changed."""
@@ -134,7 +137,7 @@ class NftablesBackend:
         if ranges != self._service_cidrs:
             table = self._ruleset.name
             self._run([f"flush set {table} service-cidrs", *interval_lines(table, "service-cidrs", ranges)])
-            self._service_cidrs, self._service_cidr_edges = ranges, audit.service_cidrs(self.family)
+            self._service_cidrs, self._service_cidr_edges = ranges, audit.service_cidrs(self.family, self._reads)
         return transaction.elements
 
     def _ensure_chains(self, names: Iterable[ChainName]) -> None:
@@ -143,12 +146,12 @@ class NftablesBackend:
             return
         slots = sorted(name for name in missing if name.is_slot)
         if slots:
-            self._transact(audit.clones(self.family, slots))
+            self._transact(audit.clones(self.family, slots, self._reads))
         others = missing.difference(slots)
         if others:
             self._run(self._ruleset.chains(others))
         self._chains |= missing
-        self._signature = audit.signature(self.family)
+        self._signature = audit.signature(self.family, self._reads)
 
     # -- the whole table --------------------------------------------------------------------------------------------
 
@@ -157,21 +160,23 @@ class NftablesBackend:
 
         Yields the number of elements after each transaction. Raises ApplyError.
         """
-        table = nfnetlink.table(self.family, TABLE)
+        table = nfnetlink.table(self.family, TABLE, self._reads)
         self._users = {set_id: Counter() for set_id in SHARED}
         self._placed = {}
         if table is None:
             self._load()
             yield from self.sync(wanted.items())
-        elif not table.dormant and table.comment == self._ruleset.comment() and audit.intact(self._ruleset):
-            self._chains = audit.affinity_chains(self.family)
-            actual = audit.elements(self.family, self._ruleset.layout.shapes)
+        elif (
+            not table.dormant and table.comment == self._ruleset.comment() and audit.intact(self._ruleset, self._reads)
+        ):
+            self._chains = audit.affinity_chains(self.family, self._reads)
+            actual = audit.elements(self.family, self._ruleset.layout.shapes, self._reads)
             self._nodeport_ips = frozenset(actual.pop(SetId.NODEPORT_IPS))
             self._service_cidrs = None
             yield from self._adopt(wanted, actual)
         else:
             yield self._replace(wanted)
-        self._signature = audit.signature(self.family)
+        self._signature = audit.signature(self.family, self._reads)
         self._generation = self._link.generation()
 
     def _load(self) -> None:
@@ -246,7 +251,10 @@ class NftablesBackend:
         text += interval_lines(ruleset.name, "service-cidrs", ours.service_cidrs)
         self._run(text)
         self._nodeport_ips = frozenset(ours.nodeport_ips or ())
-        self._service_cidrs, self._service_cidr_edges = ours.service_cidrs, audit.service_cidrs(self.family)
+        self._service_cidrs, self._service_cidr_edges = (
+            ours.service_cidrs,
+            audit.service_cidrs(self.family, self._reads),
+        )
         return count
 
     # -- drift ------------------------------------------------------------------------------------------------------
@@ -257,7 +265,7 @@ class NftablesBackend:
 
     def drift(self) -> str:
         """Return what another program did to our table's chains and rules, '' for nothing. Cheap at any size."""
-        if audit.signature(self.family) == self._signature:
+        if audit.signature(self.family, self._reads) == self._signature:
             return ""
         return f"chains or rules of table {self._ruleset.name} were changed by another program"
 
@@ -267,7 +275,7 @@ class NftablesBackend:
         A clean table settles `touched`.
         """
         generation = self._link.generation()
-        actual = audit.elements(self.family, self._ruleset.layout.shapes)
+        actual = audit.elements(self.family, self._ruleset.layout.shapes, self._reads)
         total: Elements = {SetId.NODEPORT_IPS: dict.fromkeys(self._nodeport_ips, b"")}
         for placed in self._placed.values():
             for set_id, entries in render(placed).items():
@@ -275,7 +283,7 @@ class NftablesBackend:
         for set_id, entries in actual.items():
             if entries != total.get(set_id, {}):
                 return f"elements of {set_id} in table {self._ruleset.name} were changed by another program"
-        if audit.service_cidrs(self.family) != self._service_cidr_edges:
+        if audit.service_cidrs(self.family, self._reads) != self._service_cidr_edges:
             return f"elements of service-cidrs in table {self._ruleset.name} were changed by another program"
         self._generation = generation
         return ""
@@ -303,7 +311,7 @@ class _Batch(NamedTuple):
 class _Ahead:
     """Commits a batch in a thread of its own while the next one is made: the kernel works without our interpreter.
 
-    A context manager: at its end nothing is under way any more. There is no thread before the first commit.
+    A context manager. Whenever it yields, and at its end, nothing is under way. No thread before the first commit.
     """
 
     def __init__(self, commit: Callable[[_Batch], int]) -> None:
