@@ -155,13 +155,14 @@ class FlowCleaner:
                 self._wake.clear()
                 began = loop.time()
                 for family in self._first:
-                    if wanted := self._due(family, began):
+                    if wanted := self.due(family, began):
+                        loop.call_later(SECOND_LOOK * 1.01, self._wake.set)  # timers may be a bit early
                         await self._clean(family, wanted)
                 # A look at the kernel's whole table takes 9 ms at its usual size: a tenth of the time is enough.
                 await asyncio.sleep(9 * (loop.time() - began))
 
-    def _due(self, family: Family, now: float) -> Looks:
-        """Return what is to be looked for now, and remember what is new in it for its second look."""
+    def due(self, family: Family, now: float) -> Looks:
+        """Return what is to be looked for at `now`, in seconds, and note what is new in it for its second look."""
         first, self._first[family] = self._first[family], {}
         second = self._second[family]
         looks = [first]
@@ -169,7 +170,6 @@ class FlowCleaner:
             looks.append(second.popleft()[1])
         if first:
             second.append((now + SECOND_LOOK, first))
-            asyncio.get_running_loop().call_later(SECOND_LOOK * 1.01, self._wake.set)  # timers may be a bit early
         return joined(looks)
 
     async def _clean(self, family: Family, wanted: Mapping[Key, Suspects]) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 from kubeproxy import flows
-from kubeproxy.flows import UNTRANSLATED, FlowCleaner, Key, Suspects, joined, suspects, translations
+from kubeproxy.flows import SECOND_LOOK, UNTRANSLATED, FlowCleaner, Key, Suspects, joined, suspects, translations
 from kubeproxy.kernel.conntrack import Translation
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import (
@@ -158,18 +158,37 @@ def test_there_is_a_second_look(soon):
     assert cleaned(change(meaning(A), meaning(B)), looks=[2]) == [[A], [A]]
 
 
-def test_a_second_look_knows_what_serves_by_then(monkeypatch):
-    monkeypatch.setattr(flows, "SECOND_LOOK", 0.3)
-    steps = change(meaning(A), meaning(B)), change(meaning(B), meaning(A, B))
-    assert cleaned(*steps, looks=[1, 2]) == [[A], []]
+@pytest.fixture
+def cleaner():
+    return FlowCleaner(Metrics(), [V4], dict, Notes())
 
 
-def test_a_second_look_is_for_all_that_was_wrong_by_then(monkeypatch):
-    monkeypatch.setattr(flows, "SECOND_LOOK", 0.3)
-    steps = change(meaning(A), meaning(B)), change(meaning(B), meaning(C))
-    first, second, *late = cleaned(*steps, looks=[1, 3])
-    assert (first, second) == ([A], [B])
-    assert sorted({endpoint for look in late for endpoint in look}) == [A, B]
+def wanted(cleaner, now):
+    return translations(cleaner.due(V4, now), [])
+
+
+def test_a_second_look_knows_what_serves_by_then(cleaner):
+    cleaner.changed([change(meaning(A), meaning(B))], full=False)
+    assert wanted(cleaner, 0.0) == [Translation(VIP, 53, A)]
+    cleaner.changed([change(meaning(B), meaning(A, B))], full=False)
+    assert cleaner.due(V4, SECOND_LOOK - 0.1) == {}
+    assert cleaner.due(V4, SECOND_LOOK) == {FRONT: Suspects(frozenset({A, B}), frozenset({A}))}
+    assert cleaner.due(V4, 3600.0) == {}
+
+
+def test_every_change_has_a_second_look_of_its_own(cleaner):
+    cleaner.changed([change(meaning(A), meaning(B))], full=False)
+    assert wanted(cleaner, 0.0) == [Translation(VIP, 53, A)]
+    cleaner.changed([change(meaning(B), meaning(C))], full=False)
+    assert wanted(cleaner, 0.3) == [Translation(VIP, 53, B)]
+    assert wanted(cleaner, 0.5) == [Translation(VIP, 53, A)]
+    assert wanted(cleaner, 0.8) == [Translation(VIP, 53, B)]
+    assert cleaner.due(V4, 3600.0) == {}
+
+
+def test_after_a_full_sync_any_flow_may_be_wrong(cleaner):
+    cleaner.changed([change(NOTHING, meaning(A))], full=True)
+    assert cleaner.due(V4, 0.0) == cleaner.due(V4, 1.0) == {FRONT: Suspects(frozenset({A}), None)}
 
 
 def test_two_looks_at_once_are_for_what_both_are_for():
