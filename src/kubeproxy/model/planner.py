@@ -162,7 +162,7 @@ class Planner:
         touched: set[ServiceName] = set()
         for family, claims in self._claims.items():
             held, asked = _keys(old.plans, family), _keys(fresh.plans, family)
-            if held != asked or before != after:
+            if (held or asked) and (held != asked or before != after):
                 touched |= claims.replace(before, after, held, asked)
         return touched
 
@@ -218,12 +218,13 @@ class Planner:
             self._drop_slice(name)
             return
         previous = self._service_of.get(name)
-        known = frozenset(self.slices[previous][name[1]].problems if previous is not None else ())
-        rejected += (
-            Rejected("endpointslices", *name, obj.metadata.uid or "", p.field, p.reason)
-            for p in parsed.problems
-            if p not in known
-        )
+        if parsed.problems:
+            known = self.slices[previous][name[1]].problems if previous is not None else ()
+            rejected += (
+                Rejected("endpointslices", *name, obj.metadata.uid or "", p.field, p.reason)
+                for p in parsed.problems
+                if p not in known
+            )
         if previous is not None and previous != owner:
             self._drop_slice(name)
         siblings = self.slices.setdefault(owner, {})
