@@ -79,8 +79,8 @@ async def _churn(size: objects.Size, rate: int, seconds: float) -> dict[str, flo
     loop, commits = asyncio.get_running_loop(), proxy.Stopwatch(nfnetlink.Transactions, "commit")
     try:
         await loop.run_in_executor(None, lambda: feeder.ask("prepare", size=str(size)))
-        await loop.run_in_executor(None, lambda: feeder.ask("feed", rate=rate, seconds=WARM_UP))
-        await asyncio.sleep(0.2)
+        warm = (await loop.run_in_executor(None, lambda: feeder.ask("feed", rate=rate, seconds=WARM_UP)))["sent"]
+        await _settled(lags, warm)
         seen, spent, rss = lags.count, time.process_time(), resident()
         in_kernel, syncs, began = commits.seconds, commits.calls, time.perf_counter()
         sent = (await loop.run_in_executor(None, lambda: feeder.ask("feed", rate=rate, seconds=seconds)))["sent"]
@@ -130,8 +130,8 @@ def _connect(engine: Engine, reader: int) -> None:
 
 
 async def _settled(lags: _Lags, count: int) -> None:
-    """Wait until so many changes are programmed, at most ten seconds."""
-    for _ in range(5000):
+    """Wait until so many changes are programmed, at most thirty seconds."""
+    for _ in range(15_000):
         if lags.count >= count:
             return
         await asyncio.sleep(0.002)
