@@ -7,7 +7,6 @@ the same transactions can be replayed. Once through decoder, planner and backend
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -113,7 +112,7 @@ def measure(size: str, pairs: int) -> dict[str, dict[str, float]]:
     for _ in backend.resync(plans):
         pass
     del plans
-    gc.freeze()  # as app.py does after the first sync
+    proxy.settled()
     planned = list(steps(wanted, pairs))
     decoders = _Decoders()
     warm = steps(wanted, 5, seed=2)
@@ -176,7 +175,7 @@ async def _engine(size: objects.Size, pairs: int) -> dict[str, dict[str, float]]
     running = asyncio.create_task(engine.run())
     engine.sink(_lists(size))
     await engine.ready.wait()
-    gc.freeze()
+    proxy.settled()
     planned = [*steps(size, 5, seed=2), *steps(size, pairs)]
     seconds = await _through(engine, planned, programmed, finished)
     running.cancel()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import array
 import asyncio
 import fcntl
-import gc
 import os
 import time
 from collections.abc import Sequence
@@ -80,8 +79,8 @@ async def _churn(size: objects.Size, rate: int, seconds: float) -> dict[str, flo
     loop, commits = asyncio.get_running_loop(), proxy.Stopwatch(nfnetlink.Transactions, "commit")
     try:
         await loop.run_in_executor(None, lambda: feeder.ask("prepare", size=str(size)))
-        await loop.run_in_executor(None, lambda: feeder.ask("feed", rate=rate, seconds=WARM_UP))
-        await asyncio.sleep(0.2)
+        warm = (await loop.run_in_executor(None, lambda: feeder.ask("feed", rate=rate, seconds=WARM_UP)))["sent"]
+        await _settled(lags, warm)
         seen, spent, rss = lags.count, time.process_time(), resident()
         in_kernel, syncs, began = commits.seconds, commits.calls, time.perf_counter()
         sent = (await loop.run_in_executor(None, lambda: feeder.ask("feed", rate=rate, seconds=seconds)))["sent"]
@@ -115,8 +114,7 @@ async def _fill(engine: Engine, size: objects.Size) -> None:
     engine.sink([Replaced("services", proxy.decoded("services", objects.service_pages(size)))])
     engine.sink([Replaced("endpointslices", proxy.decoded("endpointslices", objects.slice_pages(size)))])
     await engine.ready.wait()
-    gc.collect()
-    gc.freeze()  # as app.py does after the first sync
+    proxy.settled()
 
 
 def _connect(engine: Engine, reader: int) -> None:
@@ -132,8 +130,8 @@ def _connect(engine: Engine, reader: int) -> None:
 
 
 async def _settled(lags: _Lags, count: int) -> None:
-    """Wait until so many changes are programmed, at most ten seconds."""
-    for _ in range(5000):
+    """Wait until so many changes are programmed, at most thirty seconds."""
+    for _ in range(15_000):
         if lags.count >= count:
             return
         await asyncio.sleep(0.002)

@@ -7,10 +7,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from bench import objects
+from kubeproxy import collector
 from kubeproxy.api.decode import decode_object, decode_page
 from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.engine import Engine, Pace
@@ -89,7 +90,14 @@ def local_addresses() -> Mapping[Family, Sequence[bytes]]:
 
 def collect_as_the_proxy_does() -> None:
     """Set the garbage collector as app.run does."""
-    gc.set_threshold(50_000, 20, 50)
+    collector.postpone()
+
+
+def settled() -> None:
+    """Set the garbage collector as collector.resume_when does, without the garbage of the benchmark itself."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def engine(listener: Listener) -> tuple[Engine, NftablesBackend]:
@@ -135,6 +143,28 @@ class Stopwatch:
             finally:
                 self.seconds += time.perf_counter() - began
                 self.calls += 1
+
+        setattr(owner, name, timed)
+
+
+class StepWatch:
+    """Adds up the time, in seconds, that a method of a class takes for the steps it yields."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.seconds = 0.0
+        work: Callable[..., Iterator[Any]] = getattr(owner, name)
+
+        def timed(*arguments: Any) -> Iterator[Any]:
+            steps = work(*arguments)
+            while True:
+                began = time.perf_counter()
+                try:
+                    step = next(steps)
+                except StopIteration:
+                    return
+                finally:
+                    self.seconds += time.perf_counter() - began
+                yield step
 
         setattr(owner, name, timed)
 

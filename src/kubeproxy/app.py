@@ -7,7 +7,6 @@ sources (API or manifests) --events--> engine --transactions--> backends
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import platform
@@ -19,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from kubeproxy import __version__, host, modes
+from kubeproxy import __version__, collector, host, modes
 from kubeproxy.backends.mode import Mode
 from kubeproxy.config.addresses import split_host_port
 from kubeproxy.config.options import Options
@@ -28,6 +27,7 @@ from kubeproxy.config.watch import watch as watch_config
 from kubeproxy.config.write import describe
 from kubeproxy.engine import Engine, Pace
 from kubeproxy.errors import ApplyError, ConfigError
+from kubeproxy.flows import FlowCleaner
 from kubeproxy.kernel.addresses import AddressMonitor
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event
@@ -43,7 +43,7 @@ from kubeproxy.observe.profiling import LEVEL_PAGE, profiling_pages
 from kubeproxy.observe.service_health import ServiceHealth
 from kubeproxy.observe.state import ProgrammedState
 from kubeproxy.observe.systemd import Notifier
-from kubeproxy.reporter import FlowCleaner, Reporter
+from kubeproxy.reporter import Reporter
 from kubeproxy.sources import Sources, open_sources
 
 log = logging.getLogger("kubeproxy.app")
@@ -70,8 +70,7 @@ def run(options: Options) -> int:
     host.tune(config.conntrack, config.oom_score_adj)
     if options.init_only:
         return 0
-    # 100,000 endpoints come in at once, and a collection every 700 objects would find nothing among them.
-    gc.set_threshold(50_000, 20, 50)
+    collector.postpone()
     return asyncio.run(_main(options, settings, mode, output))
 
 
@@ -316,10 +315,8 @@ class App:
 
     async def _settle(self) -> None:
         """What is done once, when our own rules are in place."""
-        await self._engine.ready.wait()
+        await collector.resume_when(self._engine.ready)
         self._systemd.ready()
-        # What the first sync made lives on, and has no cycles to find: out of the collector's sight with it.
-        gc.freeze()
         for failure in await asyncio.to_thread(modes.remove_others, self._mode):
             log.error("Cannot remove the rules of another mode error=%r", failure)
 

@@ -10,9 +10,10 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -27,9 +28,14 @@ from kubeproxy.model.world import Settings, Surroundings, build, pod_cidrs
 
 log = logging.getLogger("kubeproxy.engine")
 
+T = TypeVar("T")
+
 NODE_PATIENCE = 30.0  # seconds; kube-proxy polls the Node that long before it falls back to loopback
 FIRST_RETRY = 0.05
 SLOWEST_RETRY = 10.0
+HOLD = 0.01
+"""Seconds that a long piece of work may hold the event loop at a time: 44,000 Services are seconds of work, and health,
+watches and other programs' questions must not wait for that."""
 DRIFT_CHECK = 1.0  # seconds between looks at the ruleset's generation, which cost microseconds
 
 
@@ -99,6 +105,7 @@ class Engine:
         self._node_patience = node_patience
         self._wake = asyncio.Event()
         self._kernel = asyncio.Lock()  # a backend does one thing at a time, in a thread or not
+        self._inbox: deque[Iterator[list[Rejected]]] = deque()  # what is being taken in, and what comes after it
         self._unapplied: dict[ServiceName, Change] = {}
         self._stale: set[Family] = {backend.family for backend in backends}
         self._started = time.monotonic()
@@ -113,13 +120,40 @@ class Engine:
         return self._unapplied
 
     def sink(self, events: Sequence[Event]) -> None:
-        """Take events of a source in. Never raises: what cannot be used is reported."""
-        for rejected in self.planner.apply(events):
-            self._observer.rejected(rejected)
+        """Take events of a source in. Never raises: what cannot be used is reported.
+
+        Few events are taken in at once, a long list bit by bit; whatever comes after it waits for its turn, but for
+        the Node and the ServiceCIDRs, which others than the engine look at.
+        """
+        if about_node := [event for event in events if _is_about_node(event)]:
+            self._surroundings_changed = True
+            self._reject(self.planner.apply(about_node))
+            events = [event for event in events if not _is_about_node(event)]
+        self._inbox.append(self.planner.applying(events))
+        if len(self._inbox) == 1:
+            self._digest()
+        self._wake.set()
+
+    def _digest(self) -> None:
+        """Take in what was delivered, for as long as the loop can be held; `_wait` takes in the rest."""
+        until = time.monotonic() + HOLD
+        while self._inbox:
+            try:
+                for rejected in self._inbox[0]:
+                    self._reject(rejected)
+                    if time.monotonic() > until:
+                        return
+            except BaseException:
+                self._inbox.popleft()
+                raise
+            self._inbox.popleft()
         counts = self.planner.counts
         self._observer.pending(counts.services, counts.endpoints)
-        self._surroundings_changed = self._surroundings_changed or any(_is_about_node(event) for event in events)
         self.poke()
+
+    def _reject(self, found: Sequence[Rejected]) -> None:
+        for rejected in found:
+            self._observer.rejected(rejected)
 
     def poke(self) -> None:
         """Look soon whether there is something to do."""
@@ -159,6 +193,9 @@ class Engine:
         """Return when there is something to sync and it may be synced."""
         while True:
             await self._wake.wait()
+            while self._inbox:  # half a list is not written
+                self._digest()
+                await asyncio.sleep(0)
             self._wake.clear()
             if not self.planner.complete:
                 continue
@@ -188,11 +225,12 @@ class Engine:
             log.error("Cannot read the local addresses error=%r", str(error))
             return False
         queued, self._queued = self._queued, False
-        for change in self.planner.take():
-            earlier = self._unapplied.get(change.name)
-            self._unapplied[change.name] = change if earlier is None else _joined(earlier, change)
         services, endpoints = self.planner.counts.services, self.planner.counts.endpoints
         self.planner.counts.services = self.planner.counts.endpoints = 0
+        async for changes in _in_turns(self.planner.taking()):
+            for change in changes:
+                earlier = self._unapplied.get(change.name)
+                self._unapplied[change.name] = change if earlier is None else _joined(earlier, change)
         if not (self._unapplied or self._stale or world_changed):
             for backend in (
                 self._backends if queued else ()
@@ -217,9 +255,7 @@ class Engine:
         full = family in self._stale
         try:
             if full:
-                compiled = self.planner.compiled
-                ordered = {change.name: change.after for change in changes if change.name in compiled} | compiled
-                steps = backend.resync({name: _of(entry, family) for name, entry in ordered.items()})
+                steps = self._resync(backend, changes)
             else:
                 # All of them: of two changes joined after a failure, this family may have got the first one.
                 steps = backend.sync([(c.name, _of(c.after, family)) for c in changes])
@@ -234,6 +270,12 @@ class Engine:
             self._stale.discard(family)
         self._observer.synced(family, time.monotonic() - began, full)
         return True
+
+    def _resync(self, backend: Backend, changes: Sequence[Change]) -> Iterator[int]:
+        """Yield from a full sync of a family; what changed comes first, in its order."""
+        compiled = self.planner.compiled
+        ordered = {change.name: change.after for change in changes if change.name in compiled} | compiled
+        yield from backend.resync({name: _of(entry, backend.family) for name, entry in ordered.items()})
 
     def _update_world(self) -> bool:
         """Take the node's part of the plans up to date; return whether it changed. Raises ApplyError."""
@@ -312,6 +354,16 @@ class Engine:
             return f"the table cannot be read: {error}", True
 
 
+async def _in_turns(steps: Iterable[T]) -> AsyncIterator[T]:
+    """Yield from steps of work, letting the loop run whenever it was held long enough."""
+    until = time.monotonic() + HOLD
+    for step in steps:
+        yield step
+        if time.monotonic() > until:
+            await asyncio.sleep(0)
+            until = time.monotonic() + HOLD
+
+
 async def _run(steps: Iterator[int], *, in_thread: bool) -> None:
     """Exhaust a backend's transactions, letting the loop run in between.
 
@@ -335,7 +387,10 @@ def _is_about_node(event: Event) -> bool:
 
 
 def _of(compiled: Compiled, family: Family) -> tuple[ServicePlan, ...]:
-    return tuple([plan for plan in compiled.plans if plan.key.family is family])
+    plans = compiled.plans  # family by family
+    if plans and plans[0].key.family is family is plans[-1].key.family:
+        return plans
+    return tuple([plan for plan in plans if plan.key.family is family])
 
 
 def _joined(earlier: Change, later: Change) -> Change:

@@ -5,19 +5,17 @@ Everything here is a consequence: nothing in it decides what is programmed.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
 
 from kubeproxy.backends.mode import PacketCounter
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.conntrack import Conntrack
+from kubeproxy.flows import FlowCleaner
 from kubeproxy.model.addresses import Family, unpack
 from kubeproxy.model.events import Rejected
-from kubeproxy.model.plan import Action, Compiled, FrontendKind, Globals, HealthCheck, Problem, ServiceName
+from kubeproxy.model.plan import Action, Compiled, Globals, HealthCheck, Problem, ServiceName
 from kubeproxy.model.planner import Change
 from kubeproxy.observe.events import EventRecorder, ObjectReference
 from kubeproxy.observe.health import ProxyHealth
@@ -26,8 +24,6 @@ from kubeproxy.observe.metrics import Metrics
 from kubeproxy.observe.service_health import LocalEndpoints, ServiceHealth
 
 log = logging.getLogger("kubeproxy.reporter")
-
-UDP = 17
 
 EACH_SYNC = level(3)
 EACH_SERVICE = level(4)
@@ -136,7 +132,7 @@ class Reporter:
             self._count_without_local(change)
         if checks_changed:
             self._service_health.sync(_ports(self._checks))
-        self._flows.changed(changes)
+        self._flows.changed(changes, full=full)
         if full:
             log.info("Synced everything services=%d", len(changes))
         if log.isEnabledFor(EACH_SERVICE):
@@ -203,101 +199,3 @@ def _ports(checks: Mapping[ServiceName, HealthCheck]) -> dict[int, LocalEndpoint
     for (namespace, name), check in sorted(checks.items()):
         found.setdefault(check.port, LocalEndpoints(namespace, name, check.local_endpoints))
     return found
-
-
-Endpoints = frozenset[bytes]
-
-SECOND_LOOK = 0.5
-"""Seconds after which what changed is looked for once more: a packet that was on its way through the kernel when the
-rules changed is tracked, with the old endpoint, only when it leaves."""
-
-
-class FlowCleaner:
-    """Removes tracked UDP flows that a change made wrong, off the event loop, one run at a time.
-
-    Source: REFERENCE "Conntrack clean-up"; Services that lost all endpoints, or are gone, count as having none.
-    """
-
-    def __init__(
-        self,
-        metrics: Metrics,
-        families: Sequence[Family],
-        local_addresses: Callable[[], Mapping[Family, Iterable[bytes]]],
-        conntrack: Conntrack | None = None,
-    ) -> None:
-        self._metrics = metrics
-        self._conntrack = conntrack or Conntrack()
-        self._local_addresses = local_addresses
-        self._services: dict[Family, dict[tuple[bytes, int], Endpoints]] = {family: {} for family in families}
-        self._nodeports: dict[Family, dict[int, Endpoints]] = {family: {} for family in families}
-        self._again: dict[Family, tuple[dict[tuple[bytes, int], Endpoints], dict[int, Endpoints]]] = {
-            family: ({}, {}) for family in families
-        }
-        self._nodeport_ips: dict[Family, tuple[bytes, ...] | None] = dict.fromkeys(families, ())
-        self._wake = asyncio.Event()
-
-    def world(self, world: Globals) -> None:
-        """Take the addresses that NodePorts answer on."""
-        for family in self._nodeport_ips:
-            ours = world.of(family)
-            self._nodeport_ips[family] = ours.nodeport_ips if ours is not None else ()
-
-    def changed(self, changes: Sequence[Change]) -> None:
-        """Note what changed for UDP frontends; the work is done by `run`."""
-        for change in changes:
-            self._collect(change.before, serving=False)
-        for change in changes:
-            self._collect(change.after, serving=True)
-        if any(self._services.values()) or any(self._nodeports.values()):
-            self._wake.set()
-
-    def _collect(self, compiled: Compiled, *, serving: bool) -> None:
-        for plan in compiled.plans:
-            family = plan.key.family
-            if plan.key.protocol != UDP or family not in self._services:
-                continue
-            endpoints: Endpoints = frozenset(plan.serving) if serving else frozenset()
-            for frontend in plan.frontends:
-                if frontend.kind is FrontendKind.NODEPORT:
-                    self._nodeports[family][frontend.port] = endpoints
-                else:
-                    self._services[family][frontend.address, frontend.port] = endpoints
-
-    async def run(self) -> None:
-        """Clean whenever something changed, until cancelled."""
-        loop = asyncio.get_running_loop()
-        with self._conntrack:
-            while True:
-                await self._wake.wait()
-                self._wake.clear()
-                began = loop.time()
-                for family in self._services:
-                    services, self._services[family] = self._services[family], {}
-                    nodeports, self._nodeports[family] = self._nodeports[family], {}
-                    again, self._again[family] = self._again[family], ({}, {})
-                    if services or nodeports:
-                        self._again[family] = services, nodeports
-                        loop.call_later(SECOND_LOOK, self._wake.set)
-                    services, nodeports = again[0] | services, again[1] | nodeports
-                    if services or nodeports:
-                        await self._clean(family, services, nodeports)
-                # Each look walks the kernel's whole table, 9 ms at its usual size: a tenth of the time is enough.
-                await asyncio.sleep(9 * (loop.time() - began))
-
-    async def _clean(
-        self, family: Family, services: Mapping[tuple[bytes, int], Endpoints], nodeports: Mapping[int, Endpoints]
-    ) -> None:
-        began = time.monotonic()
-        addresses = self._nodeport_ips[family]
-        if addresses is None:
-            addresses = tuple(self._local_addresses()[family])
-        try:
-            number: Literal[2, 10] = 2 if family is Family.IPV4 else 10
-            deleted = await asyncio.to_thread(self._conntrack.clean, number, services, nodeports, frozenset(addresses))
-        except ApplyError as error:
-            log.error("Cannot clean stale UDP flows family=%s error=%r", family.label, str(error))
-            return
-        self._metrics.conntrack_duration.labels(family.label).observe(time.monotonic() - began)
-        self._metrics.conntrack_deleted.labels(family.label).inc(deleted)
-        if deleted:
-            log.info("Removed stale UDP flows family=%s count=%d", family.label, deleted)

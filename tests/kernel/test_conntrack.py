@@ -13,7 +13,7 @@ import pytest
 from namespaces import inside, namespace, run
 
 from kubeproxy.kernel import conntrack
-from kubeproxy.kernel.conntrack import Conntrack, Flow
+from kubeproxy.kernel.conntrack import Conntrack, Flow, Translation
 from kubeproxy.kernel.netlink import NetlinkError
 
 
@@ -233,6 +233,44 @@ def test_the_kernel_filters_and_reading_everything_find_the_same(
     assert len(filtered) == len(set(filtered)) == 40
     assert sorted(filtered) == sorted(identities(node.flows(family, keys, ports)))
     assert len(node.flows(family)) == 80
+
+
+def test_a_translation_is_forgotten_and_nothing_else(node: Node) -> None:
+    endpoint, other = (ip(address) + (5353).to_bytes(2) for address in V4.endpoints)
+    node.serve(V4, V4.endpoints[0])
+    for port in range(40000, 40003):
+        node.ask(node.socket(V4, (V4.node, port)), V4.vip, 53)
+    node.serve(V4, V4.endpoints[1])
+    node.ask(node.socket(V4, (V4.node, 40010)), V4.vip, 53)
+    node.ask(node.socket(V4, (V4.node, 40011)), V4.node, 30053)
+    early = node.socket(V4, (V4.node, 40012))
+    early.sendto(b"?", (V4.vip, 54))
+    before = {flow.source_port for flow in node.flows(V4)}
+    gone = [Translation(ip(V4.vip), 53, endpoint), Translation(ip(V4.vip), 54, ip(V4.vip) + (54).to_bytes(2))]
+    assert tracked(node.name, lambda tracking: tracking.forget(2, gone)) == 4
+    assert {flow.source_port for flow in node.flows(V4)} == before - {40000, 40001, 40002, 40012}
+    assert tracked(node.name, lambda tracking: tracking.forget(2, gone)) == 0
+    assert tracked(node.name, lambda tracking: tracking.forget(2, [])) == 0
+    many = [Translation(ip(V4.vip), port, other) for port in range(conntrack.FEW_TRANSLATIONS + 1)]
+    assert tracked(node.name, lambda tracking: tracking.forget(2, many)) is None
+    assert tracked(node.name, lambda tracking: tracking.forget(10, [Translation(ip(V6.vip), 53, b"")])) is None
+
+
+def test_a_kernel_that_deletes_whole_tuples_only_is_not_asked_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.serve(V4, V4.endpoints[0])
+    node.ask(node.socket(V4, (V4.node, 40000)), V4.vip, 53)
+    gone = [Translation(ip(V4.vip), 53, ip(V4.endpoints[0]) + (5353).to_bytes(2))]
+    monkeypatch.setattr(conntrack, "_CTA_FILTER", conntrack._CTA_ZONE)  # which is of another size: refused as unknown
+
+    def twice(tracking: Conntrack) -> list[int | None]:
+        first = tracking.forget(2, gone)
+        monkeypatch.undo()
+        return [first, tracking.forget(2, gone)]
+
+    assert tracked(node.name, twice) == [None, None]
+    assert len(node.flows(V4)) == 1
 
 
 def test_messages_of_an_unusual_layout_are_read_the_long_way(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

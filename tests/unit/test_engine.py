@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kubeproxy import engine as engine_module
 from kubeproxy.engine import Engine, Pace
 from kubeproxy.errors import ApplyError, Unsupported
+from kubeproxy.model import planner as planner_module
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Deleted, Rejected, Replaced, Upserted
 from kubeproxy.model.objects import (
@@ -196,7 +197,8 @@ class Stage:
         await self.until(self.idle)
 
     def idle(self):
-        return not (self.engine._unapplied or self.engine._stale or self.engine._wake.is_set())
+        engine = self.engine
+        return not (engine._inbox or engine._unapplied or engine._stale or engine._wake.is_set())
 
     def programmed(self, backend=None):
         return {name[1]: plans for name, plans in (backend or self.backend).state.items()}
@@ -212,7 +214,7 @@ def play(scene, **options):
             await scene(stage)
         finally:
             stage.task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Unsupported):
+            with contextlib.suppress(asyncio.CancelledError, Unsupported, AttributeError):
                 await stage.task
             await _sleep(0)
 
@@ -570,6 +572,97 @@ def test_nothing_is_lost_whatever_fails(moves):
             assert backend.state == expected
 
     play(scene, families=(V4, V6))
+
+
+# -- bit by bit ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bit_by_bit(monkeypatch):
+    """The loop runs after every object."""
+    monkeypatch.setattr(engine_module, "HOLD", -1.0)
+    monkeypatch.setattr(planner_module, "STEP", 1)
+
+
+def lists(*numbers):
+    names = [f"s{n}" for n in numbers]
+    return (
+        Replaced("services", [service(name, n).object for name, n in zip(names, numbers, strict=True)]),
+        Replaced("endpointslices", [endpoints(name, n).object for name, n in zip(names, numbers, strict=True)]),
+    )
+
+
+@pytest.mark.usefixtures("bit_by_bit")
+def test_half_a_list_is_not_written():
+    async def scene(stage):
+        stage.tell(*lists(*range(1, 20)), node())
+        await stage.settled()
+        assert stage.backend.calls == [("resync", [f"s{n}" for n in range(1, 20)])]
+        stage.backend.calls.clear()
+        stage.tell(*lists(*range(10, 30)))
+        await stage.settled()
+        assert [kind for kind, _ in stage.backend.calls] == ["sync"]
+        assert set(stage.programmed()) == {f"s{n}" for n in range(10, 30)}
+        assert all(plan.cluster for plans in stage.programmed().values() for plan in plans)
+
+    play(scene)
+
+
+@pytest.mark.usefixtures("bit_by_bit")
+def test_what_comes_after_a_list_waits_for_its_turn():
+    async def scene(stage):
+        await started(stage)
+        stage.tell(*lists(1, 2, 3))
+        stage.tell(service("s3", 9), gone("s2"))
+        stage.tell(service("s3", 4))
+        assert "s3" not in {name for _, name in stage.engine.planner.services}
+        await stage.settled()
+        assert set(stage.programmed()) == {"s1", "s3"}
+        assert stage.programmed()["s3"][0].frontends[0].address == bytes([10, 96, 0, 4])
+
+    play(scene)
+
+
+@pytest.mark.usefixtures("bit_by_bit")
+def test_the_node_does_not_wait_for_a_list():
+    async def scene(stage):
+        stage.tell(*lists(1, 2, 3))
+        stage.tell(node(), cidr("10.96.0.0/16"))
+        assert NODE in stage.engine.planner.nodes
+        await stage.settled()
+        assert stage.backend.worlds[-1].ipv4.service_cidrs
+
+    play(scene)
+
+
+@pytest.mark.usefixtures("bit_by_bit")
+def test_what_changes_during_a_sync_is_written_by_the_next():
+    async def scene(stage):
+        await started(stage, *lists(1, 2, 3))
+        for n in range(30):
+            stage.tell(service(f"s{n % 3 + 1}", n % 3 + 100 + n), service("late", n + 1))
+            await _sleep(0)
+        stage.tell(gone("late"))
+        await stage.settled()
+        assert {name: plans[0].frontends[0].address[-1] for name, plans in stage.programmed().items()} == {
+            "s1": 127,
+            "s2": 129,
+            "s3": 131,
+        }
+
+    play(scene)
+
+
+@pytest.mark.usefixtures("bit_by_bit")
+def test_a_failure_in_a_list_ends_the_program():
+    async def scene(stage):
+        await started(stage)
+        broken = Replaced("services", [service("a").object, None, service("b", 2).object])
+        stage.tell(broken)
+        with pytest.raises(AttributeError):
+            await asyncio.wait_for(stage.task, 15)
+
+    play(scene)
 
 
 # -- what others do ------------------------------------------------------------------------------------------------

@@ -143,26 +143,31 @@ def acknowledgement(data: bytes, at: Message) -> tuple[int, str]:
 class Netlink:
     """A netlink socket in the caller's network namespace, for one dump or for batches of requests. A context manager.
 
-    Blocking, with a timeout of 30 s; meant to be short-lived, so that an abandoned dump cannot disturb the next one.
+    Blocking, with a timeout of 30 s. After a `dump` that was not read to its end it can only be closed.
     """
 
     def __init__(self, protocol: int) -> None:
+        self._protocol = protocol
+        self._socket = self._opened()
+        self._sequence = count(1)
+
+    def _opened(self) -> socket.socket:
         try:
-            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
+            opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, self._protocol)
         except OSError as error:
             raise NetlinkError(
-                error.errno or errno.EIO, f"cannot open a netlink socket of protocol {protocol}"
+                error.errno or errno.EIO, f"cannot open a netlink socket of protocol {self._protocol}"
             ) from error
         try:
-            self._socket.bind((0, 0))
-            self._socket.settimeout(_TIMEOUT)
-            self._socket.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
-            self._socket.setsockopt(SOL_NETLINK, NETLINK_EXT_ACK, 1)
-            grow_receive_buffer(self._socket)
+            opened.bind((0, 0))
+            opened.settimeout(_TIMEOUT)
+            opened.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
+            opened.setsockopt(SOL_NETLINK, NETLINK_EXT_ACK, 1)
+            grow_receive_buffer(opened)
         except OSError as error:
-            self._socket.close()
+            opened.close()
             raise NetlinkError(error.errno or errno.EIO, "cannot set up a netlink socket") from error
-        self._sequence = count(1)
+        return opened
 
     def __enter__(self) -> Self:
         return self
@@ -208,7 +213,28 @@ class Netlink:
             except DumpInterruptedError:
                 if attempt == _DUMP_ATTEMPTS - 1:
                     raise
+            except ApplyError:
+                # The kernel may not be done, and would refuse the next dump of this socket.
+                self._socket.close()
+                self._socket = self._opened()
+                raise
         raise AssertionError("unreachable")
+
+    def ask(self, kind: int, payload: bytes, what: str) -> tuple[bytes, Message]:
+        """Send a request that is answered by one message; return the buffer and where in it that message is.
+
+        Raises NetlinkError when the kernel refuses.
+        """
+        sequence = next(self._sequence)
+        self._send(message(kind, NLM_F_REQUEST, sequence, payload), what)
+        while True:
+            data = self._read(what)
+            for at in messages(data):
+                if at.sequence == sequence:
+                    if at.kind == NLMSG_ERROR:
+                        code, text = acknowledgement(data, at)
+                        raise NetlinkError(code, f"cannot read {what}", text)
+                    return data, at
 
     def requests(self, kind: int, payloads: Sequence[bytes], what: str) -> list[tuple[int, str]]:
         """Send each payload as one acknowledged request; return (errno or 0, text) of each, in order.

@@ -5,7 +5,7 @@ Source: DESIGN "Element keys can collide"; the Go kube-proxy leaves it to chance
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from kubeproxy.model.plan import ServiceName
 
@@ -21,23 +21,24 @@ class Claims:
         self._contested: dict[bytes, list[Claimant]] = {}
 
     def replace(
-        self, old: Claimant | None, new: Claimant | None, before: Iterable[bytes], after: Iterable[bytes]
+        self, old: Claimant | None, new: Claimant | None, before: Collection[bytes], after: Collection[bytes]
     ) -> set[ServiceName]:
         """Replace a Service's claims; return the other Services that ask for a key whose owner changed.
 
         `old` and `new` differ when a Service was deleted and made again with another age.
         """
-        keys = set(after)
         touched: set[ServiceName] = set()
-        for key in before:
-            if old is not None and (old != new or key not in keys):
-                touched |= self._release(key, old)
+        if old is not None and before:
+            keys = set(after)
+            for key in before:
+                if old != new or key not in keys:
+                    touched |= self._release(key, old)
         if new is not None:
-            for key in keys:
+            for key in after:
                 owner = self._owner.setdefault(key, new)
                 if owner is not new and owner != new:
                     touched |= self._contest(key, new)
-        if new is not None:
+        if touched and new is not None:
             touched.discard(new[1:])
         return touched
 

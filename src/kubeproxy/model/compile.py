@@ -11,6 +11,8 @@ from functools import lru_cache
 from ipaddress import ip_address, ip_network
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from kubeproxy.model.addresses import (
     FAMILIES,
     PORT_BYTES,
@@ -50,17 +52,18 @@ def compile_service(service: Service, slices: Iterable[Slice], world: Globals) -
         return NOTHING
     problems: list[Problem] = []
     facts = _read(service, problems)
-    by_family: dict[Family, list[Slice]] = {}
-    for piece in slices:
-        by_family.setdefault(piece.family, []).append(piece)
+    pieces = list(slices)
     plans: list[ServicePlan] = []
     for family in world.families:
         cluster_ip = facts.cluster_ips.get(family)
         if cluster_ip is not None:
-            pieces = by_family.get(family, [])
-            plans += [_plan(facts, port, family, cluster_ip, pieces, world) for port in facts.ports]
-    first = next((family for family in facts.cluster_ips if family in world.families), None)
-    health = _health(spec, by_family.get(first, ()), world, problems) if first is not None else None
+            ours = [piece for piece in pieces if piece.family is family]
+            plans += [_plan(facts, port, family, cluster_ip, ours, world) for port in facts.ports]
+    health = None
+    if spec.health_check_node_port:
+        first = next((family for family in facts.cluster_ips if family in world.families), None)
+        if first is not None:
+            health = _health(spec, [piece for piece in pieces if piece.family is first], world, problems)
     return Compiled(tuple(plans), health, tuple(problems))
 
 
@@ -77,7 +80,7 @@ class _Port(NamedTuple):
     node_port: int
 
 
-class _Facts(NamedTuple):
+class _Facts(Struct, frozen=True, gc=False):
     """A Service's spec, read once for all its ports and families."""
 
     name: tuple[str, str]
@@ -116,6 +119,20 @@ def _shown(text: str | None) -> str:
 
 
 def _ports(entries: Sequence[ServicePort], problems: list[Problem]) -> Sequence[_Port]:
+    if len(entries) == 1 and not entries[0].node_port:  # most often, and the same in many Services
+        ports, found = _one_port(entries[0].port, entries[0].name, entries[0].protocol)
+        problems += found
+        return ports
+    return _read_ports(entries, problems)
+
+
+@lru_cache(maxsize=1024)
+def _one_port(number: int, name: str | None, protocol: str | None) -> tuple[Sequence[_Port], Sequence[Problem]]:
+    problems: list[Problem] = []
+    return tuple(_read_ports((ServicePort(number, name, protocol),), problems)), tuple(problems)
+
+
+def _read_ports(entries: Sequence[ServicePort], problems: list[Problem]) -> Sequence[_Port]:
     ports: list[_Port] = []
     names: set[tuple[str, int]] = set()
     numbers: set[tuple[int, int]] = set()
@@ -152,17 +169,23 @@ def _ports(entries: Sequence[ServicePort], problems: list[Problem]) -> Sequence[
 
 def _cluster_ips(spec: ServiceSpec, problems: list[Problem]) -> dict[Family, bytes]:
     found: dict[Family, bytes] = {}
-    field = "spec.clusterIPs" if spec.cluster_ips else "spec.clusterIP"
     for text in spec.cluster_ips or (spec.cluster_ip or "",):
         address = pack(text)
         if address is None or not any(address):
+            field = "spec.clusterIPs" if spec.cluster_ips else "spec.clusterIP"
             problems.append(Problem(field, f"{_shown(text)} is no usable IP address; skipped"))
         else:
             found.setdefault(family_of(address), address)
     return found
 
 
-def _addresses(texts: Iterable[str], field: str, problems: list[Problem]) -> dict[Family, list[bytes]]:
+_NO_ADDRESSES: Mapping[Family, Sequence[bytes]] = {}
+_NO_RANGES: Mapping[Family, tuple[Network, ...]] = {}
+
+
+def _addresses(texts: Sequence[str], field: str, problems: list[Problem]) -> Mapping[Family, Sequence[bytes]]:
+    if not texts:
+        return _NO_ADDRESSES
     found: dict[Family, list[bytes]] = {}
     for text in texts:
         address = pack(text)
@@ -175,8 +198,10 @@ def _addresses(texts: Iterable[str], field: str, problems: list[Problem]) -> dic
     return found
 
 
-def _source_ranges(texts: Sequence[str], problems: list[Problem]) -> dict[Family, tuple[Network, ...]]:
+def _source_ranges(texts: Sequence[str], problems: list[Problem]) -> Mapping[Family, tuple[Network, ...]]:
     """Return the networks of each restricted family. A /0 opens its family; an unreadable entry opens nothing."""
+    if not texts:
+        return _NO_RANGES
     found: dict[Family, list[Network]] = {}
     unreadable = False
     for i, text in enumerate(texts):
@@ -224,7 +249,7 @@ def _plan(
     accessible = len(frontends) > 1
     uses_cluster = not facts.internal_local or accessible
     uses_local = facts.internal_local or (facts.external_local and accessible)
-    view = Viewpoint(world.node_name, world.zone)
+    view = _viewpoint(world.node_name, world.zone)
     chosen = select(slices, port.name, port.protocol, view, uses_cluster, uses_local)
     stock = (bool(chosen.cluster), bool(chosen.local), chosen.usable)
     ours = world.of(family)
@@ -244,6 +269,9 @@ def _plan(
     )
 
 
+_viewpoint = lru_cache(maxsize=8)(Viewpoint)
+
+
 def _source_texts(facts: _Facts, family: Family, world: Globals) -> tuple[str, ...] | None:
     """Return the networks that may use the load balancer addresses, as they were written; see `_allowed`."""
     networks, balancers = facts.sources.get(family), facts.balancer_ips.get(family, ())
@@ -260,7 +288,8 @@ def _source_texts(facts: _Facts, family: Family, world: Globals) -> tuple[str, .
 def _frontends(facts: _Facts, port: _Port, family: Family, cluster_ip: bytes, world: Globals) -> tuple[Frontend, ...]:
     tail = bytes((port.protocol,)) + PORT_BYTES[port.port]
     found = [Frontend(FrontendKind.CLUSTER, cluster_ip + tail)]
-    found += [Frontend(FrontendKind.EXTERNAL, a + tail) for a in facts.external_ips.get(family, ())]
+    if facts.external_ips:
+        found += [Frontend(FrontendKind.EXTERNAL, a + tail) for a in facts.external_ips.get(family, ())]
     for address in facts.balancer_ips.get(family, ()):
         allowed = facts.sources.get(family)
         sources = None if allowed is None else _allowed(allowed, address, family, world)

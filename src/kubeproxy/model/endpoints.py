@@ -5,7 +5,8 @@ Source: kube-proxy v1.36 pkg/proxy/topology.go and endpointslicecache.go, as REF
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from socket import inet_pton
 from sys import intern
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from kubeproxy.model.addresses import FAMILIES, PORT_BYTES, PROTOCOLS, Family
-from kubeproxy.model.objects import EndpointConditions, EndpointHints, EndpointSlice, NameHint
+from kubeproxy.model.objects import EndpointConditions, EndpointPort, EndpointSlice, NameHint, SliceEndpoint
 from kubeproxy.model.plan import Pool, Problem
 
 
@@ -21,7 +22,7 @@ class Endpoint(Struct, frozen=True, gc=False):
     """One address of a slice, with its state; the port comes from the slice's ports."""
 
     address: bytes
-    node: str | None = None
+    node: str = ""
     ready: bool = True
     serving: bool = True
     terminating: bool = False
@@ -37,19 +38,30 @@ class SlicePort(NamedTuple):
     port: int
 
 
-class Slice(Struct, frozen=True):
-    """An EndpointSlice reduced to what is used. `plain`: all ready, none hinted, no address twice.
+class Slice(Struct, frozen=True, gc=False):
+    """An EndpointSlice reduced to what is used.
 
-    `version` is its resourceVersion, for people who ask what a plan reflects.
+    In nearly every slice all endpoints are ready and none has hints: then `destinations` (of each port, as in `ports`)
+    and `nodes` ('' for none), in the same order, are all there is of them, and `particular` is None. Otherwise
+    `particular` has them all. `version` is its resourceVersion, for people who ask what
+    a plan reflects.
     """
 
     family: Family
     ports: tuple[SlicePort, ...]
-    endpoints: tuple[Endpoint, ...]
-    plain: bool
+    destinations: tuple[tuple[bytes, ...], ...]
+    nodes: tuple[str, ...]
+    particular: tuple[Endpoint, ...] | None = None
     triggered: str | None = None
     problems: tuple[Problem, ...] = ()
     version: str | None = None
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """Return the endpoints one by one."""
+        if self.particular is not None:
+            return self.particular
+        return tuple([Endpoint(d[:-2], node) for d, node in zip(self.destinations[0], self.nodes, strict=True)])
 
 
 def parse_slice(source: EndpointSlice) -> Slice | None:
@@ -60,34 +72,62 @@ def parse_slice(source: EndpointSlice) -> Slice | None:
     family = FAMILIES.get(source.address_type)
     if family is None:
         return None
+    ports, wrong_ports = _ports(source.ports or ())
+    annotations = source.metadata.annotations
+    triggered = annotations.last_change_trigger_time if annotations is not None else None
+    version = source.metadata.resource_version
+    entries = source.endpoints or ()
+    # Comprehensions over all endpoints at once, and no object for each: 100,000 of them come in with the first list.
+    if ports and not [e for e in entries if e.hints is not None or ((c := e.conditions) is not None and c != _USUAL)]:
+        try:
+            destinations = tuple(
+                [
+                    tuple([inet_pton(family, e.addresses[0]) + port for e in entries])  # type: ignore[index]
+                    for port in [PORT_BYTES[port.port] for port in ports]
+                ]
+            )
+        except (OSError, ValueError, LookupError, TypeError):
+            pass  # which one it is, and all that are right, is found below
+        else:
+            # A few node names stand in 100,000 endpoints: interned, they take no memory and compare at once.
+            nodes = tuple([intern(e.node_name or "") for e in entries])
+            return Slice(family, ports, destinations, nodes, None, triggered, wrong_ports, version)
+    particular, problems = _one_by_one(entries, family)
+    return Slice(family, ports, (), (), particular, triggered, (*wrong_ports, *problems), version)
+
+
+def _one_by_one(entries: Sequence[SliceEndpoint], family: Family) -> tuple[tuple[Endpoint, ...], list[Problem]]:
     problems: list[Problem] = []
-    ports = tuple(_ports(source, problems))
     endpoints: list[Endpoint] = []
-    plain = True
-    for i, entry in enumerate(source.endpoints or ()):
+    for i, entry in enumerate(entries):
         try:
             address = inet_pton(family, entry.addresses[0] if entry.addresses else "")
         except (OSError, ValueError):
             shown = repr(entry.addresses[0][:64]) if entry.addresses else "none"
             problems.append(Problem(f"endpoints[{i}].addresses[0]", f"{shown} is not an {family.label} address"))
             continue
-        # A few node names stand in 100,000 endpoints: interned, they take no memory and compare at once.
-        node = intern(entry.node_name) if entry.node_name else None
-        c, hints = entry.conditions, entry.hints
-        if hints is None and (c is None or (c.ready is not False and c.serving is not False and not c.terminating)):
-            endpoints.append(Endpoint(address, node))
-        else:
-            plain = False
-            endpoints.append(_particular(address, node, c or _UNKNOWN, hints))
-    plain = plain and len({e.address for e in endpoints}) == len(endpoints)
-    annotations = source.metadata.annotations
-    triggered = annotations.last_change_trigger_time if annotations is not None else None
-    version = source.metadata.resource_version
-    return Slice(family, ports, tuple(endpoints), plain, triggered, tuple(problems), version)
+        endpoints.append(_particular(address, intern(entry.node_name or ""), entry))
+    return tuple(endpoints), problems
 
 
-def _ports(source: EndpointSlice, problems: list[Problem]) -> Iterable[SlicePort]:
-    for i, entry in enumerate(source.ports or ()):
+def _ports(entries: Sequence[EndpointPort]) -> tuple[tuple[SlicePort, ...], tuple[Problem, ...]]:
+    """Return the ports that can be used, and what is wrong with the others."""
+    if len(entries) == 1:  # nearly always, and the same in many slices
+        return _one_port(entries[0].name, entries[0].protocol, entries[0].port)
+    problems: list[Problem] = []
+    return tuple(_read_ports(entries, problems)), tuple(problems)
+
+
+@lru_cache(maxsize=1024)
+def _one_port(
+    name: str | None, protocol: str | None, port: int | None
+) -> tuple[tuple[SlicePort, ...], tuple[Problem, ...]]:
+    problems: list[Problem] = []
+    return tuple(_read_ports((EndpointPort(port, name, protocol),), problems)), tuple(problems)
+
+
+def _read_ports(entries: Iterable[EndpointPort], problems: list[Problem]) -> Iterable[SlicePort]:
+    for i, entry in enumerate(entries):
         protocol = PROTOCOLS.get(entry.protocol or "TCP")
         if protocol is None:
             problems.append(Problem(f"ports[{i}].protocol", f"{(entry.protocol or '')[:64]!r} is not TCP, UDP or SCTP"))
@@ -99,11 +139,13 @@ def _ports(source: EndpointSlice, problems: list[Problem]) -> Iterable[SlicePort
             yield SlicePort(entry.name or "", protocol, entry.port)
 
 
+_USUAL = EndpointConditions(ready=True, serving=True, terminating=False)
 _UNKNOWN = EndpointConditions()
 
 
-def _particular(address: bytes, node: str | None, c: EndpointConditions, hints: EndpointHints | None) -> Endpoint:
-    """Return an endpoint that is not ready, or is meant for some zones or nodes."""
+def _particular(address: bytes, node: str, entry: SliceEndpoint) -> Endpoint:
+    """Return an endpoint that may not be ready, or is meant for some zones or nodes."""
+    c, hints = entry.conditions or _UNKNOWN, entry.hints
     zones, nodes = (_names(hints.for_zones), _names(hints.for_nodes)) if hints is not None else ((), ())
     return Endpoint(address, node, c.ready is not False, c.serving is not False, c.terminating is True, zones, nodes)
 
@@ -144,31 +186,41 @@ def select(
     `uses_cluster` and `uses_local` say which pools the Service's policies can reach; one that is not used is empty.
     """
     matched = [
-        (piece, PORT_BYTES[port.port])
+        (piece, number)
         for piece in slices
-        for port in piece.ports
+        for number, port in enumerate(piece.ports)
         if port.name == name and port.protocol == protocol
     ]
     if not matched:
         return NONE
-    if len(matched) == 1 and matched[0][0].plain:
-        return _select_plain(matched[0][0], matched[0][1], view, uses_cluster, uses_local)
-    return _select_any(_merge(matched, view.node), view, uses_cluster, uses_local)
+    for piece, _ in matched:
+        if piece.particular is not None:
+            return _select_any(_merge(matched, view.node), view, uses_cluster, uses_local)
+    return _select_all(matched, view.node, uses_cluster, uses_local)
 
 
-def _select_plain(piece: Slice, port: bytes, view: Viewpoint, uses_cluster: bool, uses_local: bool) -> Selection:
-    """One slice, all ready, no hints: nearly every Service; there is nothing to choose."""
-    node = view.node
-    everyone = tuple(sorted([e.address + port for e in piece.endpoints]))
-    here = [e.address for e in piece.endpoints if e.node == node]
-    local = tuple(sorted([a + port for a in here])) if here and uses_local else ()
-    return Selection(everyone if uses_cluster else (), local, everyone, tuple(sorted(here)), bool(everyone))
+def _select_all(matched: list[tuple[Slice, int]], node: str, uses_cluster: bool, uses_local: bool) -> Selection:
+    """All ready, no hints: nearly every Service; there is nothing to choose."""
+    everyone = tuple(sorted(set().union(*[piece.destinations[port] for piece, port in matched])))
+    cluster = everyone if uses_cluster else ()
+    near = [(piece, port) for piece, port in matched if node in piece.nodes]
+    if not near:
+        return Selection(cluster, (), everyone, (), bool(everyone))
+    here = {
+        destination
+        for piece, port in near
+        for destination, at in zip(piece.destinations[port], piece.nodes, strict=True)
+        if at == node
+    }
+    local = tuple(sorted(here)) if uses_local else ()
+    return Selection(cluster, local, everyone, tuple(sorted({d[:-2] for d in here})), True)
 
 
-def _merge(matched: list[tuple[Slice, bytes]], node: str) -> dict[bytes, Endpoint]:
+def _merge(matched: list[tuple[Slice, int]], node: str) -> dict[bytes, Endpoint]:
     """Return the endpoints by destination. Of two alike the one that is not terminating wins, then the local one."""
     merged: dict[bytes, Endpoint] = {}
-    for piece, port in matched:
+    for piece, number in matched:
+        port = PORT_BYTES[piece.ports[number].port]
         for endpoint in piece.endpoints:
             destination = endpoint.address + port
             other = merged.get(destination)
@@ -178,7 +230,7 @@ def _merge(matched: list[tuple[Slice, bytes]], node: str) -> dict[bytes, Endpoin
 
 
 def _rank(e: Endpoint, node: str) -> tuple[bool, bool, bool, bool, tuple[str, ...], tuple[str, ...], str]:
-    return not e.terminating, e.node == node, e.ready, e.serving, e.zones, e.nodes, e.node or ""
+    return not e.terminating, e.node == node, e.ready, e.serving, e.zones, e.nodes, e.node
 
 
 def _select_any(merged: dict[bytes, Endpoint], view: Viewpoint, uses_cluster: bool, uses_local: bool) -> Selection:

@@ -143,7 +143,7 @@ class Problem(NamedTuple):
     reason: str
 
 
-class Compiled(Struct, frozen=True):
+class Compiled(Struct, frozen=True, gc=False):
     """All that a Service means: its plans, its health check, and what is wrong with it."""
 
     plans: tuple[ServicePlan, ...] = ()

@@ -6,7 +6,7 @@ events and how they are bundled does not matter: the plans depend on the last st
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from msgspec import Struct, structs
 
@@ -25,7 +25,11 @@ IMPORTANT: frozenset[ServiceName] = frozenset({("default", "kubernetes"), ("kube
 """Programmed first in a full sync: without them nothing else in a cluster works."""
 
 
-class Change(Struct, frozen=True):
+STEP = 50
+"""Objects, or Services, after which a long piece of work can be interrupted: under a millisecond, or a few if large."""
+
+
+class Change(Struct, frozen=True, gc=False):
     """A Service whose meaning changed. `triggers` are the last-change-trigger-time annotations that led here."""
 
     name: ServiceName
@@ -58,6 +62,7 @@ class Planner:
         self._claims: dict[Family, Claims] = {family: Claims() for family in Family}
         self._claimants: dict[ServiceName, Claimant] = {}
         self._dirty: dict[ServiceName, None] = {}
+        self._taken: dict[ServiceName, None] = {}  # what `taking` is about
         self._triggers: dict[ServiceName, list[str]] = {}
         self._missing: set[Resource] = set(NEEDED)
 
@@ -73,21 +78,29 @@ class Planner:
 
     def is_dirty(self, name: ServiceName) -> bool:
         """Return whether a Service is to be looked at again, so that its plan may be an old one."""
-        return name in self._dirty
+        return name in self._dirty or name in self._taken
 
     def apply(self, events: Iterable[Event]) -> list[Rejected]:
         """Take events in; return what in them cannot be used, for the user to see."""
-        rejected: list[Rejected] = []
+        return [rejected for step in self.applying(events) for rejected in step]
+
+    def applying(self, events: Iterable[Event]) -> Iterator[list[Rejected]]:
+        """Do the work of `apply` in steps of at most STEP objects; yield what each of them found.
+
+        Between the steps the planner may be used, but for other events of the same resource. A list that is being
+        applied counts as listed only at its end.
+        """
         for event in events:
+            rejected: list[Rejected] = []
             if isinstance(event, Upserted):
                 self._upsert(event.object, rejected)
             elif isinstance(event, Deleted):
                 self._delete(event.resource, (event.namespace, event.name))
             elif isinstance(event, Replaced):
-                self._replace(event, rejected)
+                yield from self._replace(event)
             else:
                 rejected.append(event)
-        return rejected
+            yield rejected
 
     def set_world(self, world: Globals) -> None:
         """Change what holds for all Services; they are looked at again when it concerns their meaning."""
@@ -102,46 +115,62 @@ class Planner:
 
     def take(self) -> list[Change]:
         """Compile what is dirty; return the Services whose meaning changed, important ones first."""
+        return [change for step in self.taking() for change in step]
+
+    def taking(self) -> Iterator[list[Change]]:
+        """Do the work of `take` in steps of at most STEP Services; yield the changes of each.
+
+        Between the steps events may be applied: what they touch is dirty once more. Only one at a time, to its end.
+        """
         dirty, self._dirty = self._dirty, {}
+        self._taken = dirty
         triggers, self._triggers = self._triggers, {}
-        for name in list(dirty):
-            dirty.update(dict.fromkeys(self._compile(name)))
-        changes = []
+        for done, name in enumerate(list(dirty), start=1):
+            if touched := self._compile(name):
+                dirty.update(dict.fromkeys(touched))
+            if not done % STEP:
+                yield []
+        changes: list[Change] = []
         contested = any(claims.contested for claims in self._claims.values())
-        for name in dirty:
+        for done, name in enumerate(_important_first(dirty), start=1):
             before = self.compiled.get(name, NOTHING)
-            fresh = self._settled(name) if contested else self._wanted.get(name, NOTHING)
+            wanted = self._wanted.get(name)  # not `services`, which may have moved on between the steps
+            fresh = NOTHING if wanted is None else self._settled(name) if contested else wanted
             if fresh != before:
                 service = self.services.get(name)
                 uid = (service.metadata.uid or "") if service is not None else ""
                 changes.append(Change(name, before, fresh, uid, tuple(triggers.get(name, ()))))
-            if name in self.services:
+            if wanted is not None:
                 self.compiled[name] = fresh
             else:
                 self.compiled.pop(name, None)
-        changes.sort(key=_importance)
-        return changes
+            if not done % STEP:
+                yield changes
+                changes = []
+        self._taken = {}
+        yield changes
 
-    def _compile(self, name: ServiceName) -> set[ServiceName]:
+    def _compile(self, name: ServiceName) -> Collection[ServiceName]:
         """Compile one Service and claim its frontends; return the other Services that this touches."""
         service = self.services.get(name)
         before, after = self._claimants.get(name), None
         old, fresh = self._wanted.get(name, NOTHING), NOTHING
         if service is not None:
             after = (service.metadata.creation_timestamp or "", *name)
-            fresh = compile_service(service, self.slices.get(name, {}).values(), self.world)
+            slices = self.slices.get(name)
+            fresh = compile_service(service, slices.values() if slices is not None else (), self.world)
             self._wanted[name] = fresh
             self._claimants[name] = after
         else:
             self._wanted.pop(name, None)
             self._claimants.pop(name, None)
-        touched: set[ServiceName] = set()
         if old.plans == fresh.plans and before == after:
-            return touched
-        for family in self.world.families:
+            return ()
+        touched: set[ServiceName] = set()
+        for family, claims in self._claims.items():
             held, asked = _keys(old.plans, family), _keys(fresh.plans, family)
-            if held != asked or before != after:
-                touched |= self._claims[family].replace(before, after, held, asked)
+            if (held or asked) and (held != asked or before != after):
+                touched |= claims.replace(before, after, held, asked)
         return touched
 
     def _settled(self, name: ServiceName) -> Compiled:
@@ -169,7 +198,8 @@ class Planner:
         if trigger is not None and self.complete:
             self._triggers.setdefault(name, []).append(trigger)
 
-    def _upsert(self, obj: Object, rejected: list[Rejected]) -> None:
+    def _upsert(self, obj: Object, rejected: list[Rejected]) -> ServiceName:
+        """Take an object in; return its name."""
         name = (obj.metadata.namespace or "", obj.metadata.name)
         if isinstance(obj, Service):
             if self.services.get(name) != obj:
@@ -182,6 +212,7 @@ class Planner:
             self.nodes[obj.metadata.name] = obj
         else:
             self.service_cidrs[obj.metadata.name] = tuple((obj.spec.cidrs if obj.spec else None) or ())
+        return name
 
     def _upsert_slice(self, name: ServiceName, obj: EndpointSlice, rejected: list[Rejected]) -> None:
         labels = obj.metadata.labels
@@ -194,12 +225,13 @@ class Planner:
             self._drop_slice(name)
             return
         previous = self._service_of.get(name)
-        known = frozenset(self.slices[previous][name[1]].problems if previous is not None else ())
-        rejected += (
-            Rejected("endpointslices", *name, obj.metadata.uid or "", p.field, p.reason)
-            for p in parsed.problems
-            if p not in known
-        )
+        if parsed.problems:
+            known = self.slices[previous][name[1]].problems if previous is not None else ()
+            rejected += (
+                Rejected("endpointslices", *name, obj.metadata.uid or "", p.field, p.reason)
+                for p in parsed.problems
+                if p not in known
+            )
         if previous is not None and previous != owner:
             self._drop_slice(name)
         siblings = self.slices.setdefault(owner, {})
@@ -233,12 +265,18 @@ class Planner:
         else:
             self.service_cidrs.pop(name[1], None)
 
-    def _replace(self, event: Replaced, rejected: list[Rejected]) -> None:
-        seen = {(obj.metadata.namespace or "", obj.metadata.name) for obj in event.objects} | event.kept
-        for name in [name for name in self._known(event.resource) if name not in seen]:
+    def _replace(self, event: Replaced) -> Iterator[list[Rejected]]:
+        seen: set[ServiceName] = set(event.kept)
+        for start in range(0, len(event.objects), STEP):
+            rejected: list[Rejected] = []
+            for obj in event.objects[start : start + STEP]:
+                seen.add(self._upsert(obj, rejected))
+            yield rejected
+        gone = [name for name in self._known(event.resource) if name not in seen]
+        for done, name in enumerate(gone, start=1):
             self._delete(event.resource, name)
-        for obj in event.objects:
-            self._upsert(obj, rejected)
+            if not done % STEP:
+                yield []
         self._missing.discard(event.resource)
 
     def _known(self, resource: Resource) -> Iterable[ServiceName]:
@@ -255,7 +293,9 @@ def _compiled_from(world: Globals) -> tuple[object, ...]:
     return world.node_name, world.zone, world.masquerade_all, parts
 
 
-def _keys(plans: tuple[ServicePlan, ...], family: Family) -> list[bytes]:
+def _keys(plans: tuple[ServicePlan, ...], family: Family) -> Sequence[bytes]:
+    if not plans:
+        return ()
     return [f.key for plan in plans if plan.key.family is family for f in plan.frontends]
 
 
@@ -264,5 +304,6 @@ def _collision(frontend: Frontend, owner: ServiceName | None) -> Problem:
     return Problem("spec.ports", f"{frontend} belongs to the older Service {holder}; not programmed for this one")
 
 
-def _importance(change: Change) -> bool:
-    return change.name not in IMPORTANT
+def _important_first(names: dict[ServiceName, None]) -> Iterable[ServiceName]:
+    important = dict.fromkeys(name for name in names if name in IMPORTANT) if len(names) > 1 else {}
+    return important | names if important else names

@@ -1,10 +1,14 @@
 """Properties of the planner: incremental equals full, order and repetition do not matter, nothing raises."""
 
+import itertools
+
+import pytest
 from cluster_objects import world as simple_world
 from cluster_strategies import events, rivalries, services, slices, worlds
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from kubeproxy.model import planner as planner_module
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.endpoints import parse_slice
 from kubeproxy.model.events import Deleted, Replaced, Upserted
@@ -75,6 +79,53 @@ def test_incremental_equals_full(data, world, sequence):
 @given(st.data(), st.lists(rivalries | st.just("take"), min_size=5, max_size=20))
 def test_incremental_equals_full_among_rivals(data, sequence):
     check_incremental(data, simple_world(), sequence)
+
+
+@st.composite
+def works(draw):
+    """Lists and changes of two resources as long pieces of work, each in the order of its resource, and takes."""
+    found = draw(st.lists(rivalries | events, min_size=3, max_size=20))
+    return found, draw(st.lists(st.sampled_from(["services", "endpointslices", "take"]), max_size=80))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), works())
+def test_steps_of_work_may_come_between_each_other(data, pair):
+    found, turns = pair
+    world, objects = simple_world(), {"services": {}, "endpointslices": {}}
+    planner, programmed = Planner(world), {}
+    for event in found:
+        record(objects, event)
+
+    def program(changes):
+        for change in changes:
+            assert change.before == programmed.get(change.name, NOTHING)
+            programmed[change.name] = change.after
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner_module, "STEP", 1)
+        work = {
+            resource: planner.applying([event for event in found if event.resource == resource])
+            for resource in ("services", "endpointslices")
+        }
+        taking = iter(())
+        for turn in turns:
+            if turn == "take":
+                changes = next(taking, None)
+                if changes is None:
+                    taking = planner.taking()
+                program(changes or ())
+            else:
+                next(work[turn], None)
+        for steps in work.values():
+            for _ in steps:
+                pass
+        for changes in itertools.chain(taking, planner.taking()):
+            program(changes)
+    shuffled = {kind: dict(data.draw(st.permutations(list(known.items())))) for kind, known in objects.items()}
+    expected = full(shuffled, world)
+    assert planner.compiled == expected
+    assert {n: c for n, c in programmed.items() if c != NOTHING} == {n: c for n, c in expected.items() if c != NOTHING}
 
 
 @st.composite

@@ -21,7 +21,7 @@ def dumps(monkeypatch):
     """Let the kernel give these dumps of the endpoints, one after the other, the last one for ever."""
     queue = []
 
-    def elements(_family, _table, name):
+    def elements(_family, _table, name, _link):
         if name != "endpoints":
             return iter(())
         return iter(queue.pop(0) if len(queue) > 1 else queue[0])
@@ -34,7 +34,7 @@ def dumps(monkeypatch):
 def test_a_dump_that_repeats_itself_is_read_again(dumps):
     dumps += [TORN, TORN, WHOLE]
     names = Layout(Family.IPV4).shapes
-    found = audit.elements(Family.IPV4, names)
+    found = audit.elements(Family.IPV4, names, None)
     assert found == {name: {b"a": b"1", b"b": b"2"} if name == "endpoints" else {} for name in names}
     assert not dumps[1:]
 
@@ -42,7 +42,7 @@ def test_a_dump_that_repeats_itself_is_read_again(dumps):
 def test_a_dump_that_never_becomes_whole_is_an_error(dumps):
     dumps += [TORN]
     with pytest.raises(ApplyError, match="of endpoints completely"):
-        audit.elements(Family.IPV4, ["endpoints-4", "endpoints"])
+        audit.elements(Family.IPV4, ["endpoints-4", "endpoints"], None)
 
 
 def everything(placed):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from kubeproxy.backends.nftables.layout import TABLE, ChainName, service_key
 from kubeproxy.backends.nftables.render import Placed
 from kubeproxy.kernel import nfnetlink
+from kubeproxy.kernel.netlink import Netlink
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Pool
 
@@ -51,16 +52,16 @@ def _moved(was: Pool, now: Pool) -> list[tuple[int, int]]:
     return [(slots[d], slot) for slot, d in enumerate(now) if slots.get(d, slot) != slot]
 
 
-def messages(family: Family, wanted: Iterable[Move], known: Iterable[str]) -> list[bytes]:
-    """Return the messages that copy the clients, with the time that each has left. `known` are the sets there are."""
+def messages(family: Family, wanted: Iterable[Move], link: Netlink) -> list[bytes]:
+    """Return the messages that copy the clients, with the time that each has left."""
     found: list[bytes] = []
     by_source: dict[str, list[Move]] = {}
-    sets = frozenset(known)
+    sets = nfnetlink.sets(family, TABLE, link)
     for move in wanted:
         if move.source in sets and move.target in sets:
             by_source.setdefault(move.source, []).append(move)
     for source, group in by_source.items():
-        clients = list(nfnetlink.elements(family, TABLE, source))
+        clients = list(nfnetlink.elements(family, TABLE, source, link))
         for move in group:
             packed = [
                 nfnetlink.timed_element(client.key, client.timeout, client.expires)

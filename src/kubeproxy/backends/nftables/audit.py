@@ -22,8 +22,12 @@ from kubeproxy.backends.nftables.render import Elements, Placed
 from kubeproxy.backends.nftables.ruleset import Ruleset, pick_chain
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nfnetlink, nft
+from kubeproxy.kernel.netlink import Netlink
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Pool, ServicePlan
+
+Link = Netlink | None
+"""The socket to read through; None means one of its own for each dump."""
 
 READS: Final = 50
 PAUSE: Final = 0.01  # seconds; resizing a table of 100,000 elements takes some 0.05
@@ -36,26 +40,26 @@ class Signature(NamedTuple):
     rules: tuple[int, ...]
 
 
-def signature(family: Family) -> Signature:
+def signature(family: Family, link: Link) -> Signature:
     """Return the signature of our table; (None, ()) when it is missing."""
-    return Signature(nfnetlink.table(family, TABLE), nfnetlink.rule_handles(family, TABLE))
+    return Signature(nfnetlink.table(family, TABLE, link), nfnetlink.rule_handles(family, TABLE, link))
 
 
-def service_cidrs(family: Family) -> frozenset[bytes]:
+def service_cidrs(family: Family, link: Link) -> frozenset[bytes]:
     """Return where the ranges of service CIDRs begin and end."""
-    return frozenset(e.key for e in nfnetlink.elements(family, TABLE, "service-cidrs"))
+    return frozenset(e.key for e in nfnetlink.elements(family, TABLE, "service-cidrs", link))
 
 
-def affinity_chains(family: Family) -> set[ChainName]:
+def affinity_chains(family: Family, link: Link) -> set[ChainName]:
     """Return the chains of session affinity that the table has."""
-    found = (parse_chain_name(name) for name in nfnetlink.chains(family, TABLE))
+    found = (parse_chain_name(name) for name in nfnetlink.chains(family, TABLE, link))
     return {name for name in found if name is not None}
 
 
-def clones(family: Family, slots: Iterable[ChainName]) -> list[bytes]:
+def clones(family: Family, slots: Iterable[ChainName], link: Link) -> list[bytes]:
     """Return the messages that make slot chains, from rules that exist: nft 1.0.6 cannot add one to an existing map."""
     rules: dict[str, bytes] = {}
-    for rule in nfnetlink.rules(family, TABLE):
+    for rule in nfnetlink.rules(family, TABLE, link):
         rules.setdefault(rule.chain, rule.raw)
     found = []
     for name in slots:
@@ -65,18 +69,18 @@ def clones(family: Family, slots: Iterable[ChainName]) -> list[bytes]:
     return found
 
 
-def elements(family: Family, names: Iterable[str]) -> Elements:
+def elements(family: Family, names: Iterable[str], link: Link) -> Elements:
     """Return all elements of these sets. Raises ApplyError."""
-    return {name: _elements_of(family, name) for name in names}
+    return {name: _elements_of(family, name, link) for name in names}
 
 
-def _elements_of(family: Family, name: str) -> dict[bytes, bytes]:
+def _elements_of(family: Family, name: str, link: Link) -> dict[bytes, bytes]:
     """Return the elements of a set, read again while the kernel's hash table is being resized.
 
     Such a dump counts entries, not keys: it lists some twice and as many not at all (nft_rhash_walk of Linux 6.18).
     """
     for _ in range(READS):
-        found = list(nfnetlink.elements(family, TABLE, name))
+        found = list(nfnetlink.elements(family, TABLE, name, link))
         entries = {e.key: e.data for e in found}
         if len(entries) == len(found):
             return entries
@@ -92,24 +96,23 @@ def ranges_by_frontend(found: Elements, family: Family) -> dict[bytes, list[byte
     return ranges
 
 
-def intact(ruleset: Ruleset) -> bool:
+def intact(ruleset: Ruleset, link: Link) -> bool:
     """Return whether the table's chains and rules are what we would load, by loading that beside it without effect.
 
     Chains that exist because some Service once had that many endpoints are taken as they are found.
     """
     scratch = ruleset.scratch()
-    nft.run(
-        f"add table {scratch.name}\ndelete table {scratch.name}\n{scratch.skeleton(affinity_chains(ruleset.family))}"
-    )
+    skeleton = scratch.skeleton(affinity_chains(ruleset.family, link))
+    nft.run(f"add table {scratch.name}\ndelete table {scratch.name}\n{skeleton}")
     try:
-        return _by_chain(ruleset.family, TABLE) == _by_chain(ruleset.family, scratch.table)
+        return _by_chain(ruleset.family, TABLE, link) == _by_chain(ruleset.family, scratch.table, link)
     finally:
         nft.run(f"delete table {scratch.name}\n")
 
 
-def _by_chain(family: Family, table: str) -> dict[str, list[object]]:
-    found: dict[str, list[object]] = {chain: [] for chain in nfnetlink.chains(family, table)}
-    for rule in nfnetlink.rules(family, table):
+def _by_chain(family: Family, table: str, link: Link) -> dict[str, list[object]]:
+    found: dict[str, list[object]] = {chain: [] for chain in nfnetlink.chains(family, table, link)}
+    for rule in nfnetlink.rules(family, table, link):
         found[rule.chain].append(rule.expressions)
     return found
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple, Self
 
 from kubeproxy.backends.nftables import affinity, audit
 from kubeproxy.backends.nftables.layout import SHARED, TABLE, VERDICT_MAPS, ChainName, SetId
@@ -18,13 +19,14 @@ from kubeproxy.backends.nftables.render import Elements, Placed, difference, pla
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.text import element_lines, interval_lines
 from kubeproxy.kernel import nfnetlink, nft
+from kubeproxy.kernel.netlink import Netlink
 from kubeproxy.model.addresses import Family, Range
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
 
 log = logging.getLogger("kubeproxy.nftables")
 
-BATCH = 40_000
-"""Elements a transaction: about 0.1 s in the kernel, so that neither its commit lock nor our loop is held long."""
+BATCH = 20_000
+"""Elements a transaction: about 0.05 s in the kernel, so that neither its commit lock nor our loop is held long."""
 
 Wanted = Mapping[ServiceName, tuple[ServicePlan, ...]]
 
@@ -39,6 +41,7 @@ class NftablesBackend:
         self._ruleset = Ruleset(family, world)
         self._ours = world.of(family) or FamilyGlobals()
         self._link = nfnetlink.Transactions()
+        self._reads = Netlink(nfnetlink.NETLINK_NETFILTER)
         self._placed: dict[ServiceName, tuple[Placed, ...]] = {}
         self._users: Users = {set_id: Counter() for set_id in SHARED}
         self._chains: set[ChainName] = set()
@@ -50,8 +53,9 @@ class NftablesBackend:
         self._generation = 0
 
     def close(self) -> None:
-        """Let go of the socket; the rules stay."""
+        """Let go of the sockets; the rules stay."""
         self._link.close()
+        self._reads.close()
 
     def set_world(self, world: Globals) -> bool:
         """Take changed globals in; return whether the table itself is another one now, so that a resync is due."""
@@ -69,15 +73,20 @@ class NftablesBackend:
         Raises ApplyError; what was yielded for is in the kernel, the rest is as it was.
         """
         batch = self._batch()
-        for name, plans in changes:
-            before = self._placed.get(name, ())
-            known = {p.plan.key: p for p in before}
-            after = tuple(place(plan, known.get(plan.key)) for plan in plans)
-            self._change(batch, before, after)
-            batch.services[name] = after
-            if batch.transaction.elements >= BATCH:
-                yield self._commit(batch)
-                batch = self._batch()
+        with _Ahead(self._commit) as ahead:
+            for name, plans in changes:
+                before = self._placed.get(name, ())
+                if before:
+                    known = {p.plan.key: p for p in before}
+                    after = tuple([place(plan, known.get(plan.key)) for plan in plans])
+                else:
+                    after = tuple([Placed.fresh(plan) for plan in plans])
+                self._change(batch, before, after)
+                batch.services[name] = after
+                if batch.transaction.elements >= BATCH:
+                    yield from ahead.commit(batch)
+                    batch = self._batch()
+            yield from ahead.settled()
         yield self._commit(batch) + self._sync_globals()
 
     def _change(self, batch: _Batch, before: tuple[Placed, ...], after: tuple[Placed, ...]) -> None:
@@ -113,7 +122,7 @@ class NftablesBackend:
     def _carried(self, moves: Sequence[affinity.Move]) -> list[bytes]:
         if not moves:
             return []
-        return affinity.messages(self.family, moves, nfnetlink.sets(self.family, TABLE))
+        return affinity.messages(self.family, moves, self._reads)
 
     def _sync_globals(self) -> int:
         """Bring the sets that belong to the node, not to a Service, up to date; return the elements changed."""
@@ -130,7 +139,7 @@ class NftablesBackend:
         if ranges != self._service_cidrs:
             table = self._ruleset.name
             self._run([f"flush set {table} service-cidrs", *interval_lines(table, "service-cidrs", ranges)])
-            self._service_cidrs, self._service_cidr_edges = ranges, audit.service_cidrs(self.family)
+            self._service_cidrs, self._service_cidr_edges = ranges, audit.service_cidrs(self.family, self._reads)
         return transaction.elements
 
     def _ensure_chains(self, names: Iterable[ChainName]) -> None:
@@ -139,12 +148,12 @@ class NftablesBackend:
             return
         slots = sorted(name for name in missing if name.is_slot)
         if slots:
-            self._transact(audit.clones(self.family, slots))
+            self._transact(audit.clones(self.family, slots, self._reads))
         others = missing.difference(slots)
         if others:
             self._run(self._ruleset.chains(others))
         self._chains |= missing
-        self._signature = audit.signature(self.family)
+        self._signature = audit.signature(self.family, self._reads)
 
     # -- the whole table --------------------------------------------------------------------------------------------
 
@@ -153,21 +162,23 @@ class NftablesBackend:
 
         Yields the number of elements after each transaction. Raises ApplyError.
         """
-        table = nfnetlink.table(self.family, TABLE)
+        table = nfnetlink.table(self.family, TABLE, self._reads)
         self._users = {set_id: Counter() for set_id in SHARED}
         self._placed = {}
         if table is None:
             self._load()
             yield from self.sync(wanted.items())
-        elif not table.dormant and table.comment == self._ruleset.comment() and audit.intact(self._ruleset):
-            self._chains = audit.affinity_chains(self.family)
-            actual = audit.elements(self.family, self._ruleset.layout.shapes)
+        elif (
+            not table.dormant and table.comment == self._ruleset.comment() and audit.intact(self._ruleset, self._reads)
+        ):
+            self._chains = audit.affinity_chains(self.family, self._reads)
+            actual = audit.elements(self.family, self._ruleset.layout.shapes, self._reads)
             self._nodeport_ips = frozenset(actual.pop(SetId.NODEPORT_IPS))
             self._service_cidrs = None
             yield from self._adopt(wanted, actual)
         else:
             yield self._replace(wanted)
-        self._signature = audit.signature(self.family)
+        self._signature = audit.signature(self.family, self._reads)
         self._generation = self._link.generation()
 
     def _load(self) -> None:
@@ -242,7 +253,10 @@ class NftablesBackend:
         text += interval_lines(ruleset.name, "service-cidrs", ours.service_cidrs)
         self._run(text)
         self._nodeport_ips = frozenset(ours.nodeport_ips or ())
-        self._service_cidrs, self._service_cidr_edges = ours.service_cidrs, audit.service_cidrs(self.family)
+        self._service_cidrs, self._service_cidr_edges = (
+            ours.service_cidrs,
+            audit.service_cidrs(self.family, self._reads),
+        )
         return count
 
     # -- drift ------------------------------------------------------------------------------------------------------
@@ -253,7 +267,7 @@ class NftablesBackend:
 
     def drift(self) -> str:
         """Return what another program did to our table's chains and rules, '' for nothing. Cheap at any size."""
-        if audit.signature(self.family) == self._signature:
+        if audit.signature(self.family, self._reads) == self._signature:
             return ""
         return f"chains or rules of table {self._ruleset.name} were changed by another program"
 
@@ -263,7 +277,7 @@ class NftablesBackend:
         A clean table settles `touched`.
         """
         generation = self._link.generation()
-        actual = audit.elements(self.family, self._ruleset.layout.shapes)
+        actual = audit.elements(self.family, self._ruleset.layout.shapes, self._reads)
         total: Elements = {SetId.NODEPORT_IPS: dict.fromkeys(self._nodeport_ips, b"")}
         for placed in self._placed.values():
             for set_id, entries in render(placed).items():
@@ -271,7 +285,7 @@ class NftablesBackend:
         for set_id, entries in actual.items():
             if entries != total.get(set_id, {}):
                 return f"elements of {set_id} in table {self._ruleset.name} were changed by another program"
-        if audit.service_cidrs(self.family) != self._service_cidr_edges:
+        if audit.service_cidrs(self.family, self._reads) != self._service_cidr_edges:
             return f"elements of service-cidrs in table {self._ruleset.name} were changed by another program"
         self._generation = generation
         return ""
@@ -294,6 +308,38 @@ class _Batch(NamedTuple):
     transaction: Transaction
     services: dict[ServiceName, tuple[Placed, ...]]
     moves: list[affinity.Move]
+
+
+class _Ahead:
+    """Commits a batch in a thread of its own while the next one is made: the kernel works without our interpreter.
+
+    A context manager. Whenever it yields, and at its end, nothing is under way. No thread before the first commit.
+    """
+
+    def __init__(self, commit: Callable[[_Batch], int]) -> None:
+        self._commit = commit
+        self._thread: ThreadPoolExecutor | None = None
+        self._running: Future[int] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    def commit(self, batch: _Batch) -> Iterator[int]:
+        """Start to commit a batch; yield from the one before it, which is in the kernel by then. Raises ApplyError."""
+        yield from self.settled()
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1)
+        self._running = self._thread.submit(self._commit, batch)
+
+    def settled(self) -> Iterator[int]:
+        """Wait for what is under way; yield the number of its elements. Raises ApplyError."""
+        running, self._running = self._running, None
+        if running is not None:
+            yield running.result()
 
 
 def _chains_of(elements: Elements) -> set[ChainName]:

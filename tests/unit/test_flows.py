@@ -1,0 +1,207 @@
+"""Which tracked UDP flows a change made wrong, and when they are looked for; a conntrack that takes notes."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from kubeproxy import flows
+from kubeproxy.flows import SECOND_LOOK, UNTRANSLATED, FlowCleaner, Key, Suspects, joined, suspects, translations
+from kubeproxy.kernel.conntrack import Translation
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.plan import (
+    NOTHING,
+    Action,
+    Compiled,
+    Frontend,
+    FrontendKind,
+    ServicePlan,
+    ServicePortKey,
+    Traffic,
+)
+from kubeproxy.model.planner import Change
+from kubeproxy.observe.metrics import Metrics
+
+V4, V6 = Family.IPV4, Family.IPV6
+UDP, TCP = 17, 6
+VIP, EXTERNAL, NODE = bytes([10, 96, 0, 1]), bytes([198, 51, 100, 1]), bytes([192, 0, 2, 1])
+A, B, C = (bytes([10, 244, 0, n, 0x1F, 0x90]) for n in (1, 2, 3))
+REJECT = Traffic(Action.REJECT, Action.REJECT, Action.REJECT)
+
+
+def frontend(kind, address, port=53, protocol=UDP):
+    return Frontend(kind, address + bytes([protocol]) + port.to_bytes(2, "big"))
+
+
+def meaning(*serving, protocol=UDP, family=V4, vip=VIP, external=(), nodeport=0, name="web"):
+    fronts = [frontend(FrontendKind.CLUSTER, vip, protocol=protocol)]
+    fronts += [frontend(FrontendKind.EXTERNAL, address, protocol=protocol) for address in external]
+    if nodeport:
+        fronts.append(frontend(FrontendKind.NODEPORT, b"", nodeport, protocol))
+    key = ServicePortKey("ns", name, "", protocol, family)
+    return Compiled((ServicePlan(key, tuple(fronts), serving, (), REJECT, REJECT, 0, (), serving),))
+
+
+def change(before, after, name="web"):
+    return Change(("ns", name), before, after)
+
+
+FRONT = Key(VIP, 53)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lost"),
+    [
+        pytest.param(meaning(A), meaning(A, B), set(), id="an endpoint more"),
+        pytest.param(meaning(), meaning(A), set(), id="the first endpoint: rejected packets are not tracked"),
+        pytest.param(meaning(A, B), meaning(A), {B}, id="an endpoint less"),
+        pytest.param(meaning(A), meaning(B), {A}, id="another endpoint"),
+        pytest.param(meaning(A), meaning(), {A}, id="no endpoint left"),
+        pytest.param(meaning(A), NOTHING, {A}, id="no Service left"),
+        pytest.param(meaning(), NOTHING, set(), id="a Service without endpoints goes"),
+        pytest.param(NOTHING, meaning(A), {UNTRANSLATED}, id="a new Service: flows began before it"),
+        pytest.param(NOTHING, meaning(), {UNTRANSLATED}, id="a new Service without endpoints"),
+        pytest.param(meaning(A), meaning(A), set(), id="something else changed"),
+    ],
+)
+def test_what_a_change_makes_wrong(before, after, lost):
+    assert suspects([change(before, after)], V4, certain=True)[FRONT].lost == lost
+
+
+def test_when_it_is_not_certain_what_the_kernel_had_any_flow_may_be_wrong():
+    assert suspects([change(NOTHING, meaning(A))], V4, certain=False) == {FRONT: Suspects(frozenset({A}), None)}
+
+
+@pytest.mark.parametrize("more", [{"protocol": TCP}, {"family": V6, "vip": bytes(16)}])
+def test_other_protocols_and_families_are_left_alone(more):
+    assert suspects([change(meaning(A, **more), meaning(**more))], V4, certain=True) == {}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_frontend_that_moves_to_another_service_keeps_what_both_have(order):
+    moves = [change(meaning(A, B), NOTHING, "old"), change(NOTHING, meaning(B, C), "new")][::order]
+    assert suspects(moves, V4, certain=True) == {FRONT: Suspects(frozenset({B, C}), frozenset({A}))}
+
+
+def test_every_frontend_counts():
+    before, after = meaning(A, external=[EXTERNAL], nodeport=30053), meaning(B, external=[EXTERNAL], nodeport=30053)
+    found = suspects([change(before, after)], V4, certain=True)
+    assert found.keys() == {FRONT, Key(EXTERNAL, 53), Key(b"", 30053)}
+    assert translations(found, [NODE]) == [
+        Translation(VIP, 53, A),
+        Translation(EXTERNAL, 53, A),
+        Translation(NODE, 30053, A),
+    ]
+
+
+def test_an_added_external_ip_is_a_new_frontend():
+    found = suspects([change(meaning(A), meaning(A, external=[EXTERNAL]))], V4, certain=True)
+    assert translations(found, []) == [Translation(EXTERNAL, 53, EXTERNAL + b"\0\x35")]
+
+
+def test_what_serves_again_is_not_wrong():
+    assert translations({FRONT: Suspects(frozenset({A}), frozenset({A, B}))}, []) == [Translation(VIP, 53, B)]
+    assert translations({FRONT: Suspects(frozenset({A}), None)}, []) is None
+
+
+class Notes:
+    """A conntrack that finds one flow each time."""
+
+    def __init__(self, *, forgets=True):
+        self.calls = []
+        self._forgets = forgets
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def forget(self, _family, wanted):
+        if self._forgets:
+            self.calls.append(sorted(t.endpoint for t in wanted))
+            return 1
+        return None
+
+    def clean(self, _family, services, nodeports, _addresses):
+        self.calls.append((services, nodeports))
+        return 1
+
+
+def cleaned(*steps, forgets=True, looks):
+    """Tell a cleaner of changes, waiting for so many looks after each; return what it looked for."""
+
+    async def scene():
+        notes, metrics = Notes(forgets=forgets), Metrics()
+        cleaner = FlowCleaner(metrics, [V4], dict, notes)
+        task = asyncio.create_task(cleaner.run())
+        for step, count in zip(steps, looks, strict=True):
+            cleaner.changed([step], full=False)
+            async with asyncio.timeout(15):
+                while len(notes.calls) < count:  # noqa: ASYNC110 - the notes have no event
+                    await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        return notes.calls
+
+    return asyncio.run(scene())
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    monkeypatch.setattr(flows, "SECOND_LOOK", 0.01)
+
+
+def test_there_is_a_second_look(soon):
+    assert cleaned(change(meaning(A), meaning(B)), looks=[2]) == [[A], [A]]
+
+
+@pytest.fixture
+def cleaner():
+    return FlowCleaner(Metrics(), [V4], dict, Notes())
+
+
+def wanted(cleaner, now):
+    return translations(cleaner.due(V4, now), [])
+
+
+def test_a_second_look_knows_what_serves_by_then(cleaner):
+    cleaner.changed([change(meaning(A), meaning(B))], full=False)
+    assert wanted(cleaner, 0.0) == [Translation(VIP, 53, A)]
+    cleaner.changed([change(meaning(B), meaning(A, B))], full=False)
+    assert cleaner.due(V4, SECOND_LOOK - 0.1) == {}
+    assert cleaner.due(V4, SECOND_LOOK) == {FRONT: Suspects(frozenset({A, B}), frozenset({A}))}
+    assert cleaner.due(V4, 3600.0) == {}
+
+
+def test_every_change_has_a_second_look_of_its_own(cleaner):
+    cleaner.changed([change(meaning(A), meaning(B))], full=False)
+    assert wanted(cleaner, 0.0) == [Translation(VIP, 53, A)]
+    cleaner.changed([change(meaning(B), meaning(C))], full=False)
+    assert wanted(cleaner, 0.3) == [Translation(VIP, 53, B)]
+    assert wanted(cleaner, 0.5) == [Translation(VIP, 53, A)]
+    assert wanted(cleaner, 0.8) == [Translation(VIP, 53, B)]
+    assert cleaner.due(V4, 3600.0) == {}
+
+
+def test_after_a_full_sync_any_flow_may_be_wrong(cleaner):
+    cleaner.changed([change(NOTHING, meaning(A))], full=True)
+    assert cleaner.due(V4, 0.0) == cleaner.due(V4, 1.0) == {FRONT: Suspects(frozenset({A}), None)}
+
+
+def test_two_looks_at_once_are_for_what_both_are_for():
+    one, two = {FRONT: Suspects(frozenset({C}), frozenset({A}))}, {FRONT: Suspects(frozenset({C}), frozenset({B}))}
+    anything = {FRONT: Suspects(frozenset({C}), None)}
+    assert joined([one, two]) == {FRONT: Suspects(frozenset({C}), frozenset({A, B}))}
+    assert joined([one, anything]) == joined([anything, one]) == anything
+
+
+def test_nothing_is_looked_for_when_nothing_went(soon):
+    assert cleaned(change(meaning(A), meaning(A, B)), change(meaning(), meaning(A)), looks=[0, 0]) == []
+
+
+def test_a_kernel_that_cannot_forget_is_read(soon):
+    found = cleaned(change(meaning(A, nodeport=30053), meaning(B, nodeport=30053)), forgets=False, looks=[2])
+    assert found == [({(VIP, 53): {B}}, {30053: {B}})] * 2
