@@ -19,7 +19,6 @@ from live import Live
 from kubeproxy.devcluster.netns import run_in_async
 from kubeproxy.devcluster.probes import http_get
 from kubeproxy.devcluster.proxyprocess import METRICS_PORT, Proxy, proxy_command
-from kubeproxy.modes import MODES
 
 PROXY = {"enableProfiling": True}
 UNIT = Path(__file__).parents[2] / "deploy/systemd/kube-proxy.service"
@@ -96,13 +95,11 @@ async def test_the_unit_file_of_the_article(bare: Live) -> None:
     assert start is not None
     flags = start[1].replace("\\\n", " ").split()
     assert flags == ["--master=http://172.17.8.100:8080", "--v=4", "--proxy-mode=iptables"]
-    if "iptables" not in MODES:
-        flags[2] = "--proxy-mode=nftables"
     proxy = await run(bare, proxy_command(), *flags)
     await bare.eventually(bare.unready)
     await bare.expect(bare.front("web"), {"pod": "a1 b1", "node": "a1 b1"}, "tcp")
     assert (await run_in_async(node, lambda: http_get("127.0.0.1", 10256, "/healthz")))[0] == 200
-    assert (await bare.page("/proxyMode", METRICS_PORT))[1] == flags[2].partition("=")[2]
+    assert (await bare.page("/proxyMode", METRICS_PORT))[1] == "iptables"
     assert bare.logged(r'^I\d{4} [\d:.]+ +\d+ app\.py:\d+\] FLAG: --master="http://172.17.8.100:8080"')
     await bare.until(lambda: bare.logged(r"Programmed service=default/web endpoints=\[2, 2\]"), "a line at -v=4")
     wanted = max(32768 * (os.cpu_count() or 1), 131072)
