@@ -74,6 +74,8 @@ def plain_console() -> None:
 def run(order: dict) -> int:
     os.environ.clear()
     os.environ.update({"PATH": PATH, "HOME": "/root", "LANG": "C.UTF-8", **order["environment"]})
+    # What every other kernel has from the start is a module here.
+    subprocess.run(["modprobe", "-a", "ipv6"], check=True)
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     child = subprocess.Popen(order["argv"], cwd=order["cwd"], stdin=subprocess.DEVNULL)
     while True:  # the first process is everybody's parent in the end

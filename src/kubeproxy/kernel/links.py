@@ -36,10 +36,12 @@ _ADDRESS_GENERATION: Final = 8  # IFLA_INET6_ADDR_GEN_MODE
 _NO_GENERATED_ADDRESS: Final = 1
 _ADDRESS: Final = 1  # IFA_ADDRESS
 _LOCAL: Final = 2
+_CACHE: Final = 6  # IFA_CACHEINFO: preferred and valid lifetime, two more that the kernel fills in
 _FLAGS: Final = 8
 _UP: Final = 1  # IFF_UP
 _NO_DUPLICATE_DETECTION: Final = 0x02  # IFA_F_NODAD
 _NO_PREFIX_ROUTE: Final = 0x200
+_FOREVER: Final = 0xFFFFFFFF
 
 _LINK: Final = struct.Struct("=BxHiII")  # family, type, index, flags, which flags: struct ifinfomsg
 _ADDRESS_HEAD: Final = struct.Struct("=BBBBI")  # family, prefix length, flags, scope, interface index
@@ -59,28 +61,25 @@ def ensure_dummy(name: str) -> int:
 
     It gets no link-local address of its own. Raises NetlinkError: with code EOPNOTSUPP the module dummy is missing.
     """
-    index = link_index(name)
     with Netlink(NETLINK_ROUTE) as netlink:
-        if index is None:
-            generation = nested(
-                _FAMILY_SPECIFIC,
-                nested(socket.AF_INET6, attribute(_ADDRESS_GENERATION, bytes([_NO_GENERATED_ADDRESS]))),
-            )
-            request = (
-                _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
-                + attribute(_LINK_NAME, name.encode() + b"\0")
-                + nested(_LINK_INFO, attribute(_LINK_INFO_KIND, b"dummy\0"))
-            )
-            result = _one(netlink, _NEW_LINK, request + generation, NLM_F_CREATE | NLM_F_EXCL)
-            if result[0] == errno.EAFNOSUPPORT:  # no IPv6
-                result = _one(netlink, _NEW_LINK, request, NLM_F_CREATE | NLM_F_EXCL)
-            if result[0] not in (0, errno.EEXIST):
-                raise NetlinkError(result[0], f"cannot make the dummy interface {name}", result[1])
-            index = socket.if_nametoindex(name)
+        index = link_index(name) or _make(netlink, name)
         up = _LINK.pack(socket.AF_UNSPEC, 0, index, _UP, _UP)
         code, text = _one(netlink, _NEW_LINK, up, 0)
-        if code:
-            raise NetlinkError(code, f"cannot set {name} up", text)
+    if code:
+        raise NetlinkError(code, f"cannot set {name} up", text)
+    return index
+
+
+def _make(netlink: Netlink, name: str) -> int:
+    kind = nested(_LINK_INFO, attribute(_LINK_INFO_KIND, b"dummy\0"))
+    request = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + attribute(_LINK_NAME, name.encode() + b"\0") + kind
+    code, text = _one(netlink, _NEW_LINK, request, NLM_F_CREATE | NLM_F_EXCL)
+    if code not in (0, errno.EEXIST):
+        raise NetlinkError(code, f"cannot make the dummy interface {name}", text)
+    index = socket.if_nametoindex(name)
+    # Refused without IPv6, where there is nothing to generate.
+    mode = nested(socket.AF_INET6, attribute(_ADDRESS_GENERATION, bytes([_NO_GENERATED_ADDRESS])))
+    _one(netlink, _NEW_LINK, _LINK.pack(socket.AF_UNSPEC, 0, index, 0, 0) + nested(_FAMILY_SPECIFIC, mode), 0)
     return index
 
 
@@ -132,6 +131,8 @@ def _pack(index: int, ip: bytes) -> bytes:
     if family == socket.AF_INET6:
         # At once usable, and without a second route for each: an address brings its own in the local table.
         payload += attribute(_FLAGS, struct.pack("=I", _NO_DUPLICATE_DETECTION | _NO_PREFIX_ROUTE))
+        # Deprecated, so that it is nobody's source address by being the most similar one (RFC 6724, rules 3 and 8).
+        payload += attribute(_CACHE, struct.pack("=IIII", 0, _FOREVER, 0, 0))
     return payload
 
 
