@@ -12,7 +12,7 @@ NODE = bytes((192, 0, 2, 1))
 
 
 def names(set_id):
-    return [set_id.named(family) for family in Family]
+    return [f"--match-set {set_id.named(family)} " for family in Family]
 
 
 class FakeKernel:
@@ -41,9 +41,7 @@ class FakeKernel:
         return {k: Found(self.virtual[k][0], True, dict(self.virtual[k][1])) for k in keys if k in self.virtual}
 
     def connections(self, keys):
-        return {
-            k: {d: self.busy.get((k, d), 0) for d in self.virtual[k][1]} for k in keys if k in self.virtual
-        }
+        return {k: {d: self.busy.get((k, d), 0) for d in self.virtual[k][1]} for k in keys if k in self.virtual}
 
     def operate(self, operations):
         for operation in operations:
@@ -79,7 +77,9 @@ class FakeKernel:
     def counts(self):
         rules = [rule for chains in self.tables.values() for rules in chains.values() for rule in rules]
         return {
-            set_id: SetCount(len(entries), sum(any(f"--match-set {name} " in r for name in names(set_id)) for r in rules))
+            set_id: SetCount(
+                len(entries), sum(any(f"--match-set {name} " in r for name in names(set_id)) for r in rules)
+            )
             for set_id, entries in self.sets.items()
         }
 

@@ -15,9 +15,10 @@ from typing import Final, NamedTuple, Protocol
 
 from kubeproxy.backends.ipvs.chains import Rules
 from kubeproxy.backends.ipvs.graceful import WEIGHT, Draining, Found, Operation, deletions
-from kubeproxy.backends.ipvs.layout import Entry, Scheduler, SetId
+from kubeproxy.backends.ipvs.layout import Scheduler, SetId
 from kubeproxy.backends.ipvs.render import NO_WISH, NodeAddresses, Virtual, render
 from kubeproxy.backends.ipvs.state import State, Touched, untouched
+from kubeproxy.kernel.ipset import Entry
 from kubeproxy.model.addresses import Family, Range
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
 

@@ -44,6 +44,19 @@ JUMPS: Final = (
     Jump("nat", "POSTROUTING", "KUBE-POSTROUTING", "kubernetes postrouting rules"),
 )
 
+CHAINS: Final = {
+    "mangle": ("KUBE-IPVS-OUT-FILTER",),
+    "filter": (
+        "KUBE-FORWARD",
+        "KUBE-NODE-PORT",
+        "KUBE-PROXY-FIREWALL",
+        "KUBE-SOURCE-RANGES-FIREWALL",
+        "KUBE-IPVS-FILTER",
+    ),
+    "nat": ("KUBE-SERVICES", "KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-MARK-MASQ", "KUBE-POSTROUTING"),
+}
+"""Our chains by table, in the order of their making."""
+
 Chains = dict[str, Sequence[str]]
 _NEW: Final = "-m conntrack --ctstate NEW"
 _LOCAL_SOURCE: Final = "-m addrtype --src-type LOCAL"

@@ -6,9 +6,12 @@ other left. Our own are DROP and DROP_OUTSIDE: there, a local policy without loc
 
 from __future__ import annotations
 
-from enum import IntFlag, StrEnum
+import socket
+from enum import StrEnum
 from typing import Final, NamedTuple
 
+from kubeproxy.kernel.ipset import BITMAP_PORT, HASH_IP, HASH_IP_PORT, HASH_IP_PORT_IP, HASH_IP_PORT_NET, SetKind
+from kubeproxy.kernel.ipvs import FALLBACK, PORT
 from kubeproxy.model.addresses import Family
 
 INTERFACE: Final = "kube-ipvs0"
@@ -49,72 +52,46 @@ class SetId(StrEnum):
         return self.replace("KUBE-", "KUBE-6-", 1)[:MAX_SET_NAME]
 
 
-class SetType(StrEnum):
-    """The kernel's set types that are used; the words say what an entry consists of."""
-
-    ADDRESS = "hash:ip"
-    SERVICE = "hash:ip,port"
-    SERVICE_ADDRESS = "hash:ip,port,ip"
-    SERVICE_NETWORK = "hash:ip,port,net"
-    PORT = "bitmap:port"
-
-
-TYPES: Final[dict[SetId, SetType]] = {
-    SetId.LOOP_BACK: SetType.SERVICE_ADDRESS,
-    SetId.LOAD_BALANCER_SOURCE_IP: SetType.SERVICE_ADDRESS,
-    SetId.LOAD_BALANCER_SOURCE_CIDR: SetType.SERVICE_NETWORK,
-    SetId.NODE_PORT_TCP: SetType.PORT,
-    SetId.NODE_PORT_LOCAL_TCP: SetType.PORT,
-    SetId.NODE_PORT_UDP: SetType.PORT,
-    SetId.NODE_PORT_LOCAL_UDP: SetType.PORT,
-    SetId.HEALTH_CHECK_NODE_PORT: SetType.PORT,
-    SetId.IPVS_IPS: SetType.ADDRESS,
+TYPES: Final[dict[SetId, str]] = {
+    SetId.LOOP_BACK: HASH_IP_PORT_IP,
+    SetId.LOAD_BALANCER_SOURCE_IP: HASH_IP_PORT_IP,
+    SetId.LOAD_BALANCER_SOURCE_CIDR: HASH_IP_PORT_NET,
+    SetId.NODE_PORT_TCP: BITMAP_PORT,
+    SetId.NODE_PORT_LOCAL_TCP: BITMAP_PORT,
+    SetId.NODE_PORT_UDP: BITMAP_PORT,
+    SetId.NODE_PORT_LOCAL_UDP: BITMAP_PORT,
+    SetId.HEALTH_CHECK_NODE_PORT: BITMAP_PORT,
+    SetId.IPVS_IPS: HASH_IP,
 }
 
 
-def type_of(set_id: SetId) -> SetType:
+def kind_of(set_id: SetId, family: Family) -> SetKind:
     """Return a set's type; most hold an address, a protocol and a port."""
-    return TYPES.get(set_id, SetType.SERVICE)
-
-
-class Entry(NamedTuple):
-    """An entry of a set; what its type does not have stays empty."""
-
-    ip: bytes = b""
-    protocol: int = 0
-    port: int = 0
-    ip2: bytes = b""
-    prefixlen: int = 0
-
-
-class Flag(IntFlag):
-    """Flags of a virtual server (include/uapi/linux/ip_vs.h)."""
-
-    NONE = 0
-    PERSISTENT = 0x0001
-    FALLBACK = 0x0008  # sh, mh: the next server when the one that the hash says has weight 0, instead of refusal
-    SOURCE_PORT = 0x0010  # sh, mh: the source port goes into the hash
+    kind = TYPES.get(set_id, HASH_IP_PORT)
+    return SetKind(kind, socket.AF_UNSPEC if kind == BITMAP_PORT else family)
 
 
 class Scheduler(NamedTuple):
     """How a virtual server picks: the flags it gets, and whether it passes servers of weight 0 by."""
 
-    flags: Flag = Flag.NONE
+    name: str
+    flags: int = 0
     skips_draining: bool = True
 
 
 DEFAULT_SCHEDULER: Final = "rr"
-SCHEDULERS: Final[dict[str, Scheduler]] = {
-    "rr": Scheduler(),
-    "wrr": Scheduler(),
-    "lc": Scheduler(),
-    "wlc": Scheduler(),
-    "sed": Scheduler(),
-    "nq": Scheduler(),
+_ALL: Final = (
+    Scheduler("rr"),
+    Scheduler("wrr"),
+    Scheduler("lc"),
+    Scheduler("wlc"),
+    Scheduler("sed"),
+    Scheduler("nq"),
     # A hash knows no weight 0 (net/netfilter/ipvs/ip_vs_sh.c, ip_vs_mh.c): without the fallback a draining server
     # refuses its share of the clients. kube-proxy gives mh the port flag, and neither of them the fallback.
-    "sh": Scheduler(Flag.FALLBACK),
-    "mh": Scheduler(Flag.FALLBACK | Flag.SOURCE_PORT),
+    Scheduler("sh", FALLBACK),
+    Scheduler("mh", FALLBACK | PORT),
     # dh has no fallback at all (ip_vs_dh.c): its servers go at once.
-    "dh": Scheduler(skips_draining=False),
-}
+    Scheduler("dh", skips_draining=False),
+)
+SCHEDULERS: Final[dict[str, Scheduler]] = {scheduler.name: scheduler for scheduler in _ALL}

@@ -11,7 +11,8 @@ import socket
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from kubeproxy.backends.ipvs.layout import Entry, SetId
+from kubeproxy.backends.ipvs.layout import SetId
+from kubeproxy.kernel.ipset import Entry
 from kubeproxy.model.addresses import Range, unpack
 from kubeproxy.model.plan import Action, Frontend, FrontendKind, Pool, ServicePlan, Traffic
 

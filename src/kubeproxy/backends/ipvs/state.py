@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
-from kubeproxy.backends.ipvs.layout import Entry, SetId
+from kubeproxy.backends.ipvs.layout import SetId
 from kubeproxy.backends.ipvs.render import NO_WISH, Virtual, Wish
+from kubeproxy.kernel.ipset import Entry
 from kubeproxy.model.plan import ServiceName
 
 T = TypeVar("T")
