@@ -77,9 +77,7 @@ class FakeKernel:
     def counts(self):
         rules = [rule for chains in self.tables.values() for rules in chains.values() for rule in rules]
         return {
-            set_id: SetCount(
-                len(entries), sum(any(f"--match-set {name} " in r for name in names(set_id)) for r in rules)
-            )
+            set_id: SetCount(len(entries), sum(any(name in r for name in names(set_id)) for r in rules))
             for set_id, entries in self.sets.items()
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from kubeproxy.backends.ipvs.layout import DEFAULT_SCHEDULER, SCHEDULERS, Scheduler
 from kubeproxy.config.types import IPVS
@@ -38,18 +39,29 @@ def check(config: IPVS, families: Sequence[Family]) -> None:
         variant(family)
 
 
+HINTS: Final = frozenset({"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"})
+"""Chains of the kubelet, which is in the variant of iptables that the node uses (kubernetes-sigs/iptables-wrappers)."""
+
+TRIAL: Final = "*filter\n:KUBE-IPVS-TRIAL - [0:0]\n-X KUBE-IPVS-TRIAL\nCOMMIT\n"
+
+
 def variant(family: Family) -> str:
-    """Return the iptables that works in this kernel: nft's where there is nf_tables, else the legacy one."""
+    """Return the iptables to use: the kubelet's, else nft's where it works, else the legacy one. Raises Unsupported."""
     name = "iptables" if family is Family.IPV4 else "ip6tables"
-    reasons = []
+    works: list[str] = []
+    reasons: list[str] = []
     for candidate in xtables.installed():
         if candidate.split("-", 1)[0] != name:
             continue
         try:
-            list(xtables.tables(candidate))
+            # Nothing less than making something tells: without nf_tables iptables-nft-save prints nothing, and is fine.
+            xtables.restore(candidate, TRIAL)
+            if any(HINTS.intersection(table.chains) for table in xtables.tables(candidate)):
+                return candidate
+            works.append(candidate)
         except ApplyError as error:
             reasons.append(str(error))
-        else:
-            return candidate
-    why = f" ({'; '.join(reasons)})" if reasons else ""
-    raise Unsupported(f"ipvs mode needs {name} for masquerade{why}: install the package iptables")
+    if not works:
+        why = f" ({'; '.join(reasons)})" if reasons else ""
+        raise Unsupported(f"ipvs mode needs {name} for masquerade{why}: install the package iptables")
+    return works[0]
