@@ -63,6 +63,9 @@ def ensure_dummy(name: str) -> int:
     """
     with Netlink(NETLINK_ROUTE) as netlink:
         index = link_index(name) or _make(netlink, name)
+        # Refused without IPv6, where there is nothing to generate.
+        mode = nested(socket.AF_INET6, attribute(_ADDRESS_GENERATION, bytes([_NO_GENERATED_ADDRESS])))
+        _one(netlink, _NEW_LINK, _LINK.pack(socket.AF_UNSPEC, 0, index, 0, 0) + nested(_FAMILY_SPECIFIC, mode), 0)
         up = _LINK.pack(socket.AF_UNSPEC, 0, index, _UP, _UP)
         code, text = _one(netlink, _NEW_LINK, up, 0)
     if code:
@@ -76,11 +79,7 @@ def _make(netlink: Netlink, name: str) -> int:
     code, text = _one(netlink, _NEW_LINK, request, NLM_F_CREATE | NLM_F_EXCL)
     if code not in (0, errno.EEXIST):
         raise NetlinkError(code, f"cannot make the dummy interface {name}", text)
-    index = socket.if_nametoindex(name)
-    # Refused without IPv6, where there is nothing to generate.
-    mode = nested(socket.AF_INET6, attribute(_ADDRESS_GENERATION, bytes([_NO_GENERATED_ADDRESS])))
-    _one(netlink, _NEW_LINK, _LINK.pack(socket.AF_UNSPEC, 0, index, 0, 0) + nested(_FAMILY_SPECIFIC, mode), 0)
-    return index
+    return socket.if_nametoindex(name)
 
 
 def delete_link(name: str) -> bool:
