@@ -1,8 +1,9 @@
 """The first process of the guest: mounts what a Linux needs, runs one command, leaves its exit status, halts.
 
-What it prints between READY and DONE is the command's. Runs under `python -I -S` with nothing but the standard library. Its argument is the host folder with order.json, and
-gets exit.json. The root is the host's file system, read-only, under an overlay that ends with the guest: a command may
-write where it likes and the host never sees it, apart from the folders that the order names.
+What it prints between READY and DONE is the command's. Runs under `python -I -S` with nothing but the standard
+library; its argument is the host's folder with order.json, which gets exit.json. The root is the host's file system,
+read-only, under an overlay that ends with the guest: a command may write where it likes and the host never sees it,
+apart from the folders that the order names.
 """
 
 from __future__ import annotations

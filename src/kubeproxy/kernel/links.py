@@ -128,7 +128,7 @@ def _pack(index: int, ip: bytes) -> bytes:
     family = socket.AF_INET if len(ip) == 4 else socket.AF_INET6
     payload = _ADDRESS_HEAD.pack(family, 8 * len(ip), 0, 0, index) + attribute(_LOCAL, ip) + attribute(_ADDRESS, ip)
     if family == socket.AF_INET6:
-        # At once usable, and without a second route for each: an address brings its own in the local table.
+        # Usable without waiting for answers, and without a route beside the one that each has in the local table.
         payload += attribute(_FLAGS, struct.pack("=I", _NO_DUPLICATE_DETECTION | _NO_PREFIX_ROUTE))
         # Deprecated, so that it is nobody's source address by being the most similar one (RFC 6724, rules 3 and 8).
         payload += attribute(_CACHE, struct.pack("=IIII", 0, _FOREVER, 0, 0))
