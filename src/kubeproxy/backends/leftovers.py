@@ -8,7 +8,7 @@ of iptables and ipvs mode.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from kubeproxy.errors import ApplyError
@@ -36,12 +36,19 @@ CHAINS: Final = frozenset(
 PREFIXES: Final = ("KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-", "KUBE-XLB-")
 
 
-def remove_iptables_rules() -> list[str]:
-    """Remove them from every variant that is installed; return what could not be removed."""
+TableChain = tuple[str, str]
+"""The names of a table and of a chain in it."""
+
+
+def remove_iptables_rules(kept: Collection[TableChain] = ()) -> list[str]:
+    """Remove them from every variant that is installed, but the chains that the current mode uses itself.
+
+    Returns what could not be removed.
+    """
     failures = []
     for variant in xtables.installed():
         try:
-            text = removal(xtables.tables(variant))
+            text = removal(xtables.tables(variant), kept)
             if text:
                 xtables.restore(variant, text)
                 log.info("Removed the rules of another kube-proxy mode variant=%s", variant)
@@ -50,30 +57,22 @@ def remove_iptables_rules() -> list[str]:
     return failures
 
 
-def removal(tables: Iterable[xtables.Table]) -> str:
+def removal(tables: Iterable[xtables.Table], kept: Collection[TableChain] = ()) -> str:
     """Return the restore text that removes what is a kube-proxy's: jumps first, then chains. '' for nothing."""
     lines = []
     for table in tables:
-        ours = [chain for chain in table.chains if chain in CHAINS or chain.startswith(PREFIXES)]
+        ours = [
+            chain
+            for chain in table.chains
+            if (chain in CHAINS or chain.startswith(PREFIXES)) and (table.name, chain) not in kept
+        ]
         if not ours:
             continue
         gone = frozenset(ours)
-        jumps = [rule for rule in table.rules if _chain(rule) not in gone and _target(rule) in gone]
+        jumps = [rule for rule in table.rules if xtables.chain_of(rule) not in gone and xtables.target_of(rule) in gone]
         lines.append(f"*{table.name}")
         lines += (f":{chain} - [0:0]" for chain in ours)
         lines += (f"-D {rule.removeprefix('-A ')}" for rule in jumps)
         lines += (f"-X {chain}" for chain in ours)
         lines.append("COMMIT")
     return "\n".join(lines) + "\n" if lines else ""
-
-
-def _chain(rule: str) -> str:
-    return rule.split(" ", 2)[1]
-
-
-def _target(rule: str) -> str:
-    words = rule.split(" ")
-    for flag in ("-j", "-g"):
-        if flag in words[:-1]:
-            return words[len(words) - 1 - words[::-1].index(flag) + 1]
-    return ""

@@ -60,6 +60,8 @@ _HASHSIZE: Final = 18
 _MAXELEM: Final = 19
 _IP2: Final = 20
 _CIDR2: Final = 21
+_COUNT: Final = 24  # IPSET_ATTR_ELEMENTS
+_REFERENCES: Final = 25
 _BIG_ENDIAN: Final = 0x4000  # NLA_F_NET_BYTEORDER
 _NESTED: Final = 0x8000
 
@@ -123,6 +125,14 @@ class SetKind(NamedTuple):
 
     type: str
     family: int
+
+
+class SetCounts(NamedTuple):
+    """How many entries a set has, how many it may have (0 for a bitmap), and how many rules use it."""
+
+    entries: int
+    maxelem: int
+    references: int
 
 
 class EntriesRefusedError(ApplyError):
@@ -206,6 +216,16 @@ class Ipsets:
         for parts in self._dump(request, f"ip set {name}", missing=True):
             return SetKind(_text(parts[_TYPE_NAME]), parts[_FAMILY][0])
         return None
+
+    def counts(self) -> dict[str, SetCounts]:
+        """Return the counts of all sets by name, whatever their size at the price of a few kilobytes."""
+        request = _HEADER + attribute(1, bytes([_PROTOCOL])) + attribute(_FLAGS, _LIST_HEADERS.to_bytes(4, "big"))
+        found = {}
+        for parts in self._dump(request, "the ip sets"):
+            data = parts.get(_DATA, b"")
+            numbers = {kind: int.from_bytes(data[s:e], "big") for kind, s, e in attributes(data, 0, len(data))}
+            found[_text(parts[_SET_NAME])] = SetCounts(*(numbers.get(k, 0) for k in (_COUNT, _MAXELEM, _REFERENCES)))
+        return found
 
     def entries(self, name: str) -> set[Entry]:
         """Return all entries of a set. Refused with code ENOENT when there is none of that name."""

@@ -53,6 +53,20 @@ def restore(variant: str, text: str) -> None:
     _run([f"{variant}-restore", "--noflush", "-w", "5"], text)
 
 
+def chain_of(rule: str) -> str:
+    """Return the chain that a rule is in."""
+    return rule.split(" ", 2)[1]
+
+
+def target_of(rule: str) -> str:
+    """Return where a rule leads, '' for nowhere."""
+    words = rule.split(" ")
+    for flag in ("-j", "-g"):
+        if flag in words[:-1]:
+            return words[len(words) - 1 - words[::-1].index(flag) + 1]
+    return ""
+
+
 def _run(command: list[str], text: str | None = None) -> str:
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=_TIMEOUT)
