@@ -1,10 +1,11 @@
 # Two commands matter: `make demo` and `make test`. Both set up what they need.
 PY := .venv/bin/python
 CONFORMANCE ?= ../shared/conformance
-CASES ?= $(CONFORMANCE)/cases/*.json
+KINDS ?= nftables
 WHAT ?=
+GUESTS ?= 2
 
-.PHONY: setup demo test lint conformance bench clean
+.PHONY: setup demo test lint conformance conformance-ipvs bench clean
 
 setup:
 	@tools/setup
@@ -25,8 +26,14 @@ lint: setup
 
 conformance: setup
 	@tools/check-host
+	@test -f $(CONFORMANCE)/run.py || { echo "no conformance cases at $(CONFORMANCE): set CONFORMANCE=/path/to/conformance" >&2; exit 1; }
+	@$(PY) tools/conformance $(CONFORMANCE) $(KINDS)
+
+# In guests, since few kernels have IPVS; expectations are those of iptables mode. GUESTS run side by side.
+conformance-ipvs: setup
+	@tools/check-host
 	@test -d $(CONFORMANCE) || { echo "no conformance cases at $(CONFORMANCE): set CONFORMANCE=/path/to/conformance" >&2; exit 1; }
-	@$(PY) $(CONFORMANCE)/run.py --mode nftables --proxy '$(CURDIR)/.venv/bin/kube-proxy --config {config}' '$(CASES)'
+	@$(PY) tests/guest/conformance.py --guests $(GUESTS) $(CONFORMANCE) $(wildcard $(CASES))
 
 bench: setup
 	@tools/check-host

@@ -20,6 +20,7 @@ from typing import IO, NamedTuple
 KERNEL = "linux.uml"
 INIT = Path(__file__).with_name("init.py")
 MEGABYTE = 1 << 20
+READY, DONE = "guest: ready\n", "guest: done\n"  # of init.py
 
 
 class GuestError(Exception):
@@ -61,12 +62,12 @@ def run_in_guest(
             "writable": [str(path) for path in writable],
         }
         Path(folder, "order.json").write_text(json.dumps(order))
-        output, ended = _boot(_command(kernel, folder, memory), _memory_folder(memory), timeout, echo)
+        printed, ended = _boot(_command(kernel, folder, memory), _memory_folder(memory), timeout, echo)
         status = Path(folder, "exit.json")
         if status.exists():
-            return Done(int(status.read_text()), output)
+            return Done(int(status.read_text()), printed.partition(READY)[2].rpartition(f"\n{DONE}")[0])
     reason = "ended before the command did" if ended else f"was not done after {timeout:g} s and was stopped"
-    raise GuestError(f"the guest ({kernel}) {reason}; its last output:\n{output[-4000:]}")
+    raise GuestError(f"the guest ({kernel}) {reason}; its last output:\n{printed[-4000:]}")
 
 
 def _command(kernel: str, folder: str, memory: int) -> list[str]:
@@ -102,11 +103,14 @@ def _boot(command: list[str], memory_folder: str, timeout: float, echo: IO[str] 
         late.start()
         try:
             assert process.stdout is not None
+            inside = False
             for line in process.stdout:
                 lines.append(line)
-                if echo is not None:
+                inside = inside and line != DONE
+                if inside and echo is not None:
                     echo.write(line)
                     echo.flush()
+                inside = inside or line == READY
         finally:
             process.kill()
             ended = late.is_alive()

@@ -1,8 +1,9 @@
 """The first process of the guest: mounts what a Linux needs, runs one command, leaves its exit status, halts.
 
-Runs under `python -I -S` with nothing but the standard library. Its argument is the host folder with order.json, and
-gets exit.json. The root is the host's file system, read-only, under an overlay that ends with the guest: a command may
-write where it likes and the host never sees it, apart from the folders that the order names.
+What it prints between READY and DONE is the command's. Runs under `python -I -S` with nothing but the standard
+library; its argument is the host's folder with order.json, which gets exit.json. The root is the host's file system,
+read-only, under an overlay that ends with the guest: a command may write where it likes and the host never sees it,
+apart from the folders that the order names.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import termios
 from pathlib import Path
 
 MODULES = Path("/usr/lib/uml/modules")
+READY = "guest: ready"
+DONE = "guest: done"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MNT_DETACH = 2
 RB_POWER_OFF = 0x4321FEDC  # linux/reboot.h
@@ -91,7 +94,10 @@ def main() -> None:
         order = json.loads(Path(folder, "order.json").read_text())
         mount_root()
         mount_rest([folder, *order["writable"]])
-        Path(folder, "exit.json").write_text(json.dumps(run(order)))
+        print(READY, flush=True)
+        status = run(order)
+        print(f"\n{DONE}", flush=True)
+        Path(folder, "exit.json").write_text(json.dumps(status))
     except Exception as error:
         print(f"guest: {error!r}", flush=True)
     finally:

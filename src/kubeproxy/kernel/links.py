@@ -63,6 +63,9 @@ def ensure_dummy(name: str) -> int:
     """
     with Netlink(NETLINK_ROUTE) as netlink:
         index = link_index(name) or _make(netlink, name)
+        # Refused without IPv6, where there is nothing to generate.
+        mode = nested(socket.AF_INET6, attribute(_ADDRESS_GENERATION, bytes([_NO_GENERATED_ADDRESS])))
+        _one(netlink, _NEW_LINK, _LINK.pack(socket.AF_UNSPEC, 0, index, 0, 0) + nested(_FAMILY_SPECIFIC, mode), 0)
         up = _LINK.pack(socket.AF_UNSPEC, 0, index, _UP, _UP)
         code, text = _one(netlink, _NEW_LINK, up, 0)
     if code:
@@ -76,11 +79,7 @@ def _make(netlink: Netlink, name: str) -> int:
     code, text = _one(netlink, _NEW_LINK, request, NLM_F_CREATE | NLM_F_EXCL)
     if code not in (0, errno.EEXIST):
         raise NetlinkError(code, f"cannot make the dummy interface {name}", text)
-    index = socket.if_nametoindex(name)
-    # Refused without IPv6, where there is nothing to generate.
-    mode = nested(socket.AF_INET6, attribute(_ADDRESS_GENERATION, bytes([_NO_GENERATED_ADDRESS])))
-    _one(netlink, _NEW_LINK, _LINK.pack(socket.AF_UNSPEC, 0, index, 0, 0) + nested(_FAMILY_SPECIFIC, mode), 0)
-    return index
+    return socket.if_nametoindex(name)
 
 
 def delete_link(name: str) -> bool:
@@ -129,7 +128,7 @@ def _pack(index: int, ip: bytes) -> bytes:
     family = socket.AF_INET if len(ip) == 4 else socket.AF_INET6
     payload = _ADDRESS_HEAD.pack(family, 8 * len(ip), 0, 0, index) + attribute(_LOCAL, ip) + attribute(_ADDRESS, ip)
     if family == socket.AF_INET6:
-        # At once usable, and without a second route for each: an address brings its own in the local table.
+        # Usable without waiting for answers, and without a route beside the one that each has in the local table.
         payload += attribute(_FLAGS, struct.pack("=I", _NO_DUPLICATE_DETECTION | _NO_PREFIX_ROUTE))
         # Deprecated, so that it is nobody's source address by being the most similar one (RFC 6724, rules 3 and 8).
         payload += attribute(_CACHE, struct.pack("=IIII", 0, _FOREVER, 0, 0))

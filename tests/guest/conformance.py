@@ -1,0 +1,99 @@
+"""The conformance cases in ipvs mode, in guests side by side: `python conformance.py FOLDER [CASE.json ...]`.
+
+FOLDER holds run.py and cases/; the cases are dealt out to two guests. Exit status 1 when one did not hold, after a
+line that names the folder with the proxies' logs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO
+
+from guest import GuestError, run_in_guest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+WORK = "kubeproxy-conformance"  # run.py's own folder below TMPDIR
+SECONDS_A_CASE = 60
+
+
+class Prefixed:
+    """Writes whole lines with a guest's name before them, so that two can share a terminal."""
+
+    _lock = threading.Lock()
+
+    def __init__(self, out: IO[str], name: str) -> None:
+        self._out = out
+        self._name = name
+
+    def write(self, line: str) -> None:
+        with self._lock:
+            self._out.write(f"{self._name}: {line}")
+
+    def flush(self) -> None:
+        self._out.flush()
+
+
+def inside(folder: Path, mode: str, like: str, logs: Path, cases: list[str]) -> int:
+    """Run cases in this guest. The proxy watches its configuration, so that is kept on the guest's own file system."""
+    with tempfile.TemporaryDirectory() as temporary:
+        proxy = f"{REPOSITORY}/.venv/bin/kube-proxy --config {{config}}"
+        command = [sys.executable, str(folder / "run.py"), "--mode", mode, "--like", like, "--proxy", proxy, *cases]
+        done = subprocess.run(command, check=False, env={**os.environ, "TMPDIR": temporary})
+        for log in Path(temporary, WORK).glob("*.log"):
+            shutil.copy(log, logs)
+    return done.returncode
+
+
+def outside(folder: Path, mode: str, like: str, guests: int, cases: list[str]) -> int:
+    """Deal the cases out to guests, print as they go, and return the exit status of all."""
+    logs = Path(tempfile.mkdtemp(prefix="kubeproxy-conformance-ipvs-"))
+
+    def one(number: int) -> int:
+        dealt = cases[number::guests]
+        argv = [sys.executable, __file__, "--inside", str(logs), "--mode", mode, "--like", like, folder, *dealt]
+        limit = 60 + SECONDS_A_CASE * len(dealt)
+        try:
+            return run_in_guest(argv, limit, writable=[logs], echo=Prefixed(sys.stdout, f"guest {number + 1}")).status
+        except GuestError as error:
+            print(f"guest {number + 1}: {error}", file=sys.stderr)
+            return 125
+
+    with ThreadPoolExecutor(guests) as pool:
+        worst = max(pool.map(one, range(guests)))
+    if worst:
+        print(f"not all cases hold in {mode} mode; the proxies' logs are in {logs}", file=sys.stderr)
+    else:
+        shutil.rmtree(logs)
+    return worst
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("cases", nargs="*")
+    parser.add_argument("--mode", default="ipvs")
+    parser.add_argument("--like", default="iptables")
+    parser.add_argument("--guests", type=int, default=2)
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    folder = given.folder.resolve()
+    if given.inside:
+        return inside(folder, given.mode, given.like, given.inside, given.cases)
+    cases = [str(Path(case).resolve()) for case in given.cases] or sorted(map(str, folder.glob("cases/*.json")))
+    if not cases:
+        print(f"no conformance cases below {folder}", file=sys.stderr)
+        return 1
+    return outside(folder, given.mode, given.like, min(given.guests, len(cases)), cases)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
