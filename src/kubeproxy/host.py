@@ -27,6 +27,9 @@ _LOCAL_MODES: dict[str, LocalMode] = {
     "InterfaceNamePrefix": "InterfaceNamePrefix",
 }
 
+_NODEPORT_ADDRESSES = dict.fromkeys(("iptables", "ipvs"), ("0.0.0.0/0", "::/0"))
+"""Where NodePorts answer by default, in modes in which that is not the node's primary addresses."""
+
 
 def node_name(override: str) -> str:
     """Return the Node's name: the override, else the host's name, trimmed and in lower case."""
@@ -59,7 +62,7 @@ def settings(config: KubeProxyConfiguration) -> Settings:
         cluster_cidrs=config.cluster_cidrs,
         bridge=config.detect_local.bridge_interface,
         prefix=config.detect_local.interface_name_prefix,
-        nodeport_addresses=config.node_port_addresses or ("primary",),
+        nodeport_addresses=config.node_port_addresses or _NODEPORT_ADDRESSES.get(config.active_mode, ("primary",)),
         bind_address=bind if any(bind) else b"",
         masquerade_all=config.masquerade_all,
         masquerade_mark=1 << config.masquerade_bit,

@@ -43,6 +43,8 @@ class Prefixed:
 
 def inside(folder: Path, mode: str, like: str, logs: Path, cases: list[str]) -> int:
     """Run cases in this guest. The proxy watches its configuration, so that is kept on the guest's own file system."""
+    # Pods of one bridge answer each other over it, and a node sees to it that they still pass its netfilter hooks.
+    subprocess.run(["modprobe", "br_netfilter"], check=True)
     with tempfile.TemporaryDirectory() as temporary:
         proxy = f"{REPOSITORY}/.venv/bin/kube-proxy --config {{config}}"
         command = [sys.executable, str(folder / "run.py"), "--mode", mode, "--like", like, "--proxy", proxy, *cases]
