@@ -132,9 +132,11 @@ class IpvsBackend:
         self._kernel.close()
 
     def set_world(self, world: Globals) -> bool:
-        """Take changed globals in; return whether rules or NodePorts are others now, so that a resync is due."""
+        """Take changed globals in; return whether rules or addresses are others now, so that a resync is due."""
         rules = Rules(self.family, world)
-        changed = rules.tables != self._rules.tables or self._chosen(world) != self._chosen(self._world)
+        before, after = self._ours(self._world), self._ours(world)
+        moved = (before.nodeport_ips, before.node_ips) != (after.nodeport_ips, after.node_ips)
+        changed = moved or rules.tables != self._rules.tables
         self._world, self._rules = world, rules
         return changed
 
@@ -259,15 +261,16 @@ class IpvsBackend:
         return any(first <= key[:-3] <= last for first, last in self._excluded)
 
     def _node_of(self, there: Addresses) -> NodeAddresses:
-        chosen = self._chosen(self._world)
-        if chosen is None:
-            return NodeAddresses(there.own, tuple(sorted(there.own)))
-        # A Service's address on kube-ipvs0 is a local one, but none of the node's.
-        return NodeAddresses(there.own, tuple(address for address in chosen if address not in there.bound))
+        ours = self._ours(self._world)
+        if ours.nodeport_ips is None:
+            nodeports = tuple(sorted(there.own))
+        else:
+            # A Service's address on kube-ipvs0 is a local one, but none of the node's.
+            nodeports = tuple(address for address in ours.nodeport_ips if address not in there.bound)
+        return NodeAddresses(there.own, nodeports, ours.node_ips)
 
-    def _chosen(self, world: Globals) -> tuple[bytes, ...] | None:
-        """Return the addresses that NodePorts should answer on, None for all of the node's."""
-        return (world.of(self.family) or FamilyGlobals()).nodeport_ips
+    def _ours(self, world: Globals) -> FamilyGlobals:
+        return world.of(self.family) or FamilyGlobals()
 
     # -- upkeep and drift -------------------------------------------------------------------------------------------
 

@@ -113,10 +113,13 @@ class Rules:
         return tuple(f"{self._in(set_id, 'dst,dst,src')} -j RETURN" for set_id in sets)
 
     def _out_filter(self) -> tuple[str, ...]:
+        # The source that the kernel picks is the frontend's own address, whatever the node may (render.py, _sources).
+        not_services = f"-m set ! --match-set {SetId.IPVS_IPS.named(self._family)} src"
         return (
             "-m conntrack ! --ctstate NEW -j RETURN",
             f"{self._in(SetId.DROP)} -j DROP",
-            *self._allowed_sources(),
+            f"{self._in(SetId.LOAD_BALANCER_SOURCE_IP, 'dst,dst,src')} -j RETURN",
+            f"{not_services} {self._in(SetId.LOAD_BALANCER_SOURCE_CIDR, 'dst,dst,src')} -j RETURN",
             f"{self._in(SetId.LOAD_BALANCER_FW)} -j DROP",
         )
 

@@ -13,15 +13,16 @@ from typing import Final, NamedTuple
 
 from kubeproxy.backends.ipvs.layout import SetId
 from kubeproxy.kernel.ipset import Entry
-from kubeproxy.model.addresses import Range, unpack
+from kubeproxy.model.addresses import Network, unpack
 from kubeproxy.model.plan import Action, Frontend, FrontendKind, Pool, ServicePlan, Traffic
 
 
 class NodeAddresses(NamedTuple):
-    """This node's own addresses, without those on kube-ipvs0, and which of them NodePorts answer on."""
+    """This node's own addresses, without those on kube-ipvs0; which NodePorts answer on; which it is known by."""
 
     own: frozenset[bytes] = frozenset()
     nodeports: tuple[bytes, ...] = ()
+    primary: tuple[bytes, ...] = ()
 
 
 class Virtual(NamedTuple):
@@ -91,6 +92,8 @@ def _frontend(plan: ServicePlan, frontend: Frontend, node: NodeAddresses, wish: 
         wish.addresses.add(frontend.address)
     for set_id, entry in _memberships(frontend, keys, local=_keeps_source(traffic)):
         _enter(wish, set_id, entry)
+    for set_id, entry in _sources(frontend, node):
+        _enter(wish, set_id, entry)
 
 
 def _dropping(traffic: Traffic) -> SetId | None:
@@ -132,26 +135,36 @@ def _memberships(frontend: Frontend, keys: Iterable[bytes], *, local: bool) -> I
         yield SetId.LOAD_BALANCER, entry
         if local:
             yield SetId.LOAD_BALANCER_LOCAL, entry
-    if frontend.sources is not None:
-        yield SetId.LOAD_BALANCER_FW, entry
-        for span in frontend.sources:
-            yield from _sources(entry, span)
 
 
-def _sources(entry: Entry, span: Range) -> Iterator[tuple[SetId, Entry]]:
-    first, last = span
-    if first == last:
-        yield SetId.LOAD_BALANCER_SOURCE_IP, entry._replace(ip2=first)
+def _sources(frontend: Frontend, node: NodeAddresses) -> Iterator[tuple[SetId, Entry]]:
+    """Yield who may use a frontend with source ranges.
+
+    The node's own connections come from the frontend's address itself, for that is on kube-ipvs0. They may when one of
+    the node's addresses may: then the address is among those that are named one by one, whatever range holds it.
+    """
+    if frontend.sources is None:
         return
-    for network in ipaddress.summarize_address_range(
-        ipaddress.ip_address(unpack(first)), ipaddress.ip_address(unpack(last))
-    ):
-        # The kernel's hash:net types know no network of all addresses, so that is two halves (ipset(8)).
-        for part in [network] if network.prefixlen else network.subnets():
+    entry = service_entry(frontend.key)
+    yield SetId.LOAD_BALANCER_FW, entry
+    if any(first <= address <= last for address in node.primary for first, last in frontend.sources):
+        yield SetId.LOAD_BALANCER_SOURCE_IP, entry._replace(ip2=frontend.address)
+    for first, last in frontend.sources:
+        if first == last:
+            yield SetId.LOAD_BALANCER_SOURCE_IP, entry._replace(ip2=first)
+            continue
+        for network in _networks(first, last):
             yield (
                 SetId.LOAD_BALANCER_SOURCE_CIDR,
-                entry._replace(ip2=part.network_address.packed, prefixlen=part.prefixlen),
+                entry._replace(ip2=network.network_address.packed, prefixlen=network.prefixlen),
             )
+
+
+def _networks(first: bytes, last: bytes) -> Iterator[Network]:
+    """Yield the networks of a range; all addresses are two halves, for hash:net has no prefix of 0 (ipset(8))."""
+    ends = (ipaddress.ip_address(unpack(first)), ipaddress.ip_address(unpack(last)))
+    for network in ipaddress.summarize_address_range(*ends):
+        yield from [network] if network.prefixlen else network.subnets()
 
 
 def _hairpin(plan: ServicePlan) -> set[bytes]:
