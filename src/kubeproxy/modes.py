@@ -22,9 +22,10 @@ def load(name: str) -> Mode:
 
 def remove_others(current: Mode) -> list[str]:
     """Remove what other modes, or another kube-proxy, left on this node; return what could not be removed."""
-    others = (name for name in MODES if name != current.name)
+    others = (name for name in MODES if name not in {current.name, "iptables"})
     failures = [failure for name in others for failure in load(name).cleanup()]
-    return failures + remove_iptables_rules(current.chains)
+    # Last: chains of iptables and ipvs mode have the same names, and those of the current mode stay.
+    return failures if current.name == "iptables" else failures + remove_iptables_rules(current.chains)
 
 
 def clean_up() -> list[str]:

@@ -105,6 +105,8 @@ class Kernel(Protocol):
 class IpvsBackend:
     """Programs one family. `sync` is incremental, `resync` compares everything with what the kernel really has."""
 
+    blocking = False
+
     def __init__(
         self,
         family: Family,
