@@ -1,7 +1,7 @@
 """The conformance cases in ipvs mode, in guests side by side: `python conformance.py FOLDER [CASE.json ...]`.
 
-FOLDER holds run.py and cases/; the cases are dealt out to two guests. Exit status 1 when one did not hold, after a
-line that names the folder with the proxies' logs.
+FOLDER holds run.py and cases/; the cases are dealt out to two guests. Exit status 1 when a probe saw what it should not
+(differences.py), after a line that names the folder with the proxies' logs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
+
+from differences import Judge, summary
 
 from guest import GuestError, run_in_guest
 
@@ -24,21 +25,22 @@ WORK = "kubeproxy-conformance"  # run.py's own folder below TMPDIR
 SECONDS_A_CASE = 60
 
 
-class Prefixed:
-    """Writes whole lines with a guest's name before them, so that two can share a terminal."""
+class Printer:
+    """Prints what a judge leaves of a guest's output, with the guest's name, as several share a terminal."""
 
     _lock = threading.Lock()
 
-    def __init__(self, out: IO[str], name: str) -> None:
-        self._out = out
+    def __init__(self, judge: Judge, name: str) -> None:
+        self._judge = judge
         self._name = name
 
     def write(self, line: str) -> None:
+        text = self._judge.read(line)
         with self._lock:
-            self._out.write(f"{self._name}: {line}")
+            sys.stdout.write("".join(f"{self._name}: {each}\n" for each in text.splitlines() if each.strip()))
 
     def flush(self) -> None:
-        self._out.flush()
+        sys.stdout.flush()
 
 
 def inside(folder: Path, mode: str, like: str, logs: Path, cases: list[str]) -> int:
@@ -58,23 +60,26 @@ def outside(folder: Path, mode: str, like: str, guests: int, cases: list[str]) -
     """Deal the cases out to guests, print as they go, and return the exit status of all."""
     logs = Path(tempfile.mkdtemp(prefix="kubeproxy-conformance-ipvs-"))
 
-    def one(number: int) -> int:
+    judges = [Judge(folder / "cases") for _ in range(guests)]
+
+    def one(number: int) -> None:
         dealt = cases[number::guests]
         argv = [sys.executable, __file__, "--inside", str(logs), "--mode", mode, "--like", like, folder, *dealt]
-        limit = 60 + SECONDS_A_CASE * len(dealt)
+        limit = 120 + SECONDS_A_CASE * len(dealt)
         try:
-            return run_in_guest(argv, limit, writable=[logs], echo=Prefixed(sys.stdout, f"guest {number + 1}")).status
+            run_in_guest(argv, limit, writable=[logs], echo=Printer(judges[number], f"guest {number + 1}"))
         except GuestError as error:
             print(f"guest {number + 1}: {error}", file=sys.stderr)
-            return 125
 
     with ThreadPoolExecutor(guests) as pool:
-        worst = max(pool.map(one, range(guests)))
-    if worst:
-        print(f"not all cases hold in {mode} mode; the proxies' logs are in {logs}", file=sys.stderr)
-    else:
+        list(pool.map(one, range(guests)))
+    text, holds = summary(judges, mode, len(cases))
+    print(text)
+    if holds:
         shutil.rmtree(logs)
-    return worst
+        return 0
+    print(f"the proxies' logs are in {logs}", file=sys.stderr)
+    return 1
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple, Protocol
 
 KERNEL = "linux.uml"
 INIT = Path(__file__).with_name("init.py")
@@ -25,6 +25,16 @@ READY, DONE = "guest: ready\n", "guest: done\n"  # of init.py
 
 class GuestError(Exception):
     """The guest did not boot, or did not finish; the text says why, with the last of what it printed."""
+
+
+class Echo(Protocol):
+    """Where output goes as it comes; files are such."""
+
+    def write(self, line: str, /) -> object:
+        """Take a line."""
+
+    def flush(self) -> object:
+        """Show what was taken."""
 
 
 class Done(NamedTuple):
@@ -41,7 +51,7 @@ def run_in_guest(
     environment: Mapping[str, str] | None = None,
     writable: Sequence[Path] = (),
     memory: int = 1024,
-    echo: IO[str] | None = None,
+    echo: Echo | None = None,
 ) -> Done:
     """Boot a guest, run one command in the current folder there, and return its exit status and what it printed.
 
@@ -79,13 +89,13 @@ def _command(kernel: str, folder: str, memory: int) -> list[str]:
         kernel,
         f"mem={memory}M",
         *("root=none", "rootfstype=hostfs", "rootflags=/", "ro"),
-        *("con=null", "con0=null,fd:1", "quiet", f"uml_dir={folder}/"),
+        *("con=null", "con0=null,fd:1", "quiet", "loglevel=2", f"uml_dir={folder}/"),
         f"init={sys.executable}",
         *("--", "-I", "-S", str(INIT), folder),
     ]
 
 
-def _boot(command: list[str], memory_folder: str, timeout: float, echo: IO[str] | None) -> tuple[str, bool]:
+def _boot(command: list[str], memory_folder: str, timeout: float, echo: Echo | None) -> tuple[str, bool]:
     """Return what was printed, and whether the guest ended by itself."""
     lines: list[str] = []
     environment = {**os.environ, "TMPDIR": memory_folder}
