@@ -102,7 +102,10 @@ class FakeKernel:
     def unbind(self, addresses):
         self.bound.difference_update(addresses)
 
-    def write_rules(self, rules, tables):
+    def missing_jumps(self):
+        return ()
+
+    def write_rules(self, rules, tables, missing):
         for table in tables:
             self.tables[table] = dict(rules.tables[table])
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
-from kubeproxy.backends.ipvs.chains import Rules
+from kubeproxy.backends.ipvs.chains import Jump, Rules
 from kubeproxy.backends.ipvs.graceful import WEIGHT, Draining, Found, Operation, deletions
 from kubeproxy.backends.ipvs.layout import Scheduler, SetId
 from kubeproxy.backends.ipvs.render import NO_WISH, NodeAddresses, Virtual, render
@@ -92,8 +92,11 @@ class Kernel(Protocol):
     def unbind(self, addresses: Iterable[bytes]) -> None:
         """Remove addresses from kube-ipvs0."""
 
-    def write_rules(self, rules: Rules, tables: Sequence[str]) -> None:
-        """Make tables hold our chains, and the jumps to them."""
+    def missing_jumps(self) -> Sequence[Jump]:
+        """Return the jumps to our chains that are not there."""
+
+    def write_rules(self, rules: Rules, tables: Sequence[str], missing: Sequence[Jump]) -> None:
+        """Make tables hold our chains, and the jumps that are missing."""
 
     def rules(self, rules: Rules) -> Sequence[str]:
         """Return the rules that are in our chains, and those that lead to them."""
@@ -211,13 +214,14 @@ class IpvsBackend:
         yield sum(map(len, missing.values()))
         # The rules that refuse come before what could be reached without them; those that only translate come last,
         # for in their place may be those of iptables mode, which serve until then.
-        kernel.write_rules(self._rules, ("mangle", "filter"))
+        jumps = kernel.missing_jumps()
+        kernel.write_rules(self._rules, ("mangle", "filter"), jumps)
         found = kernel.servers()
         yield from self._adopt(found)
         come = [address for address in state.addresses if address not in there.bound]
         kernel.bind(come)
         yield len(come)
-        kernel.write_rules(self._rules, ("nat",))
+        kernel.write_rules(self._rules, ("nat",), jumps)
         gone = [address for address in there.bound if not state.has_address(address)]
         kernel.unbind(gone)
         foreign = [key for key in found if key not in state.servers and not self._is_excluded(key)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Final
 
 from kubeproxy.backends.ipvs.layout import DEFAULT_SCHEDULER, SCHEDULERS, Scheduler
@@ -45,8 +46,12 @@ HINTS: Final = frozenset({"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"})
 TRIAL: Final = "*filter\n:KUBE-IPVS-TRIAL - [0:0]\n-X KUBE-IPVS-TRIAL\nCOMMIT\n"
 
 
+@cache
 def variant(family: Family) -> str:
-    """Return the iptables to use: the kubelet's, else nft's where it works, else the legacy one. Raises Unsupported."""
+    """Return the iptables to use: the kubelet's, else nft's where it works, else the legacy one.
+
+    It stays the same for a process's life. Raises Unsupported.
+    """
     name = "iptables" if family is Family.IPV4 else "ip6tables"
     works: list[str] = []
     reasons: list[str] = []

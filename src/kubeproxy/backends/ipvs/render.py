@@ -92,7 +92,7 @@ def _frontend(plan: ServicePlan, frontend: Frontend, node: NodeAddresses, wish: 
         wish.addresses.add(frontend.address)
     for set_id, entry in _memberships(frontend, keys, local=_keeps_source(traffic)):
         _enter(wish, set_id, entry)
-    # Without endpoints all are refused alike, as in the other modes.
+    # Without endpoints all are refused alike, as in iptables mode.
     if any(action.forwards for action in traffic):
         for set_id, entry in _sources(frontend, node):
             _enter(wish, set_id, entry)

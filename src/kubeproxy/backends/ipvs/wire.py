@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Final
 
 from kubeproxy.backends.ipvs.backend import Addresses, Entries, SetCount
-from kubeproxy.backends.ipvs.chains import JUMPS, Rules
+from kubeproxy.backends.ipvs.chains import JUMPS, Jump, Rules
 from kubeproxy.backends.ipvs.graceful import Found, Operation, Verb
 from kubeproxy.backends.ipvs.layout import INTERFACE, MAX_ELEMENTS, Scheduler, SetId, kind_of
 from kubeproxy.kernel import ipvs, links, xtables
@@ -177,14 +177,17 @@ class NodeKernel:
 
     # -- rules ------------------------------------------------------------------------------------------------------
 
-    def write_rules(self, rules: Rules, tables: Sequence[str]) -> None:
-        """Make tables hold our chains, and the jumps to them."""
+    def missing_jumps(self) -> Sequence[Jump]:
+        """Return the jumps to our chains that are not there."""
         present = {
             (table.name, xtables.chain_of(rule), xtables.target_of(rule))
             for table in xtables.tables(self._variant)
             for rule in table.rules
         }
-        missing = [jump for jump in JUMPS if (jump.table, jump.origin, jump.chain) not in present]
+        return [jump for jump in JUMPS if (jump.table, jump.origin, jump.chain) not in present]
+
+    def write_rules(self, rules: Rules, tables: Sequence[str], missing: Sequence[Jump]) -> None:
+        """Make tables hold our chains, and the jumps that are missing."""
         xtables.restore(self._variant, rules.text(tables, missing))
 
     def rules(self, rules: Rules) -> Sequence[str]:
