@@ -87,7 +87,7 @@ def _lists(size: objects.Size) -> list[Event]:
     ]
 
 
-class _Decoders:
+class Decoders:
     """One stream for each resource."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ def measure(size: str, pairs: int) -> dict[str, dict[str, float]]:
     del plans
     gc.freeze()  # as app.py does after the first sync
     planned = list(steps(wanted, pairs))
-    decoders = _Decoders()
+    decoders = Decoders()
     warm = steps(wanted, 5, seed=2)
     for step in warm:
         _one(decoders, planner, backend, step.lines)
@@ -132,7 +132,7 @@ def measure(size: str, pairs: int) -> dict[str, dict[str, float]]:
     return _by_case(planned, seconds, _limits(recording))
 
 
-def _one(decoders: _Decoders, planner: Planner, backend: NftablesBackend, lines: Lines) -> None:
+def _one(decoders: Decoders, planner: Planner, backend: NftablesBackend, lines: Lines) -> None:
     planner.apply(decoders.events(lines))
     for _ in backend.sync([(change.name, change.after.plans) for change in planner.take()]):
         pass
@@ -193,7 +193,7 @@ async def _engine(size: objects.Size, pairs: int) -> dict[str, dict[str, float]]
 async def _through(
     engine: Engine, planned: Sequence[Step], programmed: asyncio.Event, finished: list[float]
 ) -> list[float]:
-    decoders, seconds = _Decoders(), []
+    decoders, seconds = Decoders(), []
     for step in planned:
         await asyncio.sleep(0.0005)
         programmed.clear()

@@ -86,14 +86,14 @@ REASONS = {
 
 
 class Judge:
-    """Reads run.py's output line by line and says what is left to say. `wrong` counts what nobody explains."""
+    """Reads run.py's output line by line and says what is left to say. `held` are the names of cases that hold."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._probe: re.Match[str] | None = None
         self._expected = ""
         self._wrong_of_case = self._explained_of_case = 0
-        self.wrong = self.cases = 0
+        self.held: list[str] = []
         self.reasons: Counter[str] = Counter()
 
     def read(self, line: str) -> str:
@@ -109,7 +109,7 @@ class Judge:
             return self._close(case)
         elif not _SUM.match(line):
             if _TROUBLE.match(line):
-                self._count_wrong()
+                self._wrong_of_case += 1
             return f"{line}\n"
         return ""
 
@@ -121,27 +121,24 @@ class Judge:
             self.reasons[reason] += 1
             self._explained_of_case += 1
             return ""
-        self._count_wrong()
-        return f"{probe[0]}\n      expected {expected}\n      saw      {saw}\n"
-
-    def _count_wrong(self) -> None:
-        self.wrong += 1
         self._wrong_of_case += 1
+        return f"{probe[0]}\n      expected {expected}\n      saw      {saw}\n"
 
     def _close(self, case: re.Match[str]) -> str:
         word, counts = ("FAIL" if self._wrong_of_case else "ok  "), (self._wrong_of_case, self._explained_of_case)
-        self.cases += 1
+        if not self._wrong_of_case:
+            self.held.append(case[2])
         self._wrong_of_case = self._explained_of_case = 0
         return f"{word} {case[2]} {case[3]} probes, {counts[0]} wrong, {counts[1]} differ on purpose\n"
 
 
 def summary(judges: Sequence[Judge], mode: str, cases: int) -> tuple[str, bool]:
     """Return the last words about all cases, and whether they hold."""
-    wrong, seen = sum(judge.wrong for judge in judges), sum(judge.cases for judge in judges)
+    held = sum(len(judge.held) for judge in judges)
     reasons = sum((judge.reasons for judge in judges), Counter[str]())
-    lines = [f"{mode}: {seen} of {cases} cases seen, {wrong} probes wrong, {reasons.total()} differ on purpose:"]
+    lines = [f"{mode}: {held}/{cases} cases hold, {reasons.total()} probes differ on purpose:"]
     lines += [f"  {count:4} {reason}" for reason, count in reasons.most_common()]
-    return "\n".join(lines), wrong == 0 and seen == cases
+    return "\n".join(lines), held == cases
 
 
 @lru_cache
