@@ -32,13 +32,11 @@ class FakeKernel:
             self.sets.setdefault(set_id, set())
 
     def servers(self):
-        return self.servers_of(self.virtual)
+        return self.survey(self.virtual)[1]
 
-    def server_keys(self):
-        return list(self.virtual)
-
-    def servers_of(self, keys):
-        return {k: Found(self.virtual[k][0], True, dict(self.virtual[k][1])) for k in keys if k in self.virtual}
+    def survey(self, keys):
+        found = {k: Found(self.virtual[k][0], True, dict(self.virtual[k][1])) for k in keys if k in self.virtual}
+        return set(self.virtual), found
 
     def connections(self, keys):
         return {k: {d: self.busy.get((k, d), 0) for d in self.virtual[k][1]} for k in keys if k in self.virtual}

@@ -56,11 +56,8 @@ class Kernel(Protocol):
     def servers(self) -> Mapping[bytes, Found]:
         """Return all virtual servers with their real servers."""
 
-    def server_keys(self) -> Iterable[bytes]:
-        """Return all virtual servers."""
-
-    def servers_of(self, keys: Iterable[bytes]) -> Mapping[bytes, Found]:
-        """Return these virtual servers with their real servers, without those that are not there."""
+    def survey(self, keys: Iterable[bytes]) -> tuple[set[bytes], Mapping[bytes, Found]]:
+        """Return all virtual servers, and these ones, as far as they are there, with their real servers."""
 
     def connections(self, keys: Iterable[bytes]) -> Mapping[bytes, Mapping[bytes, int]]:
         """Return the number of connections of the real servers of virtual servers."""
@@ -324,20 +321,20 @@ class IpvsBackend:
         return ""
 
     def _sample_drift(self) -> str:
-        sample = list(islice(self._state.servers, 1))
-        if len(self._kernel.servers_of(sample)) < len(sample):
+        """Look for a single virtual server: when that is missing, most probably all are."""
+        sample = next((key for key, virtual in self._state.servers.items() if virtual.pool), None)
+        if sample is not None and not self._kernel.connections([sample]).get(sample):
             return "virtual servers were removed by another program"
         return ""
 
     def element_drift(self) -> str:
         """Return what else another program did, '' for nothing; reads all but real servers, and some of those."""
         wanted = self._state.servers
-        present = {key for key in self._kernel.server_keys() if not self._is_excluded(key)}
-        if present != {key for key in wanted if not self._is_excluded(key)}:
-            return "virtual servers were changed by another program"
         keys = list(islice(wanted, self._examined, self._examined + EXAMINED))
         self._examined = self._examined + EXAMINED if len(keys) == EXAMINED else 0
-        found = self._kernel.servers_of(keys)
+        present, found = self._kernel.survey(keys)
+        if any(not self._is_excluded(key) for key in present ^ wanted.keys()):
+            return "virtual servers were changed by another program"
         if any(key not in found or self._differs(key, wanted[key], found[key]) for key in keys):
             return "real servers were changed by another program"
         for set_id in SetId:

@@ -89,14 +89,10 @@ class NodeKernel:
         """Return all virtual servers with their real servers."""
         return dict(self._with_weights(self._listed()))
 
-    def server_keys(self) -> Iterable[bytes]:
-        """Return all virtual servers."""
-        return [_packed(server.key) for server in self._listed()]
-
-    def servers_of(self, keys: Iterable[bytes]) -> Mapping[bytes, Found]:
-        """Return these virtual servers with their real servers, without those that are not there."""
-        wanted = set(keys)
-        return dict(self._with_weights(server for server in self._listed() if _packed(server.key) in wanted))
+    def survey(self, keys: Iterable[bytes]) -> tuple[set[bytes], Mapping[bytes, Found]]:
+        """Return all virtual servers, and these ones, as far as they are there, with their real servers."""
+        listed = {_packed(server.key): server for server in self._listed()}
+        return set(listed), dict(self._with_weights(listed[key] for key in keys if key in listed))
 
     def connections(self, keys: Iterable[bytes]) -> Mapping[bytes, Mapping[bytes, int]]:
         """Return the number of connections of the real servers of virtual servers."""
