@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from kubeproxy import __version__, host, modes
+from kubeproxy.backends.ipvs.layout import INTERFACE as SERVICE_INTERFACE
 from kubeproxy.backends.mode import Mode
 from kubeproxy.config.addresses import split_host_port
 from kubeproxy.config.options import Options
@@ -115,7 +116,7 @@ class App:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, 0)
-        monitor = AddressMonitor()
+        monitor = AddressMonitor(ignored=SERVICE_INTERFACE)
         loop.add_reader(monitor.fileno(), self._addresses, monitor)
         self._health.ready_when("api", self._sources.stale)
         self._health.ready_when("kernel", lambda: next(iter(self._reporter.refused.values()), None))
