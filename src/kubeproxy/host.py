@@ -11,6 +11,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from kubeproxy.backends.ipvs.layout import INTERFACE as SERVICE_INTERFACE
 from kubeproxy.config.types import Conntrack, KubeProxyConfiguration
 from kubeproxy.errors import ConfigError, Unsupported
 from kubeproxy.kernel.addresses import local_addresses
@@ -68,8 +69,11 @@ def settings(config: KubeProxyConfiguration) -> Settings:
 
 
 def packed_local_addresses(wanted: Sequence[Family]) -> Mapping[Family, list[bytes]]:
-    """Return this node's addresses."""
-    return {family: [address.ip for address in local_addresses(family)] for family in wanted}
+    """Return this node's addresses, without those of Services that ipvs mode has on an interface of its own."""
+    return {
+        family: [address.ip for address in local_addresses(family) if address.interface != SERVICE_INTERFACE]
+        for family in wanted
+    }
 
 
 def tune(conntrack: Conntrack, oom_score_adj: int) -> None:
