@@ -143,16 +143,11 @@ class App:
         """Run until told to stop; return the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-<<<<<<< HEAD
-            loop.add_signal_handler(number, self._stop, 0)
-        monitor = AddressMonitor(ignored=SERVICE_INTERFACE)
-=======
             loop.add_signal_handler(number, self._told_to_stop, number)
         loop.add_signal_handler(
             signal.SIGHUP, log.info, "Ignored SIGHUP: a changed configuration file is noticed anyway"
         )
-        monitor = AddressMonitor()
->>>>>>> guest
+        monitor = AddressMonitor(ignored=SERVICE_INTERFACE)
         loop.add_reader(monitor.fileno(), self._addresses, monitor)
         self._health.ready_when("api", self._sources.stale)
         self._health.ready_when("kernel", lambda: next(iter(self._reporter.refused.values()), None))
