@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -113,19 +113,33 @@ def _boot(command: list[str], memory_folder: str, timeout: float, echo: Echo | N
         late.start()
         try:
             assert process.stdout is not None
-            inside = False
-            for line in process.stdout:
-                lines.append(line)
-                inside = inside and line != DONE
-                if inside and echo is not None:
+            for line in _of_the_command(process.stdout, lines):
+                if echo is not None:
                     echo.write(line)
                     echo.flush()
-                inside = inside or line == READY
         finally:
             process.kill()
             ended = late.is_alive()
             late.cancel()
     return "".join(lines), ended
+
+
+def _of_the_command(printed: Iterable[str], lines: list[str]) -> Iterator[str]:
+    """Yield the lines between init.py's marks, without the line end that it puts before the last; `lines` gets all."""
+    inside = False
+    held = ""
+    for line in printed:
+        lines.append(line)
+        if inside and line == DONE:
+            inside = False
+        elif inside:
+            if held:
+                yield held
+            held = line if line == "\n" else ""
+            if not held:
+                yield line
+        else:
+            inside = line == READY
 
 
 def _memory_folder(memory: int) -> str:
