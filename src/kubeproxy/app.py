@@ -67,6 +67,7 @@ def run(options: Options) -> int:
     settings = host.settings(config)
     mode.check(config, settings.families)
     host.check_families(settings)
+    host.check_nodeport_addresses(config)
     host.tune(config.conntrack, config.oom_score_adj)
     if options.init_only:
         return 0

@@ -224,7 +224,7 @@ class Engine:
                 # All of them: of two changes joined after a failure, this family may have got the first one.
                 steps = backend.sync([(c.name, _of(c.after, family)) for c in changes])
             async with self._kernel:
-                await _run(steps, in_thread=full)
+                await _run(steps, in_thread=full or backend.blocking)
         except ApplyError as error:
             log.error("Sync failed family=%s error=%r", family.label, str(error))
             self._stale.add(family)
@@ -315,7 +315,7 @@ class Engine:
 async def _run(steps: Iterator[int], *, in_thread: bool) -> None:
     """Exhaust a backend's transactions, letting the loop run in between.
 
-    A full sync may wait for nft, and for the kernel, for long: in a thread, so that health is answered meanwhile. It
+    A full sync, or any that runs a program, may wait for long: in a thread, so that health is answered meanwhile. It
     only touches the backend, which nobody else uses during a sync, and plans, which never change.
     """
     if in_thread:

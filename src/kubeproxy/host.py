@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from kubeproxy.backends.ipvs.layout import INTERFACE as SERVICE_INTERFACE
 from kubeproxy.config.types import Conntrack, KubeProxyConfiguration
@@ -28,6 +29,9 @@ _LOCAL_MODES: dict[str, LocalMode] = {
     "BridgeInterface": "BridgeInterface",
     "InterfaceNamePrefix": "InterfaceNamePrefix",
 }
+
+_NODEPORT_ADDRESSES = dict.fromkeys(("iptables", "ipvs", "userspace"), ("0.0.0.0/0", "::/0"))
+"""Where NodePorts answer by default, in modes in which that is not the node's primary addresses."""
 
 
 def node_name(override: str) -> str:
@@ -61,11 +65,25 @@ def settings(config: KubeProxyConfiguration) -> Settings:
         cluster_cidrs=config.cluster_cidrs,
         bridge=config.detect_local.bridge_interface,
         prefix=config.detect_local.interface_name_prefix,
-        nodeport_addresses=config.node_port_addresses or (("primary",) if config.active_mode == "nftables" else ()),
+        nodeport_addresses=config.node_port_addresses or _NODEPORT_ADDRESSES.get(config.active_mode, ("primary",)),
+        loopback_nodeports=_loopback_nodeports(config),
         bind_address=bind if any(bind) else b"",
         masquerade_all=config.masquerade_all,
         masquerade_mark=1 << config.masquerade_bit,
     )
+
+
+def _loopback_nodeports(config: KubeProxyConfiguration) -> Literal["never", "ipv4"]:
+    wanted = config.active_mode == "iptables" and config.iptables.localhost_node_ports
+    return "ipv4" if wanted else "never"
+
+
+def check_nodeport_addresses(config: KubeProxyConfiguration) -> None:
+    """Warn of NodePorts that answer on more addresses than one may think. Source: REFERENCE "Start" 6."""
+    if not config.node_port_addresses and config.active_mode in _NODEPORT_ADDRESSES:
+        log.warning(
+            "nodePortAddresses is unset: NodePorts answer on all local addresses; [primary] would be the node's own"
+        )
 
 
 def packed_local_addresses(wanted: Sequence[Family]) -> Mapping[Family, list[bytes]]:

@@ -9,7 +9,7 @@ from kubeproxy.backends.leftovers import remove_iptables_rules
 from kubeproxy.backends.mode import Mode
 from kubeproxy.errors import Unsupported
 
-MODES: Final = ("nftables", "ipvs", "userspace")
+MODES: Final = ("nftables", "iptables", "ipvs", "userspace")
 
 
 def load(name: str) -> Mode:
@@ -22,10 +22,10 @@ def load(name: str) -> Mode:
 
 def remove_others(current: Mode) -> list[str]:
     """Remove what other modes, or another kube-proxy, left on this node; return what could not be removed."""
-    others = (name for name in MODES if name not in {current.name, "iptables"})
+    # Chains of iptables are told apart one by one, as modes share names of them.
+    others = [name for name in MODES if name not in (current.name, "iptables")]
     failures = [failure for name in others for failure in load(name).cleanup()]
-    # Last: chains of iptables and ipvs mode have the same names, and those of the current mode stay.
-    return failures if current.name == "iptables" else failures + remove_iptables_rules(current.chains)
+    return failures + remove_iptables_rules(current.keeps)
 
 
 def clean_up() -> list[str]:

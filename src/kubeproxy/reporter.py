@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
+from kubeproxy.backends.mode import PacketCounter
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.conntrack import Conntrack
 from kubeproxy.model.addresses import Family, unpack
@@ -97,6 +98,8 @@ class Reporter:
         self._metrics.sync_errors.labels(family.label).inc()
         if self._mode == "nftables":
             self._metrics.nftables_sync_failures.labels(family.label).inc()
+        # A repair that does not get through makes the node unhealthy as a change does that waits as long.
+        self._health.queued(family.label)
         self.refused[family] = str(error)
 
     def restore_failed(self, family: Family, *, partial: bool) -> None:
@@ -109,6 +112,16 @@ class Reporter:
         """See backends.mode.Report."""
         self._metrics.iptables_rules.labels(table, family.label).set(total)
         self._metrics.iptables_rules_last.labels(table, family.label).set(last)
+
+    def waited(self, family: Family, seconds: float) -> None:
+        """See backends.mode.Report."""
+        self._metrics.iptables_lock_wait.labels(family.label).inc(seconds)
+
+    def counts(self, counter: PacketCounter, read: Callable[[], float]) -> None:
+        """See backends.mode.Report."""
+        metrics = self._metrics
+        dropped = counter == "invalid dropped"
+        (metrics.iptables_invalid_dropped if dropped else metrics.iptables_localhost_accepted).labels().follow(read)
 
     def applied(self, changes: Sequence[Change], full: bool) -> None:
         """See engine.Observer."""

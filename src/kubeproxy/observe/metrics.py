@@ -185,6 +185,11 @@ class Metrics:
             "Cumulative syncs that the kernel refused, in any mode (not in the Go kube-proxy)",
             FAMILY,
         )
+        self.iptables_lock_wait = registry.counter(
+            "kubeproxy_iptables_lock_wait_seconds_total",
+            "Cumulative seconds that syncs waited for the lock of iptables, held by others (not in the Go kube-proxy)",
+            FAMILY,
+        )
 
 
 class RestClientMetrics:

@@ -86,6 +86,11 @@ def test_frontends_are_in_the_sets_that_say_who_is_masqueraded(policy) -> None:
     assert found[SetId.LOOP_BACK] == {Entry(address(NEAR), TCP, 8080, address(NEAR))}
 
 
+def test_the_health_check_port_is_let_in() -> None:
+    found = wish(*BOTH, type="LoadBalancer", external_traffic_policy="Local", health_check_node_port=31000)
+    assert found.entries[SetId.HEALTH_CHECK_NODE_PORT] == {Entry(port=31000)}
+
+
 def test_nodeports_of_sctp_are_by_address_and_port() -> None:
     found = wish(*BOTH, protocol="SCTP").entries
     assert found[SetId.NODE_PORT_SCTP] == {Entry(address("192.0.2.1"), socket.IPPROTO_SCTP, 30080)}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from cluster_objects import world
 
+from kubeproxy.backends.ipvs import probe
 from kubeproxy.backends.ipvs.chains import CHAINS, JUMPS, Rules
 from kubeproxy.backends.ipvs.cleanup import removal
 from kubeproxy.backends.ipvs.layout import SetId
@@ -13,7 +16,7 @@ from kubeproxy.backends.ipvs.probe import scheduler_of
 from kubeproxy.backends.leftovers import removal as remove_leftovers
 from kubeproxy.config.types import IPVS
 from kubeproxy.errors import ConfigError
-from kubeproxy.kernel.xtables import Table
+from kubeproxy.kernel.xtables import Commands, Table
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.plan import Detector
 
@@ -81,11 +84,13 @@ def test_removal_takes_the_modes_own_chains_and_all_rules_with_its_sets() -> Non
     assert removal([Table("nat", ("OTHERS",), ("-A OTHERS -j ACCEPT",))]) == ""
 
 
-def test_chains_of_the_current_mode_are_no_leftovers() -> None:
+def test_chains_of_the_current_mode_are_no_leftovers(monkeypatch) -> None:
+    monkeypatch.setattr(probe, "variant", lambda family: "iptables-nft")
+    kept = partial(MODE.keeps, Commands("iptables-nft", Family.IPV4, uses_nft=True, version=(1, 8)))
     ours = table(rules(), "nat")
     others = Table("nat", (*ours.chains, "KUBE-SVC-X"), (*ours.rules, "-A KUBE-SVC-X -j ACCEPT"))
-    assert remove_leftovers([ours], MODE.chains) == ""
-    assert remove_leftovers([others], MODE.chains).splitlines() == [
+    assert remove_leftovers([ours], kept) == ""
+    assert remove_leftovers([others], kept).splitlines() == [
         "*nat",
         ":KUBE-SVC-X - [0:0]",
         "-X KUBE-SVC-X",

@@ -127,6 +127,7 @@ KUBE_PROXY = {
     "kubeproxy_iptables_localhost_nodeports_accepted_packets_total": ("counter", set()),
     "kubeproxy_source_staleness_seconds": ("gauge", {"resource"}),
     "kubeproxy_sync_errors_total": ("counter", FAMILY),
+    "kubeproxy_iptables_lock_wait_seconds_total": ("counter", FAMILY),
     "rest_client_request_duration_seconds": ("histogram", {"verb", "host"}),
     "rest_client_request_size_bytes": ("histogram", {"verb", "host"}),
     "rest_client_response_size_bytes": ("histogram", {"verb", "host"}),

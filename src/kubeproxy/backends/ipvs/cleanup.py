@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from kubeproxy.backends.ipvs.layout import INTERFACE, SetId
+from kubeproxy.backends.leftovers import IPVS_CHAINS
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel import ipvs, links, xtables
 from kubeproxy.kernel.ipset import Ipsets
@@ -22,15 +23,6 @@ from kubeproxy.model.addresses import Family
 
 log = logging.getLogger("kubeproxy.ipvs")
 
-CHAINS: Final = frozenset(
-    {
-        "KUBE-NODE-PORT",
-        "KUBE-LOAD-BALANCER",
-        "KUBE-SOURCE-RANGES-FIREWALL",
-        "KUBE-IPVS-FILTER",
-        "KUBE-IPVS-OUT-FILTER",
-    }
-)
 _NODE_PORTS: Final = {
     socket.IPPROTO_TCP: SetId.NODE_PORT_TCP,
     socket.IPPROTO_UDP: SetId.NODE_PORT_UDP,
@@ -105,12 +97,12 @@ def removal(tables: Iterable[xtables.Table]) -> str:
     lines = []
     names = {set_id.named(family) for set_id in SetId for family in Family}
     for table in tables:
-        chains = [chain for chain in table.chains if chain in CHAINS]
+        chains = [chain for chain in table.chains if chain in IPVS_CHAINS]
         rules = [
             rule
             for rule in table.rules
-            if xtables.chain_of(rule) not in CHAINS
-            and (xtables.target_of(rule) in CHAINS or names.intersection(rule.split(" ")))
+            if xtables.chain_of(rule) not in IPVS_CHAINS
+            and (xtables.target_of(rule) in IPVS_CHAINS or names.intersection(rule.split(" ")))
         ]
         if chains or rules:
             lines.append(f"*{table.name}")

@@ -17,6 +17,7 @@ from kubeproxy.config.types import IPVS, KubeProxyConfiguration
 from kubeproxy.kernel import modules
 from kubeproxy.kernel.ipvs import Ipvs, Timeouts
 from kubeproxy.kernel.sysctl import apply_settings
+from kubeproxy.kernel.xtables import Commands
 from kubeproxy.model.addresses import Family, Range, merge_networks, parse_network
 from kubeproxy.model.plan import Globals
 
@@ -76,10 +77,9 @@ def _open(config: KubeProxyConfiguration, world: Globals, report: Report) -> lis
     ]
 
 
-MODE = Mode(
-    "ipvs",
-    _check,
-    _open,
-    cleanup,
-    chains=frozenset((table, chain) for table, chains in CHAINS.items() for chain in chains),
-)
+def _keeps(commands: Commands, table: str, chain: str) -> bool:
+    """Return whether a chain is ours: in a table where we have it, of the variant that we use."""
+    return chain in CHAINS.get(table, ()) and commands.name == probe.variant(commands.family)
+
+
+MODE = Mode("ipvs", _check, _open, cleanup, _keeps)

@@ -9,7 +9,7 @@ from typing import Final
 from kubeproxy.backends.ipvs.layout import DEFAULT_SCHEDULER, SCHEDULERS, Scheduler
 from kubeproxy.config.types import IPVS
 from kubeproxy.errors import ApplyError, ConfigError, Unsupported
-from kubeproxy.kernel import modules, xtables
+from kubeproxy.kernel import iptables_variant, modules, xtables
 from kubeproxy.kernel.ipset import Ipsets
 from kubeproxy.kernel.ipvs import Ipvs
 from kubeproxy.model.addresses import Family
@@ -40,33 +40,26 @@ def check(config: IPVS, families: Sequence[Family]) -> None:
         variant(family)
 
 
-HINTS: Final = frozenset({"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"})
-"""Chains of the kubelet, which is in the variant of iptables that the node uses (kubernetes-sigs/iptables-wrappers)."""
-
 TRIAL: Final = "*filter\n:KUBE-IPVS-TRIAL - [0:0]\n-X KUBE-IPVS-TRIAL\nCOMMIT\n"
 
 
 @cache
 def variant(family: Family) -> str:
-    """Return the iptables to use: the kubelet's, else nft's where it works, else the legacy one.
+    """Return the iptables to use: the one that the node uses, else one that works. Raises Unsupported.
 
-    It stays the same for a process's life. Raises Unsupported.
+    It stays the same for a process's life.
     """
     name = "iptables" if family is Family.IPV4 else "ip6tables"
-    works: list[str] = []
+    ours = [command for command in xtables.installed() if command.split("-", 1)[0] == name]
+    used = iptables_variant.chosen()
     reasons: list[str] = []
-    for candidate in xtables.installed():
-        if candidate.split("-", 1)[0] != name:
-            continue
+    for command in sorted(ours, key=lambda command: not command.endswith(used)):
         try:
             # Nothing less than making something tells: without nf_tables iptables-nft-save prints nothing, and is fine.
-            xtables.restore(candidate, TRIAL)
-            if any(HINTS.intersection(table.chains) for table in xtables.tables(candidate)):
-                return candidate
-            works.append(candidate)
+            xtables.restore(command, TRIAL)
         except ApplyError as error:
             reasons.append(str(error))
-    if not works:
-        why = f" ({'; '.join(reasons)})" if reasons else ""
-        raise Unsupported(f"ipvs mode needs {name} for masquerade{why}: install the package iptables")
-    return works[0]
+        else:
+            return command
+    why = f" ({'; '.join(reasons)})" if reasons else ""
+    raise Unsupported(f"ipvs mode needs {name} for masquerade{why}: install the package iptables")

@@ -50,6 +50,8 @@ def render(plans: Iterable[ServicePlan], node: NodeAddresses) -> Wish:
     for plan in plans:
         for frontend in plan.frontends:
             _frontend(plan, frontend, node, wish)
+        if plan.health_port:
+            _enter(wish, SetId.HEALTH_CHECK_NODE_PORT, Entry(port=plan.health_port))
         for destination in _hairpin(plan):
             address, port = destination[:-2], int.from_bytes(destination[-2:], "big")
             _enter(wish, SetId.LOOP_BACK, Entry(address, plan.key.protocol, port, address))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 
@@ -38,19 +37,15 @@ def check() -> None:
 def cleanup() -> list[str]:
     """Remove our tables (or the Go kube-proxy's, which have the same names); return what could not be removed."""
     failures = []
-    for family, ip in ((Family.IPV4, "ip"), (Family.IPV6, "ip6")):
-        if not _has_table(family):
-            continue
+    for ip, family in (("ip", Family.IPV4), ("ip6", Family.IPV6)):
+        try:
+            if nfnetlink.table(family, TABLE) is None:
+                continue
+        except NetlinkError:
+            continue  # a kernel without nf_tables has no tables of ours
         try:
             # `add` first: deleting a table that is missing would be an error, and nft 1.0.6 knows no `destroy`.
             nft.run(f"add table {ip} {TABLE}\ndelete table {ip} {TABLE}\n")
         except ApplyError as error:
             failures.append(str(error))
     return failures
-
-
-def _has_table(family: Family) -> bool:
-    try:
-        return nfnetlink.table(family, TABLE) is not None
-    except NetlinkError as error:
-        return error.code not in {errno.EINVAL, errno.EOPNOTSUPP}  # what a kernel without nf_tables says

@@ -28,6 +28,8 @@ Signature = tuple[int, tuple[int, ...]]
 class UserspaceBackend:
     """See backends.mode.Backend."""
 
+    blocking = False
+
     def __init__(self, family: Family, world: Globals, path: DataPath, listeners: Listeners) -> None:
         self.family = family
         self._path = path
