@@ -3,8 +3,9 @@ PY := .venv/bin/python
 CONFORMANCE ?= ../shared/conformance
 KINDS ?= nftables
 WHAT ?=
+GUESTS ?= 2
 
-.PHONY: setup demo test lint conformance bench clean
+.PHONY: setup demo test lint conformance conformance-ipvs bench clean
 
 setup:
 	@tools/setup
@@ -27,6 +28,12 @@ conformance: setup
 	@tools/check-host
 	@test -f $(CONFORMANCE)/run.py || { echo "no conformance cases at $(CONFORMANCE): set CONFORMANCE=/path/to/conformance" >&2; exit 1; }
 	@$(PY) tools/conformance $(CONFORMANCE) $(KINDS)
+
+# In guests, since few kernels have IPVS; expectations are those of iptables mode. GUESTS run side by side.
+conformance-ipvs: setup
+	@tools/check-host
+	@test -f $(CONFORMANCE)/run.py || { echo "no conformance cases at $(CONFORMANCE): set CONFORMANCE=/path/to/conformance" >&2; exit 1; }
+	@$(PY) tests/guest/conformance.py --guests $(GUESTS) $(CONFORMANCE)
 
 bench: setup
 	@tools/check-host

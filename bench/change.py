@@ -86,7 +86,7 @@ def _lists(size: objects.Size) -> list[Event]:
     ]
 
 
-class _Decoders:
+class Decoders:
     """One stream for each resource."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ def measure(size: str, pairs: int) -> dict[str, dict[str, float]]:
     del plans
     proxy.settled()
     planned = list(steps(wanted, pairs))
-    decoders = _Decoders()
+    decoders = Decoders()
     warm = steps(wanted, 5, seed=2)
     for step in warm:
         _one(decoders, planner, backend, step.lines)
@@ -131,7 +131,7 @@ def measure(size: str, pairs: int) -> dict[str, dict[str, float]]:
     return _by_case(planned, seconds, _limits(recording))
 
 
-def _one(decoders: _Decoders, planner: Planner, backend: NftablesBackend, lines: Lines) -> None:
+def _one(decoders: Decoders, planner: Planner, backend: NftablesBackend, lines: Lines) -> None:
     planner.apply(decoders.events(lines))
     for _ in backend.sync([(change.name, change.after.plans) for change in planner.take()]):
         pass
@@ -192,7 +192,7 @@ async def _engine(size: objects.Size, pairs: int) -> dict[str, dict[str, float]]
 async def _through(
     engine: Engine, planned: Sequence[Step], programmed: asyncio.Event, finished: list[float]
 ) -> list[float]:
-    decoders, seconds = _Decoders(), []
+    decoders, seconds = Decoders(), []
     for step in planned:
         await asyncio.sleep(0.0005)
         programmed.clear()

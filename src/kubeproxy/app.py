@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from kubeproxy import __version__, collector, host, modes
+from kubeproxy.backends.ipvs.layout import INTERFACE as SERVICE_INTERFACE
 from kubeproxy.backends.mode import Mode
 from kubeproxy.config.addresses import split_host_port
 from kubeproxy.config.options import Options
@@ -146,7 +147,7 @@ class App:
         loop.add_signal_handler(
             signal.SIGHUP, log.info, "Ignored SIGHUP: a changed configuration file is noticed anyway"
         )
-        monitor = AddressMonitor()
+        monitor = AddressMonitor(ignored=SERVICE_INTERFACE)
         loop.add_reader(monitor.fileno(), self._addresses, monitor)
         self._health.ready_when("api", self._sources.stale)
         self._health.ready_when("kernel", lambda: next(iter(self._reporter.refused.values()), None))

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from kubeproxy.backends.ipvs.layout import INTERFACE as SERVICE_INTERFACE
 from kubeproxy.config.types import Conntrack, KubeProxyConfiguration
 from kubeproxy.errors import ConfigError, Unsupported
 from kubeproxy.kernel.addresses import local_addresses
@@ -86,8 +87,11 @@ def check_nodeport_addresses(config: KubeProxyConfiguration) -> None:
 
 
 def packed_local_addresses(wanted: Sequence[Family]) -> Mapping[Family, list[bytes]]:
-    """Return this node's addresses."""
-    return {family: [address.ip for address in local_addresses(family)] for family in wanted}
+    """Return this node's addresses, without those of Services that ipvs mode has on an interface of its own."""
+    return {
+        family: [address.ip for address in local_addresses(family) if address.interface != SERVICE_INTERFACE]
+        for family in wanted
+    }
 
 
 def tune(conntrack: Conntrack, oom_score_adj: int) -> None:

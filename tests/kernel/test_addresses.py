@@ -81,3 +81,16 @@ def test_messages_that_were_lost_count_as_a_change() -> None:
         run("ip", "-n", name, "-batch", "-", text=commands)
         assert monitor.drain()
         assert not monitor.drain()
+
+
+def test_the_monitor_ignores_one_interface() -> None:
+    def hear() -> list[bool]:
+        with AddressMonitor(ignored="services") as monitor:
+            run("ip", "link", "add", "services", "type", "veth", "peer", "name", "other")
+            run("ip", "addr", "add", "192.0.2.10/32", "dev", "services")
+            heard = [monitor.drain()]
+            run("ip", "addr", "add", "192.0.2.11/32", "dev", "other")
+            return [*heard, monitor.drain()]
+
+    with namespace() as name:
+        assert inside(name, hear) == [False, True]

@@ -43,7 +43,7 @@ PREFIXES: Final = ("KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-
 def remove_iptables_rules(keeps: Callable[[Commands, str, str], bool] | None = None) -> list[str]:
     """Remove them from every variant that is installed; return what could not be removed.
 
-    `keeps` says of which chains the running mode is the owner.
+    `keeps` says of which chains, given with their table, the running mode is the owner.
     """
     failures = []
     for name in xtables.installed():
@@ -68,7 +68,7 @@ def removal(tables: Iterable[xtables.Table], keeps: Callable[[str, str], bool] |
         if not ours:
             continue
         gone = frozenset(ours)
-        jumps = [rule for rule in table.rules if _chain(rule) not in gone and _target(rule) in gone]
+        jumps = [rule for rule in table.rules if xtables.chain_of(rule) not in gone and xtables.target_of(rule) in gone]
         lines.append(f"*{table.name}")
         lines += (f":{chain} - [0:0]" for chain in ours)
         lines += (f"-D {rule.removeprefix('-A ')}" for rule in jumps)
@@ -79,15 +79,3 @@ def removal(tables: Iterable[xtables.Table], keeps: Callable[[str, str], bool] |
 
 def _none(table: str, chain: str) -> bool:  # noqa: ARG001 - keeps no chain
     return False
-
-
-def _chain(rule: str) -> str:
-    return rule.split(" ", 2)[1]
-
-
-def _target(rule: str) -> str:
-    words = rule.split(" ")
-    for flag in ("-j", "-g"):
-        if flag in words[:-1]:
-            return words[len(words) - 1 - words[::-1].index(flag) + 1]
-    return ""

@@ -69,7 +69,8 @@ class Mode(NamedTuple):
 
     `check` raises Unsupported when this node cannot run it, and says how to get what is missing. `open` makes the
     backends, one a family, that know of no Service yet. `cleanup` removes all that the mode (ours, or that of the Go
-    kube-proxy) has put into the kernel, and returns what could not be removed.
+    kube-proxy) has put into the kernel, and returns what could not be removed; what other modes may be using under the
+    same name stays. `chains` are the iptables chains, each with its table, that the mode itself uses.
     """
 
     name: str

@@ -73,9 +73,13 @@ def _address(family: int, data: bytes, start: int, end: int, names: dict[int, st
 
 
 class AddressMonitor:
-    """Tells that addresses of either family came or went, for loop.add_reader(monitor.fileno(), ...)."""
+    """Tells that addresses of either family came or went, for loop.add_reader(monitor.fileno(), ...).
 
-    def __init__(self) -> None:
+    Those of one interface may be ignored, by its name.
+    """
+
+    def __init__(self, ignored: str = "") -> None:
+        self._ignored = ignored
         kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
         self._socket = socket.socket(socket.AF_NETLINK, kind, NETLINK_ROUTE)
         try:
@@ -101,16 +105,27 @@ class AddressMonitor:
         A lifetime that is renewed counts, and so do messages that were lost because too many came at once.
         """
         changed = False
+        ignored = _index(self._ignored)
         while True:
             try:
-                changed = bool(self._socket.recv(64 * 1024)) or changed
+                data = self._socket.recv(64 * 1024)
             except BlockingIOError:
                 return changed
             except OSError as error:
                 if error.errno != errno.ENOBUFS:
                     raise NetlinkError(error.errno or errno.EIO, "cannot listen for address changes") from error
                 changed = True
+            else:
+                changed = changed or any(_IFADDRMSG.unpack_from(data, at.start)[4] != ignored for at in messages(data))
 
     def close(self) -> None:
         """Close the socket; remove it from the loop first."""
         self._socket.close()
+
+
+def _index(name: str) -> int:
+    """Return an interface's index, 0 when there is none of that name."""
+    try:
+        return socket.if_nametoindex(name) if name else 0
+    except OSError:
+        return 0

@@ -23,10 +23,12 @@ from kubeproxy.kernel.netlink import (
     NETLINK_NETFILTER,
     NLA_F_NESTED,
     NLMSG_DONE,
+    NLMSG_ERROR,
     Netlink,
     NetlinkError,
     attribute,
     attributes,
+    messages,
     nested,
 )
 
@@ -374,10 +376,13 @@ def _exactly(wanted: Translation) -> bytes:
 
 def _entries(netlink: Netlink) -> int:
     """Return the number of all tracked flows of the network namespace."""
-    data, at = netlink.ask(_GET_STATS, _nfgenmsg(2), "the number of tracked flows")
-    for kind, start, end in attributes(data, at.start + 4, at.end):
-        if kind == _CTA_STATS_GLOBAL_ENTRIES:
-            return int.from_bytes(data[start:end])
+    for data in netlink.ask(_GET_STATS, _nfgenmsg(2), "the number of tracked flows"):
+        for at in messages(data):
+            if at.kind == NLMSG_ERROR:
+                continue
+            for kind, start, end in attributes(data, at.start + 4, at.end):
+                if kind == _CTA_STATS_GLOBAL_ENTRIES:
+                    return int.from_bytes(data[start:end])
     return 0
 
 

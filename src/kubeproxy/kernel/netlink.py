@@ -18,11 +18,14 @@ from kubeproxy.errors import ApplyError
 
 NETLINK_ROUTE: Final = 0
 NETLINK_NETFILTER: Final = 12
+NETLINK_GENERIC: Final = 16
 
 NLM_F_REQUEST: Final = 0x1
 NLM_F_ACK: Final = 0x4
 NLM_F_DUMP_INTR: Final = 0x10
 NLM_F_DUMP: Final = 0x300
+NLM_F_EXCL: Final = 0x200
+NLM_F_CREATE: Final = 0x400
 NLM_F_CAPPED: Final = 0x100
 NLM_F_ACK_TLVS: Final = 0x200
 
@@ -49,8 +52,10 @@ _READ_SIZE: Final = 64 * 1024
 _RECEIVE_BUFFER: Final = 4 * 1024 * 1024
 _TIMEOUT: Final = 30.0
 _DUMP_ATTEMPTS: Final = 10
-# Acknowledgements of one send must fit into the socket's receive buffer, at under 1 KiB of accounting each.
+# Refusals of one send must fit into the socket's receive buffer, at under 1 KiB of accounting each.
 _BATCH: Final = 1000
+# What is sent at once must fit into the socket's send buffer: 208 KiB unless the system was told otherwise.
+_BATCH_BYTES: Final = 128 * 1024
 
 
 class NetlinkError(ApplyError):
@@ -220,46 +225,53 @@ class Netlink:
                 raise
         raise AssertionError("unreachable")
 
-    def ask(self, kind: int, payload: bytes, what: str) -> tuple[bytes, Message]:
-        """Send a request that is answered by one message; return the buffer and where in it that message is.
+    def ask(self, kind: int, payload: bytes, what: str) -> list[bytes]:
+        """Send one request that is answered with messages; return the buffers, which end with an acknowledgement.
 
         Raises NetlinkError when the kernel refuses.
         """
         sequence = next(self._sequence)
-        self._send(message(kind, NLM_F_REQUEST, sequence, payload), what)
+        self._send(message(kind, NLM_F_REQUEST | NLM_F_ACK, sequence, payload), what)
+        buffers = []
         while True:
             data = self._read(what)
+            buffers.append(data)
             for at in messages(data):
-                if at.sequence == sequence:
-                    if at.kind == NLMSG_ERROR:
-                        code, text = acknowledgement(data, at)
+                if at.kind == NLMSG_ERROR and at.sequence == sequence:
+                    code, text = acknowledgement(data, at)
+                    if code:
                         raise NetlinkError(code, f"cannot read {what}", text)
-                    return data, at
+                    return buffers
 
-    def requests(self, kind: int, payloads: Sequence[bytes], what: str) -> list[tuple[int, str]]:
-        """Send each payload as one acknowledged request; return (errno or 0, text) of each, in order.
+    def requests(self, kind: int, payloads: Sequence[bytes], what: str, flags: int = 0) -> list[tuple[int, str]]:
+        """Send each payload as one request; return (errno or 0, text) of each, in order. `flags` may hold NLM_F_CREATE.
 
-        Raises NetlinkError only when the socket fails or an acknowledgement gets lost.
+        Raises NetlinkError only when the socket fails or an answer gets lost.
         """
         results: list[tuple[int, str]] = []
-        for start in range(0, len(payloads), _BATCH):
-            results += self._batch(kind, payloads[start : start + _BATCH], what)
+        start = 0
+        while start < len(payloads):
+            end, size = start, 0
+            while end < len(payloads) and end - start < _BATCH and (end == start or size < _BATCH_BYTES):
+                size += HEADER.size + len(payloads[end])
+                end += 1
+            results += self._batch(kind, payloads[start:end], what, NLM_F_REQUEST | flags)
+            start = end
         return results
 
-    def _batch(self, kind: int, payloads: Sequence[bytes], what: str) -> list[tuple[int, str]]:
+    def _batch(self, kind: int, payloads: Sequence[bytes], what: str, flags: int) -> list[tuple[int, str]]:
         sequences = [next(self._sequence) for _ in payloads]
-        flags = NLM_F_REQUEST | NLM_F_ACK
         packed = [message(kind, flags, sequence, p) for sequence, p in zip(sequences, payloads, strict=True)]
+        # The kernel works them off in order and answers refusals anyway: the last one's answer ends the batch.
+        packed[-1] = message(kind, flags | NLM_F_ACK, sequences[-1], payloads[-1])
         self._send(b"".join(packed), what)
-        waiting = dict.fromkeys(sequences)
         results: dict[int, tuple[int, str]] = {}
-        while waiting:
+        while sequences[-1] not in results:
             data = self._read(what)
             for at in messages(data):
-                if at.kind == NLMSG_ERROR and at.sequence in waiting:
-                    del waiting[at.sequence]
+                if at.kind == NLMSG_ERROR and at.sequence >= sequences[0]:
                     results[at.sequence] = acknowledgement(data, at)
-        return [results[sequence] for sequence in sequences]
+        return [results.get(sequence, (0, "")) for sequence in sequences]
 
     def _send(self, data: bytes, what: str) -> None:
         try:

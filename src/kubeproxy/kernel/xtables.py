@@ -169,6 +169,20 @@ def _feed(process: subprocess.Popen[bytes], pieces: Iterable[str]) -> None:
         pipe.close()
 
 
+def chain_of(rule: str) -> str:
+    """Return the chain that a rule is in."""
+    return rule.split(" ", 2)[1]
+
+
+def target_of(rule: str) -> str:
+    """Return where a rule leads, '' for nowhere."""
+    words = rule.split(" ")
+    for flag in ("-j", "-g"):
+        if flag in words[:-1]:
+            return words[len(words) - 1 - words[::-1].index(flag) + 1]
+    return ""
+
+
 def _run(command: list[str], text: str | None = None) -> str:
     return _output(command, _call(command, text))
 

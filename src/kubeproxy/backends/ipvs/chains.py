@@ -1,0 +1,208 @@
+"""The fixed iptables rules of ipvs mode, as iptables-restore text. Pure; none of them is about a single Service.
+
+Source: kube-proxy v1.36 pkg/proxy/ipvs writeIptablesRules. Where it differs: this node's own connections under policy
+Local are masqueraded, and those to a load balancer with source ranges are checked in mangle OUTPUT, for ipvs takes
+them before they get to filter OUTPUT (ip_vs_local_request4 has priority NF_IP_PRI_NAT_DST + 2). The rules are there
+whether the sets hold anything or not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from kubeproxy.backends.ipvs.layout import SetId
+from kubeproxy.errors import ConfigError
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.plan import Detector, FamilyGlobals, Globals
+
+
+class Jump(NamedTuple):
+    """A rule of a built-in chain that leads to one of ours."""
+
+    table: str
+    origin: str
+    chain: str
+    comment: str
+
+    @property
+    def rule(self) -> str:
+        """Return the rule's specification."""
+        return f'-m comment --comment "{self.comment}" -j {self.chain}'
+
+
+JUMPS: Final = (
+    Jump("mangle", "OUTPUT", "KUBE-IPVS-OUT-FILTER", "kubernetes ipvs access filter"),
+    Jump("filter", "INPUT", "KUBE-NODE-PORT", "kubernetes health check rules"),
+    Jump("filter", "INPUT", "KUBE-PROXY-FIREWALL", "kube-proxy firewall rules"),
+    Jump("filter", "FORWARD", "KUBE-PROXY-FIREWALL", "kube-proxy firewall rules"),
+    Jump("filter", "INPUT", "KUBE-IPVS-FILTER", "kubernetes ipvs access filter"),
+    Jump("filter", "FORWARD", "KUBE-FORWARD", "kubernetes forwarding rules"),
+    Jump("nat", "OUTPUT", "KUBE-SERVICES", "kubernetes service portals"),
+    Jump("nat", "PREROUTING", "KUBE-SERVICES", "kubernetes service portals"),
+    Jump("nat", "POSTROUTING", "KUBE-POSTROUTING", "kubernetes postrouting rules"),
+)
+
+CHAINS: Final = {
+    "mangle": ("KUBE-IPVS-OUT-FILTER",),
+    "filter": (
+        "KUBE-FORWARD",
+        "KUBE-NODE-PORT",
+        "KUBE-PROXY-FIREWALL",
+        "KUBE-SOURCE-RANGES-FIREWALL",
+        "KUBE-IPVS-FILTER",
+    ),
+    "nat": ("KUBE-SERVICES", "KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-MARK-MASQ", "KUBE-POSTROUTING"),
+}
+"""Our chains by table, in the order of their making."""
+
+Chains = dict[str, Sequence[str]]
+_NEW: Final = "-m conntrack --ctstate NEW"
+_LOCAL_SOURCE: Final = "-m addrtype --src-type LOCAL"
+
+
+class Rules:
+    """The rules of one family."""
+
+    def __init__(self, family: Family, world: Globals) -> None:
+        self._family = family
+        self._detector = (world.of(family) or FamilyGlobals()).detector
+        self._masquerade_all = world.masquerade_all
+        self._mark = f"{world.masquerade_mark:#x}"
+        self.tables: dict[str, Chains] = {
+            "mangle": {"KUBE-IPVS-OUT-FILTER": self._out_filter()},
+            "filter": {
+                "KUBE-FORWARD": self._forward(),
+                "KUBE-NODE-PORT": (f"{self._in(SetId.HEALTH_CHECK_NODE_PORT, 'dst')} -j ACCEPT",),
+                "KUBE-PROXY-FIREWALL": (f"{_NEW} {self._in(SetId.LOAD_BALANCER_FW)} -j KUBE-SOURCE-RANGES-FIREWALL",),
+                "KUBE-SOURCE-RANGES-FIREWALL": (*self._allowed_sources(), "-j DROP"),
+                "KUBE-IPVS-FILTER": self._ipvs_filter(),
+            },
+            "nat": {
+                "KUBE-SERVICES": self._services(),
+                "KUBE-NODE-PORT": self._node_port(),
+                "KUBE-LOAD-BALANCER": self._load_balancer(),
+                "KUBE-MARK-MASQ": (f"-j MARK --or-mark {self._mark}",),
+                "KUBE-POSTROUTING": self._postrouting(),
+            },
+        }
+
+    def text(self, tables: Sequence[str], missing: Sequence[Jump]) -> str:
+        """Return the restore text of tables: their chains filled anew, and the jumps that are missing put first."""
+        lines = []
+        for table in tables:
+            chains = self.tables[table]
+            lines.append(f"*{table}")
+            lines += (f":{chain} - [0:0]" for chain in chains)
+            lines += (f"-I {jump.origin} 1 {jump.rule}" for jump in reversed(missing) if jump.table == table)
+            lines += (f"-A {chain} {rule}" for chain, rules in chains.items() for rule in rules)
+            lines.append("COMMIT")
+        return "\n".join(lines) + "\n"
+
+    def references(self, set_id: SetId) -> int:
+        """Return how many rules match a set: the kernel counts them, so that a loss shows without listing rules."""
+        word = f"--match-set {set_id.named(self._family)} "
+        return sum(word in rule for chains in self.tables.values() for rules in chains.values() for rule in rules)
+
+    def _in(self, set_id: SetId, fields: str = "dst,dst") -> str:
+        return f"-m set --match-set {set_id.named(self._family)} {fields}"
+
+    def _allowed_sources(self) -> tuple[str, ...]:
+        sets = (SetId.LOAD_BALANCER_SOURCE_CIDR, SetId.LOAD_BALANCER_SOURCE_IP)
+        return tuple(f"{self._in(set_id, 'dst,dst,src')} -j RETURN" for set_id in sets)
+
+    def _out_filter(self) -> tuple[str, ...]:
+        # The source that the kernel picks is the frontend's own address, whatever the node may (render.py, _sources).
+        not_services = f"-m set ! --match-set {SetId.IPVS_IPS.named(self._family)} src"
+        return (
+            "-m conntrack ! --ctstate NEW -j RETURN",
+            f"{self._in(SetId.DROP)} -j DROP",
+            f"{self._in(SetId.LOAD_BALANCER_SOURCE_IP, 'dst,dst,src')} -j RETURN",
+            f"{not_services} {self._in(SetId.LOAD_BALANCER_SOURCE_CIDR, 'dst,dst,src')} -j RETURN",
+            f"{self._in(SetId.LOAD_BALANCER_FW)} -j DROP",
+        )
+
+    def _forward(self) -> tuple[str, ...]:
+        return (
+            f"-m mark --mark {self._mark}/{self._mark} -j ACCEPT",
+            "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+        )
+
+    def _ipvs_filter(self) -> tuple[str, ...]:
+        """Drop what a local policy keeps out; keep clients from the node's own ports behind Services' addresses."""
+        served = (SetId.LOAD_BALANCER, SetId.CLUSTER_IP, SetId.EXTERNAL_IP, SetId.EXTERNAL_IP_LOCAL)
+        return (
+            "-m conntrack ! --ctstate NEW -j RETURN",
+            f"{self._in(SetId.DROP)} -j DROP",
+            f"{self._in(SetId.DROP_OUTSIDE)} {self._not_pods()} -m addrtype ! --src-type LOCAL -j DROP",
+            *(f"{self._in(set_id)} -j RETURN" for set_id in served),
+            f"{self._in(SetId.HEALTH_CHECK_NODE_PORT, 'dst')} -j RETURN",
+            f"{self._in(SetId.IPVS_IPS, 'dst')} -j REJECT",
+        )
+
+    def _services(self) -> tuple[str, ...]:
+        loopback = "127.0.0.0/8" if self._family is Family.IPV4 else "::1/128"
+        accepted = (SetId.EXTERNAL_IP, SetId.EXTERNAL_IP_LOCAL, SetId.CLUSTER_IP, SetId.LOAD_BALANCER)
+        return (
+            f"-s {loopback} -j RETURN",
+            f"{self._in(SetId.LOAD_BALANCER)} -j KUBE-LOAD-BALANCER",
+            self._cluster_ip(),
+            f"{self._in(SetId.EXTERNAL_IP)} -j KUBE-MARK-MASQ",
+            f"{self._in(SetId.EXTERNAL_IP_LOCAL)} {_LOCAL_SOURCE} -j KUBE-MARK-MASQ",
+            # Before the NodePorts: their sets hold ports alone, and would match on a Service's address as well.
+            *(f"{self._in(set_id)} -j ACCEPT" for set_id in accepted),
+            "-m addrtype --dst-type LOCAL -j KUBE-NODE-PORT",
+        )
+
+    def _cluster_ip(self) -> str:
+        if self._masquerade_all:
+            return f"{self._in(SetId.CLUSTER_IP)} -j KUBE-MARK-MASQ"
+        if self._detector.implemented:
+            return f"{self._in(SetId.CLUSTER_IP)} {self._not_pods()} -j KUBE-MARK-MASQ"
+        # The node's own connections get a Service's address as their source, for it is on kube-ipvs0.
+        return f"{self._in(SetId.CLUSTER_IP)} {_LOCAL_SOURCE} -j KUBE-MARK-MASQ"
+
+    def _load_balancer(self) -> tuple[str, ...]:
+        local = self._in(SetId.LOAD_BALANCER_LOCAL)
+        return (f"{local} {_LOCAL_SOURCE} -j KUBE-MARK-MASQ", f"{local} -j RETURN", "-j KUBE-MARK-MASQ")
+
+    def _node_port(self) -> tuple[str, ...]:
+        rules = []
+        for protocol, everybody, local, fields in (
+            ("tcp", SetId.NODE_PORT_TCP, SetId.NODE_PORT_LOCAL_TCP, "dst"),
+            ("udp", SetId.NODE_PORT_UDP, SetId.NODE_PORT_LOCAL_UDP, "dst"),
+            ("sctp", SetId.NODE_PORT_SCTP, SetId.NODE_PORT_LOCAL_SCTP, "dst,dst"),
+        ):
+            kept = f"-p {protocol} {self._in(local, fields)}"
+            rules.append(f"{kept} {_LOCAL_SOURCE} -j KUBE-MARK-MASQ")
+            rules.append(f"{kept} -j RETURN")
+            rules.append(f"-p {protocol} {self._in(everybody, fields)} -j KUBE-MARK-MASQ")
+        return tuple(rules)
+
+    def _postrouting(self) -> tuple[str, ...]:
+        return (
+            f"{self._in(SetId.LOOP_BACK, 'dst,dst,src')} -j MASQUERADE",
+            f"-m mark ! --mark {self._mark}/{self._mark} -j RETURN",
+            # A packet that comes through again, as within a tunnel, is not masqueraded again.
+            f"-j MARK --xor-mark {self._mark}",
+            "-j MASQUERADE --random-fully",
+        )
+
+    def _not_pods(self) -> str:
+        detector = self._detector
+        if detector.kind == "none":
+            return ""
+        if detector.kind == "network":
+            return f"! -s {detector.value}"
+        return f"! -i {_interface(detector)}"
+
+
+_INTERFACE: Final = re.compile(r"[^\s\"'\\/!+-][^\s\"'\\/!+]*")
+
+
+def _interface(detector: Detector) -> str:
+    """Return an interface as iptables spells it. Raises ConfigError for one that would mean something else there."""
+    if not _INTERFACE.fullmatch(detector.value) or not detector.value.isprintable():
+        raise ConfigError(f"detectLocal: {detector.value!r} cannot be matched in an iptables rule")
+    return f"{detector.value}+" if detector.kind == "prefix" else detector.value

@@ -1,0 +1,126 @@
+"""Removes what ipvs mode, ours or the Go kube-proxy's, left on a node: after a change of mode, and for --cleanup.
+
+Takes only what is ipvs mode's own. The chains that iptables mode has as well (KUBE-SERVICES, ...) are left to
+leftovers.py, and so are the virtual servers of other programs alone: ours are those on the addresses of kube-ipvs0 and
+on the ports of our NodePort sets.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+from collections.abc import Iterable
+from typing import Final
+
+from kubeproxy.backends.ipvs.layout import INTERFACE, SetId
+from kubeproxy.backends.leftovers import IPVS_CHAINS
+from kubeproxy.errors import ApplyError, Unsupported
+from kubeproxy.kernel import ipvs, links, xtables
+from kubeproxy.kernel.ipset import Ipsets
+from kubeproxy.kernel.netlink import NetlinkError
+from kubeproxy.model.addresses import Family
+
+log = logging.getLogger("kubeproxy.ipvs")
+
+_NODE_PORTS: Final = {
+    socket.IPPROTO_TCP: SetId.NODE_PORT_TCP,
+    socket.IPPROTO_UDP: SetId.NODE_PORT_UDP,
+    socket.IPPROTO_SCTP: SetId.NODE_PORT_SCTP,
+}
+
+
+def cleanup() -> list[str]:
+    """Remove everything; return what could not be removed."""
+    failures: list[str] = []
+    for step in (_remove_servers, _remove_interface, _remove_rules, _remove_sets):
+        try:
+            failures += step()
+        except ApplyError as error:
+            failures.append(str(error))
+    return failures
+
+
+def _remove_servers() -> list[str]:
+    if links.link_index(INTERFACE) is None:
+        return []
+    try:
+        kernel = ipvs.Ipvs()
+    except Unsupported:
+        return []
+    bound = {family: links.link_addresses(INTERFACE, family) for family in Family}
+    ports = _node_ports()
+    with kernel:
+        ours = [
+            server
+            for server in kernel.servers()
+            if server.key.address in bound[Family(server.key.family)] or (server.key.protocol, server.key.port) in ports
+        ]
+        kernel.apply([ipvs.Operation(ipvs.DELETE_SERVICE, server) for server in ours])
+    if ours:
+        log.info("Removed virtual servers count=%d", len(ours))
+    return []
+
+
+def _node_ports() -> set[tuple[int, int]]:
+    found: set[tuple[int, int]] = set()
+    with Ipsets() as sets:
+        there = set(sets.names())
+        for family in Family:
+            for protocol, set_id in _NODE_PORTS.items():
+                name = set_id.named(family)
+                if name in there:
+                    found |= {(protocol, entry.port) for entry in sets.entries(name)}
+    return found
+
+
+def _remove_interface() -> list[str]:
+    if links.delete_link(INTERFACE):
+        log.info("Removed the interface name=%s", INTERFACE)
+    return []
+
+
+def _remove_rules() -> list[str]:
+    failures = []
+    for variant in xtables.installed():
+        try:
+            text = removal(xtables.tables(variant))
+            if text:
+                xtables.restore(variant, text)
+        except ApplyError as error:
+            failures.append(str(error))
+    return failures
+
+
+def removal(tables: Iterable[xtables.Table]) -> str:
+    """Return the restore text that removes our own chains and all rules that use our sets; '' for nothing."""
+    lines = []
+    names = {set_id.named(family) for set_id in SetId for family in Family}
+    for table in tables:
+        chains = [chain for chain in table.chains if chain in IPVS_CHAINS]
+        rules = [
+            rule
+            for rule in table.rules
+            if xtables.chain_of(rule) not in IPVS_CHAINS
+            and (xtables.target_of(rule) in IPVS_CHAINS or names.intersection(rule.split(" ")))
+        ]
+        if chains or rules:
+            lines.append(f"*{table.name}")
+            lines += (f":{chain} - [0:0]" for chain in chains)
+            lines += (f"-D {rule.removeprefix('-A ')}" for rule in rules)
+            lines += (f"-X {chain}" for chain in chains)
+            lines.append("COMMIT")
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def _remove_sets() -> list[str]:
+    failures = []
+    with Ipsets() as sets:
+        there = set(sets.names())
+        for name in sorted(there & {set_id.named(family) for set_id in SetId for family in Family}):
+            try:
+                sets.destroy(name)
+            except NetlinkError as error:
+                if error.code != errno.ENOENT:
+                    failures.append(str(error))
+    return failures

@@ -1,0 +1,168 @@
+"""Virtual servers from one state to the next, as operations, and the real servers that are let go gracefully.
+
+A real server that is not wanted any more gets weight 0: its connections go on, new ones go elsewhere. It is deleted
+when it has no connections left, or when its time is up. UDP servers go at once: the kernel then moves their flows to
+others (expire_nodest_conn), where with weight 0 they would talk to nobody for as long as the client does not pause.
+Pure: the clock and the counts are handed in.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from typing import Final, NamedTuple
+
+from kubeproxy.backends.ipvs.layout import Scheduler
+from kubeproxy.backends.ipvs.render import Virtual
+
+DEADLINE: Final = 900.0
+"""Seconds a real server may drain: as long as the kernel remembers an idle TCP connection (IP_VS_TCP_S_ESTABLISHED in
+net/netfilter/ipvs/ip_vs_proto_tcp.c). kube-proxy waits for as long as any client stays."""
+
+CHECK: Final = 5.0
+"""Seconds between looks at the connections of a virtual server with draining real servers; kube-proxy looks each 60."""
+
+WEIGHT: Final = 1  # all endpoints are equal, as in kube-proxy
+
+
+class Verb(Enum):
+    """What an operation does."""
+
+    ADD_SERVICE = "add service"
+    SET_SERVICE = "set service"
+    DELETE_SERVICE = "delete service"
+    ADD_SERVER = "add server"
+    SET_SERVER = "set server"
+    DELETE_SERVER = "delete server"
+
+
+class Operation(NamedTuple):
+    """One change: of a virtual server (with its affinity), or of one of its real servers (with its weight)."""
+
+    verb: Verb
+    key: bytes
+    affinity: int = 0
+    destination: bytes = b""
+    weight: int = WEIGHT
+
+
+class Found(NamedTuple):
+    """A virtual server as the kernel has it: `same` says whether its scheduler and flags are ours; weights."""
+
+    affinity: int
+    same: bool
+    weights: Mapping[bytes, int]
+
+
+class Draining:
+    """The real servers on their way out, and when their time is up."""
+
+    def __init__(self, scheduler: Scheduler, deadline: float = DEADLINE) -> None:
+        self._scheduler = scheduler
+        self._patience = deadline
+        self._deadlines: dict[bytes, dict[bytes, float]] = {}
+        self._next_check = 0.0
+
+    def __contains__(self, server: tuple[bytes, bytes]) -> bool:
+        return server[1] in self._deadlines.get(server[0], ())
+
+    @property
+    def count(self) -> int:
+        """Return how many there are."""
+        return sum(map(len, self._deadlines.values()))
+
+    def due(self, now: float) -> bool:
+        """Return whether it is time to look at their connections."""
+        return bool(self._deadlines) and now >= self._next_check
+
+    def keys(self) -> list[bytes]:
+        """Return the virtual servers that have any."""
+        return list(self._deadlines)
+
+    def of(self, key: bytes) -> Iterable[bytes]:
+        """Return the draining real servers of a virtual server."""
+        return self._deadlines.get(key, {})
+
+    def retain(self, found: Mapping[bytes, Found]) -> None:
+        """Forget those that the kernel does not have."""
+        for key in self.keys():
+            for destination in self._deadlines[key].keys() - found.get(key, _NOTHING).weights.keys():
+                self._forget(key, destination)
+
+    def change(self, key: bytes, before: Virtual | None, after: Virtual | None, now: float) -> Iterator[Operation]:
+        """Yield the operations from one wish for a virtual server to another, newcomers first."""
+        if after is None:
+            if before is not None:
+                self._deadlines.pop(key, None)
+                yield Operation(Verb.DELETE_SERVICE, key)
+            return
+        old = frozenset(before.pool) if before else frozenset()
+        new = frozenset(after.pool)
+        if before is None:
+            yield Operation(Verb.ADD_SERVICE, key, after.affinity)
+        elif before.affinity != after.affinity:
+            yield Operation(Verb.SET_SERVICE, key, after.affinity)
+        for destination in after.pool:
+            if destination not in old:
+                verb = Verb.SET_SERVER if self._forget(key, destination) else Verb.ADD_SERVER
+                yield Operation(verb, key, destination=destination)
+        for destination in sorted(old - new):
+            yield self._let_go(key, destination, now)
+
+    def adopt(self, key: bytes, found: Found, after: Virtual, now: float) -> Iterator[Operation]:
+        """Yield the operations from what the kernel has to a wish."""
+        if found.affinity != after.affinity or not found.same:
+            yield Operation(Verb.SET_SERVICE, key, after.affinity)
+        new = frozenset(after.pool)
+        for destination in after.pool:
+            self._forget(key, destination)
+            weight = found.weights.get(destination)
+            if weight != WEIGHT:
+                verb = Verb.ADD_SERVER if weight is None else Verb.SET_SERVER
+                yield Operation(verb, key, destination=destination)
+        for destination in sorted(found.weights.keys() - new):
+            operation = self._let_go(key, destination, now)
+            if found.weights[destination] or operation.weight:  # else it was let go before
+                yield operation
+
+    def finished(self, connections: Mapping[bytes, Mapping[bytes, int]], now: float) -> Iterator[Operation]:
+        """Yield the deletion of those whose time is up, or that have no connections left.
+
+        `connections` are counts by virtual server and destination; one that is in neither is gone already.
+        """
+        self._next_check = now + CHECK
+        for key in self.keys():
+            counts = connections.get(key, {})
+            for destination, deadline in list(self._deadlines[key].items()):
+                if destination not in counts:
+                    self._forget(key, destination)
+                elif not counts[destination] or now >= deadline:
+                    self._forget(key, destination)
+                    yield Operation(Verb.DELETE_SERVER, key, destination=destination)
+
+    def _let_go(self, key: bytes, destination: bytes, now: float) -> Operation:
+        if key[-3] == socket.IPPROTO_UDP or not self._scheduler.skips_draining:
+            self._forget(key, destination)
+            return Operation(Verb.DELETE_SERVER, key, destination=destination)
+        if not self._deadlines:
+            self._next_check = now + 1.0  # most have no connections at all
+        deadlines = self._deadlines.setdefault(key, {})
+        deadlines.setdefault(destination, now + self._patience)
+        return Operation(Verb.SET_SERVER, key, destination=destination, weight=0)
+
+    def _forget(self, key: bytes, destination: bytes) -> bool:
+        """Return whether it was draining."""
+        deadlines = self._deadlines.get(key, {})
+        known = deadlines.pop(destination, None) is not None
+        if known and not deadlines:
+            del self._deadlines[key]
+        return known
+
+
+_NOTHING: Final = Found(0, same=False, weights={})
+
+
+def deletions(keys: Iterable[bytes]) -> list[Operation]:
+    """Return the operations that delete virtual servers."""
+    return [Operation(Verb.DELETE_SERVICE, key) for key in keys]

@@ -1,0 +1,97 @@
+"""What ipvs mode keeps in the kernel, by name: the interface, the ipsets and their types, the schedulers.
+
+Pure data. Names and types are those of kube-proxy v1.36 (pkg/proxy/ipvs), so that either finds its way in what the
+other left. Our own are DROP and DROP_OUTSIDE: there, a local policy without local endpoints is served by others.
+"""
+
+from __future__ import annotations
+
+import socket
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from kubeproxy.kernel.ipset import BITMAP_PORT, HASH_IP, HASH_IP_PORT, HASH_IP_PORT_IP, HASH_IP_PORT_NET, SetKind
+from kubeproxy.kernel.ipvs import FALLBACK, PORT
+from kubeproxy.model.addresses import Family
+
+INTERFACE: Final = "kube-ipvs0"
+"""The dummy interface that carries the addresses of Services, so that their packets come in at all."""
+
+MAX_SET_NAME: Final = 31  # IPSET_MAXNAMELEN is 32 with the final zero
+MAX_ELEMENTS: Final = 1 << 20
+"""Entries that a hash set may hold; the kernel's default of 65,536 ends at some 20,000 Services."""
+
+
+class SetId(StrEnum):
+    """Our ipsets, by their IPv4 names."""
+
+    LOOP_BACK = "KUBE-LOOP-BACK"  # endpoint, its port, and itself as the client: hairpin
+    CLUSTER_IP = "KUBE-CLUSTER-IP"
+    EXTERNAL_IP = "KUBE-EXTERNAL-IP"
+    EXTERNAL_IP_LOCAL = "KUBE-EXTERNAL-IP-LOCAL"
+    LOAD_BALANCER = "KUBE-LOAD-BALANCER"  # all of them, the two below as well
+    LOAD_BALANCER_LOCAL = "KUBE-LOAD-BALANCER-LOCAL"
+    LOAD_BALANCER_FW = "KUBE-LOAD-BALANCER-FW"  # those with source ranges
+    LOAD_BALANCER_SOURCE_IP = "KUBE-LOAD-BALANCER-SOURCE-IP"
+    LOAD_BALANCER_SOURCE_CIDR = "KUBE-LOAD-BALANCER-SOURCE-CIDR"
+    NODE_PORT_TCP = "KUBE-NODE-PORT-TCP"
+    NODE_PORT_LOCAL_TCP = "KUBE-NODE-PORT-LOCAL-TCP"
+    NODE_PORT_UDP = "KUBE-NODE-PORT-UDP"
+    NODE_PORT_LOCAL_UDP = "KUBE-NODE-PORT-LOCAL-UDP"
+    NODE_PORT_SCTP = "KUBE-NODE-PORT-SCTP-HASH"
+    NODE_PORT_LOCAL_SCTP = "KUBE-NODE-PORT-LOCAL-SCTP-HASH"
+    HEALTH_CHECK_NODE_PORT = "KUBE-HEALTH-CHECK-NODE-PORT"
+    IPVS_IPS = "KUBE-IPVS-IPS"  # what kube-ipvs0 carries
+    DROP = "KUBE-DROP"  # address and port of frontends that drop everybody
+    DROP_OUTSIDE = "KUBE-DROP-OUTSIDE"  # of those that serve pods and this node only
+
+    def named(self, family: Family) -> str:
+        """Return the set's name in a family, cut to what the kernel takes, as kube-proxy does."""
+        if family is Family.IPV4:
+            return str(self)
+        return self.replace("KUBE-", "KUBE-6-", 1)[:MAX_SET_NAME]
+
+
+TYPES: Final[dict[SetId, str]] = {
+    SetId.LOOP_BACK: HASH_IP_PORT_IP,
+    SetId.LOAD_BALANCER_SOURCE_IP: HASH_IP_PORT_IP,
+    SetId.LOAD_BALANCER_SOURCE_CIDR: HASH_IP_PORT_NET,
+    SetId.NODE_PORT_TCP: BITMAP_PORT,
+    SetId.NODE_PORT_LOCAL_TCP: BITMAP_PORT,
+    SetId.NODE_PORT_UDP: BITMAP_PORT,
+    SetId.NODE_PORT_LOCAL_UDP: BITMAP_PORT,
+    SetId.HEALTH_CHECK_NODE_PORT: BITMAP_PORT,
+    SetId.IPVS_IPS: HASH_IP,
+}
+
+
+def kind_of(set_id: SetId, family: Family) -> SetKind:
+    """Return a set's type; most hold an address, a protocol and a port."""
+    kind = TYPES.get(set_id, HASH_IP_PORT)
+    return SetKind(kind, socket.AF_UNSPEC if kind == BITMAP_PORT else family)
+
+
+class Scheduler(NamedTuple):
+    """How a virtual server picks: the flags it gets, and whether it passes servers of weight 0 by."""
+
+    name: str
+    flags: int = 0
+    skips_draining: bool = True
+
+
+DEFAULT_SCHEDULER: Final = "rr"
+_ALL: Final = (
+    Scheduler("rr"),
+    Scheduler("wrr"),
+    Scheduler("lc"),
+    Scheduler("wlc"),
+    Scheduler("sed"),
+    Scheduler("nq"),
+    # A hash knows no weight 0 (net/netfilter/ipvs/ip_vs_sh.c, ip_vs_mh.c): without the fallback a draining server
+    # refuses its share of the clients. kube-proxy gives mh the port flag, and neither of them the fallback.
+    Scheduler("sh", FALLBACK),
+    Scheduler("mh", FALLBACK | PORT),
+    # dh has no fallback at all (ip_vs_dh.c): its servers go at once.
+    Scheduler("dh", skips_draining=False),
+)
+SCHEDULERS: Final[dict[str, Scheduler]] = {scheduler.name: scheduler for scheduler in _ALL}

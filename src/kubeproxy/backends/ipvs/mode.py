@@ -1,0 +1,85 @@
+"""ipvs mode, as the program sees it."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from kubeproxy.backends.ipvs import probe
+from kubeproxy.backends.ipvs.backend import IpvsBackend
+from kubeproxy.backends.ipvs.chains import CHAINS
+from kubeproxy.backends.ipvs.cleanup import cleanup
+from kubeproxy.backends.ipvs.wire import NodeKernel
+from kubeproxy.backends.mode import Mode, Report
+from kubeproxy.config.types import IPVS, KubeProxyConfiguration
+from kubeproxy.kernel import modules
+from kubeproxy.kernel.ipvs import Ipvs, Timeouts
+from kubeproxy.kernel.sysctl import apply_settings
+from kubeproxy.kernel.xtables import Commands
+from kubeproxy.model.addresses import Family, Range, merge_networks, parse_network
+from kubeproxy.model.plan import Globals
+
+log = logging.getLogger("kubeproxy.ipvs")
+
+SYSCTLS: Final = (
+    ("net/ipv4/vs/conntrack", 1),  # else the packets of ipvs cannot be masqueraded
+    ("net/ipv4/vs/expire_nodest_conn", 1),
+    ("net/ipv4/vs/expire_quiescent_template", 1),
+    ("net/ipv4/ip_forward", 1),
+)
+STRICT_ARP: Final = (("net/ipv4/conf/all/arp_ignore", 1), ("net/ipv4/conf/all/arp_announce", 2))
+
+CONN_REUSE: Final = ("net/ipv4/vs/conn_reuse_mode", 0)
+CONN_REUSE_FIXED: Final = (5, 9)
+"""From here on a reused client port costs no second of waiting (kubernetes issue 93297, Linux f0a5e4d7a594)."""
+
+
+def settings(config: IPVS, kernel: tuple[int, int]) -> list[tuple[str, int]]:
+    """Return the sysctls that the mode needs on a kernel of a version, in order."""
+    wanted = list(SYSCTLS)
+    if kernel < CONN_REUSE_FIXED:
+        wanted.append(CONN_REUSE)
+    if config.strict_arp:
+        wanted += STRICT_ARP
+    return wanted
+
+
+def excluded(config: IPVS, family: Family) -> tuple[Range, ...]:
+    """Return the networks whose virtual servers are other programs'."""
+    networks = (parse_network(text) for text in config.exclude_cidrs)
+    return merge_networks([n for n in networks if n is not None and n.max_prefixlen == 8 * family.address_size])
+
+
+def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
+    probe.check(config.ipvs, families)
+
+
+def _open(config: KubeProxyConfiguration, world: Globals, report: Report) -> list[IpvsBackend]:  # noqa: ARG001
+    block, scheduler = config.ipvs, probe.scheduler_of(config.ipvs)
+    written = apply_settings(settings(block, modules.kernel_version(modules.release())))
+    if written:
+        log.info("Set sysctls keys=%s", ",".join(written))
+    timeouts = Timeouts(*(math.ceil(t) for t in (block.tcp_timeout, block.tcp_fin_timeout, block.udp_timeout)))
+    if any(timeouts):
+        with Ipvs() as kernel:
+            kernel.set_timeouts(timeouts)
+    return [
+        IpvsBackend(
+            family,
+            world,
+            NodeKernel(family, scheduler, probe.variant(family)),
+            scheduler,
+            excluded(block, family),
+        )
+        for family in world.families
+    ]
+
+
+def _keeps(commands: Commands, table: str, chain: str) -> bool:
+    """Return whether a chain is ours: in a table where we have it, of the variant that we use."""
+    return chain in CHAINS.get(table, ()) and commands.name == probe.variant(commands.family)
+
+
+MODE = Mode("ipvs", _check, _open, cleanup, _keeps)

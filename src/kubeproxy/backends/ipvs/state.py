@@ -1,0 +1,133 @@
+"""What all Services together want, and what changes when one of them does. Pure.
+
+Addresses and set entries are counted: they stay until the last one lets go. A virtual server belongs to one Service;
+a NodePort gives way to a Service that names the same address and port, whoever came first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple, TypeVar
+
+from kubeproxy.backends.ipvs.layout import SetId
+from kubeproxy.backends.ipvs.render import NO_WISH, Virtual, Wish
+from kubeproxy.kernel.ipset import Entry
+from kubeproxy.model.plan import ServiceName
+
+T = TypeVar("T")
+
+
+class Touched(NamedTuple):
+    """What may have changed, as it was before the first change: to be compared with what the state says now."""
+
+    servers: dict[bytes, Virtual | None]
+    addresses: dict[bytes, bool]
+    entries: dict[SetId, dict[Entry, bool]]
+
+    @property
+    def size(self) -> int:
+        """Return how many things were touched."""
+        return (
+            sum(1 + len(before.pool) if before else 1 for before in self.servers.values())
+            + len(self.addresses)
+            + sum(map(len, self.entries.values()))
+        )
+
+
+def untouched() -> Touched:
+    """Return that nothing was touched yet."""
+    return Touched({}, {}, {})
+
+
+class State:
+    """The wishes of all Services, put together."""
+
+    def __init__(self) -> None:
+        self.servers: dict[bytes, Virtual] = {}
+        self._wishes: dict[ServiceName, Wish] = {}
+        self._owner: dict[bytes, ServiceName] = {}
+        self._rivals: dict[bytes, dict[ServiceName, Virtual]] = {}  # of the keys that several ask for
+        self._addresses: Counter[bytes] = Counter()
+        self._entries: dict[SetId, Counter[Entry]] = {set_id: Counter() for set_id in SetId}
+
+    @property
+    def addresses(self) -> Iterable[bytes]:
+        """Return the addresses that kube-ipvs0 should carry."""
+        return self._addresses.keys()
+
+    def entries(self, set_id: SetId) -> Iterable[Entry]:
+        """Return what a set should hold."""
+        return self._entries[set_id].keys()
+
+    def count(self, set_id: SetId) -> int:
+        """Return how many entries a set should hold."""
+        return len(self._addresses if set_id is SetId.IPVS_IPS else self._entries[set_id])
+
+    def has_entry(self, set_id: SetId, entry: Entry) -> bool:
+        """Return whether a set should hold an entry."""
+        return entry in self._entries[set_id]
+
+    def has_address(self, address: bytes) -> bool:
+        """Return whether kube-ipvs0 should carry an address."""
+        return address in self._addresses
+
+    def change(self, name: ServiceName, wish: Wish, touched: Touched) -> None:
+        """Replace what a Service wants (NO_WISH: it is gone), and note what that touches."""
+        before = self._wishes.pop(name, NO_WISH)
+        if wish is not NO_WISH:
+            self._wishes[name] = wish
+        for key in before.servers.keys() - wish.servers.keys():
+            self._claim(name, key, None, touched)
+        for key, virtual in wish.servers.items():
+            if before.servers.get(key) != virtual:
+                self._claim(name, key, virtual, touched)
+        self._count_addresses(before.addresses, wish.addresses, touched)
+        for set_id in before.entries.keys() | wish.entries.keys():
+            self._count_entries(set_id, before.entries.get(set_id, set()), wish.entries.get(set_id, set()), touched)
+
+    def _claim(self, name: ServiceName, key: bytes, virtual: Virtual | None, touched: Touched) -> None:
+        claims = self._rivals.get(key)
+        if claims is None:
+            owner = self._owner.get(key, name)
+            claims = {owner: self.servers[key]} if key in self.servers else {}
+        if virtual is None:
+            claims.pop(name, None)
+        else:
+            claims[name] = virtual
+        if len(claims) > 1:
+            self._rivals[key] = claims
+        else:
+            self._rivals.pop(key, None)
+        touched.servers.setdefault(key, self.servers.get(key))
+        if claims:
+            winner = min(claims, key=lambda claimant: (claims[claimant].nodeport, claimant))
+            self._owner[key], self.servers[key] = winner, claims[winner]
+        else:
+            self._owner.pop(key, None)
+            self.servers.pop(key, None)
+
+    def _count_addresses(self, before: set[bytes], after: set[bytes], touched: Touched) -> None:
+        for address in after - before:
+            touched.addresses.setdefault(address, address in self._addresses)
+            self._addresses[address] += 1
+        for address in before - after:
+            touched.addresses.setdefault(address, True)
+            _release(self._addresses, address)
+
+    def _count_entries(self, set_id: SetId, before: set[Entry], after: set[Entry], touched: Touched) -> None:
+        if before == after:
+            return
+        counts, noted = self._entries[set_id], touched.entries.setdefault(set_id, {})
+        for entry in after - before:
+            noted.setdefault(entry, entry in counts)
+            counts[entry] += 1
+        for entry in before - after:
+            noted.setdefault(entry, True)
+            _release(counts, entry)
+
+
+def _release(counts: Counter[T], item: T) -> None:
+    counts[item] -= 1
+    if not counts[item]:
+        del counts[item]

@@ -1,0 +1,217 @@
+"""One family of the real kernel in this mode's words: IPVS, ip sets and addresses over netlink, rules by iptables.
+
+Translates and nothing else; what there should be is decided in backend.py.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Final
+
+from kubeproxy.backends.ipvs.backend import Addresses, Entries, SetCount
+from kubeproxy.backends.ipvs.chains import JUMPS, Jump, Rules
+from kubeproxy.backends.ipvs.graceful import Found, Operation, Verb
+from kubeproxy.backends.ipvs.layout import INTERFACE, MAX_ELEMENTS, Scheduler, SetId, kind_of
+from kubeproxy.kernel import ipvs, links, xtables
+from kubeproxy.kernel.addresses import AddressMonitor, local_addresses
+from kubeproxy.kernel.ipset import Entry, Ipsets, SetCounts
+from kubeproxy.model.addresses import Family
+
+log = logging.getLogger("kubeproxy.ipvs")
+
+_COMMANDS: Final = {
+    Verb.ADD_SERVICE: ipvs.ADD_SERVICE,
+    Verb.SET_SERVICE: ipvs.SET_SERVICE,
+    Verb.DELETE_SERVICE: ipvs.DELETE_SERVICE,
+    Verb.ADD_SERVER: ipvs.ADD_DESTINATION,
+    Verb.SET_SERVER: ipvs.SET_DESTINATION,
+    Verb.DELETE_SERVER: ipvs.DELETE_DESTINATION,
+}
+_WHOLE: Final = frozenset({Verb.ADD_SERVICE, Verb.SET_SERVICE, Verb.DELETE_SERVICE})
+_SPARE: Final = "KUBE-SPARE"  # a set that is filled before it takes another's name
+
+
+class NodeKernel:
+    """The kernel of the network namespace that this is made in."""
+
+    def __init__(self, family: Family, scheduler: Scheduler, variant: str) -> None:
+        self._family = family
+        self._scheduler = scheduler
+        self._variant = variant
+        self._interface = 0
+        self._ipvs = ipvs.Ipvs()
+        self._sets = Ipsets()
+        self._monitor = AddressMonitor()
+
+    def close(self) -> None:
+        """Let go of the sockets."""
+        self._ipvs.close()
+        self._sets.close()
+        self._monitor.close()
+
+    # -- interface and addresses ------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Make the interface and the sets where they are missing."""
+        self._interface = links.ensure_dummy(INTERFACE)
+        counts = self._sets.counts()
+        for set_id in SetId:
+            self._prepare_set(set_id.named(self._family), set_id, counts.get(set_id.named(self._family)))
+
+    def addresses(self) -> Addresses:
+        """Return the node's addresses, without those that no other host can reach: loopback, link-local of IPv6."""
+        bound, own = set(), set()
+        for address in local_addresses(self._family):
+            if address.interface == INTERFACE:
+                bound.add(address.ip)
+            elif not _is_private_to_host(address.ip):
+                own.add(address.ip)
+        return Addresses(frozenset(bound), frozenset(own))
+
+    def addresses_changed(self) -> bool:
+        """Return whether any address came or went since the last call."""
+        return self._monitor.drain()
+
+    def bind(self, addresses: Iterable[bytes]) -> None:
+        """Add addresses to kube-ipvs0."""
+        links.add_addresses(self._interface, list(addresses))
+
+    def unbind(self, addresses: Iterable[bytes]) -> None:
+        """Remove addresses from kube-ipvs0."""
+        links.remove_addresses(self._interface, list(addresses))
+
+    # -- virtual servers --------------------------------------------------------------------------------------------
+
+    def servers(self) -> Mapping[bytes, Found]:
+        """Return all virtual servers with their real servers."""
+        return dict(self._with_weights(self._listed()))
+
+    def survey(self, keys: Iterable[bytes]) -> tuple[set[bytes], Mapping[bytes, Found]]:
+        """Return all virtual servers, and these ones, as far as they are there, with their real servers."""
+        listed = {_packed(server.key): server for server in self._listed()}
+        return set(listed), dict(self._with_weights(listed[key] for key in keys if key in listed))
+
+    def connections(self, keys: Iterable[bytes]) -> Mapping[bytes, Mapping[bytes, int]]:
+        """Return the number of connections of the real servers of virtual servers."""
+        return {
+            key: {
+                _destination(real.key): real.active + real.inactive
+                for real in self._ipvs.destinations(_server_key(self._family, key)).values()
+            }
+            for key in keys
+        }
+
+    def operate(self, operations: Sequence[Operation]) -> None:
+        """Change virtual servers, in this order."""
+        if operations:
+            self._ipvs.apply([self._operation(operation) for operation in operations])
+
+    def _listed(self) -> Iterator[ipvs.VirtualServer]:
+        return (server for server in self._ipvs.servers() if server.key.family == self._family)
+
+    def _with_weights(self, servers: Iterable[ipvs.VirtualServer]) -> Iterator[tuple[bytes, Found]]:
+        for server in servers:
+            key = _packed(server.key)
+            affinity = server.timeout if server.flags & ipvs.PERSISTENT else 0
+            # Not compared: the timeout of a virtual server without persistence, which means nothing.
+            same = server._replace(timeout=affinity) == self._virtual(key, affinity)
+            reals = self._ipvs.destinations(server.key).values()
+            yield key, Found(affinity, same, {_destination(real.key): real.weight for real in reals})
+
+    def _virtual(self, key: bytes, affinity: int) -> ipvs.VirtualServer:
+        flags = self._scheduler.flags | (ipvs.PERSISTENT if affinity else 0)
+        return ipvs.VirtualServer(_server_key(self._family, key), self._scheduler.name, flags, affinity)
+
+    def _operation(self, operation: Operation) -> ipvs.Operation:
+        server = self._virtual(operation.key, operation.affinity)
+        command = _COMMANDS[operation.verb]
+        if operation.verb in _WHOLE:
+            return ipvs.Operation(command, server)
+        destination = operation.destination
+        real = ipvs.DestinationKey(destination[:-2], int.from_bytes(destination[-2:], "big"))
+        return ipvs.Operation(command, server, ipvs.RealServer(real, operation.weight))
+
+    # -- sets -------------------------------------------------------------------------------------------------------
+
+    def entries(self, set_id: SetId) -> set[Entry]:
+        """Return a set's entries."""
+        return self._sets.entries(set_id.named(self._family))
+
+    def counts(self) -> Mapping[SetId, SetCount]:
+        """Return the counts of the sets that are there."""
+        found = self._sets.counts()
+        named = {set_id: found.get(set_id.named(self._family)) for set_id in SetId}
+        return {set_id: SetCount(c.entries, c.references) for set_id, c in named.items() if c is not None}
+
+    def add_entries(self, entries: Entries) -> None:
+        """Add entries to sets; those that are there already are fine."""
+        for set_id, items in entries.items():
+            self._sets.add(set_id.named(self._family), list(items))
+
+    def remove_entries(self, entries: Entries) -> None:
+        """Remove entries from sets; those that are gone already are fine."""
+        for set_id, items in entries.items():
+            self._sets.remove(set_id.named(self._family), list(items))
+
+    def _prepare_set(self, name: str, set_id: SetId, counts: SetCounts | None) -> None:
+        kind = kind_of(set_id, self._family)
+        if counts is None:
+            self._sets.create(name, kind, maxelem=MAX_ELEMENTS)
+        elif self._sets.kind(name) != kind:
+            # In use by a rule it stays, and the error says so: nobody else has sets of these names.
+            self._sets.destroy(name)
+            self._sets.create(name, kind, maxelem=MAX_ELEMENTS)
+        elif 0 < counts.maxelem < MAX_ELEMENTS:
+            log.info("Making room in an ipset name=%s from=%d to=%d", name, counts.maxelem, MAX_ELEMENTS)
+            self._sets.create(_SPARE, kind, maxelem=MAX_ELEMENTS)
+            self._sets.add(_SPARE, self._sets.entries(name))
+            self._sets.swap(_SPARE, name)
+            self._sets.destroy(_SPARE)
+
+    # -- rules ------------------------------------------------------------------------------------------------------
+
+    def missing_jumps(self) -> Sequence[Jump]:
+        """Return the jumps to our chains that are not there."""
+        present = {
+            (table.name, xtables.chain_of(rule), xtables.target_of(rule))
+            for table in xtables.tables(self._variant)
+            for rule in table.rules
+        }
+        return [jump for jump in JUMPS if (jump.table, jump.origin, jump.chain) not in present]
+
+    def write_rules(self, rules: Rules, tables: Sequence[str], missing: Sequence[Jump]) -> None:
+        """Make tables hold our chains, and the jumps that are missing."""
+        xtables.restore(self._variant, rules.text(tables, missing))
+
+    def rules(self, rules: Rules) -> Sequence[str]:
+        """Return the rules that are in our chains, and those that lead to them."""
+        found = []
+        for table in xtables.tables(self._variant):
+            ours = rules.tables.get(table.name, {})
+            found += [
+                f"{table.name} {rule}"
+                for rule in table.rules
+                if xtables.chain_of(rule) in ours or xtables.target_of(rule) in ours
+            ]
+        return found
+
+
+@lru_cache(maxsize=1 << 16)
+def _server_key(family: Family, key: bytes) -> ipvs.ServerKey:
+    return ipvs.ServerKey(family, key[-3], key[:-3], int.from_bytes(key[-2:], "big"))
+
+
+def _packed(key: ipvs.ServerKey) -> bytes:
+    return key.address + bytes((key.protocol,)) + key.port.to_bytes(2, "big")
+
+
+def _destination(key: ipvs.DestinationKey) -> bytes:
+    return key.address + key.port.to_bytes(2, "big")
+
+
+def _is_private_to_host(ip: bytes) -> bool:
+    address = ipaddress.ip_address(ip)
+    return address.is_loopback or (len(ip) == 16 and address.is_link_local)

@@ -1,0 +1,123 @@
+"""Kernel modules: which this kernel has, loaded or built in, loading the others, and which ones IPVS needs.
+
+Source: kube-proxy's pkg/proxy/ipvs/proxier_linux.go and pkg/util/ipvs of v1.26, as far as they name files and modules.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from kubeproxy.errors import Unsupported
+
+_log = logging.getLogger("kubeproxy.kernel")
+
+_TIMEOUT: Final = 30.0
+_IPVS: Final = ("ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_sh")
+# Linux 4.19 merged the module of IPv4 into nf_conntrack (commit a0ae2562c6c4).
+_MERGED_CONNTRACK: Final = (4, 19)
+_CONFIG_NAMES: Final = {"nf_conntrack_ipv4": "NF_CONNTRACK_IPV4", "xt_set": "NETFILTER_XT_SET", "dummy": "DUMMY"}
+
+
+class ModuleFiles(Struct, frozen=True):
+    """Where a kernel tells of its modules."""
+
+    release: Path = Path("/proc/sys/kernel/osrelease")
+    loaded: Path = Path("/proc/modules")
+    live: Path = Path("/sys/module")
+    folder: Path = Path("/lib/modules")
+    boot: Path = Path("/boot")
+
+
+def kernel_version(release: str) -> tuple[int, int]:
+    """Return the first two numbers of a release such as 5.15.0-91-generic; (0, 0) when it has none."""
+    found = re.match(r"(\d+)\.(\d+)", release)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def ipvs_modules(scheduler: str, release: str) -> list[str]:
+    """Return the modules that ipvs mode needs with a scheduler ('' is rr) on a kernel of this release."""
+    conntrack = "nf_conntrack_ipv4" if kernel_version(release) < _MERGED_CONNTRACK else "nf_conntrack"
+    return list(dict.fromkeys([*_IPVS, f"ip_vs_{scheduler or 'rr'}", conntrack]))
+
+
+def release(files: ModuleFiles | None = None) -> str:
+    """Return the running kernel's release. Raises Unsupported when /proc does not tell."""
+    path = (files or ModuleFiles()).release
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise Unsupported(f"cannot read the kernel's release from {path}: {error.strerror}; mount /proc") from error
+
+
+def present(wanted: Sequence[str], files: ModuleFiles | None = None) -> set[str]:
+    """Return which of the modules the kernel has now, loaded or built in. A file that cannot be read names none."""
+    files = files or ModuleFiles()
+    version = release(files)
+    if not files.loaded.exists():
+        # A kernel without loadable modules: its configuration is all there is to ask.
+        return {name for name in wanted if _configured(name, _read(files.boot / f"config-{version}"))}
+    have = {line.split(" ", 1)[0] for line in _read(files.loaded).splitlines()}
+    built_in = _read(files.folder / version / "modules.builtin").splitlines()
+    have |= {Path(line.strip()).name.removesuffix(".ko").replace("-", "_") for line in built_in}
+    # In a container without /lib/modules: built-in ones with parameters show up here.
+    return {name for name in wanted if name in have or (files.live / name).is_dir()}
+
+
+def load(names: Sequence[str], modprobe: str = "modprobe") -> dict[str, str]:
+    """Load modules; return why those that failed did. Nothing is raised."""
+    failed = {}
+    for name in names:
+        try:
+            done = subprocess.run(
+                [modprobe, "--", name], capture_output=True, text=True, check=False, timeout=_TIMEOUT, errors="replace"
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            failed[name] = f"{modprobe}: {error}"
+            continue
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+            failed[name] = lines[-1]
+    for name, why in failed.items():
+        _log.info("Cannot load the kernel module %s: %s", name, why)
+    return failed
+
+
+def require(names: Sequence[str], purpose: str, files: ModuleFiles | None = None, modprobe: str = "modprobe") -> None:
+    """Load the modules that are not there. Raises Unsupported, naming what is missing and the fix.
+
+    `purpose` is what needs them, such as 'ipvs mode'.
+    """
+    files = files or ModuleFiles()
+    missing = [name for name in names if name not in present(names, files)]
+    failed = load(missing, modprobe)
+    # What modprobe loaded is there, also when /proc/modules cannot be read.
+    still = [name for name in failed if name not in present(list(failed), files)]
+    if not still:
+        return
+    version = release(files)
+    words = "the kernel modules" if len(still) > 1 else "the kernel module"
+    raise Unsupported(
+        f"{purpose} needs {words} {', '.join(still)}, which this kernel ({version}) does not have: "
+        f"run `modprobe -a {' '.join(still)}` on the node, or install its package of modules; in a container, mount "
+        f"/lib/modules. modprobe says: {failed[still[0]]}"
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        _log.info("Cannot read %s: %s", path, error.strerror)
+        return ""
+
+
+def _configured(name: str, config: str) -> bool:
+    option = _CONFIG_NAMES.get(name, name.upper())
+    return re.search(rf"^CONFIG_{re.escape(option)}=y$", config, re.MULTILINE) is not None

@@ -1,0 +1,144 @@
+"""Virtual and real servers in the kernel: what is written is read back, and a refusal names its object."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import pytest
+
+from kubeproxy.errors import Unsupported
+from kubeproxy.kernel.genl import family_id
+from kubeproxy.kernel.ipvs import (
+    ADD_DESTINATION,
+    ADD_SERVICE,
+    DELETE_DESTINATION,
+    DELETE_SERVICE,
+    FALLBACK,
+    PERSISTENT,
+    PORT,
+    SET_DESTINATION,
+    SET_SERVICE,
+    DestinationKey,
+    Ipvs,
+    Operation,
+    RealServer,
+    RefusedError,
+    ServerKey,
+    Timeouts,
+    VirtualServer,
+)
+from kubeproxy.kernel.netlink import NETLINK_GENERIC, Netlink
+
+TCP, UDP, SCTP = socket.IPPROTO_TCP, socket.IPPROTO_UDP, socket.IPPROTO_SCTP
+
+
+def packed(text: str) -> bytes:
+    return socket.inet_pton(socket.AF_INET6 if ":" in text else socket.AF_INET, text)
+
+
+def server(ip: str, port: int = 80, protocol: int = TCP, **traits) -> VirtualServer:
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    return VirtualServer(ServerKey(family, protocol, packed(ip), port), **traits)
+
+
+def real(ip: str, port: int = 8080, **traits) -> RealServer:
+    return RealServer(DestinationKey(packed(ip), port), **traits)
+
+
+SERVERS = [
+    server("10.96.0.1"),
+    server("10.96.0.1", 53, UDP, scheduler="lc"),
+    server("10.96.0.1", 9999, SCTP, scheduler="wrr"),
+    server("10.96.0.2", flags=PERSISTENT, timeout=10800),
+    server("10.96.0.3", flags=PERSISTENT, timeout=7, prefixlen=24),
+    server("10.96.0.4", scheduler="mh", flags=PORT),
+    server("10.96.0.5", scheduler="sh", flags=PORT | FALLBACK | PERSISTENT, timeout=60),
+    server("fd00:10:96::1"),
+    server("fd00:10:96::1", 53, UDP, scheduler="wlc"),
+    server("fd00:10:96::2", flags=PERSISTENT, timeout=86400),
+    server("fd00:10:96::3", scheduler="sed", flags=PERSISTENT, timeout=1, prefixlen=64),
+    *(server("10.96.0.6", number, scheduler=name) for number, name in enumerate(("dh", "nq", "lblc"), 1)),
+]
+
+
+def test_every_kind_of_virtual_server_is_read_back_as_written() -> None:
+    with Ipvs() as ipvs:
+        ipvs.apply([Operation(ADD_SERVICE, one) for one in SERVERS])
+        assert ipvs.dump() == {one.key: (one, {}) for one in SERVERS}
+        changed = [one._replace(scheduler="rr", flags=PERSISTENT, timeout=33, prefixlen=0) for one in SERVERS]
+        ipvs.apply([Operation(SET_SERVICE, one) for one in changed])
+        assert ipvs.dump() == {one.key: (one, {}) for one in changed}
+        ipvs.apply([Operation(DELETE_SERVICE, one) for one in changed])
+        assert ipvs.dump() == {}
+
+
+def test_real_servers_come_change_and_go() -> None:
+    for one, reals in (
+        (server("10.96.0.1"), [real("10.244.0.1"), real("10.244.0.1", 9090, weight=7), real("10.244.0.2", weight=0)]),
+        (server("fd00:10:96::1"), [real("fd00:244::1"), real("fd00:244::2", weight=65535)]),
+    ):
+        with Ipvs() as ipvs:
+            ipvs.apply([Operation(ADD_SERVICE, one), *(Operation(ADD_DESTINATION, one, each) for each in reals)])
+            assert ipvs.destinations(one.key) == {each.key: each for each in reals}
+            lighter = reals[0]._replace(weight=0)
+            ipvs.apply([Operation(SET_DESTINATION, one, lighter), Operation(DELETE_DESTINATION, one, reals[1])])
+            assert ipvs.dump()[one.key] == (one, {e.key: e for e in [lighter, *reals[2:]]})
+            ipvs.apply([Operation(DELETE_SERVICE, one)])
+            assert ipvs.destinations(one.key) == {}
+
+
+def test_a_refusal_names_its_object_and_stops_nothing_else() -> None:
+    one, six, missing = server("10.96.0.1"), server("fd00:10:96::1", protocol=UDP), server("10.96.0.9", 99)
+    batch = [
+        Operation(ADD_SERVICE, one),
+        Operation(ADD_SERVICE, one),
+        Operation(DELETE_SERVICE, missing),
+        Operation(DELETE_DESTINATION, one, real("10.244.0.1")),
+        Operation(SET_SERVICE, one._replace(scheduler="nonsense")),
+        Operation(ADD_SERVICE, six),
+    ]
+    with Ipvs() as ipvs:
+        with pytest.raises(RefusedError) as caught:
+            ipvs.apply(batch)
+        assert [(operation, error.code) for operation, error in caught.value.refused] == [
+            (batch[1], errno.EEXIST),
+            (batch[2], errno.ESRCH),
+            (batch[3], errno.ENOENT),
+            (batch[4], errno.ENOENT),
+        ]
+        assert "cannot delete virtual server TCP 10.96.0.9:99" in str(caught.value)
+        assert "real server 10.244.0.1:8080 of virtual server TCP 10.96.0.1:80" in str(caught.value)
+        assert "and 1 more" in str(caught.value)
+        assert set(ipvs.dump()) == {one.key, six.key}
+
+
+def test_thousands_at_once() -> None:
+    """More than one send, and more refusals than fit one."""
+    wanted = {
+        one.key: (one, {each.key: each for each in (real(f"10.244.{n % 256}.{m}", weight=m) for m in range(1, 5))})
+        for n in range(500)
+        for one in [server(f"10.96.{n // 256}.{n % 256}", n + 1)]
+    }
+    batch = [Operation(ADD_SERVICE, one) for one, _ in wanted.values()]
+    batch += [Operation(ADD_DESTINATION, one, each) for one, reals in wanted.values() for each in reals.values()]
+    with Ipvs() as ipvs:
+        ipvs.apply(batch)
+        assert ipvs.dump() == wanted
+        with pytest.raises(RefusedError) as caught:
+            ipvs.apply(batch)
+        assert [operation for operation, _ in caught.value.refused] == batch
+        ipvs.apply([Operation(DELETE_SERVICE, one) for one, _ in wanted.values()])
+        assert ipvs.dump() == {}
+
+
+def test_timeouts() -> None:
+    with Ipvs() as ipvs:
+        ipvs.set_timeouts(Timeouts(tcp=123, tcp_fin=45, udp=6))
+        ipvs.set_timeouts(Timeouts(tcp=0, tcp_fin=0, udp=7))
+        assert ipvs.timeouts() == Timeouts(123, 45, 7)
+
+
+def test_a_missing_family_is_said() -> None:
+    with Netlink(NETLINK_GENERIC) as netlink, pytest.raises(Unsupported, match="NONSENSE"):
+        family_id(netlink, "NONSENSE")

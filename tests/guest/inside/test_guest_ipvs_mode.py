@@ -1,0 +1,268 @@
+"""ipvs mode as a whole on a kernel with IPVS: start, restart, drift, cleanup, and real servers let go under traffic."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "model"))
+
+from cluster_objects import HERE, endpoint, parsed, service, world
+from namespaces import namespace, run
+
+from kubeproxy.backends.ipvs import probe
+from kubeproxy.backends.ipvs.graceful import DEADLINE, Found, Operation, Verb
+from kubeproxy.backends.ipvs.layout import INTERFACE, SCHEDULERS, SetId
+from kubeproxy.backends.ipvs.mode import MODE
+from kubeproxy.backends.ipvs.render import server_key
+from kubeproxy.backends.ipvs.wire import NodeKernel
+from kubeproxy.backends.leftovers import remove_iptables_rules
+from kubeproxy.config.types import IPVS, KubeProxyConfiguration
+from kubeproxy.errors import ConfigError
+from kubeproxy.kernel import ipvs, xtables
+from kubeproxy.kernel.ipset import Ipsets
+from kubeproxy.kernel.ipvs import Ipvs, ServerKey, VirtualServer
+from kubeproxy.kernel.links import link_addresses, link_index
+from kubeproxy.kernel.sysctl import read_sysctl
+from kubeproxy.model.addresses import Family, pack
+from kubeproxy.model.compile import compile_service
+from kubeproxy.model.objects import EndpointPort, ServicePort
+from kubeproxy.model.plan import Detector
+
+V4, V6 = Family.IPV4, Family.IPV6
+VIPS = {V4: "10.96.0.1", V6: "fd00:10:96::1"}
+PODS = {V4: ("10.244.0.11", "10.244.0.12"), V6: ("fd00:244::11", "fd00:244::12")}
+WORLDS = {
+    V4: world(detector=Detector("network", "10.244.0.0/16"), families=[V4]),
+    V6: world(detector=Detector("network", "fd00:244::/64"), families=[V6]),
+}
+NAME = ("default", "web")
+
+
+class Silent:
+    """Nobody wants to know."""
+
+    def __getattr__(self, name):
+        return lambda *args, **kwargs: None
+
+
+@contextmanager
+def opened(family=V4, **settings) -> Iterator:
+    config = KubeProxyConfiguration(mode="ipvs", ipvs=IPVS(**settings))
+    MODE.check(config, [family])
+    (backend,) = MODE.open(config, WORLDS[family], Silent())
+    with closing(backend):
+        yield backend
+
+
+def wanted(family, pods, protocol="TCP", **spec):
+    ports = [ServicePort(port=80, name="p", protocol=protocol, node_port=30080)]
+    subject = service("web", VIPS[family], ports=ports, **spec)
+    ends = [endpoint(pod, HERE) for pod in pods]
+    piece = parsed(*ends, family=family.label, ports=[EndpointPort(port=8080, name="p", protocol=protocol)])
+    return {NAME: compile_service(subject, [piece], WORLDS[family]).plans}
+
+
+def do(steps) -> int:
+    return sum(steps)
+
+
+def sync(backend, plans) -> None:
+    do(backend.sync([(NAME, plans.get(NAME, ()))]))
+
+
+def weights(family=V4, protocol=socket.IPPROTO_TCP):
+    with Ipvs() as kernel:
+        found = kernel.destinations(ServerKey(family, protocol, pack(VIPS[family]), 80))
+    return {socket.inet_ntop(family, key.address): real.weight for key, real in found.items()}
+
+
+@pytest.mark.parametrize("family", [V4, V6])
+def test_start_programs_the_kernel_and_a_restart_changes_nothing(family) -> None:
+    plans = wanted(family, PODS[family], ingress=["203.0.113.1" if family is V4 else "2001:db8:2::1"])
+    with opened(family) as backend:
+        assert do(backend.resync(plans)) > 0
+        assert not backend.drift()
+        assert not backend.element_drift()
+    assert weights(family) == dict.fromkeys(PODS[family], 1)
+    assert len(link_addresses(INTERFACE, family)) == 2
+    with Ipsets() as sets:
+        assert len(sets.entries(SetId.CLUSTER_IP.named(family))) == 1
+    with opened(family) as again:
+        assert do(again.resync(plans)) == 0
+        assert not again.drift()
+
+
+def test_start_sets_what_the_kernel_must_do() -> None:
+    with opened(strict_arp=True):
+        for key in ("net/ipv4/vs/conntrack", "net/ipv4/vs/expire_nodest_conn", "net/ipv4/conf/all/arp_ignore"):
+            assert read_sysctl(key) == "1"
+
+
+def test_an_unknown_scheduler_is_a_mistake_in_the_configuration() -> None:
+    with pytest.raises(ConfigError, match=r"ipvs\.scheduler"), opened(scheduler="fastest"):
+        pass
+
+
+def test_every_scheduler_is_taken_and_read_back() -> None:
+    key = server_key(pack(VIPS[V4]), socket.IPPROTO_TCP, 80)
+    for scheduler in SCHEDULERS.values():
+        with closing(NodeKernel(V4, scheduler, "")) as kernel:
+            kernel.operate([Operation(Verb.ADD_SERVICE, key, affinity=30)])
+            assert kernel.servers()[key] == Found(30, True, {})
+            kernel.operate([Operation(Verb.DELETE_SERVICE, key)])
+
+
+def lose_interface() -> None:
+    run("ip", "link", "del", INTERFACE)
+
+
+def lose_entries() -> None:
+    run("ipset", "flush", SetId.CLUSTER_IP)
+
+
+def lose_rules() -> None:
+    run(probe.variant(V4), "-t", "nat", "-F")
+
+
+def lose_servers() -> None:
+    with Ipvs() as kernel:
+        kernel.apply([ipvs.Operation(ipvs.DELETE_SERVICE, server) for server in kernel.servers()])
+
+
+def test_what_others_remove_is_noticed_and_repaired() -> None:
+    plans = wanted(V4, PODS[V4])
+    with opened() as backend:
+        do(backend.resync(plans))
+        for lose in (lose_interface, lose_entries, lose_rules, lose_servers):
+            assert not backend.drift()
+            lose()
+            assert "another program" in backend.drift(), lose
+            do(backend.resync(plans))
+        assert not backend.drift()
+        assert not backend.element_drift()
+
+
+def test_cleanup_leaves_nothing_of_ours_and_all_of_others() -> None:
+    foreign = VirtualServer(ServerKey(V4, socket.IPPROTO_TCP, pack("198.51.100.1"), 443))
+    with opened(exclude_cidrs=("198.51.100.0/24",)) as backend, Ipvs() as kernel:
+        kernel.apply([ipvs.Operation(ipvs.ADD_SERVICE, foreign)])
+        do(backend.resync(wanted(V4, PODS[V4])))
+        assert foreign.key in {server.key for server in kernel.servers()}
+        assert MODE.cleanup() == []
+        assert remove_iptables_rules() == []
+        assert [server.key for server in kernel.servers()] == [foreign.key]
+    assert link_index(INTERFACE) is None
+    with Ipsets() as sets:
+        assert sets.names() == []
+    # The kubelet has that chain as well, so nobody removes it.
+    rules = [rule for table in xtables.tables(probe.variant(V4)) for rule in table.rules]
+    assert [xtables.chain_of(rule) for rule in rules] == ["KUBE-MARK-MASQ"]
+
+
+# -- under traffic ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pods() -> Iterator[str]:
+    """A namespace with two pods, each answers with its address; the test's own namespace is the node."""
+    with namespace() as name:
+        run("ip", "link", "add", "pods", "type", "veth", "peer", "name", "eth0", "netns", name)
+        run("ip", "addr", "add", "10.244.0.1/24", "dev", "pods")
+        run("ip", "link", "set", "pods", "up")
+        for pod in PODS[V4]:
+            run("ip", "-n", name, "addr", "add", f"{pod}/24", "dev", "eth0")
+        run("ip", "-n", name, "link", "set", "eth0", "up")
+        run("ip", "-n", name, "route", "add", "default", "via", "10.244.0.1")
+        with serving(name):
+            yield name
+
+
+@contextmanager
+def serving(name: str) -> Iterator[None]:
+    script = Path(__file__).with_name("echo_pods.py")
+    process = subprocess.Popen(
+        ["ip", "netns", "exec", name, sys.executable, str(script), *PODS[V4]], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def connect() -> socket.socket:
+    return socket.create_connection((VIPS[V4], 80), timeout=20)
+
+
+def ask(connection: socket.socket) -> str:
+    connection.sendall(b"?")
+    return connection.recv(64).decode()
+
+
+def test_a_connection_outlives_its_endpoint_until_the_deadline(pods, monkeypatch) -> None:
+    first, second = PODS[V4]
+    late = 0.0
+    with opened() as backend:
+        backend._clock = lambda: time.monotonic() + late
+        do(backend.resync(wanted(V4, [first])))
+        with connect() as old:
+            assert ask(old) == first
+            sync(backend, wanted(V4, [second]))
+            assert weights() == {first: 0, second: 1}
+            assert ask(old) == first
+            with connect() as new:
+                assert ask(new) == second
+            late = 60.0
+            assert not backend.drift()
+            assert weights() == {first: 0, second: 1}
+            sync(backend, wanted(V4, [first, second]))
+            assert weights() == {first: 1, second: 1}
+            sync(backend, wanted(V4, [second]))
+            late += DEADLINE + 1
+            assert not backend.drift()
+            assert weights() == {second: 1}
+
+
+def test_an_endpoint_without_connections_goes_at_the_first_look(pods) -> None:
+    late = 0.0
+    with opened() as backend:
+        backend._clock = lambda: time.monotonic() + late
+        do(backend.resync(wanted(V4, PODS[V4])))
+        sync(backend, wanted(V4, PODS[V4][1:]))
+        late = 60.0
+        assert not backend.drift()
+        assert weights() == {PODS[V4][1]: 1}
+
+
+def test_a_udp_flow_moves_on_when_its_endpoint_goes(pods) -> None:
+    with opened() as backend, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        do(backend.resync(wanted(V4, PODS[V4][:1], protocol="UDP")))
+        client.settimeout(0.3)
+        client.connect((VIPS[V4], 80))
+        assert answer(client, PODS[V4][0])
+        sync(backend, wanted(V4, PODS[V4][1:], protocol="UDP"))
+        assert weights(protocol=socket.IPPROTO_UDP) == {PODS[V4][1]: 1}
+        assert answer(client, PODS[V4][1])
+
+
+def answer(client: socket.socket, expected: str) -> bool:
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        try:
+            client.send(b"?")
+            if client.recv(64).decode() == expected:
+                return True
+        except OSError:
+            continue
+    return False

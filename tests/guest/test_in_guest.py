@@ -1,0 +1,83 @@
+"""Boots the guest: runs the tests in inside/ there, and checks the runner itself."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from guest import GuestError, run_in_guest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+@pytest.mark.timeout(400)
+def test_what_needs_the_guests_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of inside/, in one guest. No xdist (it has one CPU), nothing written to the source tree."""
+    monkeypatch.chdir(ROOT)
+    plugins = ("xdist", "randomly", "cacheprovider", "cov")
+    argv = [sys.executable, "-m", "pytest", "--color=no", *(f"-pno:{name}" for name in plugins), str(HERE / "inside")]
+    done = run_in_guest(argv, 360, environment={"KUBEPROXY_GUEST": "1"})
+    assert done.status == 0, done.output
+    summary = re.search(r"^(\d+) passed in .*$", done.output, re.MULTILINE)
+    assert summary, f"not all tests ran and passed:\n{done.output}"
+
+
+@pytest.mark.timeout(200)
+def test_status_output_and_writes_stay_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shared").mkdir()
+    script = "echo one; echo two >&2; touch lost shared/kept; echo $WORD; exit 7"
+    shared = [tmp_path / "shared"]
+    done = run_in_guest(["sh", "-c", script], 120, environment={"WORD": "three"}, writable=shared)
+    assert (done.status, done.output) == (7, "one\ntwo\nthree\n")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["kept", "shared"]
+
+
+@pytest.mark.timeout(200)
+def test_a_guest_that_hangs_is_ended_and_so_is_one_whose_caller_dies() -> None:
+    with pytest.raises(GuestError, match=r"was not done after 0\.5 s"):
+        run_in_guest(["sleep", "1000"], 0.5)
+    caller = subprocess.Popen([sys.executable, str(HERE / "guest.py"), "sh", "-c", "echo up; sleep 1000"], stdout=-1)
+    assert caller.stdout is not None
+    with caller.stdout:
+        assert caller.stdout.readline() == b"up\n"
+        started = _descendants(caller.pid)
+        caller.send_signal(signal.SIGKILL)
+        caller.wait()
+    assert started
+    until = time.monotonic() + 30
+    while any(_alive(pid) for pid in started) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not [pid for pid in started if _alive(pid)]
+
+
+def test_what_is_missing_is_named_with_its_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(GuestError, match="apt-get install user-mode-linux kmod"):
+        run_in_guest(["true"], 10)
+
+
+def _descendants(pid: int) -> list[int]:
+    children = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        if parent == pid:
+            children.append(int(entry.name))
+    return children + [below for child in children for below in _descendants(child)]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,51 @@
+"""Real servers as kernels list them: attributes in any order, with others in between, and changing on the way."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.ipvs import DestinationKey, RealServer, RealServerReader
+from kubeproxy.kernel.netlink import attribute, nested
+
+KINDS = {1: "address", 2: "port", 3: "forwarding", 4: "weight", 7: "active", 8: "inactive", 9: "persistent"}
+# Thresholds, family, tunnel type, port and flags, statistics.
+OTHERS = {5: bytes(4), 6: bytes(4), 11: b"\2\0", 13: b"\1", 14: bytes(2), 15: bytes(2), 10: nested(1, bytes(60))}
+
+numbers = st.integers(0, 2**32 - 1)
+
+
+@st.composite
+def real_servers(draw: st.DrawFn) -> RealServer:
+    key = DestinationKey(draw(st.binary(min_size=4, max_size=4)), draw(st.integers(0, 65535)))
+    return RealServer(key, *(draw(numbers) for _ in range(4)), forwarding=draw(st.integers(0, 7)))
+
+
+def packed(real: RealServer, order: list[int]) -> bytes:
+    values = {
+        1: real.key.address.ljust(16, b"\0"),
+        2: real.key.port.to_bytes(2, "big"),
+        **{kind: struct.pack("=I", getattr(real, KINDS[kind])) for kind in (3, 4, 7, 8, 9)},
+    }
+    return b"".join(attribute(kind, (values | OTHERS)[kind]) for kind in order)
+
+
+@given(st.lists(st.tuples(real_servers(), st.permutations([*KINDS, *OTHERS])), max_size=4), st.integers(1, 3))
+def test_any_order_is_read(entries: list[tuple[RealServer, list[int]]], times: int) -> None:
+    reader = RealServerReader()
+    wanted = [real for real, _ in entries for _ in range(times)]
+    lists = [packed(real, order) for real, order in entries for _ in range(times)]
+    found = reader.read(((b"head" + data + b"tail", 4, 4 + len(data)) for data in lists), 4)
+    assert list(found) == wanted
+
+
+@pytest.mark.parametrize("missing", KINDS)
+def test_an_entry_that_lacks_something_is_an_error(missing: int) -> None:
+    real = RealServer(DestinationKey(b"\1\2\3\4", 80))
+    data = packed(real, [kind for kind in KINDS if kind != missing])
+    with pytest.raises(ApplyError, match="without all of its attributes"):
+        list(RealServerReader().read([(data, 0, len(data))], 4))
