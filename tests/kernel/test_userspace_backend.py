@@ -208,7 +208,7 @@ def test_connections_survive_a_resync_and_a_failed_sync(monkeypatch: pytest.Monk
             assert outcome("10.96.0.2", 80) == "hello"
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(histories(max_size=3))
 def test_what_syncs_leave_is_what_a_resync_makes(history) -> None:
     """One is packed for netlink, the other is text for nft; the kernel is asked what it made of each."""

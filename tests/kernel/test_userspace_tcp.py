@@ -129,7 +129,7 @@ def other_saw_it_while_writing(chunks: list[int]) -> bool:
 
 def test_a_large_stream_arrives_whole(loopback: Stage) -> None:
     client, server = pair(loopback)
-    total = 192 << 20
+    total = 128 << 20
 
     def write() -> None:
         left, twice = total, memoryview(BLOCK * 2)

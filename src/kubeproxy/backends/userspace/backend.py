@@ -28,7 +28,7 @@ Signature = tuple[int, tuple[int, ...]]
 class UserspaceBackend:
     """See backends.mode.Backend."""
 
-    blocking = False
+    blocking = True  # it waits for the data path's thread to listen
 
     def __init__(self, family: Family, world: Globals, path: DataPath, listeners: Listeners) -> None:
         self.family = family
