@@ -60,7 +60,12 @@ def _open(config: KubeProxyConfiguration, world: Globals, report: Report) -> lis
 def _cleanup() -> list[str]:
     """Remove our tables; return what could not be removed."""
     failures = []
-    for ip in ("ip", "ip6"):
+    for ip, family in (("ip", Family.IPV4), ("ip6", Family.IPV6)):
+        try:
+            if nfnetlink.table(family, TABLE) is None:
+                continue
+        except NetlinkError:
+            continue  # a kernel without nf_tables has no tables of ours
         try:
             # `add` first: deleting a table that is missing would be an error, and nft 1.0.6 knows no `destroy`.
             nft.run(f"add table {ip} {TABLE}\ndelete table {ip} {TABLE}\n")
