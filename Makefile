@@ -1,7 +1,7 @@
 # Two commands matter: `make demo` and `make test`. Both set up what they need.
 PY := .venv/bin/python
 CONFORMANCE ?= ../shared/conformance
-CASES ?= $(CONFORMANCE)/cases/*.json
+KINDS ?= nftables
 WHAT ?=
 
 .PHONY: setup demo test lint conformance bench clean
@@ -25,8 +25,8 @@ lint: setup
 
 conformance: setup
 	@tools/check-host
-	@test -d $(CONFORMANCE) || { echo "no conformance cases at $(CONFORMANCE): set CONFORMANCE=/path/to/conformance" >&2; exit 1; }
-	@$(PY) $(CONFORMANCE)/run.py --mode nftables --proxy '$(CURDIR)/.venv/bin/kube-proxy --config {config}' '$(CASES)'
+	@test -f $(CONFORMANCE)/run.py || { echo "no conformance cases at $(CONFORMANCE): set CONFORMANCE=/path/to/conformance" >&2; exit 1; }
+	@$(PY) tools/conformance $(CONFORMANCE) $(KINDS)
 
 bench: setup
 	@tools/check-host

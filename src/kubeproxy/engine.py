@@ -114,6 +114,11 @@ class Engine:
         self._queued = False
         self._retry = FIRST_RETRY
 
+    @property
+    def unapplied(self) -> Mapping[ServiceName, Change]:
+        """The changes that are on their way to the kernel, or were refused by it."""
+        return self._unapplied
+
     def sink(self, events: Sequence[Event]) -> None:
         """Take events of a source in. Never raises: what cannot be used is reported.
 
@@ -255,7 +260,7 @@ class Engine:
                 # All of them: of two changes joined after a failure, this family may have got the first one.
                 steps = backend.sync([(c.name, _of(c.after, family)) for c in changes])
             async with self._kernel:
-                await _run(steps, in_thread=full)
+                await _run(steps, in_thread=full or backend.blocking)
         except ApplyError as error:
             log.error("Sync failed family=%s error=%r", family.label, str(error))
             self._stale.add(family)
@@ -362,7 +367,7 @@ async def _in_turns(steps: Iterable[T]) -> AsyncIterator[T]:
 async def _run(steps: Iterator[int], *, in_thread: bool) -> None:
     """Exhaust a backend's transactions, letting the loop run in between.
 
-    A full sync may wait for nft, and for the kernel, for long: in a thread, so that health is answered meanwhile. It
+    A full sync, or any that runs a program, may wait for long: in a thread, so that health is answered meanwhile. It
     only touches the backend, which nobody else uses during a sync, and plans, which never change.
     """
     if in_thread:

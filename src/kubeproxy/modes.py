@@ -9,7 +9,7 @@ from kubeproxy.backends.leftovers import remove_iptables_rules
 from kubeproxy.backends.mode import Mode
 from kubeproxy.errors import Unsupported
 
-MODES: Final = ("nftables",)
+MODES: Final = ("nftables", "iptables", "userspace")
 
 
 def load(name: str) -> Mode:
@@ -20,9 +20,12 @@ def load(name: str) -> Mode:
     return mode
 
 
-def remove_others(current: Mode) -> list[str]:  # noqa: ARG001 - there is one mode so far
+def remove_others(current: Mode) -> list[str]:
     """Remove what other modes, or another kube-proxy, left on this node; return what could not be removed."""
-    return remove_iptables_rules()
+    # Chains of iptables are told apart one by one, as modes share names of them.
+    others = [name for name in MODES if name not in (current.name, "iptables")]
+    failures = [failure for name in others for failure in load(name).cleanup()]
+    return failures + remove_iptables_rules(current.keeps)
 
 
 def clean_up() -> list[str]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from kubeproxy.backends.mode import PacketCounter
 from kubeproxy.errors import ApplyError
 from kubeproxy.flows import FlowCleaner
 from kubeproxy.model.addresses import Family, unpack
@@ -18,10 +19,14 @@ from kubeproxy.model.plan import Action, Compiled, Globals, HealthCheck, Problem
 from kubeproxy.model.planner import Change
 from kubeproxy.observe.events import EventRecorder, ObjectReference
 from kubeproxy.observe.health import ProxyHealth
+from kubeproxy.observe.logs import level
 from kubeproxy.observe.metrics import Metrics
 from kubeproxy.observe.service_health import LocalEndpoints, ServiceHealth
 
 log = logging.getLogger("kubeproxy.reporter")
+
+EACH_SYNC = level(3)
+EACH_SERVICE = level(4)
 
 _REFERENCES: dict[str, tuple[str, str]] = {
     "services": ("Service", "v1"),
@@ -42,7 +47,9 @@ class Reporter:
         events: EventRecorder,
         flows: FlowCleaner,
         node: ObjectReference,
+        mode: str,
     ) -> None:
+        self._mode = mode
         self._metrics = metrics
         self._health = health
         self._service_health = service_health
@@ -74,6 +81,8 @@ class Reporter:
     def synced(self, family: Family, seconds: float, full: bool) -> None:
         """See engine.Observer."""
         label, metrics = family.label, self._metrics
+        if log.isEnabledFor(EACH_SYNC):
+            log.log(EACH_SYNC, "Synced family=%s full=%s seconds=%.6f", label, full, seconds)
         metrics.sync_duration.labels(label).observe(seconds)
         (metrics.sync_full_duration if full else metrics.sync_partial_duration).labels(label).observe(seconds)
         metrics.last_sync.labels(label).set(time.time())
@@ -83,7 +92,10 @@ class Reporter:
     def failed(self, family: Family, error: ApplyError) -> None:
         """See engine.Observer."""
         self._metrics.sync_errors.labels(family.label).inc()
-        self._metrics.nftables_sync_failures.labels(family.label).inc()
+        if self._mode == "nftables":
+            self._metrics.nftables_sync_failures.labels(family.label).inc()
+        # A repair that does not get through makes the node unhealthy as a change does that waits as long.
+        self._health.queued(family.label)
         self.refused[family] = str(error)
 
     def restore_failed(self, family: Family, *, partial: bool) -> None:
@@ -96,6 +108,16 @@ class Reporter:
         """See backends.mode.Report."""
         self._metrics.iptables_rules.labels(table, family.label).set(total)
         self._metrics.iptables_rules_last.labels(table, family.label).set(last)
+
+    def waited(self, family: Family, seconds: float) -> None:
+        """See backends.mode.Report."""
+        self._metrics.iptables_lock_wait.labels(family.label).inc(seconds)
+
+    def counts(self, counter: PacketCounter, read: Callable[[], float]) -> None:
+        """See backends.mode.Report."""
+        metrics = self._metrics
+        dropped = counter == "invalid dropped"
+        (metrics.iptables_invalid_dropped if dropped else metrics.iptables_localhost_accepted).labels().follow(read)
 
     def applied(self, changes: Sequence[Change], full: bool) -> None:
         """See engine.Observer."""
@@ -113,6 +135,10 @@ class Reporter:
         self._flows.changed(changes, full=full)
         if full:
             log.info("Synced everything services=%d", len(changes))
+        if log.isEnabledFor(EACH_SERVICE):
+            for change in changes:
+                pools = [len(plan.cluster or plan.local) for plan in change.after.plans]
+                log.log(EACH_SERVICE, "Programmed service=%s endpoints=%s", "/".join(change.name), pools)
 
     def _count_without_local(self, change: Change) -> None:
         for compiled, step in ((change.before, -1), (change.after, 1)):

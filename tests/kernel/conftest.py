@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from own_network import own_network
 
-for _room in ("model", "nftables"):
+for _room in ("model", "nftables", "iptables"):
     sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / _room))
 
 

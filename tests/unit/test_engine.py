@@ -78,6 +78,8 @@ READY = (*LISTS, node())
 class FakeBackend:
     """Keeps what it was told, as a kernel would; refuses when told to."""
 
+    blocking = False
+
     def __init__(self, family):
         self.family = family
         self.state = {}

@@ -8,24 +8,18 @@ of iptables and ipvs mode.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import xtables
+from kubeproxy.kernel.xtables import Commands
 
 log = logging.getLogger("kubeproxy.backends")
 
-CHAINS: Final = frozenset(
+IPVS_CHAINS: Final = frozenset(
     {
-        "KUBE-SERVICES",
-        "KUBE-EXTERNAL-SERVICES",
-        "KUBE-NODEPORTS",
-        "KUBE-POSTROUTING",
-        "KUBE-FORWARD",
-        "KUBE-PROXY-FIREWALL",
-        "KUBE-PROXY-CANARY",
-        # ipvs mode
         "KUBE-NODE-PORT",
         "KUBE-LOAD-BALANCER",
         "KUBE-SOURCE-RANGES-FIREWALL",
@@ -33,28 +27,44 @@ CHAINS: Final = frozenset(
         "KUBE-IPVS-OUT-FILTER",
     }
 )
+"""What only ipvs mode has."""
+CHAINS: Final = IPVS_CHAINS | {
+    "KUBE-SERVICES",
+    "KUBE-EXTERNAL-SERVICES",
+    "KUBE-NODEPORTS",
+    "KUBE-POSTROUTING",
+    "KUBE-FORWARD",
+    "KUBE-PROXY-FIREWALL",
+    "KUBE-PROXY-CANARY",
+}
 PREFIXES: Final = ("KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-", "KUBE-XLB-")
 
 
-def remove_iptables_rules() -> list[str]:
-    """Remove them from every variant that is installed; return what could not be removed."""
+def remove_iptables_rules(keeps: Callable[[Commands, str, str], bool] | None = None) -> list[str]:
+    """Remove them from every variant that is installed; return what could not be removed.
+
+    `keeps` says of which chains the running mode is the owner.
+    """
     failures = []
-    for variant in xtables.installed():
+    for name in xtables.installed():
         try:
-            text = removal(xtables.tables(variant))
+            commands = xtables.commands(name)
+            kept = partial(keeps, commands) if keeps is not None else _none
+            text = removal(xtables.tables(name), kept)
             if text:
-                xtables.restore(variant, text)
-                log.info("Removed the rules of another kube-proxy mode variant=%s", variant)
+                xtables.restore(name, text)
+                log.info("Removed the rules of another kube-proxy mode variant=%s", name)
         except ApplyError as error:
             failures.append(str(error))
     return failures
 
 
-def removal(tables: Iterable[xtables.Table]) -> str:
+def removal(tables: Iterable[xtables.Table], keeps: Callable[[str, str], bool] | None = None) -> str:
     """Return the restore text that removes what is a kube-proxy's: jumps first, then chains. '' for nothing."""
+    kept = keeps or _none
     lines = []
     for table in tables:
-        ours = [chain for chain in table.chains if chain in CHAINS or chain.startswith(PREFIXES)]
+        ours = [c for c in table.chains if (c in CHAINS or c.startswith(PREFIXES)) and not kept(table.name, c)]
         if not ours:
             continue
         gone = frozenset(ours)
@@ -65,6 +75,10 @@ def removal(tables: Iterable[xtables.Table]) -> str:
         lines += (f"-X {chain}" for chain in ours)
         lines.append("COMMIT")
     return "\n".join(lines) + "\n" if lines else ""
+
+
+def _none(table: str, chain: str) -> bool:  # noqa: ARG001 - keeps no chain
+    return False
 
 
 def _chain(rule: str) -> str:

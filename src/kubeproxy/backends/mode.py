@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.kernel.xtables import Commands
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
 
@@ -14,6 +15,8 @@ class Backend(Protocol):
     """What a mode does for one family. All calls block shortly and raise ApplyError."""
 
     family: Family
+    blocking: bool
+    """Whether a sync of few changes may take long as well, so that it must not hold the event loop."""
 
     def set_world(self, world: Globals) -> bool:
         """Take changed globals in; return whether a resync is due."""
@@ -37,6 +40,10 @@ class Backend(Protocol):
         """Let go of the kernel; the rules stay."""
 
 
+PacketCounter = Literal["invalid dropped", "localhost accepted"]
+"""What iptables rules count: packets that conntrack cannot place, NodePort connections to loopback."""
+
+
 class Report(Protocol):
     """Where a backend says what only its mode has. Called from any thread; must return at once and not raise."""
 
@@ -45,6 +52,16 @@ class Report(Protocol):
 
     def rules(self, family: Family, table: str, total: int, last: int) -> None:
         """So many iptables rules are in a table, and so many were in the last sync."""
+
+    def waited(self, family: Family, seconds: float) -> None:
+        """A sync waited so long for the lock of iptables, which another program held."""
+
+    def counts(self, counter: PacketCounter, read: Callable[[], float]) -> None:
+        """Ask this function from now on for what the kernel has counted; it must be quick and not raise."""
+
+
+def _keeps_nothing(commands: Commands, table: str, chain: str) -> bool:  # noqa: ARG001 - a mode without iptables
+    return False
 
 
 class Mode(NamedTuple):
@@ -59,3 +76,4 @@ class Mode(NamedTuple):
     check: Callable[[KubeProxyConfiguration, Sequence[Family]], None]
     open: Callable[[KubeProxyConfiguration, Globals, Report], Sequence[Backend]]
     cleanup: Callable[[], Sequence[str]]
+    keeps: Callable[[Commands, str, str], bool] = _keeps_nothing

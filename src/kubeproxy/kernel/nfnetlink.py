@@ -319,6 +319,17 @@ def rules(family: int, table_name: str, link: Netlink | None = None) -> list[Rul
     return found
 
 
+def chain_rules(family: int, table_name: str, chain: str) -> list[tuple[int, bytes]]:
+    """Return the handle and the expressions, as the kernel sent them, of each rule of one chain."""
+    request = attribute(1, table_name.encode() + b"\0") + attribute(2, chain.encode() + b"\0")
+    found = []
+    for data, start, end in _dump(GET_RULE, family, request, f"rules of {chain}", None):
+        parts = {kind: (s, e) for kind, s, e in attributes(data, start, end)}
+        raw = data[slice(*parts[4])] if 4 in parts else b""
+        found.append((int.from_bytes(data[slice(*parts[3])], "big"), raw))
+    return found
+
+
 def _expressions(data: bytes) -> tuple[object, ...]:
     """Return each expression's name and attributes. nf_tables does not flag what is nested; this is its structure."""
     found = []

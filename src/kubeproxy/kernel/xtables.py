@@ -6,15 +6,34 @@ own name. Argument lists only, the text goes through standard input.
 
 from __future__ import annotations
 
+import fcntl
+import os
+import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.xtables_lock import Waited, wait
+from kubeproxy.model.addresses import Family
 
 _TIMEOUT: Final = 60.0
+_RESTORE_TIMEOUT: Final = 600.0  # 100,000 rules take iptables-legacy seconds, and a slow node ten times as long
+LOCK_PATIENCE: Final = 5  # seconds; the Go kube-proxy's -w 5
 VARIANTS: Final = ("iptables-nft", "iptables-legacy", "ip6tables-nft", "ip6tables-legacy")
+_PIPE: Final = 1 << 20
+
+
+class RestoreError(ApplyError):
+    """iptables-restore refused; `said` is what it wrote to standard error."""
+
+    def __init__(self, command: str, said: str, status: int) -> None:
+        self.said = said
+        lines = said.strip().splitlines() or [f"exit status {status}"]
+        # What it could not do comes last, after the warnings.
+        super().__init__(f"{command}: {' / '.join(line.strip() for line in lines[-3:])}")
 
 
 class Table(NamedTuple):
@@ -25,18 +44,71 @@ class Table(NamedTuple):
     rules: tuple[str, ...]
 
 
+class Commands(NamedTuple):
+    """One variant's commands for one family: `name` is iptables-nft, ip6tables-legacy, iptables ...
+
+    `uses_nft` says which variant it is, whatever the name. `version` is (1, 8, 9).
+    """
+
+    name: str
+    family: Family
+    uses_nft: bool
+    version: tuple[int, ...]
+
+    def restore(self, pieces: Iterable[str]) -> Waited:
+        """Change rules, each table in one step; what the text does not name stays.
+
+        The text may come piece by piece, and is parsed meanwhile; nothing happens when making it fails. Returns how
+        long another program held the lock of the legacy variant. Raises RestoreError, or ApplyError.
+        """
+        waited = Waited(0.0, "") if self.uses_nft else wait(LOCK_PATIENCE)
+        _stream([f"{self.name}-restore", "--noflush", "-w", str(LOCK_PATIENCE)], pieces)
+        return waited
+
+    def table(self, name: str) -> Table | None:
+        """Return a table, None when nothing is in it. Raises ApplyError."""
+        return next((table for table in _parse(_run([f"{self.name}-save", "-t", name])) if table.name == name), None)
+
+    def rules(self, table: str, chain: str) -> tuple[str, ...] | None:
+        """Return the rules of one chain as iptables-save prints them, None when there is no such chain."""
+        command = [self.name, "-w", str(LOCK_PATIENCE), "-t", table, "-S", chain]
+        done = _call(command)
+        if done.returncode == 1:
+            return None
+        return tuple(line for line in _output(command, done).splitlines() if line.startswith("-A "))
+
+
 def installed() -> list[str]:
     """Return the variants that this node has; plain 'iptables' and 'ip6tables' where they are not told apart."""
     found = [variant for variant in VARIANTS if shutil.which(f"{variant}-save")]
     return found or [name for name in ("iptables", "ip6tables") if shutil.which(f"{name}-save")]
 
 
+def commands(name: str) -> Commands:
+    """Return what a command is. Raises ApplyError when it cannot be run."""
+    said = _run([name, "--version"])
+    found = re.search(r"v(\d+(?:\.\d+)+)", said)
+    version = tuple(int(part) for part in found[1].split(".")) if found else (0,)
+    family = Family.IPV6 if name.startswith("ip6") else Family.IPV4
+    return Commands(name, family, "nf_tables" in said, version)
+
+
 def tables(variant: str) -> Iterator[Table]:
     """Yield the tables of a variant that have anything in them. Raises ApplyError."""
+    return _parse(_run([f"{variant}-save"]))
+
+
+def restore(variant: str, text: str) -> None:
+    """Change rules in one step a table; what the text does not name stays. Raises ApplyError."""
+    # Legacy iptables has one lock for all programs; -w waits for it instead of failing.
+    _run([f"{variant}-restore", "--noflush", "-w", str(LOCK_PATIENCE)], text)
+
+
+def _parse(text: str) -> Iterator[Table]:
     name = ""
     chains: list[str] = []
     rules: list[str] = []
-    for line in _run([f"{variant}-save"]).splitlines():
+    for line in text.splitlines():
         if line.startswith("*"):
             name, chains, rules = line[1:], [], []
         elif line.startswith(":"):
@@ -47,17 +119,68 @@ def tables(variant: str) -> Iterator[Table]:
             yield Table(name, tuple(chains), tuple(rules))
 
 
-def restore(variant: str, text: str) -> None:
-    """Change rules in one step a table; what the text does not name stays. Raises ApplyError."""
-    # Legacy iptables has one lock for all programs; -w waits for it instead of failing.
-    _run([f"{variant}-restore", "--noflush", "-w", "5"], text)
+def _stream(command: list[str], pieces: Iterable[str]) -> None:
+    """Run a command that reads the pieces. Raises RestoreError, or ApplyError when it cannot be run."""
+    said = os.memfd_create("stderr", os.MFD_CLOEXEC)
+    try:
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said, bufsize=0
+            )
+        except OSError as error:
+            raise ApplyError(f"{command[0]}: {error.strerror}") from error
+        # A wait with a timeout polls, which would add up to 50 ms to each sync.
+        clock = threading.Timer(_RESTORE_TIMEOUT, process.kill)
+        clock.start()
+        try:
+            _feed(process, pieces)
+            status = process.wait()
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        finally:
+            clock.cancel()
+        if status:
+            text = os.pread(said, 1 << 16, 0).decode(errors="replace")
+            if status == -9:
+                text = f"did not finish in {_RESTORE_TIMEOUT:.0f} s"
+            raise RestoreError(command[0], text, status)
+    finally:
+        os.close(said)
+
+
+def _feed(process: subprocess.Popen[bytes], pieces: Iterable[str]) -> None:
+    """Write the pieces and close the pipe; a process that ends early says itself why."""
+    pipe = process.stdin
+    assert pipe is not None  # noqa: S101 - for the type checker: it was asked for
+    number = pipe.fileno()
+    try:
+        for piece in pieces:
+            data = piece.encode()
+            if len(data) > _PIPE // 16:
+                fcntl.fcntl(number, fcntl.F_SETPIPE_SZ, _PIPE)
+            view = memoryview(data)
+            while view:
+                view = view[os.write(number, view) :]
+    except BrokenPipeError:
+        pass
+    finally:
+        pipe.close()
 
 
 def _run(command: list[str], text: str | None = None) -> str:
+    return _output(command, _call(command, text))
+
+
+def _call(command: list[str], text: str | None = None) -> subprocess.CompletedProcess[str]:
     try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=_TIMEOUT)
+        return subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=_TIMEOUT)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ApplyError(f"{command[0]}: {error}") from error
+
+
+def _output(command: list[str], done: subprocess.CompletedProcess[str]) -> str:
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
         raise ApplyError(f"{command[0]}: {' / '.join(lines[:3])}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -92,6 +92,7 @@ class _Facts(Struct, frozen=True, gc=False):
     internal_local: bool
     external_local: bool
     affinity: int
+    health_port: int
 
 
 def _read(service: Service, problems: list[Problem]) -> _Facts:
@@ -108,6 +109,7 @@ def _read(service: Service, problems: list[Problem]) -> _Facts:
         internal_local=_is_local(spec.internal_traffic_policy, "spec.internalTrafficPolicy", problems),
         external_local=_is_local(spec.external_traffic_policy, "spec.externalTrafficPolicy", problems),
         affinity=_affinity(spec, problems) if spec.session_affinity not in (None, "", "None") else 0,
+        health_port=_health_port(spec),
     )
 
 
@@ -262,7 +264,22 @@ def _plan(
         affinity=facts.affinity,
         hairpin=chosen.local_addresses,
         serving=chosen.serving,
+        source_ranges=_source_texts(facts, family, world),
+        health_port=facts.health_port,
     )
+
+
+def _source_texts(facts: _Facts, family: Family, world: Globals) -> tuple[str, ...] | None:
+    """Return the networks that may use the load balancer addresses, as they were written; see `_allowed`."""
+    networks, balancers = facts.sources.get(family), facts.balancer_ips.get(family, ())
+    if networks is None or not balancers:
+        return None
+    found = [str(network) for network in networks]
+    ours = world.of(family)
+    own = [ip_address(ip) for ip in (ours.node_ips if ours is not None else ())]
+    if any(ip in network for ip in own for network in networks):
+        found += [str(ip_network(address)) for address in balancers]
+    return tuple(found)
 
 
 _viewpoint = lru_cache(maxsize=8)(Viewpoint)
@@ -333,11 +350,22 @@ def _health(spec: ServiceSpec, slices: Sequence[Slice], world: Globals, problems
 
     Ready endpoints of this node are counted by address, over all ports of the slices of the Service's first family.
     """
-    port = spec.health_check_node_port or 0
-    if spec.type != "LoadBalancer" or spec.external_traffic_policy != "Local" or not port:
-        return None
-    if not 0 < port < 65536:
-        problems.append(Problem("spec.healthCheckNodePort", f"{port} is not between 1 and 65535; no health check"))
+    port = _health_port(spec)
+    if not port:
+        if _wants_health_check(spec):
+            wrong = f"{spec.health_check_node_port} is not between 1 and 65535; no health check"
+            problems.append(Problem("spec.healthCheckNodePort", wrong))
         return None
     ready = {e.address for piece in slices for e in piece.endpoints if e.ready and e.node == world.node_name}
     return HealthCheck(port, len(ready))
+
+
+def _wants_health_check(spec: ServiceSpec) -> bool:
+    local = spec.type == "LoadBalancer" and spec.external_traffic_policy == "Local"
+    return local and bool(spec.health_check_node_port)
+
+
+def _health_port(spec: ServiceSpec) -> int:
+    """Return the port that health checks ask, 0 for none or for one that cannot be."""
+    port = (spec.health_check_node_port or 0) if _wants_health_check(spec) else 0
+    return port if 0 < port < 65536 else 0

@@ -44,6 +44,8 @@ class Slice(Struct, frozen=True, gc=False):
     In nearly every slice all endpoints are ready and none has hints: then `destinations` (of each port, as in `ports`)
     and `nodes` ('' for none), in the same order, are all there is of them, and `particular` is None. Otherwise
     `particular` has them all.
+
+    `version` is its resourceVersion, for people who ask what a plan reflects.
     """
 
     family: Family
@@ -53,6 +55,7 @@ class Slice(Struct, frozen=True, gc=False):
     particular: tuple[Endpoint, ...] | None = None
     triggered: str | None = None
     problems: tuple[Problem, ...] = ()
+    version: str | None = None
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -73,6 +76,7 @@ def parse_slice(source: EndpointSlice) -> Slice | None:
     ports, wrong_ports = _ports(source.ports or ())
     annotations = source.metadata.annotations
     triggered = annotations.last_change_trigger_time if annotations is not None else None
+    version = source.metadata.resource_version
     entries = source.endpoints or ()
     # Comprehensions over all endpoints at once, and no object for each: 100,000 of them come in with the first list.
     if ports and not [e for e in entries if e.hints is not None or ((c := e.conditions) is not None and c != _USUAL)]:
@@ -88,9 +92,9 @@ def parse_slice(source: EndpointSlice) -> Slice | None:
         else:
             # A few node names stand in 100,000 endpoints: interned, they take no memory and compare at once.
             nodes = tuple([intern(e.node_name or "") for e in entries])
-            return Slice(family, ports, destinations, nodes, None, triggered, wrong_ports)
+            return Slice(family, ports, destinations, nodes, None, triggered, wrong_ports, version)
     particular, problems = _one_by_one(entries, family)
-    return Slice(family, ports, (), (), particular, triggered, (*wrong_ports, *problems))
+    return Slice(family, ports, (), (), particular, triggered, (*wrong_ports, *problems), version)
 
 
 def _one_by_one(entries: Sequence[SliceEndpoint], family: Family) -> tuple[tuple[Endpoint, ...], list[Problem]]:

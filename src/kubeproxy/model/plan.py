@@ -107,7 +107,9 @@ class ServicePlan(Struct, frozen=True, gc=False):
 
     `internal` governs the cluster IP, `external` all other frontends. `hairpin` are the addresses of endpoints on
     this node, whose connections to themselves need masquerade. `serving` are all destinations that may keep flows
-    (conntrack). `affinity` is in seconds, 0 for none.
+    (conntrack). `affinity` is in seconds, 0 for none. `source_ranges` are the networks that may use the load balancer
+    addresses, as written and in that order, None when they are open to all. `health_port` is the Service's
+    healthCheckNodePort, 0 for none.
     """
 
     key: ServicePortKey
@@ -119,6 +121,8 @@ class ServicePlan(Struct, frozen=True, gc=False):
     affinity: int
     hairpin: Pool
     serving: Pool
+    source_ranges: tuple[str, ...] | None = None
+    health_port: int = 0
 
     def traffic(self, frontend: Frontend) -> Traffic:
         """Return what governs a frontend."""

@@ -62,6 +62,7 @@ class Planner:
         self._claims: dict[Family, Claims] = {family: Claims() for family in Family}
         self._claimants: dict[ServiceName, Claimant] = {}
         self._dirty: dict[ServiceName, None] = {}
+        self._taken: dict[ServiceName, None] = {}  # what `taking` is at work on
         self._triggers: dict[ServiceName, list[str]] = {}
         self._missing: set[Resource] = set(NEEDED)
 
@@ -74,6 +75,10 @@ class Planner:
     def dirty(self) -> int:
         """Return the number of Services to look at again."""
         return len(self._dirty)
+
+    def is_dirty(self, name: ServiceName) -> bool:
+        """Return whether a Service is to be looked at again, so that its plan may be an old one."""
+        return name in self._dirty or name in self._taken
 
     def apply(self, events: Iterable[Event]) -> list[Rejected]:
         """Take events in; return what in them cannot be used, for the user to see."""
@@ -118,6 +123,7 @@ class Planner:
         Between the steps events may be applied: what they touch is dirty once more. Only one at a time, to its end.
         """
         dirty, self._dirty = self._dirty, {}
+        self._taken = dirty
         triggers, self._triggers = self._triggers, {}
         for done, name in enumerate(list(dirty), start=1):
             if touched := self._compile(name):
@@ -141,6 +147,7 @@ class Planner:
             if not done % STEP:
                 yield changes
                 changes = []
+        self._taken = {}
         yield changes
 
     def _compile(self, name: ServiceName) -> Collection[ServiceName]:

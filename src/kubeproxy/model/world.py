@@ -29,7 +29,10 @@ PRIMARY = "primary"
 
 
 class Settings(Struct, frozen=True):
-    """What the configuration says. `bind_address` is packed, b'' when unspecified; CIDRs are text."""
+    """What the configuration says. `bind_address` is packed, b'' when unspecified; CIDRs are text.
+
+    `loopback_nodeports` says whether loopback may be among the NodePort addresses: in iptables mode it may for IPv4.
+    """
 
     node_name: str
     families: tuple[Family, ...]
@@ -38,6 +41,7 @@ class Settings(Struct, frozen=True):
     bridge: str = ""
     prefix: str = ""
     nodeport_addresses: tuple[str, ...] = (PRIMARY,)
+    loopback_nodeports: Literal["never", "ipv4"] = "never"
     bind_address: bytes = b""
     masquerade_all: bool = False
     masquerade_mark: int = 0x4000
@@ -115,7 +119,7 @@ def _networks(texts: Iterable[str], family: Family) -> list[Network]:
 def _nodeport_ips(
     settings: Settings, own: tuple[bytes, ...], around: Surroundings, family: Family
 ) -> tuple[bytes, ...] | None:
-    """Return the addresses that NodePorts answer on, None for all. Loopback is never among them in nftables mode."""
+    """Return the addresses that NodePorts answer on, None for all."""
     if PRIMARY in settings.nodeport_addresses:
         chosen: Iterable[bytes] = own
     else:
@@ -126,7 +130,8 @@ def _nodeport_ips(
         ranges = merge_networks(networks)
         local = around.local_addresses.get(family, ())
         chosen = (a for a in local if any(first <= a <= last for first, last in ranges))
-    return tuple(sorted({a for a in chosen if not ipaddress.ip_address(a).is_loopback}))
+    loopback = settings.loopback_nodeports == "ipv4" and family is Family.IPV4
+    return tuple(sorted({a for a in chosen if loopback or not ipaddress.ip_address(a).is_loopback}))
 
 
 def _service_cidrs(texts: Iterable[str], family: Family) -> tuple[Range, ...]:

@@ -27,10 +27,11 @@ C = TypeVar("C", bound=Child)
 class Counter:
     """A number that only grows."""
 
-    __slots__ = ("value",)
+    __slots__ = ("_function", "value")
 
     def __init__(self) -> None:
         self.value = 0.0
+        self._function: Callable[[], float] | None = None
 
     def inc(self, by: float = 1.0) -> None:
         """Count; a negative number is an error of the caller."""
@@ -42,8 +43,14 @@ class Counter:
         """Take over a total that is counted elsewhere, as by the kernel; a smaller one than before is passed over."""
         self.value = max(self.value, total)
 
+    def follow(self, function: Callable[[], float]) -> None:
+        """Ask this function for the total whenever metrics are rendered; it must be quick and not raise."""
+        self._function = function
+
     def samples(self) -> Iterable[tuple[str, str, float]]:
         """Return its one sample."""
+        if self._function is not None:
+            self.reached(self._function())
         return (("", "", self.value),)
 
 

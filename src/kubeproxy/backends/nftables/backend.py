@@ -34,6 +34,8 @@ Wanted = Mapping[ServiceName, tuple[ServicePlan, ...]]
 class NftablesBackend:
     """Programs one family. `sync` is incremental, `resync` compares everything with what the kernel really has."""
 
+    blocking = False
+
     def __init__(self, family: Family, world: Globals) -> None:
         self.family = family
         self._ruleset = Ruleset(family, world)

@@ -37,7 +37,12 @@ def check() -> None:
 def cleanup() -> list[str]:
     """Remove our tables (or the Go kube-proxy's, which have the same names); return what could not be removed."""
     failures = []
-    for ip in ("ip", "ip6"):
+    for ip, family in (("ip", Family.IPV4), ("ip6", Family.IPV6)):
+        try:
+            if nfnetlink.table(family, TABLE) is None:
+                continue
+        except NetlinkError:
+            continue  # a kernel without nf_tables has no tables of ours
         try:
             # `add` first: deleting a table that is missing would be an error, and nft 1.0.6 knows no `destroy`.
             nft.run(f"add table {ip} {TABLE}\ndelete table {ip} {TABLE}\n")

@@ -1,0 +1,107 @@
+"""iptables mode, as the program sees it: can this node run it, opening it, removing it."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+
+from kubeproxy.backends import leftovers
+from kubeproxy.backends.iptables.backend import IptablesBackend
+from kubeproxy.backends.iptables.options import Options
+from kubeproxy.backends.iptables.render import INVALID_COUNTER, LOCALHOST_COUNTER
+from kubeproxy.backends.mode import Mode, Report
+from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.errors import ApplyError, KubeProxyError, Unsupported
+from kubeproxy.kernel import iptables_variant, nfacct
+from kubeproxy.kernel.sysctl import TCP_BE_LIBERAL, read_sysctl
+from kubeproxy.kernel.xtables import Commands
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.plan import Globals
+
+log = logging.getLogger("kubeproxy.iptables")
+
+OLDEST = (1, 6, 2)  # iptables-restore knows -w since then
+_INTERFACE = re.compile(r"[^\s\"'\\/!]{1,15}")  # what a rule can name; 15 is IFNAMSIZ without its end
+
+
+def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
+    """Raise Unsupported when this node cannot run the mode; say what is missing and how to get it."""
+    detect = config.detect_local
+    for mode, name in (
+        ("BridgeInterface", detect.bridge_interface),
+        ("InterfaceNamePrefix", detect.interface_name_prefix),
+    ):
+        if config.local_mode == mode and not _INTERFACE.fullmatch(name):
+            raise Unsupported(
+                f"detectLocal: {name!r} cannot be named in an iptables rule; use 1 to 15 plain characters"
+            )
+    for family in families:
+        commands = _commands(family)
+        if commands.version < OLDEST:
+            found = ".".join(map(str, commands.version))
+            raise Unsupported(
+                f"iptables mode needs iptables 1.6.2 or later, this is {found}: upgrade the package iptables"
+            )
+        try:
+            if commands.rules("nat", "POSTROUTING") is None:
+                raise ApplyError(f"{commands.name} -t nat -S POSTROUTING finds no such chain")
+        except ApplyError as error:
+            module = "nft_compat" if commands.uses_nft else "ip6table_nat" if family is Family.IPV6 else "iptable_nat"
+            raise Unsupported(
+                f"iptables does not work here ({error}): load the kernel module {module} (modprobe {module}), and give "
+                "the process the capability CAP_NET_ADMIN"
+            ) from error
+
+
+@cache
+def _commands(family: Family) -> Commands:
+    try:
+        return iptables_variant.commands(family, iptables_variant.chosen())
+    except ApplyError as error:
+        raise Unsupported(
+            f"iptables is missing ({error}): install the package iptables (apt-get install iptables)"
+        ) from error
+
+
+def _open(config: KubeProxyConfiguration, world: Globals, report: Report) -> list[IptablesBackend]:
+    options = Options(config.iptables.localhost_node_ports, _is_liberal(), _counters(report))
+    backends = [IptablesBackend(_commands(family), world, options, report) for family in world.families]
+    log.info("Using iptables variant=%s counters=%s", iptables_variant.chosen() or "the only one", options.counters)
+    return backends
+
+
+def _is_liberal() -> bool:
+    try:
+        return read_sysctl(TCP_BE_LIBERAL) != "0"
+    except KubeProxyError:
+        return False
+
+
+def _counters(report: Report) -> bool:
+    """Make the packet counters, and have them asked for; return whether the kernel has them."""
+    if not (nfacct.ensure(INVALID_COUNTER) and nfacct.ensure(LOCALHOST_COUNTER)):
+        log.info("The kernel has no named packet counters (nfnetlink_acct): two metrics stay at 0")
+        return False
+    report.counts("invalid dropped", _reader(INVALID_COUNTER))
+    report.counts("localhost accepted", _reader(LOCALHOST_COUNTER))
+    return True
+
+
+def _reader(counter: str) -> Callable[[], float]:
+    def read() -> float:
+        try:
+            return nfacct.packets(counter)
+        except ApplyError:
+            return 0.0
+
+    return read
+
+
+def _keeps(commands: Commands, table: str, chain: str) -> bool:  # noqa: ARG001 - all tables
+    """Return whether a chain is ours: of the variant that we use, and not what only ipvs mode has."""
+    return commands.uses_nft == _commands(commands.family).uses_nft and chain not in leftovers.IPVS_CHAINS
+
+
+MODE = Mode("iptables", _check, _open, leftovers.remove_iptables_rules, _keeps)

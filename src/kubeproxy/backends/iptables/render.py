@@ -1,0 +1,250 @@
+"""Plans to chains and rules, one service port at a time. Pure: text out, nothing remembered.
+
+Rules are written as iptables-save prints them (upstream's input differs in the order of options, the kernel's rules
+do not), each line ended by a newline. Source: kube-proxy v1.36 pkg/proxy/iptables/proxier.go syncProxyRules.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from kubeproxy.backends.iptables.names import EXT, FW, PROTOCOL_WORDS, SEP, SVC, SVL, chain_hash, comment, port_name
+from kubeproxy.model.addresses import Family, destination_text, unpack
+from kubeproxy.model.plan import Action, Detector, Frontend, FrontendKind, Pool, ServicePlan, Traffic
+
+LOCALHOST_COUNTER: Final = "localhost_nps_accepted_pkts"
+INVALID_COUNTER: Final = "ct_state_invalid_dropped_pkts"
+
+
+class Style(NamedTuple):
+    """What rules of all Services of a family have in common.
+
+    `if_local` and `if_not_local` recognise pod traffic, '' when it cannot be told. `prefix_length` is that of a single
+    address. With `localhost_counter` NodePort connections to loopback are counted.
+    """
+
+    if_local: str
+    if_not_local: str
+    prefix_length: int
+    localhost_counter: bool
+
+    @classmethod
+    def of(cls, family: Family, detector: Detector, *, localhost_counter: bool) -> Style:
+        """Return the style for a way to recognise pods."""
+        words = {"network": f"-s {detector.value}", "bridge": f"-i {detector.value}", "prefix": f"-i {detector.value}+"}
+        local = words.get(detector.kind, "")
+        return cls(local, f"! {local}" if local else "", 8 * family.address_size, localhost_counter)
+
+
+class Detail(Enum):
+    """Whether rules of endpoints say in a comment whose they are; a large cluster does without."""
+
+    FULL = "full"
+    SPARSE = "sparse"
+
+
+class Dispatch(NamedTuple):
+    """A service port's rules in the chains that all Services share, by table and chain."""
+
+    filter_services: str = ""
+    filter_external: str = ""
+    filter_nodeports: str = ""
+    filter_firewall: str = ""
+    nat_services: str = ""
+    nat_nodeports: str = ""
+
+
+class _Port:
+    """What the rules of a service port are made of."""
+
+    __slots__ = ("ext", "fw", "has_endpoints", "hash_text", "proto", "svc", "svl", "text")
+
+    def __init__(self, plan: ServicePlan) -> None:
+        name = port_name(plan.key)
+        self.proto = PROTOCOL_WORDS[plan.key.protocol]
+        self.hash_text = name + self.proto
+        self.text = comment(name)
+        suffix = chain_hash(self.hash_text)
+        self.svc, self.svl, self.ext, self.fw = SVC + suffix, SVL + suffix, EXT + suffix, FW + suffix
+        self.has_endpoints = plan.external.outside is not Action.REJECT
+
+    def internal_chain(self, traffic: Traffic) -> str:
+        """Return where cluster IP traffic goes, '' for nowhere."""
+        if not traffic.outside.forwards:
+            return ""
+        return self.svl if traffic.outside.picks_local else self.svc
+
+    def match(self, address: str, port: int, words: str) -> str:
+        """Return the part of a rule that recognises a frontend."""
+        told = f'-m comment --comment "{self.text}{words}"'
+        return f"-d {address} -p {self.proto} {told} -m {self.proto} --dport {port}"
+
+
+def local_policy(plan: ServicePlan) -> bool:
+    """Return whether externalTrafficPolicy is Local."""
+    return plan.external.outside is Action.LOCAL or (plan.external.outside is Action.DROP)
+
+
+def dispatch(plan: ServicePlan, style: Style) -> Dispatch:
+    """Return a service port's rules in the shared chains."""
+    port = _Port(plan)
+    lines: list[list[str]] = [[], [], [], [], [], []]
+    for frontend in plan.frontends:
+        if frontend.kind is FrontendKind.CLUSTER:
+            _cluster_ip(plan, port, frontend, style, lines)
+        elif frontend.kind is FrontendKind.NODEPORT:
+            _node_port(plan, port, frontend.port, style, lines)
+        else:
+            _external_ip(plan, port, frontend, style, lines)
+    if plan.health_port:
+        lines[2].append(
+            f'-A KUBE-NODEPORTS -p tcp -m comment --comment "{port.text} health check node port" '
+            f"-m tcp --dport {plan.health_port} -j ACCEPT\n"
+        )
+    return Dispatch(*("".join(part) for part in lines))
+
+
+def _cluster_ip(plan: ServicePlan, port: _Port, frontend: Frontend, style: Style, lines: list[list[str]]) -> None:
+    address = f"{unpack(frontend.address)}/{style.prefix_length}"
+    chain = port.internal_chain(plan.internal)
+    if chain:
+        lines[4].append(f"-A KUBE-SERVICES {port.match(address, frontend.port, ' cluster IP')} -j {chain}\n")
+    else:
+        words, target = _refusal(plan.internal)
+        lines[0].append(f"-A KUBE-SERVICES {port.match(address, frontend.port, words)} -j {target}\n")
+
+
+def _external_ip(plan: ServicePlan, port: _Port, frontend: Frontend, style: Style, lines: list[list[str]]) -> None:
+    address = f"{unpack(frontend.address)}/{style.prefix_length}"
+    balancer = frontend.kind is FrontendKind.LOADBALANCER
+    closed = balancer and plan.source_ranges is not None
+    if port.has_endpoints:
+        words = " loadbalancer IP" if balancer else " external IP"
+        chain = port.fw if closed else port.ext
+        lines[4].append(f"-A KUBE-SERVICES {port.match(address, frontend.port, words)} -j {chain}\n")
+        if closed:
+            words = f" traffic not accepted by {port.fw}"
+            lines[3].append(f"-A KUBE-PROXY-FIREWALL {port.match(address, frontend.port, words)} -j DROP\n")
+    if not plan.external.outside.forwards:
+        words, target = _refusal(plan.external)
+        lines[1].append(f"-A KUBE-EXTERNAL-SERVICES {port.match(address, frontend.port, words)} -j {target}\n")
+
+
+def _node_port(plan: ServicePlan, port: _Port, number: int, style: Style, lines: list[list[str]]) -> None:
+    if port.has_endpoints:
+        match = f'-p {port.proto} -m comment --comment "{port.text}" -m {port.proto} --dport {number}'
+        if style.localhost_counter:
+            lines[5].append(
+                f"-A KUBE-NODEPORTS -d 127.0.0.0/8 {match} -m nfacct --nfacct-name {LOCALHOST_COUNTER} -j {port.ext}\n"
+            )
+        lines[5].append(f"-A KUBE-NODEPORTS {match} -j {port.ext}\n")
+    if not plan.external.outside.forwards:
+        words, target = _refusal(plan.external)
+        lines[1].append(
+            f'-A KUBE-EXTERNAL-SERVICES -p {port.proto} -m comment --comment "{port.text}{words}" '
+            f"-m addrtype --dst-type LOCAL -m {port.proto} --dport {number} -j {target}\n"
+        )
+
+
+def _refusal(traffic: Traffic) -> tuple[str, str]:
+    """Return the comment and the target for traffic that has no endpoint."""
+    if traffic.outside is Action.REJECT:
+        return " has no endpoints", "REJECT"
+    return " has no local endpoints", "DROP"
+
+
+def chains(plan: ServicePlan, style: Style, detail: Detail) -> dict[str, str]:
+    """Return a service port's own chains in the nat table, and the rules of each."""
+    port = _Port(plan)
+    if not port.has_endpoints:
+        return {}
+    found: dict[str, str] = {}
+    kinds = {frontend.kind for frontend in plan.frontends}
+    if kinds - {FrontendKind.CLUSTER}:
+        found[port.ext] = _external_rules(plan, port, style)
+    if FrontendKind.LOADBALANCER in kinds and plan.source_ranges is not None:
+        found[port.fw] = _firewall_rules(port, plan.source_ranges)
+    seps: dict[str, str] = {}
+    for chain, pool in ((port.svc, plan.cluster), (port.svl, plan.local)):
+        if pool:
+            rules = _masquerade_rule(plan, port, chain, style) if port.internal_chain(plan.internal) == chain else ""
+            found[chain] = rules + _choice_rules(plan, port, chain, pool, seps, detail)
+    told = f' -m comment --comment "{port.text}"' if detail is Detail.FULL else ""
+    for text, sep in seps.items():
+        recent = f" -m recent --set --name {sep}" if plan.affinity else ""
+        address = text.rpartition(":")[0].strip("[]")
+        found[sep] = (
+            f"-A {sep} -s {address}/{style.prefix_length}{told} -j KUBE-MARK-MASQ\n"
+            f"-A {sep} -p {port.proto}{told}{recent} -m {port.proto} -j DNAT --to-destination {text}\n"
+        )
+    return found
+
+
+def _masquerade_rule(plan: ServicePlan, port: _Port, chain: str, style: Style) -> str:
+    """Return the rule that masquerades cluster IP traffic of others than pods, or all of it."""
+    cluster_ip = next((f for f in plan.frontends if f.kind is FrontendKind.CLUSTER), None)
+    if cluster_ip is None:
+        return ""
+    if plan.internal.pod in (Action.CLUSTER_MASQUERADE, Action.LOCAL_MASQUERADE):
+        who = ""
+    elif style.if_not_local:
+        who = f"{style.if_not_local} "
+    else:
+        return ""
+    address = f"{unpack(cluster_ip.address)}/{style.prefix_length}"
+    # iptables-save has the source before, and the interface after the destination; any order is the same rule.
+    return f"-A {chain} {who}{port.match(address, cluster_ip.port, ' cluster IP')} -j KUBE-MARK-MASQ\n"
+
+
+def _external_rules(plan: ServicePlan, port: _Port, style: Style) -> str:
+    """Return the rules of the chain that all addresses but the cluster IP lead to."""
+    ext = port.ext
+
+    def told(words: str) -> str:
+        return f'-m comment --comment "{words} for {port.text} external destinations"'
+
+    if not local_policy(plan):
+        return f"-A {ext} {told('masquerade traffic')} -j KUBE-MARK-MASQ\n-A {ext} -j {port.svc}\n"
+    rules = ""
+    if plan.cluster:
+        node = "-m addrtype --src-type LOCAL"
+        if style.if_local:
+            rules = f"-A {ext} {style.if_local} {told('pod traffic')} -j {port.svc}\n"
+        rules += f"-A {ext} {told('masquerade LOCAL traffic')} {node} -j KUBE-MARK-MASQ\n"
+        rules += f"-A {ext} {told('route LOCAL traffic')} {node} -j {port.svc}\n"
+    return rules + (f"-A {ext} -j {port.svl}\n" if plan.local else "")
+
+
+def _firewall_rules(port: _Port, sources: tuple[str, ...]) -> str:
+    rule = f'-m comment --comment "{port.text} loadbalancer IP" -j {port.ext}\n'
+    rest = f'-A {port.fw} -m comment --comment "other traffic to {port.text} will be dropped by KUBE-PROXY-FIREWALL"\n'
+    return "".join([f"-A {port.fw} -s {source} {rule}" for source in sources]) + rest
+
+
+def _choice_rules(plan: ServicePlan, port: _Port, chain: str, pool: Pool, seps: dict[str, str], detail: Detail) -> str:
+    """Return the rules that choose an endpoint; adds the endpoints' chains to `seps`, by destination."""
+    texts = sorted([destination_text(destination) for destination in pool])
+    for text in texts:
+        if text not in seps:
+            seps[text] = SEP + chain_hash(port.hash_text + text)
+    full = detail is Detail.FULL
+    rules: list[str] = []
+    if plan.affinity:
+        check = f" -m recent --rcheck --seconds {plan.affinity} --reap --name "
+        for text in texts:
+            told = f' -m comment --comment "{port.text} -> {text}"' if full else ""
+            rules.append(f"-A {chain}{told}{check}{seps[text]} -j {seps[text]}\n")
+    left = len(texts)
+    for text in texts:
+        told = f' -m comment --comment "{port.text} -> {text}"' if full else ""
+        rules.append(f"-A {chain}{told}{_chance(left)} -j {seps[text]}\n")
+        left -= 1
+    return "".join(rules)
+
+
+@lru_cache(maxsize=4096)
+def _chance(left: int) -> str:
+    """Return the match that takes one of so many connections, '' for all of them."""
+    return f" -m statistic --mode random --probability {1 / left:.10f}" if left > 1 else ""

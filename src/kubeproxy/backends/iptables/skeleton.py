@@ -1,0 +1,138 @@
+"""The chains that all Services share, and how packets get into them. Pure.
+
+Source: kube-proxy v1.36 pkg/proxy/iptables/proxier.go iptablesJumpChains and syncProxyRules.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from kubeproxy.backends.iptables.render import INVALID_COUNTER
+from kubeproxy.model.addresses import Family, unpack
+
+CANARY: Final = "KUBE-PROXY-CANARY"
+CANARY_TABLES: Final = ("mangle", "nat", "filter")
+KUBELET_FIREWALL: Final = "KUBE-FIREWALL"
+MARTIANS: Final = (
+    f"-A {KUBELET_FIREWALL} ! -s 127.0.0.0/8 -d 127.0.0.0/8 "
+    '-m comment --comment "block incoming localnet connections" '
+    "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"
+)
+"""Keeps route_localnet from letting neighbours reach loopback (kubernetes issue 90259); kubelet has the same rule."""
+
+_NEW: Final = "-m conntrack --ctstate NEW "
+_LAST: Final = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
+
+
+class Jump(NamedTuple):
+    """A rule of a built-in chain that sends packets to one of ours; `rule` is as iptables-save prints it."""
+
+    table: str
+    chain: str
+    target: str
+    rule: str
+
+
+def _jump(table: str, target: str, chain: str, comment: str, match: str = "") -> Jump:
+    told = f'-m comment --comment "{comment}" ' if comment else ""
+    return Jump(table, chain, target, f"{chain} {match}{told}-j {target}")
+
+
+_EXTERNAL: Final = "kubernetes externally-visible service portals"
+_PORTALS: Final = "kubernetes service portals"
+_BALANCERS: Final = "kubernetes load balancer firewall"
+JUMPS: Final = (
+    _jump("filter", "KUBE-EXTERNAL-SERVICES", "INPUT", _EXTERNAL, _NEW),
+    _jump("filter", "KUBE-EXTERNAL-SERVICES", "FORWARD", _EXTERNAL, _NEW),
+    _jump("filter", "KUBE-NODEPORTS", "INPUT", "kubernetes health check service ports"),
+    _jump("filter", "KUBE-SERVICES", "FORWARD", _PORTALS, _NEW),
+    _jump("filter", "KUBE-SERVICES", "OUTPUT", _PORTALS, _NEW),
+    _jump("filter", "KUBE-FORWARD", "FORWARD", "kubernetes forwarding rules"),
+    _jump("filter", "KUBE-PROXY-FIREWALL", "INPUT", _BALANCERS, _NEW),
+    _jump("filter", "KUBE-PROXY-FIREWALL", "OUTPUT", _BALANCERS, _NEW),
+    _jump("filter", "KUBE-PROXY-FIREWALL", "FORWARD", _BALANCERS, _NEW),
+    _jump("nat", "KUBE-SERVICES", "OUTPUT", _PORTALS),
+    _jump("nat", "KUBE-SERVICES", "PREROUTING", _PORTALS),
+    _jump("nat", "KUBE-POSTROUTING", "POSTROUTING", "kubernetes postrouting rules"),
+    _jump("filter", KUBELET_FIREWALL, "INPUT", ""),
+    _jump("filter", KUBELET_FIREWALL, "OUTPUT", ""),
+)
+"""In the order in which they are put at the head of their chains."""
+
+
+class Present(NamedTuple):
+    """What a table has already: all chains, and the rules of its built-in chains and of kubelet's."""
+
+    chains: frozenset[str]
+    rules: frozenset[str]
+
+
+NOTHING: Final = Present(frozenset(), frozenset())
+
+
+def jumps(table: str, present: Present) -> str:
+    """Return the jumps that a table lacks, to be put at the head one after the other."""
+    return "".join(
+        [f"-I {jump.rule}\n" for jump in JUMPS if jump.table == table and f"-A {jump.rule}" not in present.rules]
+    )
+
+
+class Settings(NamedTuple):
+    """What the shared rules depend on, apart from the Services.
+
+    `localhost` says that NodePorts answer on loopback, `liberal` that the kernel accepts TCP segments out of window,
+    `counters` that it has named counters. `nodeport_ips` is None for all local addresses.
+    """
+
+    family: Family
+    mark: int
+    localhost: bool
+    liberal: bool
+    counters: bool
+    random_fully: bool
+    nodeport_ips: tuple[bytes, ...] | None
+
+
+def forward_rules(settings: Settings) -> str:
+    """Return the rules of KUBE-FORWARD."""
+    counted = f" -m nfacct --nfacct-name {INVALID_COUNTER}" if settings.counters else ""
+    # Packets that conntrack cannot place would reach a client as they are and end its connection (issue 74839).
+    invalid = "" if settings.liberal else f"-A KUBE-FORWARD -m conntrack --ctstate INVALID{counted} -j DROP\n"
+    mark = f"{settings.mark:#x}"
+    return invalid + (
+        f'-A KUBE-FORWARD -m comment --comment "kubernetes forwarding rules" -m mark --mark {mark}/{mark} -j ACCEPT\n'
+        '-A KUBE-FORWARD -m comment --comment "kubernetes forwarding conntrack rule" '
+        "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n"
+    )
+
+
+def masquerade_rules(settings: Settings) -> str:
+    """Return the rules of KUBE-POSTROUTING and KUBE-MARK-MASQ."""
+    mark = f"{settings.mark:#x}"
+    fully = " --random-fully" if settings.random_fully else ""
+    return (
+        f"-A KUBE-POSTROUTING -m mark ! --mark {mark}/{mark} -j RETURN\n"
+        # Cleared, so that a packet that passes the stack once more is not masqueraded again.
+        f"-A KUBE-POSTROUTING -j MARK --xor-mark {mark}\n"
+        '-A KUBE-POSTROUTING -m comment --comment "kubernetes service traffic requiring SNAT" '
+        f"-j MASQUERADE{fully}\n"
+        f"-A KUBE-MARK-MASQ -j MARK --or-mark {mark}\n"
+    )
+
+
+def nodeport_rules(settings: Settings) -> str:
+    """Return the rules at the end of KUBE-SERVICES that send the rest to KUBE-NODEPORTS."""
+    rule = f'-m comment --comment "{_LAST}"'
+    if settings.nodeport_ips is not None:
+        length = 8 * settings.family.address_size
+        return "".join(
+            [f"-A KUBE-SERVICES -d {unpack(ip)}/{length} {rule} -j KUBE-NODEPORTS\n" for ip in settings.nodeport_ips]
+        )
+    but = "! -d ::1/128 " if settings.family is Family.IPV6 else "" if settings.localhost else "! -d 127.0.0.0/8 "
+    return f"-A KUBE-SERVICES {but}{rule} -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS\n"
+
+
+def kubelet_rules(settings: Settings, present: Present) -> str:
+    """Return the rule that is added to kubelet's chain, '' when it is there or not needed; others stay in there."""
+    needed = settings.localhost and MARTIANS not in present.rules
+    return f"{MARTIANS}\n" if needed else ""

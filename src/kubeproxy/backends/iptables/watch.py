@@ -1,0 +1,199 @@
+"""Noticing that another program changed or flushed our rules, cheaply; and reading what a table has.
+
+nf_tables counts its transactions, legacy tables have a size: both are asked for each second. Only when they are not
+what our own last change left, chains are looked at. The Go kube-proxy looks for its canary in mangle alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Final, Protocol
+
+from kubeproxy.backends.iptables.skeleton import CANARY, CANARY_TABLES, JUMPS, Present
+from kubeproxy.errors import ApplyError
+from kubeproxy.kernel import nfnetlink
+from kubeproxy.kernel.iptables_info import TableInfo
+from kubeproxy.kernel.xtables import Commands
+
+Place = tuple[str, str]
+"""A table and a chain."""
+
+_REST: Final = 20.0
+"""Times as long as a look at legacy tables took, none follows: it reads all of them."""
+
+
+class Watch(Protocol):
+    """What a backend asks about the kernel's tables."""
+
+    def present(self, table: str) -> Present:
+        """Return what a table has. Raises ApplyError."""
+
+    def own_change(self, commits: int) -> AbstractContextManager[None]:
+        """Take what the body does, in so many commits, for our own."""
+
+    def expect(self, counts: Mapping[Place, int]) -> None:
+        """Take how many rules our shared chains have."""
+
+    def touched(self) -> bool:
+        """Return whether another program may have changed something."""
+
+    def drift(self) -> str:
+        """Return what another program did, '' for nothing. Raises ApplyError."""
+
+    def close(self) -> None:
+        """Let go of the kernel."""
+
+
+def watch(commands: Commands) -> Watch:
+    """Return what watches a variant's tables."""
+    return NftWatch(commands) if commands.uses_nft else LegacyWatch(commands)
+
+
+class NftWatch:
+    """Watches the tables of iptables-nft by netlink."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+        self._family = commands.family
+        self._link = nfnetlink.Transactions()
+        self._generation = -1
+        self._expected: dict[Place, int] = {}
+        self._handles: dict[Place, list[int]] = {}
+
+    def close(self) -> None:
+        """See Watch."""
+        self._link.close()
+
+    def present(self, table: str) -> Present:
+        """See Watch."""
+        chains = nfnetlink.chains(self._family, table)
+        asked = {jump.chain for jump in JUMPS if jump.table == table} | {"KUBE-FIREWALL"}
+        rules: set[str] = set()
+        for chain in sorted(asked & chains):
+            rules.update(self._commands.rules(table, chain) or ())
+        return Present(chains, frozenset(rules))
+
+    @contextmanager
+    def own_change(self, commits: int) -> Iterator[None]:
+        """See Watch."""
+        before = self._link.generation()
+        yield
+        if before == self._generation or self._generation < 0:
+            self._generation = before + commits  # each table is a transaction
+
+    def expect(self, counts: Mapping[Place, int]) -> None:
+        """See Watch."""
+        # Rules that were written anew have other handles, which are taken from the kernel at the next look.
+        self._handles = {}
+        self._expected = dict(counts)
+
+    def touched(self) -> bool:
+        """See Watch."""
+        return self._link.generation() != self._generation
+
+    def drift(self) -> str:
+        """See Watch."""
+        generation = self._link.generation()
+        for table in CANARY_TABLES:
+            if CANARY not in self._some_chains(table):
+                return f"table {table} of iptables ({self._family.label}) was flushed by another program"
+        handles: dict[Place, list[int]] = {}
+        for (table, chain), count in self._expected.items():
+            handles[table, chain] = found = self._rule_handles(table, chain)
+            if len(found) != count or found != self._handles.get((table, chain), found):
+                return f"chain {chain} of iptables table {table} ({self._family.label}) was changed by another program"
+        for jump in JUMPS:
+            if not self._has_jump(jump.table, jump.chain, jump.target):
+                return (
+                    f"the jump from {jump.chain} to {jump.target} ({self._family.label}) was removed by another program"
+                )
+        self._handles = handles
+        self._generation = generation
+        return ""
+
+    def _some_chains(self, table: str) -> frozenset[str]:
+        return nfnetlink.chains(self._family, table)
+
+    def _rule_handles(self, table: str, chain: str) -> list[int]:
+        return [handle for handle, _ in nfnetlink.chain_rules(self._family, table, chain)]
+
+    def _has_jump(self, table: str, chain: str, target: str) -> bool:
+        word = target.encode() + b"\0"
+        return any(word in raw for _, raw in nfnetlink.chain_rules(self._family, table, chain))
+
+
+class LegacyWatch:
+    """Watches the tables of iptables-legacy by their size, and by iptables-save."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+        self._info = TableInfo(commands.family)
+        self._known: list[tuple[int, ...]] | None = None
+        self._expected: dict[Place, int] = {}
+        self._rest_until = 0.0
+
+    def close(self) -> None:
+        """See Watch."""
+        self._info.close()
+
+    def present(self, table: str) -> Present:
+        """See Watch."""
+        found = self._commands.table(table)
+        if found is None:
+            return Present(frozenset(), frozenset())
+        places = tuple(f"-A {chain} " for chain in {j.chain for j in JUMPS if j.table == table} | {"KUBE-FIREWALL"})
+        return Present(frozenset(found.chains), frozenset(rule for rule in found.rules if rule.startswith(places)))
+
+    @contextmanager
+    def own_change(self, commits: int) -> Iterator[None]:  # noqa: ARG002 - sizes are read instead
+        """See Watch."""
+        fresh = self._known is None or self._look() == self._known
+        yield
+        if fresh:
+            self._known = self._look()
+
+    def expect(self, counts: Mapping[Place, int]) -> None:
+        """See Watch."""
+        self._expected = dict(counts)
+
+    def touched(self) -> bool:
+        """See Watch."""
+        return time.monotonic() >= self._rest_until and self._look() != self._known
+
+    def drift(self) -> str:
+        """See Watch."""
+        began = time.monotonic()
+        sizes = self._look()
+        found = self._compare()
+        self._rest_until = time.monotonic() + _REST * (time.monotonic() - began)
+        if not found:
+            self._known = sizes
+        return found
+
+    def _compare(self) -> str:
+        label = self._commands.family.label
+        for name in CANARY_TABLES:
+            table = self._commands.table(name)
+            if table is None or CANARY not in table.chains:
+                return f"table {name} of iptables ({label}) was flushed by another program"
+            counts = dict.fromkeys((chain for t, chain in self._expected if t == name), 0)
+            for rule in table.rules:
+                chain = rule.split(" ", 2)[1]
+                if chain in counts:
+                    counts[chain] += 1
+            for chain, count in counts.items():
+                if count != self._expected[name, chain]:
+                    return f"chain {chain} of iptables table {name} ({label}) was changed by another program"
+            rules = frozenset(table.rules)
+            for jump in JUMPS:
+                if jump.table == name and f"-A {jump.rule}" not in rules:
+                    return f"the jump from {jump.chain} to {jump.target} ({label}) was removed by another program"
+        return ""
+
+    def _look(self) -> list[tuple[int, ...]] | None:
+        try:
+            return [self._info.info(table) for table in CANARY_TABLES]
+        except ApplyError:
+            return None

@@ -1,0 +1,205 @@
+"""The iptables backend and the real kernel, by both variants: what is written, kept, repaired, waited for."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+from cluster_objects import HERE, endpoint, parsed, service, world
+from fake_tables import BUILT_IN, Told, normalised
+from fake_tables import backend as fake_backend
+from fake_tables import parsed as saved
+from msgspec import structs
+from namespaces import run
+
+from kubeproxy.backends.iptables.backend import SHARED, IptablesBackend
+from kubeproxy.backends.iptables.options import Options
+from kubeproxy.errors import ApplyError
+from kubeproxy.kernel import iptables_variant, xtables, xtables_lock
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.compile import compile_service
+from kubeproxy.model.objects import ServicePort
+
+OPTIONS = Options(localhost_nodeports=True, liberal=False, counters=False)
+_BARE = world()
+WORLD = structs.replace(_BARE, ipv4=structs.replace(_BARE.ipv4, nodeport_ips=None))
+SHARED_CHAINS = frozenset(chain for _, chain in SHARED)
+RECORDINGS = Path(__file__).with_name("recordings")
+
+
+@pytest.fixture(autouse=True)
+def lock_file(tmp_path, monkeypatch) -> Path:
+    """A lock of the test's own: other tests change legacy tables of other namespaces meanwhile."""
+    path = tmp_path / "xtables.lock"
+    monkeypatch.setenv("XTABLES_LOCKFILE", str(path))
+    return path
+
+
+@pytest.fixture(params=["nft", "legacy"])
+def variant(request, netns) -> str:
+    return request.param
+
+
+def opened(variant: str, family: Family = Family.IPV4, told: Told | None = None) -> IptablesBackend:
+    return IptablesBackend(iptables_variant.commands(family, variant), WORLD, OPTIONS, told or Told())
+
+
+def plans(name: str, number: int, *addresses: str, **spec):
+    """A Service with endpoints, half of them here, as plans of IPv4."""
+    found = [endpoint(a, HERE if i % 2 else "node-b") for i, a in enumerate(addresses)]
+    ports = [ServicePort(port=80, node_port=30000 + number)]
+    subject = service(name, f"10.96.0.{number}", ports=ports, **spec)
+    compiled = compile_service(subject, [parsed(*found, family="IPv4")], WORLD)
+    return tuple(plan for plan in compiled.plans if plan.key.family is Family.IPV4)
+
+
+def state():
+    return {
+        ("default", "a"): plans("a", 1, "10.244.0.1", "10.244.0.2", "10.244.0.3", external_traffic_policy="Local"),
+        ("default", "b"): plans("b", 2, "10.244.0.4", session_affinity="ClientIP", ingress=["203.0.113.9"],
+                                load_balancer_source_ranges=["198.51.100.0/24"]),
+        ("default", "c"): plans("c", 3),
+    }  # fmt: skip
+
+
+def rules(variant: str) -> dict:
+    lines = run(f"iptables-{variant}-save").splitlines()
+    return normalised(saved(lines), Family.IPV4, SHARED_CHAINS)
+
+
+def expected(wanted) -> dict:
+    made = fake_backend(WORLD, Family.IPV4, options=OPTIONS)
+    list(made.resync(wanted))
+    return normalised(made.tables.chains, Family.IPV4, SHARED_CHAINS)
+
+
+def check(variant: str, wanted) -> None:
+    """Compare the kernel with what one full sync of fake tables comes to, but for built-in chains that are empty."""
+    seen, should = rules(variant), expected(wanted)
+    built_in = {(table, chain) for table, chains in BUILT_IN.items() for chain in chains}
+    assert {p: r for p, r in seen.items() if r or p not in built_in} == {
+        p: r for p, r in should.items() if r or p not in built_in
+    }
+
+
+def test_what_is_written_is_what_the_kernel_has(variant):
+    made, wanted = opened(variant), state()
+    list(made.resync(wanted))
+    check(variant, wanted)
+    changes = [
+        (("default", "a"), plans("a", 1, "10.244.0.1", "10.244.0.9", "10.244.0.3")),
+        (("default", "b"), ()),
+        (("default", "c"), plans("c", 3, "10.244.0.5")),
+        (("default", "d"), plans("d", 4, "10.244.0.6", external_ips=["203.0.113.1"])),
+    ]
+    list(made.sync(changes))
+    wanted = {name: found for name, found in (wanted | dict(changes)).items() if found}
+    check(variant, wanted)
+    assert made.drift() == ""
+    assert not made.touched()
+    made.close()
+
+
+def test_the_first_sync_takes_over_what_the_go_proxy_wrote(variant):
+    lines = (RECORDINGS / "kube-proxy-iptables-mode.4").read_text().splitlines(keepends=True)
+    text = "".join(line for line in lines if "nfacct" not in line)
+    run(f"iptables-{variant}-restore", "--noflush", text=text)
+    run(f"iptables-{variant}", "-A", "KUBE-FIREWALL", "-m", "mark", "--mark", "0x8000/0x8000", "-j", "DROP")
+    made, wanted = opened(variant), state()
+    for _ in range(2):
+        list(made.resync(wanted))
+    seen, should = rules(variant), expected(wanted)
+    ours = [p for p in should if p[1].startswith("KUBE-") and p[1] != "KUBE-FIREWALL"]
+    assert {p: seen[p] for p in ours} == {p: should[p] for p in ours}
+    assert {chain for table, chain in seen if chain.startswith("KUBE-S") and table == "nat"} == {
+        chain for table, chain in should if chain.startswith("KUBE-S") and table == "nat"
+    }
+    for place in (("nat", "PREROUTING"), ("nat", "OUTPUT"), ("filter", "FORWARD"), ("filter", "INPUT")):
+        assert sorted(seen[place]) == sorted(should[place]), "each jump once"
+    assert len(seen["filter", "KUBE-FIREWALL"]) == 2, "kubelet's own rule stays"
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        ["-t", "nat", "-F"],
+        ["-t", "filter", "-F"],
+        ["-t", "nat", "-F", "KUBE-SERVICES"],
+        ["-t", "nat", "-D", "PREROUTING", "1"],
+        ["-t", "mangle", "-X"],
+    ],
+    ids=" ".join,
+)
+def test_a_flush_is_noticed_and_repaired(variant, harm):
+    made, wanted = opened(variant), state()
+    list(made.resync(wanted))
+    assert not made.touched()
+    run(f"iptables-{variant}", *harm)
+    assert made.touched()
+    assert made.drift() != ""
+    list(made.resync(wanted))
+    check(variant, wanted)
+    assert made.drift() == ""
+    assert not made.touched()
+    made.close()
+
+
+def test_what_others_do_elsewhere_is_no_drift(variant):
+    made, wanted = opened(variant), state()
+    list(made.resync(wanted))
+    run(f"iptables-{variant}", "-t", "nat", "-A", "PREROUTING", "-p", "tcp", "--dport", "81", "-j", "RETURN")
+    assert made.touched()
+    assert made.drift() == ""
+    assert not made.touched()
+    made.close()
+
+
+def test_a_lock_that_others_hold_delays(netns, lock_file):
+    told = Told()
+    made, wanted = opened("legacy", told=told), state()
+    holder = os.open(lock_file, os.O_RDONLY | os.O_CREAT, 0o600)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    release = threading.Timer(0.3, os.close, [holder])
+    release.start()
+    list(made.resync(wanted))
+    release.join()
+    check("legacy", wanted)
+    assert told.waits
+    assert told.failed == []
+    made.close()
+
+
+def test_a_lock_that_is_not_released_is_an_error_that_names_the_holder(netns, lock_file, monkeypatch):
+    monkeypatch.setattr(xtables, "LOCK_PATIENCE", 0)
+    told = Told()
+    made = opened("legacy", told=told)
+    lock_file.touch()
+    holder = subprocess.Popen(["flock", str(lock_file), "sleep", "100"])
+    try:
+        while xtables_lock._free(fd := os.open(lock_file, os.O_RDONLY)):
+            os.close(fd)
+        os.close(fd)
+        with pytest.raises(ApplyError, match=r"(flock|sleep) \(pid \d+\) has held the iptables lock"):
+            list(made.resync(state()))
+    finally:
+        holder.kill()
+        holder.wait()
+    assert told.failed == [False]
+    made.close()
+
+
+def test_the_variant_is_the_one_with_the_hint_else_with_more_rules(netns):
+    assert iptables_variant.detect() == "nft"
+    run("iptables-legacy", "-A", "INPUT", "-j", "ACCEPT")
+    assert iptables_variant.detect() == "legacy"
+    run("iptables-nft", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
+    assert iptables_variant.detect() == "nft"
+    run("iptables-nft", "-t", "mangle", "-X", "KUBE-IPTABLES-HINT")
+    run("ip6tables-legacy", "-t", "mangle", "-N", "KUBE-KUBELET-CANARY")
+    run("iptables-nft", "-A", "INPUT", "-j", "ACCEPT")
+    assert iptables_variant.detect() == "legacy"

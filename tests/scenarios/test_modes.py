@@ -1,0 +1,130 @@
+"""Another mode, or another proxy, takes over under traffic: no connection breaks and none is refused.
+
+Traffic is that of test_restart: new TCP connections and UDP requests from outside, a pod and the node, and connections
+that last.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from live import Live
+from test_restart import DUAL, kept, streams
+from traffic import Traffic
+
+from kubeproxy.backends.iptables.names import chain_hash
+
+IPTABLES = {"mode": "iptables", "iptables": {"minSyncPeriod": "1ms"}}
+
+
+async def choose(live: Live, variant: str) -> None:
+    """Leave the hint by which a variant of iptables is chosen, as a kubelet does."""
+    await run(live, f"iptables-{variant}", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
+
+
+async def run(live: Live, *command: str) -> str:
+    status, out, err = await live.cluster.exec("node", list(command))
+    assert status == 0, f"{command}: {err}"
+    return out
+
+
+async def chains(live: Live, variant: str) -> set[str]:
+    """A kube-proxy's chains of both families."""
+    text = "".join([await run(live, f"{name}-{variant}-save") for name in ("iptables", "ip6tables")])
+    found = {line[1:].split()[0] for line in text.splitlines() if line.startswith(":KUBE-")}
+    return found - {"KUBE-IPTABLES-HINT", "KUBE-FIREWALL", "KUBE-MARK-MASQ"}
+
+
+@pytest.mark.parametrize("variant", ["nft", "legacy"])
+async def test_nftables_to_iptables_and_back(bare: Live, variant: str) -> None:
+    await choose(bare, variant)
+    bare.service("web", "a1 a2 b1", type="NodePort", **DUAL)
+    await bare.start()
+    await bare.expect(bare.front("web", "nodeport"), {"outside": "a1 a2 b1"})
+    async with Traffic(bare, *streams(bare)) as traffic:
+        await bare.proxy.stop()
+        await bare.start(IPTABLES)
+        await bare.eventually(lambda: nftables_gone(bare))
+        await traffic.flow()
+        await bare.proxy.stop()
+        await bare.start()
+        await bare.eventually(lambda: iptables_gone(bare, variant))
+        await traffic.flow()
+    assert traffic.failures == []
+    assert kept(traffic)
+
+
+async def nftables_gone(live: Live) -> str:
+    return "kube-proxy's table is there" if "table ip kube-proxy" in await live.nft("list", "tables") else ""
+
+
+async def iptables_gone(live: Live, variant: str) -> str:
+    return " ".join(await chains(live, variant))
+
+
+@pytest.mark.parametrize("mode", ["iptables", "nftables"])
+async def test_the_go_proxys_rules_are_taken_over(bare: Live, mode: str) -> None:
+    bare.service("web", type="NodePort", **DUAL)
+    bare.endpoints("web", "a1 a2 b1")
+    for family, name in (("IPv4", "iptables"), ("IPv6", "ip6tables")):
+        file = bare.cluster.folder / f"foreign-{family}.rules"
+        file.write_text(foreign(bare, family))
+        await run(bare, f"{name}-nft-restore", "--noflush", str(file))
+    # What another proxy of this mode left of the other variant serves what is gone, and goes as well.
+    await run(bare, "iptables-legacy", "-t", "nat", "-N", "KUBE-SVC-AAAAAAAAAAAAAAAA")
+    await bare.expect(bare.front("web", "nodeport"), {"outside": "a1"})
+    async with Traffic(bare, *streams(bare)) as traffic:
+        await bare.start(IPTABLES | {"mode": mode})
+        await bare.expect(bare.front("web"), {"pod": "a1 a2 b1 kept", "outside": "a1 a2 b1 masqueraded"})
+        await traffic.flow()
+    assert traffic.failures == []
+    assert kept(traffic)
+    await bare.eventually(lambda: iptables_gone(bare, "legacy"))
+    left = await chains(bare, "nft")
+    assert "KUBE-SVC-STALESTALESTALES" not in left
+    assert mode == "iptables" or not left
+
+
+def foreign(live: Live, family: str) -> str:
+    """What the Go kube-proxy would have for one endpoint of the Service, and for one that is gone."""
+    text = Path(__file__).with_name("foreign.rules").read_text()
+    values = {
+        "CLUSTER_IP": live.front("web", "cluster", family).address,
+        "POD": live.ips["a1"][family],
+        "DESTINATION": f"[{live.ips['a1'][family]}]:3000" if family == "IPv6" else f"{live.ips['a1'][family]}:3000",
+        "POD_NETWORK": {"IPv4": "10.244.0.0/16", "IPv6": "fd00:244::/32"}[family],
+    }
+    for number, protocol in enumerate(("tcp", "udp")):
+        values[f"{protocol}_HASH"] = chain_hash(f"default/web:{protocol}{protocol}")
+        values[f"{protocol}_ENDPOINT"] = chain_hash(f"default/web:{protocol}{protocol}{values['DESTINATION']}")
+        values[f"{protocol}_NODEPORT"] = str(live.front("web", "nodeport", family, number).port)
+    for word, value in values.items():
+        text = text.replace(f"@{word}@", value)
+    return text
+
+
+@pytest.mark.parametrize("variant", ["nft", "legacy"])
+async def test_a_flush_is_repaired_and_told(bare: Live, variant: str) -> None:
+    await choose(bare, variant)
+    bare.service("web", "a1 b1", **DUAL)
+    await bare.start(IPTABLES)
+    await bare.expect(bare.front("web"), {"pod": "a1 b1", "outside": "a1 b1"})
+    for name in (f"iptables-{variant}", f"ip6tables-{variant}"):
+        await run(bare, name, "-t", "nat", "-F")
+    for family in ("IPv4", "IPv6"):
+        await bare.expect(bare.front("web", "cluster", family), {"pod": "a1 b1", "outside": "a1 b1"})
+    await bare.until(lambda: any("RulesChangedByOthers" in e for e in bare.events("node-a")), "an event")
+
+
+async def test_loopback_is_opened_for_a_nodeport_only(bare: Live) -> None:
+    where = "net.ipv4.conf.all.route_localnet"
+    await run(bare, "sysctl", "-qw", f"{where}=0")
+    bare.service("web", "a1")
+    await bare.start(IPTABLES)
+    await bare.expect(bare.front("web"), {"pod": "a1"})
+    assert await run(bare, "sysctl", "-n", where) == "0\n"
+    bare.service("open", "a1 b1", type="NodePort")
+    port = bare.front("open", "nodeport").port
+    await bare.expect(type(bare.front("open"))("127.0.0.1", port), {"node": "a1 b1"})
+    assert await run(bare, "sysctl", "-n", where) == "1\n"

@@ -1,0 +1,194 @@
+"""Tables that take the input of iptables-restore --noflush, as real ones do; a form in which two can be compared."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from contextlib import nullcontext
+
+from kubeproxy.backends.iptables.backend import IptablesBackend
+from kubeproxy.backends.iptables.options import Options
+from kubeproxy.backends.iptables.skeleton import Present
+from kubeproxy.kernel.xtables import Commands, Table
+from kubeproxy.kernel.xtables_lock import Waited
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.plan import Globals
+
+BUILT_IN = {
+    "mangle": ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"),
+    "filter": ("INPUT", "FORWARD", "OUTPUT"),
+    "nat": ("PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"),
+}
+Chains = dict[tuple[str, str], list[str]]
+
+
+class FakeTables:
+    """Chains with their rules, by table and name. Refuses what iptables refuses."""
+
+    def __init__(self) -> None:
+        self.chains: Chains = {(table, chain): [] for table, names in BUILT_IN.items() for chain in names}
+        self.inputs: list[str] = []
+
+    def restore(self, text: str) -> None:
+        self.inputs.append(text)
+        table = ""
+        for line in text.splitlines():
+            if line.startswith("*"):
+                table = line[1:]
+            elif line == "COMMIT":
+                self._check(table)
+            elif line.startswith(":"):
+                self.chains[table, line[1:].split()[0]] = []
+            else:
+                self._rule(table, line)
+
+    def _rule(self, table: str, line: str) -> None:
+        what, chain = line.split(" ")[:2]
+        assert (table, chain) in self.chains, f"{line}: no such chain"
+        target = target_of(line)
+        assert not target.startswith("KUBE-") or (table, target) in self.chains, f"{line}: no such target yet"
+        if what == "-A":
+            self.chains[table, chain].append(line)
+        elif what == "-I":
+            self.chains[table, chain].insert(0, line.replace("-I", "-A", 1))
+        else:
+            assert what == "-X", line
+            assert self.chains.pop((table, chain)) == [], f"{line}: not empty"
+
+    def _check(self, table: str) -> None:
+        names = {chain for t, chain in self.chains if t == table}
+        for (t, _), rules in self.chains.items():
+            for target in (target_of(rule) for rule in rules if t == table):
+                assert not target.startswith("KUBE-") or target in names, f"{target} is used but not there"
+
+
+def target_of(rule: str) -> str:
+    return rule.rpartition(" -j ")[2].split(" ")[0] if " -j " in rule else ""
+
+
+class FakeCommands:
+    """Commands that change fake tables."""
+
+    def __init__(self, family: Family, uses_nft: bool) -> None:
+        self.name = "iptables-fake"
+        self.family = family
+        self.uses_nft = uses_nft
+        self.version = (1, 8, 9)
+        self.tables = FakeTables()
+
+    def restore(self, pieces: Iterable[str]) -> Waited:
+        self.tables.restore("".join(pieces))
+        return Waited(0.0, "")
+
+    def table(self, name: str) -> Table | None:
+        chains = {chain: rules for (table, chain), rules in self.tables.chains.items() if table == name}
+        return Table(name, tuple(chains), tuple(rule for rules in chains.values() for rule in rules))
+
+    def rules(self, table: str, chain: str) -> tuple[str, ...] | None:
+        found = self.tables.chains.get((table, chain))
+        return None if found is None else tuple(found)
+
+
+class Told:
+    """A backends.mode.Report that remembers."""
+
+    def __init__(self) -> None:
+        self.counted: dict[str, tuple[int, int]] = {}
+        self.failed: list[bool] = []
+        self.waits: list[float] = []
+
+    def restore_failed(self, family: Family, *, partial: bool) -> None:
+        self.failed.append(partial)
+
+    def rules(self, family: Family, table: str, total: int, last: int) -> None:
+        self.counted[table] = total, last
+
+    def waited(self, family: Family, seconds: float) -> None:
+        self.waits.append(seconds)
+
+    def counts(self, counter, read) -> None: ...
+
+
+class FakeWatch:
+    """A Watch of fake tables, on which nobody else works."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+
+    def present(self, table):
+        found = self._commands.table(table)
+        return Present(frozenset(found.chains), frozenset(found.rules))
+
+    def own_change(self, commits):
+        return nullcontext()
+
+    def expect(self, counts) -> None:
+        self.expected = dict(counts)
+
+    def close(self) -> None: ...
+
+
+def backend(world: Globals, family: Family, *, uses_nft: bool = False, options: Options | None = None):
+    """A backend on fake tables, which are its `tables`."""
+    commands = FakeCommands(family, uses_nft)
+    made = IptablesBackend(commands, world, options or Options(True, False, True), Told(), FakeWatch(commands))
+    made.tables = commands.tables
+    return made
+
+
+def parsed(lines: Iterable[str]) -> Chains:
+    """What iptables-save printed, as chains with their rules."""
+    found: Chains = {}
+    table = ""
+    for line in lines:
+        if line.startswith("*"):
+            table = line[1:]
+        elif line.startswith(":"):
+            found[table, line[1:].split()[0]] = []
+        elif line.startswith("-A"):
+            found[table, line.split(" ", 2)[1]].append(line)
+    return found
+
+
+def normalised(chains: Chains, family: Family, shared: frozenset[str] = frozenset()) -> dict:
+    """Chains with their rules in a form that does not depend on how they were written.
+
+    The order of rules counts, apart from `shared` chains, in which the order of Services is no rule's business.
+    """
+    found = {}
+    for place, rules in chains.items():
+        words = [rule_words(rule, family) for rule in rules]
+        found[place] = sorted(words) if place[1] in shared else words
+    return found
+
+
+def rule_words(rule: str, family: Family) -> tuple[tuple[str, ...], ...]:
+    """A rule's options with their values, sorted, with what iptables-save adds to them."""
+    options: list[list[str]] = []
+    negated = False
+    for word in shlex.split(rule)[2:]:
+        if word == "!":
+            negated = True
+        elif word.startswith("-"):
+            options.append([("! " if negated else "") + word])
+            negated = False
+        else:
+            options[-1].append(word)
+    return tuple(sorted(tuple(option) for option in _completed(options, family)))
+
+
+def _completed(options: list[list[str]], family: Family) -> Iterable[list[str]]:
+    names = {option[0]: option[1:] for option in options}
+    if names.get("-j") == ["REJECT"] and "--reject-with" not in names:
+        yield ["--reject-with", "icmp6-port-unreachable" if family is Family.IPV6 else "icmp-port-unreachable"]
+    if ["-m", "recent"] in options and "--mask" not in names:
+        full = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff" if family is Family.IPV6 else "255.255.255.255"
+        yield from (["--mask", full], ["--rsource"])
+    for option in options:
+        if option[0] == "--probability":
+            # The kernel keeps 31 bits of it.
+            yield ["--probability", f"{round(float(option[1]) * 2**31) / 2**31:.11f}"]
+        elif option[0] in {"--or-mark", "--xor-mark"}:
+            yield ["--set-xmark", f"{option[1]}/{option[1] if option[0] == '--or-mark' else '0x0'}"]
+        else:
+            yield option
