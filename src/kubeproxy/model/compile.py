@@ -269,9 +269,6 @@ def _plan(
     )
 
 
-_viewpoint = lru_cache(maxsize=8)(Viewpoint)
-
-
 def _source_texts(facts: _Facts, family: Family, world: Globals) -> tuple[str, ...] | None:
     """Return the networks that may use the load balancer addresses, as they were written; see `_allowed`."""
     networks, balancers = facts.sources.get(family), facts.balancer_ips.get(family, ())
@@ -283,6 +280,9 @@ def _source_texts(facts: _Facts, family: Family, world: Globals) -> tuple[str, .
     if any(ip in network for ip in own for network in networks):
         found += [str(ip_network(address)) for address in balancers]
     return tuple(found)
+
+
+_viewpoint = lru_cache(maxsize=8)(Viewpoint)
 
 
 def _frontends(facts: _Facts, port: _Port, family: Family, cluster_ip: bytes, world: Globals) -> tuple[Frontend, ...]:

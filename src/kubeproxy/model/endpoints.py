@@ -43,8 +43,9 @@ class Slice(Struct, frozen=True, gc=False):
 
     In nearly every slice all endpoints are ready and none has hints: then `destinations` (of each port, as in `ports`)
     and `nodes` ('' for none), in the same order, are all there is of them, and `particular` is None. Otherwise
-    `particular` has them all. `version` is its resourceVersion, for people who ask what
-    a plan reflects.
+    `particular` has them all.
+
+    `version` is its resourceVersion, for people who ask what a plan reflects.
     """
 
     family: Family

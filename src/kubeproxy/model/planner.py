@@ -62,7 +62,7 @@ class Planner:
         self._claims: dict[Family, Claims] = {family: Claims() for family in Family}
         self._claimants: dict[ServiceName, Claimant] = {}
         self._dirty: dict[ServiceName, None] = {}
-        self._taken: dict[ServiceName, None] = {}  # what `taking` is about
+        self._taken: dict[ServiceName, None] = {}  # what `taking` is at work on
         self._triggers: dict[ServiceName, list[str]] = {}
         self._missing: set[Resource] = set(NEEDED)
 
