@@ -282,17 +282,18 @@ def _open_to_all(path: Path) -> bool:
 IPTABLES = re.compile(r"table ip6? (filter|nat|mangle|raw|security)")
 """What iptables-nft makes for itself, and leaves without rules."""
 
+NOT_OURS = re.compile(r"[A-Z]+|(-A )?KUBE-(FIREWALL|MARK-MASQ)( .*)?|-A (INPUT|OUTPUT) -j KUBE-FIREWALL")
+"""Chains of the kernel, and those that kubelet makes as well: they stay after a clean-up (Go's CleanupLeftovers)."""
+
 
 def kernel_rules() -> list[str]:
-    """All rules and chains of this namespace, for comparing; but not what iptables is made of."""
+    """All rules and chains of this namespace, for comparing; but not what others make of themselves."""
     found = [table for table in _lines("nft", "list", "tables") if not IPTABLES.fullmatch(table)]
     rules = [line for table in found for line in _lines("nft", "list", *table.split())]
     for variant in xtables.installed():
         for table in xtables.tables(variant):
-            rules += [f"{variant} {table.name} {rule}" for rule in table.rules]
-            rules += [
-                f"{variant} {table.name} {chain}" for chain in table.chains if not chain.isupper() or "-" in chain
-            ]
+            names = [name for name in (*table.chains, *table.rules) if not NOT_OURS.fullmatch(name)]
+            rules += [f"{variant} {table.name} {name}" for name in names]
     return rules
 
 
