@@ -279,7 +279,7 @@ def _open_to_all(path: Path) -> bool:
     return all(parent.stat().st_mode & 0o001 for parent in [path, *path.parents])
 
 
-IPTABLES = re.compile(r"table ip6? (filter|nat|mangle|raw|security)")
+IPTABLES = re.compile(r"table ip6? (filter|nat|mangle|raw|security) \{")
 """What iptables-nft makes for itself, and leaves without rules."""
 
 NOT_OURS = re.compile(r"[A-Z]+|(-A )?KUBE-(FIREWALL|MARK-MASQ)( .*)?|-A (INPUT|OUTPUT) -j KUBE-FIREWALL")
@@ -288,12 +288,17 @@ NOT_OURS = re.compile(r"[A-Z]+|(-A )?KUBE-(FIREWALL|MARK-MASQ)( .*)?|-A (INPUT|O
 
 def kernel_rules() -> list[str]:
     """All rules and chains of this namespace, for comparing; but not what others make of themselves."""
-    found = [table for table in _lines("nft", "list", "tables") if not IPTABLES.fullmatch(table)]
-    rules = [line for table in found for line in _lines("nft", "list", *table.split())]
+    rules: list[str] = []
+    table = ""
+    # One look: a table that is listed by name may be gone by then.
+    for line in _lines("nft", "list", "ruleset"):
+        table = line if line.startswith("table ") else table
+        if not IPTABLES.fullmatch(table) and not line.startswith("#"):
+            rules.append(line)
     for variant in xtables.installed():
-        for table in xtables.tables(variant):
-            names = [name for name in (*table.chains, *table.rules) if not NOT_OURS.fullmatch(name)]
-            rules += [f"{variant} {table.name} {name}" for name in names]
+        for saved in xtables.tables(variant):
+            names = [name for name in (*saved.chains, *saved.rules) if not NOT_OURS.fullmatch(name)]
+            rules += [f"{variant} {saved.name} {name}" for name in names]
     return rules
 
 
