@@ -279,20 +279,26 @@ def _open_to_all(path: Path) -> bool:
     return all(parent.stat().st_mode & 0o001 for parent in [path, *path.parents])
 
 
-IPTABLES = re.compile(r"table ip6? (filter|nat|mangle|raw|security)")
+IPTABLES = re.compile(r"table ip6? (filter|nat|mangle|raw|security) \{")
 """What iptables-nft makes for itself, and leaves without rules."""
+
+NOT_OURS = re.compile(r"[A-Z]+|(-A )?KUBE-(FIREWALL|MARK-MASQ)( .*)?|-A (INPUT|OUTPUT) -j KUBE-FIREWALL")
+"""Chains of the kernel, and those that kubelet makes as well: they stay after a clean-up (Go's CleanupLeftovers)."""
 
 
 def kernel_rules() -> list[str]:
-    """All rules and chains of this namespace, for comparing; but not what iptables is made of."""
-    found = [table for table in _lines("nft", "list", "tables") if not IPTABLES.fullmatch(table)]
-    rules = [line for table in found for line in _lines("nft", "list", *table.split())]
+    """All rules and chains of this namespace, for comparing; but not what others make of themselves."""
+    rules: list[str] = []
+    table = ""
+    # One look: a table that is listed by name may be gone by then.
+    for line in _lines("nft", "list", "ruleset"):
+        table = line if line.startswith("table ") else table
+        if not IPTABLES.fullmatch(table) and not line.startswith("#"):
+            rules.append(line)
     for variant in xtables.installed():
-        for table in xtables.tables(variant):
-            rules += [f"{variant} {table.name} {rule}" for rule in table.rules]
-            rules += [
-                f"{variant} {table.name} {chain}" for chain in table.chains if not chain.isupper() or "-" in chain
-            ]
+        for saved in xtables.tables(variant):
+            names = [name for name in (*saved.chains, *saved.rules) if not NOT_OURS.fullmatch(name)]
+            rules += [f"{variant} {saved.name} {name}" for name in names]
     return rules
 
 
