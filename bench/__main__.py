@@ -17,7 +17,7 @@ from bench.charts import draw
 from bench.runs import Run
 from bench.worker import BenchmarkFailed
 
-ALL = ("sync", "change", "churn", "start", "e2e", "path", "iptables")
+ALL = ("sync", "change", "churn", "start", "e2e", "path", "iptables", "userspace")
 WIDTH = 190  # columns of a table when the output is no terminal
 
 

@@ -6,10 +6,13 @@ As a program it obeys JSON commands (companion.py) in a namespace of its own.
 from __future__ import annotations
 
 import contextlib
+import random
+import selectors
 import socket
 import struct
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -108,6 +111,62 @@ def throughput(target: tuple[str, int], seconds: float) -> float:
     return sent / spent
 
 
+def echoes(target: tuple[str, int], connections: int, seconds: float, size: int) -> list[float]:
+    """Return how long each request took, with one on its way on each of some lasting connections."""
+    selector, found = selectors.DefaultSelector(), list[float]()
+    request, sent = bytes(size), dict[socket.socket, float]()
+    links = [socket.create_connection(target, timeout=5) for _ in range(connections)]
+    for link in links:
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        selector.register(link, selectors.EVENT_READ)
+        sent[link] = time.perf_counter()
+        link.send(request)
+    over = time.perf_counter() + seconds
+    while (now := time.perf_counter()) < over:
+        for key, _ in selector.select(1):
+            link = key.fileobj  # type: ignore[assignment]
+            if len(link.recv(size)) != size:
+                raise ConnectionError("an answer came in pieces")
+            now = time.perf_counter()
+            found.append(now - sent[link])
+            sent[link] = now
+            link.send(request)
+    for link in links:
+        link.close()
+    return found
+
+
+def requests(target: tuple[str, int], count: int, size: int) -> list[float]:
+    """Return how long each request took that has a connection of its own, one after the other."""
+    found, request = list[float](), bytes(size)
+    for _ in range(count):
+        began = time.perf_counter()
+        with socket.create_connection(target, timeout=5) as link:
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            link.send(request)
+            link.recv(size)
+            found.append(time.perf_counter() - began)
+    return found
+
+
+def checked(target: tuple[str, int], size: int) -> float:
+    """Return the bytes a second of a stream whose length and checksum are those that were sent, else raise."""
+    block = random.Random(1).randbytes(1_000_003)
+    twice, length, checksum = memoryview(block * 2), 0, 0
+    began = time.perf_counter()
+    with socket.create_connection(target, timeout=60) as link:
+        while length < size:
+            at = length % len(block)
+            chunk = twice[at : at + min(1 << 18, size - length)]
+            count = link.send(chunk)
+            length, checksum = length + count, zlib.crc32(chunk[:count], checksum)
+        link.shutdown(socket.SHUT_WR)
+        answer = link.recv(100).decode()
+    if answer != f"{length} {checksum}":
+        raise ValueError(f"sent {length} bytes with checksum {checksum}, but {answer} arrived")
+    return length / (time.perf_counter() - began)
+
+
 def _obey(command: dict[str, Any]) -> dict[str, Any]:
     target = (command.get("address", ""), command.get("port", 0))
     match command["do"]:
@@ -121,6 +180,12 @@ def _obey(command: dict[str, Any]) -> dict[str, Any]:
             began = time.perf_counter()
             seconds = connect_times(target, command["count"])
             return {"seconds": seconds, "took": time.perf_counter() - began}
+        case "echoes":
+            return {"seconds": echoes(target, command["connections"], command["limit"], command["size"])}
+        case "requests":
+            return {"seconds": requests(target, command["count"], command["size"])}
+        case "checked":
+            return {"rate": checked(target, command["size"])}
         case "stream":
             return {"rate": throughput(target, command["seconds"])}
     return {}

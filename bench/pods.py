@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,8 @@ from bench.worker import die_with_parent, enter_new_namespace
 
 PORT = 8080
 SINK_PORT = 8081
+ECHO_PORT = 8082
+CHECK_PORT = 8083
 _BACKLOG = 4096
 
 
@@ -70,6 +73,41 @@ def _sink(listening: socket.socket) -> None:
                 pass
 
 
+def _echo(listening: socket.socket) -> None:
+    """Send back what comes, on any number of connections."""
+    selector = selectors.DefaultSelector()
+    selector.register(listening, selectors.EVENT_READ)
+    while True:
+        for key, _ in selector.select():
+            link: socket.socket = key.fileobj  # type: ignore[assignment]
+            if link is listening:
+                link = listening.accept()[0]
+                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                selector.register(link, selectors.EVENT_READ)
+                continue
+            try:
+                asked = link.recv(1 << 16)
+                if asked:
+                    link.sendall(asked)
+                    continue
+            except ConnectionError:
+                pass
+            selector.unregister(link)
+            link.close()
+
+
+def _check(listening: socket.socket) -> None:
+    """Answer each stream, when it has ended, with its length and checksum."""
+    room = memoryview(bytearray(1 << 20))
+    while True:
+        link, _ = listening.accept()
+        with link:
+            length = checksum = 0
+            while count := link.recv_into(room):
+                length, checksum = length + count, zlib.crc32(room[:count], checksum)
+            link.sendall(f"{length} {checksum}".encode())
+
+
 def main() -> None:
     """Obey until the parent is gone."""
     die_with_parent()
@@ -99,7 +137,8 @@ def _obey(command: dict[str, Any], answering: Answering) -> None:
             for address in command["addresses"]:
                 answering.add(address)
         case "accept":
-            for port, work in ((PORT, _accept_and_drop), (SINK_PORT, _sink)):
+            works = ((PORT, _accept_and_drop), (SINK_PORT, _sink), (ECHO_PORT, _echo), (CHECK_PORT, _check))
+            for port, work in works:
                 listening = socket.create_server(("", port), backlog=_BACKLOG)
                 threading.Thread(target=work, args=(listening,), daemon=True).start()
     say()

@@ -9,7 +9,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
+import platform
 import signal
+import sys
+import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -19,10 +23,11 @@ from kubeproxy import __version__, host, modes
 from kubeproxy.backends.mode import Mode
 from kubeproxy.config.addresses import split_host_port
 from kubeproxy.config.options import Options
+from kubeproxy.config.types import Logging
 from kubeproxy.config.watch import watch as watch_config
 from kubeproxy.config.write import describe
 from kubeproxy.engine import Engine, Pace
-from kubeproxy.errors import ApplyError
+from kubeproxy.errors import ApplyError, ConfigError
 from kubeproxy.kernel.addresses import AddressMonitor
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event
@@ -31,10 +36,13 @@ from kubeproxy.model.world import Settings, pod_cidrs
 from kubeproxy.observe import logs
 from kubeproxy.observe.events import EventRecorder, ObjectReference
 from kubeproxy.observe.health import ProxyHealth, eligible
-from kubeproxy.observe.http import HttpServer, routes
-from kubeproxy.observe.metrics import Metrics
-from kubeproxy.observe.pages import metrics_pages
+from kubeproxy.observe.http import Handler, HttpServer, routes
+from kubeproxy.observe.metrics import KUBERNETES, Metrics
+from kubeproxy.observe.pages import flags_text, metrics_pages, status_text
+from kubeproxy.observe.profiling import LEVEL_PAGE, profiling_pages
 from kubeproxy.observe.service_health import ServiceHealth
+from kubeproxy.observe.state import ProgrammedState
+from kubeproxy.observe.systemd import Notifier
 from kubeproxy.reporter import FlowCleaner, Reporter
 from kubeproxy.sources import Sources, open_sources
 
@@ -46,7 +54,12 @@ CONFIG_CHANGED = 1  # the supervisor restarts us with the new file, as it does t
 def run(options: Options) -> int:
     """Do what the options ask for; return the exit code. Raises KubeProxyError, to be shown to the user."""
     config = options.config
-    logs.setup(config.logging.verbosity, config.logging.format)
+    # A container's first process ignores signals that it has no handler for; the loop brings handlers of its own.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    output = _set_up_logs(config.logging)
+    for name, value in options.flags if log.isEnabledFor(logs.level(1)) else ():
+        log.log(logs.level(1), 'FLAG: --%s="%s"', name, value)
     if options.cleanup:
         return _clean_up()
     mode = modes.load(config.active_mode)
@@ -59,11 +72,23 @@ def run(options: Options) -> int:
         return 0
     # 100,000 endpoints come in at once, and a collection every 700 objects would find nothing among them.
     gc.set_threshold(50_000, 20, 50)
-    return asyncio.run(_main(options, settings, mode))
+    return asyncio.run(_main(options, settings, mode, output))
 
 
-async def _main(options: Options, settings: Settings, mode: Mode) -> int:
-    return await App(options, settings, mode).run()
+async def _main(options: Options, settings: Settings, mode: Mode, output: logs.Output) -> int:
+    return await App(options, settings, mode, output).run()
+
+
+def _set_up_logs(config: Logging) -> logs.Output:
+    routing = config.options.json if config.format == "json" else config.options.text
+    patterns = [(item.file_pattern, item.verbosity) for item in config.vmodule]
+    return logs.setup(
+        config.verbosity,
+        config.format,
+        patterns,
+        split_stream=routing.split_stream,
+        buffer=routing.info_buffer_size,
+    )
 
 
 def _clean_up() -> int:
@@ -82,8 +107,10 @@ def _bare(settings: Settings) -> Globals:
 class App:
     """One running proxy. Made and run on the event loop."""
 
-    def __init__(self, options: Options, settings: Settings, mode: Mode) -> None:
+    def __init__(self, options: Options, settings: Settings, mode: Mode, output: logs.Output) -> None:
         config = self._config = options.config
+        self._output = output
+        self._systemd = Notifier.of_environment(os.environ)
         self._mode = mode
         self._options = options
         self._settings = settings
@@ -95,7 +122,7 @@ class App:
         self._service_health = ServiceHealth(self._health.healthy, self._service_health_failed)
         self._flows = FlowCleaner(self._metrics, settings.families, self._local_addresses)
         self._reporter = Reporter(
-            self._metrics, self._health, self._service_health, self._events, self._flows, self._node
+            self._metrics, self._health, self._service_health, self._events, self._flows, self._node, mode.name
         )
         self._backends = mode.open(config, _bare(settings), self._reporter)
         pace = Pace(config.min_sync_period, config.sync_period)
@@ -110,12 +137,16 @@ class App:
         self._servers: list[HttpServer] = []
         self._done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._pod_cidrs: tuple[str, ...] = ()
+        self._started = time.time()
 
     async def run(self) -> int:
         """Run until told to stop; return the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop, 0)
+            loop.add_signal_handler(number, self._told_to_stop, number)
+        loop.add_signal_handler(
+            signal.SIGHUP, log.info, "Ignored SIGHUP: a changed configuration file is noticed anyway"
+        )
         monitor = AddressMonitor()
         loop.add_reader(monitor.fileno(), self._addresses, monitor)
         self._health.ready_when("api", self._sources.stale)
@@ -133,6 +164,7 @@ class App:
         try:
             return await self._done
         finally:
+            self._systemd.stopping()
             loop.remove_reader(monitor.fileno())
             monitor.close()
             for task in tasks:
@@ -151,8 +183,11 @@ class App:
             "events": self._events.run(),
             "flows": self._flows.run(),
             "settle": self._settle(),
+            "systemd": self._systemd.run(self._health.healthy, self._summary),
             **self._sources.work(),
         }
+        if self._output.handler.buffered:
+            work["logs"] = self._output.handler.flush_every(self._config.logging.flush_frequency)
         if self._options.config_file:
             work["config"] = self._watch_config()
         return work
@@ -162,15 +197,27 @@ class App:
         task = asyncio.get_running_loop().create_task(work, name=name)
 
         def ended(task: asyncio.Task[None]) -> None:
-            if not task.cancelled() and (error := task.exception()) is not None and not self._done.done():
-                self._done.set_exception(error)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._fail(error)
 
         task.add_done_callback(ended)
         return task
 
+    def _told_to_stop(self, number: signal.Signals) -> None:
+        if self._done.done():
+            log.warning("Ending at once signal=%s", number.name)
+            self._output.handler.flush()
+            os._exit(1)
+        log.info("Stopping, the rules stay signal=%s", number.name)
+        self._stop(0)
+
     def _stop(self, code: int) -> None:
         if not self._done.done():
             self._done.set_result(code)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._done.done():
+            self._done.set_exception(error)
 
     def _take(self, events: Sequence[Event]) -> None:
         """Hand events on, and note what concerns the proxy itself: its own Node."""
@@ -178,6 +225,10 @@ class App:
         node = self._engine.planner.nodes.get(self._settings.node_name)
         self._health.node_eligible = eligible(node) if self._sources.knows_nodes else True
         if self._settings.local_mode == "NodeCIDR":
+            try:
+                host.check_pod_cidrs(self._settings, node)
+            except ConfigError as error:
+                self._fail(error)
             cidrs = pod_cidrs(node)
             if self._pod_cidrs and cidrs and cidrs != self._pod_cidrs:
                 log.error("The Node's podCIDRs changed old=%s new=%s; restarting", self._pod_cidrs, cidrs)
@@ -197,31 +248,45 @@ class App:
     def _serve(self) -> None:
         """Open the health and the metrics port; one that is taken is tried again, or ends the program."""
         config = self._config
-        flags = "\n".join(f"{name}={value}" for name, value in self._options.flags)
-        pages = metrics_pages(
-            self._metrics,
-            lambda: config.active_mode,
-            configz=lambda: msgspec.json.encode({"kubeproxy.config.k8s.io": describe(config)}),
-            statusz=self._status,
-            flagz=lambda: flags,
-        )
         wanted = (
             ("healthz", config.healthz_bind_address, self._health.routes(), "FailedToStartProxierHealthcheck"),
-            ("metrics", config.metrics_bind_address, pages, "FailedToStartMetricServer"),
+            ("metrics", config.metrics_bind_address, self._pages(), "FailedToStartMetricServer"),
         )
         for name, address, table, reason in wanted:
             place = split_host_port(address) if address else None
             if place is not None:
-                server = HttpServer(name, routes(table))
+                server = HttpServer(name, routes(table, frozenset((LEVEL_PAGE,))))
                 self._servers.append(server)
                 self._listen(server, (place[0], int(place[1])), reason)
+
+    def _pages(self) -> Mapping[str, Handler]:
+        """Return what the metrics port shows."""
+        config = self._config
+        state = ProgrammedState(
+            config.active_mode,
+            self._engine.planner,
+            lambda: self._engine.unapplied,
+            self._health,
+            lambda: {family.label: error for family, error in self._reporter.refused.items()},
+        )
+        pages = metrics_pages(
+            self._metrics,
+            lambda: config.active_mode,
+            configz=lambda: msgspec.json.encode({"kubeproxy.config.k8s.io": describe(config)}),
+            statusz=lambda: status_text(self._facts(), self._started, list(pages)),
+            flagz=lambda: flags_text(self._options.flags),
+            state=state.handle,
+        )
+        if config.enable_profiling:
+            pages.update(profiling_pages(self._output.verbosity.set))
+        return pages
 
     def _listen(self, server: HttpServer, address: tuple[str, int], reason: str) -> None:
         def failed(error: ApplyError) -> None:
             log.error("%s", error)
             self._events.record(self._node, "Warning", reason, "StartKubeProxy", str(error))
-            if self._config.bind_address_hard_fail and not self._done.done():
-                self._done.set_exception(error)
+            if self._config.bind_address_hard_fail:
+                self._fail(error)
 
         server.start_retrying([address], failed)
 
@@ -230,17 +295,29 @@ class App:
         note = f"port {port}: {why}"
         self._events.record(service, "Warning", "FailedToStartServiceHealthcheck", "Listen", note)
 
-    def _status(self) -> str:
-        planner = self._engine.planner
-        return (
-            f"kube-proxy statusz\nVersion: {__version__}\nMode: {self._config.active_mode}\n"
-            f"Node: {self._settings.node_name}\nServices: {len(planner.compiled)}\n"
-            f"Ready: {self._engine.ready.is_set()}\n"
-        )
+    def _facts(self) -> Mapping[str, str]:
+        """Return what /statusz says of this proxy."""
+        return {
+            "Python version": platform.python_version(),
+            "Binary version": __version__,
+            "Emulation version": ".".join(KUBERNETES),
+            "Mode": self._config.active_mode,
+            "Node": self._settings.node_name,
+            "Services": str(len(self._engine.planner.compiled)),
+            "Ready": "; ".join(self._health.unready().values()) or "yes",
+        }
+
+    def _summary(self) -> str:
+        """Return what systemd shows as the status of the service."""
+        reasons = self._health.unready()
+        if reasons:
+            return "Not ready: " + "; ".join(reasons.values())
+        return f"Ready: {len(self._engine.planner.compiled)} Services in {self._config.active_mode} mode"
 
     async def _settle(self) -> None:
         """What is done once, when our own rules are in place."""
         await self._engine.ready.wait()
+        self._systemd.ready()
         # What the first sync made lives on, and has no cycles to find: out of the collector's sight with it.
         gc.freeze()
         for failure in await asyncio.to_thread(modes.remove_others, self._mode):

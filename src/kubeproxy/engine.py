@@ -107,6 +107,11 @@ class Engine:
         self._queued = False
         self._retry = FIRST_RETRY
 
+    @property
+    def unapplied(self) -> Mapping[ServiceName, Change]:
+        """The changes that are on their way to the kernel, or were refused by it."""
+        return self._unapplied
+
     def sink(self, events: Sequence[Event]) -> None:
         """Take events of a source in. Never raises: what cannot be used is reported."""
         for rejected in self.planner.apply(events):

@@ -17,7 +17,8 @@ from kubeproxy.errors import ConfigError, Unsupported
 from kubeproxy.kernel.addresses import local_addresses
 from kubeproxy.kernel.sysctl import ConntrackConfig, apply_settings, conntrack_settings
 from kubeproxy.model.addresses import Family, family_of, pack
-from kubeproxy.model.world import LocalMode, Settings
+from kubeproxy.model.objects import Node
+from kubeproxy.model.world import LocalMode, Settings, pod_cidrs
 
 log = logging.getLogger("kubeproxy.host")
 
@@ -28,7 +29,7 @@ _LOCAL_MODES: dict[str, LocalMode] = {
     "InterfaceNamePrefix": "InterfaceNamePrefix",
 }
 
-_NODEPORT_ADDRESSES = dict.fromkeys(("iptables", "ipvs"), ("0.0.0.0/0", "::/0"))
+_NODEPORT_ADDRESSES = dict.fromkeys(("iptables", "ipvs", "userspace"), ("0.0.0.0/0", "::/0"))
 """Where NodePorts answer by default, in modes in which that is not the node's primary addresses."""
 
 
@@ -110,13 +111,52 @@ def tune(conntrack: Conntrack, oom_score_adj: int) -> None:
 
 
 def check_families(wanted: Settings) -> None:
-    """Warn of a detector that has nothing for a family; pods of it cannot be told from others then."""
+    """Look whether the detector has something for each family; pods of one without cannot be told from others.
+
+    Warns of a family without. Raises ConfigError when all of clusterCIDR is of a family that this node does not have.
+    Source: REFERENCE "Start" 9; checkBadIPConfig of cmd/kube-proxy.
+    """
     if wanted.local_mode != "ClusterCIDR":
         return
-    for family in wanted.families:
-        if not any((":" in cidr) == (family is Family.IPV6) for cidr in wanted.cluster_cidrs):
-            log.warning(
-                "detectLocalMode is ClusterCIDR but clusterCIDR names no network of family=%s: cluster IP traffic "
-                "is not masqueraded",
-                family.label,
-            )
+    missing = [family for family in wanted.families if not _any_of(family, wanted.cluster_cidrs)]
+    if len(wanted.families) == 1 and wanted.cluster_cidrs and missing:
+        raise ConfigError(
+            f"clusterCIDR: {','.join(wanted.cluster_cidrs)} has no {missing[0].label} network, but this node has "
+            f"{missing[0].label} only: add one, or turn the other IP family on"
+        )
+    for family in missing:
+        log.warning(
+            "detectLocalMode is ClusterCIDR but clusterCIDR names no network of family=%s: cluster IP traffic "
+            "is not masqueraded",
+            family.label,
+        )
+
+
+def check_pod_cidrs(wanted: Settings, node: Node | None) -> None:
+    """In NodeCIDR mode, look whether the Node's podCIDRs are of its primary family. Raises ConfigError.
+
+    The primary family is that of bindAddress, else of the first of the Node's addresses.
+    """
+    cidrs = pod_cidrs(node)
+    if wanted.local_mode != "NodeCIDR" or not cidrs:
+        return
+    primary = family_of(wanted.bind_address) if wanted.bind_address else _first_family(node) or wanted.families[0]
+    if not _any_of(primary, cidrs):
+        raise ConfigError(
+            f"detectLocalMode: NodeCIDR, but podCIDRs {','.join(cidrs)} of Node {wanted.node_name} are not "
+            f"{primary.label} as the Node's address: use another mode, or allocate podCIDRs of that family"
+        )
+
+
+def _any_of(family: Family, cidrs: Sequence[str]) -> bool:
+    return any((":" in cidr) == (family is Family.IPV6) for cidr in cidrs)
+
+
+def _first_family(node: Node | None) -> Family | None:
+    listed = (node.status.addresses if node is not None and node.status is not None else None) or ()
+    for kind in ("InternalIP", "ExternalIP"):
+        for entry in listed:
+            address = pack(entry.address) if entry.type == kind else None
+            if address is not None:
+                return family_of(address)
+    return None

@@ -9,7 +9,7 @@ from kubeproxy.backends.leftovers import remove_iptables_rules
 from kubeproxy.backends.mode import Mode
 from kubeproxy.errors import Unsupported
 
-MODES: Final = ("nftables", "iptables")
+MODES: Final = ("nftables", "iptables", "userspace")
 
 
 def load(name: str) -> Mode:

@@ -21,12 +21,16 @@ from kubeproxy.model.plan import Action, Compiled, FrontendKind, Globals, Health
 from kubeproxy.model.planner import Change
 from kubeproxy.observe.events import EventRecorder, ObjectReference
 from kubeproxy.observe.health import ProxyHealth
+from kubeproxy.observe.logs import level
 from kubeproxy.observe.metrics import Metrics
 from kubeproxy.observe.service_health import LocalEndpoints, ServiceHealth
 
 log = logging.getLogger("kubeproxy.reporter")
 
 UDP = 17
+
+EACH_SYNC = level(3)
+EACH_SERVICE = level(4)
 
 _REFERENCES: dict[str, tuple[str, str]] = {
     "services": ("Service", "v1"),
@@ -47,7 +51,9 @@ class Reporter:
         events: EventRecorder,
         flows: FlowCleaner,
         node: ObjectReference,
+        mode: str,
     ) -> None:
+        self._mode = mode
         self._metrics = metrics
         self._health = health
         self._service_health = service_health
@@ -79,6 +85,8 @@ class Reporter:
     def synced(self, family: Family, seconds: float, full: bool) -> None:
         """See engine.Observer."""
         label, metrics = family.label, self._metrics
+        if log.isEnabledFor(EACH_SYNC):
+            log.log(EACH_SYNC, "Synced family=%s full=%s seconds=%.6f", label, full, seconds)
         metrics.sync_duration.labels(label).observe(seconds)
         (metrics.sync_full_duration if full else metrics.sync_partial_duration).labels(label).observe(seconds)
         metrics.last_sync.labels(label).set(time.time())
@@ -88,7 +96,8 @@ class Reporter:
     def failed(self, family: Family, error: ApplyError) -> None:
         """See engine.Observer."""
         self._metrics.sync_errors.labels(family.label).inc()
-        self._metrics.nftables_sync_failures.labels(family.label).inc()
+        if self._mode == "nftables":
+            self._metrics.nftables_sync_failures.labels(family.label).inc()
         # A repair that does not get through makes the node unhealthy as a change does that waits as long.
         self._health.queued(family.label)
         self.refused[family] = str(error)
@@ -130,6 +139,10 @@ class Reporter:
         self._flows.changed(changes)
         if full:
             log.info("Synced everything services=%d", len(changes))
+        if log.isEnabledFor(EACH_SERVICE):
+            for change in changes:
+                pools = [len(plan.cluster or plan.local) for plan in change.after.plans]
+                log.log(EACH_SERVICE, "Programmed service=%s endpoints=%s", "/".join(change.name), pools)
 
     def _count_without_local(self, change: Change) -> None:
         for compiled, step in ((change.before, -1), (change.after, 1)):

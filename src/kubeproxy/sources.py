@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Protocol
 
@@ -63,6 +64,9 @@ class ApiSources:
 
         cluster = load_cluster(options.config.client_connection.kubeconfig, options.master)
         self._client = ApiClient(cluster, on_request=requested)
+        client = options.config.client_connection
+        self._limit = RateLimit(client.qps, client.burst)
+        self._waited = partial(_waited, metrics, cluster.server.authority)
         self._source = ApiSource(self._client, node_name, sink)
         for resource, status in self._source.statuses.items():
             metrics.follow_staleness(resource, partial(_staleness, status))
@@ -91,11 +95,43 @@ class ApiSources:
     async def _post(self, method: str, path: str, body: bytes) -> int:
         from kubeproxy.api.status import StatusError  # noqa: PLC0415
 
+        self._waited(method, await self._limit.turn())
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         try:
             return (await self._client.http.request(method, path, body=body, content_type=kind)).status
         except StatusError as error:
             return error.status.code
+
+
+class RateLimit:
+    """clientConnection.qps and burst: so many requests a second, and so many at once; a negative qps is no limit.
+
+    It holds for what grows with what happens, which are events. Lists and watches are a few requests that nothing may
+    delay. As in client-go 0 stands for the default (5 and 10).
+    """
+
+    def __init__(self, qps: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._qps = qps or 5.0
+        self._burst = burst or 10
+        self._clock = clock
+        self._tokens = float(self._burst)
+        self._at = clock()
+
+    async def turn(self) -> float:
+        """Return when a request may be sent, with the seconds that it had to wait."""
+        if self._qps < 0:
+            return 0.0
+        now = self._clock()
+        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._qps) - 1
+        self._at = now
+        wait = max(0.0, -self._tokens / self._qps)
+        if wait:
+            await asyncio.sleep(wait)
+        return wait
+
+
+def _waited(metrics: Metrics, host: str, method: str, seconds: float) -> None:
+    metrics.rest.rate_limiter_duration.labels(method, host).observe(seconds)
 
 
 def _staleness(status: ResourceStatus) -> float:

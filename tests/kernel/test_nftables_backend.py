@@ -320,7 +320,7 @@ DISTURBANCES = {
     "stray treatment": ["add element ip kube-proxy external-services { 10.96.0.1 . tcp . 80 }"],
     "stray verdict": ["add element ip kube-proxy affinity-services { 10.96.9.9 . tcp . 80 : goto cluster-2-30s }"],
     "stray cluster IP": ["add element ip kube-proxy cluster-ips { 10.96.9.9 }"],
-    "stray refusal": ["add element ip kube-proxy no-endpoint-services { 10.96.0.1 . tcp . 80 }"],
+    "stray refusal": ["add element ip kube-proxy unserved-services { 10.96.0.1 . tcp . 80 }"],
     "stray node address": ["add element ip kube-proxy nodeport-ips { 192.0.2.99 }"],
     "stray range": ["add element ip kube-proxy firewall-allow { 198.51.100.1 . tcp . 80 . 10.0.0.0-10.255.255.255 }"],
     "stray service CIDR": ["add element ip kube-proxy service-cidrs { 10.1.0.0/16 }"],
@@ -413,7 +413,7 @@ def test_source_ranges_change(start, earlier, later, how):
         resync(backend, plans(later))
     else:
         sync(backend, *plans(later).items())
-    assert count("firewall-ips") == bool(later)
+    assert count("firewalled-services") == bool(later)
     assert count("firewall-allow") == len([r for r in later if r != "nonsense"])
     is_clean(backend, plans(later))
 
@@ -711,7 +711,7 @@ def test_a_service_without_endpoints_has_no_class(start):
         sizes = {set_name for set_name, keys in contents().items() if re.search(r"endpoints-\d+$", set_name) and keys}
         assert sizes == ({"endpoints-16"} if endpoints else set())
         assert count("cluster-services") == bool(endpoints)
-        assert count("no-endpoint-services") == (not endpoints)
+        assert count("unserved-services") == (not endpoints)
     is_clean(backend, {name: plans_of("a", 1, 0)})
 
 

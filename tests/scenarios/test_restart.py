@@ -199,12 +199,37 @@ async def test_another_configuration_replaces_the_rules_without_a_gap(bare: Live
     assert bare.logged("Replacing the table")
 
 
-async def test_take_over_of_another_proxys_table(bare: Live) -> None:
-    bare.service("web", type="NodePort", **DUAL)
-    bare.endpoints("web", "a1 a2 b1")
-    bare.service("idle", "")
+# What the Go kube-proxy v1.36 starts its first transaction with: base chains made anew, others and maps emptied.
+AFRESH = [
+    *("filter-prerouting-pre-dnat", "filter-output-pre-dnat", "filter-input", "filter-forward", "filter-output"),
+    *("nat-prerouting", "nat-output", "nat-postrouting"),
+]
+FLUSHED = [
+    *("services", "masquerading", "mark-for-masquerade", "reject-chain", "cluster-ips-check", "firewall-check"),
+    *("service-endpoints-check", "nodeport-endpoints-check"),
+]
+MAPS = {
+    "no-endpoint-services": "@ADDRESS_TYPE@ . inet_proto . inet_service : verdict",
+    "no-endpoint-nodeports": "inet_proto . inet_service : verdict",
+    "firewall-ips": "@ADDRESS_TYPE@ . inet_proto . inet_service : verdict",
+}
+
+
+def go_start() -> str:
+    lines = ["add table @FAMILY@ kube-proxy"]
+    for chain in AFRESH:
+        lines += [f"add chain @FAMILY@ kube-proxy {chain}", f"delete chain @FAMILY@ kube-proxy {chain}"]
+    for chain in FLUSHED:
+        lines += [f"add chain @FAMILY@ kube-proxy {chain}", f"flush chain @FAMILY@ kube-proxy {chain}"]
+    for name, kind in MAPS.items():
+        lines.append(f"add map @FAMILY@ kube-proxy {name} {{ type {kind} ; }}")
+    return "\n".join(lines) + "\n"
+
+
+async def load_foreign(bare: Live, before: str = "") -> None:
+    """Load another proxy's rules for the Service web, each family in one transaction."""
     for family in ("IPv4", "IPv6"):
-        text = Path(__file__).with_name("foreign.nft").read_text()
+        text = before + Path(__file__).with_name("foreign.nft").read_text()
         number = {"IPv4": "", "IPv6": "6"}[family]
         values = {
             "FAMILY": f"ip{number}",
@@ -221,6 +246,13 @@ async def test_take_over_of_another_proxys_table(bare: Live) -> None:
         file = bare.cluster.folder / f"foreign-{family}.nft"
         file.write_text(text)
         await bare.nft("-f", str(file))
+
+
+async def test_take_over_of_another_proxys_table(bare: Live) -> None:
+    bare.service("web", type="NodePort", **DUAL)
+    bare.endpoints("web", "a1 a2 b1")
+    bare.service("idle", "")
+    await load_foreign(bare)
     await bare.nft('add table ip somebody-else { comment "not ours" ; }')
     for family in ("IPv4", "IPv6"):
         await bare.expect(bare.front("web", "nodeport", family), {"outside": "a1 b1"})
@@ -235,6 +267,24 @@ async def test_take_over_of_another_proxys_table(bare: Live) -> None:
     ruleset = await bare.nft("list", "ruleset")
     assert "service-ABCDEFGH" not in ruleset
     assert "table ip somebody-else" in ruleset
+
+
+async def test_the_table_is_given_back_and_taken_again(bare: Live) -> None:
+    bare.service("web", "a1 b1", type="NodePort", **DUAL)
+    bare.service("idle", "")
+    await bare.start()
+    await bare.expect(bare.front("web"), {"pod": "a1 b1 kept", "outside": "a1 b1 masqueraded"})
+    async with Traffic(bare, *streams(bare)) as traffic:
+        await bare.proxy.stop()
+        await load_foreign(bare, go_start())
+        await bare.expect(bare.front("web", "nodeport"), {"outside": "a1 b1"})
+        await traffic.flow()
+        await bare.start()
+        await bare.expect(bare.front("idle"), {"pod": "refused"})
+        await traffic.flow()
+    assert traffic.failures == []
+    assert kept(traffic)
+    assert "service-ABCDEFGH" not in await bare.nft("list", "ruleset")
 
 
 async def test_a_changed_configuration_ends_it_and_names_the_difference(bare: Live) -> None:

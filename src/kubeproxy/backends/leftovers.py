@@ -40,7 +40,7 @@ CHAINS: Final = IPVS_CHAINS | {
 PREFIXES: Final = ("KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-", "KUBE-XLB-")
 
 
-def remove_iptables_rules(keeps: Callable[[Commands, str], bool] | None = None) -> list[str]:
+def remove_iptables_rules(keeps: Callable[[Commands, str, str], bool] | None = None) -> list[str]:
     """Remove them from every variant that is installed; return what could not be removed.
 
     `keeps` says of which chains the running mode is the owner.
@@ -59,12 +59,12 @@ def remove_iptables_rules(keeps: Callable[[Commands, str], bool] | None = None) 
     return failures
 
 
-def removal(tables: Iterable[xtables.Table], keeps: Callable[[str], bool] | None = None) -> str:
+def removal(tables: Iterable[xtables.Table], keeps: Callable[[str, str], bool] | None = None) -> str:
     """Return the restore text that removes what is a kube-proxy's: jumps first, then chains. '' for nothing."""
     kept = keeps or _none
     lines = []
     for table in tables:
-        ours = [c for c in table.chains if (c in CHAINS or c.startswith(PREFIXES)) and not kept(c)]
+        ours = [c for c in table.chains if (c in CHAINS or c.startswith(PREFIXES)) and not kept(table.name, c)]
         if not ours:
             continue
         gone = frozenset(ours)
@@ -77,7 +77,7 @@ def removal(tables: Iterable[xtables.Table], keeps: Callable[[str], bool] | None
     return "\n".join(lines) + "\n" if lines else ""
 
 
-def _none(chain: str) -> bool:  # noqa: ARG001 - keeps no chain
+def _none(table: str, chain: str) -> bool:  # noqa: ARG001 - keeps no chain
     return False
 
 

@@ -60,7 +60,7 @@ class Report(Protocol):
         """Ask this function from now on for what the kernel has counted; it must be quick and not raise."""
 
 
-def _keeps_nothing(commands: Commands, chain: str) -> bool:  # noqa: ARG001 - a mode without iptables
+def _keeps_nothing(commands: Commands, table: str, chain: str) -> bool:  # noqa: ARG001 - a mode without iptables
     return False
 
 
@@ -76,4 +76,4 @@ class Mode(NamedTuple):
     check: Callable[[KubeProxyConfiguration, Sequence[Family]], None]
     open: Callable[[KubeProxyConfiguration, Globals, Report], Sequence[Backend]]
     cleanup: Callable[[], Sequence[str]]
-    keeps: Callable[[Commands, str], bool] = _keeps_nothing
+    keeps: Callable[[Commands, str, str], bool] = _keeps_nothing

@@ -1,7 +1,8 @@
 """Feature gates that Kubernetes 1.36 knows, and the check of the ones that are set.
 
 Clusters often give all components the same list, so every gate of the release is accepted, though only a few mean
-anything to a proxy. A gate that has graduated is locked: it may be named, but only with its final value.
+anything to a proxy. A gate that has graduated is locked: it may be named, but only with its final value. KubeProxyIPVS
+is of later releases (KEP-5495), for those who keep mode ipvs; here that mode needs no gate.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _FREE_NAMES = """
     InPlacePodVerticalScalingExclusiveMemory InPlacePodVerticalScalingInitContainers KMSv1
     KubeletCrashLoopBackOffMax KubeletEnsureSecretPulledImages KubeletInUserNamespace
     KubeletPodResourcesListUseActivePods KubeletRegistrationGetOnExistsOnly KubeletSeparateDiskGC
-    KubeletServiceAccountTokenForCredentialProviders ListFromCacheSnapshot
+    KubeletServiceAccountTokenForCredentialProviders KubeProxyIPVS ListFromCacheSnapshot
     LocalStorageCapacityIsolationFSQuotaMonitoring LoggingAlphaOptions LoggingBetaOptions
     ManifestBasedAdmissionControlConfig MatchLabelKeysInPodTopologySpread
     MatchLabelKeysInPodTopologySpreadSelectorMerge MaxUnavailableStatefulSet MemoryQoS

@@ -311,6 +311,12 @@ class DevCluster:
             await proxy.wait_ready(ready_within)
         return proxy
 
+    async def launch_proxy(self, argv: Sequence[str], config_file: Path) -> proxyprocess.Proxy:
+        """Run a whole command line of a kube-proxy on node-a, which names its `config_file`; waits for nothing."""
+        proxy = await proxyprocess.launch(self.topology.node(NODE_A), self.folder, argv, config_file)
+        self._proxies.append(proxy)
+        return proxy
+
     # kubeconfig
 
     @property

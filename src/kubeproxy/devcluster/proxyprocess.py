@@ -104,6 +104,10 @@ class Proxy:
         """The end of its output."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
+    async def wait(self) -> int:
+        """Wait until it ends by itself; returns its exit status."""
+        return await self._process.wait()
+
     async def stop(self, timeout: float = 5.0) -> int:
         """End it in order, by force after `timeout` seconds; returns its exit status."""
         self._signal(signal.SIGTERM)
@@ -127,13 +131,21 @@ async def start(
     namespace: str, folder: Path, config: dict[str, Any], command: Sequence[str], args: Sequence[str] = ()
 ) -> Proxy:
     """Start `command` --config FILE `args` inside a namespace. The files go to `folder`."""
-    serial = next(_serials)
-    config_file, log = folder / f"proxy-{serial}.yaml", folder / f"proxy-{serial}.log"
+    config_file = folder / f"proxy-{next(_serials)}.yaml"
     config_file.write_text(yaml.safe_dump(config))
-    argv = ["ip", "netns", "exec", namespace, *command, "--config", str(config_file), *args]
+    return await launch(namespace, folder, [*command, "--config", str(config_file), *args], config_file)
+
+
+async def launch(namespace: str, folder: Path, argv: Sequence[str], config_file: Path) -> Proxy:
+    """Start a whole command line inside a namespace, which names `config_file`. The log goes to `folder`."""
+    log = folder / f"proxy-{next(_serials)}.log"
     with log.open("wb") as output:
         # ip execs the command: the process is the proxy itself. Ctrl-C is for the cluster.
         process = await asyncio.create_subprocess_exec(
-            *argv, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            *["ip", "netns", "exec", namespace, *argv],
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
     return Proxy(process, namespace, log, config_file)

@@ -38,7 +38,10 @@ class SlicePort(NamedTuple):
 
 
 class Slice(Struct, frozen=True):
-    """An EndpointSlice reduced to what is used. `plain`: all ready, none hinted, no address twice."""
+    """An EndpointSlice reduced to what is used. `plain`: all ready, none hinted, no address twice.
+
+    `version` is its resourceVersion, for people who ask what a plan reflects.
+    """
 
     family: Family
     ports: tuple[SlicePort, ...]
@@ -46,6 +49,7 @@ class Slice(Struct, frozen=True):
     plain: bool
     triggered: str | None = None
     problems: tuple[Problem, ...] = ()
+    version: str | None = None
 
 
 def parse_slice(source: EndpointSlice) -> Slice | None:
@@ -78,7 +82,8 @@ def parse_slice(source: EndpointSlice) -> Slice | None:
     plain = plain and len({e.address for e in endpoints}) == len(endpoints)
     annotations = source.metadata.annotations
     triggered = annotations.last_change_trigger_time if annotations is not None else None
-    return Slice(family, ports, tuple(endpoints), plain, triggered, tuple(problems))
+    version = source.metadata.resource_version
+    return Slice(family, ports, tuple(endpoints), plain, triggered, tuple(problems), version)
 
 
 def _ports(source: EndpointSlice, problems: list[Problem]) -> Iterable[SlicePort]:

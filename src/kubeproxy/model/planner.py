@@ -71,6 +71,10 @@ class Planner:
         """Return the number of Services to look at again."""
         return len(self._dirty)
 
+    def is_dirty(self, name: ServiceName) -> bool:
+        """Return whether a Service is to be looked at again, so that its plan may be an old one."""
+        return name in self._dirty
+
     def apply(self, events: Iterable[Event]) -> list[Rejected]:
         """Take events in; return what in them cannot be used, for the user to see."""
         rejected: list[Rejected] = []

@@ -69,6 +69,11 @@ class ProxyHealth:
         """Whether no family is late; what service health checks report as serviceProxyHealthy."""
         return not any(self._late(family) for family in self._queued)
 
+    def last_updated(self, family: str) -> str | None:
+        """Return when everything queued was programmed the last time, None for never."""
+        updated = self._updated.get(family)
+        return None if updated is None else _timestamp(updated)
+
     def ready_when(self, name: str, check: ReadyCheck) -> None:
         """Make readiness depend on one more check, such as 'api' or 'kernel'; a check of that name is replaced."""
         self._checks[name] = check

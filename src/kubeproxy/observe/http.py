@@ -1,7 +1,8 @@
-"""A small HTTP/1.1 server for health and metrics: GET and HEAD, answered by functions, on the event loop.
+"""A small HTTP/1.1 server for health and metrics: GET, HEAD and PUT, answered by functions, on the event loop.
 
 It parses with httptools, bounds what a client may send, hold or leave unread, and binds again every 5 s where an
-address is taken. What is served is decided elsewhere (health.py, pages.py).
+address is taken. A body that takes long to make is sent in pieces as they come. What is served is decided elsewhere
+(health.py, pages.py).
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import errno
 import logging
 import socket
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import aclosing
 from http import HTTPStatus
 from typing import Final, NamedTuple
 
@@ -36,34 +39,72 @@ TEXT: Final[Headers] = (("Content-Type", "text/plain; charset=utf-8"), ("X-Conte
 JSON: Final[Headers] = (("Content-Type", "application/json"), ("X-Content-Type-Options", "nosniff"))
 
 
+_KEPT_HEADERS: Final = frozenset((b"accept", b"accept-encoding"))
+
+
 class Request(NamedTuple):
-    """What a handler gets: GET or HEAD, and the path and query as sent, still percent-encoded."""
+    """What a handler gets: the method, and path and query as sent, still percent-encoded.
+
+    `accept` and `accept_encoding` are the headers of these names, '' when there is none.
+    """
 
     method: str
     path: str
     query: str
+    accept: str = ""
+    accept_encoding: str = ""
+    body: bytes = b""
+
+
+Pieces = AsyncGenerator[bytes, None]
 
 
 class Response(NamedTuple):
-    """What a handler returns; the body is left out for HEAD."""
+    """What a handler returns; the body is left out for HEAD.
+
+    A body that is a generator is sent piece by piece, as fast as the client reads; the event loop runs in between. It
+    is closed when the client goes away.
+    """
 
     status: int
     headers: Headers
-    body: bytes
+    body: bytes | Pieces
 
 
 Handler = Callable[[Request], Response]
-"""Answers on the event loop: it must be quick. When it raises, the client gets a 500 and the log the traceback."""
+"""Answers on the event loop, to any method: it must be quick.
+
+When it raises, the client gets a 500 and the log the traceback.
+"""
 
 
-def routes(table: Mapping[str, Handler]) -> Handler:
-    """Return a handler that passes on by exact path, and answers 404 for others."""
+READ: Final = frozenset(("GET", "HEAD"))
+
+
+def routes(table: Mapping[str, Handler], changeable: AbstractSet[str] = frozenset()) -> Handler:
+    """Return a handler that passes on by exact path, and answers 404 for others.
+
+    Pages are read only, with 405 for all but GET and HEAD, apart from the `changeable` ones.
+    """
 
     def choose(request: Request) -> Response:
         handler = table.get(request.path)
-        return handler(request) if handler else Response(404, TEXT, b"404 page not found\n")
+        if handler is not None and request.path in changeable:
+            return handler(request)
+        return read_only(handler)(request) if handler else Response(404, TEXT, b"404 page not found\n")
 
     return choose
+
+
+def read_only(handler: Handler) -> Handler:
+    """Return a handler that answers 405 to all but GET and HEAD."""
+
+    def checked(request: Request) -> Response:
+        if request.method in READ:
+            return handler(request)
+        return Response(405, (*TEXT, ("Allow", "GET, HEAD")), b"method not allowed\n")
+
+    return checked
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -234,6 +275,15 @@ def _shown(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def _head(response: Response, version: str, more: Sequence[str]) -> bytes:
+    """Return status line and headers."""
+    status = HTTPStatus(response.status)
+    lines = [f"HTTP/{version} {status.value} {status.phrase}"]
+    lines += [f"{name}: {value}" for name, value in response.headers]
+    lines.append(f"Date: {time.strftime('%a, %d %b %Y %H:%M:%S GMT', time.gmtime())}")
+    return "\r\n".join([*lines, *more, "", ""]).encode("latin-1", "replace")
+
+
 class _Connection(asyncio.Protocol):
     """One client's connection. The parser's callbacks (on_...) are called from data_received."""
 
@@ -248,8 +298,13 @@ class _Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._body = b""
         self._received = 0
         self._closing = False
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._stream: asyncio.Task[None] | None = None
 
     def abort(self) -> None:
         """Drop the connection without sending what is left."""
@@ -267,15 +322,19 @@ class _Connection(asyncio.Protocol):
         self.lost.set()
         if self._timer is not None:
             self._timer.cancel()
+        if self._stream is not None:
+            self._stream.cancel()
         self._transport = None
 
     def pause_writing(self) -> None:
         # The client does not read: ask it nothing more, and give it some time.
+        self._writable.clear()
         if self._transport is not None:
             self._transport.pause_reading()
         self._wait(REQUEST_SECONDS)
 
     def resume_writing(self) -> None:
+        self._writable.set()
         if self._transport is not None and not self._closing:
             self._transport.resume_reading()
         self._wait(IDLE_SECONDS)
@@ -299,10 +358,18 @@ class _Connection(asyncio.Protocol):
             self._refuse(400)
 
     def on_message_begin(self) -> None:
-        self._url = b""
+        self._url = self._body = b""
+        self._headers.clear()
 
     def on_url(self, url: bytes) -> None:
         self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() in _KEPT_HEADERS:
+            self._headers[name.lower()] = value
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
 
     def on_message_complete(self) -> None:
         if self._closing:
@@ -310,11 +377,15 @@ class _Connection(asyncio.Protocol):
         self._received = 0
         method = self._parser.get_method().decode("ascii", "replace")
         keep = self._parser.should_keep_alive() and not self._parser.should_upgrade()
-        if method in {"GET", "HEAD"}:
-            response = self._answer(method)
-        else:
-            response = Response(405, (*TEXT, ("Allow", "GET, HEAD")), b"method not allowed\n")
-        self._send(response, self._parser.get_http_version(), body=method != "HEAD", keep=keep)
+        version = self._parser.get_http_version()
+        response = self._answer(method)
+        if not isinstance(response.body, bytes):
+            if method != "HEAD":
+                self._closing = True  # it is the last answer on this connection
+                self._stream = asyncio.get_running_loop().create_task(self._send_pieces(response, version))
+                return
+            response = response._replace(body=b"")
+        self._send(response, version, body=method != "HEAD", keep=keep)
         if keep:
             self._wait(IDLE_SECONDS)
         else:
@@ -323,28 +394,51 @@ class _Connection(asyncio.Protocol):
     def _answer(self, method: str) -> Response:
         try:
             path, _, query = self._url.decode("ascii", "replace").partition("?")
-            return self._handler(Request(method, path, query))
+            accept, encoding = (
+                self._headers.get(name, b"").decode("ascii", "replace") for name in (b"accept", b"accept-encoding")
+            )
+            return self._handler(Request(method, path, query, accept, encoding, self._body))
         except Exception:
             _log.exception("Serving %r failed", self._url)
             return Response(500, TEXT, b"internal error\n")
 
     def _send(self, response: Response, version: str, *, body: bool, keep: bool) -> None:
-        if self._transport is None:
+        if self._transport is None or not isinstance(response.body, bytes):
             return
-        status = HTTPStatus(response.status)
-        head = [f"HTTP/{version} {status.value} {status.phrase}\r\n"]
-        head += [f"{name}: {value}\r\n" for name, value in response.headers]
-        head.append(f"Date: {time.strftime('%a, %d %b %Y %H:%M:%S GMT', time.gmtime())}\r\n")
-        head.append(f"Content-Length: {len(response.body)}\r\n")
+        more = [f"Content-Length: {len(response.body)}"]
         if not keep:
-            head.append("Connection: close\r\n")
+            more.append("Connection: close")
         elif version == "1.0":
-            head.append("Connection: keep-alive\r\n")
-        head.append("\r\n")
-        self._transport.write("".join(head).encode("latin-1", "replace") + (response.body if body else b""))
+            more.append("Connection: keep-alive")
+        self._transport.write(_head(response, version, more) + (response.body if body else b""))
         if self._transport.get_write_buffer_size() > UNREAD_BYTES:
             self._closing = True
             self.abort()
+
+    async def _send_pieces(self, response: Response, version: str) -> None:
+        """Send a body piece by piece and close; HTTP/1.0 has no chunks, and the connection's end is the body's."""
+        chunked = version != "1.0"
+        assert not isinstance(response.body, bytes)  # noqa: S101 - on_message_complete looked
+        async with aclosing(response.body) as pieces:
+            try:
+                self._write(_head(response, version, ["Connection: close", *["Transfer-Encoding: chunked"] * chunked]))
+                async for piece in pieces:
+                    if piece:
+                        self._write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+                    self._wait(IDLE_SECONDS if self._writable.is_set() else REQUEST_SECONDS)
+                    await self._writable.wait()
+            except Exception:
+                _log.exception("Serving %r failed", self._url)
+                self.abort()  # a body without an end is seen to be cut
+                return
+        self._write(b"0\r\n\r\n" * chunked)
+        if self._transport is not None:
+            self._transport.close()
+            self._wait(REQUEST_SECONDS)
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
 
     def _refuse(self, status: int) -> None:
         if not self._closing:

@@ -1,19 +1,23 @@
 """Log lines as kube-proxy writes them: klog's text or component-base's JSON, on standard error, without secrets.
 
-Formats and the handler only; what is logged where is each room's own. A reader that does not read never stops the
-proxy: lines are dropped and counted.
+Formats, verbosity and the handler only; what is logged where is each room's own, as "Message key=%s key=%r". A reader
+that does not read never stops the proxy: lines are dropped and counted.
 """
 
 from __future__ import annotations
 
+import asyncio
+import fnmatch
 import logging
 import os
 import re
 import select
 import sys
 import time
+from collections.abc import Sequence
+from functools import lru_cache
 from types import TracebackType
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -84,37 +88,108 @@ class TextFormatter(logging.Formatter):
         return redact(text)
 
 
+_PAIR: Final = re.compile(r" ([A-Za-z_]\w*)=%(?:\.\d+f|[sdrg])")
+
+
+@lru_cache(maxsize=512)
+def _pairs(template: str) -> tuple[str, tuple[str, ...]]:
+    """Return a template's message and the keys of the key=%s pairs that end it; no keys where it has other fields."""
+    end = len(template)
+    keys: list[str] = []
+    for match in reversed(list(_PAIR.finditer(template))):
+        if match.end() != end:
+            break
+        end = match.start()
+        keys.insert(0, match[1])
+    return (template[:end], tuple(keys)) if "%" not in template[:end] else (template, ())
+
+
+def _value(key: str, value: object) -> object:
+    # A secret may be one by its key alone.
+    return value if isinstance(value, int | float) else redact(f"{key}={value}")[len(key) + 1 :]
+
+
 class JsonFormatter(logging.Formatter):
-    """component-base's JSON: ts (milliseconds since the epoch), caller, msg, v but for errors, err and stacktrace."""
+    """component-base's JSON: ts (milliseconds since the epoch), caller, msg, v but for errors, then key and value.
+
+    The key=%s pairs that end a message are its keys; what is called error is err, and stacktrace has a traceback.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one line."""
+        head, keys = _pairs(record.msg) if isinstance(record.msg, str) else ("", ())
+        values = record.args if isinstance(record.args, tuple) and len(record.args) == len(keys) else ()
         line: dict[str, object] = {
             "ts": round(record.created * 1000, 3),
-            "caller": f"{record.filename}:{record.lineno}",
-            "msg": redact(record.getMessage()),
+            "caller": f"{'/'.join(record.pathname.rsplit('/', 2)[-2:])}:{record.lineno}",
+            "msg": redact(head if keys and values else record.getMessage()),
         }
         if record.levelno < logging.ERROR:
             line["v"] = verbosity_of(record.levelno)
+        if values:
+            line |= {"err" if key == "error" else key: _value(key, v) for key, v in zip(keys, values, strict=True)}
         if record.exc_info and record.exc_info[1] is not None:
             line["err"] = redact(str(record.exc_info[1]) or type(record.exc_info[1]).__name__)
             line["stacktrace"] = redact(self.formatException(record.exc_info))
         return msgspec.json.encode(line).decode()
 
 
+Patterns = Sequence[tuple[str, int]]
+"""--vmodule: patterns of file names without .py, and the verbosity of these files."""
+
+
+class Verbosity(logging.Filter):
+    """What -v and --vmodule let through, as klog has it: a pattern can only show more than -v does.
+
+    Loggers are shared by the files of a room. So they pass on what any pattern asks for, and this looks at the file.
+    """
+
+    def __init__(self, verbosity: int, patterns: Patterns = ()) -> None:
+        super().__init__()
+        # Go writes [^a] what Python writes [!a]; the first pattern that matches counts.
+        self._patterns = [(pattern.replace("[^", "[!"), level(number)) for pattern, number in patterns]
+        self.set(verbosity)
+
+    def set(self, verbosity: int) -> None:
+        """Change -v; patterns stay."""
+        self._common = level(verbosity)
+        self._by_file: dict[str, int] = {}
+        lowest = min([self._common, *(number for _, number in self._patterns)])
+        logging.getLogger("kubeproxy").setLevel(lowest)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a record is shown."""
+        if record.levelno >= self._common or not record.name.startswith("kubeproxy"):
+            return True
+        wanted = self._by_file.get(record.filename)
+        if wanted is None:
+            stem = record.filename.removesuffix(".py")
+            matching = (number for pattern, number in self._patterns if fnmatch.fnmatchcase(stem, pattern))
+            wanted = self._by_file[record.filename] = next(matching, self._common)
+        return record.levelno >= wanted
+
+
 class StreamHandler(logging.Handler):
     """Writes to file descriptors without ever waiting long for their readers.
 
     A line waits 50 ms at most; once one had to be dropped, the next ones do not wait until the reader is back, and then
-    a line says how many are missing.
+    a line says how many are missing. With a buffer (bytes), lines for `infos` wait until it is full or flushed.
     """
 
-    def __init__(self, errors: int, infos: int) -> None:
+    def __init__(self, errors: int, infos: int, buffer: int = 0) -> None:
         super().__init__()
         self._errors = errors
         self._infos = infos
         self._pollers = {fd: _poller(fd) for fd in {errors, infos}}
+        self._room = buffer if infos != errors else 0
+        self._held: list[bytes] = []
+        self._held_bytes = 0
         self.dropped = 0
+
+    @property
+    def buffered(self) -> bool:
+        """Whether lines may be held back, so that somebody has to flush."""
+        return self._room > 0
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record."""
@@ -123,7 +198,36 @@ class StreamHandler(logging.Handler):
         except Exception as error:
             # A wrong log call must not disturb what it tells about.
             data = f"cannot format a log line of {record.filename}:{record.lineno}: {error!r}\n".encode()
-        fd = self._errors if record.levelno >= logging.ERROR else self._infos
+        if record.levelno >= logging.ERROR:
+            self._put(self._errors, data)
+        elif not self._room:
+            self._put(self._infos, data)
+        else:
+            if self._held_bytes + len(data) > self._room:
+                self._flush()
+            self._held.append(data)
+            self._held_bytes += len(data)
+
+    def flush(self) -> None:
+        """Write what is held back."""
+        self.acquire()
+        try:
+            self._flush()
+        finally:
+            self.release()
+
+    async def flush_every(self, seconds: float) -> None:
+        """Flush again and again until cancelled."""
+        while True:
+            await asyncio.sleep(seconds)
+            self.flush()
+
+    def _flush(self) -> None:
+        held, self._held, self._held_bytes = self._held, [], 0
+        for data in held:
+            self._put(self._infos, data)
+
+    def _put(self, fd: int, data: bytes) -> None:
         if self.dropped and self._write(fd, f"{self.dropped} log lines dropped: the reader was too slow\n".encode()):
             self.dropped = 0
         if self.dropped or not self._write(fd, data):
@@ -148,27 +252,38 @@ def _poller(fd: int) -> select.poll:
     return poller
 
 
-def setup(verbosity: int, log_format: str, *, split_stream: bool = False) -> StreamHandler:
-    """Send all logging to standard error in this format (text or json), at klog's verbosity; return the handler.
+class Output(NamedTuple):
+    """Where log lines go, and how many of them."""
 
-    With `split_stream`, only errors go there and everything else to standard output. Other libraries' loggers tell
-    warnings and errors. Raises ConfigError for another format.
+    handler: StreamHandler
+    verbosity: Verbosity
+
+
+def setup(
+    verbosity: int, log_format: str, patterns: Patterns = (), *, split_stream: bool = False, buffer: int = 0
+) -> Output:
+    """Send all logging to standard error in this format (text or json), at klog's verbosity.
+
+    With `split_stream`, only errors go there and everything else to standard output, by way of a buffer of so many
+    bytes. Other libraries' loggers tell warnings and errors. Raises ConfigError for another format.
     """
     formatters: dict[str, type[logging.Formatter]] = {"text": TextFormatter, "json": JsonFormatter}
     if log_format not in formatters:
         raise ConfigError(f"logging.format: {log_format!r} is none of text, json")
-    handler = StreamHandler(errors=2, infos=1 if split_stream else 2)
+    handler = StreamHandler(errors=2, infos=1 if split_stream else 2, buffer=buffer)
     handler.setFormatter(formatters[log_format]())
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
-    logging.getLogger("kubeproxy").setLevel(level(verbosity))
+    shown = Verbosity(verbosity, patterns)
+    if patterns:
+        handler.addFilter(shown)
     # Who would look these up for each record, and pay for it, is nobody.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     sys.excepthook = _log_uncaught
-    return handler
+    return Output(handler, shown)
 
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

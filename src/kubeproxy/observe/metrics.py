@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import resource
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -34,9 +33,8 @@ FAMILY: Final = "ip_family"  # IPv4 or IPv6
 class Metrics:
     """All metrics of one proxy, handed to whoever counts. Those with labels are families: `.labels(...)`."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         self.registry = Registry()
-        self._clock = clock
         self._sync(self.registry)
         self._changes(self.registry)
         self._backends(self.registry)
@@ -60,16 +58,6 @@ class Metrics:
     def follow_staleness(self, resource_name: str, seconds: Callable[[], float]) -> None:
         """Ask this at each scrape how old the state of a resource may be."""
         self._staleness.labels(resource_name).follow(seconds)
-
-    def contact(self, resource_name: str) -> None:
-        """Note that the source of a resource (services, ...) was heard from just now: an event, a bookmark, a list."""
-        if resource_name not in self._contacts:
-            self._staleness.labels(resource_name).follow(lambda: self.staleness(resource_name))
-        self._contacts[resource_name] = self._clock()
-
-    def staleness(self, resource_name: str) -> float:
-        """Return the seconds since a resource's source was last heard from; infinity when never."""
-        return self._clock() - self._contacts.get(resource_name, float("-inf"))
 
     def _sync(self, registry: Registry) -> None:
         self.sync_duration = registry.histogram(
@@ -187,7 +175,6 @@ class Metrics:
         )
 
     def _own(self, registry: Registry) -> None:
-        self._contacts: dict[str, float] = {}
         self._staleness = registry.gauge(
             "kubeproxy_source_staleness_seconds",
             "Seconds since the source of a resource was last heard from (not in the Go kube-proxy)",

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.observe.http import JSON, RETRY_SECONDS, HttpServer, Response
+from kubeproxy.observe.http import JSON, RETRY_SECONDS, HttpServer, Response, read_only
 
 _log = logging.getLogger("kubeproxy.observe")
 
@@ -86,7 +86,8 @@ class ServiceHealth:
         _log.info("Opening health check port=%d service=%s/%s", port, service.namespace, service.name)
         group = self._servers[port] = []
         for address in self._addresses:
-            server = HttpServer(f"health checks of {service.namespace}/{service.name}", lambda _: self._answer(port))
+            answer = read_only(lambda _: self._answer(port))
+            server = HttpServer(f"health checks of {service.namespace}/{service.name}", answer)
             group.append(server)
             server.start_retrying([(address, port)], lambda error: self._report(port, error), self._retry)
 

@@ -13,6 +13,8 @@ from kubeproxy.config.gates import KNOWN_GATES, PROXY_GATES, alpha_logging, gate
         ("WatchListClient", True),
         ("WatchListClient", False),
         ("AllAlpha", True),
+        ("KubeProxyIPVS", True),
+        ("KubeProxyIPVS", False),
         ("NodeSwap", True),
     ],
 )

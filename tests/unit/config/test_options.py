@@ -155,6 +155,31 @@ INSTALLERS = {
         "--conntrack-tcp-timeout-established=0s", "--healthz-bind-address=127.0.0.1", "--hostname-override=n",
         "--kubeconfig=/var/lib/rancher/k3s/agent/kubeproxy.kubeconfig", "--proxy-mode=iptables",
     ),
+    "k3s on IPv6, told to log": (
+        "--cluster-cidr=fd00:42::/56", "--conntrack-max-per-core=0", "--conntrack-tcp-timeout-close-wait=0s",
+        "--conntrack-tcp-timeout-established=0s", "--healthz-bind-address=::1", "--hostname-override=n",
+        "--kubeconfig=/var/lib/rancher/k3s/agent/kubeproxy.kubeconfig", "--proxy-mode=iptables", "--v=1",
+        "--vmodule=proxier=4,servicechangetracker=5", "--log_file=/var/log/k3s.log", "--alsologtostderr=true",
+    ),
+    "EKS on Bottlerocket": (
+        "--v=2", "--config={file}", "--conntrack-max-per-core=0", "--conntrack-min=0", "--hostname-override=n",
+    ),
+    "AKS with the Azure CNI": (
+        "--conntrack-max-per-core=0", "--metrics-bind-address=0.0.0.0:10249", "--kubeconfig=/k",
+        "--cluster-cidr=10.251.0.0/16", "--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=azv",
+        "--v=3",
+    ),
+    "NixOS": (
+        "--bind-address=0.0.0.0", "--cluster-cidr=10.1.0.0/16", "--hostname-override=n", "--kubeconfig=/k", "--v=2",
+        "--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
+    ),
+    "Talos": (
+        "--cluster-cidr=10.244.0.0/16", "--conntrack-max-per-core=0", "--hostname-override=n", "--kubeconfig=/k",
+        "--proxy-mode=nftables",
+    ),
+    "a pod of the hyperkube days": (
+        "--v=2", "--master=http://10.0.0.1:8080", "--proxy-mode=userspace", "--masquerade-all", "--udp-timeout=250ms",
+    ),
     "kops": (
         "--conntrack-max-per-core=131072", "--kubeconfig=/var/lib/kube-proxy/kubeconfig",
         "--master=https://api.internal", "--oom-score-adj=-998", "--v=2", "--logtostderr=false", "--alsologtostderr",

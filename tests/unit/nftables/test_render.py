@@ -254,7 +254,7 @@ def test_a_change_of_the_number_of_endpoints_touches_little_else(earlier, later)
     for count, fewer, more in ((earlier, wanted_added, wanted_removed), (later, wanted_removed, wanted_added)):
         if not count:
             fewer["cluster-services"] = 1
-            more["no-endpoint-services"] = 1
+            more["unserved-services"] = 1
     assert (removed, added) == (wanted_removed, wanted_added)
 
 
@@ -297,8 +297,8 @@ def test_without_endpoints_there_is_no_treatment_and_no_class(policy, affinity):
     plan = web(0, ports=ports, external_ips=["203.0.113.1"], **more)
     assert {s for s, keys in render([Placed.fresh(plan)]).items() if keys} == {
         "cluster-ips",
-        "no-endpoint-services",
-        "no-endpoint-nodeports",
+        "unserved-services",
+        "unserved-nodeports",
     }
 
 

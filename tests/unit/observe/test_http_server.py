@@ -7,7 +7,7 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -23,13 +23,45 @@ def fail(_: Request) -> Response:
     raise RuntimeError("broken page")
 
 
+async def counting(upto: int) -> AsyncGenerator[bytes, None]:
+    for number in range(upto):
+        yield b"%d " % number
+        yield b""
+        await asyncio.sleep(0)
+
+
+async def breaking() -> AsyncGenerator[bytes, None]:
+    yield b"a"
+    raise RuntimeError("broken page")
+
+
+CLOSED: list[asyncio.Event] = []
+
+
+async def endless() -> AsyncGenerator[bytes, None]:
+    try:
+        while True:
+            yield b"x" * 100_000
+    finally:
+        CLOSED.pop().set()
+
+
+def changed(request: Request) -> Response:
+    return Response(200, TEXT, f"{request.method} {request.body.decode()} {request.accept}".encode())
+
+
 HANDLER = routes(
     {
+        "/counting": lambda request: Response(200, TEXT, counting(int(request.query))),
+        "/breaking": lambda _: Response(200, TEXT, breaking()),
+        "/endless": lambda _: Response(200, TEXT, endless()),
+        "/change": changed,
         "/hello": lambda request: Response(200, TEXT, f"hello {request.method} {request.query}".encode()),
         "/teapot": lambda _: Response(418, (("X-Weight", "7"),), b""),
         "/broken": fail,
         "/large": lambda _: Response(200, TEXT, b"x" * 3_000_000),
-    }
+    },
+    frozenset(("/change",)),
 )
 
 
@@ -80,6 +112,16 @@ TOO_LARGE = (b"HTTP/1.1 431 Request Header Fields Too Large", b"431 Request Head
             b"HTTP/1.1 200 OK",
             b"hello GET b",
         ),
+        (
+            get("/change", method="PUT", headers="Accept: a/b\r\nContent-Length: 3\r\nConnection: close\r\n") + b"new",
+            b"HTTP/1.1 200 OK",
+            b"PUT new a/b",
+        ),
+        (get("/counting?3"), b"HTTP/1.1 200 OK", b"2\r\n0 \r\n2\r\n1 \r\n2\r\n2 \r\n0\r\n\r\n"),
+        (get("/counting?3", version="1.0", headers=""), b"HTTP/1.0 200 OK", b"0 1 2 "),
+        (get("/counting?3", method="HEAD"), b"HTTP/1.1 200 OK", b""),
+        (get("/counting?1", headers="") + get("/hello"), b"HTTP/1.1 200 OK", b"2\r\n0 \r\n0\r\n\r\n"),
+        (get("/breaking"), b"HTTP/1.1 200 OK", b"1\r\na\r\n"),
         (b"nonsense\r\n\r\n", b"HTTP/1.1 400 Bad Request", b"400 Bad Request\n"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"HTTP/1.1 400 Bad Request", b"400 Bad Request\n"),
         (get("/" + "a" * 70_000), *TOO_LARGE),
@@ -169,6 +211,21 @@ def test_a_client_that_does_not_read_is_dropped_and_others_are_served() -> None:
 
     with limits(REQUEST_SECONDS=0.1):
         serve(talk)
+
+
+def test_a_body_in_pieces_waits_for_its_reader_and_ends_with_it() -> None:
+    async def talk(port: int) -> None:
+        closed = asyncio.Event()
+        CLOSED[:] = [closed]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1000)
+        writer.write(get("/endless"))
+        await reader.readexactly(1000)
+        assert b"hello GET" in await exchange(port, get("/hello"))  # served while the other one waits
+        assert not closed.is_set()
+        writer.transport.abort()
+        await closed.wait()
+
+    serve(talk)
 
 
 def test_the_oldest_connection_makes_room() -> None:

@@ -20,6 +20,7 @@ from kubeproxy.observe.logs import (
     JsonFormatter,
     StreamHandler,
     TextFormatter,
+    Verbosity,
     level,
     redact,
     setup,
@@ -62,7 +63,7 @@ def test_text_has_the_traceback_on_its_own_lines() -> None:
 
 def test_json_lines_are_component_bases() -> None:
     assert json.loads(JsonFormatter().format(record(logging.INFO, "Synced %d", 3))) == {
-        "ts": 1795238047123.456, "caller": "engine.py:95", "msg": "Synced 3", "v": 0,
+        "ts": 1795238047123.456, "caller": "src/engine.py:95", "msg": "Synced 3", "v": 0,
     }  # fmt: skip
     assert json.loads(JsonFormatter().format(record(level(5), "x")))["v"] == 5
     error = json.loads(JsonFormatter().format(record(logging.ERROR, "Failed", exc_info=raised("boom"))))
@@ -167,10 +168,76 @@ def test_a_stream_that_was_closed_or_a_wrong_call_disturbs_nobody(pipe: tuple[in
     os.close(closed_writer)
 
 
+def test_json_has_the_pairs_of_a_message_as_fields() -> None:
+    def fields(message: str, *args: object) -> dict[str, object]:
+        line = json.loads(JsonFormatter().format(record(logging.ERROR, message, *args)))
+        del line["ts"], line["caller"]
+        return line
+
+    assert fields("Synced family=%s count=%d took=%.3f", "IPv4", 3, 0.5) == {
+        "msg": "Synced",
+        "family": "IPv4",
+        "count": 3,
+        "took": 0.5,
+    }
+    assert fields("Failed error=%r", "no such file") == {"msg": "Failed", "err": "no such file"}
+    assert fields("Cannot read %s error=%s", "a", "b") == {"msg": "Cannot read a error=b"}
+    assert fields("A token=%s", "0123456789abcdef") == {"msg": "A", "token": "<redacted>"}
+    assert fields("Nothing") == {"msg": "Nothing"}
+
+
+def test_lines_for_the_info_stream_are_held_back_and_errors_never(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    other_reader, other_writer = os.pipe()
+    handler = StreamHandler(errors=writer, infos=other_writer, buffer=12)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    os.set_blocking(other_reader, False)
+    for number, text in ((logging.INFO, "first"), (logging.ERROR, "error"), (logging.INFO, "other")):
+        handler.handle(record(number, text))
+    assert os.read(reader, 100) == b"error\n"
+    with pytest.raises(BlockingIOError):
+        os.read(other_reader, 100)
+    handler.handle(record(logging.INFO, "third"))  # beyond 12 bytes
+    assert os.read(other_reader, 100) == b"first\nother\n"
+    handler.flush()
+    assert os.read(other_reader, 100) == b"third\n"
+    os.close(other_reader)
+    os.close(other_writer)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "verbosity", "shown"),
+    [
+        ((), 2, {"engine.py": 2, "watch.py": 2}),
+        ((("engine", 4),), 2, {"engine.py": 4, "watch.py": 2}),
+        ((("e*", 3), ("engine", 9)), 0, {"engine.py": 3, "events.py": 3, "watch.py": 0}),
+        ((("[^e]*", 5),), 0, {"engine.py": 0, "watch.py": 5}),
+        ((("engine", 1),), 4, {"engine.py": 4}),  # a pattern shows more, never less, as in klog
+    ],
+)
+def test_vmodule(patterns: tuple[tuple[str, int], ...], verbosity: int, shown: dict[str, int]) -> None:
+    logger = logging.getLogger("kubeproxy")
+    before = logger.level
+    try:
+        chosen = Verbosity(verbosity, patterns)
+        for file, highest in shown.items():
+            for number in range(10):
+                made = record(level(number), "x")
+                made.filename = file
+                visible = logger.isEnabledFor(made.levelno) and chosen.filter(made)
+                assert visible == (number <= highest), (file, number)
+        chosen.set(9)
+        made.filename = "watch.py"
+        assert logger.isEnabledFor(level(9))
+        assert chosen.filter(made)
+    finally:
+        logger.setLevel(before)
+
+
 PROGRAM = """
 import logging, sys
 from kubeproxy.observe.logs import level, setup
-setup(int(sys.argv[1]), sys.argv[2], split_stream=len(sys.argv) > 3)
+setup(int(sys.argv[1]), sys.argv[2], split_stream=len(sys.argv) > 3, buffer=1000)
 log = logging.getLogger("kubeproxy.engine")
 log.info("info"); log.log(level(2), "two"); log.debug("four"); log.error("error")
 logging.getLogger("asyncio").info("not shown"); logging.getLogger("asyncio").warning("other")

@@ -183,16 +183,11 @@ def test_buckets_are_those_of_kube_proxy() -> None:
     assert list(PROGRAMMING_BUCKETS) == sorted(set(PROGRAMMING_BUCKETS))
 
 
-def test_staleness_counts_from_the_last_contact() -> None:
-    now = [100.0]
-    metrics = Metrics(clock=lambda: now[0])
-    assert metrics.staleness("services") == math.inf
-    metrics.contact("services")
-    now[0] = 107.5
-    assert metrics.staleness("services") == 7.5
-    assert 'kubeproxy_source_staleness_seconds{resource="services"} 7.5\n' in metrics.render().decode()
-    metrics.contact("services")
-    assert metrics.staleness("services") == 0
+def test_staleness_is_asked_for_at_each_scrape() -> None:
+    metrics, ages = Metrics(), iter((7.5, 0.0))
+    metrics.follow_staleness("services", lambda: next(ages))
+    for shown in ("7.5", "0"):
+        assert f'kubeproxy_source_staleness_seconds{{resource="services"}} {shown}\n' in metrics.render().decode()
 
 
 def test_observing_costs_under_two_microseconds() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+
+import pytest
+
 from kubeproxy.observe.http import Request, routes
 from kubeproxy.observe.metrics import Metrics
-from kubeproxy.observe.pages import metrics_pages
+from kubeproxy.observe.pages import flags_text, metrics_pages, status_text
 
 
 def test_each_path_shows_what_was_handed_in() -> None:
@@ -35,3 +39,30 @@ def test_each_path_shows_what_was_handed_in() -> None:
 
 def test_pages_that_nobody_fills_are_not_there() -> None:
     assert set(metrics_pages(Metrics(), lambda: "ipvs")) == {"/metrics", "/healthz", "/proxyMode"}
+
+
+@pytest.mark.parametrize(
+    ("accepted", "zipped"),
+    [("gzip", True), ("deflate, gzip;q=1.0, *;q=0.5", True), ("gzip; q=0", False), ("", False), ("br", False)],
+)
+def test_metrics_are_compressed_for_those_who_take_it(accepted: str, zipped: bool) -> None:
+    response = metrics_pages(Metrics(), lambda: "ipvs")["/metrics"](
+        Request("GET", "/metrics", "", accept_encoding=accepted)
+    )
+    assert isinstance(response.body, bytes)
+    assert (dict(response.headers).get("Content-Encoding") == "gzip") == zipped
+    assert (gzip.decompress(response.body) if zipped else response.body).startswith(b"# HELP kubeproxy_")
+
+
+def test_status_and_flags_begin_as_those_of_other_components() -> None:
+    lines = status_text({"Mode": "ipvs"}, 1795238047.0, ["/b", "/a"], now=1795238047.0 + 3 * 3600 + 65.9).splitlines()
+    assert lines[0] == "kube-proxy statusz"
+    assert lines[1].startswith("Warning: This endpoint is not meant to be machine parseable")
+    assert lines[3:] == [
+        "Started: Sat Nov 21 05:14:07 UTC 2026",
+        "Up: 3 hr 01 min 05 sec",
+        "Mode: ipvs",
+        "Paths: /a /b",
+    ]
+    lines = flags_text((("a", "b"), ("v", "2"))).splitlines()
+    assert (lines[0], lines[3:]) == ("kube-proxy flagz", ["a=b", "v=2"])

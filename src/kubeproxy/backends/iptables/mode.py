@@ -99,7 +99,7 @@ def _reader(counter: str) -> Callable[[], float]:
     return read
 
 
-def _keeps(commands: Commands, chain: str) -> bool:
+def _keeps(commands: Commands, table: str, chain: str) -> bool:  # noqa: ARG001 - all tables
     """Return whether a chain is ours: of the variant that we use, and not what only ipvs mode has."""
     return commands.uses_nft == _commands(commands.family).uses_nft and chain not in leftovers.IPVS_CHAINS
 

@@ -19,7 +19,11 @@ _SLOTS: list[bytes] = [slot.to_bytes(4, "little") for slot in range(1024)]
 
 
 class SetId(StrEnum):
-    """Our sets and maps, by their names in the kernel. Those of the classes are named by `class_set`."""
+    """Our sets and maps, by their names in the kernel. Those of the classes are named by `class_set`.
+
+    No set has the name of a map of the Go kube-proxy (no-endpoint-services, no-endpoint-nodeports, firewall-ips): the
+    kernel would refuse its first transaction on our table, and a node could not be given back to it.
+    """
 
     # address . protocol . port . slot : destination
     ENDPOINTS = "endpoints"
@@ -39,11 +43,11 @@ class SetId(StrEnum):
     LOCAL_AFFINITY_NODEPORTS = "local-affinity-nodeports"
     CLUSTER_IPS = "cluster-ips"
     HAIRPIN = "hairpin-endpoints"
-    NO_ENDPOINT_SERVICES = "no-endpoint-services"
+    NO_ENDPOINT_SERVICES = "unserved-services"
     NO_LOCAL_ENDPOINT_SERVICES = "no-local-endpoint-services"
-    NO_ENDPOINT_NODEPORTS = "no-endpoint-nodeports"
+    NO_ENDPOINT_NODEPORTS = "unserved-nodeports"
     NO_LOCAL_ENDPOINT_NODEPORTS = "no-local-endpoint-nodeports"
-    FIREWALL_IPS = "firewall-ips"
+    FIREWALL_IPS = "firewalled-services"
     FIREWALL_ALLOW = "firewall-allow"
     NODEPORT_IPS = "nodeport-ips"
 

@@ -136,14 +136,14 @@ class Ruleset:
                 f"meta mark set meta mark xor {self._mark}",
                 "masquerade fully-random",
             ),
-            "firewall-check": (f"{service} @firewall-ips {service} . {ip} saddr != @firewall-allow drop",),
+            "firewall-check": (f"{service} @firewalled-services {service} . {ip} saddr != @firewall-allow drop",),
             "service-endpoints-check": (
                 f"{service} @no-local-endpoint-services drop",
-                f"{service} @no-endpoint-services reject",
+                f"{service} @unserved-services reject",
             ),
             "nodeport-endpoints-check": (
                 f"{nodeport} {_NODEPORT} @no-local-endpoint-nodeports drop",
-                f"{nodeport} {_NODEPORT} @no-endpoint-nodeports reject",
+                f"{nodeport} {_NODEPORT} @unserved-nodeports reject",
             ),
             "cluster-ips-check": (
                 f"{ip} daddr @cluster-ips reject",

@@ -59,6 +59,17 @@ def _flag(query: Mapping[str, str], name: str) -> bool | None:
     return text.lower() not in {"0", "false", "f"}
 
 
+def verb_of(method: str, query: Mapping[str, str], name: str) -> str:
+    """The verb of a request, as rules of RBAC name it; `name` is the object's, '' for none."""
+    if method in {"GET", "HEAD"}:
+        if name:
+            return "get"
+        return "watch" if _flag(query, "watch") else "list"
+    if method == "DELETE":
+        return "delete" if name else "deletecollection"
+    return {"POST": "create", "PUT": "update", "PATCH": "patch"}.get(method, method.lower())
+
+
 def parse_options(query: Mapping[str, str], resource: Resource) -> ListOptions:
     """Read a query; raises ApiError 400 (500 for the resourceVersion of a watch, as recorded)."""
     watch = bool(_flag(query, "watch"))

@@ -19,7 +19,10 @@ import msgspec
 from aiohttp import web
 
 from kubeproxy.devcluster.apiserver import discovery, status
+from kubeproxy.devcluster.apiserver.authentication import Tokens
+from kubeproxy.devcluster.apiserver.authorization import Rbac, Request
 from kubeproxy.devcluster.apiserver.faults import Faults
+from kubeproxy.devcluster.apiserver.options import verb_of
 from kubeproxy.devcluster.apiserver.paths import Target, parse_path
 from kubeproxy.devcluster.apiserver.resources import GROUPS
 from kubeproxy.devcluster.apiserver.rest import Rest
@@ -42,11 +45,15 @@ class Listener(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """What a server is made with. `tokens` maps bearer tokens to users; none means that nobody is asked."""
+    """What a server is made with. `tokens` maps bearer tokens to users; none means that nobody is asked.
+
+    With `rbac` everybody is asked, and may only do what it grants.
+    """
 
     service_cidrs: tuple[str, ...] = SERVICE_CIDRS
     tokens: dict[str, str] = field(default_factory=dict)
     denied_users: frozenset[str] = frozenset()
+    rbac: Rbac | None = None
     history: int = 50_000
     bookmark_period: float = 60.0
     watch_list: bool = True
@@ -64,6 +71,7 @@ class ApiServer:
         self.config = config or ServerConfig()
         self.store = Store(self.config.history)
         self.rest = Rest(self.store, self.config.service_cidrs)
+        self.tokens = Tokens(self.config.tokens)
         self.faults = Faults(fail_watch_list=not self.config.watch_list)
         self._runner: web.AppRunner | None = None
         self._listeners: list[Listener] = []
@@ -176,21 +184,23 @@ class ApiServer:
             names = {key: value for part in tls.get("subject", ()) for key, value in part}
             if user := names.get("commonName"):
                 return str(user)
-        if not self.config.tokens:
+        if not self.tokens and self.config.rbac is None:
             return "system:admin"
-        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        user = self.config.tokens.get(token.strip()) if scheme.lower() == "bearer" else None
+        user = self.tokens.user_of(request.headers.get("Authorization", ""))
         if user is None:
             raise status.unauthorized()
         return user
 
     def _authorize(self, user: str, request: web.Request, target: Target) -> None:
-        if user in self.config.denied_users:
-            verb = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}.get(request.method, "get")
-            if verb == "get" and not target.name:
-                verb = "watch" if "watch" in request.query else "list"
-            resource = target.resource
-            raise status.forbidden(user, verb, resource.plural, resource.group, target.namespace)
+        resource = target.resource
+        named = f"{resource.plural}/{target.subresource}" if target.subresource else resource.plural
+        verb = verb_of(request.method, request.query, target.name)
+        wish = Request(user, verb, resource.group, named, target.namespace, target.name)
+        allowed = user not in self.config.denied_users
+        if self.config.rbac is not None:
+            allowed = self.config.rbac.allows(wish) and allowed
+        if not allowed:
+            raise status.forbidden(user, verb, named, resource.group, target.namespace, target.name)
 
     # what is no resource
 

@@ -137,12 +137,16 @@ def unknown_resource() -> ApiError:
     return ApiError(404, "NotFound", "the server could not find the requested resource")
 
 
-def forbidden(user: str, verb: str, plural: str, group: str, namespace: str | None) -> ApiError:
-    """403: the user may not do this."""
+def forbidden(user: str, verb: str, resource: str, group: str, namespace: str | None, name: str = "") -> ApiError:
+    """403: the user may not do this to a resource ("nodes", "nodes/status")."""
+    plural = resource.partition("/")[0]
     where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
-    who = f'{_qualified(plural, group)} is forbidden: User "{user}"'
-    message = f'{who} cannot {verb} resource "{plural}" in API group "{group}" {where}'
-    return ApiError(403, "Forbidden", message, {"kind": plural} | ({"group": group} if group else {}))
+    what = _qualified(plural, group) + (f' "{name}"' if name else "")
+    message = f'{what} is forbidden: User "{user}" cannot {verb} resource "{resource}" in API group "{group}" {where}'
+    details = _details(plural, group, name)
+    if not name:
+        del details["name"]
+    return ApiError(403, "Forbidden", message, details)
 
 
 def unauthorized() -> ApiError:

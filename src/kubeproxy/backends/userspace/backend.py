@@ -1,0 +1,168 @@
+"""userspace mode, one family: keeps listeners and rules in step.
+
+A new listener is open before anything is redirected to it, and an old one is closed when nothing is any more. Blocking
+calls, all short. The proxy's end ends the connections that it carries, so a start has nothing to adopt: the table is
+replaced, with the ports of the new listeners, in one transaction.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from kubeproxy.backends.userspace.datapath import DataPath
+from kubeproxy.backends.userspace.layout import TABLE, Elements, difference, elements, merged, packed
+from kubeproxy.backends.userspace.listeners import KINDS, ListenerName, Listeners, Target, targets
+from kubeproxy.backends.userspace.ruleset import Ruleset
+from kubeproxy.kernel import nfnetlink, nft
+from kubeproxy.kernel.addresses import SCOPE_UNIVERSE, local_addresses
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
+from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
+
+log = logging.getLogger("kubeproxy.userspace")
+
+Signature = tuple[int, tuple[int, ...]]
+"""Handles of the table and its rules: another program that touches them changes these."""
+
+
+class UserspaceBackend:
+    """See backends.mode.Backend."""
+
+    blocking = True  # it waits for the data path's thread to listen
+
+    def __init__(self, family: Family, world: Globals, path: DataPath, listeners: Listeners) -> None:
+        self.family = family
+        self._path = path
+        self._listeners = listeners
+        self._world = world
+        self._landing = self._find_landing()
+        self._ruleset = Ruleset(family, world, self._landing)
+        self._link = nfnetlink.Transactions()
+        self._elements: dict[ServiceName, Elements] = {}
+        self._needed: dict[ServiceName, dict[ListenerName, Target]] = {}
+        self._signature: Signature = (0, ())
+        self._generation = 0
+
+    def close(self) -> None:
+        """End all connections and let go of the kernel; the rules stay."""
+        self._path.stop()
+        self._link.close()
+
+    def set_world(self, world: Globals) -> bool:
+        """Take changed globals in; return whether the rules are others now, so that a resync is due."""
+        self._world = world
+        return self._update_rules()
+
+    def _update_rules(self) -> bool:
+        self._landing = self._find_landing()
+        ruleset = Ruleset(self.family, self._world, self._landing)
+        changed = ruleset.skeleton() != self._ruleset.skeleton()
+        self._ruleset = ruleset
+        return changed
+
+    def _find_landing(self) -> bytes | None:
+        """Return the local address that connections from outside are sent to: the node's own if it has it."""
+        local = [a.ip for a in local_addresses(self.family) if a.scope == SCOPE_UNIVERSE]
+        ours = self._world.of(self.family) or FamilyGlobals()
+        candidates = [*(ip for ip in ours.node_ips if ip in local), *sorted(local)]
+        return candidates[0] if candidates else None
+
+    # -- incremental ------------------------------------------------------------------------------------------------
+
+    def sync(self, changes: Sequence[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> Iterator[int]:
+        """Program changed Services in one transaction; yield its size. Raises ApplyError."""
+        needed = {name: _targets(plans) for name, plans in changes}
+        self._listeners.take({listener: target for part in needed.values() for listener, target in part.items()})
+        after = {name: merged(elements(plan, self._listeners) for plan in plans) for name, plans in changes}
+        before = merged(self._elements.get(name, {}) for name in after)
+        removed, added = difference(before, merged(after.values()))
+        messages = [*self._messages(nfnetlink.DELETE_ELEMENT, removed), *self._messages(nfnetlink.NEW_ELEMENT, added)]
+        if messages:
+            self._link.commit(messages)
+            self._generation += 1
+        gone = {listener for name in after for listener in self._needed.get(name, {})}
+        self._note(after, needed)
+        self._listeners.drop(gone.difference(*(part.keys() for part in needed.values())))
+        yield _count(removed) + _count(added)
+
+    def _messages(self, kind: int, part: Elements) -> Iterator[bytes]:
+        for name, entries in part.items():
+            shape = self._ruleset.shapes[name]
+            adding = kind == nfnetlink.NEW_ELEMENT
+            data = [packed(shape, key, value if adding else b"") for key, value in entries.items()]
+            yield from nfnetlink.element_messages(kind, self.family, TABLE, name, data)
+
+    def _note(
+        self, after: Mapping[ServiceName, Elements], needed: Mapping[ServiceName, dict[ListenerName, Target]]
+    ) -> None:
+        for name, found in after.items():
+            if found:
+                self._elements[name], self._needed[name] = found, needed[name]
+            else:
+                self._elements.pop(name, None)
+                self._needed.pop(name, None)
+
+    # -- the whole table --------------------------------------------------------------------------------------------
+
+    def resync(self, wanted: Mapping[ServiceName, tuple[ServicePlan, ...]]) -> Iterator[int]:
+        """Put the whole table in place of whatever is there; yield its size. Raises ApplyError."""
+        self._update_rules()
+        self._path.mark = self._world.masquerade_mark
+        needed = {name: _targets(plans) for name, plans in wanted.items()}
+        names = {listener: target for part in needed.values() for listener, target in part.items()}
+        self._listeners.take(names)
+        after = {name: merged(elements(plan, self._listeners) for plan in plans) for name, plans in wanted.items()}
+        total = merged(after.values())
+        nft.run(self._ruleset.replacement(total))
+        self._elements, self._needed = {}, {}
+        self._note(after, needed)
+        self._listeners.drop(set(self._listeners.names()).difference(names))
+        self._signature = self._sign()
+        self._generation = self._link.generation()
+        yield _count(total)
+
+    # -- drift ------------------------------------------------------------------------------------------------------
+
+    def touched(self) -> bool:
+        """Return whether any program committed to nf_tables since our last transaction, or an address went."""
+        return self._link.generation() != self._generation or self._find_landing() != self._landing
+
+    def drift(self) -> str:
+        """Return what happened to our chains and rules, '' for nothing."""
+        if self._find_landing() != self._landing:
+            return "the node's addresses changed, and connections from outside are sent to one of them"
+        if self._sign() != self._signature:
+            return f"chains or rules of table {self._ruleset.name} were changed by another program"
+        return ""
+
+    def element_drift(self) -> str:
+        """Return which elements another program changed, '' for none; reads the whole table."""
+        generation = self._link.generation()
+        total = merged(self._elements.values())
+        for name in self._ruleset.shapes:
+            found = {e.key: e.data for e in nfnetlink.elements(self.family, TABLE, name)}
+            if found != total.get(name, {}):
+                return f"elements of {name} in table {self._ruleset.name} were changed by another program"
+        self._generation = generation
+        return ""
+
+    def _sign(self) -> Signature:
+        table = nfnetlink.table(self.family, TABLE)
+        return (table.handle if table is not None else 0, nfnetlink.rule_handles(self.family, TABLE))
+
+
+def _targets(plans: Iterable[ServicePlan]) -> dict[ListenerName, Target]:
+    found: dict[ListenerName, Target] = {}
+    for plan in plans:
+        if plan.key.protocol not in KINDS:
+            log.warning(
+                "%s: userspace mode carries TCP and UDP, its %s clients are refused; use another mode for it",
+                plan.key,
+                PROTOCOL_NAMES[plan.key.protocol],
+            )
+        found.update(targets(plan))
+    return found
+
+
+def _count(part: Elements) -> int:
+    return sum(len(entries) for entries in part.values())

@@ -1,0 +1,207 @@
+"""The thread that carries bytes: an asyncio loop, the sockets that it watches, and what bounds them.
+
+Knows no Service and no protocol; tcp.py and udp.py do. Sockets are watched by an epoll of our own, that the loop
+watches in turn: a socket is registered once, and no callback, handle or task is made for its events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from fcntl import F_SETPIPE_SZ, fcntl
+from typing import Final, Protocol, TypeVar
+
+from kubeproxy.errors import ApplyError
+
+log = logging.getLogger("kubeproxy.userspace")
+
+T = TypeVar("T")
+
+ROOM: Final = 256 << 10
+"""Bytes that are carried at a time, and the most that is kept of one direction when its receiver is slow."""
+
+_PIPE: Final = 1 << 20  # its slots hold one piece of a packet each, so that it needs more of them than ROOM has pages
+_EVENTS: Final = 256
+_RESERVE: Final = 512  # descriptors for the rest of the program: API, health, netlink, nft
+_MOST: Final = 1 << 18  # descriptors: some systems set no limit, but connections need memory as well
+_QUIET: Final = 10.0  # seconds between two log lines about one thing
+_PATIENCE: Final = 30.0
+
+
+class Watched(Protocol):
+    """Who gets the events of a socket. Called on the loop's thread."""
+
+    def ready(self, fd: int, events: int) -> None:
+        """Something happened: EPOLLIN and the like."""
+
+    def close(self) -> None:
+        """Let go of all sockets."""
+
+
+class Descriptors:
+    """How many file descriptors connections and sessions may use, and do. Each listener makes that one less."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+
+    def take(self, count: int) -> bool:
+        """Count some in, unless that would be too many."""
+        if self.used + count > self.limit:
+            return False
+        self.used += count
+        return True
+
+    def give(self, count: int) -> None:
+        """Count some out."""
+        self.used -= count
+
+
+def descriptor_limit() -> int:
+    """Raise this process's soft limit of open files to the hard one; return how many of them traffic may use."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return min(max(soft - _RESERVE, soft // 2), _MOST)
+
+
+class DataPath:
+    """The loop in its thread. `call` and `stop` are for other threads, all else is for the loop's own."""
+
+    def __init__(self, udp_idle: float, limit: int | None = None) -> None:
+        self.udp_idle = udp_idle
+        self.mark = 0
+        self.descriptors = Descriptors(descriptor_limit() if limit is None else limit)
+        self.buffer = memoryview(bytearray(65536))  # one datagram, wherever it goes
+        self._pipe = _new_pipe()
+        self._epoll = select.epoll()
+        self._watched: dict[int, Watched] = {}
+        self._released: list[socket.socket] = []
+        self._dispatching = False
+        self._said: dict[str, float] = {}
+        self._loop = asyncio.new_event_loop()
+        self._loop.add_reader(self._epoll.fileno(), self._dispatch)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="userspace data path", daemon=True)
+        self._thread.start()
+
+    # -- other threads ----------------------------------------------------------------------------------------------
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Do something on the loop's thread and return its result. Raises ApplyError when that takes too long."""
+
+        async def run() -> T:
+            return work()
+
+        future = asyncio.run_coroutine_threadsafe(run(), self._loop)
+        try:
+            return future.result(_PATIENCE)
+        except TimeoutError as error:
+            future.cancel()
+            raise ApplyError(f"the userspace data path did not answer in {_PATIENCE:.0f} s") from error
+
+    def stop(self) -> None:
+        """Accept nothing more, and end every connection (with a reset) and the thread. May be called again."""
+        if self._loop.is_closed():
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        for watched in set(self._watched.values()):
+            watched.close()
+        self._epoll.close()
+        for fd in self._pipe:
+            os.close(fd)
+        self._loop.close()
+
+    # -- the loop's thread ------------------------------------------------------------------------------------------
+
+    def watch(self, sock: socket.socket, watched: Watched, events: int) -> None:
+        """Have events of a socket told to somebody."""
+        fd = sock.fileno()
+        self._watched[fd] = watched
+        self._epoll.register(fd, events)
+
+    def rewatch(self, fd: int, events: int) -> None:
+        """Watch a socket for other events."""
+        self._epoll.modify(fd, events)
+
+    def release(self, sock: socket.socket) -> None:
+        """Close a socket, watched or not: at the end of a round of events, as its number must not be taken before."""
+        self._watched.pop(sock.fileno(), None)
+        if self._dispatching:
+            self._released.append(sock)
+        else:
+            sock.close()
+
+    def later(self, seconds: float, work: Callable[[], None]) -> asyncio.TimerHandle:
+        """Do something later."""
+        return self._loop.call_later(seconds, work)
+
+    def complain(self, about: str, message: str, *values: object) -> None:
+        """Log an error, once in a while for each thing that it is about."""
+        now = time.monotonic()
+        if now >= self._said.get(about, 0.0):
+            if len(self._said) > 1000:
+                self._said.clear()
+            self._said[about] = now + _QUIET
+            log.error(message, *values)
+
+    def carry(self, source: int, target: int) -> tuple[int, bytes]:
+        """Move what there is from one TCP socket to another, ROOM bytes at most, without copying it.
+
+        Returns how much came (0 at the end of the stream) and what of it the target had no room for. Raises OSError,
+        BlockingIOError when there is nothing to move.
+        """
+        reading, writing = self._pipe
+        came = os.splice(source, writing, ROOM, flags=os.SPLICE_F_NONBLOCK)
+        left = came
+        try:
+            while left:
+                left -= os.splice(reading, target, left, flags=os.SPLICE_F_NONBLOCK)
+        except BlockingIOError:
+            return came, _read(reading, left)
+        except OSError:
+            for fd in self._pipe:  # what is in it was lost with the target
+                os.close(fd)
+            self._pipe = _new_pipe()
+            raise
+        return came, b""
+
+    def _dispatch(self) -> None:
+        self._dispatching = True
+        for fd, events in self._epoll.poll(0, _EVENTS):
+            watched = self._watched.get(fd)
+            if watched is not None:
+                try:
+                    watched.ready(fd, events)
+                except Exception:  # a mistake in the way of one connection must not end all others
+                    log.exception("A connection failed in a way that is not provided for")
+                    watched.close()
+        self._dispatching = False
+        for sock in self._released:
+            sock.close()
+        self._released.clear()
+
+
+def _new_pipe() -> tuple[int, int]:
+    pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    with contextlib.suppress(OSError):  # /proc/sys/fs/pipe-max-size may be smaller: it works with any
+        fcntl(pipe[1], F_SETPIPE_SZ, _PIPE)
+    return pipe
+
+
+def _read(fd: int, count: int) -> bytes:
+    parts = []
+    while count:
+        parts.append(os.read(fd, count))
+        count -= len(parts[-1])
+    return b"".join(parts)

@@ -1,0 +1,164 @@
+"""Opens listeners: one for each service port and pool, on a port of portRange or on any free one."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from kubeproxy.backends.userspace import tcp, udp
+from kubeproxy.backends.userspace.datapath import DataPath
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.plan import Pool, ServicePlan, ServicePortKey
+
+log = logging.getLogger("kubeproxy.userspace")
+
+KINDS: Final[dict[int, socket.SocketKind]] = {
+    socket.IPPROTO_TCP: socket.SOCK_STREAM,
+    socket.IPPROTO_UDP: socket.SOCK_DGRAM,
+}
+_ANY: Final = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 - the input chain lets only redirected traffic in
+
+
+class PoolKind(StrEnum):
+    """Which of a plan's pools: listeners are apart, as the rules know which one a connection may use."""
+
+    CLUSTER = "cluster"
+    LOCAL = "local"
+
+
+class ListenerName(NamedTuple):
+    """Identity of a listener."""
+
+    key: ServicePortKey
+    kind: PoolKind
+
+
+class Target(NamedTuple):
+    """What a listener is to do: its endpoints, affinity in seconds, and the endpoints that may keep sessions."""
+
+    pool: Pool
+    affinity: int
+    serving: Pool
+
+
+Listener = tcp.TcpListener | udp.UdpListener
+
+
+def targets(plan: ServicePlan) -> dict[ListenerName, Target]:
+    """Return the listeners that a plan needs."""
+    found = {}
+    for frontend in plan.frontends:
+        for action in plan.traffic(frontend):
+            if action.forwards and plan.key.protocol in KINDS:
+                kind = PoolKind.LOCAL if action.picks_local else PoolKind.CLUSTER
+                pool = plan.local if action.picks_local else plan.cluster
+                found[ListenerName(plan.key, kind)] = Target(pool, plan.affinity, plan.serving)
+    return found
+
+
+class Listeners:
+    """The listeners of one family. Called on the engine's threads; what they do runs on the data path's."""
+
+    def __init__(self, path: DataPath, sessions: udp.Sessions, ports: range) -> None:
+        self._path = path
+        self._sessions = sessions
+        self._ports = ports
+        self._next = 0
+        self._open: dict[ListenerName, Listener] = {}
+        self._targets: dict[ListenerName, Target] = {}
+        self._silent: list[Listener] = []  # bound, but nobody listens yet
+
+    def port(self, name: ListenerName) -> int | None:
+        """Return the port of a listener, None when it could not be opened."""
+        listener = self._open.get(name)
+        return listener.port if listener is not None else None
+
+    def names(self) -> Iterable[ListenerName]:
+        """Return all that are open."""
+        return self._open.keys()
+
+    def take(self, wanted: dict[ListenerName, Target]) -> None:
+        """Open the listeners that are missing and give all of them their targets, before this returns."""
+        changed = {name: target for name, target in wanted.items() if self._targets.get(name) != target}
+        for name in changed:
+            if name not in self._open and (listener := self._opened(name)) is not None:
+                self._open[name] = listener
+                self._silent.append(listener)
+        work = [(self._open[name], target) for name, target in changed.items() if name in self._open]
+
+        def apply() -> None:
+            for listener, target in work:
+                listener.retarget(*target)
+            for listener in self._silent:
+                listener.open()
+            self._silent.clear()
+
+        if work:
+            self._path.call(apply)
+        self._targets.update((name, target) for name, target in changed.items() if name in self._open)
+
+    def drop(self, names: Iterable[ListenerName]) -> None:
+        """Close listeners that nothing is redirected to any more."""
+        gone = []
+        for name in list(names):
+            self._targets.pop(name, None)
+            if (listener := self._open.pop(name, None)) is not None:
+                gone.append(listener)
+
+        def close() -> None:
+            for listener in gone:
+                listener.close()
+
+        if gone:
+            self._path.call(close)
+
+    def _opened(self, name: ListenerName) -> Listener | None:
+        try:
+            sock = self._bound(name.key)
+        except OSError as error:
+            ports = self._ports
+            hint = f"make portRange {ports[0]}-{ports[-1]} wider" if ports else "raise the limit of open files"
+            log.error("%s: no listener, so that its clients are refused: %s; %s", name.key, error.strerror, hint)
+            return None
+        if name.key.protocol == socket.IPPROTO_TCP:
+            return tcp.TcpListener(self._path, sock, name.key)
+        return udp.UdpListener(self._path, sock, name.key, self._sessions)
+
+    def _bound(self, key: ServicePortKey) -> socket.socket:
+        """Return a listening socket. Raises OSError when no port is free."""
+        if not self._ports:
+            return _listening(key, 0)
+        for turn in range(len(self._ports)):
+            at = (self._next + turn) % len(self._ports)
+            try:
+                sock = _listening(key, self._ports[at])
+            except OSError as error:
+                if error.errno not in {errno.EADDRINUSE, errno.EACCES}:
+                    raise
+                continue
+            self._next = at + 1
+            return sock
+        raise OSError(errno.EADDRINUSE, "all of them are in use")
+
+
+def _listening(key: ServicePortKey, port: int) -> socket.socket:
+    sock = socket.socket(key.family, KINDS[key.protocol])
+    try:
+        if key.family is Family.IPV6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        if key.protocol == socket.IPPROTO_TCP:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tcp.prepare(sock)
+        else:
+            udp.prepare(sock, key.family)
+        sock.bind((_ANY[key.family], port))
+        if key.protocol == socket.IPPROTO_TCP:
+            sock.listen(tcp.BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock

@@ -1,0 +1,305 @@
+"""TCP: a listener of a service port, and the connections that came to it, each with its own to an endpoint.
+
+Nothing blocks and nothing is buffered beyond datapath.ROOM a direction: who reads slowly is sent slowly. An end of
+stream is carried on as one, in each direction on its own, and a reset as a reset. Sockets are set to reset when they
+are closed, until both streams have ended: a proxy that dies never makes half an answer look like a whole one.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from select import EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLOUT
+from typing import Any, Final
+
+from kubeproxy.backends.userspace.balance import Balancer
+from kubeproxy.backends.userspace.datapath import DataPath
+from kubeproxy.model.addresses import destination_text, unpack
+from kubeproxy.model.plan import Pool, ServicePortKey
+
+DIAL_TIMEOUTS: Final = (0.25, 0.5, 1.0, 2.0)
+"""Seconds that the first, second, ... endpoint that does not answer is waited for.
+
+Source: REFERENCE "userspace mode"; kube-proxy before v1.26.
+"""
+
+BACKLOG: Final = 4096
+_ACCEPTS: Final = 32  # connections accepted in one round, before others have their turn
+_PAUSE: Final = 0.2  # seconds without accepting after the system had no descriptor left
+_RESET: Final = struct.pack("ii", 1, 0)
+_NO_RESET: Final = struct.pack("ii", 0, 0)
+_NOTHING: Final = EPOLLET  # only errors are told, and once
+_EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_NO_DESCRIPTOR: Final = (
+    "%s: a connection was refused, as the limit of open files leaves room for %d connections: raise it "
+    "(LimitNOFILE= of the unit, ulimit -n), or take another mode for this many connections"
+)
+KEEPALIVE: Final = 60  # seconds of silence after which a peer is asked whether it is still there
+
+
+def prepare(sock: socket.socket) -> None:
+    """Set the options of a listener, which its connections inherit, or of a connection to an endpoint."""
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+
+
+class TcpListener:
+    """Accepts the connections of one service port that go to one pool."""
+
+    def __init__(self, path: DataPath, sock: socket.socket, key: ServicePortKey) -> None:
+        self.path = path
+        self.key = key
+        self.port: int = sock.getsockname()[1]
+        self.balancer = Balancer()
+        self._sock = sock
+
+    def open(self) -> None:
+        """Begin to accept."""
+        self.path.descriptors.limit -= 1
+        self.path.watch(self._sock, self, EPOLLIN)
+
+    def retarget(self, pool: Pool, affinity: int, serving: Pool) -> None:  # noqa: ARG002 - as UdpListener
+        """Take other endpoints. Connections to those that are gone go on, as in every other mode."""
+        self.balancer.retarget(pool, affinity)
+
+    def close(self) -> None:
+        """Accept no more. Connections go on."""
+        self.path.descriptors.limit += 1
+        self.path.release(self._sock)
+
+    def ready(self, fd: int, events: int) -> None:  # noqa: ARG002 - there is one socket, and one kind of event
+        """Accept what is there."""
+        for _ in range(_ACCEPTS):
+            try:
+                sock, client = self._sock.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _EXHAUSTED:
+                    self._pause(error)
+                    return
+                continue  # that client is gone again
+            descriptors = self.path.descriptors
+            if descriptors.take(2):
+                sock.setblocking(False)
+                Connection(self, sock, client[0]).dial()
+            else:
+                self.path.complain("connections", _NO_DESCRIPTOR, self.key, descriptors.limit // 2)
+                sock.close()
+
+    def _pause(self, error: OSError) -> None:
+        path = self.path
+        path.complain("accept", "%s: cannot accept connections: %s; raise the limit of open files", self.key, error)
+        path.rewatch(self._sock.fileno(), _NOTHING)
+        path.later(_PAUSE, self._go_on)
+
+    def _go_on(self) -> None:
+        if self._sock.fileno() >= 0:
+            self.path.rewatch(self._sock.fileno(), EPOLLIN)
+
+
+class _Side:
+    """One of the two sockets of a connection, and how far what it sends has got."""
+
+    __slots__ = ("ended", "fd", "held", "shut", "sock", "watching")
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.held: memoryview | None = None  # what the other side had no room for
+        self.ended = False  # it will send no more
+        self.shut = False  # and the other side has been told
+        self.watching = 0
+
+
+class Connection:
+    """A client's connection and the one to an endpoint."""
+
+    __slots__ = (
+        "_client",
+        "_failed",
+        "_from",
+        "_late",
+        "_listener",
+        "_path",
+        "_server",
+        "_slow",
+        "_timer",
+        "_trying",
+        "_why",
+    )
+
+    def __init__(self, listener: TcpListener, sock: socket.socket, client: str) -> None:
+        self._listener = listener
+        self._path = listener.path
+        self._client = _Side(sock)
+        self._from = client
+        self._server: _Side | None = None
+        self._failed: set[bytes] = set()
+        self._late: set[bytes] = set()
+        self._slow = 0  # how many were too slow; one that refuses costs no time, and does not count
+        self._trying = b""
+        self._why = "there is none"
+        self._timer: Any = None
+
+    # -- finding an endpoint ----------------------------------------------------------------------------------------
+
+    def dial(self) -> None:
+        """Try the next endpoint; with none left, end the client's connection."""
+        while self._slow < len(DIAL_TIMEOUTS):
+            endpoint = self._pick()
+            if endpoint is None:
+                break
+            self._trying = endpoint
+            try:
+                sock = self._connect(endpoint)
+            except OSError as error:
+                self._note_failure(str(error))
+                if error.errno in _EXHAUSTED:
+                    break
+                continue
+            self._server = _Side(sock)
+            self._server.watching = EPOLLOUT
+            self._path.watch(sock, self, EPOLLOUT)
+            self._timer = self._path.later(DIAL_TIMEOUTS[self._slow], self._too_late)
+            return
+        self._path.complain(
+            str(self._listener.key),
+            "%s: a connection was reset, as none of its endpoints could be connected to: %s",
+            self._listener.key,
+            self._why,
+        )
+        self.close()
+
+    def _pick(self) -> bytes | None:
+        """Return an endpoint that was not tried, else one that was too slow: it gets longer each time."""
+        balancer = self._listener.balancer
+        found = balancer.pick(self._from, self._failed)
+        if found is None and self._late:
+            self._failed -= self._late
+            self._late.clear()
+            found = balancer.pick(self._from, self._failed)
+        return found
+
+    def _connect(self, endpoint: bytes) -> socket.socket:
+        sock = socket.socket(self._listener.key.family, socket.SOCK_STREAM)
+        try:
+            prepare(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, self._path.mark)
+            sock.connect((unpack(endpoint[:-2]), int.from_bytes(endpoint[-2:], "big")))
+        except BlockingIOError:
+            pass
+        except OSError:
+            sock.close()
+            raise
+        return sock
+
+    def _note_failure(self, why: str) -> None:
+        self._failed.add(self._trying)
+        self._why = f"{destination_text(self._trying)}: {why}"
+
+    def _too_late(self) -> None:
+        self._slow += 1
+        self._drop_server()
+        self._late.add(self._trying)
+        self._note_failure("no answer in time")
+        self.dial()
+
+    def _drop_server(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._server is not None:
+            self._path.release(self._server.sock)
+            self._server = None
+
+    def _dialled(self, server: _Side) -> None:
+        if code := server.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._drop_server()
+            self._note_failure(os.strerror(code))
+            self.dial()
+            return
+        self._timer.cancel()
+        self._timer = None
+        self._watch(server, EPOLLIN)
+        self._client.watching = EPOLLIN
+        self._path.watch(self._client.sock, self, EPOLLIN)
+
+    # -- carrying ---------------------------------------------------------------------------------------------------
+
+    def ready(self, fd: int, events: int) -> None:
+        """Carry what can be carried."""
+        server = self._server
+        if server is None:
+            return
+        if self._timer is not None:
+            self._dialled(server)
+            return
+        side, other = (self._client, server) if fd == self._client.fd else (server, self._client)
+        try:
+            if other.held is not None and events & (EPOLLOUT | EPOLLHUP):
+                self._flush(other, side)
+            if side.held is None and not side.ended and events & (EPOLLIN | EPOLLHUP | EPOLLERR):
+                self._carry(side, other)
+                while events & EPOLLERR and side.held is None and not side.ended:
+                    self._carry(side, other)  # what came before the reset
+        except BlockingIOError:
+            pass
+        except OSError:
+            events = EPOLLERR
+        if events & EPOLLERR or (side.shut and other.shut):
+            self._end(reset=bool(events & EPOLLERR))
+            return
+        self._watch(side, _wanted(side, other))
+        self._watch(other, _wanted(other, side))
+
+    def _carry(self, side: _Side, other: _Side) -> None:
+        came, rest = self._path.carry(side.fd, other.fd)
+        if rest:
+            side.held = memoryview(rest)
+        elif not came:
+            side.ended = True
+            self._pass_end(side, other)
+
+    @staticmethod
+    def _flush(side: _Side, other: _Side) -> None:
+        if side.held is not None:
+            sent = other.sock.send(side.held)
+            side.held = side.held[sent:] if sent < len(side.held) else None
+
+    @staticmethod
+    def _pass_end(side: _Side, other: _Side) -> None:
+        other.sock.shutdown(socket.SHUT_WR)
+        side.shut = True
+
+    def _watch(self, side: _Side, events: int) -> None:
+        if side.watching != events:
+            side.watching = events
+            self._path.rewatch(side.fd, events)
+
+    def _end(self, *, reset: bool) -> None:
+        if not reset:
+            for side in (self._client, self._server):
+                if side is not None:
+                    side.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_RESET)
+        self.close()
+
+    def close(self) -> None:
+        """End both connections; with a reset, unless both streams had ended."""
+        if self._client.fd < 0:
+            return
+        self._client.fd = -1
+        self._drop_server()
+        self._path.release(self._client.sock)
+        self._path.descriptors.give(2)
+
+
+def _wanted(side: _Side, other: _Side) -> int:
+    """Return the events that matter: room for what is held for it, and what it sends when the other one takes it."""
+    reading = 0 if side.ended or side.held is not None else EPOLLIN
+    return reading | (EPOLLOUT if other.held is not None else 0) or _NOTHING

@@ -1,0 +1,222 @@
+"""UDP: a listener of a service port, and a session for each client of it: a socket that is connected to an endpoint.
+
+A session ends when nothing came either way for udpIdleTimeout, or when its endpoint is gone. Datagrams that the system
+has no room for are lost, as on any network.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import OrderedDict
+from contextlib import suppress
+from select import EPOLLIN
+from typing import Any, Final
+
+from kubeproxy.backends.userspace.balance import Balancer
+from kubeproxy.backends.userspace.datapath import DataPath
+from kubeproxy.model.addresses import Family, unpack
+from kubeproxy.model.plan import Pool, ServicePortKey
+
+_DATAGRAMS: Final = 64  # carried in one round, before others have their turn
+_IP_PKTINFO: Final = 8  # linux/in.h
+_IPV6_PKTINFO: Final = 50  # linux/in6.h
+_CONTROL: Final = 64
+_NO_DESCRIPTOR: Final = (
+    "%s: a datagram was dropped, as the limit of open files leaves room for %d sessions: raise it "
+    "(LimitNOFILE= of the unit, ulimit -n), or make udpIdleTimeout shorter"
+)
+
+Control = list[tuple[int, int, bytes]]
+
+
+def prepare(sock: socket.socket, family: Family) -> None:
+    """Set the options of a listener: it must know the address that a datagram came to, and answer from it."""
+    sock.setblocking(False)
+    if family is Family.IPV4:
+        sock.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
+    else:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
+
+
+def answering(control: Control) -> Control:
+    """Return the control message that sends an answer from the address that the datagram with this one came to."""
+    for level, kind, info in control:
+        if level == socket.IPPROTO_IP and kind == _IP_PKTINFO:
+            return [(level, kind, bytes(4) + info[8:12] + bytes(4))]  # struct in_pktinfo: index, spec_dst, addr
+        if level == socket.IPPROTO_IPV6 and kind == _IPV6_PKTINFO:
+            local_link = info[:2] == b"\xfe\x80"  # struct in6_pktinfo: addr, index
+            return [(level, kind, info[:16] + (info[16:20] if local_link else bytes(4)))]
+    return []
+
+
+class UdpListener:
+    """Takes the datagrams of one service port that go to one pool."""
+
+    def __init__(self, path: DataPath, sock: socket.socket, key: ServicePortKey, sessions: Sessions) -> None:
+        self.path = path
+        self.key = key
+        self.port: int = sock.getsockname()[1]
+        self.balancer = Balancer()
+        self.sock = sock
+        self.mine: dict[tuple[Any, bytes], Session] = {}
+        self._sessions = sessions
+
+    def open(self) -> None:
+        """Begin to take datagrams."""
+        self.path.descriptors.limit -= 1
+        self.path.watch(self.sock, self, EPOLLIN)
+
+    def retarget(self, pool: Pool, affinity: int, serving: Pool) -> None:
+        """Take other endpoints; sessions with those that serve no more end."""
+        self.balancer.retarget(pool, affinity)
+        for session in [s for s in self.mine.values() if s.endpoint not in serving]:
+            session.close()
+
+    def close(self) -> None:
+        """End, with all sessions."""
+        self.path.descriptors.limit += 1
+        for session in list(self.mine.values()):
+            session.close()
+        self.path.release(self.sock)
+
+    def ready(self, fd: int, events: int) -> None:  # noqa: ARG002 - there is one socket, and one kind of event
+        """Carry what came from clients."""
+        buffer = self.path.buffer
+        for _ in range(_DATAGRAMS):
+            try:
+                size, control, _, client = self.sock.recvmsg_into([buffer], _CONTROL)
+            except BlockingIOError:
+                return
+            except OSError:
+                continue  # an ICMP error about an earlier answer
+            self._forward(buffer[:size], client, control)
+
+    def _forward(self, datagram: memoryview, client: Any, control: Control) -> None:
+        name = client, control[0][2] if control else b""
+        session = self.mine.get(name)
+        if session is not None and session.send(datagram):
+            return
+        # It is new, or its endpoint has refused (an ICMP error): each endpoint gets one chance with this datagram.
+        failed: set[bytes] = {session.endpoint} if session is not None else set()
+        while (endpoint := self.balancer.pick(client[0], failed)) is not None:
+            fresh = self._begin(name, endpoint, answering(control))
+            if fresh is not None and fresh.send(datagram):
+                return
+            failed.add(endpoint)
+
+    def _begin(self, name: tuple[Any, bytes], endpoint: bytes, control: Control) -> Session | None:
+        path = self.path
+        if not path.descriptors.take(1):
+            path.complain("sessions", _NO_DESCRIPTOR, self.key, path.descriptors.limit)
+            return None
+        try:
+            sock = socket.socket(self.key.family, socket.SOCK_DGRAM)
+        except OSError as error:
+            path.descriptors.give(1)
+            path.complain("sessions", "%s: cannot open a UDP session: %s", self.key, error)
+            return None
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, path.mark)
+            sock.connect((unpack(endpoint[:-2]), int.from_bytes(endpoint[-2:], "big")))
+        except OSError:
+            path.descriptors.give(1)
+            sock.close()
+            return None
+        return Session(self, self._sessions, sock, endpoint, name, control)
+
+
+class Session:
+    """One client's socket to its endpoint."""
+
+    __slots__ = ("_control", "_listener", "_name", "_sessions", "_sock", "endpoint")
+
+    def __init__(
+        self,
+        listener: UdpListener,
+        sessions: Sessions,
+        sock: socket.socket,
+        endpoint: bytes,
+        name: tuple[Any, bytes],
+        control: Control,
+    ) -> None:
+        self.endpoint = endpoint
+        self._listener = listener
+        self._sessions = sessions
+        self._sock = sock
+        self._name = name
+        self._control = control
+        listener.mine[name] = self
+        listener.path.watch(sock, self, EPOLLIN)
+
+    def send(self, datagram: memoryview) -> bool:
+        """Send to the endpoint; return False, with the session closed, when the endpoint is known to refuse."""
+        try:
+            self._sock.send(datagram)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.close()
+            return False
+        self._sessions.active(self)
+        return True
+
+    def ready(self, fd: int, events: int) -> None:  # noqa: ARG002 - there is one socket, and one kind of event
+        """Carry what came from the endpoint."""
+        buffer = self._listener.path.buffer
+        for _ in range(_DATAGRAMS):
+            try:
+                size = self._sock.recv_into(buffer)
+            except BlockingIOError:
+                break
+            except OSError:
+                self.close()  # the endpoint's port is closed: the next datagram goes to another endpoint
+                return
+            self._answer(buffer[:size])
+        self._sessions.active(self)
+
+    def _answer(self, datagram: memoryview) -> None:
+        with suppress(OSError):  # no room, or no way to the client any more: lost
+            self._listener.sock.sendmsg([datagram], self._control, 0, self._name[0])
+
+    def close(self) -> None:
+        """End the session."""
+        if self._listener.mine.get(self._name) is self:
+            del self._listener.mine[self._name]
+            self._sessions.forget(self)
+            self._listener.path.release(self._sock)
+            self._listener.path.descriptors.give(1)
+
+
+class Sessions:
+    """All sessions by when they were last used, to end those that are idle."""
+
+    def __init__(self, path: DataPath) -> None:
+        self._path = path
+        self._used: OrderedDict[Session, float] = OrderedDict()
+        self._looking = False
+
+    def active(self, session: Session) -> None:
+        """Note that something came, or went."""
+        self._used[session] = time.monotonic()
+        self._used.move_to_end(session)
+        if not self._looking:
+            self._looking = True
+            self._path.later(self._path.udp_idle / 2, self._look)
+
+    def forget(self, session: Session) -> None:
+        """A session has ended."""
+        self._used.pop(session, None)
+
+    def _look(self) -> None:
+        before = time.monotonic() - self._path.udp_idle
+        while self._used:
+            session, used = next(iter(self._used.items()))
+            if used > before:
+                break
+            session.close()
+            self.forget(session)
+        self._looking = bool(self._used)
+        if self._looking:
+            self._path.later(self._path.udp_idle / 2, self._look)

@@ -1,0 +1,60 @@
+"""What /debug/state shows, as text for people: from the JSON's values, made in state.py, to lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+Json = dict[str, Any]
+
+
+def node_text(node: Json) -> bytes:
+    """Return the lines about what holds for all Services."""
+    zone = f" in zone {node['zone']}" if node["zone"] else ""
+    ready = "ready" if node["ready"] else "not ready"
+    counts = f"{node['serviceCount']} Services, {node['pendingCount']} pending"
+    lines = [f"kube-proxy {node['version']}, mode {node['mode']}, node {node['node']}{zone}: {ready}, {counts}"]
+    lines += [f"  {check}: {reason}" for check, reason in node["unready"].items()]
+    for family, facts in node["families"].items():
+        ports = facts["nodePortAddresses"]
+        where = ports if isinstance(ports, str) else ", ".join(ports) or "no address"
+        lines.append(f"{family}: last synced {facts['lastSynced'] or 'never'}")
+        lines.append(f"  traffic of pods: {facts['podTraffic']}; NodePorts on: {where}")
+        lines += [f"  refused: {facts['refused']}"] * bool(facts["refused"])
+    return ("\n".join(lines) + "\n").encode(errors="replace")
+
+
+def service_text(found: Json) -> bytes:
+    """Return the lines of one Service, after an empty one."""
+    lines = [f"{found['namespace']}/{found['name']}: {found['state']}{_version(found.get('resourceVersion'))}"]
+    lines += [f"  slice {name}{_version(version)}" for name, version in found.get("slices", {}).items()]
+    lines += [f"  problem: {problem}" for problem in found.get("problems", ())]
+    if "healthCheck" in found:
+        health = found["healthCheck"]
+        lines.append(f"  health check port {health['port']}, local endpoints: {health['localEndpoints']}")
+    for key, title in (("ports", ""), ("programmed", "in the kernel: ")):
+        for port in found.get(key, ()):
+            lines += _port_lines(port, title)
+    return ("\n" + "\n".join(lines) + "\n").encode(errors="replace")
+
+
+def _version(version: str | None) -> str:
+    return f", version {version}" if version else ""  # manifests of a folder have none
+
+
+def _port_lines(port: Json, title: str) -> Iterator[str]:
+    affinity = f", affinity {port['affinitySeconds']} s" if "affinitySeconds" in port else ""
+    name = f"{port['name']} " if port["name"] else ""
+    yield f"  {title}{name}{port['protocol']} {port['family']}{affinity}"
+    for frontend in port["frontends"]:
+        ways = {"pods": frontend["fromPods"], "node": frontend["fromNode"], "outside": frontend["fromOutside"]}
+        parts = []
+        for action in dict.fromkeys(ways.values()):
+            origins = [origin for origin, given in ways.items() if given == action]
+            parts.append(f"{'all' if len(origins) == 3 else ', '.join(origins)} -> {action}")
+        yield f"    {frontend['kind']:12} {frontend['address']:21} {'; '.join(parts)}"
+        if "sources" in frontend:
+            yield f"    {'':12} only from {', '.join(frontend['sources']) or 'nowhere'}"
+    for key, label in (("endpoints", "endpoints"), ("localEndpoints", "local"), ("otherEndpoints", "others")):
+        if port.get(key):
+            yield f"    {label:12} {' '.join(port[key])}"

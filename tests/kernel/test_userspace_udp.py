@@ -1,0 +1,149 @@
+"""Userspace mode carries UDP: whole datagrams both ways, a session a client, gone when idle or when its endpoint is."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from contextlib import suppress
+
+import pytest
+from carrying import PATIENCE, UDP, Stage, endpoint, nowhere, stage, until
+
+from kubeproxy.model.addresses import Family
+
+
+def client_of(where: tuple[str, int], source: str = "") -> socket.socket:
+    sock = socket.socket(socket.AF_INET6 if ":" in where[0] else socket.AF_INET, socket.SOCK_DGRAM)
+    sock.settimeout(PATIENCE)
+    if source:
+        sock.bind((source, 0))
+    sock.connect(where)
+    return sock
+
+
+def ask(client: socket.socket, server: socket.socket, datagram: bytes = b"?") -> tuple[str, int]:
+    """Send a datagram to the endpoint and have it sent back; return where it came from, as the endpoint saw it."""
+    client.send(datagram)
+    got, peer = server.recvfrom(1 << 16)
+    assert got == datagram
+    server.sendto(datagram + b"!", peer)
+    assert client.recv(1 << 16) == datagram + b"!"
+    return peer
+
+
+def sessions(made: Stage) -> int:
+    return made.path.descriptors.used
+
+
+@pytest.fixture
+def loopback():
+    with stage() as made:
+        yield made
+
+
+@pytest.mark.parametrize("family", Family)
+def test_datagrams_of_every_size_go_and_come_whole(family: Family) -> None:
+    with stage(udp_idle=PATIENCE) as made, endpoint(UDP, family) as server:
+        with client_of(made.carry([server], UDP, family)) as client:
+            peers = {ask(client, server, bytes(size)) for size in (0, 1, 100, 1472, 9000, 65_400)}
+        assert len(peers) == sessions(made) == 1
+
+
+def test_each_client_has_a_session_until_it_is_idle(loopback: Stage) -> None:
+    with endpoint(UDP) as server:
+        where = loopback.carry([server], UDP)
+        clients = [client_of(where) for _ in range(20)]
+        assert len({ask(client, server) for client in clients}) == 20
+        until(lambda: sessions(loopback) == 0, "sessions end")
+        assert len({ask(client, server) for client in clients}) == 20
+        for client in clients:
+            client.close()
+
+
+def test_sessions_are_spread_evenly(loopback: Stage) -> None:
+    servers = [endpoint(UDP) for _ in range(3)]
+    where = loopback.carry(servers, UDP)
+    for _ in range(12):
+        with client_of(where) as client:
+            client.send(b"?")
+    for server in servers:
+        for _ in range(4):
+            server.recv(10)
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.recv(10)
+        server.close()
+
+
+def test_an_endpoint_that_refuses_is_left(loopback: Stage) -> None:
+    with endpoint(UDP) as server:
+        where = loopback.carry([nowhere(), server], UDP)
+        for _ in range(4):
+            with client_of(where) as client:
+                client.settimeout(0.2)
+                server.settimeout(0.2)
+                for _ in range(int(PATIENCE / 0.2)):
+                    client.send(b"?")
+                    try:
+                        server.recv(10)
+                        break
+                    except TimeoutError:
+                        continue
+                else:
+                    pytest.fail("never reached the living endpoint")
+
+
+def test_sessions_end_with_their_endpoint_and_clients_go_on_elsewhere() -> None:
+    with stage(udp_idle=PATIENCE) as made, endpoint(UDP) as old, endpoint(UDP) as new:
+        where = made.carry([old], UDP)
+        with client_of(where) as client:
+            ask(client, old)
+            assert made.carry([old, new], UDP) == where
+            ask(client, old)
+            assert made.carry([new], UDP) == where
+            ask(client, new)
+        assert sessions(made) == 1
+        made.listeners.drop(list(made.listeners.names()))
+        assert sessions(made) == 0
+
+
+def test_affinity_is_by_address_not_by_port() -> None:
+    with stage() as made:
+        servers = [endpoint(UDP) for _ in range(3)]
+        where = made.carry(servers, UDP, affinity=100)
+        for source in ("127.0.0.2", "127.0.0.3"):
+            for _ in range(4):
+                with client_of(where, source) as client:
+                    client.send(source.encode())
+        met: dict[bytes, list[int]] = {}
+
+        def all_came() -> bool:
+            for number, server in enumerate(servers):
+                with suppress(BlockingIOError):
+                    while True:
+                        met.setdefault(server.recv(100), []).append(number)
+            return sum(map(len, met.values())) == 8
+
+        for server in servers:
+            server.setblocking(False)
+        until(all_came, "datagrams arrive")
+        for server in servers:
+            server.close()
+        assert [len(set(numbers)) for numbers in met.values()] == [1, 1]
+
+
+def test_too_many_sessions_are_dropped_with_a_reason(caplog) -> None:
+    with stage(limit=4, udp_idle=PATIENCE) as made, endpoint(UDP) as server:
+        where = made.carry([server], UDP)
+        clients = [client_of(where) for _ in range(6)]
+        for client in clients[:3]:
+            ask(client, server)
+        for client in clients[3:]:
+            client.send(b"?")
+        ask(clients[0], server)
+        assert sessions(made) == 3
+        (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+        assert "ns/web/UDP" in line
+        assert "room for 3 sessions" in line
+        for client in clients:
+            client.close()

@@ -1,0 +1,117 @@
+"""Userspace mode on a whole cluster: every way in, policies, what is refused, restart, repair.
+
+What differs from the other modes is by its nature: endpoints see the node's address, and the proxy's end ends the
+connections that it carries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+
+import pytest
+from live import Front, Live
+from test_policies import CASES, Case
+
+from kubeproxy.devcluster.netns import run_in_async
+
+PROXY = {"mode": "userspace", "iptables": {"minSyncPeriod": "1ms"}}
+DUAL = {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv4", "IPv6"]}
+POLICIES = ("external-local", "internal-local", "both-local", "terminating", "source-ranges", "source-ranges-local")
+
+
+def masqueraded(answer: str) -> str:
+    """The same answer when the proxy carries the bytes: who is asked sees the node."""
+    return answer.replace("kept", "masqueraded")
+
+
+async def test_every_address_leads_to_all_endpoints(live: Live) -> None:
+    external = ["198.51.100.4", "2001:db8:1::4"]
+    live.service("fronts", "a2 b1", type="LoadBalancer", externalIPs=external, **DUAL)
+    await live.until(lambda: live.cluster.get("services", "fronts")["status"]["loadBalancer"].get("ingress"), "a VIP")
+    everyone = dict.fromkeys(("pod", "node", "outside", "a2"), "a2 b1 masqueraded")
+    for family in DUAL["ipFamilies"]:
+        for kind in ("cluster", "nodeport", "loadbalancer", "external"):
+            await live.expect(live.front("fronts", kind, family), everyone)
+    nodeport = live.front("fronts", "nodeport").port
+    for loopback in ("127.0.0.1", "::1"):
+        await live.expect(Front(loopback, nodeport), {"node": "a2 b1"})
+
+
+@pytest.mark.parametrize("name", POLICIES)
+async def test_policy(live: Live, name: str) -> None:
+    case: Case = CASES[name]
+    external = f"198.51.100.{16 + POLICIES.index(name)}"
+    live.service(name, type="LoadBalancer", externalIPs=[external], **case.spec)
+    await live.until(lambda: live.cluster.get("services", name)["status"]["loadBalancer"].get("ingress"), "a VIP")
+    for endpoints, wanted in case.steps:
+        live.endpoints(name, endpoints)
+        fronts = {kind: (live.front(name, kind), places) for kind, places in wanted.items()}
+        looks = (
+            live.expect(front, {place: masqueraded(answer) for place, answer in places.items()})
+            for front, places in fronts.values()
+        )
+        await asyncio.gather(*looks)
+
+
+async def test_clients_stay_with_their_endpoint(live: Live) -> None:
+    live.service("sticky", "a1 a2 b1 b2", type="NodePort", sessionAffinity="ClientIP")
+    front = live.front("sticky", "nodeport")
+
+    async def sticks() -> str:
+        answers = [*await live.cluster.probes("outside", "tcp", *front, 20, 3.0)]
+        pods = {getattr(answer, "pod", answer) for answer in answers}
+        return "" if len(pods) == 1 and pods < {"a1", "a2", "b1", "b2"} else f"{pods}"
+
+    await live.eventually(sticks)
+
+
+async def listeners(live: Live) -> dict[str, int]:
+    """The ports of the listeners that the node's own IPv4 connections go to, by cluster IP, protocol and port."""
+    text = await live.nft("list", "map", "ip", "kube-proxy-userspace", "node-services")
+    return {f"{m[1]} {m[2]} {m[3]}": int(m[4]) for m in re.finditer(r"(\S+) \. (\w+) \. (\d+) : (\d+)", text)}
+
+
+async def test_nobody_reaches_a_listener_directly(live: Live) -> None:
+    live.service("private", "a1")
+    front = live.front("private")
+    await live.expect(front, {"outside": "a1", "node": "a1"})
+    port = (await listeners(live))[f"{front.address} tcp 80"]
+    for place, address in (("outside", live.ips["node"]["IPv4"]), ("pod", "10.244.0.1"), ("node", "127.0.0.1")):
+        assert await live.cluster.probe(place, "tcp", address, port) == "refused"
+
+
+async def test_rules_that_were_removed_come_back(live: Live) -> None:
+    live.service("mended", "a1 b1")
+    front = live.front("mended")
+    await live.expect(front, {"pod": "a1 b1"})
+    await live.nft("delete", "table", "ip", "kube-proxy-userspace")
+    await live.expect(front, {"pod": "a1 b1", "outside": "a1 b1", "node": "a1 b1"})
+    assert any("changed by another program" in event for event in live.events("node-a"))
+
+
+@pytest.mark.parametrize("ending", ["kill", "stop"])
+async def test_a_restart_serves_again_and_ends_connections_with_a_reset(bare: Live, ending: str) -> None:
+    bare.service("web", "a1 b1", type="NodePort", **DUAL)
+    front = bare.front("web", "nodeport")
+    await bare.start(PROXY)
+    await bare.expect(front, {"outside": "a1 b1 masqueraded", "pod": "a1 b1", "node": "a1 b1"})
+    place = bare.cluster.namespace_of("outside")
+    lasting = await run_in_async(place, lambda: socket.create_connection(front, 15))
+    try:
+        before = await listeners(bare)
+        if ending == "kill":
+            await bare.proxy.kill()
+        else:
+            assert await bare.proxy.stop() == 0
+        with pytest.raises(ConnectionResetError):
+            await asyncio.to_thread(lasting.recv, 1)
+        assert await bare.cluster.probe("outside", "tcp", *front) == "refused"
+        await bare.start(PROXY)
+        for family in DUAL["ipFamilies"]:
+            await bare.expect(bare.front("web", "cluster", family), {"outside": "a1 b1 masqueraded", "node": "a1 b1"})
+        after = await listeners(bare)
+        assert before.keys() == after.keys()
+    finally:
+        lasting.close()

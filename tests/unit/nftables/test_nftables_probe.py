@@ -1,0 +1,55 @@
+"""A node that cannot run nftables mode is told what is missing and how to get it."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from kubeproxy.backends.nftables import probe
+from kubeproxy.errors import Unsupported
+from kubeproxy.kernel.netlink import NetlinkError
+
+
+@pytest.fixture
+def node(monkeypatch):
+    """A node that has it all; returns how to take something away."""
+
+    def has(release="6.1.0-13-amd64", nft=(1, 0, 6), answers=True):
+        def table(family, name):
+            if not answers:
+                raise NetlinkError(errno.EPERM, "table")
+
+        uname = os.uname()
+        monkeypatch.setattr(probe.os, "uname", lambda: os.uname_result((*uname[:2], release, *uname[3:])))
+        monkeypatch.setattr(probe.nft, "version", lambda: nft)
+        monkeypatch.setattr(probe.nfnetlink, "table", table)
+
+    return has
+
+
+@pytest.mark.parametrize("release", ["5.13.0", "5.15.0-91-generic", "6.18.0+", "7.0-rc1"])
+@pytest.mark.parametrize("nft", [(1, 0, 1), (1, 0, 6), (1, 1)])
+def test_new_enough(node, release, nft):
+    node(release, nft)
+    probe.check()
+
+
+@pytest.mark.parametrize(
+    ("lacks", "message"),
+    [
+        (
+            {"release": "5.12.19"},
+            "nftables mode needs Linux 5.13 or later, this is 5.12.19: use iptables mode, or upgrade",
+        ),
+        ({"release": "4.19.0-amd64"}, "nftables mode needs Linux 5.13 or later"),
+        ({"nft": (1, 0)}, "nftables mode needs nft 1.0.1 or later, this is 1.0: upgrade the package nftables"),
+        ({"nft": (0, 9, 8)}, "nftables mode needs nft 1.0.1 or later, this is 0.9.8"),
+        ({"answers": False}, "nf_tables does not answer .*modprobe nf_tables.*capability CAP_NET_ADMIN"),
+    ],
+)
+def test_what_is_missing(node, lacks, message):
+    node(**lacks)
+    with pytest.raises(Unsupported, match=message):
+        probe.check()

@@ -1,0 +1,312 @@
+"""/debug/state: what it says of a Service in each state, what can be asked for, and that it never holds up the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from kubeproxy.model.events import Deleted, Replaced, Upserted
+from kubeproxy.model.objects import (
+    EndpointConditions,
+    EndpointPort,
+    EndpointSlice,
+    Labels,
+    LoadBalancerIngress,
+    LoadBalancerStatus,
+    ObjectMeta,
+    Service,
+    ServicePort,
+    ServiceSpec,
+    ServiceStatus,
+    SliceEndpoint,
+)
+from kubeproxy.model.plan import Detector, FamilyGlobals, Globals
+from kubeproxy.model.planner import Change, Planner
+from kubeproxy.observe import state as module
+from kubeproxy.observe.health import ProxyHealth
+from kubeproxy.observe.http import Request
+from kubeproxy.observe.metrics import Metrics
+from kubeproxy.observe.state import ProgrammedState
+
+WORLD = Globals(
+    "node-a",
+    "zone-a",
+    ipv4=FamilyGlobals(Detector("network", "10.244.0.0/16"), (b"\xc0\0\2\1",), (b"\xc0\0\2\1",)),
+    ipv6=FamilyGlobals(nodeport_ips=None),
+)
+
+
+def service(name, number=1, version="1", **spec):
+    spec = {"cluster_ip": f"10.96.0.{number}", "ports": [ServicePort(port=80, name="http")]} | spec
+    status = ServiceStatus(LoadBalancerStatus([LoadBalancerIngress("192.0.2.9")])) if "node_port" in str(spec) else None
+    meta = ObjectMeta(name=name, namespace="default", resource_version=version)
+    return Service(meta, ServiceSpec(**spec), status)
+
+
+def endpoints(name, *addresses, version="1", draining=()):
+    found = [SliceEndpoint([address], None, "node-a" if address.endswith(".1") else "node-b") for address in addresses]
+    found += [SliceEndpoint([address], EndpointConditions(False, True, True), "node-b") for address in draining]
+    labels = Labels(service_name=name)
+    meta = ObjectMeta(name=f"{name}-x", namespace="default", resource_version=version, labels=labels)
+    return EndpointSlice(meta, "IPv4", found, [EndpointPort(8080, "http")])
+
+
+def resource_of(obj):
+    return "services" if isinstance(obj, Service) else "endpointslices"
+
+
+class Kit:
+    """A planner with Services, and the page that shows it."""
+
+    def __init__(self, *objects):
+        self.planner = Planner(WORLD)
+        self.unapplied = {}
+        self.refused = {}
+        self.health = ProxyHealth(Metrics(), 30.0, wall_clock=lambda: 1795238047.5)
+        self.state = ProgrammedState(
+            "nftables", self.planner, lambda: self.unapplied, self.health, lambda: self.refused
+        )
+        self.planner.apply([Replaced("services", [], frozenset()), Replaced("endpointslices", [], frozenset())])
+        self.apply(*objects)
+
+    def apply(self, *objects):
+        self.planner.apply([Upserted(resource_of(one), one) for one in objects])
+        self.planner.take()
+
+    def ask(self, query="", accept=""):
+        async def read(pieces):
+            return b"".join([piece async for piece in pieces])
+
+        response = self.state.handle(Request("GET", "/debug/state", query, accept))
+        body = response.body if isinstance(response.body, bytes) else asyncio.run(read(response.body))
+        return response.status, body.decode()
+
+    def page(self, query=""):
+        status, body = self.ask(query)
+        assert status == 200, body
+        return json.loads(body)
+
+    def one(self, name="web"):
+        (found,) = self.page(f"namespace=default&name={name}")["services"]
+        return found
+
+
+WEB = service(
+    "web",
+    version="7",
+    type="LoadBalancer",
+    ports=[ServicePort(port=80, name="http", node_port=30080)],
+    external_traffic_policy="Local",
+    health_check_node_port=30081,
+    load_balancer_source_ranges=["10.0.0.0/8", "198.51.100.1/32"],
+    session_affinity="ClientIP",
+)
+WEB_ENDPOINTS = endpoints("web", "10.244.0.1", "10.244.1.2", version="8", draining=("10.244.1.3",))
+OPEN = {"fromPods": "endpoints", "fromNode": "endpoints, masqueraded", "fromOutside": "local endpoints"}
+
+
+def test_a_programmed_service():
+    kit = Kit(WEB, WEB_ENDPOINTS)
+    assert kit.one() == {
+        "namespace": "default",
+        "name": "web",
+        "state": "programmed",
+        "resourceVersion": "7",
+        "slices": {"web-x": "8"},
+        "ports": [
+            {
+                "name": "http",
+                "protocol": "TCP",
+                "family": "IPv4",
+                "frontends": [
+                    {
+                        "kind": "cluster",
+                        "address": "10.96.0.1:80",
+                        "fromPods": "endpoints",
+                        "fromNode": "endpoints, masqueraded",
+                        "fromOutside": "endpoints, masqueraded",
+                    },
+                    {
+                        "kind": "loadbalancer",
+                        "address": "192.0.2.9:80",
+                        **OPEN,
+                        "sources": ["10.0.0.0/8", "198.51.100.1/32"],
+                    },
+                    {"kind": "nodeport", "address": "*:30080", **OPEN},
+                ],
+                "endpoints": ["10.244.0.1:8080", "10.244.1.2:8080"],
+                "localEndpoints": ["10.244.0.1:8080"],
+                "otherEndpoints": ["10.244.1.3:8080"],
+                "affinitySeconds": 10800,
+            }
+        ],
+        "healthCheck": {"port": 30081, "localEndpoints": 1},
+    }
+
+
+def test_the_node():
+    kit = Kit(WEB)
+    kit.health.updated("IPv4")
+    kit.refused = {"IPv6": "no memory"}
+    page = kit.page("limit=0")
+    del page["services"], page["version"], page["unready"]
+    assert page == {
+        "mode": "nftables",
+        "node": "node-a",
+        "zone": "zone-a",
+        "ready": True,
+        "families": {
+            "IPv4": {
+                "lastSynced": "2026-11-21T05:14:07.500000Z",
+                "refused": None,
+                "nodeAddresses": ["192.0.2.1"],
+                "nodePortAddresses": ["192.0.2.1"],
+                "podTraffic": "from 10.244.0.0/16",
+            },
+            "IPv6": {
+                "lastSynced": None,
+                "refused": "no memory",
+                "nodeAddresses": [],
+                "nodePortAddresses": "all but loopback",
+                "podTraffic": "unknown",
+            },
+        },
+        "serviceCount": 1,
+        "pendingCount": 0,
+        "continue": None,
+    }
+
+
+def test_states():
+    kit = Kit(service("web", version="1"), endpoints("web", "10.244.0.1"))
+    kit.apply(service("name", type="ExternalName"), service("bad", 2, ports=[ServicePort(port=0)]))
+    assert kit.one("name")["state"] == "ignored"
+    assert kit.one("bad")["problems"] == ["spec.ports[0].port: 0 is not between 1 and 65535; port skipped"]
+    before = kit.planner.compiled["default", "web"]
+    # Known, and not yet compiled: what is in the kernel is of older versions.
+    kit.planner.apply([Upserted("endpointslices", endpoints("web", "10.244.0.9", version="5"))])
+    found = kit.one()
+    assert (found["state"], found["slices"]) == ("pending", {"web-x": "5"})
+    assert "ports" not in found
+    assert found["programmed"][0]["endpoints"] == ["10.244.0.1:8080"]
+    # Compiled, and on its way or refused.
+    (change,) = kit.planner.take()
+    kit.unapplied = {change.name: change}
+    found = kit.one()
+    assert found["state"] == "pending"
+    assert found["ports"][0]["endpoints"] == ["10.244.0.9:8080"]
+    assert found["programmed"][0]["endpoints"] == ["10.244.0.1:8080"]
+    assert kit.page()["pendingCount"] == 1
+    # Deleted, and the kernel still has it.
+    kit.planner.apply([Deleted("services", "default", "web")])
+    (change,) = kit.planner.take()
+    kit.unapplied = {change.name: Change(change.name, before, change.after)}
+    found = kit.one()
+    assert found["state"] == "deleting"
+    assert "resourceVersion" not in found
+    assert found["programmed"][0]["frontends"][0]["address"] == "10.96.0.1:80"
+    kit.unapplied = {}
+    assert kit.ask("namespace=default&name=web") == (404, "no Service default/web\n")
+
+
+def names(page):
+    return [found["name"] for found in page["services"]]
+
+
+def test_what_can_be_asked_for(monkeypatch):
+    monkeypatch.setattr(module, "_RUN", 7)
+    monkeypatch.setattr(module, "_AT_ONCE", 2)
+    kit = Kit(*(service(f"s{n:02}", n + 1) for n in range(30)))
+    wanted = [f"s{n:02}" for n in range(30)]
+    assert names(kit.page()) == wanted
+    assert names(kit.page("namespace=default")) == wanted
+    assert names(kit.page("namespace=other")) == []
+    assert names(kit.page("name=s07")) == ["s07"]
+    assert names(kit.page("address=10.96.0.9")) == ["s08"]
+    seen, token = [], ""
+    while token is not None:
+        page = kit.page(f"limit=8&continue={token}")
+        assert len(page["services"]) <= 8
+        seen += names(page)
+        token = page["continue"]
+    assert seen == wanted
+    assert kit.page("limit=30")["continue"] is None
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("limit=x", "limit: expected a number, got 'x'\n"),
+        ("format=yaml", "format: expected json or text, got 'yaml'\n"),
+        ("continue=web", "continue: expected namespace/name, got 'web'\n"),
+        ("n=1", "unknown parameter n; there are address, continue, format, limit, name, namespace\n"),
+    ],
+)
+def test_what_cannot(query, message):
+    assert Kit().ask(query) == (400, message)
+
+
+TEXT = """\
+IPv4: last synced never
+  traffic of pods: from 10.244.0.0/16; NodePorts on: 192.0.2.1
+IPv6: last synced never
+  traffic of pods: unknown; NodePorts on: all but loopback
+  refused: no memory
+
+default/web: programmed, version 7
+  slice web-x, version 8
+  health check port 30081, local endpoints: 1
+  http TCP IPv4, affinity 10800 s
+    cluster      10.96.0.1:80          pods -> endpoints; node, outside -> endpoints, masqueraded
+    loadbalancer 192.0.2.9:80          pods -> endpoints; node -> endpoints, masqueraded; outside -> local endpoints
+                 only from 10.0.0.0/8, 198.51.100.1/32
+    nodeport     *:30080               pods -> endpoints; node -> endpoints, masqueraded; outside -> local endpoints
+    endpoints    10.244.0.1:8080 10.244.1.2:8080
+    local        10.244.0.1:8080
+    others       10.244.1.3:8080
+"""
+
+
+def test_text_is_for_people():
+    kit = Kit(WEB, WEB_ENDPOINTS)
+    kit.refused = {"IPv6": "no memory"}
+    status, text = kit.ask("format=text")
+    head, _, rest = text.partition("\n")
+    assert status == 200
+    assert (
+        re_version(head) == "kube-proxy V, mode nftables, node node-a in zone zone-a: not ready, 1 Services, 0 pending"
+    )
+    assert rest.partition("\n")[0].startswith("  sync: not yet synced")
+    assert rest.partition("\n")[2] == TEXT
+    assert kit.ask(accept="text/plain")[1] == text
+    assert kit.ask(accept="application/json, text/plain")[1].startswith("{")
+    kit.apply(service("x", 2))
+    assert kit.ask("format=text&limit=1")[1].endswith("\nmore: add continue=default/web\n")
+
+
+def test_manifests_have_no_versions():
+    kit = Kit(service("web", version=None), endpoints("web", "10.244.0.1", version=None))
+    assert kit.one()["slices"] == {"web-x": None}
+    assert "\ndefault/web: programmed\n  slice web-x\n  http TCP IPv4\n" in kit.ask("format=text")[1]
+
+
+def re_version(text):
+    words = text.split(",")
+    return ",".join(["kube-proxy V", *words[1:]])
+
+
+def test_a_service_that_goes_while_it_is_written_is_left_out(monkeypatch):
+    monkeypatch.setattr(module, "_AT_ONCE", 1)
+    kit = Kit(*(service(f"s{n}", n + 1) for n in range(5)))
+
+    async def read():
+        found = b""
+        async for piece in kit.state.handle(Request("GET", "/debug/state", "")).body:
+            found += piece
+            kit.planner.apply([Deleted("services", "default", "s3")])
+            kit.planner.take()
+        return json.loads(found)
+
+    assert names(asyncio.run(read())) == ["s0", "s1", "s2", "s4"]
