@@ -66,4 +66,4 @@ def test_an_interface_that_no_rule_can_name_is_refused(name):
 def test_chains_of_our_variant_are_ours(monkeypatch, variant, chain, kept):
     monkeypatch.setattr(mode, "_commands", lambda family: Commands("iptables-nft", family, True, (1, 8, 9)))
     asked = Commands(f"iptables-{variant}", Family.IPV4, variant == "nft", (1, 8, 9))
-    assert modes.load("iptables").keeps(asked, chain) is kept
+    assert modes.load("iptables").keeps(asked, "nat", chain) is kept
