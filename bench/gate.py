@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from bench import change, sync
+from bench import change, iptables, sync
 from bench.figures import Spread
 from bench.report import Report, Row, show
 from bench.runs import Run
@@ -23,7 +23,11 @@ BOUNDS = Path(__file__).with_name("bounds.toml")
 Bounds = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Benchmark to case to figure to the highest value that passes."""
 
-_MEASURES: Mapping[str, Callable[[Run], Report]] = {"sync": sync.run, "change": change.run}
+_MEASURES: Mapping[str, Callable[[Run], Report]] = {
+    "sync": sync.run,
+    "change": change.run,
+    "iptables": iptables.run,
+}
 
 
 class Verdict(NamedTuple):

@@ -171,7 +171,7 @@ def _exhaust(steps: Iterator[int]) -> None:
 def run(with_: Run) -> Report:
     """Measure all sizes by both variants."""
     sizes = SIZES[:1] if with_.quick else SIZES
-    count = 3
+    count = 1 if with_.quick else 3
     rows: list[Row] = []
     for variant in VARIANTS:
         for size in sizes:

@@ -30,4 +30,4 @@ def remove_others(current: Mode) -> list[str]:
 
 def clean_up() -> list[str]:
     """Remove what any mode put into the kernel; return what could not be removed."""
-    return [failure for name in MODES for failure in load(name).cleanup()] + remove_iptables_rules()
+    return [failure for name in MODES for failure in load(name).cleanup()]

@@ -441,3 +441,32 @@ def test_endpoints_of_the_plan_are_sorted_and_unique():
     entries = [endpoint(f"10.244.0.{n}", HERE) for n in (9, 3, 7, 3)]
     plan = compiled(service(), parsed(*entries), families=[V4]).plans[0]
     assert plan.cluster == plan.serving == dests("10.244.0.3:8080", "10.244.0.7:8080", "10.244.0.9:8080")
+
+
+# -- what only some backends need ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ranges", "texts"),
+    [
+        ([], None),
+        (["203.0.113.0/24", "0.0.0.0/0"], None),
+        (["203.0.113.7/24", "10.0.0.0/8", "10.1.0.0/16"], ("203.0.113.0/24", "10.0.0.0/8", "10.1.0.0/16")),
+        (["203.0.113.0/24", "192.0.2.0/24"], ("203.0.113.0/24", "192.0.2.0/24", "198.51.100.1/32")),
+        (["nonsense"], ()),
+    ],
+    ids=["none", "all", "as written, in order", "the node, so the address itself", "unreadable"],
+)
+def test_source_ranges_as_written(ranges, texts):
+    assert only_plan(service(ingress=["198.51.100.1"], load_balancer_source_ranges=ranges)).source_ranges == texts
+
+
+def test_source_ranges_without_a_balancer_are_none():
+    assert only_plan(service(load_balancer_source_ranges=["203.0.113.0/24"])).source_ranges is None
+
+
+@pytest.mark.parametrize(
+    ("change", "port"), [({}, 32000), ({"health_check_node_port": 70000}, 0), ({"type": "NodePort"}, 0)]
+)
+def test_every_port_knows_the_health_check_port(change, port):
+    assert only_plan(service(**LOCAL_BALANCER | change)).health_port == port

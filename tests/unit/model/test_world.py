@@ -197,6 +197,12 @@ def test_the_primary_address_of_an_unknown_node_is_no_nodeport_address():
     assert (world.ipv4.nodeport_ips, world.ipv6.nodeport_ips) == ((), ())
 
 
+def test_loopback_may_be_a_nodeport_address_for_ipv4_alone():
+    chosen = settings(nodeport_addresses=("127.0.0.0/8", "::1/128"), loopback_nodeports="ipv4")
+    world = build(chosen, Surroundings(NODE, (), LOCAL))
+    assert (world.ipv4.nodeport_ips, world.ipv6.nodeport_ips) == (packed("127.0.0.1"), ())
+
+
 def test_nodeport_addresses_of_a_family_without_local_ones():
     world = build(settings(nodeport_addresses=("192.0.2.0/24",)), Surroundings(NODE))
     assert world.ipv4.nodeport_ips == ()

@@ -117,10 +117,11 @@ class IptablesBackend:
             if text == "*nat\nCOMMIT\n":
                 continue
             self._restore([text], text.count("COMMIT\n"), partial=True)
-            rules += text.count("\n-A ") - lines["filter"].count("\n-A ")
+            rules += text.count("\n-A ")
             yield text.count("\n")
         self._contents.take(delta)
-        self._written(last={"filter": lines["filter"].count("\n-A "), "nat": rules})
+        in_filter = lines["filter"].count("\n-A ")
+        self._written(last={"filter": in_filter, "nat": rules - in_filter})
 
     def _shared(self, positions: Iterable[int], delta: Delta | None) -> dict[str, str]:
         """Return, by table, what writes these of the shared chains."""

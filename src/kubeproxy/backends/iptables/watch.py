@@ -58,6 +58,8 @@ class NftWatch:
         self._commands = commands
         self._family = commands.family
         self._link = nfnetlink.Transactions()
+        # The engine asks whether something was touched while a sync runs in a thread: not by the same socket.
+        self._asking = nfnetlink.Transactions()
         self._generation = -1
         self._expected: dict[Place, int] = {}
         self._handles: dict[Place, list[int]] = {}
@@ -65,6 +67,7 @@ class NftWatch:
     def close(self) -> None:
         """See Watch."""
         self._link.close()
+        self._asking.close()
 
     def present(self, table: str) -> Present:
         """See Watch."""
@@ -91,7 +94,7 @@ class NftWatch:
 
     def touched(self) -> bool:
         """See Watch."""
-        return self._link.generation() != self._generation
+        return self._asking.generation() != self._generation
 
     def drift(self) -> str:
         """See Watch."""

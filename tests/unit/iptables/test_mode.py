@@ -1,0 +1,69 @@
+"""Whether a node can run the mode: what is missing, and how to get it. Which chains are the mode's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from kubeproxy import modes
+from kubeproxy.backends.iptables import mode
+from kubeproxy.config.types import DetectLocal, KubeProxyConfiguration
+from kubeproxy.errors import ApplyError, Unsupported
+from kubeproxy.kernel import iptables_variant
+from kubeproxy.kernel.xtables import Commands
+from kubeproxy.model.addresses import Family
+
+V4 = (Family.IPV4,)
+
+
+class Node:
+    """The commands of a node that lacks something."""
+
+    def __init__(self, version=(1, 8, 9), rules=()) -> None:
+        self.version, self.name, self.uses_nft, self._rules = version, "iptables", False, rules
+
+    def rules(self, table, chain):
+        if isinstance(self._rules, ApplyError):
+            raise self._rules
+        return self._rules
+
+
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        (ApplyError("iptables: no such file"), "apt-get install iptables"),
+        (Node(version=(1, 4, 21)), r"1\.6\.2 or later, this is 1\.4\.21"),
+        (Node(rules=None), "modprobe iptable_nat"),
+        (Node(rules=ApplyError("iptables: Permission denied")), "CAP_NET_ADMIN"),
+    ],
+)
+def test_what_is_missing_is_named(monkeypatch, node, said):
+    def commands(family, variant):
+        if isinstance(node, ApplyError):
+            raise node
+        return node
+
+    mode._commands.cache_clear()
+    monkeypatch.setattr(iptables_variant, "chosen", lambda: "legacy")
+    monkeypatch.setattr(iptables_variant, "commands", commands)
+    with pytest.raises(Unsupported, match=said):
+        mode.MODE.check(KubeProxyConfiguration(), V4)
+    mode._commands.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["", "x" * 16, "a b", 'a"', "a\n-A INPUT"])
+def test_an_interface_that_no_rule_can_name_is_refused(name):
+    config = KubeProxyConfiguration(
+        detect_local_mode="BridgeInterface", detect_local=DetectLocal(bridge_interface=name)
+    )
+    with pytest.raises(Unsupported, match="detectLocal"):
+        mode.MODE.check(config, ())
+
+
+@pytest.mark.parametrize(
+    ("variant", "chain", "kept"),
+    [("nft", "KUBE-SVC-A", True), ("nft", "KUBE-NODE-PORT", False), ("legacy", "KUBE-SVC-A", False)],
+)
+def test_chains_of_our_variant_are_ours(monkeypatch, variant, chain, kept):
+    monkeypatch.setattr(mode, "_commands", lambda family: Commands("iptables-nft", family, True, (1, 8, 9)))
+    asked = Commands(f"iptables-{variant}", Family.IPV4, variant == "nft", (1, 8, 9))
+    assert modes.load("iptables").keeps(asked, "nat", chain) is kept

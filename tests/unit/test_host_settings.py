@@ -1,0 +1,31 @@
+"""What the configuration says of NodePort addresses, by mode. Source: REFERENCE "Start" 6."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from kubeproxy import host
+from kubeproxy.config.types import IPTables, KubeProxyConfiguration
+
+ALL = ("0.0.0.0/0", "::/0")
+
+
+@pytest.mark.parametrize(
+    ("config", "addresses", "loopback", "warned"),
+    [
+        ({"mode": "nftables"}, ("primary",), "never", False),
+        ({"mode": "iptables"}, ALL, "ipv4", True),
+        ({"mode": "iptables", "iptables": IPTables(localhost_node_ports=False)}, ALL, "never", True),
+        ({"mode": "iptables", "node_port_addresses": ("primary",)}, ("primary",), "ipv4", False),
+        ({"mode": "ipvs"}, ALL, "never", True),
+    ],
+)
+def test_nodeport_addresses(config, addresses, loopback, warned, caplog):
+    made = KubeProxyConfiguration(hostname_override="node-a", **config)
+    found = host.settings(made)
+    assert (found.nodeport_addresses, found.loopback_nodeports) == (addresses, loopback)
+    with caplog.at_level(logging.WARNING, "kubeproxy.host"):
+        host.check_nodeport_addresses(made)
+    assert bool(caplog.records) is warned

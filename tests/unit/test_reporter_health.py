@@ -1,0 +1,27 @@
+"""A kernel that refuses makes the node unhealthy once it lasts, whether or not anything was queued."""
+
+from __future__ import annotations
+
+from unittest.mock import Mock
+
+from kubeproxy.errors import ApplyError
+from kubeproxy.model.addresses import Family
+from kubeproxy.observe.events import ObjectReference
+from kubeproxy.observe.health import ProxyHealth
+from kubeproxy.observe.metrics import Metrics
+from kubeproxy.reporter import Reporter
+
+
+def test_a_repair_that_fails_for_two_sync_periods_is_unhealthy():
+    now = [0.0]
+    metrics = Metrics()
+    health = ProxyHealth(metrics, 30.0, clock=lambda: now[0])
+    reporter = Reporter(metrics, health, Mock(), Mock(), Mock(), ObjectReference("Node", "node-a"), "iptables")
+    reporter.synced(Family.IPV4, 0.1, full=True)
+    reporter.failed(Family.IPV4, ApplyError("flock (pid 42) has held the iptables lock for more than 5 s"))
+    assert health.healthy()
+    now[0] = 60.0
+    reporter.failed(Family.IPV4, ApplyError("the same"))
+    assert not health.healthy()
+    reporter.synced(Family.IPV4, 0.1, full=True)
+    assert health.healthy()
