@@ -1,7 +1,7 @@
 # Two commands matter: `make demo` and `make test`. Both set up what they need.
 PY := .venv/bin/python
 CONFORMANCE ?= ../shared/conformance
-KINDS ?= nftables iptables-nft iptables-legacy
+KINDS ?= nftables iptables-nft iptables-legacy userspace
 WHAT ?=
 GUESTS ?= 2
 

@@ -14,6 +14,7 @@ from live import Front, Live, slice_of
 from kubeproxy.devcluster.apiserver.watching import Watch
 
 Json = dict[str, Any]
+PROXY = {"clientConnection": {"qps": -1}}  # an event for each of these objects is more than the 5 a second by default
 SLICE_PORT = {"name": "web", "port": 3000, "protocol": "TCP"}
 
 

@@ -35,7 +35,7 @@ def proxy_command() -> str:
 
 
 def configuration(kubeconfig: Path, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A KubeProxyConfiguration for node-a; `overrides` replace top-level fields."""
+    """A KubeProxyConfiguration for node-a; `overrides` replace top-level fields, but add to what clientConnection has."""
     config: dict[str, Any] = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
@@ -49,7 +49,8 @@ def configuration(kubeconfig: Path, overrides: dict[str, Any] | None = None) -> 
         "conntrack": {"maxPerCore": 0, "min": 0},
         "oomScoreAdj": 0,
     }
-    return config | (overrides or {})
+    connection = config["clientConnection"] | (overrides or {}).get("clientConnection", {})
+    return config | (overrides or {}) | {"clientConnection": connection}
 
 
 class Proxy:
