@@ -318,10 +318,10 @@ class Engine:
                 continue
             thorough = time.monotonic() - looked >= self._pace.period
             for backend in self._backends:
-                if backend.family in self._stale or not self._touched(backend):
-                    suspicious.discard(backend.family)
-                    continue
                 async with self._kernel:
+                    if backend.family in self._stale or not self._touched(backend):
+                        suspicious.discard(backend.family)
+                        continue
                     closely = thorough or backend.family in suspicious
                     found, certain = await asyncio.to_thread(self._drift, backend, closely)
                 # A dump may catch the kernel's hash tables while they grow: only a second look convicts.

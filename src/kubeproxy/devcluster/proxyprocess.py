@@ -35,7 +35,7 @@ def proxy_command() -> str:
 
 
 def configuration(kubeconfig: Path, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A KubeProxyConfiguration for node-a; `overrides` replace top-level fields, but add to what clientConnection has."""
+    """A KubeProxyConfiguration for node-a; `overrides` replace its fields, those of clientConnection one by one."""
     config: dict[str, Any] = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
