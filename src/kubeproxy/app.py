@@ -69,6 +69,7 @@ def run(options: Options) -> int:
     host.check_families(settings)
     host.check_nodeport_addresses(config)
     host.tune(config.conntrack, config.oom_score_adj)
+    mode.prepare(config)
     if options.init_only:
         return 0
     collector.postpone()

@@ -60,6 +60,10 @@ class Report(Protocol):
         """Ask this function from now on for what the kernel has counted; it must be quick and not raise."""
 
 
+def _prepare_nothing(config: KubeProxyConfiguration) -> None:
+    pass
+
+
 def _keeps_nothing(commands: Commands, table: str, chain: str) -> bool:  # noqa: ARG001 - a mode without iptables
     return False
 
@@ -70,7 +74,8 @@ class Mode(NamedTuple):
     `check` raises Unsupported when this node cannot run it, and says how to get what is missing. `open` makes the
     backends, one a family, that know of no Service yet. `cleanup` removes all that the mode (ours, or that of the Go
     kube-proxy) has put into the kernel, and returns what could not be removed; what other modes may be using under the
-    same name stays. `chains` are the iptables chains, each with its table, that the mode itself uses.
+    same name stays. `keeps` says of a chain of iptables, by its table, whether the running mode itself uses it. `prepare`
+    sets what needs more than CAP_NET_ADMIN where that is not set already; --init-only does so for a proxy with less.
     """
 
     name: str
@@ -78,3 +83,4 @@ class Mode(NamedTuple):
     open: Callable[[KubeProxyConfiguration, Globals, Report], Sequence[Backend]]
     cleanup: Callable[[], Sequence[str]]
     keeps: Callable[[Commands, str, str], bool] = _keeps_nothing
+    prepare: Callable[[KubeProxyConfiguration], None] = _prepare_nothing

@@ -57,6 +57,7 @@ class Silent:
 def opened(family=V4, **settings) -> Iterator:
     config = KubeProxyConfiguration(mode="ipvs", ipvs=IPVS(**settings))
     MODE.check(config, [family])
+    MODE.prepare(config)
     (backend,) = MODE.open(config, WORLDS[family], Silent())
     with closing(backend):
         yield backend

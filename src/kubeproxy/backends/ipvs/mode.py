@@ -56,8 +56,8 @@ def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
     probe.check(config.ipvs, families)
 
 
-def _open(config: KubeProxyConfiguration, world: Globals, report: Report) -> list[IpvsBackend]:  # noqa: ARG001
-    block, scheduler = config.ipvs, probe.scheduler_of(config.ipvs)
+def _prepare(config: KubeProxyConfiguration) -> None:
+    block = config.ipvs
     written = apply_settings(settings(block, modules.kernel_version(modules.release())))
     if written:
         log.info("Set sysctls keys=%s", ",".join(written))
@@ -65,6 +65,10 @@ def _open(config: KubeProxyConfiguration, world: Globals, report: Report) -> lis
     if any(timeouts):
         with Ipvs() as kernel:
             kernel.set_timeouts(timeouts)
+
+
+def _open(config: KubeProxyConfiguration, world: Globals, report: Report) -> list[IpvsBackend]:  # noqa: ARG001
+    block, scheduler = config.ipvs, probe.scheduler_of(config.ipvs)
     return [
         IpvsBackend(
             family,
@@ -82,4 +86,4 @@ def _keeps(commands: Commands, table: str, chain: str) -> bool:
     return chain in CHAINS.get(table, ()) and commands.name == probe.variant(commands.family)
 
 
-MODE = Mode("ipvs", _check, _open, cleanup, _keeps)
+MODE = Mode("ipvs", _check, _open, cleanup, _keeps, _prepare)
