@@ -74,8 +74,8 @@ class Mode(NamedTuple):
     `check` raises Unsupported when this node cannot run it, and says how to get what is missing. `open` makes the
     backends, one a family, that know of no Service yet. `cleanup` removes all that the mode (ours, or that of the Go
     kube-proxy) has put into the kernel, and returns what could not be removed; what other modes may be using under the
-    same name stays. `keeps` says of a chain of iptables, by its table, whether the running mode itself uses it. `prepare`
-    sets what needs more than CAP_NET_ADMIN where that is not set already; --init-only does so for a proxy with less.
+    same name stays. `keeps` says of a chain of iptables, by its table, whether the running mode itself uses it.
+    `prepare` sets what needs more than CAP_NET_ADMIN, unless it is set; --init-only does so for a proxy with less.
     """
 
     name: str
