@@ -60,6 +60,9 @@ class Observer(Protocol):
     def applied(self, changes: Sequence[Change], full: bool) -> None:
         """These changes are in the kernel, in all families."""
 
+    def reached(self, family: Family, changes: Sequence[Change], full: bool) -> None:
+        """These changes are in the kernel in this family; after a full sync all Services, whatever it had before."""
+
     def programmed(self, family: Family, seconds: float) -> None:
         """An endpoint change reached the kernel so long after what triggered it."""
 
@@ -227,7 +230,9 @@ class Engine:
         queued, self._queued = self._queued, False
         services, endpoints = self.planner.counts.services, self.planner.counts.endpoints
         self.planner.counts.services = self.planner.counts.endpoints = 0
+        fresh: list[Change] = []
         async for changes in _in_turns(self.planner.taking()):
+            fresh += changes
             for change in changes:
                 earlier = self._unapplied.get(change.name)
                 self._unapplied[change.name] = change if earlier is None else _joined(earlier, change)
@@ -239,7 +244,13 @@ class Engine:
             return True
         changes = list(self._unapplied.values())
         full = bool(self._stale)
-        done = [await self._sync_family(backend, changes) for backend in self._backends]
+        done: list[bool] = []
+        for backend in self._backends:
+            # Not stale: its last sync succeeded, so it has all but what is fresh, whatever the other family has.
+            about = self._everything(fresh) if (stale := backend.family in self._stale) else fresh
+            done.append(await self._sync_family(backend, changes))
+            if done[-1]:
+                self._observer.reached(backend.family, about, stale)
         if not all(done):
             self.planner.counts.services += services
             self.planner.counts.endpoints += endpoints
@@ -249,6 +260,13 @@ class Engine:
         self._report(changes, full)
         self.ready.set()
         return True
+
+    def _everything(self, fresh: Sequence[Change]) -> list[Change]:
+        """Return what changed since the kernel was known to be right, and all Services that did not change."""
+        unapplied, compiled = self._unapplied, self.planner.compiled
+        joined = [change for change in fresh if unapplied[change.name] is not change]
+        same = [Change(name, entry, entry) for name, entry in compiled.items() if name not in unapplied]
+        return [*joined, *unapplied.values(), *same]
 
     async def _sync_family(self, backend: Backend, changes: Sequence[Change]) -> bool:
         family, began = backend.family, time.monotonic()

@@ -136,12 +136,14 @@ class FlowCleaner:
             ours = world.of(family)
             self._nodeport_ips[family] = ours.nodeport_ips if ours is not None else ()
 
-    def changed(self, changes: Sequence[Change], *, full: bool) -> None:
-        """Note what changed for UDP frontends; the work is done by `run`.
+    def changed(self, changes: Sequence[Change], *, full: bool, families: Sequence[Family] | None = None) -> None:
+        """Note what changed for UDP frontends, of some families or of all; the work is done by `run`.
 
-        After a full sync nobody knows what the kernel had before: at a start, or when a sync had failed half-way.
+        After a full sync nobody knows what the kernel had before: at a start, when a sync had failed half-way, or when
+        another program took our rules away for a while. What went untranslated then stays so; `changes` has everything.
         """
-        for family, first in self._first.items():
+        for family in families or tuple(self._first):
+            first = self._first[family]
             fresh = suspects(changes, family, certain=not full)
             for look in (first, self._underway[family], *(look for _, look in self._second[family])):
                 look |= {key: look[key]._replace(serving=fresh[key].serving) for key in look.keys() & fresh.keys()}

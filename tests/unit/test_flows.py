@@ -265,3 +265,16 @@ def test_addresses_that_cannot_be_read_end_nothing(again):
         return await looked_for(cleaner, notes.calls, until=lambda: notes.calls)
 
     assert asyncio.run(scene()) == [[A, A]]
+
+
+def test_a_family_is_told_of_its_own_syncs_only():
+    cleaner = FlowCleaner(Metrics(), [V4, V6], dict, Notes())
+    six = meaning(A, family=V6, vip=bytes(16))
+    cleaner.changed([change(meaning(A), NOTHING), change(six, NOTHING, "six")], full=False, families=[V4])
+    assert cleaner.due(V4, 0.0).keys() == {FRONT}
+    assert cleaner.due(V6, 0.0) == {}
+
+
+def test_after_a_repair_what_went_untranslated_is_looked_for_although_nothing_changed(cleaner):
+    cleaner.changed([change(meaning(A), meaning(A))], full=True, families=[V4])
+    assert cleaner.due(V4, 0.0) == {FRONT: Suspects(frozenset({A}), None)}

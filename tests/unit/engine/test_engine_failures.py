@@ -144,3 +144,39 @@ def test_nothing_is_lost_whatever_fails(moves):
             assert backend.state == expected
 
     play(scene, families=(V4, V6))
+
+
+def test_a_family_that_fails_does_not_hold_what_follows_from_changes_of_the_other_one():
+    async def scene(stage):
+        await started(stage, service("a"))
+        stage.backends[1].failures = [True] * 10_000
+        stage.tell(service("six", 6, V6))
+        await stage.until(lambda: stage.notes.of("failed"))
+        for number in (1, 2):
+            stage.notes.made.clear()
+            stage.tell(endpoints("a", number))
+            await stage.until(lambda: [c for f, found, _ in stage.notes.of("reached") for c in found])
+            [change] = [change for _, found, _ in stage.notes.of("reached") for change in found]
+            assert {(family, full) for family, _, full in stage.notes.of("reached")} == {(V4, False)}
+            assert change.after.plans[0].cluster[0][3] == number
+        stage.notes.made.clear()
+        stage.tell(gone("a"))
+        stage.backends[1].failures.clear()
+        await stage.settled()
+        [found] = [found for family, found, full in stage.notes.of("reached") if family is V6 and full]
+        assert {change.name[1] for change in found} == {"a", "six"}
+
+    play(scene, families=(V4, V6))
+
+
+def test_a_repair_may_concern_every_service():
+    async def scene(stage):
+        await started(stage, service("a"), service("b", 2))
+        stage.engine.force(V4)
+        stage.tell(endpoints("b", 1))
+        await stage.settled()
+        [(family, changes, full)] = stage.notes.of("reached")
+        assert (family, full) == (V4, True)
+        assert {change.name[1]: change.before == change.after for change in changes} == {"a": True, "b": False}
+
+    play(scene)
