@@ -178,9 +178,10 @@ class Engine:
     async def run(self) -> None:
         """Sync until cancelled."""
         drift = asyncio.create_task(self._watch_drift())
+        drift.add_done_callback(lambda _: self._wake.set())
         try:
             while True:
-                await self._wait()
+                await self._wait(drift)
                 began = time.monotonic()
                 if await self._sync():
                     self._retry = FIRST_RETRY
@@ -192,10 +193,12 @@ class Engine:
         finally:
             drift.cancel()
 
-    async def _wait(self) -> None:
-        """Return when there is something to sync and it may be synced."""
+    async def _wait(self, drift: asyncio.Task[None]) -> None:
+        """Return when there is something to sync and it may be synced. Raises what ended the look-out for drift."""
         while True:
             await self._wake.wait()
+            if drift.done():
+                drift.result()
             while self._inbox:  # half a list is not written
                 self._digest()
                 await asyncio.sleep(0)
@@ -241,6 +244,7 @@ class Engine:
                 self._backends if queued else ()
             ):  # what was queued came to nothing: that is up to date as well
                 self._observer.synced(backend.family, 0.0, full=False)
+            self._observer.counted(services, endpoints)
             return True
         changes = list(self._unapplied.values())
         full = bool(self._stale)

@@ -1,6 +1,7 @@
 """What others do to the rules: when the loop looks for it, and what it makes of what it finds."""
 
 import asyncio
+import contextlib
 from collections import Counter
 
 from staged_engine import V4, endpoints, play, service, started
@@ -123,5 +124,18 @@ def test_what_is_asked_for_during_a_sync_is_not_forgotten():
         await stage.until(lambda: len(stage.backend.calls) >= 2)
         await stage.settled()
         assert [kind for kind, _ in stage.backend.calls] == ["sync", "resync"]
+
+    play(scene)
+
+
+def test_a_look_out_that_breaks_ends_the_program():
+    async def scene(stage):
+        await started(stage)
+        stage.backend.is_touched, stage.backend.found = True, UnicodeDecodeError("utf-8", b"\xff", 0, 1, "a chain")
+        with contextlib.suppress(UnicodeDecodeError):
+            async with asyncio.timeout(15):
+                await stage.task
+        assert isinstance(stage.task.exception(), UnicodeDecodeError)
+        stage.task = asyncio.create_task(_sleep(0))
 
     play(scene)

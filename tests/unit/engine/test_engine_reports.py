@@ -66,6 +66,18 @@ def test_pending_changes_are_counted_until_they_are_in_the_kernel():
     play(scene)
 
 
+def test_changes_that_mean_nothing_are_not_pending_for_ever():
+    async def scene(stage):
+        await started(stage)
+        stage.tell(service("a", type="ExternalName"))
+        assert stage.notes.of("pending")[-1] == (1, 0)
+        await stage.until(lambda: stage.notes.of("synced"))
+        await stage.settled()
+        assert stage.notes.of("counted") == [(1, 0)]
+
+    play(scene)
+
+
 @pytest.mark.parametrize(
     ("triggered", "known"),
     [
