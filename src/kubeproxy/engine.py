@@ -185,6 +185,8 @@ class Engine:
                 began = time.monotonic()
                 if await self._sync():
                     self._retry = FIRST_RETRY
+                    if self._queued:  # during the sync, whose end told that nothing waits any more
+                        self._observer.queued([backend.family for backend in self._backends])
                     await asyncio.sleep(max(0.0, self._pace.minimum - (time.monotonic() - began)))
                 else:
                     await asyncio.sleep(self._retry * random.uniform(0.75, 1.25))  # noqa: S311 - jitter

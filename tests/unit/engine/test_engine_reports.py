@@ -111,3 +111,20 @@ def test_queued_is_said_once_until_it_is_synced():
         assert len(stage.notes.of("queued")) == 2
 
     play(scene)
+
+
+def test_what_is_queued_during_a_sync_still_waits_after_it():
+    async def scene(stage):
+        await started(stage)
+
+        def tell_once():
+            stage.backend.before_step = lambda: None
+            stage.tell(endpoints("a", 1))
+
+        stage.backend.before_step = tell_once
+        stage.tell(service("a"))
+        await stage.settled()
+        said = [name for name, _ in stage.notes.made if name in {"queued", "synced"}]
+        assert said == ["queued", "queued", "synced", "queued", "synced"]
+
+    play(scene)
