@@ -61,7 +61,7 @@ class Observer(Protocol):
         """These changes are in the kernel, in all families."""
 
     def reached(self, family: Family, changes: Sequence[Change], full: bool) -> None:
-        """These changes are in the kernel in this family; after a full sync all Services, whatever it had before."""
+        """These changes are in the kernel in this family; all Services if `full`, whatever it had before."""
 
     def programmed(self, family: Family, seconds: float) -> None:
         """An endpoint change reached the kernel so long after what triggered it."""
@@ -252,11 +252,13 @@ class Engine:
         full = bool(self._stale)
         done: list[bool] = []
         for backend in self._backends:
-            # Not stale: its last sync succeeded, so it has all but what is fresh, whatever the other family has.
-            about = self._everything(fresh) if (stale := backend.family in self._stale) else fresh
+            # If not stale its last sync succeeded, so it has all but what is fresh, whatever the other family has.
+            # A new world may be a new address for NodePorts, to which flows began before it answered.
+            everything = world_changed or backend.family in self._stale
+            about = self._everything(fresh) if everything else fresh
             done.append(await self._sync_family(backend, changes))
             if done[-1]:
-                self._observer.reached(backend.family, about, stale)
+                self._observer.reached(backend.family, about, everything)
         if not all(done):
             self.planner.counts.services += services
             self.planner.counts.endpoints += endpoints

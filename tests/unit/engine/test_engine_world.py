@@ -65,6 +65,18 @@ def test_changed_local_addresses_are_looked_at():
     play(scene, nodeport_addresses=("192.0.2.0/24",))
 
 
+def test_a_new_nodeport_address_concerns_every_service():
+    async def scene(stage):
+        await started(stage, service("a"))
+        stage.addresses = {V4: [bytes([192, 0, 2, 5])]}
+        stage.engine.addresses_changed()
+        await stage.until(lambda: stage.notes.of("reached"))
+        [(family, changes, full)] = stage.notes.of("reached")
+        assert (family, [change.name[1] for change in changes], full) == (V4, ["a"], True)
+
+    play(scene, nodeport_addresses=("192.0.2.0/24",))
+
+
 def test_local_addresses_that_cannot_be_read_are_read_again():
     async def scene(stage):
         await started(stage, service("a"))
