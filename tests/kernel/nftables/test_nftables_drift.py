@@ -3,6 +3,8 @@
 import pytest
 from nftables_table import DISTURBANCES, chains, contents, disturb, disturbed, is_clean, listing, plans_of, resync, sync
 
+from kubeproxy.errors import ApplyError
+
 RULE_DRIFTS = {
     "flush ruleset": ["flush ruleset"],
     "delete table": ["delete table ip kube-proxy"],
@@ -67,4 +69,34 @@ def test_our_own_transactions_are_no_drift(start):
         assert backend.drift() == ""
         assert backend.element_drift() == ""
     del plans["default", "a"]
+    is_clean(backend, plans)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("flush set ip kube-proxy cluster-services", "elements of cluster-services"),
+        ("add rule ip kube-proxy filter-forward drop", "chains or rules"),
+    ],
+)
+def test_what_others_do_during_a_resync_is_noticed_after_it(start, line, found):
+    backend, plans = disturbed(start)
+    steps = backend.resync(plans)
+    next(steps)
+    disturb(line)
+    for _ in steps:
+        pass
+    assert backend.touched()
+    assert found in (backend.drift() or backend.element_drift())
+    resync(backend, plans)
+    is_clean(backend, plans)
+
+
+def test_rules_of_others_are_not_taken_for_ours_when_chains_are_made(start):
+    backend, plans = disturbed(start)
+    disturb("insert rule ip kube-proxy nat-prerouting accept")
+    plans["default", "a"] = plans_of("a", 1, 9, session_affinity="ClientIP")
+    with pytest.raises(ApplyError, match="chains or rules"):
+        sync(backend, (("default", "a"), plans["default", "a"]))
+    resync(backend, plans)
     is_clean(backend, plans)
