@@ -21,6 +21,7 @@ from nftables_table import (
     verdicts,
 )
 
+from kubeproxy.backends.nftables import backend as backend_module
 from kubeproxy.model.objects import ServicePort
 
 
@@ -113,6 +114,18 @@ def test_a_shared_element_goes_from_one_service_to_another_in_one_sync(start):
         sync(backend, *changes)
         assert (count("cluster-ips"), count("hairpin-endpoints")) == (1, 3)
         assert backend.element_drift() == ""
+
+
+@pytest.mark.parametrize("endpoints", [0, 3])
+def test_a_key_outlives_the_service_that_had_it_however_large_the_sync(start, monkeypatch, endpoints):
+    monkeypatch.setattr(backend_module, "BATCH", 1)
+    backend = start()
+    old, new = ("default", "old"), ("default", "new")
+    resync(backend, {old: plans_of("old", 1, endpoints)})
+    before = contents()
+    sync(backend, (new, plans_of("new", 1, endpoints)), (old, ()))
+    assert contents() == before
+    assert backend.element_drift() == ""
 
 
 def test_a_key_goes_from_one_service_to_another_in_one_sync(start):

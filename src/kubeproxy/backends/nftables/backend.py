@@ -75,7 +75,7 @@ class NftablesBackend:
         """
         batch = self._batch()
         with _Ahead(self._commit) as ahead:
-            for name, plans in changes:
+            for name, plans in sorted(changes, key=self._turn):
                 before = self._placed.get(name, ())
                 if before:
                     known = {p.plan.key: p for p in before}
@@ -89,6 +89,13 @@ class NftablesBackend:
                     batch = self._batch()
             yield from ahead.settled()
         yield self._commit(batch) + self._sync_globals()
+
+    def _turn(self, change: tuple[ServiceName, tuple[ServicePlan, ...]]) -> int:
+        """Return a Service's turn: who lets go of a key is first, lest a later batch removes what another one took."""
+        name, plans = change
+        if name not in self._placed:
+            return 2
+        return 1 if plans else 0
 
     def _change(self, batch: _Batch, before: tuple[Placed, ...], after: tuple[Placed, ...]) -> None:
         batch.transaction.next_service()
