@@ -56,7 +56,9 @@ def run(options: Options) -> int:
     """Do what the options ask for; return the exit code. Raises KubeProxyError, to be shown to the user."""
     config = options.config
     # A container's first process ignores signals that it has no handler for; the loop brings handlers of its own.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    # What has a beginning and an end was not done then.
+    unfinished = int(options.cleanup or options.init_only)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(unfinished))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     output = _set_up_logs(config.logging)
     for name, value in options.flags if log.isEnabledFor(logs.level(1)) else ():

@@ -33,6 +33,7 @@ T = TypeVar("T")
 NODE_PATIENCE = 30.0  # seconds; kube-proxy polls the Node that long before it falls back to loopback
 FIRST_RETRY = 0.05
 SLOWEST_RETRY = 10.0
+MOST_TRIGGERS = 100  # of one Service, while the kernel refuses: more would say nothing new of the latency
 HOLD = 0.01
 """Seconds that a long piece of work may hold the event loop at a time: 44,000 Services are seconds of work, and health,
 watches and other programs' questions must not wait for that."""
@@ -421,7 +422,9 @@ def _of(compiled: Compiled, family: Family) -> tuple[ServicePlan, ...]:
 
 def _joined(earlier: Change, later: Change) -> Change:
     """Return two changes of a Service as one."""
-    return Change(later.name, earlier.before, later.after, later.uid, earlier.triggers + later.triggers)
+    return Change(
+        later.name, earlier.before, later.after, later.uid, (earlier.triggers + later.triggers)[-MOST_TRIGGERS:]
+    )
 
 
 def _age(trigger: str, now: datetime) -> float | None:

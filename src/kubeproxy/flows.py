@@ -24,6 +24,7 @@ log = logging.getLogger("kubeproxy.flows")
 
 UDP = 17
 
+LONGEST_PAUSE = 5.0
 SECOND_LOOK = 0.5
 """Seconds after which what changed is looked for once more: a packet that was on its way through the kernel when the
 rules changed is tracked, with the old endpoint, only when it leaves."""
@@ -170,7 +171,7 @@ class FlowCleaner:
                             self._first[family] = joined((wanted, self._first[family]))
                             loop.call_later(RETRY, self._wake.set)
                 # A look at the kernel's whole table takes 9 ms at its usual size: a tenth of the time is enough.
-                await asyncio.sleep(9 * (loop.time() - began))
+                await asyncio.sleep(min(9 * (loop.time() - began), LONGEST_PAUSE))
 
     def due(self, family: Family, now: float) -> Looks:
         """Return what is to be looked for at `now`, in seconds, and note what is new in it for its second look."""

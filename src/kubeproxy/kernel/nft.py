@@ -5,10 +5,14 @@ Argument lists only, no shell; the text goes through standard input.
 
 from __future__ import annotations
 
+import errno
 import re
+import socket
 import subprocess
 
 from kubeproxy.errors import ApplyError, Unsupported
+from kubeproxy.kernel import nfnetlink
+from kubeproxy.kernel.netlink import NetlinkError
 
 _TIMEOUT = 120.0
 
@@ -44,3 +48,21 @@ def _nft(arguments: list[str], text: str | None = None) -> str:
         lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
         raise ApplyError(f"nft {' '.join(arguments)}: {' / '.join(line.strip() for line in lines[:4])}")
     return done.stdout
+
+
+def remove_table(name: str) -> list[str]:
+    """Remove the table of this name from both families, where it is there; return what could not be removed."""
+    failures = []
+    for ip, family in (("ip", socket.AF_INET), ("ip6", socket.AF_INET6)):
+        try:
+            if nfnetlink.table(family, name) is None:
+                continue
+            # `add` first: deleting a table that is missing would be an error, and nft 1.0.6 knows no `destroy`.
+            run(f"add table {ip} {name}\ndelete table {ip} {name}\n")
+        except NetlinkError as error:
+            # A kernel without nf_tables has no tables either.
+            if error.code in {errno.EPERM, errno.EACCES}:
+                failures.append(str(error))
+        except ApplyError as error:
+            failures.append(str(error))
+    return failures

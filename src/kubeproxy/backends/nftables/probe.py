@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 
 from kubeproxy.backends.nftables.layout import TABLE
-from kubeproxy.errors import ApplyError, Unsupported
+from kubeproxy.errors import Unsupported
 from kubeproxy.kernel import nfnetlink, nft
 from kubeproxy.kernel.netlink import NetlinkError
 from kubeproxy.model.addresses import Family
@@ -37,18 +36,4 @@ def check() -> None:
 
 def cleanup() -> list[str]:
     """Remove our tables (or the Go kube-proxy's, which have the same names); return what could not be removed."""
-    failures = []
-    for ip, family in (("ip", Family.IPV4), ("ip6", Family.IPV6)):
-        try:
-            if nfnetlink.table(family, TABLE) is None:
-                continue
-        except NetlinkError as error:
-            if error.code in {errno.EPERM, errno.EACCES}:
-                failures.append(str(error))
-            continue  # a kernel without nf_tables has no tables of ours
-        try:
-            # `add` first: deleting a table that is missing would be an error, and nft 1.0.6 knows no `destroy`.
-            nft.run(f"add table {ip} {TABLE}\ndelete table {ip} {TABLE}\n")
-        except ApplyError as error:
-            failures.append(str(error))
-    return failures
+    return nft.remove_table(TABLE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import sys
@@ -17,7 +16,7 @@ from kubeproxy.backends.userspace.listeners import Listeners
 from kubeproxy.backends.userspace.udp import Sessions
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.config.validate import parse_port_range
-from kubeproxy.errors import ApplyError, Unsupported
+from kubeproxy.errors import Unsupported
 from kubeproxy.kernel import nfnetlink, nft
 from kubeproxy.kernel.netlink import NetlinkError
 from kubeproxy.model.addresses import Family
@@ -60,21 +59,7 @@ def _open(config: KubeProxyConfiguration, world: Globals, report: Report) -> lis
 
 def _cleanup() -> list[str]:
     """Remove our tables; return what could not be removed."""
-    failures = []
-    for ip, family in (("ip", Family.IPV4), ("ip6", Family.IPV6)):
-        try:
-            if nfnetlink.table(family, TABLE) is None:
-                continue
-        except NetlinkError as error:
-            if error.code in {errno.EPERM, errno.EACCES}:
-                failures.append(str(error))
-            continue  # a kernel without nf_tables has no tables of ours
-        try:
-            # `add` first: deleting a table that is missing would be an error, and nft 1.0.6 knows no `destroy`.
-            nft.run(f"add table {ip} {TABLE}\ndelete table {ip} {TABLE}\n")
-        except ApplyError as error:
-            failures.append(str(error))
-    return failures
+    return nft.remove_table(TABLE)
 
 
 MODE = Mode("userspace", _check, _open, _cleanup)
