@@ -93,9 +93,9 @@ class Listeners:
         def apply() -> None:
             for listener, target in work:
                 listener.retarget(*target)
-            for listener in self._silent:
-                listener.open()
-            self._silent.clear()
+            while self._silent:
+                self._silent[-1].open()
+                self._silent.pop()
 
         if work:
             self._path.call(apply)
