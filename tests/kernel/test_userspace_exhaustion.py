@@ -11,7 +11,11 @@ from contextlib import contextmanager
 import pytest
 from carrying import PATIENCE, UDP, accept, connect, endpoint, nowhere, stage, until
 
+from kubeproxy.backends.userspace import listeners
+from kubeproxy.backends.userspace.listeners import ListenerName, PoolKind, Target
 from kubeproxy.errors import ApplyError
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.plan import ServicePortKey
 
 
 class Epoll:
@@ -94,3 +98,20 @@ def test_a_datagram_without_room_for_a_session_costs_one_look():
         until(lambda: picks, "the datagram comes")
         made.path.call(lambda: None)
         assert len(picks) == 1
+
+
+def test_ports_that_are_all_taken_are_looked_at_once(monkeypatch):
+    """Not once for each Service, which takes minutes when both are many."""
+    tried = []
+
+    def taken(key, port):
+        tried.append(port)
+        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+    monkeypatch.setattr(listeners, "_listening", taken)
+    with stage(ports=range(4100, 4200)) as made:
+        keys = [ServicePortKey("ns", str(number), "", socket.IPPROTO_TCP, Family.IPV4) for number in range(50)]
+        made.listeners.take({ListenerName(key, PoolKind.CLUSTER): Target((), 0, ()) for key in keys})
+        assert len(tried) == 100
+        made.listeners.take({ListenerName(keys[0], PoolKind.CLUSTER): Target((), 0, ())})
+        assert len(tried) == 200
