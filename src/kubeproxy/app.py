@@ -123,7 +123,9 @@ class App:
         self._sources: Sources = open_sources(options, settings.node_name, self._take, self._metrics)
         self._events = EventRecorder(settings.node_name, self._sources.post)
         self._service_health = ServiceHealth(self._health.healthy, self._service_health_failed)
-        self._flows = FlowCleaner(self._metrics, settings.families, self._local_addresses)
+        self._flows = FlowCleaner(
+            self._metrics, settings.families, self._local_addresses, to_endpoints=mode.name != "userspace"
+        )
         self._reporter = Reporter(
             self._metrics, self._health, self._service_health, self._events, self._flows, self._node, mode.name
         )
