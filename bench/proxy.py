@@ -63,6 +63,9 @@ class Listener:
         if self.on_applied is not None:
             self.on_applied(changes)
 
+    def reached(self, family: Family, changes: Sequence[Change], full: bool) -> None:
+        """See engine.Observer."""
+
     def programmed(self, family: Family, seconds: float) -> None:  # noqa: ARG002
         """See engine.Observer."""
         self.lags.append(seconds)

@@ -60,6 +60,9 @@ class Observer(Protocol):
     def applied(self, changes: Sequence[Change], full: bool) -> None:
         """These changes are in the kernel, in all families."""
 
+    def reached(self, family: Family, changes: Sequence[Change], full: bool) -> None:
+        """These changes are in the kernel in this family; all Services if `full`, whatever it had before."""
+
     def programmed(self, family: Family, seconds: float) -> None:
         """An endpoint change reached the kernel so long after what triggered it."""
 
@@ -175,12 +178,15 @@ class Engine:
     async def run(self) -> None:
         """Sync until cancelled."""
         drift = asyncio.create_task(self._watch_drift())
+        drift.add_done_callback(lambda _: self._wake.set())
         try:
             while True:
-                await self._wait()
+                await self._wait(drift)
                 began = time.monotonic()
                 if await self._sync():
                     self._retry = FIRST_RETRY
+                    if self._queued:  # during the sync, whose end told that nothing waits any more
+                        self._observer.queued([backend.family for backend in self._backends])
                     await asyncio.sleep(max(0.0, self._pace.minimum - (time.monotonic() - began)))
                 else:
                     await asyncio.sleep(self._retry * random.uniform(0.75, 1.25))  # noqa: S311 - jitter
@@ -189,10 +195,12 @@ class Engine:
         finally:
             drift.cancel()
 
-    async def _wait(self) -> None:
-        """Return when there is something to sync and it may be synced."""
+    async def _wait(self, drift: asyncio.Task[None]) -> None:
+        """Return when there is something to sync and it may be synced. Raises what ended the look-out for drift."""
         while True:
             await self._wake.wait()
+            if drift.done():
+                drift.result()
             while self._inbox:  # half a list is not written
                 self._digest()
                 await asyncio.sleep(0)
@@ -227,7 +235,9 @@ class Engine:
         queued, self._queued = self._queued, False
         services, endpoints = self.planner.counts.services, self.planner.counts.endpoints
         self.planner.counts.services = self.planner.counts.endpoints = 0
+        fresh: list[Change] = []
         async for changes in _in_turns(self.planner.taking()):
+            fresh += changes
             for change in changes:
                 earlier = self._unapplied.get(change.name)
                 self._unapplied[change.name] = change if earlier is None else _joined(earlier, change)
@@ -236,10 +246,19 @@ class Engine:
                 self._backends if queued else ()
             ):  # what was queued came to nothing: that is up to date as well
                 self._observer.synced(backend.family, 0.0, full=False)
+            self._observer.counted(services, endpoints)
             return True
         changes = list(self._unapplied.values())
         full = bool(self._stale)
-        done = [await self._sync_family(backend, changes) for backend in self._backends]
+        done: list[bool] = []
+        for backend in self._backends:
+            # If not stale its last sync succeeded, so it has all but what is fresh, whatever the other family has.
+            # A new world may be a new address for NodePorts, to which flows began before it answered.
+            everything = world_changed or backend.family in self._stale
+            about = self._everything(fresh) if everything else fresh
+            done.append(await self._sync_family(backend, changes))
+            if done[-1]:
+                self._observer.reached(backend.family, about, everything)
         if not all(done):
             self.planner.counts.services += services
             self.planner.counts.endpoints += endpoints
@@ -249,6 +268,13 @@ class Engine:
         self._report(changes, full)
         self.ready.set()
         return True
+
+    def _everything(self, fresh: Sequence[Change]) -> list[Change]:
+        """Return what changed since the kernel was known to be right, and all Services that did not change."""
+        unapplied, compiled = self._unapplied, self.planner.compiled
+        joined = [change for change in fresh if unapplied[change.name] is not change]
+        same = [Change(name, entry, entry) for name, entry in compiled.items() if name not in unapplied]
+        return [*joined, *unapplied.values(), *same]
 
     async def _sync_family(self, backend: Backend, changes: Sequence[Change]) -> bool:
         family, began = backend.family, time.monotonic()

@@ -28,6 +28,9 @@ SECOND_LOOK = 0.5
 """Seconds after which what changed is looked for once more: a packet that was on its way through the kernel when the
 rules changed is tracked, with the old endpoint, only when it leaves."""
 
+RETRY = 10.0
+"""Seconds after which flows are looked for again that could not be removed; the next change does so at once."""
+
 UNTRANSLATED = b""
 """Stands for the frontend itself among the endpoints that a flow may still go to."""
 
@@ -135,6 +138,7 @@ class FlowCleaner:
         self._local_addresses = local_addresses
         self._first: dict[Family, Looks] = {family: {} for family in families}
         self._second: dict[Family, deque[tuple[float, Looks]]] = {family: deque() for family in families}
+        self._underway: dict[Family, Looks] = {family: {} for family in families}
         self._nodeport_ips: dict[Family, tuple[bytes, ...] | None] = dict.fromkeys(families, ())
         self._wake = asyncio.Event()
 
@@ -144,14 +148,16 @@ class FlowCleaner:
             ours = world.of(family)
             self._nodeport_ips[family] = ours.nodeport_ips if ours is not None else ()
 
-    def changed(self, changes: Sequence[Change], *, full: bool) -> None:
-        """Note what changed for UDP frontends; the work is done by `run`.
+    def changed(self, changes: Sequence[Change], *, full: bool, families: Sequence[Family] | None = None) -> None:
+        """Note what changed for UDP frontends, of some families or of all; the work is done by `run`.
 
-        After a full sync nobody knows what the kernel had before: at a start, or when a sync had failed half-way.
+        After a full sync nobody knows what the kernel had before: at a start, when a sync had failed half-way, or when
+        another program took our rules away for a while. What went untranslated then stays so; `changes` has everything.
         """
-        for family, first in self._first.items():
+        for family in families or tuple(self._first):
+            first = self._first[family]
             fresh = suspects(changes, family, certain=not full)
-            for look in (first, *(look for _, look in self._second[family])):
+            for look in (first, self._underway[family], *(look for _, look in self._second[family])):
                 look |= {key: look[key]._replace(serving=fresh[key].serving) for key in look.keys() & fresh.keys()}
             wrong = {key: found for key, found in fresh.items() if found.lost != NOTHING_LOST}
             if not self._to_endpoints:
@@ -173,7 +179,12 @@ class FlowCleaner:
                 for family in self._first:
                     if wanted := self.due(family, began):
                         loop.call_later(SECOND_LOOK * 1.01, self._wake.set)  # timers may be a bit early
-                        await self._clean(family, wanted)
+                        self._underway[family] = wanted
+                        done = await self._clean(family, wanted)
+                        self._underway[family] = {}
+                        if not done:
+                            self._first[family] = joined((wanted, self._first[family]))
+                            loop.call_later(RETRY, self._wake.set)
                 # A look at the kernel's whole table takes 9 ms at its usual size: a tenth of the time is enough.
                 await asyncio.sleep(9 * (loop.time() - began))
 
@@ -188,20 +199,22 @@ class FlowCleaner:
             second.append((now + SECOND_LOOK, first))
         return joined(looks)
 
-    async def _clean(self, family: Family, wanted: Mapping[Key, Suspects]) -> None:
+    async def _clean(self, family: Family, wanted: Mapping[Key, Suspects]) -> bool:
+        """Remove what is wrong; return whether that was possible."""
         began = time.monotonic()
-        addresses = self._nodeport_ips[family]
-        if addresses is None:
-            addresses = tuple(self._local_addresses()[family])
         try:
+            addresses = self._nodeport_ips[family]
+            if addresses is None:
+                addresses = tuple(self._local_addresses()[family])
             deleted = await asyncio.to_thread(self._remove, family, wanted, addresses)
         except ApplyError as error:
             log.error("Cannot clean stale UDP flows family=%s error=%r", family.label, str(error))
-            return
+            return False
         self._metrics.conntrack_duration.labels(family.label).observe(time.monotonic() - began)
         self._metrics.conntrack_deleted.labels(family.label).inc(deleted)
         if deleted:
             log.info("Removed stale UDP flows family=%s count=%d", family.label, deleted)
+        return True
 
     def _remove(self, family: Family, wanted: Mapping[Key, Suspects], node_addresses: Sequence[bytes]) -> int:
         number: Literal[2, 10] = 2 if family is Family.IPV4 else 10

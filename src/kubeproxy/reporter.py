@@ -132,7 +132,6 @@ class Reporter:
             self._count_without_local(change)
         if checks_changed:
             self._service_health.sync(_ports(self._checks))
-        self._flows.changed(changes, full=full)
         if full:
             log.info("Synced everything services=%d", len(changes))
         if log.isEnabledFor(EACH_SERVICE):
@@ -145,6 +144,10 @@ class Reporter:
             for policy, family in _without_local(compiled):
                 count = self._without_local[policy, family] = self._without_local[policy, family] + step
                 self._metrics.no_local_endpoints.labels(policy, family.label).set(count)
+
+    def reached(self, family: Family, changes: Sequence[Change], full: bool) -> None:
+        """See engine.Observer."""
+        self._flows.changed(changes, full=full, families=(family,))
 
     def programmed(self, family: Family, seconds: float) -> None:
         """See engine.Observer."""

@@ -85,6 +85,34 @@ REASONS = {
 }
 
 
+TURNS = "rr takes turns over all clients: some that ask at the same time meet few of the endpoints"
+
+
+class Partial(NamedTuple):
+    """A probe that met some of the endpoints only. Wrong when everybody who asks that front meets few."""
+
+    step: int
+    front: tuple[str, str, int]
+    report: str
+
+
+def is_partial(expected: Any, saw: Any) -> bool:
+    """Return whether some of the endpoints answered, and no other, with the sources that they should see."""
+    wanted, met = (each.get("endpoints") if isinstance(each, dict) else None for each in (expected, saw))
+    return bool(wanted and met) and all(wanted.get(endpoint) == sources for endpoint, sources in met.items())
+
+
+def askers(case: Mapping[str, Any], step: int, front: tuple[str, str, int]) -> int:
+    """Return how many probes of a step go to a front, and should meet several endpoints."""
+    played = case["steps"][step]
+    return sum(
+        (probe.get("proto"), probe["dst"], probe["port"]) == front
+        and isinstance(answer, dict)
+        and len(answer.get("endpoints", ())) > 1
+        for probe, answer in zip(played["probes"], played["expected"]["iptables"], strict=True)
+    )
+
+
 class Judge:
     """Reads run.py's output line by line and says what is left to say. `held` are the names of cases that hold."""
 
@@ -93,6 +121,7 @@ class Judge:
         self._probe: re.Match[str] | None = None
         self._expected = ""
         self._wrong_of_case = self._explained_of_case = 0
+        self._partial: list[Partial] = []
         self.held: list[str] = []
         self.reasons: Counter[str] = Counter()
 
@@ -121,15 +150,32 @@ class Judge:
             self.reasons[reason] += 1
             self._explained_of_case += 1
             return ""
+        report = f"{probe[0]}\n      expected {expected}\n      saw      {saw}\n"
+        if is_partial(*answers):
+            self._partial.append(Partial(int(probe[2]), (probe[7], probe[8], int(probe[9])), report))
+            return ""
         self._wrong_of_case += 1
-        return f"{probe[0]}\n      expected {expected}\n      saw      {saw}\n"
+        return report
+
+    def _settle_partial(self, case: Mapping[str, Any]) -> str:
+        """Tell turns from endpoints that nobody meets; return the reports of the latter."""
+        counts = Counter((each.step, each.front) for each in self._partial)
+        missing = [
+            each for each in self._partial if counts[each.step, each.front] >= askers(case, each.step, each.front)
+        ]
+        self._wrong_of_case += len(missing)
+        self._explained_of_case += len(self._partial) - len(missing)
+        self.reasons[TURNS] += len(self._partial) - len(missing)
+        self._partial = []
+        return "".join(each.report for each in missing)
 
     def _close(self, case: re.Match[str]) -> str:
+        missing = self._settle_partial(_load(self._folder / case[2])) if self._partial else ""
         word, counts = ("FAIL" if self._wrong_of_case else "ok  "), (self._wrong_of_case, self._explained_of_case)
         if not self._wrong_of_case:
             self.held.append(case[2])
         self._wrong_of_case = self._explained_of_case = 0
-        return f"{word} {case[2]} {case[3]} probes, {counts[0]} wrong, {counts[1]} differ on purpose\n"
+        return f"{missing}{word} {case[2]} {case[3]} probes, {counts[0]} wrong, {counts[1]} differ on purpose\n"
 
 
 def summary(judges: Sequence[Judge], mode: str, cases: int) -> tuple[str, bool]:

@@ -26,7 +26,13 @@ def cases(tmp_path: Path) -> Path:
     services = [
         {"metadata": {"name": n}, "spec": {"externalTrafficPolicy": n.title()}} for n in ("local", "cluster", "empty")
     ]
-    step = {"objects": {"services": services, "endpointslices": slices}}
+    fronts = [("203.0.113.1", 80), ("10.96.0.1", 80), ("10.96.0.2", 80), ("10.96.0.2", 80)]
+    probes = [{"proto": "tcp", "dst": address, "port": port} for address, port in fronts]
+    step = {
+        "objects": {"services": services, "endpointslices": slices},
+        "probes": [{"dst": "203.0.113.1", "port": 30100}, *probes],
+        "expected": {"iptables": [{"code": 200}, *[answer(LOCAL, REMOTE)] * len(probes)]},
+    }
     for seed, config in ((1, {}), (2, {"nodePortAddresses": ["primary"]})):
         case = {"config": config, "steps": [step]}
         (tmp_path / f"{seed:04d}.json").write_text(json.dumps(case))
@@ -65,9 +71,20 @@ def test_differences_on_purpose(cases: Path, probe: str, expected: object, saw: 
         assert closing == "ok   0001.json 9 probes, 0 wrong, 1 differ on purpose\n"
         assert [reason in each for each in judge.reasons] == [True]
     else:
-        assert shown[2].splitlines() == lines
+        *reported, closing = "".join([*shown, closing]).splitlines(keepends=True)
+        assert "".join(reported).splitlines() == lines
         assert closing == "FAIL 0001.json 9 probes, 1 wrong, 0 differ on purpose\n"
     assert judge.held == (["0001.json"] if reason else [])
+
+
+def test_few_endpoints_are_met_in_turns_unless_everybody_meets_few(cases: Path) -> None:
+    judge = Judge(cases)
+    lines = printed("1 step 0: cluster cluster:p from pod to tcp 10.96.0.2:80", answer(LOCAL, REMOTE), answer(LOCAL))
+    assert [judge.read(line) for line in lines] == ["", "", ""]
+    assert judge.read("FAIL 0001.json 9 probes, 1 wrong\n") == "ok   0001.json 9 probes, 0 wrong, 1 differ on purpose\n"
+    assert [judge.read(line) for line in lines * 2] == [""] * 6
+    closing = judge.read("FAIL 0001.json 9 probes, 2 wrong\n").splitlines()
+    assert closing == [*lines, *lines, "FAIL 0001.json 9 probes, 2 wrong, 0 differ on purpose"]
 
 
 def test_all_cases_must_be_seen_and_trouble_is_wrong(cases: Path) -> None:

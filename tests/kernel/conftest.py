@@ -12,6 +12,8 @@ from own_network import own_network
 for _room in ("model", "nftables", "iptables"):
     sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / _room))
 
+pytest.register_assert_rewrite("nftables_table")  # its checks show what they compared, as tests do
+
 
 @pytest.fixture
 def netns() -> Iterator[None]:

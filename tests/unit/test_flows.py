@@ -7,6 +7,7 @@ import pytest
 from msgspec import structs
 
 from kubeproxy import flows
+from kubeproxy.errors import ApplyError
 from kubeproxy.flows import SECOND_LOOK, UNTRANSLATED, FlowCleaner, Key, Suspects, joined, suspects, translations
 from kubeproxy.kernel.conntrack import Translation
 from kubeproxy.model.addresses import Family
@@ -14,8 +15,10 @@ from kubeproxy.model.plan import (
     NOTHING,
     Action,
     Compiled,
+    FamilyGlobals,
     Frontend,
     FrontendKind,
+    Globals,
     ServicePlan,
     ServicePortKey,
     Traffic,
@@ -217,3 +220,73 @@ def test_nothing_is_looked_for_when_nothing_went(soon):
 def test_a_kernel_that_cannot_forget_is_read(soon):
     found = cleaned(change(meaning(A, nodeport=30053), meaning(B, nodeport=30053)), forgets=False, looks=[2])
     assert found == [({(VIP, 53): {B}}, {30053: {B}})] * 2
+
+
+def flaky(answer):
+    """Return a function that raises ApplyError once, and then answers."""
+    answers = iter([ApplyError("the table changed while being read")])
+
+    def ask(*_):
+        for error in answers:
+            raise error
+        return answer
+
+    return ask
+
+
+async def looked_for(cleaner, calls, *, until):
+    task = asyncio.create_task(cleaner.run())
+    async with asyncio.timeout(15):
+        while not task.done() and not until():  # noqa: ASYNC110 - the notes have no event
+            await asyncio.sleep(0.001)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    return calls
+
+
+@pytest.fixture
+def again(monkeypatch):
+    monkeypatch.setattr(flows, "RETRY", 0.01)
+    monkeypatch.setattr(flows, "SECOND_LOOK", 3600.0)
+
+
+def test_what_the_kernel_refused_to_remove_is_looked_for_again(again):
+    async def scene():
+        notes = Notes()
+        taking_notes, refuse_once = notes.forget, flaky(None)
+
+        def forget(family, wanted):
+            refuse_once()
+            return taking_notes(family, wanted)
+
+        notes.forget = forget
+        cleaner = FlowCleaner(Metrics(), [V4], dict, notes)
+        cleaner.changed([change(meaning(A), meaning(B))], full=False)
+        return await looked_for(cleaner, notes.calls, until=lambda: notes.calls)
+
+    assert asyncio.run(scene()) == [[A]]
+
+
+def test_addresses_that_cannot_be_read_end_nothing(again):
+    async def scene():
+        notes = Notes()
+        cleaner = FlowCleaner(Metrics(), [V4], flaky({V4: [NODE]}), notes)
+        cleaner.world(Globals("node-a", ipv4=FamilyGlobals(nodeport_ips=None), ipv6=None))
+        cleaner.changed([change(meaning(A, nodeport=30053), meaning(B, nodeport=30053))], full=False)
+        return await looked_for(cleaner, notes.calls, until=lambda: notes.calls)
+
+    assert asyncio.run(scene()) == [[A, A]]
+
+
+def test_a_family_is_told_of_its_own_syncs_only():
+    cleaner = FlowCleaner(Metrics(), [V4, V6], dict, Notes())
+    six = meaning(A, family=V6, vip=bytes(16))
+    cleaner.changed([change(meaning(A), NOTHING), change(six, NOTHING, "six")], full=False, families=[V4])
+    assert cleaner.due(V4, 0.0).keys() == {FRONT}
+    assert cleaner.due(V6, 0.0) == {}
+
+
+def test_after_a_repair_what_went_untranslated_is_looked_for_although_nothing_changed(cleaner):
+    cleaner.changed([change(meaning(A), meaning(A))], full=True, families=[V4])
+    assert cleaner.due(V4, 0.0) == {FRONT: Suspects(frozenset({A}), None)}

@@ -7,8 +7,10 @@ import os
 
 import pytest
 
+from kubeproxy import modes
 from kubeproxy.backends.nftables import probe
 from kubeproxy.errors import Unsupported
+from kubeproxy.kernel import nfnetlink
 from kubeproxy.kernel.netlink import NetlinkError
 
 
@@ -53,3 +55,13 @@ def test_what_is_missing(node, lacks, message):
     node(**lacks)
     with pytest.raises(Unsupported, match=message):
         probe.check()
+
+
+@pytest.mark.parametrize("mode", ["nftables", "userspace"])
+@pytest.mark.parametrize(("code", "failures"), [(errno.EPERM, 2), (errno.EINVAL, 0)])
+def test_a_clean_up_without_the_permission_to_look_fails(monkeypatch, mode, code, failures):
+    def table(family, name):
+        raise NetlinkError(code, "cannot read nf_tables tables")
+
+    monkeypatch.setattr(nfnetlink, "table", table)
+    assert len(modes.load(mode).cleanup()) == failures

@@ -18,6 +18,7 @@ from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, cha
 from kubeproxy.backends.nftables.render import Elements, Placed, difference, place, render, translate
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.text import element_lines, interval_lines
+from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nfnetlink, nft
 from kubeproxy.kernel.netlink import Netlink
 from kubeproxy.model.addresses import Family, Range
@@ -74,7 +75,7 @@ class NftablesBackend:
         """
         batch = self._batch()
         with _Ahead(self._commit) as ahead:
-            for name, plans in changes:
+            for name, plans in sorted(changes, key=self._turn):
                 before = self._placed.get(name, ())
                 if before:
                     known = {p.plan.key: p for p in before}
@@ -88,6 +89,13 @@ class NftablesBackend:
                     batch = self._batch()
             yield from ahead.settled()
         yield self._commit(batch) + self._sync_globals()
+
+    def _turn(self, change: tuple[ServiceName, tuple[ServicePlan, ...]]) -> int:
+        """Return a Service's turn: who lets go of a key is first, lest a later batch removes what another one took."""
+        name, plans = change
+        if name not in self._placed:
+            return 2
+        return 1 if plans else 0
 
     def _change(self, batch: _Batch, before: tuple[Placed, ...], after: tuple[Placed, ...]) -> None:
         batch.transaction.next_service()
@@ -138,7 +146,8 @@ class NftablesBackend:
         ranges = self._ours.service_cidrs
         if ranges != self._service_cidrs:
             table = self._ruleset.name
-            self._run([f"flush set {table} service-cidrs", *interval_lines(table, "service-cidrs", ranges)])
+            if ranges or self._service_cidr_edges:
+                self._run([f"flush set {table} service-cidrs", *interval_lines(table, "service-cidrs", ranges)])
             self._service_cidrs, self._service_cidr_edges = ranges, audit.service_cidrs(self.family, self._reads)
         return transaction.elements
 
@@ -146,6 +155,8 @@ class NftablesBackend:
         missing = self._ruleset.needed(names) - self._chains
         if not missing:
             return
+        if found := self.drift():
+            raise ApplyError(found)  # a resync repairs it; the new signature must not cover it
         slots = sorted(name for name in missing if name.is_slot)
         if slots:
             self._transact(audit.clones(self.family, slots, self._reads))
@@ -160,33 +171,38 @@ class NftablesBackend:
     def resync(self, wanted: Wanted) -> Iterator[int]:
         """Make the kernel hold exactly this, whatever is there: adopt our table, or replace another one.
 
-        Yields the number of elements after each transaction. Raises ApplyError.
+        Yields the number of elements after each transaction. Raises ApplyError. What others do meanwhile is drift: the
+        generation and the signature are those from before what is compared.
         """
+        self._generation = self._link.generation()
         table = nfnetlink.table(self.family, TABLE, self._reads)
         self._users = {set_id: Counter() for set_id in SHARED}
         self._placed = {}
         if table is None:
             self._load()
             yield from self.sync(wanted.items())
-        elif (
-            not table.dormant and table.comment == self._ruleset.comment() and audit.intact(self._ruleset, self._reads)
-        ):
+        elif not table.dormant and table.comment == self._ruleset.comment() and self._intact():
             self._chains = audit.affinity_chains(self.family, self._reads)
             actual = audit.elements(self.family, self._ruleset.layout.shapes, self._reads)
             self._nodeport_ips = frozenset(actual.pop(SetId.NODEPORT_IPS))
-            self._service_cidrs = None
+            self._service_cidrs, self._service_cidr_edges = None, audit.service_cidrs(self.family, self._reads)
             yield from self._adopt(wanted, actual)
         else:
             yield self._replace(wanted)
+
+    def _intact(self) -> bool:
+        """Return whether chains and rules are ours, as of the signature."""
         self._signature = audit.signature(self.family, self._reads)
-        self._generation = self._link.generation()
+        self._generation += 2  # the scratch table comes and goes
+        return audit.intact(self._ruleset, self._reads)
 
     def _load(self) -> None:
         """Make the table, empty of Services."""
         self._chains = set()
-        nft.run(self._ruleset.skeleton(self._chains))
+        self._run([self._ruleset.skeleton(self._chains)])
+        self._signature = audit.signature(self.family, self._reads)
         self._nodeport_ips = frozenset()
-        self._service_cidrs = None
+        self._service_cidrs, self._service_cidr_edges = None, frozenset()
 
     def _adopt(self, wanted: Wanted, actual: Elements) -> Iterator[int]:
         """Write what is missing of each Service, then remove what belongs to none; `actual` is used up."""
@@ -252,6 +268,7 @@ class NftablesBackend:
         text += element_lines(ruleset.layout, ruleset.name, total)
         text += interval_lines(ruleset.name, "service-cidrs", ours.service_cidrs)
         self._run(text)
+        self._signature = audit.signature(self.family, self._reads)
         self._nodeport_ips = frozenset(ours.nodeport_ips or ())
         self._service_cidrs, self._service_cidr_edges = (
             ours.service_cidrs,

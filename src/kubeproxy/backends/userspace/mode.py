@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -64,7 +65,9 @@ def _cleanup() -> list[str]:
         try:
             if nfnetlink.table(family, TABLE) is None:
                 continue
-        except NetlinkError:
+        except NetlinkError as error:
+            if error.code in {errno.EPERM, errno.EACCES}:
+                failures.append(str(error))
             continue  # a kernel without nf_tables has no tables of ours
         try:
             # `add` first: deleting a table that is missing would be an error, and nft 1.0.6 knows no `destroy`.

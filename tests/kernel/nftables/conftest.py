@@ -1,0 +1,22 @@
+"""Backends for the tests of this folder, each test in a network namespace of its own."""
+
+import pytest
+from nftables_table import WORLD
+
+from kubeproxy.backends.nftables.backend import NftablesBackend
+
+
+@pytest.fixture
+def start(netns):
+    """Return a function that makes backends, which are closed at the end."""
+    made = []
+
+    def make(globals_=WORLD):
+        (family,) = globals_.families
+        backend = NftablesBackend(family, globals_)
+        made.append(backend)
+        return backend
+
+    yield make
+    for backend in made:
+        backend.close()

@@ -1,0 +1,180 @@
+"""A table that is there already: ours is adopted and repaired, another program's is replaced."""
+
+import subprocess
+
+import pytest
+from cluster_objects import HERE, endpoint, parsed, service, world
+from nftables_table import (
+    DISTURBANCES,
+    EVERYTHING,
+    V4,
+    WORLD,
+    cluster,
+    contents,
+    count,
+    disturb,
+    disturbed,
+    generation,
+    is_clean,
+    listing,
+    plans_of,
+    readable,
+    resync,
+    sync,
+)
+
+from kubeproxy.kernel import nfnetlink
+from kubeproxy.model.compile import compile_service
+from kubeproxy.model.objects import EndpointPort
+
+# -- adopting ------------------------------------------------------------------------------------------------------
+
+
+def test_a_restart_changes_nothing(start):
+    plans = {**cluster("a", **EVERYTHING), ("default", "b"): plans_of("b", 2), ("default", "c"): plans_of("c", 3, 0)}
+    resync(start(), plans)
+    before, handle = contents(), nfnetlink.table(V4, "kube-proxy")
+    assert resync(start(), plans) == 0
+    assert contents() == before
+    assert nfnetlink.table(V4, "kube-proxy") == handle
+
+
+def test_a_restart_adopts_slots_as_they_are(start):
+    backend = start()
+    resync(backend, cluster("a", endpoints=5))
+    shuffled = [endpoint(f"10.244.0.{n}", HERE) for n in (9, 5, 4, 2)]
+    plans = compile_service(service("a"), [parsed(*shuffled, ports=[EndpointPort(port=8080)])], WORLD).plans
+    sync(backend, (("default", "a"), plans))
+    before = contents()
+    again = start()
+    assert resync(again, {("default", "a"): plans}) == 0
+    assert contents() == before
+    is_clean(again, {("default", "a"): plans})
+
+
+@pytest.mark.parametrize("case", DISTURBANCES)
+def test_a_restart_repairs_elements_and_touches_nothing_else(start, case):
+    _, plans = disturbed(start)
+    before, handle = contents(), nfnetlink.table(V4, "kube-proxy")
+    disturb(*DISTURBANCES[case])
+    assert contents() != before
+    again = start()
+    resync(again, plans)
+    assert contents() == before
+    assert nfnetlink.table(V4, "kube-proxy") == handle
+    is_clean(again, plans)
+
+
+def test_a_restart_makes_up_for_what_changed_meanwhile(start):
+    resync(start(), cluster("a", "b", "c", external_ips=[]))
+    plans = {("default", "b"): plans_of("b", 2, 7), ("default", "d"): plans_of("d", 9, 21)}
+    again = start()
+    resync(again, plans)
+    assert count("cluster-ips") == 2
+    assert count("endpoints") == 7 + 21
+    assert count("hairpin-endpoints") == 21
+    assert readable("endpoints-16") == {"10.96.0.2 . tcp . 80"}
+    assert readable("endpoints-64") == {"10.96.0.9 . tcp . 80"}
+    assert count("endpoints-4") == 0
+    is_clean(again, plans)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later"),
+    [
+        (["172.16.0.0/24"], ["172.16.0.0/16"]),
+        (["172.16.0.0/16"], ["172.16.0.0/24"]),
+        (["172.16.0.0/24", "172.16.4.0/24"], ["172.16.0.0/20"]),
+        (["172.16.0.0/24"], ["10.0.0.0/8"]),
+        (["172.16.0.0/24"], []),
+        ([], ["172.16.0.0/24"]),
+        (["172.16.0.0/24"], ["nonsense"]),
+    ],
+)
+@pytest.mark.parametrize("how", ["restart", "sync"])
+def test_source_ranges_change(start, earlier, later, how):
+    def plans(ranges):
+        return cluster("a", ingress=["198.51.100.1"], load_balancer_source_ranges=ranges)
+
+    backend = start()
+    resync(backend, plans(earlier))
+    if how == "restart":
+        backend = start()
+        resync(backend, plans(later))
+    else:
+        sync(backend, *plans(later).items())
+    assert count("firewalled-services") == bool(later)
+    assert count("firewall-allow") == len([r for r in later if r != "nonsense"])
+    is_clean(backend, plans(later))
+
+
+# -- taking over ---------------------------------------------------------------------------------------------------
+
+FOREIGN = {
+    "empty": ["add table ip kube-proxy"],
+    "the Go kube-proxy's": [
+        'add table ip kube-proxy { comment "rules for kube-proxy" ; }',
+        "add set ip kube-proxy cluster-ips { type ipv4_addr ; }",
+        "add map ip kube-proxy service-ips { type ipv4_addr . inet_proto . inet_service : verdict ; }",
+        "add map ip kube-proxy firewall-ips { type ipv4_addr . inet_proto . inet_service : verdict ; }",
+        "add chain ip kube-proxy services",
+        "add chain ip kube-proxy nat-prerouting { type nat hook prerouting priority dstnat ; }",
+        "add rule ip kube-proxy nat-prerouting jump services",
+        "add chain ip kube-proxy service-ABC-default/a/tcp/",
+        "add chain ip kube-proxy endpoint-DEF-default/a/tcp/__10.244.0.1/8080",
+        "add rule ip kube-proxy endpoint-DEF-default/a/tcp/__10.244.0.1/8080 meta l4proto tcp dnat to 10.244.0.1:8080",
+        "add rule ip kube-proxy service-ABC-default/a/tcp/ goto endpoint-DEF-default/a/tcp/__10.244.0.1/8080",
+        "add rule ip kube-proxy services ip daddr . meta l4proto . th dport vmap @service-ips",
+        "add element ip kube-proxy service-ips { 10.96.0.1 . tcp . 80 : goto service-ABC-default/a/tcp/ }",
+        "add element ip kube-proxy cluster-ips { 10.96.0.1, 10.96.0.99 }",
+    ],
+    "somebody's, with names of ours": [
+        "add table ip kube-proxy",
+        "add map ip kube-proxy cluster-ips { type ipv4_addr : ipv4_addr ; }",
+        "add set ip kube-proxy endpoints { type inet_service ; flags interval ; }",
+        "add set ip kube-proxy endpoints-4 { type inet_service ; }",
+        "add chain ip kube-proxy cluster { type filter hook input priority 5 ; policy accept ; }",
+        "add chain ip kube-proxy slot-0",
+        "add chain ip kube-proxy services",
+    ],
+}
+
+
+@pytest.mark.parametrize("whose", FOREIGN)
+def test_another_programs_table_is_replaced_in_one_transaction(start, whose):
+    disturb(*FOREIGN[whose])
+    plans = {**cluster("a", **EVERYTHING), ("default", "b"): plans_of("b", 2, 19)}
+    backend = start()
+    before = generation()
+    resync(backend, plans)
+    assert generation() == before + 1
+    assert "10.96.0.99" not in listing()
+    replaced = contents()
+    is_clean(backend, plans)
+    disturb("delete table ip kube-proxy")
+    resync(backend, plans)
+    assert contents() == replaced
+
+
+def test_a_table_of_other_globals_is_replaced_in_one_transaction(start):
+    resync(start(), cluster("a"))
+    globals_ = world(masquerade_all=True, families=[V4])
+    backend = start(globals_)
+    before = generation()
+    plans = cluster("a", globals_=globals_)
+    resync(backend, plans)
+    assert generation() == before + 1
+    is_clean(backend, plans)
+
+
+def test_tables_of_other_names_and_families_are_left_alone(start):
+    disturb("add table ip mine", "add table ip6 kube-proxy", "add chain ip6 kube-proxy c", "add table inet kube-proxy")
+    resync(start(), cluster("a"))
+    resync(start(), {})
+    tables = subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, check=True).stdout.split("\n")
+    assert sorted(filter(None, tables)) == [
+        "table inet kube-proxy",
+        "table ip kube-proxy",
+        "table ip mine",
+        "table ip6 kube-proxy",
+    ]

@@ -1,0 +1,102 @@
+"""What is noticed of what others do to the table, and that it is repaired."""
+
+import pytest
+from nftables_table import DISTURBANCES, chains, contents, disturb, disturbed, is_clean, listing, plans_of, resync, sync
+
+from kubeproxy.errors import ApplyError
+
+RULE_DRIFTS = {
+    "flush ruleset": ["flush ruleset"],
+    "delete table": ["delete table ip kube-proxy"],
+    "flush table": ["flush table ip kube-proxy"],
+    "flush chain": ["flush chain ip kube-proxy services"],
+    "add rule": ["add rule ip kube-proxy filter-forward drop"],
+    "insert rule": ["insert rule ip kube-proxy nat-prerouting accept"],
+    "table made again": ["delete table ip kube-proxy", "add table ip kube-proxy"],
+    "table switched off": ["add table ip kube-proxy { flags dormant ; }"],
+}
+
+
+@pytest.mark.parametrize("case", RULE_DRIFTS)
+def test_changed_rules_are_noticed_and_repaired(start, case):
+    backend, plans = disturbed(start)
+    before, rules = contents(), chains()
+    disturb(*RULE_DRIFTS[case])
+    assert backend.touched()
+    assert "chains or rules" in backend.drift()
+    resync(backend, plans)
+    assert (contents(), chains()) == (before, rules)
+    assert "dormant" not in listing()
+    is_clean(backend, plans)
+
+
+@pytest.mark.parametrize("case", DISTURBANCES)
+def test_changed_elements_are_noticed_and_repaired(start, case):
+    backend, plans = disturbed(start)
+    before = contents()
+    disturb(*DISTURBANCES[case])
+    assert backend.touched()
+    assert backend.drift() == ""
+    assert "elements of" in backend.element_drift()
+    assert backend.touched()  # until it is repaired
+    resync(backend, plans)
+    assert contents() == before
+    is_clean(backend, plans)
+
+
+def test_what_others_do_to_their_own_tables_is_no_drift(start):
+    backend, plans = disturbed(start)
+    disturb("add table ip mine", "add chain ip mine c", "add rule ip mine c drop")
+    assert backend.touched()
+    assert backend.drift() == ""
+    assert backend.element_drift() == ""
+    assert not backend.touched()
+    is_clean(backend, plans)
+
+
+def test_our_own_transactions_are_no_drift(start):
+    backend, plans = disturbed(start)
+    changes = [
+        plans_of("a", 1, 5),
+        plans_of("a", 1, 25),
+        plans_of("a", 1, 4, session_affinity="ClientIP"),
+        plans_of("a", 1, 2, session_affinity="ClientIP"),
+        (),
+    ]
+    for change in changes:
+        sync(backend, (("default", "a"), change))
+        assert not backend.touched()
+        assert backend.drift() == ""
+        assert backend.element_drift() == ""
+    del plans["default", "a"]
+    is_clean(backend, plans)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("flush set ip kube-proxy cluster-services", "elements of cluster-services"),
+        ("add rule ip kube-proxy filter-forward drop", "chains or rules"),
+    ],
+)
+def test_what_others_do_during_a_resync_is_noticed_after_it(start, line, found):
+    backend, plans = disturbed(start)
+    steps = backend.resync(plans)
+    next(steps)
+    disturb(line)
+    for _ in steps:
+        pass
+    assert backend.touched()
+    assert found in (backend.drift() or backend.element_drift())
+    resync(backend, plans)
+    is_clean(backend, plans)
+
+
+def test_rules_of_others_are_not_taken_for_ours_when_chains_are_made(start):
+    backend, plans = disturbed(start)
+    disturb("insert rule ip kube-proxy nat-prerouting accept")
+    plans["default", "a"] = plans_of("a", 1, 9, session_affinity="ClientIP")
+    with pytest.raises(ApplyError, match="chains or rules"):
+        sync(backend, (("default", "a"), plans["default", "a"]))
+    resync(backend, plans)
+    is_clean(backend, plans)

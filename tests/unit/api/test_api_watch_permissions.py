@@ -1,0 +1,100 @@
+"""Credentials and permissions that a watch lacks, and servers that want to be asked otherwise."""
+
+import asyncio
+import time
+
+import pytest
+from scripted import listed, service
+from watch_scripts import CIDRS, fails, kinds, lists, scripted, watch, watches
+
+from kubeproxy.api.credentials import TokenFile
+
+
+def test_a_refused_token_is_read_again(tmp_path):
+    token = tmp_path / "token"
+    token.write_text("old\n")
+
+    async def script(request, reply):
+        if request.headers["authorization"] != "Bearer new":
+            token.write_text("new\n")
+            return await reply.recorded("list-unauthorized")
+        return await lists(service("a"))(request, reply) if request.kind == "list" else await watches()(request, reply)
+
+    async def use(seen, server, reflector):
+        await seen.until(1)
+        return kinds(server)[:2]
+
+    assert watch(script, use, credentials=TokenFile(str(token))) == ["list", "list"]
+
+
+def test_unknown_credentials_are_tried_slowly(caplog):
+    async def use(seen, server, reflector):
+        await asyncio.sleep(0.5)
+        return len(server.requests)
+
+    assert watch(scripted(fails(401)), use) < 25
+    assert caplog.text.count("does not accept our credentials") == 1
+
+
+def test_a_missing_permission_is_named_once(caplog):
+    async def forbidden(request, reply):
+        await reply.recorded("list-forbidden")
+
+    async def use(seen, server, reflector):
+        await asyncio.sleep(0.5)
+        return len(server.requests), list(seen)
+
+    requests, seen = watch(scripted(forbidden), use)
+    assert 3 < requests < 25
+    assert seen == []
+    assert caplog.text.count("allow the verbs list and watch of services") == 1
+
+
+@pytest.mark.parametrize("code", [403, 404])
+def test_servicecidrs_may_be_missing(code, caplog):
+    there = False
+
+    async def script(request, reply):
+        if not there:
+            await reply.status(code)
+        elif request.kind == "list":
+            await reply.answer(200, listed({"metadata": {"name": "kubernetes"}, "spec": {"cidrs": ["10.0.0.0/16"]}}))
+        else:
+            await watches()(request, reply)
+
+    async def use(seen, server, reflector):
+        nonlocal there
+        await seen.until(1)
+        assert reflector.status.synced
+        assert reflector.status.staleness(time.monotonic() + 500) == 0.0
+        await asyncio.sleep(0.15)
+        assert len(seen) == 1
+        there = True
+        await seen.until(2)
+        return seen
+
+    assert watch(script, use, target=CIDRS) == ["=", "= kubernetes"]
+    assert caplog.text.count("Cannot watch") == 1
+
+
+def test_retry_after_is_honoured():
+    script = scripted(fails(429, **{"Retry-After": "1"}), lists(), watches())
+
+    async def use(seen, server, reflector):
+        await seen.until(1)
+        return server.requests[1].at - server.requests[0].at
+
+    assert watch(script, use) >= 1.0
+
+
+def test_a_server_that_knows_no_field_selector_is_asked_without():
+    async def script(request, reply):
+        if "fieldSelector" in request.query:
+            return await reply.status(400, 'field label not supported: "spec.clusterIP"')
+        return await (lists() if request.kind == "list" else watches())(request, reply)
+
+    async def use(seen, server, reflector):
+        await seen.until(1)
+        return kinds(server)[:2]
+
+    assert watch(script, use) == ["list", "list"]

@@ -1,0 +1,90 @@
+"""An API server that is not there, a sink that fails, and how long is waited before the next try."""
+
+import asyncio
+import contextlib
+import logging
+import time
+
+import msgspec
+from scripted import Server, eventually, service
+from watch_scripts import PACE, SERVICES, Seen, lists, watches
+
+from kubeproxy.api.client import ApiClient
+from kubeproxy.api.cluster import Cluster, Trust, parse_server
+from kubeproxy.api.credentials import Credentials
+from kubeproxy.api.source import Backoff, Pace
+from kubeproxy.api.watch import ApiSource, Reflector, WatchListSupport
+
+
+def test_an_absent_server_is_waited_for_with_one_line(caplog):
+    caplog.set_level(logging.INFO, "kubeproxy")
+
+    async def script(request, reply):
+        await (lists(service("a")) if request.kind == "list" else watches())(request, reply)
+
+    async def main():
+        async with Server(script) as first:
+            port = first.port
+        client = ApiClient(Cluster(parse_server(f"http://127.0.0.1:{port}", "test"), Trust(), Credentials()))
+        seen = Seen()
+        # Only the connection's own pace is the default here: that of a node that boots.
+        source = ApiSource(client, "node-a", seen, pace=msgspec.structs.replace(PACE, first_connect=0.05, cap=30.0))
+        task = asyncio.create_task(source.run())
+        await asyncio.sleep(0.5)
+        assert not seen
+        started = time.monotonic()
+        async with Server(script, port=port):
+            await seen.until(1)
+            waited = time.monotonic() - started
+            await seen.until(4)
+            together = time.monotonic() - started - waited
+        await eventually(lambda: not any(status.connected for status in source.statuses.values()))
+        assert source.statuses["services"].staleness(time.monotonic() + 5.0) >= 5.0
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await client.close()
+        return waited, together
+
+    waited, together = asyncio.run(main())
+    assert waited < 1.5
+    assert together < 0.5  # an answer to one wakes the others
+    assert 1 <= caplog.text.count("connection refused") <= 2  # before, and after the end
+    assert caplog.text.count("answers") == 1
+
+
+def test_a_bug_in_the_sink_does_not_end_the_watch(caplog):
+    calls = []
+
+    async def script(request, reply):
+        await (lists(service("a")) if request.kind == "list" else watches())(request, reply)
+
+    async def main():
+        async with Server(script) as server:
+            client = ApiClient(Cluster(parse_server(server.url, "test"), Trust(), Credentials()))
+
+            def sink(events):
+                calls.append(events)
+                if len(calls) == 1:
+                    raise KeyError("bug")
+
+            support = WatchListSupport()
+            support.supported = False
+            task = asyncio.create_task(Reflector(client, SERVICES, sink, support=support, pace=PACE).run())
+            await eventually(lambda: len(calls) >= 2)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            await client.close()
+
+    asyncio.run(main())
+    assert "internal error" in caplog.text
+
+
+def test_backoff_doubles_to_its_cap_and_starts_anew_when_healthy():
+    now = 0.0
+    backoff = Backoff(Pace(), lambda: now, jitter=lambda: 0.5)
+    assert [backoff.next(0.8) for _ in range(8)] == [0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
+    now = 95.0
+    assert backoff.next(0.05) == 0.05
+    assert Backoff(Pace(), lambda: 0.0, jitter=lambda: 0.0).next(0.8) == 0.4

@@ -1,0 +1,12 @@
+"""Engines that do not wait: every test of this folder has retries and looks for drift within milliseconds."""
+
+import pytest
+
+from kubeproxy import engine as engine_module
+
+
+@pytest.fixture(autouse=True)
+def brisk(monkeypatch):
+    monkeypatch.setattr(engine_module, "FIRST_RETRY", 0.001)
+    monkeypatch.setattr(engine_module, "SLOWEST_RETRY", 0.004)
+    monkeypatch.setattr(engine_module, "DRIFT_CHECK", 0.002)

@@ -1,0 +1,221 @@
+"""An engine on a stage: objects of the API, backends and an observer that only take notes, and how to play a scene."""
+
+import asyncio
+import contextlib
+
+from kubeproxy.engine import Engine, Pace
+from kubeproxy.errors import ApplyError, Unsupported
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.events import Deleted, Replaced, Upserted
+from kubeproxy.model.objects import (
+    Annotations,
+    EndpointPort,
+    EndpointSlice,
+    Labels,
+    Node,
+    NodeAddress,
+    NodeSpec,
+    NodeStatus,
+    ObjectMeta,
+    Service,
+    ServiceCIDR,
+    ServiceCIDRSpec,
+    ServicePort,
+    ServiceSpec,
+    SliceEndpoint,
+)
+from kubeproxy.model.world import Settings
+
+V4, V6 = Family.IPV4, Family.IPV6
+NODE = "node-a"
+PATIENCE = 30.0
+_sleep = asyncio.sleep
+
+
+# -- objects -------------------------------------------------------------------------------------------------------
+
+
+def service(name, number=1, family=V4, **spec):
+    address = f"10.96.0.{number}" if family is V4 else f"fd00::{number}"
+    spec = ServiceSpec(cluster_ip=address, cluster_ips=[address], ports=[ServicePort(port=80)], **spec)
+    return Upserted("services", Service(ObjectMeta(name=name, namespace="ns", uid=f"uid-{name}"), spec))
+
+
+def endpoints(name, *numbers, triggered=None):
+    meta = ObjectMeta(name=name, namespace="ns", labels=Labels(service_name=name), annotations=Annotations(triggered))
+    found = [SliceEndpoint([f"10.244.0.{n}"]) for n in numbers]
+    return Upserted("endpointslices", EndpointSlice(meta, "IPv4", found, [EndpointPort(port=8080)]))
+
+
+def gone(name):
+    return Deleted("services", "ns", name)
+
+
+def node(address="192.0.2.1", name=NODE, pod_cidrs=None):
+    status = NodeStatus([NodeAddress("InternalIP", address)])
+    return Upserted("nodes", Node(ObjectMeta(name=name), NodeSpec(pod_cidrs=pod_cidrs), status))
+
+
+def cidr(text):
+    return Upserted("servicecidrs", ServiceCIDR(ObjectMeta(name="kubernetes"), ServiceCIDRSpec([text])))
+
+
+LISTS = (Replaced("services", []), Replaced("endpointslices", []))
+READY = (*LISTS, node())
+
+
+# -- who takes notes -----------------------------------------------------------------------------------------------
+
+
+class FakeBackend:
+    """Keeps what it was told, as a kernel would; refuses when told to."""
+
+    blocking = False
+
+    def __init__(self, family):
+        self.family = family
+        self.state = {}
+        self.calls = []
+        self.worlds = []
+        self.failures = []  # True: refuse the next transaction
+        self.resync_on_world = False
+        self.is_touched = False
+        self.found = self.found_elements = ""
+        self.before_step = lambda: None
+
+    def set_world(self, world):
+        self.worlds.append(world)
+        return self.resync_on_world
+
+    def sync(self, changes):
+        self.calls.append(("sync", [name[1] for name, _ in changes]))
+        for name, plans in changes:
+            yield self._write(name, plans)
+        yield 0
+
+    def resync(self, wanted):
+        self.calls.append(("resync", [name[1] for name in wanted]))
+        for name in set(self.state) - set(wanted):
+            del self.state[name]
+        for name, plans in wanted.items():
+            yield self._write(name, plans)
+        self.is_touched, self.found, self.found_elements = False, "", ""
+        yield 0
+
+    def _write(self, name, plans):
+        self.before_step()
+        if self.failures and self.failures.pop(0):
+            raise ApplyError("the kernel is in a bad mood")
+        if plans:
+            self.state[name] = plans
+        else:
+            self.state.pop(name, None)
+        return 1
+
+    def touched(self):
+        return self._answer(self.is_touched)
+
+    def drift(self):
+        return self._answer(self.found)
+
+    def element_drift(self):
+        return self._answer(self.found_elements)
+
+    @staticmethod
+    def _answer(value):
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    def close(self):
+        pass
+
+
+class Notes:
+    """An observer: what it is called with, by the method's name."""
+
+    def __init__(self):
+        self.made = []
+
+    def __getattr__(self, method):
+        def note(*arguments, **more):
+            self.made.append((method, (*arguments, *more.values())))
+
+        return note
+
+    def of(self, method):
+        return [arguments for name, arguments in self.made if name == method]
+
+
+class Stage:
+    """An engine with its surroundings, running."""
+
+    def __init__(self, *, families=(V4,), patience=PATIENCE, pace=None, **options):
+        self.backends = [FakeBackend(family) for family in families]
+        self.notes = Notes()
+        self.addresses = {V4: [], V6: []}
+        self.engine = Engine(
+            Settings(node_name=NODE, families=families, **options),
+            self.backends,
+            self.notes,
+            pace or Pace(),
+            self._local_addresses,
+            patience,
+        )
+        self.task = None
+
+    def _local_addresses(self):
+        if isinstance(self.addresses, Exception):
+            raise self.addresses
+        return self.addresses
+
+    @property
+    def backend(self):
+        return self.backends[0]
+
+    def tell(self, *events):
+        self.engine.sink(events)
+
+    async def until(self, condition):
+        async with asyncio.timeout(10):
+            while not condition():
+                assert not self.task.done(), self.task
+                await _sleep(0.001)
+
+    async def settled(self):
+        """Wait until everything said so far is in the backends, and the loop has nothing to do."""
+        await self.until(lambda: self.engine.ready.is_set() and not self.engine.planner.dirty and self.idle())
+        await _sleep(0.005)
+        await self.until(self.idle)
+
+    def idle(self):
+        engine = self.engine
+        return not (engine._inbox or engine._unapplied or engine._stale or engine._wake.is_set())
+
+    def programmed(self, backend=None):
+        return {name[1]: plans for name, plans in (backend or self.backend).state.items()}
+
+
+def play(scene, **options):
+    """Run a scene with an engine running beside it."""
+
+    async def run():
+        stage = Stage(**options)
+        stage.task = asyncio.create_task(stage.engine.run())
+        try:
+            await scene(stage)
+        finally:
+            stage.task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Unsupported, AttributeError):
+                await stage.task
+            await _sleep(0)
+
+    asyncio.run(run())
+
+
+async def started(stage, *events):
+    stage.tell(*READY, *events)
+    await stage.settled()
+    for backend in stage.backends:
+        backend.calls.clear()
+    stage.notes.made.clear()

@@ -1,0 +1,182 @@
+"""What the loop does after a failed sync: it tries again, loses nothing, reports nothing too early."""
+
+import asyncio
+import itertools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from staged_engine import READY, V4, V6, endpoints, gone, play, service, started
+
+from kubeproxy import engine as engine_module
+from kubeproxy.model.events import Replaced
+
+_sleep = asyncio.sleep
+
+
+def test_a_failed_sync_is_tried_again_as_a_resync():
+    async def scene(stage):
+        await started(stage, service("a"), service("b", 2))
+        stage.backend.failures = [True]
+        stage.tell(endpoints("b", 1))
+        await stage.settled()
+        assert stage.backend.calls == [("sync", ["b"]), ("resync", ["b", "a"])]
+        assert stage.programmed()["b"][0].cluster
+        assert [str(error) for _, error in stage.notes.of("failed")] == ["the kernel is in a bad mood"]
+        stage.tell(endpoints("a", 1))
+        await stage.settled()
+        assert stage.backend.calls[2:] == [("sync", ["a"])]
+
+    play(scene)
+
+
+def test_a_failed_first_sync_is_tried_again_and_not_ready_until_it_is_done():
+    async def scene(stage):
+        stage.backend.failures = [True] * 10_000
+        stage.tell(service("a"), *READY[2:], Replaced("endpointslices", []))
+        stage.tell(Replaced("services", [service("a").object]))
+        await stage.until(lambda: len(stage.notes.of("failed")) >= 2)
+        assert not stage.engine.ready.is_set()
+        stage.backend.failures.clear()
+        await stage.settled()
+        assert {kind for kind, _ in stage.backend.calls} == {"resync"}
+        assert set(stage.programmed()) == {"a"}
+
+    play(scene)
+
+
+def test_retries_come_later_and_later_and_start_anew_after_a_success(monkeypatch):
+    slept = []
+
+    async def sleep(seconds):
+        if seconds == engine_module.DRIFT_CHECK:
+            await _sleep(3600)
+        slept.append(seconds)
+        await _sleep(0)
+
+    async def scene(stage):
+        await started(stage, service("a"))
+        for _ in range(2):
+            slept.clear()
+            stage.backend.failures = [True] * 6
+            stage.tell(endpoints("a", len(stage.backend.calls) + 1))
+            await stage.until(lambda: not stage.backend.failures)
+            await stage.settled()
+            delays = [seconds for seconds in slept if seconds]
+            assert delays[:6] == [0.001, 0.002, 0.004, 0.004, 0.004, 0.004]
+
+    monkeypatch.setattr(engine_module.asyncio, "sleep", sleep)
+    monkeypatch.setattr(engine_module.random, "uniform", lambda *_: 1.0)
+    monkeypatch.setattr(engine_module, "DRIFT_CHECK", 77.0)
+    play(scene)
+
+
+def test_a_family_that_fails_does_not_hold_the_other_one():
+    async def scene(stage):
+        await started(stage, service("a"), service("six", 6, V6))
+        four, six = stage.backends
+        six.failures = [True, True]
+        stage.tell(service("b", 2), service("c", 3, V6))
+        await stage.until(lambda: "b" in stage.programmed(four))
+        await stage.settled()
+        assert set(stage.programmed(six)) == {"six", "c"}
+        assert {kind for kind, _ in four.calls} == {"sync"}
+        assert [kind for kind, _ in six.calls] == ["sync", "resync", "resync"]
+        assert {family for family, _ in stage.notes.of("failed")} == {V6}
+
+    play(scene, families=(V4, V6))
+
+
+def test_changes_are_reported_once_and_only_when_every_family_has_them():
+    async def scene(stage):
+        await started(stage, service("a"))
+        stage.backends[1].failures = [True] * 10_000
+        stage.tell(service("six", 6, V6), endpoints("a", 1, triggered="2026-01-01T00:00:00Z"))
+        await stage.until(lambda: stage.notes.of("failed"))
+        assert stage.notes.of("applied") == []
+        assert stage.notes.of("counted") == []
+        stage.tell(endpoints("a", 1, 2, triggered="2026-01-01T00:00:09Z"))
+        stage.backends[1].failures.clear()
+        await stage.settled()
+        changes = [change for changes, _ in stage.notes.of("applied") for change in changes]
+        assert {change.name[1] for change in changes} == {"a", "six"}
+        ours = [change for change in changes if change.name[1] == "a"]  # one, or two when it was told between steps
+        assert ours[0].before.plans[0].cluster == ()
+        assert all(one.after == two.before for one, two in itertools.pairwise(ours))
+        assert len(ours[-1].after.plans[0].cluster) == 2
+        assert sum(services for services, _ in stage.notes.of("counted")) == 1
+        assert sum(slices for _, slices in stage.notes.of("counted")) == 2
+        assert len(stage.notes.of("programmed")) == 2
+
+    play(scene, families=(V4, V6))
+
+
+names = st.sampled_from(["a", "b", "c"])
+moves = st.one_of(
+    st.builds(service, names, st.integers(1, 3)),
+    st.builds(lambda name, number: service(name, number, V6), names, st.integers(1, 3)),
+    st.builds(lambda name, numbers: endpoints(name, *numbers), names, st.lists(st.integers(1, 5), unique=True)),
+    st.builds(gone, names),
+    st.sampled_from(["rest", "refuse 4", "refuse 6", "force"]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(moves, max_size=20))
+def test_nothing_is_lost_whatever_fails(moves):
+    async def scene(stage):
+        await started(stage)
+        for move in moves:
+            if move == "rest":
+                await _sleep(0)
+            elif move == "force":
+                stage.engine.force(V4)
+            elif isinstance(move, str):
+                stage.backends[move == "refuse 6"].failures += [False, True]
+            else:
+                stage.tell(move)
+        await stage.settled()
+        for backend in stage.backends:
+            expected = {
+                name: plans
+                for name, compiled in stage.engine.planner.compiled.items()
+                if (plans := tuple(p for p in compiled.plans if p.key.family is backend.family))
+            }
+            assert backend.state == expected
+
+    play(scene, families=(V4, V6))
+
+
+def test_a_family_that_fails_does_not_hold_what_follows_from_changes_of_the_other_one():
+    async def scene(stage):
+        await started(stage, service("a"))
+        stage.backends[1].failures = [True] * 10_000
+        stage.tell(service("six", 6, V6))
+        await stage.until(lambda: stage.notes.of("failed"))
+        for number in (1, 2):
+            stage.notes.made.clear()
+            stage.tell(endpoints("a", number))
+            await stage.until(lambda: [c for f, found, _ in stage.notes.of("reached") for c in found])
+            [change] = [change for _, found, _ in stage.notes.of("reached") for change in found]
+            assert {(family, full) for family, _, full in stage.notes.of("reached")} == {(V4, False)}
+            assert change.after.plans[0].cluster[0][3] == number
+        stage.notes.made.clear()
+        stage.tell(gone("a"))
+        stage.backends[1].failures.clear()
+        await stage.settled()
+        [found] = [found for family, found, full in stage.notes.of("reached") if family is V6 and full]
+        assert {change.name[1] for change in found} == {"a", "six"}
+
+    play(scene, families=(V4, V6))
+
+
+def test_a_repair_may_concern_every_service():
+    async def scene(stage):
+        await started(stage, service("a"), service("b", 2))
+        stage.engine.force(V4)
+        stage.tell(endpoints("b", 1))
+        await stage.settled()
+        [(family, changes, full)] = stage.notes.of("reached")
+        assert (family, full) == (V4, True)
+        assert {change.name[1]: change.before == change.after for change in changes} == {"a": True, "b": False}
+
+    play(scene)

@@ -1,0 +1,130 @@
+"""What the loop reports: problems, pending changes, how long they took."""
+
+import asyncio
+
+import pytest
+from staged_engine import V4, endpoints, play, service, started
+
+from kubeproxy.model.events import Rejected
+
+_sleep = asyncio.sleep
+
+
+def test_problems_are_reported_once():
+    async def scene(stage):
+        await started(stage)
+        stage.tell(service("a", external_ips=["nonsense"]))
+        await stage.settled()
+        stage.tell(endpoints("a", 1))
+        await stage.settled()
+        stage.tell(service("a", external_ips=["nonsense", "more nonsense"]))
+        stage.engine.force(V4)
+        await stage.settled()
+        reported = [(name, uid, problem.field, problem.reason) for name, uid, problem in stage.notes.of("problem")]
+        assert [(name, uid, field) for name, uid, field, _ in reported] == [
+            (("ns", "a"), "uid-a", "spec.externalIPs")
+        ] * 2
+        assert len({reason for *_, reason in reported}) == 2
+
+    play(scene)
+
+
+def test_problems_survive_a_failed_sync():
+    async def scene(stage):
+        await started(stage)
+        stage.backend.failures = [True]
+        stage.tell(service("a", external_ips=["nonsense"]))
+        await stage.settled()
+        assert len(stage.notes.of("problem")) == 1
+
+    play(scene)
+
+
+def test_rejected_objects_are_reported_and_wake_nobody():
+    async def scene(stage):
+        await started(stage)
+        rejected = Rejected("services", "ns", "a", "uid", "spec", "is no object")
+        stage.tell(rejected)
+        assert stage.notes.of("rejected") == [(rejected,)]
+        await _sleep(0.005)
+        assert stage.backend.calls == []
+
+    play(scene)
+
+
+def test_pending_changes_are_counted_until_they_are_in_the_kernel():
+    async def scene(stage):
+        await started(stage)
+        stage.tell(service("a"), endpoints("a", 1))
+        stage.tell(endpoints("a", 2))
+        assert stage.notes.of("pending") == [(1, 1), (1, 2)]
+        await stage.settled()
+        assert stage.notes.of("counted") == [(1, 2)]
+        stage.tell(service("b", 2))
+        assert stage.notes.of("pending")[-1] == (1, 0)
+
+    play(scene)
+
+
+def test_changes_that_mean_nothing_are_not_pending_for_ever():
+    async def scene(stage):
+        await started(stage)
+        stage.tell(service("a", type="ExternalName"))
+        assert stage.notes.of("pending")[-1] == (1, 0)
+        await stage.until(lambda: stage.notes.of("synced"))
+        await stage.settled()
+        assert stage.notes.of("counted") == [(1, 0)]
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("triggered", "known"),
+    [
+        ("2026-01-01T00:00:00Z", True),
+        ("2026-01-01T00:00:00.123456789Z", True),
+        ("nonsense", False),
+        ("", False),
+        ("2026-01-01", False),
+    ],
+)
+def test_how_long_it_took_is_reported_where_it_is_known(triggered, known):
+    async def scene(stage):
+        await started(stage, service("a"))
+        stage.tell(endpoints("a", 1, triggered=triggered))
+        await stage.settled()
+        found = stage.notes.of("programmed")
+        assert [family for family, _ in found] == ([V4] if known else [])
+        assert all(seconds > 0 for _, seconds in found)
+
+    play(scene)
+
+
+def test_queued_is_said_once_until_it_is_synced():
+    async def scene(stage):
+        await started(stage, service("a"))
+        for n in range(1, 4):
+            stage.tell(endpoints("a", n))
+        assert stage.notes.of("queued") == [([V4],)]
+        await stage.settled()
+        stage.tell(endpoints("a", 9))
+        assert len(stage.notes.of("queued")) == 2
+
+    play(scene)
+
+
+def test_what_is_queued_during_a_sync_still_waits_after_it():
+    async def scene(stage):
+        await started(stage)
+
+        def tell_once():
+            stage.backend.before_step = lambda: None
+            stage.tell(endpoints("a", 1))
+
+        stage.backend.before_step = tell_once
+        stage.tell(service("a"))
+        await stage.settled()
+        said = [name for name, _ in stage.notes.made if name in {"queued", "synced"}]
+        assert said == ["queued", "queued", "synced", "queued", "synced"]
+
+    play(scene)

@@ -1,0 +1,214 @@
+"""When the loop syncs, and what of: the first sync, bursts, families, what comes during a sync."""
+
+import asyncio
+
+import pytest
+from staged_engine import LISTS, READY, V4, V6, endpoints, gone, node, play, service, started
+
+from kubeproxy import engine as engine_module
+from kubeproxy.engine import Pace
+from kubeproxy.errors import Unsupported
+from kubeproxy.model.events import Replaced
+
+_sleep = asyncio.sleep
+
+# -- when ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [],
+        [node()],
+        [node(), Replaced("services", [])],
+        [node(), Replaced("endpointslices", [])],
+        [node(), service("a"), endpoints("a", 1)],
+        [*LISTS],
+        [*LISTS, node(name="another")],
+    ],
+)
+def test_nothing_is_written_before_the_lists_and_the_node_are_there(events):
+    async def scene(stage):
+        for event in events:
+            stage.tell(event)
+            await _sleep(0.005)
+        assert stage.backend.calls == []
+        assert not stage.engine.ready.is_set()
+        stage.tell(*READY)
+        await stage.settled()
+        assert stage.backend.calls[0][0] == "resync"
+
+    play(scene)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_the_order_of_the_first_lists_does_not_matter(order):
+    async def scene(stage):
+        for index in order:
+            stage.tell(READY[index])
+            await _sleep(0)
+        await stage.settled()
+        assert stage.backend.calls == [("resync", [])]
+
+    play(scene)
+
+
+def test_the_first_sync_is_one_resync_of_everything():
+    async def scene(stage):
+        stage.tell(service("a"), endpoints("a", 1), service("b", 2), *READY[2:])
+        stage.tell(Replaced("services", [service("a").object, service("b", 2).object]))
+        stage.tell(Replaced("endpointslices", [endpoints("a", 1).object]))
+        await stage.settled()
+        assert [b.calls for b in stage.backends] == [[("resync", ["a", "b"])]] * 2
+        assert stage.programmed()["a"][0].cluster
+        assert stage.notes.of("synced")[0][2] is True
+
+    play(scene, families=(V4, V6))
+
+
+def test_without_a_node_it_goes_on_after_a_while():
+    async def scene(stage):
+        stage.tell(*LISTS)
+        await stage.settled()
+        assert stage.backend.calls == [("resync", [])]
+        assert len(stage.backend.worlds) == 1  # however bare the world is, the backends must be told
+        stage.tell(node())
+        await stage.until(lambda: len(stage.backend.worlds) == 2)
+        assert stage.backend.worlds[-1].ipv4.node_ips == (bytes([192, 0, 2, 1]),)
+
+    play(scene, patience=0.03)
+
+
+def test_a_late_first_list_does_not_wait_for_the_node_again():
+    async def scene(stage):
+        await _sleep(0.01)
+        stage.tell(*LISTS)
+        await stage.settled()
+
+    play(scene, patience=0.005)
+
+
+def test_node_cidr_mode_waits_for_the_pod_networks():
+    async def scene(stage):
+        stage.tell(*READY)
+        await _sleep(0.01)
+        assert stage.backend.calls == []
+        stage.tell(node(pod_cidrs=["10.244.3.0/24"]))
+        await stage.settled()
+        assert stage.backend.worlds[-1].ipv4.detector.value == "10.244.3.0/24"
+
+    play(scene, local_mode="NodeCIDR")
+
+
+def test_node_cidr_mode_gives_up_without_pod_networks():
+    async def scene(stage):
+        stage.tell(*READY)
+        with pytest.raises(Unsupported, match="podCIDRs"):
+            await asyncio.wait_for(stage.task, 5)
+        assert stage.backend.calls == []
+
+    play(scene, local_mode="NodeCIDR", patience=0.01)
+
+
+# -- what ----------------------------------------------------------------------------------------------------------
+
+
+def test_only_what_changed_is_synced():
+    async def scene(stage):
+        await started(stage, service("a"), service("b", 2))
+        stage.tell(endpoints("b", 1))
+        await stage.settled()
+        assert stage.backend.calls == [("sync", ["b"])]
+        assert [(f, full) for f, _, full in stage.notes.of("synced")] == [(V4, False)]
+
+    play(scene)
+
+
+def test_a_burst_is_one_sync():
+    async def scene(stage):
+        await started(stage, *[service(f"s{n}", n) for n in range(1, 50)])
+        for n in range(1, 50):
+            stage.tell(endpoints(f"s{n}", 1))
+            stage.tell(endpoints(f"s{n}", 1, 2))
+        await stage.settled()
+        assert stage.backend.calls == [("sync", [f"s{n}" for n in range(1, 50)])]
+        assert len(stage.notes.of("queued")) == 1
+        assert len(stage.notes.of("synced")) == 1
+
+    play(scene)
+
+
+def test_a_family_gets_its_own_plans_only():
+    async def scene(stage):
+        await started(stage)
+        stage.tell(service("four"), service("six", 6, V6))
+        await stage.settled()
+        assert [set(stage.programmed(b)) for b in stage.backends] == [{"four"}, {"six"}]
+        stage.tell(gone("six"))
+        await stage.settled()
+        assert [set(stage.programmed(b)) for b in stage.backends] == [{"four"}, set()]
+
+    play(scene, families=(V4, V6))
+
+
+def test_a_service_that_changes_family_after_a_failure_leaves_the_one_it_had():
+    async def scene(stage):
+        await started(stage, service("a"))
+        four, six = stage.backends
+        four.failures = [True] * 10_000
+        stage.tell(service("b", 2, V6), endpoints("a", 1))
+        await stage.until(lambda: stage.notes.of("failed") and "b" in stage.programmed(six))
+        stage.tell(service("b", 2, V4))
+        four.failures.clear()
+        await stage.settled()
+        assert [set(stage.programmed(b)) for b in stage.backends] == [{"a", "b"}, set()]
+
+    play(scene, families=(V4, V6))
+
+
+def test_what_has_no_meaning_is_not_synced_and_counts_as_done():
+    async def scene(stage):
+        await started(stage, service("a"), endpoints("a", 1, 2))
+        stage.tell(endpoints("a", 2, 1))
+        await stage.settled()
+        assert stage.backend.calls == []
+        assert len(stage.notes.of("queued")) == len(stage.notes.of("synced")) == 1
+
+    play(scene)
+
+
+def test_what_comes_during_a_sync_is_in_the_next_one():
+    async def scene(stage):
+        await started(stage, service("a"), service("b", 2), service("c", 3))
+        late = iter([endpoints("a", 7), endpoints("c", 7)])
+        stage.backend.before_step = lambda: stage.tell(*[e for e in [next(late, None)] if e])
+        stage.tell(endpoints("a", 1), endpoints("b", 1))
+        await stage.settled()
+        assert stage.backend.calls == [("sync", ["a", "b"]), ("sync", ["a", "c"])]
+        assert all(stage.programmed()[name] == stage.engine.planner.compiled["ns", name].plans for name in "abc")
+
+    play(scene)
+
+
+def test_at_least_the_minimum_between_two_syncs(monkeypatch):
+    slept = []
+
+    async def sleep(seconds):
+        slept.append(seconds)
+        await _sleep(0.02 if seconds > 1 else seconds)
+
+    async def scene(stage):
+        await started(stage, service("a"))
+        slept.clear()
+        stage.tell(endpoints("a", 1))
+        await stage.until(lambda: stage.backend.calls)
+        stage.tell(endpoints("a", 2))
+        await _sleep(0.005)
+        assert len(stage.backend.calls) == 1  # still resting
+        await stage.until(lambda: len(stage.backend.calls) == 2)
+        rests = [seconds for seconds in slept if seconds > 1]
+        assert rests
+        assert all(4 < seconds <= 5 for seconds in rests)
+
+    monkeypatch.setattr(engine_module.asyncio, "sleep", sleep)
+    play(scene, pace=Pace(minimum=5.0))

@@ -1,0 +1,92 @@
+"""The node and its addresses: how a changed world reaches the backends."""
+
+import asyncio
+
+import pytest
+from staged_engine import V4, V6, cidr, endpoints, node, play, service, started
+
+from kubeproxy.errors import ApplyError
+from kubeproxy.model.events import Deleted, Replaced
+
+_sleep = asyncio.sleep
+
+
+def test_a_changed_node_reaches_the_backends_by_a_sync():
+    async def scene(stage):
+        await started(stage, service("a"))
+        for backend in stage.backends:
+            backend.worlds.clear()
+        stage.tell(node("192.0.2.9"))
+        await stage.until(lambda: all(backend.calls for backend in stage.backends))
+        assert [backend.calls for backend in stage.backends] == [[("sync", [])]] * 2
+        assert [world.ipv4.node_ips for backend in stage.backends for world in backend.worlds] == [
+            (bytes([192, 0, 2, 9]),)
+        ] * 2
+        assert len(stage.notes.of("world")) == 1
+
+    play(scene, families=(V4, V6))
+
+
+def test_a_backend_that_asks_for_it_is_synced_as_a_whole():
+    async def scene(stage):
+        await started(stage, service("a"))
+        stage.backends[0].resync_on_world = True
+        stage.tell(cidr("10.96.0.0/16"))
+        await stage.until(lambda: all(backend.calls for backend in stage.backends))
+        assert [backend.calls for backend in stage.backends] == [[("resync", ["a"])], [("sync", [])]]
+        assert stage.backends[0].worlds[-1].ipv4.service_cidrs
+
+    play(scene, families=(V4, V6))
+
+
+@pytest.mark.parametrize(
+    "event", [node(), node(name="another"), Replaced("servicecidrs", []), Deleted("nodes", "", "x")]
+)
+def test_a_node_that_says_the_same_is_no_work(event):
+    async def scene(stage):
+        await started(stage)
+        stage.backend.worlds.clear()
+        stage.tell(event)
+        await _sleep(0.01)
+        assert stage.backend.calls == stage.backend.worlds == []
+        assert stage.notes.of("world") == []
+
+    play(scene)
+
+
+def test_changed_local_addresses_are_looked_at():
+    async def scene(stage):
+        await started(stage)
+        stage.addresses = {V4: [bytes([192, 0, 2, 5])]}
+        stage.engine.addresses_changed()
+        await stage.until(lambda: stage.backend.calls)
+        assert stage.backend.worlds[-1].ipv4.nodeport_ips == (bytes([192, 0, 2, 5]),)
+
+    play(scene, nodeport_addresses=("192.0.2.0/24",))
+
+
+def test_a_new_nodeport_address_concerns_every_service():
+    async def scene(stage):
+        await started(stage, service("a"))
+        stage.addresses = {V4: [bytes([192, 0, 2, 5])]}
+        stage.engine.addresses_changed()
+        await stage.until(lambda: stage.notes.of("reached"))
+        [(family, changes, full)] = stage.notes.of("reached")
+        assert (family, [change.name[1] for change in changes], full) == (V4, ["a"], True)
+
+    play(scene, nodeport_addresses=("192.0.2.0/24",))
+
+
+def test_local_addresses_that_cannot_be_read_are_read_again():
+    async def scene(stage):
+        await started(stage, service("a"))
+        stage.addresses = ApplyError("addresses changed while being read")
+        stage.engine.addresses_changed()
+        stage.tell(endpoints("a", 1))
+        await _sleep(0.01)
+        stage.addresses = {V4: [bytes([192, 0, 2, 5])]}
+        await stage.until(lambda: stage.backend.worlds[-1].ipv4.nodeport_ips == (bytes([192, 0, 2, 5]),))
+        await stage.settled()
+        assert stage.programmed()["a"][0].cluster
+
+    play(scene, nodeport_addresses=("192.0.2.0/24",))
