@@ -49,6 +49,8 @@ from kubeproxy.sources import Sources, open_sources
 
 log = logging.getLogger("kubeproxy.app")
 
+FIRST_REMOVAL_RETRY = 5.0  # seconds
+SLOWEST_REMOVAL_RETRY = 600.0  # without the rights to do it, it fails for ever
 CONFIG_CHANGED = 1  # the supervisor restarts us with the new file, as it does the Go kube-proxy
 
 
@@ -123,7 +125,9 @@ class App:
         self._sources: Sources = open_sources(options, settings.node_name, self._take, self._metrics)
         self._events = EventRecorder(settings.node_name, self._sources.post)
         self._service_health = ServiceHealth(self._health.healthy, self._service_health_failed)
-        self._flows = FlowCleaner(self._metrics, settings.families, self._local_addresses)
+        self._flows = FlowCleaner(
+            self._metrics, settings.families, self._local_addresses, to_endpoints=mode.name != "userspace"
+        )
         self._reporter = Reporter(
             self._metrics, self._health, self._service_health, self._events, self._flows, self._node, mode.name
         )
@@ -321,8 +325,19 @@ class App:
         """What is done once, when our own rules are in place."""
         await collector.resume_when(self._engine.ready)
         self._systemd.ready()
-        for failure in await asyncio.to_thread(modes.remove_others, self._mode):
-            log.error("Cannot remove the rules of another mode error=%r", failure)
+        await self._remove_others()
+
+    async def _remove_others(self) -> None:
+        """Remove what other modes left; again later what could not be, as when another program held iptables' lock."""
+        told: set[str] = set()
+        wait = FIRST_REMOVAL_RETRY
+        while failures := await asyncio.to_thread(modes.remove_others, self._mode):
+            for failure in failures:
+                if failure not in told:
+                    log.error("Cannot remove the rules of another mode error=%r", failure)
+            told.update(failures)
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, SLOWEST_REMOVAL_RETRY)
 
     async def _watch_config(self) -> None:
         async for change in watch_config(self._options.config_file, self._config, self._options.resolve):

@@ -99,6 +99,11 @@ def _serving(compiled: Iterable[Compiled]) -> dict[tuple[Family, Key], Endpoints
     return found
 
 
+def _routes(compiled: Compiled) -> list[object]:
+    """Return what decides to which listeners flows go."""
+    return [(plan.key, plan.internal, plan.external) for plan in compiled.plans]
+
+
 def translations(wanted: Mapping[Key, Suspects], node_addresses: Iterable[bytes]) -> list[Translation] | None:
     """Return exactly the flows that are wrong, None when that takes a look at all flows to these frontends."""
     found: list[Translation] = []
@@ -113,7 +118,11 @@ def translations(wanted: Mapping[Key, Suspects], node_addresses: Iterable[bytes]
 
 
 class FlowCleaner:
-    """Removes tracked UDP flows that a change made wrong, off the event loop, one run at a time."""
+    """Removes tracked UDP flows that a change made wrong, off the event loop, one run at a time.
+
+    Unless flows go to the endpoints themselves (`to_endpoints`; in userspace mode they go to a listener of the proxy),
+    all flows to a frontend that lost anything, or that another listener serves, may be wrong.
+    """
 
     def __init__(
         self,
@@ -121,8 +130,11 @@ class FlowCleaner:
         families: Sequence[Family],
         local_addresses: Callable[[], Mapping[Family, Iterable[bytes]]],
         conntrack: Conntrack | None = None,
+        *,
+        to_endpoints: bool = True,
     ) -> None:
         self._metrics = metrics
+        self._to_endpoints = to_endpoints
         self._conntrack = conntrack or Conntrack()
         self._local_addresses = local_addresses
         self._first: dict[Family, Looks] = {family: {} for family in families}
@@ -149,6 +161,10 @@ class FlowCleaner:
             for look in (first, self._underway[family], *(look for _, look in self._second[family])):
                 look |= {key: look[key]._replace(serving=fresh[key].serving) for key in look.keys() & fresh.keys()}
             wrong = {key: found for key, found in fresh.items() if found.lost != NOTHING_LOST}
+            if not self._to_endpoints:
+                rerouted = [change for change in changes if _routes(change.before) != _routes(change.after)]
+                keys = wrong.keys() | suspects(rerouted, family, certain=True).keys()
+                wrong = {key: fresh[key]._replace(lost=None) for key in keys}
             if wrong:
                 self._first[family] = joined((first, wrong))
                 self._wake.set()

@@ -142,6 +142,23 @@ def answering(sock: socket.socket, answer: bytes = b"hello") -> Iterator[socket.
                 ended = True
 
 
+def test_a_service_that_waits_for_a_port_gets_the_next_free_one() -> None:
+    with node(ports=range(4100, 4101)) as (made, _), answering(endpoint()) as server:
+        made.sync("one", plan("one", [frontend(VIP[V4], 80)], [server]))
+        made.sync("two", plan("two", [frontend(VIP[V4], 81)], [server]))
+        assert [outcome(VIP[V4], port) for port in (80, 81)] == ["hello", "ECONNREFUSED"]
+        made.sync("one")
+        assert outcome(VIP[V4], 81) == "hello"
+        made.wanted = {("ns", "three"): (plan("three", [frontend(VIP[V4], 82)], [server]),)}
+        made.resync()
+        assert outcome(VIP[V4], 82) == "hello"
+        made.sync("four", plan("four", [frontend(VIP[V4], 83)], [server]))
+        made.sync("four")
+        made.sync("three")
+        assert not list(made.backend._listeners.names()), "who left the queue gets no port"
+        assert made.backend.element_drift() == ""
+
+
 @pytest.mark.parametrize("family", [V4, V6])
 @pytest.mark.parametrize("protocol", [TCP, UDP])
 def test_traffic_of_others_and_of_the_node_is_carried(family: Family, protocol: int) -> None:

@@ -13,6 +13,7 @@ import socket
 import pytest
 from live import Front, Live
 from test_policies import CASES, Case
+from test_udp_flows import NOBODY, client
 
 from kubeproxy.devcluster.netns import run_in_async
 
@@ -53,6 +54,17 @@ async def test_policy(live: Live, name: str) -> None:
             for front, places in fronts.values()
         )
         await asyncio.gather(*looks)
+
+
+async def test_udp_clients_follow_their_service_to_another_listener(live: Live) -> None:
+    """A client that sends from one port all along, while the Service loses all endpoints and is made anew."""
+    live.service("udp", "b1")
+    with client(live, "outside", live.front("udp", port=1)) as one:
+        await one.expect("b1")
+        live.endpoints("udp", "")
+        await one.expect(*NOBODY)
+        live.endpoints("udp", "a1")
+        await one.expect("a1")
 
 
 async def test_clients_stay_with_their_endpoint(live: Live) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
+from msgspec import structs
 
 from kubeproxy import flows
 from kubeproxy.errors import ApplyError
@@ -192,6 +193,17 @@ def test_every_change_has_a_second_look_of_its_own(cleaner):
 def test_after_a_full_sync_any_flow_may_be_wrong(cleaner):
     cleaner.changed([change(NOTHING, meaning(A))], full=True)
     assert cleaner.due(V4, 0.0) == cleaner.due(V4, 1.0) == {FRONT: Suspects(frozenset({A}), None)}
+
+
+def test_flows_to_a_listener_of_the_proxy_are_looked_for_by_their_frontend():
+    """In userspace mode none goes to an endpoint, and the port of a listener that closed may become another one's."""
+    cleaner = FlowCleaner(Metrics(), [V4], dict, Notes(), to_endpoints=False)
+    cleaner.changed([change(meaning(A), NOTHING), change(meaning(A, vip=NODE), meaning(A, B, vip=NODE))], full=False)
+    assert cleaner.due(V4, 0.0) == cleaner.due(V4, 1.0) == {FRONT: Suspects(frozenset(), None)}
+    (plan,) = meaning(A).plans
+    local = Traffic(Action.LOCAL, Action.LOCAL, Action.LOCAL)
+    cleaner.changed([change(meaning(A), Compiled((structs.replace(plan, internal=local),)))], full=False)
+    assert cleaner.due(V4, 2.0) == {FRONT: Suspects(frozenset({A}), None)}
 
 
 def test_two_looks_at_once_are_for_what_both_are_for():

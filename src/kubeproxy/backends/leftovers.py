@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
-from kubeproxy.errors import ApplyError
+from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel import xtables
 from kubeproxy.kernel.xtables import Commands
 
@@ -54,7 +54,7 @@ def remove_iptables_rules(keeps: Callable[[Commands, str, str], bool] | None = N
             if text:
                 xtables.restore(name, text)
                 log.info("Removed the rules of another kube-proxy mode variant=%s", name)
-        except ApplyError as error:
+        except (ApplyError, Unsupported) as error:  # `keeps` may have to look which variant is in use
             failures.append(str(error))
     return failures
 

@@ -16,6 +16,7 @@ from kubeproxy.backends.iptables import restores
 from kubeproxy.backends.iptables.backend import SHARED
 from kubeproxy.backends.iptables.names import chain_hash, comment, port_name
 from kubeproxy.backends.iptables.options import Options
+from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.xtables import RestoreError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.compile import compile_service
@@ -156,6 +157,20 @@ def test_the_rules_that_depend_on_the_node():
     assert not any("INVALID" in rule for rule in liberal["filter", "KUBE-FORWARD"])
     assert liberal["filter", "KUBE-FIREWALL"] == []
     assert "! -d 127.0.0.0/8" in liberal["nat", "KUBE-SERVICES"][-1]
+
+
+def test_route_localnet_that_cannot_be_set_is_told_once(monkeypatch, caplog):
+    """In a container /proc/sys is read-only, and syncs come every second."""
+
+    def refused(key, value):
+        raise ApplyError(f"cannot set sysctl {key} to {value}: Read-only file system")
+
+    monkeypatch.setattr("kubeproxy.backends.iptables.backend.write_sysctl", refused)
+    ports = [ServicePort(port=80, node_port=30080)]
+    made = opened({a("web"): plans("web", 1, "10.1.0.1", type="NodePort", ports=ports)})
+    for number in range(2, 5):
+        list(made.sync([(a("web"), plans("web", 1, f"10.1.0.{number}", type="NodePort", ports=ports))]))
+    assert [r.getMessage().split(":")[0] for r in caplog.records] == ["NodePorts do not answer on localhost"]
 
 
 @pytest.mark.parametrize(

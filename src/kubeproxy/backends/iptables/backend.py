@@ -64,6 +64,7 @@ class IptablesBackend:
         self._watch = watching or watch(commands)
         self._full_due = 0.0
         self._counts: dict[int, int] = {}  # rules in each shared chain, by its place in SHARED
+        self._loopback_tried = False
 
     def close(self) -> None:
         """Let go of the kernel; the rules stay."""
@@ -218,7 +219,8 @@ class IptablesBackend:
             total[SHARED[position][0]] += count
         for table, count in total.items():
             self._report.rules(self.family, table, count, count if last is None else last[table])
-        if self._settings.localhost and self._counts.get(_NAT_NODEPORTS):
+        if not self._loopback_tried and self._settings.localhost and self._counts.get(_NAT_NODEPORTS):
+            self._loopback_tried = True
             self._allow_loopback()
 
     def _allow_loopback(self) -> None:

@@ -65,7 +65,7 @@ def _remove_servers() -> list[str]:
 def _node_ports() -> set[tuple[int, int]]:
     found: set[tuple[int, int]] = set()
     with Ipsets() as sets:
-        there = set(sets.names())
+        there = _names(sets)
         for family in Family:
             for protocol, set_id in _NODE_PORTS.items():
                 name = set_id.named(family)
@@ -116,7 +116,7 @@ def removal(tables: Iterable[xtables.Table]) -> str:
 def _remove_sets() -> list[str]:
     failures = []
     with Ipsets() as sets:
-        there = set(sets.names())
+        there = _names(sets)
         for name in sorted(there & {set_id.named(family) for set_id in SetId for family in Family}):
             try:
                 sets.destroy(name)
@@ -124,3 +124,12 @@ def _remove_sets() -> list[str]:
                 if error.code != errno.ENOENT:
                     failures.append(str(error))
     return failures
+
+
+def _names(sets: Ipsets) -> set[str]:
+    try:
+        return set(sets.names())
+    except NetlinkError as error:
+        if error.code == errno.EINVAL:  # nfnetlink_rcv_msg: a kernel without ip_set, so without sets
+            return set()
+        raise

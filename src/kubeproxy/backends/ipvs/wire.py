@@ -166,6 +166,7 @@ class NodeKernel:
             self._sets.create(name, kind, maxelem=MAX_ELEMENTS)
         elif 0 < counts.maxelem < MAX_ELEMENTS:
             log.info("Making room in an ipset name=%s from=%d to=%d", name, counts.maxelem, MAX_ELEMENTS)
+            self._sets.destroy(_SPARE)  # of a time that did not come to its end
             self._sets.create(_SPARE, kind, maxelem=MAX_ELEMENTS)
             self._sets.add(_SPARE, self._sets.entries(name))
             self._sets.swap(_SPARE, name)

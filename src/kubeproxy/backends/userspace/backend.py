@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from kubeproxy.backends.userspace.datapath import DataPath
 from kubeproxy.backends.userspace.layout import TABLE, Elements, difference, elements, merged, packed
@@ -40,6 +41,7 @@ class UserspaceBackend:
         self._link = nfnetlink.Transactions()
         self._elements: dict[ServiceName, Elements] = {}
         self._needed: dict[ServiceName, dict[ListenerName, Target]] = {}
+        self._waiting: dict[ServiceName, tuple[ServicePlan, ...]] = {}  # those that got no port
         self._signature: Signature = (0, ())
         self._generation = 0
 
@@ -70,7 +72,18 @@ class UserspaceBackend:
     # -- incremental ------------------------------------------------------------------------------------------------
 
     def sync(self, changes: Sequence[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> Iterator[int]:
-        """Program changed Services in one transaction; yield its size. Raises ApplyError."""
+        """Program changed Services in one transaction; yield its size. Raises ApplyError.
+
+        What had got no port so far has its turn when there are free ones again.
+        """
+        freed, size = self._program(changes)
+        yield size
+        while freed and self._waiting:
+            freed, size = self._program(list(islice(self._waiting.items(), freed)))
+            yield size
+
+    def _program(self, changes: Sequence[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> tuple[int, int]:
+        """Program Services in one transaction; return how many listeners were closed, and the transaction's size."""
         needed = {name: _targets(plans) for name, plans in changes}
         self._listeners.take({listener: target for part in needed.values() for listener, target in part.items()})
         after = {name: merged(elements(plan, self._listeners) for plan in plans) for name, plans in changes}
@@ -82,8 +95,21 @@ class UserspaceBackend:
             self._generation += 1
         gone = {listener for name in after for listener in self._needed.get(name, {})}
         self._note(after, needed)
-        self._listeners.drop(gone.difference(*(part.keys() for part in needed.values())))
-        yield _count(removed) + _count(added)
+        gone = gone.difference(*(part.keys() for part in needed.values()))
+        freed = sum(self._listeners.port(name) is not None for name in gone)
+        self._listeners.drop(gone)
+        self._note_waiting(changes, needed)
+        return freed, _count(removed) + _count(added)
+
+    def _note_waiting(
+        self,
+        wanted: Iterable[tuple[ServiceName, tuple[ServicePlan, ...]]],
+        needed: Mapping[ServiceName, dict[ListenerName, Target]],
+    ) -> None:
+        for name, plans in wanted:
+            self._waiting.pop(name, None)
+            if any(self._listeners.port(listener) is None for listener in needed[name]):
+                self._waiting[name] = plans  # the last in the queue
 
     def _messages(self, kind: int, part: Elements) -> Iterator[bytes]:
         for name, entries in part.items():
@@ -116,10 +142,15 @@ class UserspaceBackend:
         nft.run(self._ruleset.replacement(total))
         self._elements, self._needed = {}, {}
         self._note(after, needed)
-        self._listeners.drop(set(self._listeners.names()).difference(names))
+        gone = set(self._listeners.names()).difference(names)
+        self._listeners.drop(gone)
+        self._waiting = {}
+        self._note_waiting(wanted.items(), needed)
         self._signature = self._sign()
         self._generation = self._link.generation()
         yield _count(total)
+        if gone and self._waiting:
+            yield from self.sync(list(islice(self._waiting.items(), len(gone))))
 
     # -- drift ------------------------------------------------------------------------------------------------------
 

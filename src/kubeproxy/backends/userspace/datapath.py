@@ -97,7 +97,7 @@ class DataPath:
     # -- other threads ----------------------------------------------------------------------------------------------
 
     def call(self, work: Callable[[], T]) -> T:
-        """Do something on the loop's thread and return its result. Raises ApplyError when that takes too long."""
+        """Do something on the loop's thread, return its result. Raises ApplyError when it fails or takes too long."""
 
         async def run() -> T:
             return work()
@@ -108,6 +108,8 @@ class DataPath:
         except TimeoutError as error:
             future.cancel()
             raise ApplyError(f"the userspace data path did not answer in {_PATIENCE:.0f} s") from error
+        except OSError as error:
+            raise ApplyError(f"the userspace data path: {error.strerror}") from error
 
     def stop(self) -> None:
         """Accept nothing more, and end every connection (with a reset) and the thread. May be called again."""
@@ -125,10 +127,10 @@ class DataPath:
     # -- the loop's thread ------------------------------------------------------------------------------------------
 
     def watch(self, sock: socket.socket, watched: Watched, events: int) -> None:
-        """Have events of a socket told to somebody."""
+        """Have events of a socket told to somebody. Raises OSError when the system watches too many already."""
         fd = sock.fileno()
-        self._watched[fd] = watched
         self._epoll.register(fd, events)
+        self._watched[fd] = watched
 
     def rewatch(self, fd: int, events: int) -> None:
         """Watch a socket for other events."""

@@ -68,6 +68,7 @@ class Listeners:
         self._sessions = sessions
         self._ports = ports
         self._next = 0
+        self._full: set[int] = set()  # protocols for which no port was free just now
         self._open: dict[ListenerName, Listener] = {}
         self._targets: dict[ListenerName, Target] = {}
         self._silent: list[Listener] = []  # bound, but nobody listens yet
@@ -84,6 +85,7 @@ class Listeners:
     def take(self, wanted: dict[ListenerName, Target]) -> None:
         """Open the listeners that are missing and give all of them their targets, before this returns."""
         changed = {name: target for name, target in wanted.items() if self._targets.get(name) != target}
+        self._full.clear()
         for name in changed:
             if name not in self._open and (listener := self._opened(name)) is not None:
                 self._open[name] = listener
@@ -93,9 +95,9 @@ class Listeners:
         def apply() -> None:
             for listener, target in work:
                 listener.retarget(*target)
-            for listener in self._silent:
-                listener.open()
-            self._silent.clear()
+            while self._silent:
+                self._silent[-1].open()
+                self._silent.pop()
 
         if work:
             self._path.call(apply)
@@ -132,7 +134,8 @@ class Listeners:
         """Return a listening socket. Raises OSError when no port is free."""
         if not self._ports:
             return _listening(key, 0)
-        for turn in range(len(self._ports)):
+        turns = 0 if key.protocol in self._full else len(self._ports)
+        for turn in range(turns):
             at = (self._next + turn) % len(self._ports)
             try:
                 sock = _listening(key, self._ports[at])
@@ -142,6 +145,7 @@ class Listeners:
                 continue
             self._next = at + 1
             return sock
+        self._full.add(key.protocol)
         raise OSError(errno.EADDRINUSE, "all of them are in use")
 
 

@@ -11,6 +11,7 @@ import errno
 import os
 import socket
 import struct
+from contextlib import suppress
 from select import EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLOUT
 from typing import Any, Final
 
@@ -31,7 +32,8 @@ _PAUSE: Final = 0.2  # seconds without accepting after the system had no descrip
 _RESET: Final = struct.pack("ii", 1, 0)
 _NO_RESET: Final = struct.pack("ii", 0, 0)
 _NOTHING: Final = EPOLLET  # only errors are told, and once
-_EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC}
+"""ENOSPC is epoll's, at fs.epoll.max_user_watches."""
 _NO_DESCRIPTOR: Final = (
     "%s: a connection was refused, as the limit of open files leaves room for %d connections: raise it "
     "(LimitNOFILE= of the unit, ulimit -n), or take another mode for this many connections"
@@ -60,8 +62,8 @@ class TcpListener:
 
     def open(self) -> None:
         """Begin to accept."""
-        self.path.descriptors.limit -= 1
         self.path.watch(self._sock, self, EPOLLIN)
+        self.path.descriptors.limit -= 1
 
     def retarget(self, pool: Pool, affinity: int, serving: Pool) -> None:  # noqa: ARG002 - as UdpListener
         """Take other endpoints. Connections to those that are gone go on, as in every other mode."""
@@ -165,7 +167,6 @@ class Connection:
                 continue
             self._server = _Side(sock)
             self._server.watching = EPOLLOUT
-            self._path.watch(sock, self, EPOLLOUT)
             self._timer = self._path.later(DIAL_TIMEOUTS[self._slow], self._too_late)
             return
         self._path.complain(
@@ -191,9 +192,9 @@ class Connection:
         try:
             prepare(sock)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, self._path.mark)
-            sock.connect((unpack(endpoint[:-2]), int.from_bytes(endpoint[-2:], "big")))
-        except BlockingIOError:
-            pass
+            with suppress(BlockingIOError):
+                sock.connect((unpack(endpoint[:-2]), int.from_bytes(endpoint[-2:], "big")))
+            self._path.watch(sock, self, EPOLLOUT)
         except OSError:
             sock.close()
             raise

@@ -64,8 +64,8 @@ class UdpListener:
 
     def open(self) -> None:
         """Begin to take datagrams."""
-        self.path.descriptors.limit -= 1
         self.path.watch(self.sock, self, EPOLLIN)
+        self.path.descriptors.limit -= 1
 
     def retarget(self, pool: Pool, affinity: int, serving: Pool) -> None:
         """Take other endpoints; sessions with those that serve no more end."""
@@ -100,31 +100,37 @@ class UdpListener:
         # It is new, or its endpoint has refused (an ICMP error): each endpoint gets one chance with this datagram.
         failed: set[bytes] = {session.endpoint} if session is not None else set()
         while (endpoint := self.balancer.pick(client[0], failed)) is not None:
-            fresh = self._begin(name, endpoint, answering(control))
+            sock = self._socket()
+            if sock is None:
+                return  # nor is there one for any other endpoint
+            fresh = self._begin(name, endpoint, sock, answering(control))
             if fresh is not None and fresh.send(datagram):
                 return
             failed.add(endpoint)
 
-    def _begin(self, name: tuple[Any, bytes], endpoint: bytes, control: Control) -> Session | None:
+    def _socket(self) -> socket.socket | None:
         path = self.path
         if not path.descriptors.take(1):
             path.complain("sessions", _NO_DESCRIPTOR, self.key, path.descriptors.limit)
             return None
         try:
-            sock = socket.socket(self.key.family, socket.SOCK_DGRAM)
+            return socket.socket(self.key.family, socket.SOCK_DGRAM)
         except OSError as error:
             path.descriptors.give(1)
             path.complain("sessions", "%s: cannot open a UDP session: %s", self.key, error)
             return None
+
+    def _begin(self, name: tuple[Any, bytes], endpoint: bytes, sock: socket.socket, control: Control) -> Session | None:
+        path = self.path
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, path.mark)
             sock.connect((unpack(endpoint[:-2]), int.from_bytes(endpoint[-2:], "big")))
+            return Session(self, self._sessions, sock, endpoint, name, control)
         except OSError:
             path.descriptors.give(1)
             sock.close()
             return None
-        return Session(self, self._sessions, sock, endpoint, name, control)
 
 
 class Session:
@@ -147,8 +153,8 @@ class Session:
         self._sock = sock
         self._name = name
         self._control = control
-        listener.mine[name] = self
         listener.path.watch(sock, self, EPOLLIN)
+        listener.mine[name] = self
 
     def send(self, datagram: memoryview) -> bool:
         """Send to the endpoint; return False, with the session closed, when the endpoint is known to refuse."""

@@ -1,0 +1,117 @@
+"""Userspace mode when the system has no room: what comes then is turned away, and later all is as before."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+from contextlib import contextmanager
+
+import pytest
+from carrying import PATIENCE, UDP, accept, connect, endpoint, nowhere, stage, until
+
+from kubeproxy.backends.userspace import listeners
+from kubeproxy.backends.userspace.listeners import ListenerName, PoolKind, Target
+from kubeproxy.errors import ApplyError
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.plan import ServicePortKey
+
+
+class Epoll:
+    """An epoll that takes so many more sockets only, as at fs.epoll.max_user_watches."""
+
+    def __init__(self, real: select.epoll, room: int) -> None:
+        self.real, self.room = real, room
+        self.refused = 0
+
+    def register(self, fd, events):
+        if self.room <= 0:
+            self.refused += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.room -= 1
+        self.real.register(fd, events)
+
+    def __getattr__(self, name):
+        return getattr(self.real, name)
+
+
+@contextmanager
+def room(made, number):
+    real = made.path._epoll
+    made.path._epoll = limited = Epoll(real, number)
+    try:
+        yield limited
+    finally:
+        made.path._epoll = real
+
+
+def test_a_listener_outlives_a_system_that_watches_no_more_sockets():
+    with stage() as made, endpoint() as listening:
+        where = made.carry([listening])
+        with room(made, 0), pytest.raises(ConnectionResetError), connect(where) as client:
+            client.recv(1)
+        until(lambda: made.path.descriptors.used == 0, "all is closed")
+        accept(listening).close()
+        with connect(where) as client, accept(listening) as server:
+            server.sendall(b"!")
+            assert client.recv(1) == b"!"
+
+
+def test_a_udp_listener_outlives_it_as_well():
+    with stage(udp_idle=PATIENCE) as made, endpoint(UDP) as server, socket.socket(type=socket.SOCK_DGRAM) as client:
+        client.connect(made.carry([server], UDP))
+        with room(made, 0) as limited:
+            client.send(b"lost")
+            until(lambda: limited.refused, "the datagram comes")
+            until(lambda: made.path.call(lambda: made.path.descriptors.used) == 0, "no session is left")
+        client.send(b"?")
+        assert server.recv(10) == b"?"
+
+
+def test_listeners_that_cannot_be_watched_are_opened_later():
+    with stage() as made, endpoint() as listening:
+        with room(made, 0), pytest.raises(ApplyError, match="No space left"):
+            made.carry([listening])
+        before = made.path.descriptors.limit
+        where = made.carry([listening])
+        assert made.path.descriptors.limit == before - 1
+        with connect(where) as client, accept(listening) as server:
+            server.sendall(b"!")
+            assert client.recv(1) == b"!"
+
+
+def test_a_datagram_without_room_for_a_session_costs_one_look():
+    """Not one for each endpoint: that is when there is no time for it."""
+    pool = [nowhere()[:-2] + port.to_bytes(2, "big") for port in range(1, 301)]
+    with stage(limit=1) as made, socket.socket(type=socket.SOCK_DGRAM) as client:
+        client.connect(made.carry(pool, UDP))
+        (listener,) = made.listeners._open.values()
+        picks, pick = [], listener.balancer.pick
+
+        def counted(*arguments):
+            picks.append(arguments)
+            return pick(*arguments)
+
+        listener.balancer.pick = counted
+        client.send(b"lost")
+        until(lambda: picks, "the datagram comes")
+        made.path.call(lambda: None)
+        assert len(picks) == 1
+
+
+def test_ports_that_are_all_taken_are_looked_at_once(monkeypatch):
+    """Not once for each Service, which takes minutes when both are many."""
+    tried = []
+
+    def taken(key, port):
+        tried.append(port)
+        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+    monkeypatch.setattr(listeners, "_listening", taken)
+    with stage(ports=range(4100, 4200)) as made:
+        keys = [ServicePortKey("ns", str(number), "", socket.IPPROTO_TCP, Family.IPV4) for number in range(50)]
+        made.listeners.take({ListenerName(key, PoolKind.CLUSTER): Target((), 0, ()) for key in keys})
+        assert len(tried) == 100
+        made.listeners.take({ListenerName(keys[0], PoolKind.CLUSTER): Target((), 0, ())})
+        assert len(tried) == 200

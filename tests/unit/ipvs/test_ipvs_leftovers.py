@@ -1,0 +1,72 @@
+"""What ipvs mode meets on nodes that never ran it, or on which it was killed."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from kubeproxy.backends.ipvs import cleanup
+from kubeproxy.backends.ipvs.layout import MAX_ELEMENTS, SetId, kind_of
+from kubeproxy.backends.ipvs.wire import NodeKernel
+from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.ipset import Entry, IpsetError, Ipsets, SetCounts
+from kubeproxy.model.addresses import Family
+
+
+def refuse(code):
+    def read(self):
+        raise IpsetError(code, "cannot read the ip sets")
+
+    return read
+
+
+def test_a_kernel_without_ip_sets_has_none_to_remove(monkeypatch):
+    monkeypatch.setattr(Ipsets, "names", refuse(errno.EINVAL))
+    monkeypatch.setattr(cleanup.xtables, "installed", list)
+    assert cleanup.cleanup() == []
+
+
+def test_sets_that_cannot_be_read_are_told(monkeypatch):
+    monkeypatch.setattr(Ipsets, "names", refuse(errno.EPERM))
+    monkeypatch.setattr(cleanup.xtables, "installed", list)
+    assert cleanup.cleanup() == ["cannot read the ip sets: Operation not permitted"]
+
+
+class Sets:
+    """Sets by name: their entries and their room."""
+
+    def __init__(self, **there):
+        self.there = there
+
+    def kind(self, name):
+        return kind_of(SetId.CLUSTER_IP, Family.IPV4) if name in self.there else None
+
+    def create(self, name, kind, *, maxelem):
+        if name in self.there:
+            raise IpsetError(4103, f"cannot create ip set {name}")
+        self.there[name] = (set(), maxelem)
+
+    def destroy(self, name):
+        self.there.pop(name, None)
+
+    def entries(self, name):
+        return self.there[name][0]
+
+    def add(self, name, entries):
+        self.there[name][0].update(entries)
+
+    def swap(self, one, other):
+        self.there[one], self.there[other] = self.there[other], self.there[one]
+
+
+@pytest.mark.parametrize("left", [{}, {"KUBE-SPARE": (set(), 5)}], ids=["first", "after a kill"])
+def test_a_small_set_gets_room(left):
+    name, entries = "KUBE-CLUSTER-IP", {Entry(b"\x0a\x60\0\x01", 6, 80)}
+    kernel = object.__new__(NodeKernel)
+    kernel._family, kernel._sets = Family.IPV4, Sets(**{name: (set(entries), 65536)}, **left)
+    try:
+        kernel._prepare_set(name, SetId.CLUSTER_IP, SetCounts(1, 65536, 2))
+    except ApplyError as error:
+        pytest.fail(str(error))
+    assert kernel._sets.there == {name: (entries, MAX_ELEMENTS)}
