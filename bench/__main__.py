@@ -17,7 +17,9 @@ from bench.charts import draw
 from bench.runs import Run
 from bench.worker import BenchmarkFailed
 
-ALL = ("sync", "change", "churn", "start", "e2e", "path", "iptables", "ipvs", "userspace")
+DEFAULT = ("sync", "change", "churn", "start", "e2e", "path")
+OTHER_MODES = ("iptables", "ipvs", "userspace")  # a quarter of an hour more
+ALL = DEFAULT + OTHER_MODES
 WIDTH = 190  # columns of a table when the output is no terminal
 
 
@@ -38,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "markdown" in given.what:
             out.print(reports.markdown(), soft_wrap=True, highlight=False, markup=False)
             return 0
-        for name in given.what or ALL:
+        for name in given.what or DEFAULT:
             _run(name, given, out, err)
     except BenchmarkFailed as error:
         err.print(f"error: {error}", style="red", highlight=False, markup=False)
@@ -54,7 +56,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "what",
         nargs="*",
         metavar="WHAT",
-        help=f"{', '.join(ALL)} (all when none is named); gate; markdown (the last figures)",
+        help=f"{', '.join(DEFAULT)} (these when none is named), {', '.join(OTHER_MODES)}, gate, markdown (last figures)",
     )
     parser.add_argument("--quick", action="store_true", help="fewer sizes and runs")
     parser.add_argument(
