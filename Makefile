@@ -26,14 +26,12 @@ lint: setup
 
 conformance: setup
 	@tools/check-host
-	@test -f $(CONFORMANCE)/run.py || { echo "no conformance cases at $(CONFORMANCE): set CONFORMANCE=/path/to/conformance" >&2; exit 1; }
-	@$(PY) tools/conformance $(CONFORMANCE) $(KINDS)
+	@$(PY) tools/conformance "$$(tools/conformance-cases $(CONFORMANCE))" $(KINDS)
 
 # In guests, since few kernels have IPVS; expectations are those of iptables mode. GUESTS run side by side.
 conformance-ipvs: setup
 	@tools/check-host
-	@test -f $(CONFORMANCE)/run.py || { echo "no conformance cases at $(CONFORMANCE): set CONFORMANCE=/path/to/conformance" >&2; exit 1; }
-	@$(PY) tests/guest/conformance.py --guests $(GUESTS) $(CONFORMANCE)
+	@$(PY) tests/guest/conformance.py --guests $(GUESTS) "$$(tools/conformance-cases $(CONFORMANCE))"
 
 bench: setup
 	@tools/check-host
