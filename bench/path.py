@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench import objects, proxy
-from bench.charts import Chart, Panel, Series
-from bench.figures import Spread, median, percentile, spreads
+from bench.charts import Chart, Panel
+from bench.figures import median, percentile, spreads
 from bench.network import Network
 from bench.pods import PORT, SINK_PORT
-from bench.report import Column, Report, Row
+from bench.report import Column, Report, Row, panel_by_kind
 from bench.runs import Run
 from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.model.addresses import Family
@@ -117,18 +117,11 @@ def run(with_: Run) -> Report:
 
 
 def _chart(rows: Sequence[Row]) -> Chart:
-    cases = [row.case for row in rows]
     labels = {"service": "through a Service", "straight": "straight to the endpoint", "bare": "straight, no table"}
 
     def panel(heading: str, unit: str, figure: str) -> Panel:
-        series = [
-            Series(
-                labels[kind],
-                [v if isinstance(v := row.figures.get(f"{kind}_{figure}"), Spread) else None for row in rows],
-            )
-            for kind in KINDS
-        ]
-        return Panel(heading, unit, "Services x endpoints", cases, series)
+        figures = {f"{kind}_{figure}": labels[kind] for kind in KINDS}
+        return panel_by_kind(heading, unit, "Services x endpoints", rows, figures)
 
     return Chart(
         "Connections through a Service",

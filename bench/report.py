@@ -10,7 +10,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bench.charts import Chart
+from bench.charts import Chart, Panel, Series
 from bench.figures import Spread
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,6 +54,15 @@ class Report(Struct, frozen=True):
     rows: Sequence[Row]
     chart: Chart
     notes: Sequence[str] = ()
+
+
+def panel_by_kind(heading: str, unit: str, axis: str, rows: Sequence[Row], labels: Mapping[str, str]) -> Panel:
+    """Return a panel with a colour for each figure of the rows, given with its label; `axis` says what cases are."""
+    series = [
+        Series(label, [v if isinstance(v := row.figures.get(figure), Spread) else None for row in rows])
+        for figure, label in labels.items()
+    ]
+    return Panel(heading, unit, axis, [row.case for row in rows], series)
 
 
 class Circumstances(Struct, frozen=True):

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from kubeproxy import __version__, collector, host, modes
-from kubeproxy.backends.ipvs.layout import INTERFACE as SERVICE_INTERFACE
+from kubeproxy.backends.ipvs import INTERFACE as SERVICE_INTERFACE
 from kubeproxy.backends.mode import Mode
 from kubeproxy.config.addresses import split_host_port
 from kubeproxy.config.options import Options

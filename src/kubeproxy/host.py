@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from kubeproxy.backends.ipvs.layout import INTERFACE as SERVICE_INTERFACE
+from kubeproxy.backends.ipvs import INTERFACE as SERVICE_INTERFACE
 from kubeproxy.config.types import Conntrack, KubeProxyConfiguration
 from kubeproxy.errors import ConfigError, Unsupported
 from kubeproxy.kernel.addresses import local_addresses

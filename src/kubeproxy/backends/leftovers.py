@@ -62,19 +62,13 @@ def remove_iptables_rules(keeps: Callable[[Commands, str, str], bool] | None = N
 def removal(tables: Iterable[xtables.Table], keeps: Callable[[str, str], bool] | None = None) -> str:
     """Return the restore text that removes what is a kube-proxy's: jumps first, then chains. '' for nothing."""
     kept = keeps or _none
-    lines = []
+    text = ""
     for table in tables:
         ours = [c for c in table.chains if (c in CHAINS or c.startswith(PREFIXES)) and not kept(table.name, c)]
-        if not ours:
-            continue
         gone = frozenset(ours)
         jumps = [rule for rule in table.rules if xtables.chain_of(rule) not in gone and xtables.target_of(rule) in gone]
-        lines.append(f"*{table.name}")
-        lines += (f":{chain} - [0:0]" for chain in ours)
-        lines += (f"-D {rule.removeprefix('-A ')}" for rule in jumps)
-        lines += (f"-X {chain}" for chain in ours)
-        lines.append("COMMIT")
-    return "\n".join(lines) + "\n" if lines else ""
+        text += xtables.removal(table.name, ours, jumps)
+    return text
 
 
 def _none(table: str, chain: str) -> bool:  # noqa: ARG001 - keeps no chain

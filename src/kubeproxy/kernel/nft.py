@@ -6,15 +6,18 @@ Argument lists only, no shell; the text goes through standard input.
 from __future__ import annotations
 
 import errno
+import os
 import re
 import socket
 import subprocess
 
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel import nfnetlink
+from kubeproxy.kernel.modules import kernel_version
 from kubeproxy.kernel.netlink import NetlinkError
 
 _TIMEOUT = 120.0
+OLDEST = (1, 0, 1)  # of nft, as for the Go kube-proxy
 
 
 def run(text: str) -> None:
@@ -30,6 +33,25 @@ def version() -> tuple[int, ...]:
         raise Unsupported("nft is missing: install the package nftables (apt-get install nftables)") from error
     found = re.search(r"v(\d+(?:\.\d+)+)", out)
     return tuple(int(part) for part in found[1].split(".")) if found else (0,)
+
+
+def require(mode: str, kernel: tuple[int, int], otherwise: str) -> None:
+    """Raise Unsupported when a mode cannot use nf_tables here. `otherwise` says what to do about an old kernel."""
+    release = os.uname().release
+    if (0, 0) < kernel_version(release) < kernel:
+        oldest = ".".join(map(str, kernel))
+        raise Unsupported(f"{mode} mode needs Linux {oldest} or later, this is {release}: {otherwise}")
+    found = version()
+    if found < OLDEST:
+        shown = ".".join(map(str, found))
+        raise Unsupported(f"{mode} mode needs nft 1.0.1 or later, this is {shown}: upgrade the package nftables")
+    try:
+        nfnetlink.table(socket.AF_INET, "kube-proxy")
+    except NetlinkError as error:
+        raise Unsupported(
+            f"nf_tables does not answer ({error}): load the kernel module nf_tables (modprobe nf_tables), "
+            "and give the process the capability CAP_NET_ADMIN"
+        ) from error
 
 
 def _nft(arguments: list[str], text: str | None = None) -> str:

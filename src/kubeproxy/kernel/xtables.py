@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from kubeproxy.errors import ApplyError
@@ -167,6 +167,14 @@ def _feed(process: subprocess.Popen[bytes], pieces: Iterable[str]) -> None:
         pass
     finally:
         pipe.close()
+
+
+def removal(table: str, chains: Sequence[str], rules: Iterable[str]) -> str:
+    """Return the restore text that removes rules ("-A ...") and then chains of a table; '' for nothing."""
+    lines = [f":{chain} - [0:0]" for chain in chains]
+    lines += [f"-D {rule.removeprefix('-A ')}" for rule in rules]
+    lines += [f"-X {chain}" for chain in chains]
+    return "\n".join([f"*{table}", *lines, "COMMIT", ""]) if lines else ""
 
 
 def chain_of(rule: str) -> str:

@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "model"))
 from cluster_objects import HERE, endpoint, parsed, service, world
 from namespaces import namespace, run
 
-from kubeproxy.backends.ipvs import probe
+from kubeproxy.backends.ipvs import INTERFACE, probe
 from kubeproxy.backends.ipvs.graceful import DEADLINE, Found, Operation, Verb
-from kubeproxy.backends.ipvs.layout import INTERFACE, SCHEDULERS, SetId
+from kubeproxy.backends.ipvs.layout import SCHEDULERS, SetId
 from kubeproxy.backends.ipvs.mode import MODE
 from kubeproxy.backends.ipvs.render import server_key
 from kubeproxy.backends.ipvs.wire import NodeKernel

@@ -24,9 +24,9 @@ def node(monkeypatch):
                 raise NetlinkError(errno.EPERM, "table")
 
         uname = os.uname()
-        monkeypatch.setattr(probe.os, "uname", lambda: os.uname_result((*uname[:2], release, *uname[3:])))
+        monkeypatch.setattr(os, "uname", lambda: os.uname_result((*uname[:2], release, *uname[3:])))
         monkeypatch.setattr(probe.nft, "version", lambda: nft)
-        monkeypatch.setattr(probe.nfnetlink, "table", table)
+        monkeypatch.setattr(nfnetlink, "table", table)
 
     return has
 

@@ -13,7 +13,8 @@ import socket
 from collections.abc import Iterable
 from typing import Final
 
-from kubeproxy.backends.ipvs.layout import INTERFACE, SetId
+from kubeproxy.backends.ipvs import INTERFACE
+from kubeproxy.backends.ipvs.layout import SetId
 from kubeproxy.backends.leftovers import IPVS_CHAINS
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel import ipvs, links, xtables
@@ -94,7 +95,7 @@ def _remove_rules() -> list[str]:
 
 def removal(tables: Iterable[xtables.Table]) -> str:
     """Return the restore text that removes our own chains and all rules that use our sets; '' for nothing."""
-    lines = []
+    text = ""
     names = {set_id.named(family) for set_id in SetId for family in Family}
     for table in tables:
         chains = [chain for chain in table.chains if chain in IPVS_CHAINS]
@@ -104,13 +105,8 @@ def removal(tables: Iterable[xtables.Table]) -> str:
             if xtables.chain_of(rule) not in IPVS_CHAINS
             and (xtables.target_of(rule) in IPVS_CHAINS or names.intersection(rule.split(" ")))
         ]
-        if chains or rules:
-            lines.append(f"*{table.name}")
-            lines += (f":{chain} - [0:0]" for chain in chains)
-            lines += (f"-D {rule.removeprefix('-A ')}" for rule in rules)
-            lines += (f"-X {chain}" for chain in chains)
-            lines.append("COMMIT")
-    return "\n".join(lines) + "\n" if lines else ""
+        text += xtables.removal(table.name, chains, rules)
+    return text
 
 
 def _remove_sets() -> list[str]:

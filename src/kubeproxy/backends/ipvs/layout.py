@@ -14,9 +14,6 @@ from kubeproxy.kernel.ipset import BITMAP_PORT, HASH_IP, HASH_IP_PORT, HASH_IP_P
 from kubeproxy.kernel.ipvs import FALLBACK, PORT
 from kubeproxy.model.addresses import Family
 
-INTERFACE: Final = "kube-ipvs0"
-"""The dummy interface that carries the addresses of Services, so that their packets come in at all."""
-
 MAX_SET_NAME: Final = 31  # IPSET_MAXNAMELEN is 32 with the final zero
 MAX_ELEMENTS: Final = 1 << 20
 """Entries that a hash set may hold; the kernel's default of 65,536 ends at some 20,000 Services."""

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
+from kubeproxy.backends.ipvs import INTERFACE
 from kubeproxy.backends.ipvs.backend import Addresses, Entries, SetCount
 from kubeproxy.backends.ipvs.chains import JUMPS, Jump, Rules
 from kubeproxy.backends.ipvs.graceful import Found, Operation, Verb
-from kubeproxy.backends.ipvs.layout import INTERFACE, MAX_ELEMENTS, Scheduler, SetId, kind_of
+from kubeproxy.backends.ipvs.layout import MAX_ELEMENTS, Scheduler, SetId, kind_of
 from kubeproxy.kernel import ipvs, links, xtables
 from kubeproxy.kernel.addresses import AddressMonitor, local_addresses
 from kubeproxy.kernel.ipset import Entry, Ipsets, SetCounts

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -16,14 +14,11 @@ from kubeproxy.backends.userspace.listeners import Listeners
 from kubeproxy.backends.userspace.udp import Sessions
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.config.validate import parse_port_range
-from kubeproxy.errors import Unsupported
-from kubeproxy.kernel import nfnetlink, nft
-from kubeproxy.kernel.netlink import NetlinkError
+from kubeproxy.kernel import nft
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
 
 KERNEL: Final = (5, 9)  # the oldest that rejects in prerouting
-NFT: Final = (1, 0, 1)
 SWITCH_INTERVAL: Final = 0.5e-3
 """Seconds that the engine's thread may keep the data path's waiting, each time both have something to do.
 
@@ -32,21 +27,7 @@ With Python's own 5 ms, one connection gets 900 requests a second through beside
 
 
 def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:  # noqa: ARG001 - needs neither
-    release = os.uname().release
-    found = re.match(r"(\d+)\.(\d+)", release)
-    if found and (int(found[1]), int(found[2])) < KERNEL:
-        raise Unsupported(f"userspace mode needs Linux 5.9 or later, this is {release}: upgrade")
-    version = nft.version()
-    if version < NFT:
-        shown = ".".join(map(str, version))
-        raise Unsupported(f"userspace mode needs nft 1.0.1 or later, this is {shown}: upgrade the package nftables")
-    try:
-        nfnetlink.table(Family.IPV4, TABLE)
-    except NetlinkError as error:
-        raise Unsupported(
-            f"nf_tables does not answer ({error}): load the kernel module nf_tables (modprobe nf_tables), "
-            "and give the process the capability CAP_NET_ADMIN"
-        ) from error
+    nft.require("userspace", KERNEL, "upgrade")
 
 
 def _open(config: KubeProxyConfiguration, world: Globals, report: Report) -> list[UserspaceBackend]:  # noqa: ARG001
