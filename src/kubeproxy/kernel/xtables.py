@@ -69,6 +69,10 @@ class Commands(NamedTuple):
         """Return a table, None when nothing is in it. Raises ApplyError."""
         return next((table for table in _parse(_run([f"{self.name}-save", "-t", name])) if table.name == name), None)
 
+    def saved(self, table: str) -> Iterator[str]:
+        """Yield the lines that iptables-save prints of a table, while it does. Raises ApplyError."""
+        return _printed([f"{self.name}-save", "-t", table])
+
     def rules(self, table: str, chain: str) -> tuple[str, ...] | None:
         """Return the rules of one chain as iptables-save prints them, None when there is no such chain."""
         command = [self.name, "-w", str(LOCK_PATIENCE), "-t", table, "-S", chain]
@@ -117,6 +121,29 @@ def _parse(text: str) -> Iterator[Table]:
             rules.append(line)
         elif line == "COMMIT":
             yield Table(name, tuple(chains), tuple(rules))
+
+
+def _printed(command: list[str]) -> Iterator[str]:
+    """Yield the lines that a command prints. Raises ApplyError when it fails."""
+    said = os.memfd_create("stderr", os.MFD_CLOEXEC)
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
+    except OSError as error:
+        os.close(said)
+        raise ApplyError(f"{command[0]}: {error.strerror}") from error
+    clock = threading.Timer(_TIMEOUT, process.kill)
+    clock.start()
+    try:
+        assert process.stdout is not None  # noqa: S101 - for the type checker: it was asked for
+        yield from process.stdout
+        if status := process.wait():
+            lines = os.pread(said, 1 << 12, 0).decode(errors="replace").strip().splitlines()
+            raise ApplyError(f"{command[0]}: {' / '.join(lines[:3]) or f'exit status {status}'}")
+    finally:
+        clock.cancel()
+        process.kill()
+        with process:  # closes the pipe and takes the exit status
+            os.close(said)
 
 
 def _stream(command: list[str], pieces: Iterable[str]) -> None:

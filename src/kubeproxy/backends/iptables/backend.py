@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from kubeproxy.backends.iptables import skeleton
+from kubeproxy.backends.iptables.audit import Audit, Place
 from kubeproxy.backends.iptables.contents import Changes, Contents, Delta, Plans
 from kubeproxy.backends.iptables.names import SERVICE_PREFIXES
 from kubeproxy.backends.iptables.options import Options
@@ -62,6 +63,12 @@ class IptablesBackend:
         self._contents = Contents(self._style())
         self._nodeport_rules = ""  # as written last
         self._watch = watching or watch(commands)
+        self._audit = Audit(commands, self._watch.own_change)
+        self._fixed: dict[Place, str] = {}  # chains that no Service changes, as written last
+        self._harmed: frozenset[ServiceName] = frozenset()  # what is to be repaired, when it is that alone
+        self._unread = 0.0  # REST or FAINT_REST, for what others may have changed that was not read yet; 0: nothing
+        self._read_at = 0.0
+        self._read_took = 0.0
         self._full_due = 0.0
         self._counts: dict[int, int] = {}  # rules in each shared chain, by its place in SHARED
         self._loopback_tried = False
@@ -177,6 +184,7 @@ class IptablesBackend:
             self._restore(one_restore(work), len(work.others) + 1, partial=False)
             yield self._contents.nat_rules
         self._full_due = time.monotonic() + FULL_PERIOD
+        self._fixed = skeleton.fixed_chains(self._settings)
         self._written(last=None)
 
     def _everything(
@@ -238,12 +246,36 @@ class IptablesBackend:
 
     def touched(self) -> bool:
         """Return whether another program may have changed our rules; costs one short request."""
-        return self._watch.touched()
+        return self._watch.touched() or self._audit_due()
+
+    def _audit_due(self) -> bool:
+        return bool(self._unread) and time.monotonic() >= self._read_at + self._unread * self._read_took
 
     def drift(self) -> str:
-        """Return what another program did to our chains, '' for nothing."""
-        return self._watch.drift()
+        """Return what another program did to our chains, '' for nothing; reads all rules if it may have, and rests."""
+        if self._watch.touched():
+            if found := self._watch.drift():
+                return found
+            self._unread = min(self._unread or self._watch.rest, self._watch.rest)
+        if not self._audit_due():
+            return ""
+        began = time.monotonic()
+        try:
+            harm = self._audit.look(self._contents, self._common())
+        finally:
+            self._read_at = time.monotonic()
+            self._read_took = self._read_at - began
+        self._harmed = harm.services
+        if not harm.text:
+            self._unread = 0.0
+        return harm.text
+
+    def _common(self) -> dict[Place, str]:
+        """Return the chains that are no Service's own, as written last."""
+        found = {place: self._contents.shared(position) for position, place in enumerate(SHARED)}
+        found[SHARED[_NAT_SERVICES]] += self._nodeport_rules
+        return found | self._fixed
 
     def element_drift(self) -> str:
-        """Return '': `drift` looks at all that it can without reading every rule."""
+        """Return '': `drift` has looked at everything, or will."""
         return ""

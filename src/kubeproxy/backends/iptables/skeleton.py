@@ -120,6 +120,16 @@ def masquerade_rules(settings: Settings) -> str:
     )
 
 
+def fixed_chains(settings: Settings) -> dict[tuple[str, str], str]:
+    """Return the chains that no Service changes, by table and name, with their rules."""
+    lines = masquerade_rules(settings).splitlines(keepends=True)
+    found = {
+        ("nat", chain): "".join([line for line in lines if line.startswith(f"-A {chain} ")])
+        for chain in ("KUBE-POSTROUTING", "KUBE-MARK-MASQ")
+    }
+    return found | {("filter", "KUBE-FORWARD"): forward_rules(settings)}
+
+
 def nodeport_rules(settings: Settings) -> str:
     """Return the rules at the end of KUBE-SERVICES that send the rest to KUBE-NODEPORTS."""
     rule = f'-m comment --comment "{_LAST}"'

@@ -1,12 +1,11 @@
 """Noticing that another program changed or flushed our rules, cheaply; and reading what a table has.
 
-nf_tables counts its transactions, legacy tables have a size: both are asked for each second. Only when they are not
-what our own last change left, chains are looked at. The Go kube-proxy looks for its canary in mangle alone.
+nf_tables counts its transactions, legacy tables have a size and a lock: all are asked for each second. Only when they
+are not what our own last change left, chains are looked at; inside of them, by an audit. The Go kube-proxy looks for its canary in mangle alone.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final, Protocol
@@ -15,17 +14,23 @@ from kubeproxy.backends.iptables.skeleton import CANARY, CANARY_TABLES, JUMPS, P
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nfnetlink
 from kubeproxy.kernel.iptables_info import TableInfo
+from kubeproxy.kernel.lock_watch import lock_watch
 from kubeproxy.kernel.xtables import Commands
 
 Place = tuple[str, str]
 """A table and a chain."""
 
-_REST: Final = 20.0
-"""Times as long as a look at legacy tables took, none follows: it reads all of them."""
+REST: Final = 20.0
+"""Times as long as an audit took, none follows: it reads all rules."""
+FAINT_REST: Final = 200.0
+"""The same when a table is as large as it was, and another program just took the lock: mostly it listed rules, as
+kubelet does each minute to find its canary."""
 
 
 class Watch(Protocol):
-    """What a backend asks about the kernel's tables."""
+    """What a backend asks about the kernel's tables. `rest` is REST or FAINT_REST, by what `drift` settled last."""
+
+    rest: float
 
     def present(self, table: str) -> Present:
         """Return what a table has. Raises ApplyError."""
@@ -40,7 +45,10 @@ class Watch(Protocol):
         """Return whether another program may have changed something."""
 
     def drift(self) -> str:
-        """Return what another program did, '' for nothing. Raises ApplyError."""
+        """Return what another program did, '' for nothing that shows without reading all rules; settles `touched`.
+
+        Raises ApplyError.
+        """
 
     def close(self) -> None:
         """Let go of the kernel."""
@@ -53,6 +61,8 @@ def watch(commands: Commands) -> Watch:
 
 class NftWatch:
     """Watches the tables of iptables-nft by netlink."""
+
+    rest = REST
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
@@ -128,14 +138,15 @@ class NftWatch:
 
 
 class LegacyWatch:
-    """Watches the tables of iptables-legacy by their size, and by iptables-save."""
+    """Watches the tables of iptables-legacy by their size and their lock: nothing tells what was changed."""
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
         self._info = TableInfo(commands.family)
+        self._lock = lock_watch()
         self._known: list[tuple[int, ...]] | None = None
-        self._expected: dict[Place, int] = {}
-        self._rest_until = 0.0
+        self._taken = self._lock.taken()
+        self.rest = REST
 
     def close(self) -> None:
         """See Watch."""
@@ -152,47 +163,26 @@ class LegacyWatch:
     @contextmanager
     def own_change(self, commits: int) -> Iterator[None]:  # noqa: ARG002 - sizes are read instead
         """See Watch."""
+        self._lock.taken()
         fresh = self._known is None or self._look() == self._known
         yield
+        self._lock.forget()
         if fresh:
             self._known = self._look()
 
     def expect(self, counts: Mapping[Place, int]) -> None:
         """See Watch."""
-        self._expected = dict(counts)
 
     def touched(self) -> bool:
         """See Watch."""
-        return time.monotonic() >= self._rest_until and self._look() != self._known
+        return self._lock.taken() != self._taken or self._look() != self._known
 
     def drift(self) -> str:
         """See Watch."""
-        began = time.monotonic()
+        self._taken = self._lock.taken()
         sizes = self._look()
-        found = self._compare()
-        self._rest_until = time.monotonic() + _REST * (time.monotonic() - began)
-        if not found:
-            self._known = sizes
-        return found
-
-    def _compare(self) -> str:
-        label = self._commands.family.label
-        for name in CANARY_TABLES:
-            table = self._commands.table(name)
-            if table is None or CANARY not in table.chains:
-                return f"table {name} of iptables ({label}) was flushed by another program"
-            counts = dict.fromkeys((chain for t, chain in self._expected if t == name), 0)
-            for rule in table.rules:
-                chain = rule.split(" ", 2)[1]
-                if chain in counts:
-                    counts[chain] += 1
-            for chain, count in counts.items():
-                if count != self._expected[name, chain]:
-                    return f"chain {chain} of iptables table {name} ({label}) was changed by another program"
-            rules = frozenset(table.rules)
-            for jump in JUMPS:
-                if jump.table == name and f"-A {jump.rule}" not in rules:
-                    return f"the jump from {jump.chain} to {jump.target} ({label}) was removed by another program"
+        self.rest = REST if sizes != self._known else FAINT_REST
+        self._known = sizes
         return ""
 
     def _look(self) -> list[tuple[int, ...]] | None:

@@ -1,0 +1,226 @@
+"""What iptables-save says of our chains beside what was written: what another program changed inside of them.
+
+Rules are read as they are printed, and nothing of them is kept but a number for each chain. A chain that seems to
+differ is written once more under another name, since it is the kernel and this version of iptables that say how a rule
+is printed; the table that is compared with is theirs then.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from itertools import islice
+from typing import Final, NamedTuple
+
+from kubeproxy.backends.iptables.contents import Contents
+from kubeproxy.backends.iptables.names import SEP
+from kubeproxy.backends.iptables.render import Detail, chains
+from kubeproxy.backends.iptables.restores import declarations
+from kubeproxy.backends.iptables.skeleton import CANARY, CANARY_TABLES, JUMPS
+from kubeproxy.kernel.xtables import Commands, RestoreError
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.plan import ServiceName
+
+MOST: Final = 1000  # chains that are looked at closely in one audit
+_COPY: Final = f"{SEP}AUDIT-"
+"""How copies are named: no Service's chain has a name like this, and a full sync removes what a crash left of them."""
+
+_UNORDERED: Final = frozenset({"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-PROXY-FIREWALL"})
+"""Chains in which the order of Services depends on what changed when."""
+
+_PROBABILITY: Final = re.compile(r"(?<= --probability )[0-9.]+")
+_RECENT: Final = re.compile(r' -m recent [^"\n]*?--name \S+')
+_INTERFACE: Final = re.compile(r"^(-A \S+) ((?:! )?-i \S+) (-d \S+)", re.MULTILINE)
+_ANYWHERE: Final = re.compile(r"(?<!!) -s (?:0\.0\.0\.0|::)/0(?= )")
+_MARK: Final = re.compile(r"--(or|xor)-mark (\S+)")
+
+Place = tuple[str, str]
+"""A table and a chain."""
+
+
+class Found(NamedTuple):
+    """What is wrong, '' for nothing; `services` whose own chains are, empty when it is not these alone."""
+
+    text: str
+    services: frozenset[ServiceName] = frozenset()
+
+
+class Suspect(NamedTuple):
+    """A chain that does not read as was expected, and whose it is (None: of all)."""
+
+    place: Place
+    rules: str
+    service: ServiceName | None
+
+
+class Saved(NamedTuple):
+    """What iptables-save printed: a number for each chain of ours with its rules, one for each name, and the jumps."""
+
+    chains: set[int]
+    names: set[int]
+    jumps: set[Place]
+
+
+def as_saved(rules: str, family: Family) -> str:
+    """Return rules of ours as iptables-save prints them (1.8.9, the same for both variants)."""
+    if " --probability " in rules:
+        rules = _PROBABILITY.sub(lambda found: _rounded(found[0]), rules)
+    if " -m recent " in rules:
+        mask = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff" if family is Family.IPV6 else "255.255.255.255"
+        rules = _RECENT.sub(lambda found: f"{found[0]} --mask {mask} --rsource", rules)
+    if " -j REJECT\n" in rules:
+        kind = "icmp6-port-unreachable" if family is Family.IPV6 else "icmp-port-unreachable"
+        rules = rules.replace(" -j REJECT\n", f" -j REJECT --reject-with {kind}\n")
+    if " -i " in rules:
+        rules = _INTERFACE.sub(r"\1 \3 \2", rules)
+    if "/0 " in rules:
+        rules = _ANYWHERE.sub("", rules)
+    if "or-mark " in rules:
+        rules = _MARK.sub(lambda f: f"--set-xmark {f[2]}/{f[2] if f[1] == 'or' else '0x0'}", rules)
+    return rules
+
+
+@lru_cache(maxsize=4096)
+def _rounded(probability: str) -> str:
+    """Return a probability as the kernel keeps it, in 31 bits."""
+    return f"{round(float(probability) * 2**31) / 2**31:.11f}"
+
+
+def survey(table: str, lines: Iterable[str], seen: Saved) -> None:
+    """Add to `seen` what iptables-save printed of a table."""
+    for chain, rules in _by_chain(lines):
+        if rules is None:
+            seen.names.add(hash((table, chain)))
+            seen.chains.add(_number((table, chain), ""))
+        elif chain.startswith("KUBE-"):
+            seen.chains.discard(_number((table, chain), ""))
+            seen.chains.add(_number((table, chain), "".join(rules)))
+        else:
+            seen.jumps.update((table, rule[3:-1]) for rule in rules if " -j KUBE-" in rule)
+
+
+def _by_chain(lines: Iterable[str]) -> Iterator[tuple[str, list[str] | None]]:
+    """Yield each chain with None where it is declared, and those that have rules with their rules."""
+    current, start = "", "\n"
+    rules: list[str] = []
+    for line in lines:
+        if line.startswith(start):
+            rules.append(line)
+        elif line.startswith("-A "):
+            chain = line.split(None, 2)[1]
+            if chain != current:
+                if rules:
+                    yield current, rules
+                current, start, rules = chain, f"-A {chain} ", []
+            rules.append(line)
+        elif line.startswith(":"):
+            yield line[1 : line.index(" ")], None
+    if rules:
+        yield current, rules
+
+
+def _number(place: Place, rules: str) -> int:
+    if place[1] in _UNORDERED:
+        rules = "".join(sorted(rules.splitlines(keepends=True)))
+    return hash((place, rules))
+
+
+class Audit:
+    """Reads the tables of one family and compares them with what was written. Calls block."""
+
+    def __init__(self, commands: Commands, own_change: Callable[[int], AbstractContextManager[None]]) -> None:
+        self._commands = commands
+        self._family = commands.family
+        self._own_change = own_change
+
+    def look(self, contents: Contents, common: Mapping[Place, str]) -> Found:
+        """Return what another program changed; `common` are the chains that are no Service's own. Raises ApplyError."""
+        seen, label = Saved(set(), set(), set()), self._family.label
+        for table in CANARY_TABLES:
+            survey(table, self._commands.saved(table), seen)
+            if hash((table, CANARY)) not in seen.names:
+                return Found(f"table {table} of iptables ({label}) was flushed by another program")
+        for jump in JUMPS:
+            if (jump.table, jump.rule) not in seen.jumps:
+                what = f"the jump from {jump.chain} to {jump.target}"
+                return Found(f"{what} ({label}) was removed by another program")
+        suspects = list(islice(self._suspects(contents, common, seen), MOST))
+        harmed = self._confirmed(suspects, seen)
+        if not harmed:
+            return Found("")
+        services = [suspect.service for suspect in harmed if suspect.service is not None]
+        return Found(_told(harmed, label), frozenset(services if len(services) == len(harmed) else ()))
+
+    def _suspects(self, contents: Contents, common: Mapping[Place, str], seen: Saved) -> Iterator[Suspect]:
+        """Yield the chains that are not there as they were written."""
+
+        def there(place: Place, rules: str) -> bool:
+            return _number(place, as_saved(rules, self._family)) in seen.chains
+
+        for place, rules in common.items():
+            if not there(place, rules):
+                yield Suspect(place, rules, None)
+        detail = contents.detail(contents.endpoints)
+        # What is said of endpoints may have changed since a chain was written.
+        other = Detail.FULL if detail is Detail.SPARSE else Detail.SPARSE
+        for name, entry in contents.entries.items():
+            for plan in entry.plans:
+                for chain, rules in chains(plan, contents.style, detail).items():
+                    place = "nat", chain
+                    if not (there(place, rules) or there(place, chains(plan, contents.style, other)[chain])):
+                        yield Suspect(place, rules, name)
+
+    def _confirmed(self, suspects: list[Suspect], seen: Saved) -> list[Suspect]:
+        """Return those that do differ, by how iptables-save prints copies of what was written."""
+        if not suspects or any(hash(suspect.place) not in seen.names for suspect in suspects):
+            return suspects
+        copies = {f"{_COPY}{n}": suspect for n, suspect in enumerate(suspects)}
+        tables = sorted({suspect.place[0] for suspect in suspects})
+        try:
+            self._restore(tables, copies, _written)
+        except RestoreError:  # what the rules lead to is not there
+            return suspects
+        try:
+            printed = {table: self._printed(table, copies) for table in tables}
+        finally:
+            self._restore(tables, copies, _removed)
+        return [s for copy, s in copies.items() if printed[s.place[0]][copy] != printed[s.place[0]][s.place[1]]]
+
+    def _restore(
+        self, tables: list[str], copies: Mapping[str, Suspect], lines: Callable[[str, Suspect], str]
+    ) -> None:
+        text = ""
+        for table in tables:
+            ours = {copy: suspect for copy, suspect in copies.items() if suspect.place[0] == table}
+            text += f"*{table}\n{declarations(ours)}{''.join([lines(*item) for item in ours.items()])}COMMIT\n"
+        with self._own_change(len(tables)):
+            self._commands.restore([text])
+
+    def _printed(self, table: str, copies: Mapping[str, Suspect]) -> dict[str, list[str]]:
+        """Return the rules of copies and of what they are copies of, without the chain's name."""
+        named = {chain for copy, suspect in copies.items() for chain in (copy, suspect.place[1])}
+        found: dict[str, list[str]] = {chain: [] for chain in named}
+        for chain, rules in _by_chain(self._commands.saved(table)):
+            if rules is not None and chain in named:
+                found[chain] = [rule[4 + len(chain) :] for rule in rules]
+                if chain in _UNORDERED or (chain in copies and copies[chain].place[1] in _UNORDERED):
+                    found[chain].sort()
+        return found
+
+
+def _written(copy: str, suspect: Suspect) -> str:
+    return suspect.rules.replace(f"-A {suspect.place[1]} ", f"-A {copy} ")
+
+
+def _removed(copy: str, suspect: Suspect) -> str:  # noqa: ARG001 - see Audit._restore
+    return f"-X {copy}\n"
+
+
+def _told(harmed: Collection[Suspect], label: str) -> str:
+    first = next(iter(harmed))
+    (table, chain), service = first.place, first.service
+    whose = f" of Service {'/'.join(service)}" if service is not None else f" of iptables table {table}"
+    more = f", and {len(harmed) - 1} more," if len(harmed) > 1 else ""
+    return f"chain {chain}{whose} ({label}){more} was changed by another program"
