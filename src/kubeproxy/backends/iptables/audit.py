@@ -8,6 +8,7 @@ is printed; the table that is compared with is theirs then.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import lru_cache
@@ -134,9 +135,34 @@ class Audit:
         self._commands = commands
         self._family = commands.family
         self._own_change = own_change
+        self._rest = 0.0  # times as long as the last audit took, none follows; 0 when none is needed
+        self._ended = 0.0
+        self._took = 0.0
+
+    def suspect(self, rest: float) -> None:
+        """Take that another program may have changed something, to be looked at after so many times the last look."""
+        self._rest = min(self._rest or rest, rest)
+
+    def due(self) -> bool:
+        """Return whether it is time for a look."""
+        return bool(self._rest) and time.monotonic() >= self._ended + self._rest * self._took
 
     def look(self, contents: Contents, common: Mapping[Place, str]) -> Found:
-        """Return what another program changed; `common` are the chains that are no Service's own. Raises ApplyError."""
+        """Return what another program changed; `common` are the chains that are no Service's own. Raises ApplyError.
+
+        Nothing found means that no audit is due before the next suspicion.
+        """
+        began = time.monotonic()
+        try:
+            found = self._compare(contents, common)
+        finally:
+            self._ended = time.monotonic()
+            self._took = self._ended - began
+        if not found.text:
+            self._rest = 0.0
+        return found
+
+    def _compare(self, contents: Contents, common: Mapping[Place, str]) -> Found:
         seen, label = Saved(set(), set(), set()), self._family.label
         for table in CANARY_TABLES:
             survey(table, self._commands.saved(table), seen)
@@ -188,9 +214,7 @@ class Audit:
             self._restore(tables, copies, _removed)
         return [s for copy, s in copies.items() if printed[s.place[0]][copy] != printed[s.place[0]][s.place[1]]]
 
-    def _restore(
-        self, tables: list[str], copies: Mapping[str, Suspect], lines: Callable[[str, Suspect], str]
-    ) -> None:
+    def _restore(self, tables: list[str], copies: Mapping[str, Suspect], lines: Callable[[str, Suspect], str]) -> None:
         text = ""
         for table in tables:
             ours = {copy: suspect for copy, suspect in copies.items() if suspect.place[0] == table}

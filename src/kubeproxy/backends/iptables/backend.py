@@ -20,6 +20,7 @@ from kubeproxy.backends.iptables.options import Options
 from kubeproxy.backends.iptables.render import Style
 from kubeproxy.backends.iptables.restores import Work, declarations, one_restore, several_restores
 from kubeproxy.backends.iptables.skeleton import Present, Settings
+from kubeproxy.backends.iptables.stale import Removal, Stale
 from kubeproxy.backends.iptables.watch import Watch, watch
 from kubeproxy.backends.mode import Report
 from kubeproxy.errors import ApplyError
@@ -64,11 +65,11 @@ class IptablesBackend:
         self._nodeport_rules = ""  # as written last
         self._watch = watching or watch(commands)
         self._audit = Audit(commands, self._watch.own_change)
+        self._stale = Stale(commands, lambda text: self._restore([text], 1, partial=False))
         self._fixed: dict[Place, str] = {}  # chains that no Service changes, as written last
         self._harmed: frozenset[ServiceName] = frozenset()  # what is to be repaired, when it is that alone
-        self._unread = 0.0  # REST or FAINT_REST, for what others may have changed that was not read yet; 0: nothing
-        self._read_at = 0.0
-        self._read_took = 0.0
+        self._written_settings: Settings | None = None  # by the last full sync
+        self._unwanted: list[str] = []  # the stale chains that it found
         self._full_due = 0.0
         self._counts: dict[int, int] = {}  # rules in each shared chain, by its place in SHARED
         self._loopback_tried = False
@@ -107,8 +108,7 @@ class IptablesBackend:
     def sync(self, changes: Changes) -> Iterator[int]:
         """Program changed Services; yield the number of lines after each restore. Raises ApplyError."""
         if time.monotonic() >= self._full_due:
-            wanted = {name: entry.plans for name, entry in self._contents.entries.items()} | dict(changes)
-            yield from self.resync(wanted)
+            yield from self._resync(self._with(changes))
             return
         delta = self._contents.delta(changes)
         shared = set(delta.shared)
@@ -119,17 +119,31 @@ class IptablesBackend:
             return
         lines = self._shared(shared, delta)
         work = Work(delta.written, "", lines["nat"], {"filter": lines["filter"]}, lambda: delta.deleted)
-        texts = several_restores(work) if self._commands.uses_nft else iter(["".join(one_restore(work))])
         rules = 0
-        for text in texts:
-            if text == "*nat\nCOMMIT\n":
-                continue
-            self._restore([text], text.count("COMMIT\n"), partial=True)
-            rules += text.count("\n-A ")
-            yield text.count("\n")
+        try:
+            for text in self._restores(work):
+                rules += text.count("\n-A ")
+                yield text.count("\n")
+        except RestoreError:
+            if not delta.deleted:
+                raise
+            yield from self._write_all(self._with(changes), Removal.AFTERWARDS)
+            return
         self._contents.take(delta)
         in_filter = lines["filter"].count("\n-A ")
         self._written(last={"filter": in_filter, "nat": rules - in_filter})
+
+    def _restores(self, work: Work) -> Iterator[str]:
+        """Do little work; yield each input after its restore."""
+        texts = several_restores(work) if self._commands.uses_nft else iter(["".join(one_restore(work))])
+        for text in texts:
+            if text != "*nat\nCOMMIT\n":
+                self._restore([text], text.count("COMMIT\n"), partial=True)
+                yield text
+
+    def _with(self, changes: Changes) -> dict[ServiceName, Plans]:
+        """Return the plans of all Services, with changes."""
+        return {name: entry.plans for name, entry in self._contents.entries.items()} | dict(changes)
 
     def _shared(self, positions: Iterable[int], delta: Delta | None) -> dict[str, str]:
         """Return, by table, what writes these of the shared chains."""
@@ -149,21 +163,51 @@ class IptablesBackend:
 
     def resync(self, wanted: Mapping[ServiceName, Plans]) -> Iterator[int]:
         """Make the kernel hold exactly this; yield the number of lines after each restore. Raises ApplyError."""
-        try:
-            yield from self._write_all(wanted)
-        except RestoreError as error:
-            if not (self._settings.counters and "nfacct" in error.said):
-                raise
-            # A kernel may have the counters without the match (CONFIG_NETFILTER_XT_MATCH_NFACCT).
-            log.warning("Going on without packet counters family=%s error=%r", self.family.label, str(error))
-            self._options = self._options._replace(counters=False)
-            self._settings = self._settings_of(self._world)
-            yield from self._write_all(wanted)
+        harmed, self._harmed = self._harmed, frozenset()
+        if harmed and time.monotonic() < self._full_due and self._is_same_world():
+            yield from self._repair(harmed, wanted)
+        else:
+            yield from self._resync(wanted)
 
-    def _write_all(self, wanted: Mapping[ServiceName, Plans]) -> Iterator[int]:
+    def _resync(self, wanted: Mapping[ServiceName, Plans]) -> Iterator[int]:
+        removal = Removal.TOGETHER
+        while True:
+            try:
+                yield from self._write_all(wanted, removal)
+                return
+            except RestoreError as error:
+                if self._settings.counters and "nfacct" in error.said:
+                    # A kernel may have the counters without the match (CONFIG_NETFILTER_XT_MATCH_NFACCT).
+                    log.warning("Going on without packet counters family=%s error=%r", self.family.label, str(error))
+                    self._options = self._options._replace(counters=False)
+                    self._settings = self._settings_of(self._world)
+                elif removal is Removal.TOGETHER and self._unwanted:
+                    removal = Removal.AFTERWARDS
+                else:
+                    raise
+
+    def _is_same_world(self) -> bool:
+        """Return whether rules of all Services are what they were at the last full sync."""
+        written = self._written_settings
+        return (
+            written is not None
+            and written._replace(nodeport_ips=self._settings.nodeport_ips) == self._settings
+            and self._contents.style == self._style()
+        )
+
+    def _repair(self, harmed: Iterable[ServiceName], wanted: Mapping[ServiceName, Plans]) -> Iterator[int]:
+        """Write the own chains of some Services anew, which alone differ from what was written, and sync the rest."""
+        own = [self._contents.chains_of(name) for name in harmed]
+        for text in self._restores(Work(own, "", "", {}, list)):
+            yield text.count("\n")
+        changes = [(name, plans) for name, plans in wanted.items() if plans != self._contents.plans(name)]
+        yield from self.sync(changes + [(name, ()) for name in self._contents.entries if name not in wanted])
+
+    def _write_all(self, wanted: Mapping[ServiceName, Plans], removal: Removal) -> Iterator[int]:
         present = {table: self._watch.present(table) for table in ("filter", "nat")}
         self._contents = Contents(self._style())
         self._contents.load(wanted)
+        self._unwanted = []
         kept: set[str] = set()
 
         def own() -> Iterator[dict[str, str]]:
@@ -173,7 +217,10 @@ class IptablesBackend:
 
         def stale() -> list[str]:
             found = present["nat"].chains - kept
-            return sorted((chain for chain in found if chain.startswith(SERVICE_PREFIXES)), reverse=True)
+            self._unwanted = sorted((chain for chain in found if chain.startswith(SERVICE_PREFIXES)), reverse=True)
+            if removal is Removal.AFTERWARDS:
+                return []
+            return [chain for chain in self._unwanted if chain not in self._stale.used]
 
         work = self._everything(own(), stale, present)
         if self._commands.uses_nft:
@@ -183,8 +230,10 @@ class IptablesBackend:
         else:
             self._restore(one_restore(work), len(work.others) + 1, partial=False)
             yield self._contents.nat_rules
+        self._stale.remove([c for c in self._unwanted if removal is Removal.AFTERWARDS or c in self._stale.used])
         self._full_due = time.monotonic() + FULL_PERIOD
         self._fixed = skeleton.fixed_chains(self._settings)
+        self._written_settings = self._settings
         self._written(last=None)
 
     def _everything(
@@ -212,6 +261,7 @@ class IptablesBackend:
             with self._watch.own_change(commits):
                 waited = self._commands.restore(pieces)
         except ApplyError:
+            self._harmed = frozenset()
             self._report.restore_failed(self.family, partial=partial)
             raise
         if waited.seconds:
@@ -246,28 +296,18 @@ class IptablesBackend:
 
     def touched(self) -> bool:
         """Return whether another program may have changed our rules; costs one short request."""
-        return self._watch.touched() or self._audit_due()
-
-    def _audit_due(self) -> bool:
-        return bool(self._unread) and time.monotonic() >= self._read_at + self._unread * self._read_took
+        return self._watch.touched() or self._audit.due()
 
     def drift(self) -> str:
-        """Return what another program did to our chains, '' for nothing; reads all rules if it may have, and rests."""
+        """Return what another program did to our chains, '' for nothing; now and then by reading all rules."""
         if self._watch.touched():
             if found := self._watch.drift():
                 return found
-            self._unread = min(self._unread or self._watch.rest, self._watch.rest)
-        if not self._audit_due():
+            self._audit.suspect(self._watch.rest)
+        if not self._audit.due():
             return ""
-        began = time.monotonic()
-        try:
-            harm = self._audit.look(self._contents, self._common())
-        finally:
-            self._read_at = time.monotonic()
-            self._read_took = self._read_at - began
+        harm = self._audit.look(self._contents, self._common())
         self._harmed = harm.services
-        if not harm.text:
-            self._unread = 0.0
         return harm.text
 
     def _common(self) -> dict[Place, str]:

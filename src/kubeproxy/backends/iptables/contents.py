@@ -97,6 +97,14 @@ class Contents:
             self.nat_rules += rules
             yield found
 
+    def plans(self, name: ServiceName) -> Plans:
+        """Return the plans of a Service, () when there is none of that name."""
+        return self.entries.get(name, _NONE).plans
+
+    def chains_of(self, name: ServiceName) -> dict[str, str]:
+        """Return the own chains of a Service with their rules."""
+        return self._chains(self.plans(name), self.detail(self.endpoints))
+
     def shared(self, position: int, delta: Delta | None = None) -> str:
         """Return the rules of a shared chain, with changes that are not taken yet; those to later chains come first.
 

@@ -1,7 +1,8 @@
 """Noticing that another program changed or flushed our rules, cheaply; and reading what a table has.
 
 nf_tables counts its transactions, legacy tables have a size and a lock: all are asked for each second. Only when they
-are not what our own last change left, chains are looked at; inside of them, by an audit. The Go kube-proxy looks for its canary in mangle alone.
+are not what our own last change left, chains are looked at, and inside of them by an audit. The Go kube-proxy looks
+for its canary in mangle alone.
 """
 
 from __future__ import annotations
