@@ -60,6 +60,10 @@ JUMPS: Final = (
 """In the order in which they are put at the head of their chains."""
 
 
+OWN_CHAINS: Final = frozenset({jump.target for jump in JUMPS} | {CANARY, "KUBE-MARK-MASQ"})
+"""All that no single Service has."""
+
+
 class Present(NamedTuple):
     """What a table has already: all chains, and the rules of its built-in chains and of kubelet's."""
 

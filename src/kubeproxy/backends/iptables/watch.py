@@ -11,11 +11,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final, Protocol
 
-from kubeproxy.backends.iptables.skeleton import CANARY, CANARY_TABLES, JUMPS, Present
+from kubeproxy.backends.iptables.names import SERVICE_PREFIXES
+from kubeproxy.backends.iptables.skeleton import CANARY, CANARY_TABLES, JUMPS, OWN_CHAINS, Present
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nfnetlink
 from kubeproxy.kernel.iptables_info import TableInfo
 from kubeproxy.kernel.lock_watch import lock_watch
+from kubeproxy.kernel.nft_changes import Change, Changes
 from kubeproxy.kernel.xtables import Commands
 
 Place = tuple[str, str]
@@ -61,7 +63,7 @@ def watch(commands: Commands) -> Watch:
 
 
 class NftWatch:
-    """Watches the tables of iptables-nft by netlink."""
+    """Watches the tables of iptables-nft by netlink; what others do to chains of theirs costs nothing."""
 
     rest = REST
 
@@ -71,6 +73,7 @@ class NftWatch:
         self._link = nfnetlink.Transactions()
         # The engine asks whether something was touched while a sync runs in a thread: not by the same socket.
         self._asking = nfnetlink.Transactions()
+        self._changes = Changes(self._concerns)
         self._generation = -1
         self._expected: dict[Place, int] = {}
         self._handles: dict[Place, list[int]] = {}
@@ -79,6 +82,7 @@ class NftWatch:
         """See Watch."""
         self._link.close()
         self._asking.close()
+        self._changes.close()
 
     def present(self, table: str) -> Present:
         """See Watch."""
@@ -93,7 +97,10 @@ class NftWatch:
     def own_change(self, commits: int) -> Iterator[None]:
         """See Watch."""
         before = self._link.generation()
-        yield
+        with self._changes.deaf():
+            if self._changes.all_harmless(self._generation, before):
+                self._generation = before
+            yield
         if before == self._generation or self._generation < 0:
             self._generation = before + commits  # each table is a transaction
 
@@ -105,7 +112,18 @@ class NftWatch:
 
     def touched(self) -> bool:
         """See Watch."""
-        return self._asking.generation() != self._generation
+        generation = self._asking.generation()
+        if generation != self._generation and self._changes.all_harmless(self._generation, generation):
+            self._generation = generation
+        return generation != self._generation
+
+    def _concerns(self, change: Change) -> bool:
+        """Return whether a change may be one of what is ours: chains with our names, deletions of built-in ones."""
+        if change.family != self._family or change.table not in CANARY_TABLES:
+            return False
+        if change.deleted and not change.chain.startswith("KUBE-"):
+            return not change.chain or any(jump[:2] == (change.table, change.chain) for jump in JUMPS)
+        return change.chain.startswith(SERVICE_PREFIXES) or change.chain in OWN_CHAINS
 
     def drift(self) -> str:
         """See Watch."""

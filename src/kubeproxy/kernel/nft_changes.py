@@ -1,0 +1,126 @@
+"""Which chains other programs' nf_tables transactions touched, as the kernel announces it.
+
+What a change means is a backend's affair.
+Every transaction ends with the number of the generation that it made, so whoever knows the present one can tell whether
+any announcement was missed. Source: net/netfilter/nf_tables_api.c of Linux 6.18, nf_tables_commit and the functions
+named notify; NFNLGRP_NFTABLES in include/uapi/linux/netfilter/nfnetlink.h.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.netlink import NETLINK_NETFILTER, SOL_NETLINK, attributes, grow_receive_buffer, messages
+from kubeproxy.kernel.nfnetlink import SUBSYSTEM
+
+_GROUP: Final = 7  # NFNLGRP_NFTABLES
+_ADD_MEMBERSHIP: Final = 1
+_DROP_MEMBERSHIP: Final = 2
+_GENERIC_SIZE: Final = 4  # struct nfgenmsg
+_NEW_GENERATION: Final = SUBSYSTEM << 8 | 15
+_NAME_OF_CHAIN: Final = {
+    SUBSYSTEM << 8 | 0: 0,  # a table, in which all chains are
+    SUBSYSTEM << 8 | 2: 0,
+    SUBSYSTEM << 8 | 3: 3,  # NFTA_CHAIN_NAME
+    SUBSYSTEM << 8 | 5: 3,
+    SUBSYSTEM << 8 | 6: 2,  # NFTA_RULE_CHAIN
+    SUBSYSTEM << 8 | 8: 2,
+}
+"""The attribute with the chain's name in each kind of message that is looked at; the table's name is attribute 1."""
+_DELETIONS: Final = frozenset({SUBSYSTEM << 8 | 2, SUBSYSTEM << 8 | 5, SUBSYSTEM << 8 | 8})
+_LONGEST: Final = 10_000  # transactions that are looked back at
+
+
+class Change(NamedTuple):
+    """A chain or a rule of it was made or deleted; `chain` is '' when it was the table."""
+
+    family: int
+    table: str
+    chain: str
+    deleted: bool
+
+
+class Changes:
+    """Listens, in the network namespace that it was made in. The kernel wants CAP_NET_ADMIN.
+
+    `concerns` says of a change whether it matters.
+    """
+
+    def __init__(self, concerns: Callable[[Change], bool]) -> None:
+        self._concerns = concerns
+        self._harmless: dict[int, bool] = {}  # by generation
+        self._so_far = True  # whether all is harmless in the transaction whose end was not read yet
+        try:
+            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
+            self._socket.bind((0, 0))
+            self._socket.setblocking(False)
+            grow_receive_buffer(self._socket)
+            self._socket.setsockopt(SOL_NETLINK, _ADD_MEMBERSHIP, _GROUP)
+        except OSError as error:
+            raise ApplyError(f"cannot listen to nf_tables: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def all_harmless(self, after: int, until: int) -> bool:
+        """Return whether all transactions after a generation, until another one, were seen and do not matter."""
+        self._read()
+        wanted = range(after + 1, until + 1)
+        known = len(wanted) <= _LONGEST and all(self._harmless.get(generation, False) for generation in wanted)
+        self._harmless = {generation: found for generation, found in self._harmless.items() if generation > until}
+        return known
+
+    @contextmanager
+    def deaf(self) -> Iterator[None]:
+        """Do not listen to what the body does: thousands of rules would be announced for nothing."""
+        self._read()
+        self._socket.setsockopt(SOL_NETLINK, _DROP_MEMBERSHIP, _GROUP)
+        try:
+            yield
+        finally:
+            self._read()  # what was announced between the two lines above the body
+            self._so_far = True
+            self._socket.setsockopt(SOL_NETLINK, _ADD_MEMBERSHIP, _GROUP)
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data = self._socket.recv(1 << 16)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise ApplyError(f"cannot listen to nf_tables: {error.strerror}") from error
+                self._harmless.clear()  # some were lost, nobody knows which
+                self._so_far = False
+                continue
+            for at in messages(data):
+                if at.kind == _NEW_GENERATION:
+                    self._harmless[_generation(data, at.start + _GENERIC_SIZE, at.end)] = self._so_far
+                    self._so_far = True
+                elif self._so_far and at.kind in _NAME_OF_CHAIN:
+                    self._so_far = not self._concerns(_change(data, at.kind, at.start, at.end))
+
+
+def _generation(data: bytes, start: int, end: int) -> int:
+    return next((int.from_bytes(data[s:e], "big") for kind, s, e in attributes(data, start, end) if kind == 1), 0)
+
+
+def _change(data: bytes, kind: int, start: int, end: int) -> Change:
+    name = _NAME_OF_CHAIN[kind]
+    found = {k: data[s : e - 1].decode(errors="replace") for k, s, e in _first(data, start + _GENERIC_SIZE, end)}
+    return Change(data[start], found.get(1, ""), found.get(name, "") if name else "", kind in _DELETIONS)
+
+
+def _first(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the attributes with names of tables and chains, which come first."""
+    for kind, begin, finish in attributes(data, start, end):
+        if kind > 3:
+            return
+        yield kind, begin, finish
