@@ -1,9 +1,9 @@
 """Which chains other programs' nf_tables transactions touched, as the kernel announces it.
 
-What a change means is a backend's affair.
-Every transaction ends with the number of the generation that it made, so whoever knows the present one can tell whether
-any announcement was missed. Source: net/netfilter/nf_tables_api.c of Linux 6.18, nf_tables_commit and the functions
-named notify; NFNLGRP_NFTABLES in include/uapi/linux/netfilter/nfnetlink.h.
+What a change means is a backend's affair. Every transaction ends with the number of the generation that it made, so
+whoever knows the present one can tell whether any announcement was missed. Source: net/netfilter/nf_tables_api.c of
+Linux 6.18, nf_tables_commit and the functions named notify; NFNLGRP_NFTABLES in
+include/uapi/linux/netfilter/nfnetlink.h.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 
+from kubeproxy.backends.iptables.audit import as_saved
 from kubeproxy.backends.iptables.backend import IptablesBackend
 from kubeproxy.backends.iptables.options import Options
 from kubeproxy.backends.iptables.skeleton import Present
@@ -84,6 +85,15 @@ class FakeCommands:
         chains = {chain: rules for (table, chain), rules in self.tables.chains.items() if table == name}
         return Table(name, tuple(chains), tuple(rule for rules in chains.values() for rule in rules))
 
+    def saved(self, table: str) -> Iterator[str]:
+        chains = {chain: rules for (t, chain), rules in self.tables.chains.items() if t == table}
+        yield from (f":{chain} - [0:0]\n" for chain in chains)
+        for rule in (rule for rules in chains.values() for rule in rules):
+            yield self.printed(f"{rule}\n")
+
+    def printed(self, rule: str) -> str:
+        return as_saved(rule, self.family)
+
     def rules(self, table: str, chain: str) -> tuple[str, ...] | None:
         found = self.tables.chains.get((table, chain))
         return None if found is None else tuple(found)
@@ -110,10 +120,20 @@ class Told:
 
 
 class FakeWatch:
-    """A Watch of fake tables, on which nobody else works."""
+    """A Watch of fake tables; another program works on them when a test says so."""
+
+    rest = 0.0
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
+        self.foreign = False
+
+    def touched(self) -> bool:
+        return self.foreign
+
+    def drift(self) -> str:
+        self.foreign = False
+        return ""
 
     def present(self, table):
         found = self._commands.table(table)

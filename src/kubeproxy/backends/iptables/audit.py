@@ -7,6 +7,7 @@ is printed; the table that is compared with is theirs then.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -34,6 +35,7 @@ _UNORDERED: Final = frozenset({"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-
 _PROBABILITY: Final = re.compile(r"(?<= --probability )[0-9.]+")
 _RECENT: Final = re.compile(r' -m recent [^"\n]*?--name \S+')
 _INTERFACE: Final = re.compile(r"^(-A \S+) ((?:! )?-i \S+) (-d \S+)", re.MULTILINE)
+_SOURCE: Final = re.compile(r"(?<= -s )\S+(?= )")
 _ANYWHERE: Final = re.compile(r"(?<!!) -s (?:0\.0\.0\.0|::)/0(?= )")
 _MARK: Final = re.compile(r"--(or|xor)-mark (\S+)")
 
@@ -76,6 +78,8 @@ def as_saved(rules: str, family: Family) -> str:
         rules = rules.replace(" -j REJECT\n", f" -j REJECT --reject-with {kind}\n")
     if " -i " in rules:
         rules = _INTERFACE.sub(r"\1 \3 \2", rules)
+    if not rules.startswith(f"-A {SEP}"):  # an endpoint's own address is as we wrote it
+        rules = _SOURCE.sub(lambda found: _network(found[0]), rules)
     if "/0 " in rules:
         rules = _ANYWHERE.sub("", rules)
     if "or-mark " in rules:
@@ -87,6 +91,15 @@ def as_saved(rules: str, family: Family) -> str:
 def _rounded(probability: str) -> str:
     """Return a probability as the kernel keeps it, in 31 bits."""
     return f"{round(float(probability) * 2**31) / 2**31:.11f}"
+
+
+@lru_cache(maxsize=4096)
+def _network(source: str) -> str:
+    """Return a range of sources without the bits of a host, and in its shortest form."""
+    try:
+        return str(ipaddress.ip_network(source, strict=False))
+    except ValueError:
+        return source
 
 
 def survey(table: str, lines: Iterable[str], seen: Saved) -> None:
@@ -135,17 +148,17 @@ class Audit:
         self._commands = commands
         self._family = commands.family
         self._own_change = own_change
-        self._rest = 0.0  # times as long as the last audit took, none follows; 0 when none is needed
+        self._rest: float | None = None  # times as long as the last audit took, none follows; None when none is due
         self._ended = 0.0
         self._took = 0.0
 
     def suspect(self, rest: float) -> None:
         """Take that another program may have changed something, to be looked at after so many times the last look."""
-        self._rest = min(self._rest or rest, rest)
+        self._rest = rest if self._rest is None else min(self._rest, rest)
 
     def due(self) -> bool:
         """Return whether it is time for a look."""
-        return bool(self._rest) and time.monotonic() >= self._ended + self._rest * self._took
+        return self._rest is not None and time.monotonic() >= self._ended + self._rest * self._took
 
     def look(self, contents: Contents, common: Mapping[Place, str]) -> Found:
         """Return what another program changed; `common` are the chains that are no Service's own. Raises ApplyError.
@@ -159,7 +172,7 @@ class Audit:
             self._ended = time.monotonic()
             self._took = self._ended - began
         if not found.text:
-            self._rest = 0.0
+            self._rest = None
         return found
 
     def _compare(self, contents: Contents, common: Mapping[Place, str]) -> Found:
