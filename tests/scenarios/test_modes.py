@@ -117,6 +117,32 @@ async def test_a_flush_is_repaired_and_told(bare: Live, variant: str) -> None:
     await bare.until(lambda: any("RulesChangedByOthers" in e for e in bare.events("node-a")), "an event")
 
 
+@pytest.mark.parametrize("variant", ["nft", "legacy"])
+async def test_harm_inside_a_services_chains_is_repaired_and_told(bare: Live, variant: str) -> None:
+    await choose(bare, variant)
+    bare.service("web", "a1", **DUAL)
+    await bare.start(IPTABLES)
+    service = f"KUBE-SVC-{chain_hash('default/web:tcptcp')}"
+    for family, name in (("IPv4", "iptables"), ("IPv6", "ip6tables")):
+        front, pod = bare.front("web", "cluster", family), bare.ips["a1"][family]
+        await bare.expect(front, {"pod": "a1"})
+        there, elsewhere = (f"[{pod}]:3000", f"[{pod}]:9") if family == "IPv6" else (f"{pod}:3000", f"{pod}:9")
+        endpoint = f"KUBE-SEP-{chain_hash('default/web:tcptcp' + there)}"
+        harm = {
+            "IPv4": [
+                ["-R", endpoint, "2", "-p", "tcp", "-j", "DNAT", "--to-destination", elsewhere],
+                ["-F", service],
+            ],
+            "IPv6": [["-D", endpoint, "2"], ["-I", service, "-p", "tcp", "-j", "RETURN"]],
+        }
+        for command in harm[family]:
+            await run(bare, f"{name}-{variant}", "-w", "-t", "nat", *command)
+            said = rf"Repairing: chain {command[1]} of Service default/web \({family}\) was changed by another program"
+            await bare.until(lambda said=said: bare.logged(said), f"the repair of {command}")
+            await bare.expect(front, {"pod": "a1"})
+    await bare.until(lambda: any("RulesChangedByOthers" in e for e in bare.events("node-a")), "an event")
+
+
 async def test_loopback_is_opened_for_a_nodeport_only(bare: Live) -> None:
     where = "net.ipv4.conf.all.route_localnet"
     await run(bare, "sysctl", "-qw", f"{where}=0")

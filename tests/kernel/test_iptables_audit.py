@@ -1,0 +1,211 @@
+"""The audit and the real kernel, by both variants: how rules are printed, what harm is found and repaired."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from fake_tables import Told
+from msgspec import structs
+from namespaces import run
+from test_iptables_backend import WORLD, check, lock_file, opened, plans, state, variant  # noqa: F401 - two are fixtures
+from test_recordings import planner_of
+
+from kubeproxy.backends.iptables.audit import Saved, survey
+from kubeproxy.backends.iptables.backend import IptablesBackend
+from kubeproxy.backends.iptables.names import chain_hash
+from kubeproxy.backends.iptables.options import Options
+from kubeproxy.backends.iptables.skeleton import CANARY_TABLES
+from kubeproxy.kernel import iptables_variant
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.plan import Detector
+
+CASES = Path(__file__).parents[1] / "recordings" / "conformance.tar.gz"
+KINDS = ("nodes", "services", "endpointslices", "servicecidrs")
+WEB = f"KUBE-SVC-{chain_hash('default/atcp')}"
+POD = f"KUBE-SEP-{chain_hash('default/atcp10.244.0.1:8080')}"
+
+
+def suspects(made: IptablesBackend) -> list:
+    """The chains that are not printed as was expected, before anybody asks the kernel how it prints them."""
+    seen = Saved(set(), set(), set())
+    for table in CANARY_TABLES:
+        survey(table, made._commands.saved(table), seen)
+    return list(made._audit._suspects(made._contents, made._common(), seen))
+
+
+def conformance_plans(family: Family) -> dict:
+    """What all conformance cases come to, each step in a namespace of its own."""
+    found = {}
+    with tarfile.open(CASES) as archive:
+        for member in sorted(archive.getnames()):
+            if not member.endswith(".json"):
+                continue
+            case = json.load(io.BytesIO(archive.extractfile(member).read()))
+            for number, step in enumerate(case["steps"]):
+                objects = {kind: step["objects"].get(kind, []) for kind in KINDS}
+                where = f"{Path(member).stem}-{number}"
+                for name, compiled in planner_of({}, objects).compiled.items():
+                    found[where, f"{name[0]}-{name[1]}"] = tuple(
+                        structs.replace(plan, key=plan.key._replace(namespace=f"{where}-{plan.key.namespace}"))
+                        for plan in compiled.plans
+                        if plan.key.family is family
+                    )
+    return found
+
+
+@pytest.mark.parametrize("family", list(Family), ids=["IPv4", "IPv6"])
+def test_rules_of_all_conformance_cases_are_printed_as_expected(variant, family):  # noqa: F811
+    wanted = conformance_plans(family)
+    assert len(wanted) > 100
+    pods = "10.244.0.0/16" if family is Family.IPV4 else "fd00:244::/32"
+    commands = iptables_variant.commands(family, variant)
+    for detector in (Detector("network", pods), Detector("bridge", "cni0"), Detector("prefix", "veth")):
+        ours = structs.replace(WORLD.of(family), detector=detector, nodeport_ips=None)
+        world = structs.replace(WORLD, **{"ipv4" if family is Family.IPV4 else "ipv6": ours})
+        made = IptablesBackend(commands, world, Options(True, detector.kind == "network", False), Told())
+        list(made.resync(wanted))
+        assert suspects(made) == []
+        made.close()
+
+
+def test_odd_names_and_ranges_are_printed_as_expected(variant):  # noqa: F811
+    ranges = ["10.1.2.3/8", "198.51.100.7/32", "192.0.2.128/25", "0.0.0.0/0"]
+    spec = {"ingress": ["203.0.113.9"], "type": "LoadBalancer", "load_balancer_source_ranges": ranges}
+    (plan,) = plans("a", 1, "10.244.0.1", **spec)
+    names = ["a\"b'c\\d", "two words", "-j", "Ünicode", "$(a)`b`", "a_b-c.d", "1"]
+    wanted = {(n, n): (structs.replace(plan, key=plan.key._replace(namespace=n, name=n)),) for n in names}
+    made = opened(variant)
+    list(made.resync(wanted))
+    assert suspects(made) == []
+    # A comment that iptables cuts off, and prints without quotes: what is printed of a copy decides.
+    name = "x" * 250
+    wanted[name, name] = (structs.replace(plan, key=plan.key._replace(namespace=name, name=name)),)
+    list(made.resync(wanted))
+    assert suspects(made)
+    made._audit.suspect(0.0)
+    assert made.drift() == ""
+    assert not made.touched()
+    made.close()
+
+
+HARM = {
+    "a rule is deleted": ["-D", POD, "1"],
+    "another destination": [
+        *["-R", POD, "2", "-p", "tcp", "-m", "comment", "--comment", "default/a", "-m", "tcp"],
+        *["-j", "DNAT", "--to-destination", "10.244.0.9:8080"],
+    ],
+    "a rule in front": ["-I", WEB, "-s", "192.0.2.7", "-j", "RETURN"],
+    "a rule at the end": ["-A", POD, "-j", "ACCEPT"],
+    "a flush": ["-F", WEB],
+    "the mark": ["-R", "KUBE-MARK-MASQ", "1", "-j", "MARK", "--set-xmark", "0x8000/0x8000"],
+    "the order": ["-I", "KUBE-POSTROUTING", "-j", "RETURN"],
+}
+
+
+def rested(made: IptablesBackend) -> None:
+    """Let the time pass in which no audit follows."""
+    made._audit._ended -= 1000.0
+
+
+@pytest.mark.parametrize("harm", HARM.values(), ids=HARM)
+def test_harm_is_found_and_repaired(variant, harm):  # noqa: F811
+    made, wanted = opened(variant), state()
+    list(made.resync(wanted))
+    assert not made.touched()
+    run(f"iptables-{variant}", "-t", "nat", *harm)
+    assert made.touched()
+    found = made.drift()
+    assert f"chain {harm[1]} of " in found
+    assert ("of Service default/a " in found) == (harm[1] in (WEB, POD))
+    list(made.resync(wanted))
+    check(variant, wanted)
+    rested(made)
+    assert made.touched(), "the repair is looked at"
+    assert made.drift() == ""
+    assert not made.touched()
+    assert "AUDIT" not in run(f"iptables-{variant}-save")
+    made.close()
+
+
+def test_a_chain_that_was_removed_comes_back(variant):  # noqa: F811
+    made, wanted = opened(variant), state()
+    list(made.resync(wanted))
+    for command in (["-F", WEB], ["-F", POD], ["-X", POD]):
+        run(f"iptables-{variant}", "-t", "nat", *command)
+    assert made.touched()
+    assert "of Service default/a (IPv4), and 1 more, was changed" in made.drift()
+    list(made.resync(wanted))
+    check(variant, wanted)
+    made.close()
+
+
+def test_rules_of_others_next_to_ours_are_no_drift(variant):  # noqa: F811
+    made, wanted = opened(variant), state()
+    list(made.resync(wanted))
+    text = (
+        "*nat\n:CNI-HOSTPORT-DNAT - [0:0]\n:KUBE-SVC-OTHER - [0:0]\n"
+        "-A CNI-HOSTPORT-DNAT -p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.244.0.8:80\n"
+        f"-A KUBE-SVC-OTHER -j {WEB}\n-A PREROUTING -j CNI-HOSTPORT-DNAT\nCOMMIT\n"
+    )
+    run(f"iptables-{variant}-restore", "--noflush", text=text)
+    assert not (made.touched() and made.drift())
+    assert not made.touched()
+    list(made.sync([(("default", "c"), plans("c", 3, "10.244.0.5"))]))
+    run(f"iptables-{variant}", "-t", "nat", "-D", "PREROUTING", "-j", "CNI-HOSTPORT-DNAT")
+    rested(made)
+    assert not (made.touched() and made.drift())
+    assert ":KUBE-SVC-OTHER" in run(f"iptables-{variant}-save", "-t", "nat")
+    made.close()
+
+
+def test_what_others_do_to_chains_of_theirs_is_not_even_looked_at(netns):
+    made, wanted = opened("nft"), state()
+    list(made.resync(wanted))
+    for number in range(3):
+        run("iptables-nft", "-t", "nat", "-N", f"CNI-{number}")
+        run("nft", "add", "table", "ip", f"other-{number}")
+        assert not made.touched()
+    list(made.sync([(("default", "c"), plans("c", 3, "10.244.0.5"))]))
+    assert not made.touched()
+    run("iptables-nft", "-t", "nat", "-X", "CNI-0")
+    assert not made.touched()
+    run("iptables-nft", "-t", "nat", "-N", "KUBE-SVC-OTHER")
+    assert made.touched()
+    made.close()
+
+
+def test_who_only_lists_legacy_rules_makes_audits_rare(netns):
+    made, wanted = opened("legacy"), state()
+    list(made.resync(wanted))
+    run("iptables-legacy", "-t", "nat", "-S", "POSTROUTING")
+    for rest, command in ((200.0, ["-S", "POSTROUTING"]), (20.0, ["-N", "OTHER"])):
+        run("iptables-legacy", "-t", "nat", *command)
+        assert made._watch.touched()
+        made._watch.drift()
+        assert made._watch.rest == rest
+    made.close()
+
+
+def test_a_stale_chain_that_others_use_is_emptied_and_left(variant, caplog):  # noqa: F811
+    made, wanted = opened(variant), state()
+    list(made.resync(wanted))
+    other = ["OUTPUT", "-d", "192.0.2.1/32", "-j", WEB]
+    run(f"iptables-{variant}", "-t", "nat", "-A", *other)
+    list(made.sync([(("default", "a"), ()), (("default", "c"), plans("c", 3, "10.244.0.5"))]))
+    del wanted["default", "a"]
+    wanted["default", "c"] = plans("c", 3, "10.244.0.5")
+    for _ in range(2):
+        list(made.resync(wanted))
+        saved = run(f"iptables-{variant}-save", "-t", "nat").splitlines()
+        assert [line for line in saved if WEB in line] == [f":{WEB} - [0:0]", f"-A {' '.join(other)}"]
+        rested(made)
+        assert not (made.touched() and made.drift())
+    assert len([record for record in caplog.records if "Leaving" in record.message]) == 1
+    run(f"iptables-{variant}", "-t", "nat", "-D", *other)
+    list(made.resync(wanted))
+    check(variant, wanted)
+    made.close()
