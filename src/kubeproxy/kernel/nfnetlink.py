@@ -346,6 +346,19 @@ def chains(family: int, table_name: str, link: Netlink | None = None) -> frozens
     return frozenset(_names(GET_CHAIN, family, table_name, 3, "nf_tables chains", link))
 
 
+def has_chain(family: int, table_name: str, chain: str) -> bool:
+    """Return whether a table has a chain; costs the same whatever else is in there. Raises NetlinkError."""
+    request = attribute(1, table_name.encode() + b"\0") + attribute(3, chain.encode() + b"\0")
+    with Netlink(NETLINK_NETFILTER) as link:
+        try:
+            link.ask(GET_CHAIN, _GENERIC.pack(family, 0, 0) + request, f"chain {chain}")
+        except NetlinkError as error:
+            if error.code != errno.ENOENT:
+                raise
+            return False
+    return True
+
+
 def sets(family: int, table_name: str, link: Netlink | None = None) -> frozenset[str]:
     """Return the names of a table's sets and maps, those of its rules (anonymous ones) among them."""
     return frozenset(_names(GET_SET, family, table_name, 2, "nf_tables sets", link))

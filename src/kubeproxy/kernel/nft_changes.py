@@ -33,6 +33,9 @@ _NAME_OF_CHAIN: Final = {
 }
 """The attribute with the chain's name in each kind of message that is looked at; the table's name is attribute 1."""
 _DELETIONS: Final = frozenset({SUBSYSTEM << 8 | 2, SUBSYSTEM << 8 | 5, SUBSYSTEM << 8 | 8})
+Place = tuple[str, str]
+"""A table and a chain, '' for all of its chains."""
+
 _LONGEST: Final = 10_000  # transactions that are looked back at
 
 
@@ -53,8 +56,9 @@ class Changes:
 
     def __init__(self, concerns: Callable[[Change], bool]) -> None:
         self._concerns = concerns
-        self._harmless: dict[int, bool] = {}  # by generation
-        self._so_far = True  # whether all is harmless in the transaction whose end was not read yet
+        self._places: dict[int, frozenset[Place]] = {}  # by generation
+        self._so_far: set[Place] = set()  # in the transaction whose end was not read yet
+        self._lost = False  # of that transaction
         try:
             self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
             self._socket.bind((0, 0))
@@ -68,13 +72,14 @@ class Changes:
         """Close the socket."""
         self._socket.close()
 
-    def all_harmless(self, after: int, until: int) -> bool:
-        """Return whether all transactions after a generation, until another one, were seen and do not matter."""
+    def between(self, after: int, until: int) -> frozenset[Place] | None:
+        """Return what matters of all transactions after a generation, until another; None when some were missed."""
         self._read()
         wanted = range(after + 1, until + 1)
-        known = len(wanted) <= _LONGEST and all(self._harmless.get(generation, False) for generation in wanted)
-        self._harmless = {generation: found for generation, found in self._harmless.items() if generation > until}
-        return known
+        known = len(wanted) <= _LONGEST and all(generation in self._places for generation in wanted)
+        found = frozenset(place for generation in wanted for place in self._places[generation]) if known else None
+        self._places = {generation: places for generation, places in self._places.items() if generation > until}
+        return found
 
     @contextmanager
     def deaf(self) -> Iterator[None]:
@@ -85,7 +90,7 @@ class Changes:
             yield
         finally:
             self._read()  # what was announced between the two lines above the body
-            self._so_far = True
+            self._so_far, self._lost = set(), False
             self._socket.setsockopt(SOL_NETLINK, _ADD_MEMBERSHIP, _GROUP)
 
     def _read(self) -> None:
@@ -97,15 +102,19 @@ class Changes:
             except OSError as error:
                 if error.errno != errno.ENOBUFS:
                     raise ApplyError(f"cannot listen to nf_tables: {error.strerror}") from error
-                self._harmless.clear()  # some were lost, nobody knows which
-                self._so_far = False
+                self._places.clear()  # some were lost, nobody knows which
+                self._lost = True
                 continue
             for at in messages(data):
                 if at.kind == _NEW_GENERATION:
-                    self._harmless[_generation(data, at.start + _GENERIC_SIZE, at.end)] = self._so_far
-                    self._so_far = True
-                elif self._so_far and at.kind in _NAME_OF_CHAIN:
-                    self._so_far = not self._concerns(_change(data, at.kind, at.start, at.end))
+                    if not self._lost:
+                        generation = _generation(data, at.start + _GENERIC_SIZE, at.end)
+                        self._places[generation] = frozenset(self._so_far)
+                    self._so_far, self._lost = set(), False
+                elif at.kind in _NAME_OF_CHAIN:
+                    change = _change(data, at.kind, at.start, at.end)
+                    if self._concerns(change):
+                        self._so_far.add((change.table, change.chain))
 
 
 def _generation(data: bytes, start: int, end: int) -> int:

@@ -96,7 +96,7 @@ class FakeCommands:
 
     def rules(self, table: str, chain: str) -> tuple[str, ...] | None:
         found = self.tables.chains.get((table, chain))
-        return None if found is None else tuple(found)
+        return None if found is None else tuple(self.printed(f"{rule}\n")[:-1] for rule in found)
 
 
 class Told:
@@ -123,6 +123,7 @@ class FakeWatch:
     """A Watch of fake tables; another program works on them when a test says so."""
 
     rest = 0.0
+    places = None
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands

@@ -303,7 +303,7 @@ class IptablesBackend:
         if self._watch.touched():
             if found := self._watch.drift():
                 return found
-            self._audit.suspect(self._watch.rest)
+            self._audit.suspect(self._watch.rest, self._watch.places)
         if not self._audit.due():
             return ""
         harm = self._audit.look(self._contents, self._common())

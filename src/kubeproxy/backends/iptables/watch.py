@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final, Protocol
 
+from kubeproxy.backends.iptables.audit import MOST_PLACES, Place
 from kubeproxy.backends.iptables.names import SERVICE_PREFIXES
 from kubeproxy.backends.iptables.skeleton import CANARY, CANARY_TABLES, JUMPS, OWN_CHAINS, Present
 from kubeproxy.errors import ApplyError
@@ -20,9 +21,6 @@ from kubeproxy.kernel.lock_watch import lock_watch
 from kubeproxy.kernel.nft_changes import Change, Changes
 from kubeproxy.kernel.xtables import Commands
 
-Place = tuple[str, str]
-"""A table and a chain."""
-
 REST: Final = 20.0
 """Times as long as an audit took, none follows: it reads all rules."""
 FAINT_REST: Final = 200.0
@@ -31,9 +29,13 @@ kubelet does each minute to find its canary."""
 
 
 class Watch(Protocol):
-    """What a backend asks about the kernel's tables. `rest` is REST or FAINT_REST, by what `drift` settled last."""
+    """What a backend asks about the kernel's tables.
+
+    After `drift`, `rest` is REST or FAINT_REST, and `places` where something was changed, None when that is not known.
+    """
 
     rest: float
+    places: frozenset[Place] | None
 
     def present(self, table: str) -> Present:
         """Return what a table has. Raises ApplyError."""
@@ -74,7 +76,10 @@ class NftWatch:
         # The engine asks whether something was touched while a sync runs in a thread: not by the same socket.
         self._asking = nfnetlink.Transactions()
         self._changes = Changes(self._concerns)
-        self._generation = -1
+        self._generation = -1  # up to which everything is noted or our own
+        self._noted: set[Place] = set()
+        self._unknown = False  # whether there is more than what is noted
+        self.places: frozenset[Place] | None = None
         self._expected: dict[Place, int] = {}
         self._handles: dict[Place, list[int]] = {}
 
@@ -98,11 +103,11 @@ class NftWatch:
         """See Watch."""
         before = self._link.generation()
         with self._changes.deaf():
-            if self._changes.all_harmless(self._generation, before):
-                self._generation = before
+            if self._generation >= 0:
+                self._note(before)
+            self._generation = before
             yield
-        if before == self._generation or self._generation < 0:
-            self._generation = before + commits  # each table is a transaction
+        self._generation = before + commits  # each table is a transaction
 
     def expect(self, counts: Mapping[Place, int]) -> None:
         """See Watch."""
@@ -112,10 +117,19 @@ class NftWatch:
 
     def touched(self) -> bool:
         """See Watch."""
-        generation = self._asking.generation()
-        if generation != self._generation and self._changes.all_harmless(self._generation, generation):
-            self._generation = generation
-        return generation != self._generation
+        self._note(self._asking.generation())
+        return self._unknown or bool(self._noted)
+
+    def _note(self, generation: int) -> None:
+        """Note what others changed up to a generation."""
+        if generation == self._generation:
+            return
+        found = self._changes.between(self._generation, generation)
+        self._generation = generation
+        if found is None or any(not chain for _, chain in found):
+            self._unknown = True
+        else:
+            self._noted |= found
 
     def _concerns(self, change: Change) -> bool:
         """Return whether a change may be one of what is ours: chains with our names, deletions of built-in ones."""
@@ -127,26 +141,30 @@ class NftWatch:
 
     def drift(self) -> str:
         """See Watch."""
-        generation = self._link.generation()
+        self._note(self._link.generation())
+        unknown = self._unknown or len(self._noted) > MOST_PLACES
+        if unknown and (found := self._compare()):
+            return found
+        self.places = None if unknown else frozenset(self._noted)
+        self._noted, self._unknown = set(), False
+        return ""
+
+    def _compare(self) -> str:
+        """Look at what is ours, but for the Services' chains and the rules inside of any."""
+        label = self._family.label
         for table in CANARY_TABLES:
-            if CANARY not in self._some_chains(table):
-                return f"table {table} of iptables ({self._family.label}) was flushed by another program"
+            if not nfnetlink.has_chain(self._family, table, CANARY):
+                return f"table {table} of iptables ({label}) was flushed by another program"
         handles: dict[Place, list[int]] = {}
         for (table, chain), count in self._expected.items():
             handles[table, chain] = found = self._rule_handles(table, chain)
             if len(found) != count or found != self._handles.get((table, chain), found):
-                return f"chain {chain} of iptables table {table} ({self._family.label}) was changed by another program"
+                return f"chain {chain} of iptables table {table} ({label}) was changed by another program"
         for jump in JUMPS:
             if not self._has_jump(jump.table, jump.chain, jump.target):
-                return (
-                    f"the jump from {jump.chain} to {jump.target} ({self._family.label}) was removed by another program"
-                )
+                return f"the jump from {jump.chain} to {jump.target} ({label}) was removed by another program"
         self._handles = handles
-        self._generation = generation
         return ""
-
-    def _some_chains(self, table: str) -> frozenset[str]:
-        return nfnetlink.chains(self._family, table)
 
     def _rule_handles(self, table: str, chain: str) -> list[int]:
         return [handle for handle, _ in nfnetlink.chain_rules(self._family, table, chain)]
@@ -158,6 +176,8 @@ class NftWatch:
 
 class LegacyWatch:
     """Watches the tables of iptables-legacy by their size and their lock: nothing tells what was changed."""
+
+    places: frozenset[Place] | None = None
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
