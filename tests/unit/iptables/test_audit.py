@@ -27,7 +27,7 @@ def audited(made) -> str:
 
 
 def own_places(made) -> list[tuple[str, str]]:
-    return [("nat", chain) for name in made._contents.entries for chain in made._contents.chains_of(name)]
+    return [("nat", chain) for name in made._contents.entries for chain in made._contents.own_of(name).names]
 
 
 HARM = {

@@ -11,14 +11,13 @@ import ipaddress
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from functools import lru_cache
 from itertools import islice
 from typing import Final, NamedTuple
 
 from kubeproxy.backends.iptables.contents import Contents
 from kubeproxy.backends.iptables.names import SEP, SERVICE_PREFIXES
-from kubeproxy.backends.iptables.render import Detail, chains
+from kubeproxy.backends.iptables.render import Detail
 from kubeproxy.backends.iptables.restores import declarations
 from kubeproxy.backends.iptables.skeleton import CANARY, CANARY_TABLES, JUMPS
 from kubeproxy.kernel.xtables import Commands, RestoreError
@@ -146,10 +145,10 @@ def _number(place: Place, rules: str) -> int:
 class Audit:
     """Reads the tables of one family and compares them with what was written. Calls block."""
 
-    def __init__(self, commands: Commands, own_change: Callable[[int], AbstractContextManager[None]]) -> None:
+    def __init__(self, commands: Commands, restore: Callable[[str], None]) -> None:
         self._commands = commands
         self._family = commands.family
-        self._own_change = own_change
+        self._change = restore
         self._rest: float | None = None  # times as long as the last audit took, none follows; None when none is due
         self._places: frozenset[Place] | None = None
         self._ended = 0.0
@@ -213,7 +212,6 @@ class Audit:
 
     def _suspects(self, contents: Contents, common: Mapping[Place, str], seen: Saved) -> Iterator[Suspect]:
         """Yield the chains that are not there as they were written."""
-
         places = self._places
 
         def there(place: Place, rules: str) -> bool:
@@ -229,12 +227,11 @@ class Audit:
         detail = contents.detail(contents.endpoints)
         # What is said of endpoints may have changed since a chain was written.
         other = Detail.FULL if detail is Detail.SPARSE else Detail.SPARSE
-        for name, entry in contents.entries.items():
-            for plan in entry.plans:
-                for chain, rules in chains(plan, contents.style, detail).items():
-                    place = "nat", chain
-                    if not (there(place, rules) or there(place, chains(plan, contents.style, other)[chain])):
-                        yield Suspect(place, rules, name)
+        for name in contents.entries:
+            for chain, rules in contents.chains_of(name, detail).items():
+                place = "nat", chain
+                if not (there(place, rules) or there(place, contents.chains_of(name, other)[chain])):
+                    yield Suspect(place, rules, name)
 
     def _confirmed(self, suspects: list[Suspect], seen: Saved) -> list[Suspect]:
         """Return those that do differ, by how iptables-save prints copies of what was written."""
@@ -257,8 +254,7 @@ class Audit:
         for table in tables:
             ours = {copy: suspect for copy, suspect in copies.items() if suspect.place[0] == table}
             text += f"*{table}\n{declarations(ours)}{''.join([lines(*item) for item in ours.items()])}COMMIT\n"
-        with self._own_change(len(tables)):
-            self._commands.restore([text])
+        self._change(text)
 
     def _printed(self, table: str, copies: Mapping[str, Suspect]) -> dict[str, list[str]]:
         """Return the rules of copies and of what they are copies of, without the chain's name."""

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
-from kubeproxy.backends.iptables.restores import CHUNK, declarations
+from kubeproxy.backends.iptables.restores import declarations
 from kubeproxy.kernel.xtables import Commands, target_of
 
 log = logging.getLogger("kubeproxy.iptables")
@@ -25,9 +25,10 @@ class Removal(Enum):
 class Stale:
     """The stale chains of one family; `used` are those that had to stay."""
 
-    def __init__(self, commands: Commands, restore: Callable[[str], None]) -> None:
+    def __init__(self, commands: Commands, at_once: int, restore: Callable[[str], None]) -> None:
         self.used: frozenset[str] = frozenset()
         self._commands = commands
+        self._at_once = at_once
         self._restore = restore
 
     def remove(self, chains: Sequence[str]) -> None:
@@ -49,8 +50,8 @@ class Stale:
         self._each([chain for chain in chains if chain not in used], _removed)
 
     def _each(self, chains: Sequence[str], lines: Callable[[Iterable[str]], str]) -> None:
-        for start in range(0, len(chains), CHUNK):
-            self._restore(f"*nat\n{lines(chains[start : start + CHUNK])}COMMIT\n")
+        for start in range(0, len(chains), self._at_once):
+            self._restore(f"*nat\n{lines(chains[start : start + self._at_once])}COMMIT\n")
 
 
 def _removed(chains: Iterable[str]) -> str:
