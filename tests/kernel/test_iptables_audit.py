@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 import tarfile
 from pathlib import Path
 
@@ -175,6 +176,52 @@ def test_what_others_do_to_chains_of_theirs_is_not_even_looked_at(netns):
     assert not made.touched()
     run("iptables-nft", "-t", "nat", "-N", "KUBE-SVC-OTHER")
     assert made.touched()
+    made.close()
+
+
+def test_one_family_knows_what_the_other_one_wrote(netns):
+    """Both families' transactions count the same generation."""
+    four, six = opened("nft"), opened("nft", Family.IPV6)
+    for made in (four, six):
+        list(made.resync(state()) if made is four else made.resync({}))
+    for number in range(1, 4):
+        list(four.sync([(("default", "c"), plans("c", 3, f"10.244.0.{number}"))]))
+        assert not six.touched()
+        assert not four.touched()
+    run("ip6tables-nft", "-t", "nat", "-F", "KUBE-SERVICES")
+    assert not four.touched()
+    assert six.touched()
+    assert "chain KUBE-SERVICES of iptables table nat (IPv6)" in six.drift()
+    for made in (four, six):
+        made.close()
+
+
+def test_announcements_that_are_missed_are_no_quiet(netns):
+    made, wanted = opened("nft"), state()
+    list(made.resync(wanted))
+    with made._watch._changes.own(made._watch._generation, 0):
+        run("iptables-nft", "-t", "nat", *HARM["a flush"])
+    assert made.touched()
+    assert WEB in made.drift()
+    made.close()
+
+
+def test_announcements_that_do_not_fit_are_no_quiet(netns):
+    made, wanted = opened("nft"), state()
+    list(made.resync(wanted))
+    made._watch._changes._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+    many = "".join(f"-A {WEB} -s 192.0.2.{n}/32 -j RETURN\n" for n in range(200))
+    run("iptables-nft-restore", "--noflush", text=f"*nat\n{many}COMMIT\n")
+    assert made.touched()
+    assert WEB in made.drift()
+    list(made.resync(wanted))
+    rested(made)
+    assert made.drift() == ""
+    for _ in range(2):
+        run("iptables-nft", "-t", "nat", "-N", "KUBE-SVC-OTHER")
+        assert made.touched()
+        run("iptables-nft", "-t", "nat", "-X", "KUBE-SVC-OTHER")
+        assert not made.drift()
     made.close()
 
 

@@ -12,6 +12,7 @@ import errno
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from kubeproxy.errors import ApplyError
@@ -33,10 +34,7 @@ _NAME_OF_CHAIN: Final = {
 }
 """The attribute with the chain's name in each kind of message that is looked at; the table's name is attribute 1."""
 _DELETIONS: Final = frozenset({SUBSYSTEM << 8 | 2, SUBSYSTEM << 8 | 5, SUBSYSTEM << 8 | 8})
-Place = tuple[str, str]
-"""A table and a chain, '' for all of its chains."""
-
-_LONGEST: Final = 10_000  # transactions that are looked back at
+_LONGEST: Final = 10_000  # transactions that are remembered
 
 
 class Change(NamedTuple):
@@ -49,15 +47,17 @@ class Change(NamedTuple):
 
 
 class Changes:
-    """Listens, in the network namespace that it was made in. The kernel wants CAP_NET_ADMIN.
+    """Listens, in the network namespace that it was made in, for all who watch there. The kernel wants CAP_NET_ADMIN.
 
-    `concerns` says of a change whether it matters.
+    `concerns` says of a change whether it is to be remembered.
     """
 
     def __init__(self, concerns: Callable[[Change], bool]) -> None:
+        self.users = 0
+        self._where = _here()
         self._concerns = concerns
-        self._places: dict[int, frozenset[Place]] = {}  # by generation
-        self._so_far: set[Place] = set()  # in the transaction whose end was not read yet
+        self._found: dict[int, frozenset[Change]] = {}  # by generation
+        self._so_far: set[Change] = set()  # in the transaction whose end was not read yet
         self._lost = False  # of that transaction
         try:
             self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
@@ -69,31 +69,43 @@ class Changes:
             raise ApplyError(f"cannot listen to nf_tables: {error.strerror}") from error
 
     def close(self) -> None:
-        """Close the socket."""
-        self._socket.close()
+        """Stop listening, with the last of those who do."""
+        self.users -= 1
+        if self.users == 0:
+            self._socket.close()
+            _listening.pop(self._where, None)
 
-    def between(self, after: int, until: int) -> frozenset[Place] | None:
+    def between(self, after: int, until: int) -> frozenset[Change] | None:
         """Return what matters of all transactions after a generation, until another; None when some were missed."""
         self._read()
         wanted = range(after + 1, until + 1)
-        known = len(wanted) <= _LONGEST and all(generation in self._places for generation in wanted)
-        found = frozenset(place for generation in wanted for place in self._places[generation]) if known else None
-        self._places = {generation: places for generation, places in self._places.items() if generation > until}
-        return found
+        if len(wanted) > _LONGEST or any(generation not in self._found for generation in wanted):
+            return None
+        return frozenset(change for generation in wanted for change in self._found[generation])
 
     @contextmanager
-    def deaf(self) -> Iterator[None]:
-        """Do not listen to what the body does: thousands of rules would be announced for nothing."""
+    def own(self, before: int, commits: int) -> Iterator[None]:
+        """Do not listen to what the body does, in so many transactions after a generation: it may be 100,000 rules."""
         self._read()
         self._socket.setsockopt(SOL_NETLINK, _DROP_MEMBERSHIP, _GROUP)
         try:
             yield
+            # When others were in between, the last ones of all these are missed, and nobody takes it for complete.
+            for generation in range(before + 1, before + commits + 1):
+                self._remember(generation, frozenset())
         finally:
-            self._read()  # what was announced between the two lines above the body
+            self._read()  # what was announced before it was not listened
             self._so_far, self._lost = set(), False
             self._socket.setsockopt(SOL_NETLINK, _ADD_MEMBERSHIP, _GROUP)
 
+    def _remember(self, generation: int, changes: frozenset[Change]) -> None:
+        self._found.pop(generation, None)
+        self._found[generation] = changes
+        if len(self._found) > _LONGEST:
+            del self._found[next(iter(self._found))]
+
     def _read(self) -> None:
+        overflowed = False
         while True:
             try:
                 data = self._socket.recv(1 << 16)
@@ -102,19 +114,39 @@ class Changes:
             except OSError as error:
                 if error.errno != errno.ENOBUFS:
                     raise ApplyError(f"cannot listen to nf_tables: {error.strerror}") from error
-                self._places.clear()  # some were lost, nobody knows which
-                self._lost = True
+                # Some were lost: later than what is still to be read, nobody knows how many.
+                self._found.clear()
+                overflowed = self._lost = True
                 continue
             for at in messages(data):
                 if at.kind == _NEW_GENERATION:
                     if not self._lost:
                         generation = _generation(data, at.start + _GENERIC_SIZE, at.end)
-                        self._places[generation] = frozenset(self._so_far)
-                    self._so_far, self._lost = set(), False
+                        self._remember(generation, frozenset(self._so_far))
+                    self._so_far, self._lost = set(), overflowed
                 elif at.kind in _NAME_OF_CHAIN:
                     change = _change(data, at.kind, at.start, at.end)
                     if self._concerns(change):
-                        self._so_far.add((change.table, change.chain))
+                        self._so_far.add(change)
+
+
+_listening: dict[int, Changes] = {}
+"""By network namespace."""
+
+
+def listen(concerns: Callable[[Change], bool]) -> Changes:
+    """Return what listens in the caller's network namespace, the same for all who are to close it.
+
+    Raises ApplyError.
+    """
+    found = _listening.get(_here()) or Changes(concerns)
+    found.users += 1
+    _listening[_here()] = found
+    return found
+
+
+def _here() -> int:
+    return Path("/proc/thread-self/ns/net").stat().st_ino
 
 
 def _generation(data: bytes, start: int, end: int) -> int:

@@ -18,7 +18,7 @@ from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nfnetlink
 from kubeproxy.kernel.iptables_info import TableInfo
 from kubeproxy.kernel.lock_watch import lock_watch
-from kubeproxy.kernel.nft_changes import Change, Changes
+from kubeproxy.kernel.nft_changes import Change, listen
 from kubeproxy.kernel.xtables import Commands
 
 REST: Final = 20.0
@@ -75,7 +75,7 @@ class NftWatch:
         self._link = nfnetlink.Transactions()
         # The engine asks whether something was touched while a sync runs in a thread: not by the same socket.
         self._asking = nfnetlink.Transactions()
-        self._changes = Changes(self._concerns)
+        self._changes = listen(_concerns)
         self._generation = -1  # up to which everything is noted or our own
         self._noted: set[Place] = set()
         self._unknown = False  # whether there is more than what is noted
@@ -102,10 +102,10 @@ class NftWatch:
     def own_change(self, commits: int) -> Iterator[None]:
         """See Watch."""
         before = self._link.generation()
-        with self._changes.deaf():
-            if self._generation >= 0:
-                self._note(before)
-            self._generation = before
+        if self._generation >= 0:
+            self._note(before)
+        self._generation = before
+        with self._changes.own(before, commits):
             yield
         self._generation = before + commits  # each table is a transaction
 
@@ -126,18 +126,10 @@ class NftWatch:
             return
         found = self._changes.between(self._generation, generation)
         self._generation = generation
-        if found is None or any(not chain for _, chain in found):
+        ours = [change for change in found or () if change.family == self._family]
+        if found is None or any(not change.chain for change in ours):
             self._unknown = True
-        else:
-            self._noted |= found
-
-    def _concerns(self, change: Change) -> bool:
-        """Return whether a change may be one of what is ours: chains with our names, deletions of built-in ones."""
-        if change.family != self._family or change.table not in CANARY_TABLES:
-            return False
-        if change.deleted and not change.chain.startswith("KUBE-"):
-            return not change.chain or any(jump[:2] == (change.table, change.chain) for jump in JUMPS)
-        return change.chain.startswith(SERVICE_PREFIXES) or change.chain in OWN_CHAINS
+        self._noted.update((change.table, change.chain) for change in ours)
 
     def drift(self) -> str:
         """See Watch."""
@@ -172,6 +164,15 @@ class NftWatch:
     def _has_jump(self, table: str, chain: str, target: str) -> bool:
         word = target.encode() + b"\0"
         return any(word in raw for _, raw in nfnetlink.chain_rules(self._family, table, chain))
+
+
+def _concerns(change: Change) -> bool:
+    """Return whether a change may be one of what is ours: chains with our names, deletions of built-in ones."""
+    if change.table not in CANARY_TABLES:
+        return False
+    if change.deleted and not change.chain.startswith("KUBE-"):
+        return not change.chain or any(jump[:2] == (change.table, change.chain) for jump in JUMPS)
+    return change.chain.startswith(SERVICE_PREFIXES) or change.chain in OWN_CHAINS
 
 
 class LegacyWatch:
