@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import errno
 import socket
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.netlink import NETLINK_NETFILTER, SOL_NETLINK, attributes, grow_receive_buffer, messages
+from kubeproxy.kernel.netlink import HEADER, NETLINK_NETFILTER, SOL_NETLINK, Message, attributes
 from kubeproxy.kernel.nfnetlink import SUBSYSTEM
 
 _GROUP: Final = 7  # NFNLGRP_NFTABLES
 _ADD_MEMBERSHIP: Final = 1
 _DROP_MEMBERSHIP: Final = 2
+_LENGTH_AND_KIND: Final = struct.Struct("=IH")  # what a header begins with
+_SO_RCVBUFFORCE: Final = 33
+_RECEIVE_BUFFER: Final = 1 << 20  # some thousand rules; reading more would hold the event loop
 _GENERIC_SIZE: Final = 4  # struct nfgenmsg
 _NEW_GENERATION: Final = SUBSYSTEM << 8 | 15
 _NAME_OF_CHAIN: Final = {
@@ -49,13 +53,14 @@ class Change(NamedTuple):
 class Changes:
     """Listens, in the network namespace that it was made in, for all who watch there. The kernel wants CAP_NET_ADMIN.
 
-    `concerns` says of a change whether it is to be remembered.
+    `concerns` says of a change whether it is to be remembered; if it is no deletion, some name near it has the word.
     """
 
-    def __init__(self, concerns: Callable[[Change], bool]) -> None:
+    def __init__(self, concerns: Callable[[Change], bool], word: bytes) -> None:
         self.users = 0
         self._where = _here()
         self._concerns = concerns
+        self._word = word
         self._found: dict[int, frozenset[Change]] = {}  # by generation
         self._so_far: set[Change] = set()  # in the transaction whose end was not read yet
         self._lost = False  # of that transaction
@@ -63,7 +68,7 @@ class Changes:
             self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
             self._socket.bind((0, 0))
             self._socket.setblocking(False)
-            grow_receive_buffer(self._socket)
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _RECEIVE_BUFFER)
             self._socket.setsockopt(SOL_NETLINK, _ADD_MEMBERSHIP, _GROUP)
         except OSError as error:
             raise ApplyError(f"cannot listen to nf_tables: {error.strerror}") from error
@@ -108,7 +113,7 @@ class Changes:
         overflowed = False
         while True:
             try:
-                data = self._socket.recv(1 << 16)
+                data = self._socket.recv(1 << 15)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -118,28 +123,41 @@ class Changes:
                 self._found.clear()
                 overflowed = self._lost = True
                 continue
-            for at in messages(data):
+            for at in _interesting(data, self._word):
                 if at.kind == _NEW_GENERATION:
                     if not self._lost:
                         generation = _generation(data, at.start + _GENERIC_SIZE, at.end)
                         self._remember(generation, frozenset(self._so_far))
                     self._so_far, self._lost = set(), overflowed
-                elif at.kind in _NAME_OF_CHAIN:
+                else:
                     change = _change(data, at.kind, at.start, at.end)
                     if self._concerns(change):
                         self._so_far.add(change)
+
+
+def _interesting(data: bytes, word: bytes) -> Iterator[Message]:
+    """Yield the ends of transactions, deletions, and what else is in a buffer with the word: others' may be many."""
+    kinds = _NAME_OF_CHAIN.keys() if word in data else _DELETIONS
+    offset, size = 0, len(data)
+    while offset + HEADER.size <= size:
+        length, kind = _LENGTH_AND_KIND.unpack_from(data, offset)
+        if length < HEADER.size:
+            raise ApplyError(f"malformed netlink message of type {kind}: length {length}")
+        if kind == _NEW_GENERATION or kind in kinds:
+            yield Message(kind, 0, 0, offset + HEADER.size, offset + length)
+        offset += (length + 3) & ~3
 
 
 _listening: dict[int, Changes] = {}
 """By network namespace."""
 
 
-def listen(concerns: Callable[[Change], bool]) -> Changes:
-    """Return what listens in the caller's network namespace, the same for all who are to close it.
+def listen(concerns: Callable[[Change], bool], word: bytes) -> Changes:
+    """Return what listens in the caller's network namespace (see Changes), the same for all, who are to close it.
 
     Raises ApplyError.
     """
-    found = _listening.get(_here()) or Changes(concerns)
+    found = _listening.get(_here()) or Changes(concerns, word)
     found.users += 1
     _listening[_here()] = found
     return found

@@ -75,7 +75,7 @@ class NftWatch:
         self._link = nfnetlink.Transactions()
         # The engine asks whether something was touched while a sync runs in a thread: not by the same socket.
         self._asking = nfnetlink.Transactions()
-        self._changes = listen(_concerns)
+        self._changes = listen(_concerns, b"KUBE-")
         self._generation = -1  # up to which everything is noted or our own
         self._noted: set[Place] = set()
         self._unknown = False  # whether there is more than what is noted
