@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, Self
 
 from kubeproxy.backends.nftables import affinity, audit
+from kubeproxy.backends.nftables.handover import groups
 from kubeproxy.backends.nftables.layout import SHARED, TABLE, VERDICT_MAPS, ChainName, SetId
 from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, chain_names
 from kubeproxy.backends.nftables.render import Elements, Placed, difference, place, render, translate
@@ -75,27 +76,21 @@ class NftablesBackend:
         """
         batch = self._batch()
         with _Ahead(self._commit) as ahead:
-            for name, plans in sorted(changes, key=self._turn):
-                before = self._placed.get(name, ())
-                if before:
-                    known = {p.plan.key: p for p in before}
-                    after = tuple([place(plan, known.get(plan.key)) for plan in plans])
-                else:
-                    after = tuple([Placed.fresh(plan) for plan in plans])
-                self._change(batch, before, after)
-                batch.services[name] = after
+            for group in groups(changes, self._placed):
+                for name, plans in group:
+                    before = self._placed.get(name, ())
+                    if before:
+                        known = {p.plan.key: p for p in before}
+                        after = tuple([place(plan, known.get(plan.key)) for plan in plans])
+                    else:
+                        after = tuple([Placed.fresh(plan) for plan in plans])
+                    self._change(batch, before, after)
+                    batch.services[name] = after
                 if batch.transaction.elements >= BATCH:
                     yield from ahead.commit(batch)
                     batch = self._batch()
             yield from ahead.settled()
         yield self._commit(batch) + self._sync_globals()
-
-    def _turn(self, change: tuple[ServiceName, tuple[ServicePlan, ...]]) -> int:
-        """Return a Service's turn: who lets go of a key is first, lest a later batch removes what another one took."""
-        name, plans = change
-        if name not in self._placed:
-            return 2
-        return 1 if plans else 0
 
     def _change(self, batch: _Batch, before: tuple[Placed, ...], after: tuple[Placed, ...]) -> None:
         batch.transaction.next_service()
