@@ -159,7 +159,7 @@ class NftablesBackend:
         if others:
             self._run(self._ruleset.chains(others))
         self._chains |= missing
-        self._signature = audit.signature(self.family, self._reads)
+        self._sign()
 
     # -- the whole table --------------------------------------------------------------------------------------------
 
@@ -191,11 +191,17 @@ class NftablesBackend:
         self._generation += 2  # the scratch table comes and goes
         return audit.intact(self._ruleset, self._reads)
 
+    def _sign(self) -> None:
+        """Take the signature of what we just made. Raises ApplyError when another program has changed that already."""
+        self._signature = audit.signature(self.family, self._reads)
+        if self.touched() and not self._intact():
+            raise ApplyError(f"chains or rules of table {self._ruleset.name} were changed by another program")
+
     def _load(self) -> None:
         """Make the table, empty of Services."""
         self._chains = set()
         self._run([self._ruleset.skeleton(self._chains)])
-        self._signature = audit.signature(self.family, self._reads)
+        self._sign()
         self._nodeport_ips = frozenset()
         self._service_cidrs, self._service_cidr_edges = None, frozenset()
 
@@ -263,7 +269,7 @@ class NftablesBackend:
         text += element_lines(ruleset.layout, ruleset.name, total)
         text += interval_lines(ruleset.name, "service-cidrs", ours.service_cidrs)
         self._run(text)
-        self._signature = audit.signature(self.family, self._reads)
+        self._sign()
         self._nodeport_ips = frozenset(ours.nodeport_ips or ())
         self._service_cidrs, self._service_cidr_edges = (
             ours.service_cidrs,
