@@ -204,7 +204,9 @@ class App:
         task = asyncio.get_running_loop().create_task(work, name=name)
 
         def ended(task: asyncio.Task[None]) -> None:
-            if not task.cancelled() and (error := task.exception()) is not None:
+            if task.cancelled():  # by others than `run`, which does so at the end
+                self._fail(RuntimeError(f"{name} was cancelled"))
+            elif (error := task.exception()) is not None:
                 self._fail(error)
 
         task.add_done_callback(ended)
