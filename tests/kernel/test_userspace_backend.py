@@ -19,9 +19,9 @@ from namespaces import inside, namespace, run
 from random_plans import histories
 
 from kubeproxy.backends.userspace.backend import UserspaceBackend
+from kubeproxy.backends.userspace.cleanup import cleanup
 from kubeproxy.backends.userspace.layout import TABLE
 from kubeproxy.backends.userspace.listeners import Listeners
-from kubeproxy.backends.userspace.mode import MODE
 from kubeproxy.backends.userspace.udp import Sessions
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nft
@@ -326,6 +326,6 @@ def test_sctp_is_refused_and_said_so(caplog) -> None:
 def test_clean_up_removes_the_tables() -> None:
     with node() as (made, _), endpoint() as server:
         made.sync("web", plan("web", [frontend(VIP[V4], 80)], [server]))
-        assert MODE.cleanup() == []
-        assert MODE.cleanup() == []
+        assert cleanup() == []
+        assert cleanup() == []
         assert run("nft", "list", "tables") == ""
