@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from base64 import b32encode
+from hashlib import sha256
 from itertools import pairwise
 
 import pytest
@@ -12,9 +14,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 from random_plans import histories
 
-from kubeproxy.backends.iptables import restores
 from kubeproxy.backends.iptables.backend import SHARED
-from kubeproxy.backends.iptables.names import chain_hash, comment, port_name
+from kubeproxy.backends.iptables.names import chain_hash, chain_hashes, comment, port_name
 from kubeproxy.backends.iptables.options import Options
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.xtables import RestoreError
@@ -109,12 +110,14 @@ def test_large_clusters_leave_comments_of_endpoints_out():
 
 
 def test_a_large_sync_by_nft_is_a_row_of_restores_with_the_way_in_at_the_end(monkeypatch):
-    monkeypatch.setattr(restores, "CHUNK", 10)
+    monkeypatch.setattr(FakeCommands, "chains_at_once", 10)
     state = {a(f"s{n}"): plans(f"s{n}", n, "10.244.0.1", "10.244.0.2") for n in range(1, 20)}
     made = backend(WORLD, V4, uses_nft=True)
     list(made.resync(state))
     assert len(made.tables.inputs) > 5
-    assert [":KUBE-SERVICES" in text for text in made.tables.inputs] == [False] * (len(made.tables.inputs) - 1) + [True]
+    *_, way_in, jumps = made.tables.inputs
+    assert [text for text in made.tables.inputs if ":KUBE-SERVICES" in text] == [way_in]
+    assert [text for text in made.tables.inputs if "-I " in text] == [jumps]
     made.tables.inputs.clear()
     list(made.resync({}))
     assert not any(chain.startswith(("KUBE-SVC-", "KUBE-SEP-")) for _, chain in made.tables.chains)
@@ -192,3 +195,15 @@ def test_chains_are_named_as_upstream():
     assert port_name(key) == "ns1/svc1:p80"
     assert chain_hash("ns1/svc1:p80tcp") == "XPGD46QRK7WJZT7O"
     assert chain_hash("ns1/svc1:p80tcp10.180.0.1:80") == "SXIVWICOYRO3J4NJ"
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 63, 64, 65, 200])
+def test_many_names_are_hashed_as_one_by_one(count):
+    texts = [f"default/web:httptcp10.0.0.{i}:80" for i in range(count)]
+    wanted = [b32encode(sha256(text.encode()).digest())[:16].decode() for text in texts]
+    assert chain_hashes(texts) == wanted
+
+
+def test_half_a_surrogate_pair_has_a_hash():
+    odd, usual = "default/\ud800", "default/web"
+    assert chain_hashes([odd, usual])[1] == chain_hash(usual)
