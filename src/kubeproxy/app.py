@@ -22,6 +22,7 @@ from kubeproxy import __version__, collector, host, modes
 from kubeproxy.backends.ipvs import INTERFACE as SERVICE_INTERFACE
 from kubeproxy.backends.mode import Mode
 from kubeproxy.config.addresses import split_host_port
+from kubeproxy.config.gates import gate_states, gate_warnings
 from kubeproxy.config.options import Options
 from kubeproxy.config.types import Logging
 from kubeproxy.config.watch import watch as watch_config
@@ -65,6 +66,8 @@ def run(options: Options) -> int:
     output = _set_up_logs(config.logging)
     for name, value in options.flags if log.isEnabledFor(logs.level(1)) else ():
         log.log(logs.level(1), 'FLAG: --%s="%s"', name, value)
+    for warning in gate_warnings(config.feature_gates):
+        log.warning("%s", warning)
     if options.cleanup:
         return _clean_up()
     mode = modes.load(config.active_mode)
@@ -121,6 +124,7 @@ class App:
         self._settings = settings
         self._node = ObjectReference("Node", settings.node_name, "", settings.node_name)
         self._metrics = Metrics()
+        self._metrics.show_features(gate_states(config.feature_gates))
         self._health = ProxyHealth(self._metrics, config.sync_period)
         self._sources: Sources = open_sources(options, settings.node_name, self._take, self._metrics)
         self._events = EventRecorder(settings.node_name, self._sources.post)

@@ -50,10 +50,20 @@ class Metrics:
             *build_info(),
         )
         build.labels(*build_info().values()).set(1)
+        self._features = self.registry.gauge(
+            "kubernetes_feature_enabled",
+            "[BETA] This metric records the data about the stage and enablement of a k8s feature.",
+            *("name", "stage"),
+        )
 
     def render(self) -> bytes:
         """Return all metrics as Prometheus text, to be sent as registry.CONTENT_TYPE."""
         return self.registry.render()
+
+    def show_features(self, states: Iterable[tuple[str, str, bool]]) -> None:
+        """Show the feature gates: name, stage and whether it is on."""
+        for name, stage, enabled in states:
+            self._features.labels(name, stage).set(enabled)
 
     def follow_staleness(self, resource_name: str, seconds: Callable[[], float]) -> None:
         """Ask this at each scrape how old the state of a resource may be."""

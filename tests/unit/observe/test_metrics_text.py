@@ -142,6 +142,7 @@ KUBE_PROXY = {
         {"major", "minor", "git_version", "git_commit", "git_tree_state", "build_date"}
         | {"go_version", "compiler", "platform"},
     ),
+    "kubernetes_feature_enabled": ("gauge", {"name", "stage"}),
     **{f"process_{name}": ("gauge", set()) for name in (
         "max_fds", "open_fds", "resident_memory_bytes", "start_time_seconds",
         "virtual_memory_bytes", "virtual_memory_max_bytes",
@@ -180,6 +181,14 @@ def test_buckets_are_those_of_kube_proxy() -> None:
     ]
     assert len(PROGRAMMING_BUCKETS) == 1 + 2 + 59 + 12 + 7
     assert list(PROGRAMMING_BUCKETS) == sorted(set(PROGRAMMING_BUCKETS))
+
+
+def test_feature_gates_are_shown_with_their_stage() -> None:
+    metrics = Metrics()
+    metrics.show_features([("AllAlpha", "ALPHA", False), ("NFTablesProxyMode", "", True)])
+    text = metrics.render().decode()
+    assert '\nkubernetes_feature_enabled{name="AllAlpha",stage="ALPHA"} 0\n' in text
+    assert '\nkubernetes_feature_enabled{name="NFTablesProxyMode",stage=""} 1\n' in text
 
 
 def test_staleness_is_asked_for_at_each_scrape() -> None:
