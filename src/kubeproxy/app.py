@@ -43,6 +43,7 @@ from kubeproxy.observe.metrics import KUBERNETES, Metrics
 from kubeproxy.observe.pages import flags_text, metrics_pages, status_text
 from kubeproxy.observe.profiling import LEVEL_PAGE, profiling_pages
 from kubeproxy.observe.service_health import ServiceHealth
+from kubeproxy.observe.slis import SLIS_PAGE
 from kubeproxy.observe.state import ProgrammedState
 from kubeproxy.observe.systemd import Notifier
 from kubeproxy.reporter import Reporter
@@ -266,7 +267,7 @@ class App:
         for name, address, table, reason in wanted:
             place = split_host_port(address) if address else None
             if place is not None:
-                server = HttpServer(name, routes(table, frozenset((LEVEL_PAGE,))))
+                server = HttpServer(name, routes(table, frozenset((LEVEL_PAGE, SLIS_PAGE))))
                 self._servers.append(server)
                 self._listen(server, (place[0], int(place[1])), reason)
 
