@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 
@@ -148,6 +149,10 @@ KUBE_PROXY = {
         "virtual_memory_bytes", "virtual_memory_max_bytes",
     )},
     "process_cpu_seconds_total": ("counter", set()),
+    "process_network_receive_bytes_total": ("counter", set()),
+    "process_network_transmit_bytes_total": ("counter", set()),
+    "go_goroutines": ("gauge", set()),
+    "go_threads": ("gauge", set()),
 }  # fmt: skip
 
 
@@ -181,6 +186,19 @@ def test_buckets_are_those_of_kube_proxy() -> None:
     ]
     assert len(PROGRAMMING_BUCKETS) == 1 + 2 + 59 + 12 + 7
     assert list(PROGRAMMING_BUCKETS) == sorted(set(PROGRAMMING_BUCKETS))
+
+
+def test_what_runs_at_once_is_counted() -> None:
+    async def ask() -> str:
+        waiting = [asyncio.create_task(asyncio.sleep(60)) for _ in range(3)]
+        text = Metrics().render().decode()
+        for task in waiting:
+            task.cancel()
+        return text
+
+    text = asyncio.run(ask())
+    threads = int(re.search(r"^go_threads (\d+)$", text, re.M)[1])
+    assert f"\ngo_goroutines {threads + 3 + 1}\n" in text
 
 
 def test_feature_gates_are_shown_with_their_stage() -> None:
