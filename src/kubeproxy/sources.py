@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -13,6 +14,8 @@ from kubeproxy.config.options import Options
 from kubeproxy.model.events import Sink
 from kubeproxy.observe.events import Post
 from kubeproxy.observe.metrics import Metrics
+
+log = logging.getLogger("kubeproxy.sources")
 
 STALE_API = 300.0  # seconds without a word from the API server after which readiness says so
 NODE_PATIENCE = 30.0  # kube-proxy polls its Node that long before it falls back to loopback
@@ -63,6 +66,8 @@ class ApiSources:
             metrics.rest.duration.labels(method, host).observe(seconds)
 
         cluster = load_cluster(options.config.client_connection.kubeconfig, options.master)
+        if cluster.proxy is not None:
+            log.info("Using a proxy for the API server proxy=%s server=%s", cluster.proxy, cluster.url)
         self._client = ApiClient(cluster, on_request=requested)
         client = options.config.client_connection
         self._limit = RateLimit(client.qps, client.burst)

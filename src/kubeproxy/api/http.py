@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,6 +18,7 @@ import kubeproxy
 from kubeproxy.api.cluster import Cluster
 from kubeproxy.api.connection import BytesSink, Connection, Exchange
 from kubeproxy.api.credentials import Headers
+from kubeproxy.api.proxy import open_tunnel
 from kubeproxy.api.status import ConnectionFailed, decode_status, status_error
 
 CONNECT_TIMEOUT = 10.0
@@ -58,6 +60,7 @@ class HttpClient:
         self._on_request = on_request
         self._connect_timeout = connect_timeout
         self._user_agent = user_agent()
+        self._route = cluster.server.authority + (f" through {cluster.proxy}" if cluster.proxy else "")
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
 
@@ -170,24 +173,33 @@ class HttpClient:
             if fresh and connection.context is context and connection.reusable:
                 return connection, True
             connection.abort()
-        server = self.cluster.server
+        route = self._route
         try:
             async with asyncio.timeout(self._connect_timeout):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(server.authority, self._lost),
-                    server.host,
-                    server.port,
-                    ssl=context,
-                    server_hostname=self.cluster.server_hostname,
-                    happy_eyeballs_delay=None if _is_address(server.host) else _HAPPY_EYEBALLS_DELAY,
-                )
+                connection = await self._dial(context)
         except TimeoutError as error:
-            raise ConnectionFailed(f"{server.authority}: no connection in {self._connect_timeout:.0f} s") from error
+            raise ConnectionFailed(f"{route}: no connection in {self._connect_timeout:.0f} s") from error
         except OSError as error:
-            raise _connect_error(server.authority, error) from error
+            raise _connect_error(route, error) from error
         self._open.add(connection)
         connection.context = context
         return connection, False
+
+    async def _dial(self, context: ssl.SSLContext | None) -> Connection:
+        """Open a connection to the server or, where there is a proxy, to that one or through it."""
+        proxy, server = self.cluster.proxy, self.cluster.server
+
+        def make() -> Connection:
+            return Connection(server.authority, self._lost)
+
+        host, port = (proxy.host, proxy.port) if proxy else (server.host, server.port)
+        happy = None if _is_address(host) else _HAPPY_EYEBALLS_DELAY
+        if proxy is not None and context is not None:
+            return await open_tunnel(proxy, self.cluster, context, make, self._user_agent, happy)
+        _, connection = await asyncio.get_running_loop().create_connection(
+            make, host, port, ssl=context, server_hostname=self.cluster.server_hostname, happy_eyeballs_delay=happy
+        )
+        return connection
 
     def _keep(self, connection: Connection) -> None:
         if connection.reusable and len(self._idle) < _MAX_IDLE:
@@ -200,13 +212,15 @@ class HttpClient:
         self._idle = [kept for kept in self._idle if kept is not connection]
 
     def _encode(self, method: str, path: str, headers: Headers, body: bytes, content_type: str) -> bytes:
-        server = self.cluster.server
+        server, proxy = self.cluster.server, self.cluster.proxy
+        forwarded = proxy is not None and server.scheme == "http"  # such a proxy is asked for the whole URL
         lines = [
-            f"{method} {server.prefix}{path} HTTP/1.1",
+            f"{method} {server.url if forwarded else server.prefix}{path} HTTP/1.1",
             f"Host: {server.authority}",
             f"User-Agent: {self._user_agent}",
             "Accept: application/json",
             *(f"{name}: {value}" for name, value in headers.items()),
+            *(proxy.headers() if proxy is not None and forwarded else ()),
         ]
         if body or method not in {"GET", "DELETE"}:
             lines += [f"Content-Type: {content_type}", f"Content-Length: {len(body)}"]
