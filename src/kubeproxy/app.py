@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ from kubeproxy import __version__, collector, host, modes
 from kubeproxy.backends.ipvs import INTERFACE as SERVICE_INTERFACE
 from kubeproxy.backends.mode import Mode
 from kubeproxy.config.addresses import split_host_port
-from kubeproxy.config.gates import gate_states, gate_warnings
+from kubeproxy.config.gates import gate_enabled, gate_states, gate_warnings
 from kubeproxy.config.options import Options
 from kubeproxy.config.types import Logging
 from kubeproxy.config.watch import watch as watch_config
@@ -274,6 +275,7 @@ class App:
     def _pages(self) -> Mapping[str, Handler]:
         """Return what the metrics port shows."""
         config = self._config
+        on = partial(gate_enabled, config.feature_gates)
         state = ProgrammedState(
             config.active_mode,
             self._engine.planner,
@@ -285,8 +287,10 @@ class App:
             self._metrics,
             lambda: config.active_mode,
             configz=lambda: msgspec.json.encode({"kubeproxy.config.k8s.io": describe(config)}),
-            statusz=lambda: status_text(self._facts(), self._started, list(pages)),
-            flagz=lambda: flags_text(self._options.flags),
+            statusz=(lambda: status_text(self._facts(), self._started, list(pages)))
+            if on("ComponentStatusz")
+            else None,
+            flagz=(lambda: flags_text(self._options.flags)) if on("ComponentFlagz") else None,
             state=state.handle,
         )
         if config.enable_profiling:

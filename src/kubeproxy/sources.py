@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from kubeproxy.api.source import ResourceStatus
+from kubeproxy.config.gates import gate_enabled
 from kubeproxy.config.options import Options
 from kubeproxy.model.events import Sink
 from kubeproxy.observe.events import Post
@@ -59,7 +60,7 @@ class ApiSources:
     def __init__(self, options: Options, node_name: str, sink: Sink, metrics: Metrics) -> None:
         from kubeproxy.api.client import ApiClient  # noqa: PLC0415 - the manifests mode needs no client
         from kubeproxy.api.kubeconfig import load_cluster  # noqa: PLC0415
-        from kubeproxy.api.watch import ApiSource  # noqa: PLC0415
+        from kubeproxy.api.watch import ApiSource, WatchListSupport  # noqa: PLC0415
 
         def requested(method: str, host: str, code: str, seconds: float) -> None:
             metrics.rest.requests.labels(code, method, host).inc()
@@ -72,7 +73,10 @@ class ApiSources:
         client = options.config.client_connection
         self._limit = RateLimit(client.qps, client.burst)
         self._waited = partial(_waited, metrics, cluster.server.authority)
-        self._source = ApiSource(self._client, node_name, sink)
+        support = WatchListSupport()
+        if not gate_enabled(options.config.feature_gates, "WatchListClient"):
+            support.refused("the feature gate WatchListClient is off")
+        self._source = ApiSource(self._client, node_name, sink, support=support)
         for resource, status in self._source.statuses.items():
             metrics.follow_staleness(resource, partial(_staleness, status))
         self.post: Post | None = self._post

@@ -172,6 +172,18 @@ async def test_configuration_mode_and_flags(live: Live) -> None:
     assert (await live.page("/nothing", METRICS_PORT))[0] == 404
 
 
+async def test_feature_gates_turn_pages_and_streamed_lists_off(bare: Live) -> None:
+    gates = {"ComponentFlagz": False, "ComponentStatusz": False, "WatchListClient": False, "NFTablesProxyMode": True}
+    proxy = await bare.start({"featureGates": gates})
+    for path in ("/flagz", "/statusz"):
+        assert (await bare.page(path, METRICS_PORT))[0] == 404
+    log = proxy.tail()
+    assert "Using paged lists, not streamed ones: the feature gate WatchListClient is off" in log
+    assert "Setting GA feature gate NFTablesProxyMode=true. It will be removed in a future release." in log
+    _, metrics = await bare.page("/metrics", METRICS_PORT)
+    assert '\nkubernetes_feature_enabled{name="ComponentFlagz",stage="BETA"} 0\n' in metrics
+
+
 async def test_metrics_stay_on_the_node(live: Live) -> None:
     address = live.ips["node"]["IPv4"]
     assert await live.cluster.probe("outside", "tcp", address, METRICS_PORT) == "refused"

@@ -152,7 +152,7 @@ PROXY_GATES = tuple(
 )
 """The gates that a proxy reads, as --help shows them."""
 
-_ALL_OF = {"AllAlpha": Stage.ALPHA, "AllBeta": Stage.BETA}
+_ALL_OF = {Stage.ALPHA: "AllAlpha", Stage.BETA: "AllBeta"}
 
 
 def gate_problem(name: str, value: bool) -> str | None:
@@ -174,19 +174,22 @@ def gate_warnings(gates: Mapping[str, bool]) -> Iterator[str]:
             yield f"Setting {kind} feature gate {name}={_word(value)}. It will be removed in a future release."
 
 
+def gate_enabled(gates: Mapping[str, bool], name: str) -> bool:
+    """Whether a gate is on when these valid ones are set; AllAlpha and AllBeta set those that are not named."""
+    gate = GATES[name]
+    together = _ALL_OF.get(gate.stage)
+    usual = gate.default if together is None or gate.locked or name == together else gates.get(together, gate.default)
+    return gates.get(name, usual)
+
+
 def gate_states(gates: Mapping[str, bool]) -> Iterator[State]:
-    """Every gate with what it is when these valid ones are set; AllAlpha and AllBeta set those that are not named."""
-    together = {stage: gates[name] for name, stage in _ALL_OF.items() if name in gates}
-    for name, gate in GATES.items():
-        usual = gate.default if gate.locked else together.get(gate.stage, gate.default)
-        if name in _ALL_OF:
-            usual = gate.default
-        yield State(name, gate.stage, gates.get(name, usual))
+    """Every gate with what it is when these valid ones are set."""
+    return (State(name, gate.stage, gate_enabled(gates, name)) for name, gate in GATES.items())
 
 
 def alpha_logging(gates: Mapping[str, bool]) -> bool:
     """Whether LoggingAlphaOptions is on: by name, or by AllAlpha."""
-    return gates.get(LOGGING_ALPHA, gates.get("AllAlpha", False))
+    return gate_enabled(gates, LOGGING_ALPHA)
 
 
 def _word(value: bool) -> str:

@@ -2,7 +2,16 @@
 
 import pytest
 
-from kubeproxy.config.gates import GATES, PROXY_GATES, Stage, alpha_logging, gate_problem, gate_states, gate_warnings
+from kubeproxy.config.gates import (
+    GATES,
+    PROXY_GATES,
+    Stage,
+    alpha_logging,
+    gate_enabled,
+    gate_problem,
+    gate_states,
+    gate_warnings,
+)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +82,11 @@ def test_all_alpha_and_all_beta_hold_for_what_is_not_named():
     assert (found["MemoryQoS"], found["CSIVolumeHealth"], found["AllAlpha"]) == (True, False, True)
     assert (found["WatchListClient"], found["WatchList"], found["AllBeta"]) == (False, True, False)
     assert (found["NFTablesProxyMode"], found["KMSv1"], found["AllowServiceExternalIPs"]) == (True, False, True)
+
+
+def test_one_gate_is_as_among_all():
+    for gates in ({}, {"AllAlpha": True, "CSIVolumeHealth": False}, {"AllBeta": False}):
+        assert states(**gates) == {name: gate_enabled(gates, name) for name in GATES}
 
 
 def test_who_sets_what_will_go_is_told():
