@@ -261,14 +261,18 @@ class App:
     def _serve(self) -> None:
         """Open the health and the metrics port; one that is taken is tried again, or ends the program."""
         config = self._config
+        health = self._health.routes()
+        # Load balancers ask by other methods too, as HAProxy by OPTIONS.
+        healthz = routes(health, any_method=health.keys())
+        metrics = routes(self._pages(), any_method=frozenset((LEVEL_PAGE, SLIS_PAGE)))
         wanted = (
-            ("healthz", config.healthz_bind_address, self._health.routes(), "FailedToStartProxierHealthcheck"),
-            ("metrics", config.metrics_bind_address, self._pages(), "FailedToStartMetricServer"),
+            ("healthz", config.healthz_bind_address, healthz, "FailedToStartProxierHealthcheck"),
+            ("metrics", config.metrics_bind_address, metrics, "FailedToStartMetricServer"),
         )
-        for name, address, table, reason in wanted:
+        for name, address, handler, reason in wanted:
             place = split_host_port(address) if address else None
             if place is not None:
-                server = HttpServer(name, routes(table, frozenset((LEVEL_PAGE, SLIS_PAGE))))
+                server = HttpServer(name, handler)
                 self._servers.append(server)
                 self._listen(server, (place[0], int(place[1])), reason)
 

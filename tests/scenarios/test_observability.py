@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import re
 import socket
@@ -11,7 +13,7 @@ from datetime import datetime
 import pytest
 from live import Live
 
-from kubeproxy.devcluster.netns import open_socket_in
+from kubeproxy.devcluster.netns import open_socket_in, run_in_async
 from kubeproxy.devcluster.proxyprocess import HEALTH_PORT, METRICS_PORT
 
 FAMILIES = ("IPv4", "IPv6")
@@ -155,6 +157,17 @@ async def test_a_node_that_goes_is_not_eligible_but_alive(live: Live) -> None:
 async def test_readiness(live: Live) -> None:
     status, body = await live.page("/readyz")
     assert (status, json.loads(body)) == (200, {"ready": True, "reasons": {}})
+
+
+@pytest.mark.parametrize(("port", "path", "status"), [(HEALTH_PORT, "/livez", 200), (METRICS_PORT, "/healthz", 405)])
+async def test_load_balancers_may_ask_for_health_by_any_method(live: Live, port: int, path: str, status: int) -> None:
+    def ask() -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=15)
+        with contextlib.closing(connection):
+            connection.request("OPTIONS", path)
+            return connection.getresponse().status
+
+    assert await run_in_async(live.proxy.namespace, ask) == status
 
 
 async def test_configuration_mode_and_flags(live: Live) -> None:
