@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kubeproxy.api.source import ResourceStatus
 from kubeproxy.config.gates import gate_enabled
@@ -15,6 +15,9 @@ from kubeproxy.config.options import Options
 from kubeproxy.model.events import Sink
 from kubeproxy.observe.events import Post
 from kubeproxy.observe.metrics import Metrics
+
+if TYPE_CHECKING:
+    from kubeproxy.api.http import Finished
 
 log = logging.getLogger("kubeproxy.sources")
 
@@ -62,14 +65,10 @@ class ApiSources:
         from kubeproxy.api.kubeconfig import load_cluster  # noqa: PLC0415
         from kubeproxy.api.watch import ApiSource, WatchListSupport  # noqa: PLC0415
 
-        def requested(method: str, host: str, code: str, seconds: float) -> None:
-            metrics.rest.requests.labels(code, method, host).inc()
-            metrics.rest.duration.labels(method, host).observe(seconds)
-
         cluster = load_cluster(options.config.client_connection.kubeconfig, options.master)
         if cluster.proxy is not None:
             log.info("Using a proxy for the API server proxy=%s server=%s", cluster.proxy, cluster.url)
-        self._client = ApiClient(cluster, on_request=requested)
+        self._client = ApiClient(cluster, on_request=partial(_finished, metrics))
         client = options.config.client_connection
         self._limit = RateLimit(client.qps, client.burst)
         self._waited = partial(_waited, metrics, cluster.server.authority)
@@ -137,6 +136,15 @@ class RateLimit:
         if wait:
             await asyncio.sleep(wait)
         return wait
+
+
+def _finished(metrics: Metrics, request: Finished) -> None:
+    rest, series = metrics.rest, (request.method, request.host)
+    rest.requests.labels(request.code, *series).inc()
+    rest.duration.labels(*series).observe(request.seconds)
+    rest.request_size.labels(*series).observe(request.sent)
+    if request.received is not None:
+        rest.response_size.labels(*series).observe(request.received)
 
 
 def _waited(metrics: Metrics, host: str, method: str, seconds: float) -> None:

@@ -24,6 +24,8 @@ HISTOGRAMS = {
     "kubeproxy_network_programming_duration_seconds",
     "kubeproxy_conntrack_reconciler_sync_duration_seconds",
     "rest_client_request_duration_seconds",
+    "rest_client_request_size_bytes",
+    "rest_client_response_size_bytes",
 }
 GAUGES = {
     "kubeproxy_sync_proxy_rules_last_timestamp_seconds",

@@ -31,8 +31,23 @@ _MAX_IDLE = 4
 _IDLE_LIFETIME = 60.0
 _HAPPY_EYEBALLS_DELAY = 0.25  # RFC 8305, 5
 
-OnRequest = Callable[[str, str, str, float], None]
-"""Told of each request: method, host:port, status code or '<error>', seconds to the answer (or its headers)."""
+
+class Finished(NamedTuple):
+    """A request that is over, for metrics.
+
+    `host` is the server's host:port, `code` the status or '<error>', `seconds` the time to the answer (or its headers).
+    `sent` are the bytes of the request's body, `received` those of the answer's, None when it did not say.
+    """
+
+    method: str
+    host: str
+    code: str
+    seconds: float
+    sent: int
+    received: int | None
+
+
+OnRequest = Callable[[Finished], None]
 
 
 class Response(NamedTuple):
@@ -78,7 +93,7 @@ class HttpClient:
         `path` starts with a slash and carries its query. Raises StatusError for any status but 2xx, and other
         SourceErrors when there was no whole answer; then it is unknown whether a change took effect.
         """
-        watch = _Stopwatch(self, method)
+        watch = _Stopwatch(self, method, len(body))
         try:
             headers = await self.cluster.credentials.headers()
             request = self._encode(method, path, headers, body, content_type)
@@ -101,10 +116,11 @@ class HttpClient:
 
         `on_open` is called when the server has accepted. Raises as `request` does, and whatever `sink` raises.
         """
-        watch = _Stopwatch(self, "GET")
+        watch = _Stopwatch(self, "GET", 0)
 
         def accepted(exchange: Exchange) -> None:
-            watch.stop(exchange.status)
+            watch.accepted(exchange)
+            watch.stop()
             if exchange.streaming:
                 exchange.idle_timeout = idle_timeout
                 on_open()
@@ -127,10 +143,10 @@ class HttpClient:
         if lost:
             await asyncio.wait(lost, timeout=1.0)
 
-    def report(self, method: str, code: str, seconds: float) -> None:
+    def report(self, finished: Finished) -> None:
         """Tell the hook of one request."""
         if self._on_request is not None:
-            self._on_request(method, self.cluster.server.authority, code, seconds)
+            self._on_request(finished)
 
     async def _exchange(
         self,
@@ -240,23 +256,29 @@ class HttpClient:
 class _Stopwatch:
     """Measures one request and reports it once."""
 
-    def __init__(self, client: HttpClient, method: str) -> None:
+    def __init__(self, client: HttpClient, method: str, sent: int) -> None:
         self._client = client
         self._method = method
+        self._sent = sent
         self._start = time.monotonic()
         self._code = "<error>"  # as client-go's metrics call it
+        self._received: int | None = None
         self._reported = False
 
     def accepted(self, exchange: Exchange) -> None:
-        """Note the status."""
+        """Note the status and the length."""
         self._code = str(exchange.status)
+        length = exchange.headers.get("content-length", "")
+        self._received = int(length) if length.isascii() and length.isdigit() and len(length) < 19 else None
 
-    def stop(self, status: int = 0) -> None:
+    def stop(self) -> None:
         """Report, unless that was done."""
         if self._reported:
             return
         self._reported = True
-        self._client.report(self._method, str(status) if status else self._code, time.monotonic() - self._start)
+        seconds = time.monotonic() - self._start
+        host = self._client.cluster.server.authority
+        self._client.report(Finished(self._method, host, self._code, seconds, self._sent, self._received))
 
 
 def _connect_error(peer: str, error: OSError) -> ConnectionFailed:
