@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Iterable
 from enum import IntEnum
+from functools import lru_cache
 
 PROTOCOLS: dict[str, int] = {"TCP": socket.IPPROTO_TCP, "UDP": socket.IPPROTO_UDP, "SCTP": socket.IPPROTO_SCTP}
 PROTOCOL_NAMES: dict[int, str] = {number: name for name, number in PROTOCOLS.items()}
@@ -57,10 +59,32 @@ def family_of(address: bytes) -> Family:
     return Family.IPV4 if len(address) == 4 else Family.IPV6
 
 
+_INET, _INET6 = int(socket.AF_INET), int(socket.AF_INET6)
+
+
 def destination_text(destination: bytes) -> str:
     """Return 'address:port' or '[address]:port' of a packed destination."""
-    address, port = unpack(destination[:-2]), int.from_bytes(destination[-2:], "big")
-    return f"[{address}]:{port}" if len(destination) == 18 else f"{address}:{port}"
+    return next(iter(destination_texts((destination,))))
+
+
+@lru_cache(maxsize=1024)
+def _port_text(port: bytes) -> str:
+    return str(int.from_bytes(port, "big"))
+
+
+def destination_texts(destinations: Iterable[bytes]) -> dict[str, str]:
+    """Return the addresses of packed destinations of one family by `destination_text`, all in text form."""
+    ntop = socket.inet_ntop
+    found: dict[str, str] = {}
+    for destination in destinations:
+        address, port = destination[:-2], _port_text(destination[-2:])
+        if len(address) == 4:
+            text = ntop(_INET, address)
+            found[f"{text}:{port}"] = text
+        else:
+            text = ntop(_INET6, address)
+            found[f"[{text}]:{port}"] = text
+    return found
 
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from base64 import b32encode
+from hashlib import sha256
 from itertools import pairwise
 
 import pytest
@@ -14,7 +16,7 @@ from random_plans import histories
 
 from kubeproxy.backends.iptables import restores
 from kubeproxy.backends.iptables.backend import SHARED
-from kubeproxy.backends.iptables.names import chain_hash, comment, port_name
+from kubeproxy.backends.iptables.names import chain_hash, chain_hashes, comment, port_name
 from kubeproxy.backends.iptables.options import Options
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.xtables import RestoreError
@@ -192,3 +194,15 @@ def test_chains_are_named_as_upstream():
     assert port_name(key) == "ns1/svc1:p80"
     assert chain_hash("ns1/svc1:p80tcp") == "XPGD46QRK7WJZT7O"
     assert chain_hash("ns1/svc1:p80tcp10.180.0.1:80") == "SXIVWICOYRO3J4NJ"
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 63, 64, 65, 200])
+def test_many_names_are_hashed_as_one_by_one(count):
+    texts = [f"default/web:httptcp10.0.0.{i}:80" for i in range(count)]
+    wanted = [b32encode(sha256(text.encode()).digest())[:16].decode() for text in texts]
+    assert chain_hashes(texts) == wanted
+
+
+def test_half_a_surrogate_pair_has_a_hash():
+    odd, usual = "default/\ud800", "default/web"
+    assert chain_hashes([odd, usual])[1] == chain_hash(usual)

@@ -17,7 +17,7 @@ from kubeproxy.backends.iptables.contents import Changes, Contents, Delta, Plans
 from kubeproxy.backends.iptables.names import SERVICE_PREFIXES
 from kubeproxy.backends.iptables.options import Options
 from kubeproxy.backends.iptables.render import Style
-from kubeproxy.backends.iptables.restores import Work, declarations, one_restore, several_restores
+from kubeproxy.backends.iptables.restores import Chains, Work, declarations, one_restore, several_restores
 from kubeproxy.backends.iptables.skeleton import Present, Settings
 from kubeproxy.backends.iptables.watch import Watch, watch
 from kubeproxy.backends.mode import Report
@@ -159,9 +159,9 @@ class IptablesBackend:
         self._contents.load(wanted)
         kept: set[str] = set()
 
-        def own() -> Iterator[dict[str, str]]:
+        def own() -> Iterator[Chains]:
             for chains in self._contents.own_chains():
-                kept.update(chains)
+                kept.update(chains.names)
                 yield chains
 
         def stale() -> list[str]:
@@ -180,7 +180,7 @@ class IptablesBackend:
         self._written(last=None)
 
     def _everything(
-        self, own: Iterator[dict[str, str]], stale: Callable[[], list[str]], present: Mapping[str, Present]
+        self, own: Iterator[Chains], stale: Callable[[], list[str]], present: Mapping[str, Present]
     ) -> Work:
         settings = self._settings
         shared = self._shared(range(len(SHARED)), None)

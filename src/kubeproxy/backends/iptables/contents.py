@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from kubeproxy.backends.iptables.render import Detail, Dispatch, Style, chains, dispatch
+from kubeproxy.backends.iptables.render import Detail, Dispatch, Style, chains, dispatch, suffixes
+from kubeproxy.backends.iptables.restores import Chains
 from kubeproxy.model.plan import ServiceName, ServicePlan
 
 LARGE: Final = 1000  # endpoints; kube-proxy's largeClusterEndpointsThreshold
@@ -18,28 +19,34 @@ Changes = Sequence[tuple[ServiceName, Plans]]
 
 
 class Entry(NamedTuple):
-    """What is known of a Service: its plans, its shared rules, how many rules it has in nat, how many endpoints."""
+    """What is known of a Service: its plans, and of each what its chains' names end with and its shared rules."""
 
     plans: Plans
+    suffixes: tuple[str, ...]
     shared: tuple[Dispatch, ...]
-    rules: int
-    endpoints: int
+
+    @property
+    def endpoints(self) -> int:
+        """Return the number of endpoints, as a large cluster is told by."""
+        return sum([len(plan.serving) for plan in self.plans])
 
 
-_NONE: Final = Entry((), (), 0, 0)
+_NONE: Final = Entry((), (), ())
 
 
 class Delta(NamedTuple):
     """What a change of Services comes to.
 
     `written` are chains of the nat table with their rules, Service by Service, `deleted` chains that are to go, and
-    `shared` the positions in Dispatch of the shared chains that are other ones now.
+    `shared` the positions in Dispatch of the shared chains that are other ones now. `rules` is by how many the
+    Services' own chains have more than before.
     """
 
     entries: dict[ServiceName, Entry]
-    written: list[dict[str, str]]
+    written: list[Chains]
     deleted: list[str]
     shared: frozenset[int]
+    rules: int
 
 
 class Contents:
@@ -53,29 +60,29 @@ class Contents:
 
     def delta(self, changes: Changes) -> Delta:
         """Return what changes come to; nothing is remembered before `take`. Costs what changed."""
-        entries = {name: self._entry(plans) for name, plans in changes}
+        entries = self._entries(changes)
         before = {name: self.entries.get(name, _NONE) for name in entries}
         total = self.endpoints + sum(e.endpoints for e in entries.values()) - sum(e.endpoints for e in before.values())
         detail = self.detail(total)
-        written: list[dict[str, str]] = []
+        written: list[Chains] = []
         deleted: list[str] = []
         shared: set[int] = set()
+        more = 0
         for name, entry in entries.items():
-            old, new = self._chains(before[name].plans, detail), self._chains(entry.plans, detail)
+            old, new = self._chains(before[name], detail), self._chains(entry, detail)
             changed = {chain: rules for chain, rules in new.items() if old.get(chain) != rules}
             if changed:
-                written.append(changed)
+                written.append(_joined(changed))
             deleted += (chain for chain in old if chain not in new)
-            entries[name] = entry._replace(rules=sum(rules.count("\n") for rules in new.values()))
+            more += _joined(new).rules.count("\n") - _joined(old).rules.count("\n")
             shared.update(_changed(before[name].shared, entry.shared))
-        return Delta(entries, written, deleted, frozenset(shared))
+        return Delta(entries, written, deleted, frozenset(shared), more)
 
     def take(self, delta: Delta) -> None:
         """Remember changes that are in the kernel now."""
+        self.nat_rules += delta.rules
         for name, entry in delta.entries.items():
-            before = self.entries.get(name, _NONE)
-            self.endpoints += entry.endpoints - before.endpoints
-            self.nat_rules += entry.rules - before.rules
+            self.endpoints += entry.endpoints - self.entries.get(name, _NONE).endpoints
             if entry.plans:
                 self.entries[name] = entry
             else:
@@ -83,18 +90,16 @@ class Contents:
 
     def load(self, wanted: Mapping[ServiceName, Plans]) -> None:
         """Take all Services in; `own_chains` is to be used up before anything is changed."""
-        self.entries = {name: self._entry(plans) for name, plans in wanted.items() if plans}
-        self.endpoints = sum(entry.endpoints for entry in self.entries.values())
+        self.entries = self._entries([(name, plans) for name, plans in wanted.items() if plans])
+        self.endpoints = sum([entry.endpoints for entry in self.entries.values()])
 
-    def own_chains(self) -> Iterator[dict[str, str]]:
-        """Yield the own chains of each Service with their rules, and count these."""
+    def own_chains(self) -> Iterator[Chains]:
+        """Yield the own chains of each Service, and count their rules."""
         self.nat_rules = 0
         detail = self.detail(self.endpoints)
-        for name, entry in self.entries.items():
-            found = self._chains(entry.plans, detail)
-            rules = sum([text.count("\n") for text in found.values()])
-            self.entries[name] = entry._replace(rules=rules)
-            self.nat_rules += rules
+        for entry in self.entries.values():
+            found = _joined(self._chains(entry, detail))
+            self.nat_rules += found.rules.count("\n")
             yield found
 
     def shared(self, position: int, delta: Delta | None = None) -> str:
@@ -119,17 +124,24 @@ class Contents:
         """Return how much is said of so many endpoints."""
         return Detail.SPARSE if endpoints > LARGE else Detail.FULL
 
-    def _entry(self, plans: Plans) -> Entry:
-        if not plans:
-            return _NONE
-        shared = tuple([dispatch(plan, self.style) for plan in plans])
-        return Entry(plans, shared, 0, sum(len(plan.serving) for plan in plans))
+    def _entries(self, changes: Changes) -> dict[ServiceName, Entry]:
+        found = iter(suffixes([plan for _, plans in changes for plan in plans]))
+        entries: dict[ServiceName, Entry] = {}
+        for name, plans in changes:
+            ends = tuple([next(found) for _ in plans])
+            shared = tuple([dispatch(plan, end, self.style) for plan, end in zip(plans, ends, strict=True)])
+            entries[name] = Entry(plans, ends, shared)
+        return entries
 
-    def _chains(self, plans: Plans, detail: Detail) -> dict[str, str]:
+    def _chains(self, entry: Entry, detail: Detail) -> dict[str, str]:
         found: dict[str, str] = {}
-        for plan in plans:
-            found |= chains(plan, self.style, detail)
+        for plan, suffix in zip(entry.plans, entry.suffixes, strict=True):
+            found |= chains(plan, suffix, self.style, detail)
         return found
+
+
+def _joined(chains: Mapping[str, str]) -> Chains:
+    return Chains(chains.keys(), "".join(chains.values()))
 
 
 def _changed(before: Sequence[Dispatch], after: Sequence[Dispatch]) -> Iterable[int]:

@@ -6,13 +6,14 @@ do not), each line ended by a newline. Source: kube-proxy v1.36 pkg/proxy/iptabl
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from kubeproxy.backends.iptables.names import EXT, FW, PROTOCOL_WORDS, SEP, SVC, SVL, chain_hash, comment, port_name
-from kubeproxy.model.addresses import Family, destination_text, unpack
-from kubeproxy.model.plan import Action, Detector, Frontend, FrontendKind, Pool, ServicePlan, Traffic
+from kubeproxy.backends.iptables.names import EXT, FW, PROTOCOL_WORDS, SEP, SVC, SVL, chain_hashes, comment, port_name
+from kubeproxy.model.addresses import Family, destination_texts, unpack
+from kubeproxy.model.plan import Action, Detector, Frontend, FrontendKind, ServicePlan, Traffic
 
 LOCALHOST_COUNTER: Final = "localhost_nps_accepted_pkts"
 INVALID_COUNTER: Final = "ct_state_invalid_dropped_pkts"
@@ -61,12 +62,11 @@ class _Port:
 
     __slots__ = ("ext", "fw", "has_endpoints", "hash_text", "proto", "svc", "svl", "text")
 
-    def __init__(self, plan: ServicePlan) -> None:
+    def __init__(self, plan: ServicePlan, suffix: str) -> None:
         name = port_name(plan.key)
         self.proto = PROTOCOL_WORDS[plan.key.protocol]
         self.hash_text = name + self.proto
         self.text = comment(name)
-        suffix = chain_hash(self.hash_text)
         self.svc, self.svl, self.ext, self.fw = SVC + suffix, SVL + suffix, EXT + suffix, FW + suffix
         self.has_endpoints = plan.external.outside is not Action.REJECT
 
@@ -82,14 +82,19 @@ class _Port:
         return f"-d {address} -p {self.proto} {told} -m {self.proto} --dport {port}"
 
 
+def suffixes(plans: Sequence[ServicePlan]) -> list[str]:
+    """Return what the names of the chains of these service ports end with."""
+    return chain_hashes([port_name(plan.key) + PROTOCOL_WORDS[plan.key.protocol] for plan in plans])
+
+
 def local_policy(plan: ServicePlan) -> bool:
     """Return whether externalTrafficPolicy is Local."""
     return plan.external.outside is Action.LOCAL or (plan.external.outside is Action.DROP)
 
 
-def dispatch(plan: ServicePlan, style: Style) -> Dispatch:
+def dispatch(plan: ServicePlan, suffix: str, style: Style) -> Dispatch:
     """Return a service port's rules in the shared chains."""
-    port = _Port(plan)
+    port = _Port(plan, suffix)
     lines: list[list[str]] = [[], [], [], [], [], []]
     for frontend in plan.frontends:
         if frontend.kind is FrontendKind.CLUSTER:
@@ -155,9 +160,9 @@ def _refusal(traffic: Traffic) -> tuple[str, str]:
     return " has no local endpoints", "DROP"
 
 
-def chains(plan: ServicePlan, style: Style, detail: Detail) -> dict[str, str]:
+def chains(plan: ServicePlan, suffix: str, style: Style, detail: Detail) -> dict[str, str]:
     """Return a service port's own chains in the nat table, and the rules of each."""
-    port = _Port(plan)
+    port = _Port(plan, suffix)
     if not port.has_endpoints:
         return {}
     found: dict[str, str] = {}
@@ -166,20 +171,34 @@ def chains(plan: ServicePlan, style: Style, detail: Detail) -> dict[str, str]:
         found[port.ext] = _external_rules(plan, port, style)
     if FrontendKind.LOADBALANCER in kinds and plan.source_ranges is not None:
         found[port.fw] = _firewall_rules(port, plan.source_ranges)
-    seps: dict[str, str] = {}
+    addresses: dict[str, str] = {}
+    choices: list[tuple[str, list[str]]] = []
     for chain, pool in ((port.svc, plan.cluster), (port.svl, plan.local)):
         if pool:
-            rules = _masquerade_rule(plan, port, chain, style) if port.internal_chain(plan.internal) == chain else ""
-            found[chain] = rules + _choice_rules(plan, port, chain, pool, seps, detail)
+            texts = destination_texts(pool)
+            addresses |= texts
+            choices.append((chain, sorted(texts)))
+    ends = chain_hashes([port.hash_text + text for text in addresses])
+    seps = {text: SEP + end for text, end in zip(addresses, ends, strict=True)}
+    for chain, ordered in choices:
+        rules = _masquerade_rule(plan, port, chain, style) if port.internal_chain(plan.internal) == chain else ""
+        found[chain] = rules + _choice_rules(plan, port, chain, ordered, seps, detail)
+    return found | _endpoint_chains(plan, port, addresses, seps, style, detail)
+
+
+def _endpoint_chains(
+    plan: ServicePlan, port: _Port, addresses: Mapping[str, str], seps: Mapping[str, str], style: Style, detail: Detail
+) -> dict[str, str]:
+    """Return the chain of each endpoint and its rules; `addresses` and `seps` are by destination."""
     told = f' -m comment --comment "{port.text}"' if detail is Detail.FULL else ""
-    for text, sep in seps.items():
-        recent = f" -m recent --set --name {sep}" if plan.affinity else ""
-        address = text.rpartition(":")[0].strip("[]")
-        found[sep] = (
-            f"-A {sep} -s {address}/{style.prefix_length}{told} -j KUBE-MARK-MASQ\n"
-            f"-A {sep} -p {port.proto}{told}{recent} -m {port.proto} -j DNAT --to-destination {text}\n"
-        )
-    return found
+    source = f"/{style.prefix_length}{told} -j KUBE-MARK-MASQ\n-A "
+    proto = f" -p {port.proto}{told}"
+    target = f" -m {port.proto} -j DNAT --to-destination "
+    recent = " -m recent --set --name " if plan.affinity else ""
+    return {
+        sep: f"-A {sep} -s {addresses[text]}{source}{sep}{proto}{recent and recent + sep}{target}{text}\n"
+        for text, sep in seps.items()
+    }
 
 
 def _masquerade_rule(plan: ServicePlan, port: _Port, chain: str, style: Style) -> str:
@@ -223,24 +242,19 @@ def _firewall_rules(port: _Port, sources: tuple[str, ...]) -> str:
     return "".join([f"-A {port.fw} -s {source} {rule}" for source in sources]) + rest
 
 
-def _choice_rules(plan: ServicePlan, port: _Port, chain: str, pool: Pool, seps: dict[str, str], detail: Detail) -> str:
-    """Return the rules that choose an endpoint; adds the endpoints' chains to `seps`, by destination."""
-    texts = sorted([destination_text(destination) for destination in pool])
-    for text in texts:
-        if text not in seps:
-            seps[text] = SEP + chain_hash(port.hash_text + text)
-    full = detail is Detail.FULL
+def _choice_rules(
+    plan: ServicePlan, port: _Port, chain: str, texts: Sequence[str], seps: Mapping[str, str], detail: Detail
+) -> str:
+    """Return the rules that choose one of these destinations."""
+    told = f' -m comment --comment "{port.text} -> ' if detail is Detail.FULL else ""
+    starts = [f'-A {chain}{told}{text}"' for text in texts] if told else [f"-A {chain}"] * len(texts)
+    names = [seps[text] for text in texts]
     rules: list[str] = []
     if plan.affinity:
         check = f" -m recent --rcheck --seconds {plan.affinity} --reap --name "
-        for text in texts:
-            told = f' -m comment --comment "{port.text} -> {text}"' if full else ""
-            rules.append(f"-A {chain}{told}{check}{seps[text]} -j {seps[text]}\n")
-    left = len(texts)
-    for text in texts:
-        told = f' -m comment --comment "{port.text} -> {text}"' if full else ""
-        rules.append(f"-A {chain}{told}{_chance(left)} -j {seps[text]}\n")
-        left -= 1
+        rules = [f"{start}{check}{sep} -j {sep}\n" for start, sep in zip(starts, names, strict=True)]
+    chances = map(_chance, range(len(texts), 0, -1))
+    rules += [f"{start}{chance} -j {sep}\n" for start, chance, sep in zip(starts, chances, names, strict=True)]
     return "".join(rules)
 
 
