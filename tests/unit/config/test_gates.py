@@ -26,6 +26,7 @@ from kubeproxy.config.gates import (
         ("KubeProxyIPVS", False),
         ("NodeSwap", True),
         ("ClientsAllowCBOR", True),
+        ("ContextualLogging", False),
         ("InOrderInformers", True),
         ("AtomicFIFO", False),
         ("DRAPrioritizedList", False),
