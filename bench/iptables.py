@@ -1,7 +1,7 @@
 """iptables: full and partial syncs of iptables mode, beside iptables-restore alone with the same bytes.
 
 The planner and the iptables backend do the work as in a real proxy; one process and one namespace a run. The limit is
-what the same inputs take when they are handed to the same command from a file, one after the other.
+what the commands take alone when they are handed the same rules from files.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import resource
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bench import objects, proxy
@@ -20,14 +20,15 @@ from bench.charts import Chart, Panel, Series
 from bench.figures import Spread, median, ratio, spreads
 from bench.report import Column, Report, Row
 from bench.runs import Run
-from bench.worker import enter_new_namespace
-from kubeproxy.backends.iptables.backend import IptablesBackend
+from bench.worker import another_namespace
+from kubeproxy.backends.iptables.backend import IptablesBackend, writer_of
 from kubeproxy.backends.iptables.options import Options
 from kubeproxy.kernel import iptables_variant
-from kubeproxy.kernel.xtables import Commands
-from kubeproxy.kernel.xtables_lock import Waited
+from kubeproxy.kernel.xtables import Commands, Writer
+from kubeproxy.kernel.xtables_lock import NOT_WAITED, Waited
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Deleted, Event, Replaced, Upserted
+from kubeproxy.model.plan import ServiceName, ServicePlan
 from kubeproxy.model.planner import Planner
 
 VARIANTS = ("legacy", "nft")
@@ -46,25 +47,41 @@ COLUMNS = (
 
 
 class Recorder:
-    """Commands that keep what they are given."""
+    """Commands, and a Writer, that keep what they are given; one that is idle does nothing else."""
 
-    def __init__(self, commands: Commands) -> None:
+    def __init__(self, commands: Commands, *, idle: bool = False) -> None:
         self._commands = commands
-        self.inputs: list[list[str]] = []
+        self._idle = idle
+        self._writer: Writer = commands if idle else writer_of(commands)
+        self.chains_at_once = self._writer.chains_at_once
+        self.inputs: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._commands, name)
 
+    def prepared(self, text: str) -> Callable[[], Waited]:
+        """See Writer."""
+        self.inputs.append(text)
+        return (lambda: NOT_WAITED) if self._idle else self._writer.prepared(text)
+
+    def close(self) -> None:
+        """See Writer."""
+        self._writer.close()
+
     def restore(self, pieces: Iterable[str]) -> Waited:
         """See Commands."""
         kept: list[str] = []
-        self.inputs.append(kept)
 
         def tee() -> Iterator[str]:
             for piece in pieces:
                 kept.append(piece)
                 yield piece
+            self.inputs.append("".join(kept))
 
+        if self._idle:
+            for _ in tee():
+                pass
+            return NOT_WAITED
         return self._commands.restore(tee())
 
 
@@ -89,25 +106,44 @@ def _measure(wanted: objects.Size, variant: str) -> dict[str, float]:
     gc.collect()
     gc.freeze()
     proxy.collect_as_the_proxy_does()
-    world = proxy.world()
-    planner = Planner(world)
-    commands = Recorder(iptables_variant.commands(Family.IPV4, variant))
-    backend = IptablesBackend(commands, world, Options(True, False, False), Silent())
+    planner = Planner(proxy.world())
+    commands = iptables_variant.commands(Family.IPV4, variant)
+    recorder, backend = _opened(commands)
+    plans: dict[ServiceName, tuple[ServicePlan, ...]] = {}
 
     def full() -> None:
         planner.apply([Replaced("services", services), Replaced("endpointslices", slices)])
-        _exhaust(backend.resync({change.name: change.after.plans for change in planner.take()}))
+        plans.update((change.name, change.after.plans) for change in planner.take())
+        _exhaust(backend.resync(plans))
 
-    found = _beside("full", full, commands, enter_new_namespace)
+    found = _timed("full", full)
+    with another_namespace():
+        found |= _limit("full", commands.name, _inputs(commands, plans))
     rounds: dict[str, list[dict[str, float]]] = {"endpoint": [], "service": []}
     for n in range(CHANGES):
         for kind, events in (("endpoint", _endpoint_changes(wanted, n)), ("service", _service_comes(wanted, n))):
             for event in events:
-                rounds[kind].append(_beside(kind, lambda e=event: _partial(planner, backend, e), commands))
+                recorder.inputs.clear()
+                ours = _timed(kind, lambda e=event: _partial(planner, backend, e))
+                rounds[kind].append(ours | _limit(kind, commands.name, recorder.inputs))
     for several in rounds.values():
         found |= {name: median(one[name] for one in several) for name in several[0]}
     backend.close()
     return found
+
+
+def _opened(commands: Commands, *, idle: bool = False) -> tuple[Recorder, IptablesBackend]:
+    recorder = Recorder(commands, idle=idle)
+    options = Options(localhost_nodeports=True, liberal=False, counters=False)
+    return recorder, IptablesBackend(recorder, proxy.world(), options, Silent(), writer=recorder)
+
+
+def _inputs(commands: Commands, plans: Mapping[ServiceName, tuple[ServicePlan, ...]]) -> list[str]:
+    """Return what a full sync gives to the command when it is the command that writes everything."""
+    recorder, backend = _opened(commands, idle=True)
+    _exhaust(backend.resync(plans))
+    backend.close()
+    return recorder.inputs
 
 
 def _partial(planner: Planner, backend: IptablesBackend, events: list[Event]) -> None:
@@ -132,29 +168,26 @@ def _service_comes(wanted: objects.Size, n: int) -> list[list[Event]]:
     return [[Upserted("services", service), Upserted("endpointslices", pods)], gone]
 
 
-def _beside(
-    kind: str, work: Callable[[], None], commands: Recorder, before: Callable[[], None] = lambda: None
-) -> dict[str, float]:
-    """Return what work takes, and its inputs alone; `before` is called in between."""
-    commands.inputs.clear()
+def _timed(kind: str, work: Callable[[], None]) -> dict[str, float]:
+    """Return what work takes, and what of that is CPU time; in ms."""
     spent, began = _cpu(), time.perf_counter()
     work()
-    ours, ours_cpu = time.perf_counter() - began, _cpu() - spent
-    texts = ["".join(pieces).encode() for pieces in commands.inputs]
-    before()
+    return {f"{kind}_ours": (time.perf_counter() - began) * 1e3, f"{kind}_ours_cpu": (_cpu() - spent) * 1e3}
+
+
+def _limit(kind: str, name: str, texts: Sequence[str]) -> dict[str, float]:
+    """Return what a command takes with these inputs one after the other; in ms."""
     limit = limit_cpu = 0.0
     for text in texts:
         with tempfile.TemporaryFile() as file:
-            file.write(text)
+            file.write(text.encode())
             file.seek(0)
             spent, began = _cpu(), time.perf_counter()
-            subprocess.run([f"{commands.name}-restore", "--noflush", "-w", "5"], stdin=file, check=True)
+            subprocess.run([f"{name}-restore", "--noflush", "-w", "5"], stdin=file, check=True)
             limit += time.perf_counter() - began
             limit_cpu += _cpu() - spent
-    seconds = {"ours": ours, "limit": limit, "ours_cpu": ours_cpu, "limit_cpu": limit_cpu}
-    return {f"{kind}_{name}": value * 1e3 for name, value in seconds.items()} | {
-        f"{kind}_kilobytes": sum(map(len, texts)) / 1e3
-    }
+    kilobytes = sum(len(text) for text in texts) / 1e3
+    return {f"{kind}_limit": limit * 1e3, f"{kind}_limit_cpu": limit_cpu * 1e3, f"{kind}_kilobytes": kilobytes}
 
 
 def _cpu() -> float:

@@ -13,7 +13,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -63,6 +64,19 @@ def enter_new_namespace() -> None:
     if _libc.unshare(CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "cannot make a network namespace: run as root")
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+
+
+@contextmanager
+def another_namespace() -> Iterator[None]:
+    """Have the body run in a network namespace of its own, and come back."""
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    try:
+        enter_new_namespace()
+        yield
+        if _libc.setns(home, CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), "cannot go back to the network namespace")
+    finally:
+        os.close(home)
 
 
 def main(where: str, arguments: str, answers: str) -> None:

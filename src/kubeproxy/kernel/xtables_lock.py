@@ -24,6 +24,9 @@ class Waited(NamedTuple):
     holder: str
 
 
+NOT_WAITED: Final = Waited(0.0, "")
+
+
 def path() -> Path:
     """Return the lock file that the commands use."""
     return Path(os.environ.get("XTABLES_LOCKFILE") or "/run/xtables.lock")
@@ -37,7 +40,7 @@ def wait(patience: float) -> Waited:
     try:
         file = os.open(path(), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
-        return Waited(0.0, "")  # the command says itself what is wrong with it
+        return NOT_WAITED  # the command says itself what is wrong with it
     try:
         began = time.monotonic()
         holder = ""

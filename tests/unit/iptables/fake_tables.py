@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 from contextlib import nullcontext
+from functools import partial
 
 from kubeproxy.backends.iptables.backend import IptablesBackend
 from kubeproxy.backends.iptables.options import Options
@@ -69,16 +70,24 @@ def target_of(rule: str) -> str:
 class FakeCommands:
     """Commands that change fake tables."""
 
+    chains_at_once = 1000
+
     def __init__(self, family: Family, uses_nft: bool) -> None:
         self.name = "iptables-fake"
         self.family = family
         self.uses_nft = uses_nft
         self.version = (1, 8, 9)
+
         self.tables = FakeTables()
 
     def restore(self, pieces: Iterable[str]) -> Waited:
         self.tables.restore("".join(pieces))
         return Waited(0.0, "")
+
+    def prepared(self, text: str):
+        return partial(self.restore, [text])
+
+    def close(self) -> None: ...
 
     def table(self, name: str) -> Table | None:
         chains = {chain: rules for (table, chain), rules in self.tables.chains.items() if table == name}
@@ -131,7 +140,8 @@ class FakeWatch:
 def backend(world: Globals, family: Family, *, uses_nft: bool = False, options: Options | None = None):
     """A backend on fake tables, which are its `tables`."""
     commands = FakeCommands(family, uses_nft)
-    made = IptablesBackend(commands, world, options or Options(True, False, True), Told(), FakeWatch(commands))
+    options = options or Options(True, False, True)
+    made = IptablesBackend(commands, world, options, Told(), FakeWatch(commands), commands)
     made.tables = commands.tables
     return made
 

@@ -10,20 +10,23 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
+from kubeproxy.backends.ahead import Ahead
 from kubeproxy.backends.iptables import skeleton
 from kubeproxy.backends.iptables.contents import Changes, Contents, Delta, Plans
 from kubeproxy.backends.iptables.names import SERVICE_PREFIXES
 from kubeproxy.backends.iptables.options import Options
 from kubeproxy.backends.iptables.render import Style
-from kubeproxy.backends.iptables.restores import Chains, Work, declarations, one_restore, several_restores
+from kubeproxy.backends.iptables.restores import Chains, Work, declarations, once, one_restore, several_restores
 from kubeproxy.backends.iptables.skeleton import Present, Settings
 from kubeproxy.backends.iptables.watch import Watch, watch
 from kubeproxy.backends.mode import Report
 from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.nft_compat import NftCompat
 from kubeproxy.kernel.sysctl import write_sysctl
-from kubeproxy.kernel.xtables import Commands, RestoreError
+from kubeproxy.kernel.xtables import Commands, RestoreError, Writer
+from kubeproxy.kernel.xtables_lock import Waited
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName
 
@@ -51,10 +54,17 @@ class IptablesBackend:
     blocking = True
 
     def __init__(
-        self, commands: Commands, world: Globals, options: Options, report: Report, watching: Watch | None = None
+        self,
+        commands: Commands,
+        world: Globals,
+        options: Options,
+        report: Report,
+        watching: Watch | None = None,
+        writer: Writer | None = None,
     ) -> None:
         self.family: Family = commands.family
         self._commands = commands
+        self._writer = writer or writer_of(commands)
         self._options = options
         self._report = report
         self._world = world
@@ -69,6 +79,7 @@ class IptablesBackend:
     def close(self) -> None:
         """Let go of the kernel; the rules stay."""
         self._watch.close()
+        self._writer.close()
 
     def set_world(self, world: Globals) -> bool:
         """Take changed globals in; return whether rules of all Services are others now, so that a resync is due."""
@@ -111,15 +122,12 @@ class IptablesBackend:
             self._contents.take(delta)
             return
         lines = self._shared(shared, delta)
-        work = Work(delta.written, "", lines["nat"], {"filter": lines["filter"]}, lambda: delta.deleted)
-        texts = several_restores(work) if self._commands.uses_nft else iter(["".join(one_restore(work))])
+        work = Work(delta.written, {}, lines, {}, lambda: delta.deleted)
         rules = 0
-        for text in texts:
-            if text == "*nat\nCOMMIT\n":
-                continue
-            self._restore([text], text.count("COMMIT\n"), partial=True)
-            rules += text.count("\n-A ")
-            yield text.count("\n")
+        for piece in self._pieces(work):
+            self._restore(piece.restore, piece.commits, partial=True)
+            rules += piece.rules
+            yield piece.rules
         self._contents.take(delta)
         in_filter = lines["filter"].count("\n-A ")
         self._written(last={"filter": in_filter, "nat": rules - in_filter})
@@ -170,11 +178,12 @@ class IptablesBackend:
 
         work = self._everything(own(), stale, present)
         if self._commands.uses_nft:
-            for text in several_restores(work):
-                self._restore([text], text.count("COMMIT\n"), partial=False)
-                yield text.count("\n")
+            with Ahead(self._run) as ahead:
+                for piece in self._pieces(work):
+                    yield from ahead.commit(piece)
+                yield from ahead.settled()
         else:
-            self._restore(one_restore(work), len(work.others) + 1, partial=False)
+            self._restore(lambda: self._commands.restore(one_restore(work)), len(work.before), partial=False)
             yield self._contents.nat_rules
         self._full_due = time.monotonic() + FULL_PERIOD
         self._written(last=None)
@@ -183,26 +192,34 @@ class IptablesBackend:
         self, own: Iterator[Chains], stale: Callable[[], list[str]], present: Mapping[str, Present]
     ) -> Work:
         settings = self._settings
-        shared = self._shared(range(len(SHARED)), None)
         canary = declarations([skeleton.CANARY])
-        firewall = "" if skeleton.KUBELET_FIREWALL in present["filter"].chains else skeleton.KUBELET_FIREWALL
-        filter_lines = (
-            declarations([skeleton.CANARY, "KUBE-FORWARD", *filter(None, [firewall])])
-            + shared["filter"]
+        firewall = [] if skeleton.KUBELET_FIREWALL in present["filter"].chains else [skeleton.KUBELET_FIREWALL]
+        before = {
+            "mangle": canary,
+            "filter": canary
+            + declarations(["KUBE-FORWARD", *firewall])
             + skeleton.kubelet_rules(settings, present["filter"])
-            + skeleton.forward_rules(settings)
-            + skeleton.jumps("filter", present["filter"])
-        )
-        masquerading = declarations(["KUBE-POSTROUTING", "KUBE-MARK-MASQ"]) + skeleton.masquerade_rules(settings)
-        after = canary + shared["nat"] + skeleton.jumps("nat", present["nat"])
-        return Work(own, masquerading, after, {"mangle": canary, "filter": filter_lines}, stale)
+            + skeleton.forward_rules(settings),
+            "nat": canary + declarations(["KUBE-POSTROUTING", "KUBE-MARK-MASQ"]) + skeleton.masquerade_rules(settings),
+        }
+        jumps = {table: skeleton.jumps(table, present[table]) for table in ("filter", "nat")}
+        return Work(own, before, self._shared(range(len(SHARED)), None), jumps, stale)
 
     # -- the kernel -------------------------------------------------------------------------------------------------
 
-    def _restore(self, pieces: Iterable[str], commits: int, *, partial: bool) -> None:
+    def _pieces(self, work: Work) -> Iterator[_Piece]:
+        several = self._commands.uses_nft
+        for text in several_restores(work, self._writer.chains_at_once) if several else once(work):
+            yield _Piece(self._writer.prepared(text), text.count("COMMIT\n"), text.count("\n-A "))
+
+    def _run(self, piece: _Piece) -> int:
+        self._restore(piece.restore, piece.commits, partial=False)
+        return piece.rules
+
+    def _restore(self, restore: Callable[[], Waited], commits: int, *, partial: bool) -> None:
         try:
             with self._watch.own_change(commits):
-                waited = self._commands.restore(pieces)
+                waited = restore()
         except ApplyError:
             self._report.restore_failed(self.family, partial=partial)
             raise
@@ -247,3 +264,16 @@ class IptablesBackend:
     def element_drift(self) -> str:
         """Return '': `drift` looks at all that it can without reading every rule."""
         return ""
+
+
+def writer_of(commands: Commands) -> Writer:
+    """Return what changes a variant's rules fastest."""
+    return NftCompat(commands) if commands.uses_nft else commands
+
+
+class _Piece(NamedTuple):
+    """A restore that is ready to be run, how many transactions it is, and how many rules it appends."""
+
+    restore: Callable[[], Waited]
+    commits: int
+    rules: int

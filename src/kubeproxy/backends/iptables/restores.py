@@ -10,9 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-CHUNK: Final = 1000
-"""Chains that one iptables-nft-restore is given at most: about 50 ms, of which its start is a twentieth."""
-
 _PIECE: Final = 200
 """Services whose chains are handed on together, while the next ones are made."""
 
@@ -25,16 +22,16 @@ class Chains(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Chains that belong to Services (Service by Service), what they need before, what uses them.
+    """Chains that belong to Services (Service by Service), and lines by table: what these need, what uses them.
 
-    `before` and `after` are lines for the nat table, `others` are lines for other tables by name. `deleted` is asked
-    when all of `own` has been used.
+    `before` are chains that the Services' chains lead to, `after` those that lead to them, `jumps` lead to the latter
+    from the built-in chains. `deleted`, chains of the nat table, is asked when all of `own` has been used.
     """
 
     own: Iterable[Chains]
-    before: str
-    after: str
-    others: Mapping[str, str]
+    before: Mapping[str, str]
+    after: Mapping[str, str]
+    jumps: Mapping[str, str]
     deleted: Callable[[], Sequence[str]]
 
 
@@ -46,36 +43,51 @@ def declarations(chains: Iterable[str]) -> str:
 
 def one_restore(work: Work) -> Iterator[str]:
     """Yield the input of a single restore piece by piece, while it is being read."""
-    yield _others(work)
-    yield f"*nat\n{work.before}"
+    parts = (work.before, work.after, work.jumps)
+    yield _input({table: "".join([part.get(table, "") for part in parts]) for table in ("mangle", "filter")})
+    yield f"*nat\n{work.before.get('nat', '')}"
     services: list[Chains] = []
     for chains in work.own:
         services.append(chains)
         if len(services) == _PIECE:
             yield _blocks(services)
             services = []
-    yield _blocks(services) + work.after + _deletion(work.deleted()) + "COMMIT\n"
+    after = work.after.get("nat", "") + work.jumps.get("nat", "") + _deletion(work.deleted())
+    yield f"{_blocks(services)}{after}COMMIT\n"
 
 
-def several_restores(work: Work) -> Iterator[str]:
-    """Yield the inputs of restores that are to follow each other."""
-    before, count = work.before, 0
+def once(work: Work) -> Iterator[str]:
+    """Yield the input of a single restore, or nothing when there is nothing to do."""
+    text = "".join(one_restore(work)).removesuffix("*nat\nCOMMIT\n")  # which would read all of the table
+    if text:
+        yield text
+
+
+def several_restores(work: Work, chunk: int) -> Iterator[str]:
+    """Yield the inputs of restores that are to follow each other, of so many chains each at most."""
+    return filter(None, _several_restores(work, chunk))
+
+
+def _several_restores(work: Work, chunk: int) -> Iterator[str]:
+    yield _input(work.before)
     services: list[Chains] = []
+    count = 0
     for chains in work.own:
-        if count and count + len(chains.names) > CHUNK:
-            yield f"*nat\n{before}{_blocks(services)}COMMIT\n"
-            before, services, count = "", [], 0
+        if count and count + len(chains.names) > chunk:
+            yield _input({"nat": _blocks(services)})
+            services, count = [], 0
         services.append(chains)
         count += len(chains.names)
     deleted = work.deleted()
-    last = before + _blocks(services) + work.after + _deletion(deleted[:CHUNK])
-    yield _others(work) + (f"*nat\n{last}COMMIT\n" if last else "")
-    for start in range(CHUNK, len(deleted), CHUNK):
-        yield f"*nat\n{_deletion(deleted[start : start + CHUNK])}COMMIT\n"
+    after = work.after.get("nat", "") + _deletion(deleted[:chunk])
+    yield _input({**work.after, "nat": _blocks(services) + after})
+    for start in range(chunk, len(deleted), chunk):
+        yield _input({"nat": _deletion(deleted[start : start + chunk])})
+    yield _input(work.jumps)
 
 
-def _others(work: Work) -> str:
-    return "".join([f"*{table}\n{lines}COMMIT\n" for table, lines in work.others.items() if lines])
+def _input(tables: Mapping[str, str]) -> str:
+    return "".join([f"*{table}\n{lines}COMMIT\n" for table, lines in tables.items() if lines])
 
 
 def _blocks(services: Sequence[Chains]) -> str:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple, Self
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
+from kubeproxy.backends.ahead import Ahead
 from kubeproxy.backends.nftables import affinity, audit
 from kubeproxy.backends.nftables.layout import SHARED, TABLE, VERDICT_MAPS, ChainName, SetId
 from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, chain_names
@@ -74,7 +74,7 @@ class NftablesBackend:
         Raises ApplyError; what was yielded for is in the kernel, the rest is as it was.
         """
         batch = self._batch()
-        with _Ahead(self._commit) as ahead:
+        with Ahead(self._commit) as ahead:
             for name, plans in sorted(changes, key=self._turn):
                 before = self._placed.get(name, ())
                 if before:
@@ -325,38 +325,6 @@ class _Batch(NamedTuple):
     transaction: Transaction
     services: dict[ServiceName, tuple[Placed, ...]]
     moves: list[affinity.Move]
-
-
-class _Ahead:
-    """Commits a batch in a thread of its own while the next one is made: the kernel works without our interpreter.
-
-    A context manager. Whenever it yields, and at its end, nothing is under way. No thread before the first commit.
-    """
-
-    def __init__(self, commit: Callable[[_Batch], int]) -> None:
-        self._commit = commit
-        self._thread: ThreadPoolExecutor | None = None
-        self._running: Future[int] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._thread is not None:
-            self._thread.shutdown()
-
-    def commit(self, batch: _Batch) -> Iterator[int]:
-        """Start to commit a batch; yield from the one before it, which is in the kernel by then. Raises ApplyError."""
-        yield from self.settled()
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1)
-        self._running = self._thread.submit(self._commit, batch)
-
-    def settled(self) -> Iterator[int]:
-        """Wait for what is under way; yield the number of its elements. Raises ApplyError."""
-        running, self._running = self._running, None
-        if running is not None:
-            yield running.result()
 
 
 def _chains_of(elements: Elements) -> set[ChainName]:

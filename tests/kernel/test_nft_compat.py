@@ -1,0 +1,125 @@
+"""Rules that are written by netlink are those that iptables-nft-restore writes, as iptables-nft-save has them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from fake_tables import backend as fake_backend
+from hypothesis import example, given, settings
+from msgspec import structs
+from namespaces import run
+from own_network import own_network
+from random_plans import histories
+from test_iptables_backend import OPTIONS, WORLD, plans, state
+
+from kubeproxy.errors import ApplyError
+from kubeproxy.kernel import iptables_variant, xt_rules
+from kubeproxy.kernel.nft_compat import NftCompat
+from kubeproxy.kernel.xtables import Commands
+from kubeproxy.model.addresses import Family
+
+SKELETON = ("-m conntrack", "-m mark", "-I ")
+"""What is left to the command: rules of no Service."""
+
+
+class Refusing:
+    """Commands that do nothing themselves."""
+
+    def __init__(self, family: Family) -> None:
+        self.family = family
+        self.name = "iptables-refusing"
+        self.asked: list[str] = []
+
+    def prepared(self, text: str):
+        return lambda: self.restore([text])
+
+    def restore(self, pieces) -> None:
+        self.asked += pieces
+
+
+def commands(family: Family) -> Commands:
+    return iptables_variant.commands(family, "nft")
+
+
+def inputs(world, family: Family, states) -> list[str]:
+    """What a sync of each state after the other gives to iptables-nft-restore."""
+    made = fake_backend(world, family, uses_nft=True, options=OPTIONS)
+    list(made.resync(states[0]))
+    for before, after in pairwise(states):
+        list(made.sync([(name, after.get(name, ())) for name in before | after if before.get(name) != after.get(name)]))
+    return made.tables.inputs
+
+
+def saved(family: Family) -> list[str]:
+    text = run("iptables-nft-save" if family is Family.IPV4 else "ip6tables-nft-save")
+    return [line for line in text.splitlines() if not line.startswith("#")]
+
+
+@settings(max_examples=15)
+@given(histories())
+@example((WORLD, [state(), {("default", "b"): plans("b", 2, "10.244.0.9"), ("default", "c"): plans("c", 3)}]))
+def test_what_is_written_is_what_the_command_writes(history):
+    world, states = history
+    family = world.families[0]
+    ours = structs.replace(world.of(family), nodeport_ips=None)
+    world = structs.replace(world, **{family.label.lower(): ours})
+    texts = inputs(world, family, states)
+    with own_network():
+        for text in texts:
+            commands(family).restore([text])
+        wanted = saved(family)
+    with own_network():
+        by_netlink = 0
+        for text in texts:
+            if any(word in text for word in SKELETON):
+                commands(family).restore([text])
+                continue
+            refusing = Refusing(family)
+            made = NftCompat(refusing)
+            made.prepared(text)()
+            made.close()
+            assert refusing.asked == []
+            by_netlink += 1
+        assert saved(family) == wanted
+    assert by_netlink
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-A A -m mark --mark 0x4000/0x4000 -j ACCEPT",
+        "-A A -m tcp --sport 80 -j ACCEPT",
+        "-A A -m addrtype --dst-type UNICAST -j ACCEPT",
+        "-A A -m statistic --mode nth --every 2 --packet 0 -j ACCEPT",
+        "-A A -m recent --update --name x -j ACCEPT",
+        "-A A -o eth0 -j ACCEPT",
+        "-A A ! -p tcp -j ACCEPT",
+        "-A A -p icmp -j ACCEPT",
+        "-A A -s fd00::1/128 -j ACCEPT",
+        "-A A -s 10.0.0.0/33 -j ACCEPT",
+        "-A A -j DNAT --to-destination 10.0.0.1:80 --random",
+        "-A A -j DNAT --to-destination [fd00::1]:80",
+        "-A A -j REJECT --reject-with tcp-reset",
+        "-A A -j LOG",
+        "-A A -g B",
+        "-I A -j ACCEPT",
+        "-D A -j ACCEPT",
+        ":INPUT ACCEPT [0:0]",
+        "-A A -m comment --comment " + "x" * 256 + " -j ACCEPT",
+    ],
+)
+def test_rules_of_others_are_not_guessed(line):
+    with pytest.raises(xt_rules.Unknown):
+        xt_rules.encode(f"*nat\n{line}\nCOMMIT\n", Family.IPV4)
+
+
+def test_what_the_kernel_refuses_is_left_to_the_command(netns):
+    text = "*nat\n:KUBE-SVC-A - [0:0]\n:KUBE-SEP-A - [0:0]\n-A KUBE-SVC-A -j KUBE-SEP-A\nCOMMIT\n"
+    made = NftCompat(commands(Family.IPV4))
+    made.prepared(text)()  # there is no table yet
+    assert "-A KUBE-SVC-A -j KUBE-SEP-A" in saved(Family.IPV4)
+    with pytest.raises(ApplyError, match="KUBE-SEP-B"):
+        made.prepared(text.replace("-j KUBE-SEP-A", "-j KUBE-SEP-B"))()
+    assert "-A KUBE-SVC-A -j KUBE-SEP-A" in saved(Family.IPV4)
+    made.close()
