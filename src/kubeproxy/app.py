@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from kubeproxy import __version__, collector, host, modes
 from kubeproxy.backends.ipvs import INTERFACE as SERVICE_INTERFACE
 from kubeproxy.backends.mode import Mode
 from kubeproxy.config.addresses import split_host_port
+from kubeproxy.config.gates import gate_enabled, gate_states, gate_warnings
 from kubeproxy.config.options import Options
 from kubeproxy.config.types import Logging
 from kubeproxy.config.watch import watch as watch_config
@@ -42,6 +44,7 @@ from kubeproxy.observe.metrics import KUBERNETES, Metrics
 from kubeproxy.observe.pages import flags_text, metrics_pages, status_text
 from kubeproxy.observe.profiling import LEVEL_PAGE, profiling_pages
 from kubeproxy.observe.service_health import ServiceHealth
+from kubeproxy.observe.slis import SLIS_PAGE
 from kubeproxy.observe.state import ProgrammedState
 from kubeproxy.observe.systemd import Notifier
 from kubeproxy.reporter import Reporter
@@ -65,6 +68,8 @@ def run(options: Options) -> int:
     output = _set_up_logs(config.logging)
     for name, value in options.flags if log.isEnabledFor(logs.level(1)) else ():
         log.log(logs.level(1), 'FLAG: --%s="%s"', name, value)
+    for warning in gate_warnings(config.feature_gates):
+        log.warning("%s", warning)
     if options.cleanup:
         return _clean_up()
     mode = modes.load(config.active_mode)
@@ -121,6 +126,7 @@ class App:
         self._settings = settings
         self._node = ObjectReference("Node", settings.node_name, "", settings.node_name)
         self._metrics = Metrics()
+        self._metrics.show_features(gate_states(config.feature_gates))
         self._health = ProxyHealth(self._metrics, config.sync_period)
         self._sources: Sources = open_sources(options, settings.node_name, self._take, self._metrics)
         self._events = EventRecorder(settings.node_name, self._sources.post)
@@ -204,7 +210,9 @@ class App:
         task = asyncio.get_running_loop().create_task(work, name=name)
 
         def ended(task: asyncio.Task[None]) -> None:
-            if not task.cancelled() and (error := task.exception()) is not None:
+            if task.cancelled():  # by others than `run`, which does so at the end
+                self._fail(RuntimeError(f"{name} was cancelled"))
+            elif (error := task.exception()) is not None:
                 self._fail(error)
 
         task.add_done_callback(ended)
@@ -255,20 +263,25 @@ class App:
     def _serve(self) -> None:
         """Open the health and the metrics port; one that is taken is tried again, or ends the program."""
         config = self._config
+        health = self._health.routes()
+        # Load balancers ask by other methods too, as HAProxy by OPTIONS.
+        healthz = routes(health, any_method=health.keys())
+        metrics = routes(self._pages(), any_method=frozenset((LEVEL_PAGE, SLIS_PAGE)))
         wanted = (
-            ("healthz", config.healthz_bind_address, self._health.routes(), "FailedToStartProxierHealthcheck"),
-            ("metrics", config.metrics_bind_address, self._pages(), "FailedToStartMetricServer"),
+            ("healthz", config.healthz_bind_address, healthz, "FailedToStartProxierHealthcheck"),
+            ("metrics", config.metrics_bind_address, metrics, "FailedToStartMetricServer"),
         )
-        for name, address, table, reason in wanted:
+        for name, address, handler, reason in wanted:
             place = split_host_port(address) if address else None
             if place is not None:
-                server = HttpServer(name, routes(table, frozenset((LEVEL_PAGE,))))
+                server = HttpServer(name, handler)
                 self._servers.append(server)
                 self._listen(server, (place[0], int(place[1])), reason)
 
     def _pages(self) -> Mapping[str, Handler]:
         """Return what the metrics port shows."""
         config = self._config
+        on = partial(gate_enabled, config.feature_gates)
         state = ProgrammedState(
             config.active_mode,
             self._engine.planner,
@@ -280,8 +293,10 @@ class App:
             self._metrics,
             lambda: config.active_mode,
             configz=lambda: msgspec.json.encode({"kubeproxy.config.k8s.io": describe(config)}),
-            statusz=lambda: status_text(self._facts(), self._started, list(pages)),
-            flagz=lambda: flags_text(self._options.flags),
+            statusz=(lambda: status_text(self._facts(), self._started, list(pages)))
+            if on("ComponentStatusz")
+            else None,
+            flagz=(lambda: flags_text(self._options.flags)) if on("ComponentFlagz") else None,
             state=state.handle,
         )
         if config.enable_profiling:

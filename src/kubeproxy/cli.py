@@ -66,9 +66,9 @@ def _run(line: CommandLine) -> int:
 
 
 def version_text(wanted: str) -> str:
-    """What --version prints; "raw" is the long form."""
+    """What --version prints, in the form that scripts know of other components; "raw" is the long form."""
     if wanted != "raw":
-        return f"kube-proxy {__version__} (compatible with Kubernetes {KUBERNETES_VERSION})"
+        return f"Kubernetes {KUBERNETES_VERSION}.0+python.{__version__}"
     import platform  # noqa: PLC0415
 
     return "\n".join(

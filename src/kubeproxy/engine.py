@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
-from collections import deque
+from collections import ChainMap, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Protocol, TypeVar
@@ -18,12 +17,13 @@ from typing import Protocol, TypeVar
 from msgspec import Struct
 
 from kubeproxy.backends.mode import Backend
+from kubeproxy.backlog import Backlog, Retry, joined
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event, Rejected, Upserted
 from kubeproxy.model.objects import Node, ServiceCIDR
-from kubeproxy.model.plan import Compiled, Globals, Problem, ServiceName, ServicePlan
-from kubeproxy.model.planner import Change, Planner
+from kubeproxy.model.plan import Globals, Problem, ServiceName
+from kubeproxy.model.planner import Change, Counts, Planner
 from kubeproxy.model.world import Settings, Surroundings, build, pod_cidrs
 
 log = logging.getLogger("kubeproxy.engine")
@@ -31,9 +31,6 @@ log = logging.getLogger("kubeproxy.engine")
 T = TypeVar("T")
 
 NODE_PATIENCE = 30.0  # seconds; kube-proxy polls the Node that long before it falls back to loopback
-FIRST_RETRY = 0.05
-SLOWEST_RETRY = 10.0
-MOST_TRIGGERS = 100  # of one Service, while the kernel refuses: more would say nothing new of the latency
 HOLD = 0.01
 """Seconds that a long piece of work may hold the event loop at a time: 44,000 Services are seconds of work, and health,
 watches and other programs' questions must not wait for that."""
@@ -47,10 +44,10 @@ class Observer(Protocol):
         """Something is to be programmed."""
 
     def pending(self, services: int, endpoints: int) -> None:
-        """So many objects changed since the last sync."""
+        """So many objects changed that are not yet in the kernel, in all families."""
 
     def counted(self, services: int, endpoints: int) -> None:
-        """So many object changes went into a sync of all families."""
+        """So many objects changed, each told once."""
 
     def synced(self, family: Family, seconds: float, full: bool) -> None:
         """A family is up to date in the kernel."""
@@ -59,7 +56,7 @@ class Observer(Protocol):
         """The kernel refused."""
 
     def applied(self, changes: Sequence[Change], full: bool) -> None:
-        """These changes are in the kernel, in all families."""
+        """These changes are in the kernel, in all families that it does not refuse at the moment."""
 
     def reached(self, family: Family, changes: Sequence[Change], full: bool) -> None:
         """These changes are in the kernel in this family; all Services if `full`, whatever it had before."""
@@ -110,18 +107,20 @@ class Engine:
         self._wake = asyncio.Event()
         self._kernel = asyncio.Lock()  # a backend does one thing at a time, in a thread or not
         self._inbox: deque[Iterator[list[Rejected]]] = deque()  # what is being taken in, and what comes after it
-        self._unapplied: dict[ServiceName, Change] = {}
-        self._stale: set[Family] = {backend.family for backend in backends}
+        self._backlogs = {backend.family: Backlog(backend.family) for backend in backends}
+        self._unreported: dict[ServiceName, Change] = {}
+        self._waiting = Counts()  # taken by a sync, but not in the kernel in all families
         self._started = time.monotonic()
         self._surroundings_changed = True
         self._world: Globals | None = None  # what the backends were told, nothing at first
         self._queued = False
-        self._retry = FIRST_RETRY
+        self._begun = False
+        self._never_synced = {backend.family for backend in backends}
 
     @property
     def unapplied(self) -> Mapping[ServiceName, Change]:
         """The changes that are on their way to the kernel, or were refused by it."""
-        return self._unapplied
+        return ChainMap(*(backlog.changes for backlog in self._backlogs.values()))
 
     def sink(self, events: Sequence[Event]) -> None:
         """Take events of a source in. Never raises: what cannot be used is reported.
@@ -151,9 +150,12 @@ class Engine:
                 self._inbox.popleft()
                 raise
             self._inbox.popleft()
-        counts = self.planner.counts
-        self._observer.pending(counts.services, counts.endpoints)
+        self._tell_pending()
         self.poke()
+
+    def _tell_pending(self) -> None:
+        waiting, counts = self._waiting, self.planner.counts
+        self._observer.pending(waiting.services + counts.services, waiting.endpoints + counts.endpoints)
 
     def _reject(self, found: Sequence[Rejected]) -> None:
         for rejected in found:
@@ -173,26 +175,28 @@ class Engine:
 
     def force(self, family: Family) -> None:
         """Compare a family with the kernel at the next sync."""
-        self._stale.add(family)
+        self._backlogs[family].stale = True
         self._wake.set()
 
     async def run(self) -> None:
         """Sync until cancelled."""
         drift = asyncio.create_task(self._watch_drift())
         drift.add_done_callback(lambda _: self._wake.set())
+        retry = Retry()
         try:
             while True:
                 await self._wait(drift)
                 began = time.monotonic()
-                if await self._sync():
-                    self._retry = FIRST_RETRY
-                    if self._queued:  # during the sync, whose end told that nothing waits any more
-                        self._observer.queued([backend.family for backend in self._backends])
-                    await asyncio.sleep(max(0.0, self._pace.minimum - (time.monotonic() - began)))
-                else:
-                    await asyncio.sleep(self._retry * random.uniform(0.75, 1.25))  # noqa: S311 - jitter
-                    self._retry = min(self._retry * 2, SLOWEST_RETRY)
+                try:
+                    world_changed = self._update_world()
+                except ApplyError as error:
+                    log.error("Cannot read the local addresses error=%r", str(error))
+                    await asyncio.sleep(retry.after_failure())
                     self._wake.set()
+                    continue
+                retry.succeeded()
+                await self._sync(world_changed)
+                await asyncio.sleep(max(0.0, self._pace.minimum - (time.monotonic() - began)))
         finally:
             drift.cancel()
 
@@ -208,7 +212,8 @@ class Engine:
             self._wake.clear()
             if not self.planner.complete:
                 continue
-            if self._node_known() or self.ready.is_set():
+            if self._begun or self._node_known():
+                self._begun = True
                 return
             left = self._started + self._node_patience - time.monotonic()
             if left > 0:
@@ -220,89 +225,93 @@ class Engine:
                     f"{self._node_patience:.0f} s: have them allocated (--allocate-node-cidrs), or use another mode"
                 )
             log.warning("No Node of this name, going on without its addresses node=%s", self.settings.node_name)
+            self._begun = True
             return
 
     def _node_known(self) -> bool:
         node = self.planner.nodes.get(self.settings.node_name)
         return node is not None and (self.settings.local_mode != "NodeCIDR" or bool(pod_cidrs(node)))
 
-    async def _sync(self) -> bool:
-        """Do one sync of all families; return whether everything is in the kernel."""
-        try:
-            world_changed = self._update_world()
-        except ApplyError as error:
-            log.error("Cannot read the local addresses error=%r", str(error))
-            return False
+    async def _sync(self, world_changed: bool) -> None:
+        """Do one sync of all families but those that rest after a failure."""
         queued, self._queued = self._queued, False
-        services, endpoints = self.planner.counts.services, self.planner.counts.endpoints
-        self.planner.counts.services = self.planner.counts.endpoints = 0
+        fresh = await self._take()
+        done: list[Family] = []
+        full = False
+        # Those that were refused come last: their attempts may be long.
+        for backend in sorted(self._backends, key=lambda backend: self._backlogs[backend.family].stale):
+            backlog = self._backlogs[backend.family]
+            if backlog.resting:
+                continue
+            if backlog.changes or backlog.stale or world_changed:
+                full = full or backlog.stale
+                if not await self._sync_family(backend, backlog, fresh, world_changed):
+                    continue
+            elif queued:  # what was queued came to nothing: that is up to date as well
+                self._observer.synced(backend.family, 0.0, full=False)
+            done.append(backend.family)
+        if not any(backlog.changes for backlog in self._backlogs.values()):
+            self._waiting = Counts()
+        self._tell_pending()
+        if done:
+            self._report(full)
+            if self._queued:  # during the sync, whose end told that nothing waits any more
+                self._observer.queued([backend.family for backend in self._backends])
+        if not self._never_synced:
+            self.ready.set()
+
+    async def _take(self) -> list[Change]:
+        """Compile what is dirty; return what changed, which every family's backlog has by then."""
+        counts, self.planner.counts = self.planner.counts, Counts()
+        self._waiting.services += counts.services
+        self._waiting.endpoints += counts.endpoints
+        if counts.services or counts.endpoints:
+            self._observer.counted(counts.services, counts.endpoints)
         fresh: list[Change] = []
         async for changes in _in_turns(self.planner.taking()):
             fresh += changes
+            for backlog in self._backlogs.values():
+                backlog.add(changes)
             for change in changes:
-                earlier = self._unapplied.get(change.name)
-                self._unapplied[change.name] = change if earlier is None else _joined(earlier, change)
-        if not (self._unapplied or self._stale or world_changed):
-            for backend in (
-                self._backends if queued else ()
-            ):  # what was queued came to nothing: that is up to date as well
-                self._observer.synced(backend.family, 0.0, full=False)
-            self._observer.counted(services, endpoints)
-            return True
-        changes = list(self._unapplied.values())
-        full = bool(self._stale)
-        done: list[bool] = []
-        for backend in self._backends:
-            # If not stale its last sync succeeded, so it has all but what is fresh, whatever the other family has.
-            # A new world may be a new address for NodePorts, to which flows began before it answered.
-            everything = world_changed or backend.family in self._stale
-            about = self._everything(fresh) if everything else fresh
-            done.append(await self._sync_family(backend, changes))
-            if done[-1]:
-                self._observer.reached(backend.family, about, everything)
-        if not all(done):
-            self.planner.counts.services += services
-            self.planner.counts.endpoints += endpoints
-            return False
-        self._unapplied.clear()
-        self._observer.counted(services, endpoints)
-        self._report(changes, full)
-        self.ready.set()
-        return True
+                earlier = self._unreported.get(change.name)
+                self._unreported[change.name] = change if earlier is None else joined(earlier, change)
+        return fresh
 
-    def _everything(self, fresh: Sequence[Change]) -> list[Change]:
-        """Return what changed since the kernel was known to be right, and all Services that did not change."""
-        unapplied, compiled = self._unapplied, self.planner.compiled
-        joined = [change for change in fresh if unapplied[change.name] is not change]
-        same = [Change(name, entry, entry) for name, entry in compiled.items() if name not in unapplied]
-        return [*joined, *unapplied.values(), *same]
-
-    async def _sync_family(self, backend: Backend, changes: Sequence[Change]) -> bool:
+    async def _sync_family(
+        self, backend: Backend, backlog: Backlog, fresh: Sequence[Change], world_changed: bool
+    ) -> bool:
+        """Bring one family up to date; return whether the kernel took it."""
         family, began = backend.family, time.monotonic()
-        full = family in self._stale
+        full, backlog.stale = backlog.stale, False  # it may be asked for meanwhile
+        # If not stale its last sync succeeded, so it has all but what is fresh. A new world may be a new address for
+        # NodePorts, to which flows began before it answered.
+        everything = full or world_changed
+        about = backlog.everything(fresh, self.planner.compiled) if everything else fresh
         try:
-            if full:
-                steps = self._resync(backend, changes)
-            else:
-                # All of them: of two changes joined after a failure, this family may have got the first one.
-                steps = backend.sync([(c.name, _of(c.after, family)) for c in changes])
+            compiled = self.planner.compiled
+            steps = backend.resync(backlog.all_plans(compiled)) if full else backend.sync(backlog.plans())
             async with self._kernel:
                 await _run(steps, in_thread=full or backend.blocking)
         except ApplyError as error:
             log.error("Sync failed family=%s error=%r", family.label, str(error))
-            self._stale.add(family)
+            backlog.stale = backlog.resting = True
+            asyncio.get_running_loop().call_later(backlog.retry.after_failure(), self._try_again, backlog)
             self._observer.failed(family, error)
             return False
-        if full:  # else it may have been asked for meanwhile
-            self._stale.discard(family)
         self._observer.synced(family, time.monotonic() - began, full)
+        self._observer.reached(family, about, everything)
+        now = datetime.now(UTC)
+        for trigger in backlog.triggers():
+            if (seconds := _age(trigger, now)) is not None:
+                self._observer.programmed(family, seconds)
+        backlog.changes.clear()
+        backlog.retry.succeeded()
+        self._never_synced.discard(family)
         return True
 
-    def _resync(self, backend: Backend, changes: Sequence[Change]) -> Iterator[int]:
-        """Yield from a full sync of a family; what changed comes first, in its order."""
-        compiled = self.planner.compiled
-        ordered = {change.name: change.after for change in changes if change.name in compiled} | compiled
-        yield from backend.resync({name: _of(entry, backend.family) for name, entry in ordered.items()})
+    def _try_again(self, backlog: Backlog) -> None:
+        backlog.resting = False
+        self._wake.set()
 
     def _update_world(self) -> bool:
         """Take the node's part of the plans up to date; return whether it changed. Raises ApplyError."""
@@ -319,16 +328,16 @@ class Engine:
         self._observer.world(world)
         for backend in self._backends:
             if backend.set_world(world):
-                self._stale.add(backend.family)
+                self._backlogs[backend.family].stale = True
         return True
 
-    def _report(self, changes: Sequence[Change], full: bool) -> None:
-        now = datetime.now(UTC)
+    def _report(self, full: bool) -> None:
+        """Tell what follows from the changes; families that are refused are not waited for."""
+        if not (self._unreported or full):
+            return
+        changes = list(self._unreported.values())
+        self._unreported.clear()
         for change in changes:
-            for trigger in change.triggers:
-                if (seconds := _age(trigger, now)) is not None:
-                    for family in {plan.key.family for plan in change.after.plans}:
-                        self._observer.programmed(family, seconds)
             if change.after.problems != change.before.problems:
                 for problem in change.after.problems:
                     if problem not in change.before.problems:
@@ -341,12 +350,10 @@ class Engine:
         looked = time.monotonic()
         while True:
             await asyncio.sleep(DRIFT_CHECK)
-            if not self.ready.is_set():
-                continue
             thorough = time.monotonic() - looked >= self._pace.period
             for backend in self._backends:
                 async with self._kernel:
-                    if backend.family in self._stale or not self._touched(backend):
+                    if self._backlogs[backend.family].stale or not self._touched(backend):
                         suspicious.discard(backend.family)
                         continue
                     closely = thorough or backend.family in suspicious
@@ -411,20 +418,6 @@ def _is_about_node(event: Event) -> bool:
     if isinstance(event, Upserted):
         return isinstance(event.object, Node | ServiceCIDR)
     return event.resource in {"nodes", "servicecidrs"}
-
-
-def _of(compiled: Compiled, family: Family) -> tuple[ServicePlan, ...]:
-    plans = compiled.plans  # family by family
-    if plans and plans[0].key.family is family is plans[-1].key.family:
-        return plans
-    return tuple([plan for plan in plans if plan.key.family is family])
-
-
-def _joined(earlier: Change, later: Change) -> Change:
-    """Return two changes of a Service as one."""
-    return Change(
-        later.name, earlier.before, later.after, later.uid, (earlier.triggers + later.triggers)[-MOST_TRIGGERS:]
-    )
 
 
 def _age(trigger: str, now: datetime) -> float | None:

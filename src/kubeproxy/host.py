@@ -79,10 +79,25 @@ def _loopback_nodeports(config: KubeProxyConfiguration) -> Literal["never", "ipv
 
 
 def check_nodeport_addresses(config: KubeProxyConfiguration) -> None:
-    """Warn of NodePorts that answer on more addresses than one may think. Source: REFERENCE "Start" 6."""
-    if not config.node_port_addresses and config.active_mode in _NODEPORT_ADDRESSES:
+    """Warn of NodePorts that answer on more addresses than one may think.
+
+    Source: REFERENCE "Start" 6; checkBadConfig of cmd/kube-proxy.
+    """
+    given = config.node_port_addresses
+    if not given and config.active_mode in _NODEPORT_ADDRESSES:
         log.warning(
             "nodePortAddresses is unset: NodePorts answer on all local addresses; [primary] would be the node's own"
+        )
+    dual_stack = any(
+        all(_any_of(family, networks) for family in Family)
+        for networks in (config.cluster_cidrs, config.ipvs.exclude_cidrs)
+    )
+    missing = [family.label for family in Family if given and given != ("primary",) and not _any_of(family, given)]
+    if dual_stack and missing:
+        log.warning(
+            "nodePortAddresses has no %s network, but the cluster appears to be dual-stack: NodePorts answer on all "
+            "local %s addresses",
+            *(missing[0], missing[0]),
         )
 
 

@@ -24,10 +24,15 @@ def remove_others(current: Mode) -> list[str]:
     """Remove what other modes, or another kube-proxy, left on this node; return what could not be removed."""
     # Chains of iptables are told apart one by one, as modes share names of them.
     others = [name for name in MODES if name not in (current.name, "iptables")]
-    failures = [failure for name in others for failure in load(name).cleanup()]
+    failures = [failure for name in others for failure in _cleaned(name)]
     return failures + remove_iptables_rules(current.keeps)
 
 
 def clean_up() -> list[str]:
     """Remove what any mode put into the kernel; return what could not be removed."""
-    return [failure for name in MODES for failure in load(name).cleanup()]
+    return [failure for name in MODES for failure in _cleaned(name)]
+
+
+def _cleaned(name: str) -> list[str]:
+    failures: list[str] = import_module(f"kubeproxy.backends.{name}.cleanup").cleanup()
+    return failures

@@ -76,7 +76,6 @@ class Reporter:
         """See engine.Observer."""
         self._metrics.service_changes.inc(services)
         self._metrics.endpoint_changes.inc(endpoints)
-        self.pending(0, 0)
 
     def synced(self, family: Family, seconds: float, full: bool) -> None:
         """See engine.Observer."""

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kubeproxy.api.source import ResourceStatus
+from kubeproxy.config.gates import gate_enabled
 from kubeproxy.config.options import Options
 from kubeproxy.model.events import Sink
 from kubeproxy.observe.events import Post
 from kubeproxy.observe.metrics import Metrics
+
+if TYPE_CHECKING:
+    from kubeproxy.api.http import Finished
+
+log = logging.getLogger("kubeproxy.sources")
 
 STALE_API = 300.0  # seconds without a word from the API server after which readiness says so
 NODE_PATIENCE = 30.0  # kube-proxy polls its Node that long before it falls back to loopback
@@ -56,18 +63,19 @@ class ApiSources:
     def __init__(self, options: Options, node_name: str, sink: Sink, metrics: Metrics) -> None:
         from kubeproxy.api.client import ApiClient  # noqa: PLC0415 - the manifests mode needs no client
         from kubeproxy.api.kubeconfig import load_cluster  # noqa: PLC0415
-        from kubeproxy.api.watch import ApiSource  # noqa: PLC0415
-
-        def requested(method: str, host: str, code: str, seconds: float) -> None:
-            metrics.rest.requests.labels(code, method, host).inc()
-            metrics.rest.duration.labels(method, host).observe(seconds)
+        from kubeproxy.api.watch import ApiSource, WatchListSupport  # noqa: PLC0415
 
         cluster = load_cluster(options.config.client_connection.kubeconfig, options.master)
-        self._client = ApiClient(cluster, on_request=requested)
+        if cluster.proxy is not None:
+            log.info("Using a proxy for the API server proxy=%s server=%s", cluster.proxy, cluster.url)
+        self._client = ApiClient(cluster, on_request=partial(_finished, metrics))
         client = options.config.client_connection
         self._limit = RateLimit(client.qps, client.burst)
         self._waited = partial(_waited, metrics, cluster.server.authority)
-        self._source = ApiSource(self._client, node_name, sink)
+        support = WatchListSupport()
+        if not gate_enabled(options.config.feature_gates, "WatchListClient"):
+            support.refused("the feature gate WatchListClient is off")
+        self._source = ApiSource(self._client, node_name, sink, support=support)
         for resource, status in self._source.statuses.items():
             metrics.follow_staleness(resource, partial(_staleness, status))
         self.post: Post | None = self._post
@@ -128,6 +136,15 @@ class RateLimit:
         if wait:
             await asyncio.sleep(wait)
         return wait
+
+
+def _finished(metrics: Metrics, request: Finished) -> None:
+    rest, series = metrics.rest, (request.method, request.host)
+    rest.requests.labels(request.code, *series).inc()
+    rest.duration.labels(*series).observe(request.seconds)
+    rest.request_size.labels(*series).observe(request.sent)
+    if request.received is not None:
+        rest.response_size.labels(*series).observe(request.received)
 
 
 def _waited(metrics: Metrics, host: str, method: str, seconds: float) -> None:

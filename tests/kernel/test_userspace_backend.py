@@ -19,10 +19,12 @@ from namespaces import inside, namespace, run
 from random_plans import histories
 
 from kubeproxy.backends.userspace.backend import UserspaceBackend
+from kubeproxy.backends.userspace.cleanup import cleanup
+from kubeproxy.backends.userspace.layout import TABLE
 from kubeproxy.backends.userspace.listeners import Listeners
-from kubeproxy.backends.userspace.mode import MODE
 from kubeproxy.backends.userspace.udp import Sessions
 from kubeproxy.errors import ApplyError
+from kubeproxy.kernel import nft
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.plan import Action, FamilyGlobals, Frontend, FrontendKind, Globals, ServicePlan, ServicePortKey
 from kubeproxy.model.plan import Traffic as Treatment
@@ -140,6 +142,25 @@ def answering(sock: socket.socket, answer: bytes = b"hello") -> Iterator[socket.
                 yield sock
             finally:
                 ended = True
+
+
+def test_rules_of_others_are_not_taken_for_ours_when_the_table_is_made(monkeypatch) -> None:
+    with node() as (made, _):
+        load = nft.run
+
+        def meddled(text: str) -> None:
+            load(text)
+            load(f"insert rule ip {TABLE} nat-prerouting accept\n")
+
+        monkeypatch.setattr(nft, "run", meddled)
+        made.resync()
+        monkeypatch.setattr(nft, "run", load)
+        assert made.backend.touched()
+        assert "changed by another program" in made.backend.drift()
+        made.resync()
+        assert not made.backend.touched()
+        assert made.backend.drift() == ""
+        assert "\taccept" not in run("nft", "list", "chain", "ip", TABLE, "nat-prerouting")
 
 
 def test_a_service_that_waits_for_a_port_gets_the_next_free_one() -> None:
@@ -305,6 +326,6 @@ def test_sctp_is_refused_and_said_so(caplog) -> None:
 def test_clean_up_removes_the_tables() -> None:
     with node() as (made, _), endpoint() as server:
         made.sync("web", plan("web", [frontend(VIP[V4], 80)], [server]))
-        assert MODE.cleanup() == []
-        assert MODE.cleanup() == []
+        assert cleanup() == []
+        assert cleanup() == []
         assert run("nft", "list", "tables") == ""

@@ -6,10 +6,10 @@ import errno
 import os
 import select
 import socket
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
-from carrying import PATIENCE, UDP, accept, connect, endpoint, nowhere, stage, until
+from carrying import PATIENCE, TCP, UDP, accept, connect, endpoint, nowhere, stage, until
 
 from kubeproxy.backends.userspace import listeners
 from kubeproxy.backends.userspace.listeners import ListenerName, PoolKind, Target
@@ -98,6 +98,44 @@ def test_a_datagram_without_room_for_a_session_costs_one_look():
         until(lambda: picks, "the datagram comes")
         made.path.call(lambda: None)
         assert len(picks) == 1
+
+
+@pytest.mark.parametrize("flooded", [TCP, UDP])
+def test_a_flood_of_one_protocol_leaves_room_for_the_other_one(flooded):
+    """From as many clients as it likes: connections and sessions share one limit of open files."""
+    with (
+        stage(limit=40, udp_idle=PATIENCE) as made,
+        endpoint() as listening,
+        endpoint(UDP) as server,
+        ExitStack() as many,
+    ):
+        tcp, udp = made.carry([listening]), made.carry([server], UDP)
+
+        def datagram():
+            client = many.enter_context(socket.socket(type=socket.SOCK_DGRAM))
+            client.settimeout(PATIENCE)
+            client.connect(udp)
+            client.send(b"?")
+            return client
+
+        said = []
+        made.path.complain = lambda about, *_: said.append(about)
+        for _ in range(60):
+            if flooded == UDP:
+                datagram()
+            else:
+                with suppress(ConnectionResetError):  # turned away before it was through with connecting
+                    many.enter_context(connect(tcp))
+        until(lambda: said, "it is too much")
+        if flooded == UDP:
+            with connect(tcp) as client, accept(listening) as link:
+                link.sendall(b"!")
+                assert client.recv(1) == b"!"
+        else:
+            client = datagram()
+            data, where = server.recvfrom(10)
+            server.sendto(data, where)
+            assert client.recv(10) == b"?"
 
 
 def test_ports_that_are_all_taken_are_looked_at_once(monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import re
 import socket
@@ -11,7 +13,7 @@ from datetime import datetime
 import pytest
 from live import Live
 
-from kubeproxy.devcluster.netns import open_socket_in
+from kubeproxy.devcluster.netns import open_socket_in, run_in_async
 from kubeproxy.devcluster.proxyprocess import HEALTH_PORT, METRICS_PORT
 
 FAMILIES = ("IPv4", "IPv6")
@@ -22,6 +24,8 @@ HISTOGRAMS = {
     "kubeproxy_network_programming_duration_seconds",
     "kubeproxy_conntrack_reconciler_sync_duration_seconds",
     "rest_client_request_duration_seconds",
+    "rest_client_request_size_bytes",
+    "rest_client_response_size_bytes",
 }
 GAUGES = {
     "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
@@ -157,6 +161,17 @@ async def test_readiness(live: Live) -> None:
     assert (status, json.loads(body)) == (200, {"ready": True, "reasons": {}})
 
 
+@pytest.mark.parametrize(("port", "path", "status"), [(HEALTH_PORT, "/livez", 200), (METRICS_PORT, "/healthz", 405)])
+async def test_load_balancers_may_ask_for_health_by_any_method(live: Live, port: int, path: str, status: int) -> None:
+    def ask() -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=15)
+        with contextlib.closing(connection):
+            connection.request("OPTIONS", path)
+            return connection.getresponse().status
+
+    assert await run_in_async(live.proxy.namespace, ask) == status
+
+
 async def test_configuration_mode_and_flags(live: Live) -> None:
     status, body = await live.page("/configz", METRICS_PORT)
     config = json.loads(body)["kubeproxy.config.k8s.io"]
@@ -170,6 +185,18 @@ async def test_configuration_mode_and_flags(live: Live) -> None:
         assert status == 200
         assert word in body
     assert (await live.page("/nothing", METRICS_PORT))[0] == 404
+
+
+async def test_feature_gates_turn_pages_and_streamed_lists_off(bare: Live) -> None:
+    gates = {"ComponentFlagz": False, "ComponentStatusz": False, "WatchListClient": False, "NFTablesProxyMode": True}
+    proxy = await bare.start({"featureGates": gates})
+    for path in ("/flagz", "/statusz"):
+        assert (await bare.page(path, METRICS_PORT))[0] == 404
+    log = proxy.tail()
+    assert "Using paged lists, not streamed ones: the feature gate WatchListClient is off" in log
+    assert "Setting GA feature gate NFTablesProxyMode=true. It will be removed in a future release." in log
+    _, metrics = await bare.page("/metrics", METRICS_PORT)
+    assert '\nkubernetes_feature_enabled{name="ComponentFlagz",stage="BETA"} 0\n' in metrics
 
 
 async def test_metrics_stay_on_the_node(live: Live) -> None:

@@ -11,6 +11,7 @@ from kubeproxy.cli import main
 from kubeproxy.config import load_text
 from kubeproxy.config.flags import FLAGS, GROUPS
 from kubeproxy.errors import ConfigError, Unsupported
+from kubeproxy.observe.metrics import build_info
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 DEPRECATED = (
@@ -54,7 +55,8 @@ def test_short_help_wins_over_words(capsys):
 
 def test_version(capsys):
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"kube-proxy {__version__} (compatible with Kubernetes v1.36)\n"
+    assert capsys.readouterr().out == f"Kubernetes v1.36.0+python.{__version__}\n"
+    assert build_info()["git_version"] == f"v1.36.0+python.{__version__}"
     assert main(["--version=raw"]) == 0
     assert capsys.readouterr().out.startswith(f"version: {__version__}\nkubernetes: v1.36\npython: 3.")
 
@@ -132,7 +134,7 @@ def test_write_config_to_writes_and_ends(app, capsys, tmp_path):
 def test_the_arguments_of_the_process_are_the_default(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["kube-proxy", "--version"])
     assert main() == 0
-    assert "compatible" in capsys.readouterr().out
+    assert "Kubernetes" in capsys.readouterr().out
 
 
 def test_version_and_help_load_nothing_heavy():

@@ -122,3 +122,20 @@ def test_the_place_in_an_oom(caplog):
     assert [record.getMessage() for record in caplog.records] == [
         "Cannot set oom_score_adj=-1001 error='Invalid argument'"
     ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ("mode: nftables", None),
+        ("mode: iptables", "nodePortAddresses is unset: NodePorts answer on all local addresses"),
+        ("nodePortAddresses: [primary]\nclusterCIDR: 10.0.0.0/8,fd00::/8", None),
+        ("nodePortAddresses: [10.0.0.0/8]\nclusterCIDR: 10.0.0.0/8", None),
+        ("nodePortAddresses: [10.0.0.0/8]\nclusterCIDR: 10.0.0.0/8,fd00::/8", "no IPv6 network"),
+        ("nodePortAddresses: ['fd00::/8']\nclusterCIDR: 10.0.0.0/8,fd00::/8", "answer on all local IPv4 addresses"),
+        ("nodePortAddresses: [10.0.0.0/8, 'fd00::/8']\nclusterCIDR: 10.0.0.0/8,fd00::/8", None),
+    ],
+)
+def test_nodeports_that_answer_more_widely_than_one_may_think(settings, told, caplog):
+    host.check_nodeport_addresses(load_text(HEAD + settings))
+    assert (caplog.text == "") if told is None else (told in caplog.text)

@@ -120,11 +120,33 @@ class Trust(Struct, frozen=True, kw_only=True):
         return KeyPair(certificate, key)
 
 
-class Cluster:
-    """An API server as a client needs it: where it is, how TLS is done, and the credentials."""
+class Proxy(NamedTuple):
+    """Where a proxy listens, and the Proxy-Authorization header's value, '' for none, which is shown nowhere."""
 
-    def __init__(self, server: Server, trust: Trust, credentials: Credentials) -> None:
+    scheme: str
+    host: str
+    port: int
+    authorization: str = ""
+
+    @property
+    def authority(self) -> str:
+        """host:port, IPv6 addresses in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def __repr__(self) -> str:
+        return f"{self.scheme}://{self.authority}"
+
+    def headers(self) -> list[str]:
+        """Return the header lines that the proxy wants."""
+        return [f"Proxy-Authorization: {self.authorization}"] if self.authorization else []
+
+
+class Cluster:
+    """An API server as a client needs it: where it is, through which proxy, how TLS is done, and the credentials."""
+
+    def __init__(self, server: Server, trust: Trust, credentials: Credentials, proxy: Proxy | None = None) -> None:
         self.server = server
+        self.proxy = proxy
         self.credentials = credentials
         self._trust = trust
         self._context: ssl.SSLContext | None = None

@@ -23,6 +23,7 @@ _KINDS: dict[str, tuple[Resource, tuple[str, ...]]] = {
 }
 _NAMESPACED = frozenset({"services", "endpointslices"})
 _SEPARATOR = re.compile(r"^---(?=\s|\Z)", re.MULTILINE)
+_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _ONLY_COMMENTS = re.compile(r"\A(?:\s*(?:[#%][^\n]*)?\n?)*\Z")
 
 Key = tuple[Resource, str, str]
@@ -148,12 +149,28 @@ def _read_entry(entry: Any, where: str, content: FileContent) -> bool:
         content.rejected.append(Rejected(resource, "", "", "", where.rstrip(": ."), f"is no JSON value: {error}"))
         return False
     found, rejected = decode_object(resource, encoded)
+    if isinstance(found, Service) and (odd := _odd_name(found)) is not None:
+        field, name = odd
+        reason = f"{name[:80]!r} is no name: up to 63 lower-case letters, digits and -, with neither end a -"
+        rejected = [Rejected(resource, *identity(found), found.metadata.uid or "", field, reason)]
+        found = None
     if found is not None:
         content.found.setdefault((resource, *identity(found)), found)
     content.rejected.extend(
         msgspec.structs.replace(problem, field=f"{where}{problem.field}".rstrip(": .")) for problem in rejected
     )
     return found is not None
+
+
+def _odd_name(service: Service) -> tuple[str, str] | None:
+    """Return the field and the text of a name that an API server would refuse, None when there is none.
+
+    What a backend makes for a service port is named after these, so that `web:x` could be port x of `web` as well.
+    Source: Kubernetes' rules for Services, namespaces and port names, all labels of RFC 1123.
+    """
+    names = {"metadata.namespace": service.metadata.namespace or "", "metadata.name": service.metadata.name}
+    names |= {f"spec.ports[{i}].name": port.name or "" for i, port in enumerate(service.spec.ports or ())}
+    return next(((field, name) for field, name in names.items() if name and not _LABEL.fullmatch(name)), None)
 
 
 def _with_namespace(entry: dict[Any, Any], resource: Resource) -> dict[Any, Any]:

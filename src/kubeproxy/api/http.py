@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,6 +18,7 @@ import kubeproxy
 from kubeproxy.api.cluster import Cluster
 from kubeproxy.api.connection import BytesSink, Connection, Exchange
 from kubeproxy.api.credentials import Headers
+from kubeproxy.api.proxy import open_tunnel
 from kubeproxy.api.status import ConnectionFailed, decode_status, status_error
 
 CONNECT_TIMEOUT = 10.0
@@ -29,8 +31,23 @@ _MAX_IDLE = 4
 _IDLE_LIFETIME = 60.0
 _HAPPY_EYEBALLS_DELAY = 0.25  # RFC 8305, 5
 
-OnRequest = Callable[[str, str, str, float], None]
-"""Told of each request: method, host:port, status code or '<error>', seconds to the answer (or its headers)."""
+
+class Finished(NamedTuple):
+    """A request that is over, for metrics.
+
+    `host` is the server's host:port, `code` the status or '<error>', `seconds` the time to the answer (or its headers).
+    `sent` are the bytes of the request's body, `received` those of the answer's, None when it did not say.
+    """
+
+    method: str
+    host: str
+    code: str
+    seconds: float
+    sent: int
+    received: int | None
+
+
+OnRequest = Callable[[Finished], None]
 
 
 class Response(NamedTuple):
@@ -58,6 +75,7 @@ class HttpClient:
         self._on_request = on_request
         self._connect_timeout = connect_timeout
         self._user_agent = user_agent()
+        self._route = cluster.server.authority + (f" through {cluster.proxy}" if cluster.proxy else "")
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
 
@@ -75,7 +93,7 @@ class HttpClient:
         `path` starts with a slash and carries its query. Raises StatusError for any status but 2xx, and other
         SourceErrors when there was no whole answer; then it is unknown whether a change took effect.
         """
-        watch = _Stopwatch(self, method)
+        watch = _Stopwatch(self, method, len(body))
         try:
             headers = await self.cluster.credentials.headers()
             request = self._encode(method, path, headers, body, content_type)
@@ -98,10 +116,11 @@ class HttpClient:
 
         `on_open` is called when the server has accepted. Raises as `request` does, and whatever `sink` raises.
         """
-        watch = _Stopwatch(self, "GET")
+        watch = _Stopwatch(self, "GET", 0)
 
         def accepted(exchange: Exchange) -> None:
-            watch.stop(exchange.status)
+            watch.accepted(exchange)
+            watch.stop()
             if exchange.streaming:
                 exchange.idle_timeout = idle_timeout
                 on_open()
@@ -124,10 +143,10 @@ class HttpClient:
         if lost:
             await asyncio.wait(lost, timeout=1.0)
 
-    def report(self, method: str, code: str, seconds: float) -> None:
+    def report(self, finished: Finished) -> None:
         """Tell the hook of one request."""
         if self._on_request is not None:
-            self._on_request(method, self.cluster.server.authority, code, seconds)
+            self._on_request(finished)
 
     async def _exchange(
         self,
@@ -170,24 +189,33 @@ class HttpClient:
             if fresh and connection.context is context and connection.reusable:
                 return connection, True
             connection.abort()
-        server = self.cluster.server
+        route = self._route
         try:
             async with asyncio.timeout(self._connect_timeout):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(server.authority, self._lost),
-                    server.host,
-                    server.port,
-                    ssl=context,
-                    server_hostname=self.cluster.server_hostname,
-                    happy_eyeballs_delay=None if _is_address(server.host) else _HAPPY_EYEBALLS_DELAY,
-                )
+                connection = await self._dial(context)
         except TimeoutError as error:
-            raise ConnectionFailed(f"{server.authority}: no connection in {self._connect_timeout:.0f} s") from error
+            raise ConnectionFailed(f"{route}: no connection in {self._connect_timeout:.0f} s") from error
         except OSError as error:
-            raise _connect_error(server.authority, error) from error
+            raise _connect_error(route, error) from error
         self._open.add(connection)
         connection.context = context
         return connection, False
+
+    async def _dial(self, context: ssl.SSLContext | None) -> Connection:
+        """Open a connection to the server or, where there is a proxy, to that one or through it."""
+        proxy, server = self.cluster.proxy, self.cluster.server
+
+        def make() -> Connection:
+            return Connection(server.authority, self._lost)
+
+        host, port = (proxy.host, proxy.port) if proxy else (server.host, server.port)
+        happy = None if _is_address(host) else _HAPPY_EYEBALLS_DELAY
+        if proxy is not None and context is not None:
+            return await open_tunnel(proxy, self.cluster, context, make, self._user_agent, happy)
+        _, connection = await asyncio.get_running_loop().create_connection(
+            make, host, port, ssl=context, server_hostname=self.cluster.server_hostname, happy_eyeballs_delay=happy
+        )
+        return connection
 
     def _keep(self, connection: Connection) -> None:
         if connection.reusable and len(self._idle) < _MAX_IDLE:
@@ -200,13 +228,15 @@ class HttpClient:
         self._idle = [kept for kept in self._idle if kept is not connection]
 
     def _encode(self, method: str, path: str, headers: Headers, body: bytes, content_type: str) -> bytes:
-        server = self.cluster.server
+        server, proxy = self.cluster.server, self.cluster.proxy
+        forwarded = proxy is not None and server.scheme == "http"  # such a proxy is asked for the whole URL
         lines = [
-            f"{method} {server.prefix}{path} HTTP/1.1",
+            f"{method} {server.url if forwarded else server.prefix}{path} HTTP/1.1",
             f"Host: {server.authority}",
             f"User-Agent: {self._user_agent}",
             "Accept: application/json",
             *(f"{name}: {value}" for name, value in headers.items()),
+            *(proxy.headers() if proxy is not None and forwarded else ()),
         ]
         if body or method not in {"GET", "DELETE"}:
             lines += [f"Content-Type: {content_type}", f"Content-Length: {len(body)}"]
@@ -226,23 +256,29 @@ class HttpClient:
 class _Stopwatch:
     """Measures one request and reports it once."""
 
-    def __init__(self, client: HttpClient, method: str) -> None:
+    def __init__(self, client: HttpClient, method: str, sent: int) -> None:
         self._client = client
         self._method = method
+        self._sent = sent
         self._start = time.monotonic()
         self._code = "<error>"  # as client-go's metrics call it
+        self._received: int | None = None
         self._reported = False
 
     def accepted(self, exchange: Exchange) -> None:
-        """Note the status."""
+        """Note the status and the length."""
         self._code = str(exchange.status)
+        length = exchange.headers.get("content-length", "")
+        self._received = int(length) if length.isascii() and length.isdigit() and len(length) < 19 else None
 
-    def stop(self, status: int = 0) -> None:
+    def stop(self) -> None:
         """Report, unless that was done."""
         if self._reported:
             return
         self._reported = True
-        self._client.report(self._method, str(status) if status else self._code, time.monotonic() - self._start)
+        seconds = time.monotonic() - self._start
+        host = self._client.cluster.server.authority
+        self._client.report(Finished(self._method, host, self._code, seconds, self._sent, self._received))
 
 
 def _connect_error(peer: str, error: OSError) -> ConnectionFailed:

@@ -18,6 +18,7 @@ from msgspec import Struct, field
 
 from kubeproxy.api.cluster import Cluster, Server, Trust, parse_server
 from kubeproxy.api.credentials import Credentials, ExecConfig, ExecEnv, ExecPlugin, TokenFile, check_token
+from kubeproxy.api.proxy import proxy_of
 from kubeproxy.errors import ConfigError
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -81,12 +82,14 @@ def load_cluster(
     """Return the Cluster that the flags --kubeconfig and --master mean, both '' when not given.
 
     A master goes before the server of the kubeconfig; alone it means a server that asks for no credentials; with
-    neither, the pod's service account is used. Raises ConfigError.
+    neither, the pod's service account is used. `environ` says which proxy to use, if any (proxy.py). Raises
+    ConfigError, and Unsupported for a proxy of another kind than http and https.
     """
     if kubeconfig:
-        return _from_kubeconfig(kubeconfig, master)
+        return _from_kubeconfig(kubeconfig, master, environ)
     if master:
-        return Cluster(parse_server(master, "--master"), Trust(), Credentials())
+        server = parse_server(master, "--master")
+        return Cluster(server, Trust(), Credentials(), proxy_of(server, "", "", environ))
     return in_cluster(environ=environ, service_account=service_account)
 
 
@@ -104,10 +107,11 @@ def in_cluster(*, environ: Mapping[str, str] = os.environ, service_account: str 
             raise ConfigError(f"kubeconfig: not given, and the service account has no {path}; is it mounted?")
     bracketed = f"[{host}]" if ":" in host else host
     server = parse_server(f"https://{bracketed}:{port}", "KUBERNETES_SERVICE_HOST, KUBERNETES_SERVICE_PORT")
-    return Cluster(server, Trust(ca_file=authority, cluster_field="service account"), TokenFile(token))
+    trust = Trust(ca_file=authority, cluster_field="service account")
+    return Cluster(server, trust, TokenFile(token), proxy_of(server, "", "", environ))
 
 
-def _from_kubeconfig(path: str, master: str) -> Cluster:
+def _from_kubeconfig(path: str, master: str, environ: Mapping[str, str]) -> Cluster:
     document = _load(path)
     current = document.get("current-context") or ""
     if not isinstance(current, str) or not current:
@@ -121,7 +125,8 @@ def _from_kubeconfig(path: str, master: str) -> Cluster:
 
     trust = _trust(cluster, user, folder, cluster_field, user_field)
     server = _server(cluster, master, trust, cluster_field)
-    return Cluster(server, trust, _credentials(user, server, cluster, trust, folder, user_field))
+    proxy = proxy_of(server, cluster.proxy_url or "", f"{cluster_field}.proxy-url", environ)
+    return Cluster(server, trust, _credentials(user, server, cluster, trust, folder, user_field), proxy)
 
 
 def _load(path: str) -> dict[str, Any]:
@@ -154,10 +159,6 @@ def _entry(path: str, document: dict[str, Any], plural: str, singular: str, name
 
 
 def _trust(cluster: _ClusterEntry, user: _UserEntry, folder: Path, cluster_field: str, user_field: str) -> Trust:
-    if cluster.proxy_url:
-        raise ConfigError(
-            f"{cluster_field}.proxy-url: proxies are not supported; remove it and reach the server directly"
-        )
     ca_data = _base64(cluster.certificate_authority_data, f"{cluster_field}.certificate-authority-data")
     insecure = bool(cluster.insecure_skip_tls_verify)
     if insecure and (ca_data or cluster.certificate_authority):
@@ -261,6 +262,8 @@ def _exec_cluster(server: Server, cluster: _ClusterEntry, trust: Trust, where: s
     info: dict[str, Any] = {"server": server.url}
     if trust.server_name:
         info["tls-server-name"] = trust.server_name
+    if cluster.proxy_url:
+        info["proxy-url"] = cluster.proxy_url
     if trust.insecure:
         info["insecure-skip-tls-verify"] = True
     if authority:

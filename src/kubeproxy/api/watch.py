@@ -92,8 +92,16 @@ def targets(node_name: str) -> tuple[Target, ...]:
 class ApiSource:
     """All resources of one node from an API server, to one sink."""
 
-    def __init__(self, client: ApiClient, node_name: str, sink: Sink, *, pace: Pace | None = None) -> None:
-        support = WatchListSupport()
+    def __init__(
+        self,
+        client: ApiClient,
+        node_name: str,
+        sink: Sink,
+        *,
+        pace: Pace | None = None,
+        support: WatchListSupport | None = None,
+    ) -> None:
+        support = support or WatchListSupport()
         self.reflectors = [
             Reflector(client, target, sink, support=support, pace=pace or Pace()) for target in targets(node_name)
         ]
@@ -117,7 +125,7 @@ class WatchListSupport:
     def refused(self, reason: str) -> None:
         """Use paged lists from now on."""
         if self.supported:
-            log.info("Using paged lists, the API server does not stream them: %s", reason)
+            log.info("Using paged lists, not streamed ones: %s", reason)
         self.supported = False
 
 

@@ -1,4 +1,9 @@
-"""What a proxy mode is to the rest of the program. Each room has a `mode.py` with one MODE of this kind."""
+"""What a proxy mode is to the rest of the program. Each room has a `mode.py` with one MODE of this kind.
+
+Beside it is a `cleanup.py`, which is loaded in other modes as well: its `cleanup()` removes all that the mode (ours, or
+that of the Go kube-proxy) has put into the kernel, and returns what could not be removed; what other modes may be using
+under the same name stays.
+"""
 
 from __future__ import annotations
 
@@ -72,15 +77,13 @@ class Mode(NamedTuple):
     """One proxy mode.
 
     `check` raises Unsupported when this node cannot run it, and says how to get what is missing. `open` makes the
-    backends, one a family, that know of no Service yet. `cleanup` removes all that the mode (ours, or that of the Go
-    kube-proxy) has put into the kernel, and returns what could not be removed; what other modes may be using under the
-    same name stays. `keeps` says of a chain of iptables, by its table, whether the running mode itself uses it.
-    `prepare` sets what needs more than CAP_NET_ADMIN, unless it is set; --init-only does so for a proxy with less.
+    backends, one a family, that know of no Service yet. `keeps` says of a chain of iptables, by its table, whether
+    the running mode itself uses it. `prepare` sets what needs more than CAP_NET_ADMIN, unless it is set; --init-only
+    does so for a proxy with less.
     """
 
     name: str
     check: Callable[[KubeProxyConfiguration, Sequence[Family]], None]
     open: Callable[[KubeProxyConfiguration, Globals, Report], Sequence[Backend]]
-    cleanup: Callable[[], Sequence[str]]
     keeps: Callable[[Commands, str, str], bool] = _keeps_nothing
     prepare: Callable[[KubeProxyConfiguration], None] = _prepare_nothing

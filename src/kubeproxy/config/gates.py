@@ -1,120 +1,196 @@
-"""Feature gates that Kubernetes 1.36 knows, and the check of the ones that are set.
+"""Feature gates that Kubernetes 1.36 knows: their stage and default, which ones are locked, and what is set.
 
 Clusters often give all components the same list, so every gate of the release is accepted, though only a few mean
 anything to a proxy. A gate that has graduated is locked: it may be named, but only with its final value. KubeProxyIPVS
 is of later releases (KEP-5495), for those who keep mode ipvs; here that mode needs no gate.
+
+Source: test/compatibility_lifecycle/reference of Kubernetes (which holds the history of each gate), with the gates of
+client-go, which all components share, and those of component-base.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import NamedTuple
 
 from kubeproxy.config.messages import did_you_mean
 
 LOGGING_ALPHA = "LoggingAlphaOptions"
 
-PROXY_GATES = (
-    ("AllAlpha", "ALPHA - default=false"),
-    ("AllBeta", "BETA - default=false"),
-    ("ComponentFlagz", "BETA - default=true"),
-    ("ComponentStatusz", "BETA - default=true"),
-    (LOGGING_ALPHA, "ALPHA - default=false"),
-    ("LoggingBetaOptions", "BETA - default=true"),
-    ("NativeHistograms", "ALPHA - default=false"),
-    ("WatchListClient", "BETA - default=true"),
-)
-"""The gates that a proxy reads, as --help shows them."""
 
-_FREE_NAMES = """
-    AllAlpha AllBeta AllowDNSOnlyNodeCSR AllowInsecureKubeletCertificateSigningRequests
-    AllowParsingUserUIDFromCertAuth AllowServiceExternalIPs AllowUnsafeMalformedObjectDeletion
-    APIResponseCompression APIServerIdentity APIServingWithRoutine AuthorizePodWebsocketUpgradeCreatePermission
-    CBORServingAndStorage ChangeContainerStatusOnKubeletRestart ClearingNominatedNodeNameAfterBinding
-    CloudControllerManagerWatchBasedRoutesReconciliation CloudControllerManagerWebhook ClusterTrustBundle
-    ClusterTrustBundleProjection ComponentFlagz ComponentStatusz ConcurrentWatchObjectDecode
-    ConstrainedImpersonation ContainerCheckpoint ContainerRestartRules ContainerStopSignals
-    ControllerManagerReleaseLeaderElectionLockOnExit CoordinatedLeaderElection CPUManagerPolicyAlphaOptions
-    CPUManagerPolicyBetaOptions CRDObservedGenerationTracking CRIListStreaming CrossNamespaceVolumeDataSource
-    CSIVolumeHealth CustomCPUCFSQuotaPeriod DeclarativeValidationBeta DeclarativeValidationTakeover
-    DeploymentReplicaSetTerminatingReplicas DetectCacheInconsistency DisableCPUQuotaWithExclusiveCPUs
-    DRAConsumableCapacity DRADeviceBindingConditions DRADeviceTaintRules DRADeviceTaints DRAExtendedResource
-    DRAListTypeAttributes DRANodeAllocatableResources DRAPartitionableDevices DRAPrioritizedList
-    DRAResourceClaimDeviceStatus DRAResourceClaimGranularStatusAuthorization DRAResourcePoolStatus
-    DRASchedulerFilterTimeout DRAWorkloadResourceClaims EnvFiles EventedPLEG ExtendWebSocketsToKubelet
-    GangScheduling GenericWorkload GracefulNodeShutdown GracefulNodeShutdownBasedOnPodPriority HostnameOverride
-    HPAConfigurableTolerance HPAScaleToZero ImageVolumeWithDigest InformerResourceVersion
-    InPlacePodLevelResourcesVerticalScaling InPlacePodVerticalScalingExclusiveCPUs
-    InPlacePodVerticalScalingExclusiveMemory InPlacePodVerticalScalingInitContainers KMSv1
-    KubeletCrashLoopBackOffMax KubeletEnsureSecretPulledImages KubeletInUserNamespace
-    KubeletPodResourcesListUseActivePods KubeletRegistrationGetOnExistsOnly KubeletSeparateDiskGC
-    KubeletServiceAccountTokenForCredentialProviders KubeProxyIPVS ListFromCacheSnapshot
-    LocalStorageCapacityIsolationFSQuotaMonitoring LoggingAlphaOptions LoggingBetaOptions
-    ManifestBasedAdmissionControlConfig MatchLabelKeysInPodTopologySpread
-    MatchLabelKeysInPodTopologySpreadSelectorMerge MaxUnavailableStatefulSet MemoryQoS
-    MutablePodResourcesForSuspendedJobs MutablePVNodeAffinity MutableSchedulingDirectivesForSuspendedJobs
-    MutatingAdmissionPolicy NativeHistograms NodeDeclaredFeatures NominatedNodeNameForExpectation OpenAPIEnums
-    OpportunisticBatching PersistentVolumeClaimUnusedSinceTime PLEGOnDemandRelist PodAndContainerStatsFromCRI
-    PodCertificateRequest PodDeletionCost PodLevelResourceManagers PodLevelResources PodLogsQuerySplitStreams
-    PodReadyToStartContainersCondition PodsAPI PodTopologyLabelsAdmission PortForwardWebsockets
-    PreferAlignCpusByUncoreCache PreventStaticPodAPIReferences QOSReserved ReduceDefaultCrashLoopBackOffDecay
-    RelaxedServiceNameValidation ReloadKubeletClientCAFile ReloadKubeletServerCertificateFile RemoteRequestHeaderUID
-    ResourceHealthStatus ResourceHealthStatusMessage RestartAllContainersOnContainerExits
-    RotateKubeletServerCertificate RuntimeClassInImageCriApi SchedulerAsyncAPICalls SchedulerAsyncPreemption
-    SchedulerPopFromBackoffQ SELinuxMount ServiceAccountNodeAudienceRestriction ServiceCIDRStatusFieldWiping
-    ShardedListAndWatch SizeBasedListCostEstimate StaleControllerConsistencyDaemonSet StaleControllerConsistencyJob
-    StaleControllerConsistencyReplicaSet StaleControllerConsistencyStatefulSet StorageCapacityScoring
-    StorageNamespaceIndex StorageVersionAPI StorageVersionHash StorageVersionMigrator StrictIPCIDRValidation
-    StructuredAuthenticationConfigurationEgressSelector StructuredAuthenticationConfigurationJWKSMetrics
-    TaintTolerationComparisonOperators TokenRequestServiceAccountUIDValidation TopologyAwareWorkloadScheduling
-    TopologyManagerPolicyAlphaOptions TopologyManagerPolicyBetaOptions TranslateStreamCloseWebsocketRequests
-    UnauthenticatedHTTP2DOSMitigation UnknownVersionInteroperabilityProxy UserNamespacesHostNetworkSupport
-    VolumeLimitScaling WatchCacheInitializationPostStartHook WatchList WatchListClient WindowsCPUAndMemoryAffinity
-    WindowsGracefulNodeShutdown WindowsHostNetwork WorkloadAwarePreemption WorkloadWithJob
+class Stage(StrEnum):
+    """How finished a feature is; the value is that of the label `stage` of kubernetes_feature_enabled."""
+
+    ALPHA = "ALPHA"
+    BETA = "BETA"
+    GA = ""
+    DEPRECATED = "DEPRECATED"
+
+
+class Gate(NamedTuple):
+    """What one gate is when nobody sets it, and whether anybody may."""
+
+    stage: Stage
+    default: bool
+    locked: bool
+
+
+class State(NamedTuple):
+    """A gate as it is set."""
+
+    name: str
+    stage: Stage
+    enabled: bool
+
+
+_ALPHA = """
+    AllAlpha AllowUnsafeMalformedObjectDeletion APIServingWithRoutine CBORServingAndStorage ClientsAllowCBOR
+    ClientsPreferCBOR CloudControllerManagerWatchBasedRoutesReconciliation CloudControllerManagerWebhook
+    ContainerStopSignals ControllerManagerReleaseLeaderElectionLockOnExit CPUManagerPolicyAlphaOptions
+    CRIListStreaming CrossNamespaceVolumeDataSource CSIVolumeHealth DRAListTypeAttributes
+    DRANodeAllocatableResources DRAResourcePoolStatus DRAWorkloadResourceClaims EventedPLEG GangScheduling
+    GenericWorkload HPAScaleToZero ImageVolumeWithDigest InPlacePodVerticalScalingExclusiveCPUs
+    InPlacePodVerticalScalingExclusiveMemory KubeletInUserNamespace LoggingAlphaOptions
+    ManifestBasedAdmissionControlConfig MemoryQoS MutablePVNodeAffinity NativeHistograms
+    PersistentVolumeClaimUnusedSinceTime PodAndContainerStatsFromCRI PodLevelResourceManagers
+    PodLogsQuerySplitStreams PodsAPI QOSReserved ReduceDefaultCrashLoopBackOffDecay RuntimeClassInImageCriApi
+    ShardedListAndWatch StorageCapacityScoring StorageVersionAPI TaintTolerationComparisonOperators
+    TopologyAwareWorkloadScheduling TopologyManagerPolicyAlphaOptions UserNamespacesHostNetworkSupport
+    VolumeLimitScaling WindowsCPUAndMemoryAffinity WorkloadAwarePreemption WorkloadWithJob
 """
-
-_LOCKED_ON_NAMES = """
-    AggregatedDiscoveryRemoveBetaType AnonymousAuthConfigurableEndpoints AnyVolumeDataSource APIServerTracing
-    AuthorizeNodeWithSelectors AuthorizeWithSelectors BtreeWatchCache ConsistentListFromCache ContextualLogging
-    CPUManagerPolicyOptions CRDValidationRatcheting CSIServiceAccountTokenSecrets CustomResourceFieldSelectors
-    DeclarativeValidation DisableAllocatorDualWrite DisableNodeKubeProxyVersion DRAAdminAccess
-    DynamicResourceAllocation ExecProbeTimeout ExternalServiceAccountTokenSigner ImageMaximumGCAge ImageVolume
-    InPlacePodVerticalScaling JobBackoffLimitPerIndex JobManagedBy JobPodReplacementPolicy JobSuccessPolicy
-    KubeletCgroupDriverFromCRI KubeletFineGrainedAuthz KubeletPodResourcesDynamicResources KubeletPodResourcesGet
-    KubeletPSI KubeletTracing LogarithmicScaleDown MatchLabelKeysInPodAffinity MultiCIDRServiceAllocator
-    MutableCSINodeAllocatableCount NFTablesProxyMode NodeInclusionPolicyInPodTopologySpread NodeLogQuery NodeSwap
-    OrderedNamespaceDeletion PodLifecycleSleepAction PodLifecycleSleepActionAllowZero PodObservedGenerationTracking
-    PodSchedulingReadiness PreferSameTrafficDistribution ProcMountType RecoverVolumeExpansionFailure
-    RecursiveReadOnlyMounts RelaxedDNSSearchValidation RelaxedEnvironmentVariableValidation
-    ResilientWatchCacheInitialization RetryGenerateName SchedulerQueueingHints SELinuxChangePolicy
-    SELinuxMountReadWriteOncePod SeparateTaintEvictionController ServiceAccountTokenJTI
-    ServiceAccountTokenNodeBinding ServiceAccountTokenNodeBindingValidation ServiceAccountTokenPodNodeInfo
-    SidecarContainers StreamingCollectionEncodingToJSON StreamingCollectionEncodingToProtobuf
-    StructuredAuthenticationConfiguration SupplementalGroupsPolicy SystemdWatchdog TopologyManagerPolicyOptions
-    UserNamespacesSupport VolumeAttributesClass WinDSR WinOverlay
+_BETA = """
+    AllowParsingUserUIDFromCertAuth APIResponseCompression APIServerIdentity AtomicFIFO
+    AuthorizePodWebsocketUpgradeCreatePermission ClearingNominatedNodeNameAfterBinding ClientsAllowCARotation
+    ClientsAllowTLSCacheGC ComponentFlagz ComponentStatusz ConstrainedImpersonation ContainerCheckpoint
+    ContainerRestartRules ContextualLogging CPUManagerPolicyBetaOptions CRDObservedGenerationTracking
+    DeclarativeValidationBeta DeploymentReplicaSetTerminatingReplicas DetectCacheInconsistency DRAConsumableCapacity
+    DRADeviceBindingConditions DRADeviceTaints DRAExtendedResource DRAPartitionableDevices
+    DRAResourceClaimDeviceStatus DRAResourceClaimGranularStatusAuthorization DRASchedulerFilterTimeout EnvFiles
+    ExtendWebSocketsToKubelet GracefulNodeShutdown GracefulNodeShutdownBasedOnPodPriority HostnameOverride
+    HPAConfigurableTolerance InOrderInformersBatchProcess InPlacePodLevelResourcesVerticalScaling
+    InPlacePodVerticalScalingInitContainers KubeletCrashLoopBackOffMax KubeletEnsureSecretPulledImages
+    KubeletSeparateDiskGC KubeletServiceAccountTokenForCredentialProviders ListFromCacheSnapshot LoggingBetaOptions
+    MatchLabelKeysInPodTopologySpread MatchLabelKeysInPodTopologySpreadSelectorMerge
+    MutablePodResourcesForSuspendedJobs MutableSchedulingDirectivesForSuspendedJobs NodeDeclaredFeatures
+    NominatedNodeNameForExpectation OpenAPIEnums OpportunisticBatching PLEGOnDemandRelist PodDeletionCost
+    PodLevelResources PodReadyToStartContainersCondition PodTopologyLabelsAdmission PortForwardWebsockets
+    PreferAlignCpusByUncoreCache PreventStaticPodAPIReferences RelaxedServiceNameValidation
+    ReloadKubeletClientCAFile ReloadKubeletServerCertificateFile RemoteRequestHeaderUID ResourceHealthStatus
+    ResourceHealthStatusMessage RestartAllContainersOnContainerExits RotateKubeletServerCertificate
+    SchedulerAsyncPreemption SchedulerPopFromBackoffQ ServiceAccountNodeAudienceRestriction
+    SizeBasedListCostEstimate StaleControllerConsistencyDaemonSet StaleControllerConsistencyJob
+    StaleControllerConsistencyReplicaSet StaleControllerConsistencyStatefulSet StatefulSetSemanticRevisionComparison
+    StorageVersionHash StrictIPCIDRValidation StructuredAuthenticationConfigurationEgressSelector
+    StructuredAuthenticationConfigurationJWKSMetrics TokenRequestServiceAccountUIDValidation
+    TopologyManagerPolicyBetaOptions TranslateStreamCloseWebsocketRequests UnauthenticatedHTTP2DOSMitigation
+    UnknownVersionInteroperabilityProxy UnlockWhileProcessingFIFO WatchCacheInitializationPostStartHook WatchList
+    WatchListClient WindowsGracefulNodeShutdown
 """
-
-_LOCKED_OFF_NAMES = """
+_BETA_OFF = """
+    AllBeta ClusterTrustBundle ClusterTrustBundleProjection ConcurrentWatchObjectDecode CoordinatedLeaderElection
+    DRADeviceTaintRules LocalStorageCapacityIsolationFSQuotaMonitoring MaxUnavailableStatefulSet
+    PodCertificateRequest SchedulerAsyncAPICalls SELinuxMount StorageVersionMigrator
+"""
+_GA = """
+    AllowServiceExternalIPs CustomCPUCFSQuotaPeriod DRAPrioritizedList MutatingAdmissionPolicy
+"""
+_GA_LOCKED = """
+    AnonymousAuthConfigurableEndpoints AnyVolumeDataSource APIServerTracing AuthorizeNodeWithSelectors
+    AuthorizeWithSelectors BtreeWatchCache ConsistentListFromCache CPUManagerPolicyOptions CRDValidationRatcheting
+    CSIServiceAccountTokenSecrets CustomResourceFieldSelectors DeclarativeValidation DisableAllocatorDualWrite
+    DRAAdminAccess DynamicResourceAllocation ExecProbeTimeout ExternalServiceAccountTokenSigner ImageMaximumGCAge
+    ImageVolume InOrderInformers InPlacePodVerticalScaling JobBackoffLimitPerIndex JobManagedBy
+    JobPodReplacementPolicy JobSuccessPolicy KubeletCgroupDriverFromCRI KubeletFineGrainedAuthz
+    KubeletPodResourcesDynamicResources KubeletPodResourcesGet KubeletPSI KubeletTracing LogarithmicScaleDown
+    MatchLabelKeysInPodAffinity MultiCIDRServiceAllocator MutableCSINodeAllocatableCount NFTablesProxyMode
+    NodeInclusionPolicyInPodTopologySpread NodeLogQuery NodeSwap OrderedNamespaceDeletion PodLifecycleSleepAction
+    PodLifecycleSleepActionAllowZero PodObservedGenerationTracking PodSchedulingReadiness
+    PreferSameTrafficDistribution ProcMountType RecoverVolumeExpansionFailure RecursiveReadOnlyMounts
+    RelaxedDNSSearchValidation RelaxedEnvironmentVariableValidation ResilientWatchCacheInitialization
+    RetryGenerateName SchedulerQueueingHints SELinuxChangePolicy SELinuxMountReadWriteOncePod
+    SeparateTaintEvictionController ServiceAccountTokenJTI ServiceAccountTokenNodeBinding
+    ServiceAccountTokenNodeBindingValidation ServiceAccountTokenPodNodeInfo SidecarContainers
+    StreamingCollectionEncodingToJSON StreamingCollectionEncodingToProtobuf StructuredAuthenticationConfiguration
+    SupplementalGroupsPolicy SystemdWatchdog TopologyManagerPolicyOptions UserNamespacesSupport
+    VolumeAttributesClass WinDSR WinOverlay
+"""
+_DEPRECATED = """
+    DisableCPUQuotaWithExclusiveCPUs InformerResourceVersion KubeletPodResourcesListUseActivePods KubeProxyIPVS
+    ServiceCIDRStatusFieldWiping StorageNamespaceIndex
+"""
+_DEPRECATED_OFF = """
+    AllowDNSOnlyNodeCSR AllowInsecureKubeletCertificateSigningRequests ChangeContainerStatusOnKubeletRestart
+    DeclarativeValidationTakeover KMSv1 KubeletRegistrationGetOnExistsOnly WindowsHostNetwork
+"""
+_DEPRECATED_LOCKED = """
+    AggregatedDiscoveryRemoveBetaType DisableNodeKubeProxyVersion
+"""
+_DEPRECATED_OFF_LOCKED = """
     AllowOverwriteTerminationGracePeriodSeconds GitRepoVolumeDriver SeparateCacheWatchRPC
 """
 
-_LOCKED_ON = frozenset(_LOCKED_ON_NAMES.split())
-_LOCKED_OFF = frozenset(_LOCKED_OFF_NAMES.split())
-KNOWN_GATES = _LOCKED_ON | _LOCKED_OFF | frozenset(_FREE_NAMES.split())
+_TABLE = (
+    (_ALPHA, Gate(Stage.ALPHA, default=False, locked=False)),
+    (_BETA, Gate(Stage.BETA, default=True, locked=False)),
+    (_BETA_OFF, Gate(Stage.BETA, default=False, locked=False)),
+    (_GA, Gate(Stage.GA, default=True, locked=False)),
+    (_GA_LOCKED, Gate(Stage.GA, default=True, locked=True)),
+    (_DEPRECATED, Gate(Stage.DEPRECATED, default=True, locked=False)),
+    (_DEPRECATED_OFF, Gate(Stage.DEPRECATED, default=False, locked=False)),
+    (_DEPRECATED_LOCKED, Gate(Stage.DEPRECATED, default=True, locked=True)),
+    (_DEPRECATED_OFF_LOCKED, Gate(Stage.DEPRECATED, default=False, locked=True)),
+)
+GATES: Mapping[str, Gate] = {name: gate for names, gate in _TABLE for name in names.split()}
+"""Every gate by its name."""
+
+_READ_HERE = """
+    AllAlpha AllBeta ComponentFlagz ComponentStatusz LoggingAlphaOptions LoggingBetaOptions NativeHistograms
+    WatchListClient
+"""
+PROXY_GATES = tuple(
+    (name, f"{GATES[name].stage} - default={'true' if GATES[name].default else 'false'}") for name in _READ_HERE.split()
+)
+"""The gates that a proxy reads, as --help shows them."""
+
+_ALL_OF = {Stage.ALPHA: "AllAlpha", Stage.BETA: "AllBeta"}
 
 
 def gate_problem(name: str, value: bool) -> str | None:
-    """What is wrong with setting the gate to the value, or None."""
-    if name not in KNOWN_GATES:
-        return "unknown feature gate" + did_you_mean(name, KNOWN_GATES)
-    locked = name in _LOCKED_ON
-    if (locked or name in _LOCKED_OFF) and value is not locked:
-        return f"cannot be set to {_word(value)}: the feature is locked to {_word(locked)} in Kubernetes 1.36"
+    """What is wrong with setting the gate to the value, or None; in the words of the other components."""
+    gate = GATES.get(name)
+    if gate is None:
+        return f"unrecognized feature gate: {name}" + did_you_mean(name, GATES.keys())
+    if gate.locked and value is not gate.default:
+        return f"cannot set feature gate {name} to {_word(value)}, feature is locked to {_word(gate.default)}"
     return None
+
+
+def gate_warnings(gates: Mapping[str, bool]) -> Iterator[str]:
+    """What to tell those who set valid gates that a later release will not know any more."""
+    for name, value in sorted(gates.items()):
+        stage = GATES[name].stage
+        if stage in (Stage.GA, Stage.DEPRECATED):
+            kind = stage.lower() or "GA"
+            yield f"Setting {kind} feature gate {name}={_word(value)}. It will be removed in a future release."
+
+
+def gate_enabled(gates: Mapping[str, bool], name: str) -> bool:
+    """Whether a gate is on when these valid ones are set; AllAlpha and AllBeta set those that are not named."""
+    gate = GATES[name]
+    together = _ALL_OF.get(gate.stage)
+    usual = gate.default if together is None or gate.locked or name == together else gates.get(together, gate.default)
+    return gates.get(name, usual)
+
+
+def gate_states(gates: Mapping[str, bool]) -> Iterator[State]:
+    """Every gate with what it is when these valid ones are set."""
+    return (State(name, gate.stage, gate_enabled(gates, name)) for name, gate in GATES.items())
 
 
 def alpha_logging(gates: Mapping[str, bool]) -> bool:
     """Whether LoggingAlphaOptions is on: by name, or by AllAlpha."""
-    return gates.get(LOGGING_ALPHA, gates.get("AllAlpha", False))
+    return gate_enabled(gates, LOGGING_ALPHA)
 
 
 def _word(value: bool) -> str:

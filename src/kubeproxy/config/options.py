@@ -174,7 +174,7 @@ def _named_by_flag(problem: Problem) -> Problem:
     """The problem with the flag's name where the field's path was."""
     base = re.split(r"\[", problem.path)[0]
     if base.startswith("featureGates."):
-        return Problem("--feature-gates", f"{base.removeprefix('featureGates.')}: {problem.message}")
+        return Problem("--feature-gates", problem.message)
     name = _FLAG_OF_PATH.get(base)
     message = re.sub(r"\b(iptables|ipvs|nftables)\.syncPeriod\b", lambda m: f"--{_FLAG_OF_PATH[m[0]]}", problem.message)
     return Problem(f"--{name}", message) if name else problem

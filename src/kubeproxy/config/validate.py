@@ -143,9 +143,11 @@ def _modes(config: KubeProxyConfiguration) -> Iterator[Problem]:
         ("BridgeInterface", "detectLocal.bridgeInterface", config.detect_local.bridge_interface),
         ("InterfaceNamePrefix", "detectLocal.interfaceNamePrefix", config.detect_local.interface_name_prefix),
     ):
-        if config.detect_local_mode == mode and not value:
+        if config.detect_local_mode != mode:
+            continue
+        if not value:
             yield Problem(path, f"must not be empty with detectLocalMode {mode}")
-        elif value and not _INTERFACE.fullmatch(value):
+        elif not _INTERFACE.fullmatch(value):
             yield Problem(path, f'expected up to 15 characters of an interface name, got "{value}"')
 
 
@@ -170,7 +172,7 @@ def _host_port_problem(value: str) -> str | None:
 
 
 def _cidrs(config: KubeProxyConfiguration) -> Iterator[Problem]:
-    if config.cluster_cidr:
+    if config.cluster_cidr and config.local_mode == "ClusterCIDR":
         networks = [parse_cidr(part) for part in config.cluster_cidrs]
         families = [network.version for network in networks if network is not None]
         if len(families) < len(networks) or len(networks) > 2 or len(set(families)) < len(families):

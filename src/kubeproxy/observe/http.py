@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 server for health and metrics: GET, HEAD and PUT, answered by functions, on the event loop.
+"""A small HTTP/1.1 server for health and metrics, answered by functions, on the event loop.
 
 It parses with httptools, bounds what a client may send, hold or leave unread, and binds again every 5 s where an
 address is taken. A body that takes long to make is sent in pieces as they come. What is served is decided elsewhere
@@ -81,15 +81,15 @@ When it raises, the client gets a 500 and the log the traceback.
 READ: Final = frozenset(("GET", "HEAD"))
 
 
-def routes(table: Mapping[str, Handler], changeable: AbstractSet[str] = frozenset()) -> Handler:
+def routes(table: Mapping[str, Handler], any_method: AbstractSet[str] = frozenset()) -> Handler:
     """Return a handler that passes on by exact path, and answers 404 for others.
 
-    Pages are read only, with 405 for all but GET and HEAD, apart from the `changeable` ones.
+    Pages are read only, with 405 for all but GET and HEAD, apart from those of `any_method`.
     """
 
     def choose(request: Request) -> Response:
         handler = table.get(request.path)
-        if handler is not None and request.path in changeable:
+        if handler is not None and request.path in any_method:
             return handler(request)
         return read_only(handler)(request) if handler else Response(404, TEXT, b"404 page not found\n")
 

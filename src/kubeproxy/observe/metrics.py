@@ -6,9 +6,11 @@ they are counted and written is in registry.py; nothing here decides when.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -42,6 +44,7 @@ class Metrics:
         self.rest = RestClientMetrics(self.registry)
         started = _start_time()
         self.registry.collect(lambda: _process(started))
+        self.registry.collect(_concurrency)
         build = self.registry.gauge(
             "kubernetes_build_info",
             "[BETA] A metric with a constant '1' value labeled by major, minor, git version, git commit, git tree"
@@ -50,10 +53,20 @@ class Metrics:
             *build_info(),
         )
         build.labels(*build_info().values()).set(1)
+        self._features = self.registry.gauge(
+            "kubernetes_feature_enabled",
+            "[BETA] This metric records the data about the stage and enablement of a k8s feature.",
+            *("name", "stage"),
+        )
 
     def render(self) -> bytes:
         """Return all metrics as Prometheus text, to be sent as registry.CONTENT_TYPE."""
         return self.registry.render()
+
+    def show_features(self, states: Iterable[tuple[str, str, bool]]) -> None:
+        """Show the feature gates: name, stage and whether it is on."""
+        for name, stage, enabled in states:
+            self._features.labels(name, stage).set(enabled)
 
     def follow_staleness(self, resource_name: str, seconds: Callable[[], float]) -> None:
         """Ask this at each scrape how old the state of a resource may be."""
@@ -307,5 +320,41 @@ def _process(started: float) -> Iterable[Single]:
         ("virtual_memory_max_bytes", "Maximum amount of virtual memory available in bytes.", most),
     )
     yield "process_cpu_seconds_total", "counter", "Total user and system CPU time spent in seconds.", cpu
+    traffic = _traffic()
+    for name, text, key in (
+        ("receive", "Number of bytes received by the process over the network.", "InOctets"),
+        ("transmit", "Number of bytes sent by the process over the network.", "OutOctets"),
+    ):
+        if key in traffic:
+            yield f"process_network_{name}_bytes_total", "counter", text, traffic[key]
     for name, text, value in gauges:
         yield f"process_{name}", "gauge", text, value
+
+
+def _traffic(path: Path = Path("/proc/self/net/netstat")) -> Mapping[str, int]:
+    """Return the IP layer's counters (proc(5)); they are those of the network namespace, as with the Go client."""
+    try:
+        lines = [line.split() for line in path.read_text(encoding="ascii").splitlines() if line.startswith("IpExt:")]
+    except OSError:
+        return {}
+    return {
+        name: int(value)
+        for names, values in zip(lines[::2], lines[1::2], strict=False)
+        for name, value in zip(names[1:], values[1:], strict=False)
+    }
+
+
+def _concurrency() -> Iterable[Single]:
+    """Yield what the Go client calls goroutines and threads, which the dashboards of all components show."""
+    try:
+        tasks = len(asyncio.all_tasks())
+    except RuntimeError:  # not on an event loop
+        tasks = 0
+    threads = threading.active_count()
+    yield (
+        "go_goroutines",
+        "gauge",
+        "Number of asyncio tasks and threads, which are what goroutines are.",
+        tasks + threads,
+    )
+    yield "go_threads", "gauge", "Number of threads.", threads

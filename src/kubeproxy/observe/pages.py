@@ -13,6 +13,7 @@ from typing import Final
 from kubeproxy.observe.http import JSON, TEXT, Handler, Headers, Request, Response
 from kubeproxy.observe.metrics import Metrics
 from kubeproxy.observe.registry import CONTENT_TYPE
+from kubeproxy.observe.slis import health_pages
 
 _METRICS: Final[Headers] = (("Content-Type", CONTENT_TYPE),)
 _ZIPPED: Final[Headers] = (*_METRICS, ("Content-Encoding", "gzip"))
@@ -43,7 +44,7 @@ def metrics_pages(
 
     pages: dict[str, Handler] = {
         "/metrics": all_metrics,
-        "/healthz": lambda _: Response(200, TEXT, b"ok"),
+        **health_pages(),
         "/proxyMode": lambda _: Response(200, TEXT, proxy_mode().encode()),
     }
     if configz is not None:

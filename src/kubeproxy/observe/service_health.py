@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.observe.http import JSON, RETRY_SECONDS, HttpServer, Response, read_only
+from kubeproxy.observe.http import JSON, RETRY_SECONDS, HttpServer, Response
 
 _log = logging.getLogger("kubeproxy.observe")
 
@@ -86,8 +86,8 @@ class ServiceHealth:
         _log.info("Opening health check port=%d service=%s/%s", port, service.namespace, service.name)
         group = self._servers[port] = []
         for address in self._addresses:
-            answer = read_only(lambda _: self._answer(port))
-            server = HttpServer(f"health checks of {service.namespace}/{service.name}", answer)
+            # To any path and any method, as kube-proxy: HAProxy asks OPTIONS *.
+            server = HttpServer(f"health checks of {service.namespace}/{service.name}", lambda _: self._answer(port))
             group.append(server)
             server.start_retrying([(address, port)], lambda error: self._report(port, error), self._retry)
 

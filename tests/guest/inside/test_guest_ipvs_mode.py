@@ -18,6 +18,7 @@ from cluster_objects import HERE, endpoint, parsed, service, world
 from namespaces import namespace, run
 
 from kubeproxy.backends.ipvs import INTERFACE, probe
+from kubeproxy.backends.ipvs.cleanup import cleanup
 from kubeproxy.backends.ipvs.graceful import DEADLINE, Found, Operation, Verb
 from kubeproxy.backends.ipvs.layout import SCHEDULERS, SetId
 from kubeproxy.backends.ipvs.mode import MODE
@@ -157,7 +158,7 @@ def test_cleanup_leaves_nothing_of_ours_and_all_of_others() -> None:
         kernel.apply([ipvs.Operation(ipvs.ADD_SERVICE, foreign)])
         do(backend.resync(wanted(V4, PODS[V4])))
         assert foreign.key in {server.key for server in kernel.servers()}
-        assert MODE.cleanup() == []
+        assert cleanup() == []
         assert remove_iptables_rules() == []
         assert [server.key for server in kernel.servers()] == [foreign.key]
     assert link_index(INTERFACE) is None

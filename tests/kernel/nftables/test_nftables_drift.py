@@ -1,9 +1,22 @@
 """What is noticed of what others do to the table, and that it is repaired."""
 
 import pytest
-from nftables_table import DISTURBANCES, chains, contents, disturb, disturbed, is_clean, listing, plans_of, resync, sync
+from nftables_table import (
+    DISTURBANCES,
+    chains,
+    cluster,
+    contents,
+    disturb,
+    disturbed,
+    is_clean,
+    listing,
+    plans_of,
+    resync,
+    sync,
+)
 
 from kubeproxy.errors import ApplyError
+from kubeproxy.kernel import nft
 
 RULE_DRIFTS = {
     "flush ruleset": ["flush ruleset"],
@@ -88,6 +101,53 @@ def test_what_others_do_during_a_resync_is_noticed_after_it(start, line, found):
         pass
     assert backend.touched()
     assert found in (backend.drift() or backend.element_drift())
+    resync(backend, plans)
+    is_clean(backend, plans)
+
+
+@pytest.fixture
+def meddle(monkeypatch):
+    """Return a function that has another program commit right after the next text that we load."""
+    run = nft.run
+
+    def meddle(*lines):
+        def run_and_disturb(text):
+            run(text)
+            monkeypatch.setattr(nft, "run", run)
+            disturb(*lines)
+
+        monkeypatch.setattr(nft, "run", run_and_disturb)
+
+    return meddle
+
+
+@pytest.mark.parametrize("how", ["load", "replace"])
+def test_rules_of_others_are_not_taken_for_ours_when_the_table_is_made(start, meddle, how):
+    plans = cluster("a")
+    if how == "replace":
+        disturb("add table ip kube-proxy")
+    backend = start()
+    meddle("insert rule ip kube-proxy nat-prerouting accept")
+    with pytest.raises(ApplyError, match="another program"):
+        resync(backend, plans)
+    resync(backend, plans)
+    is_clean(backend, plans)
+
+
+def test_what_others_do_to_their_own_tables_is_no_drift_when_ours_is_made(start, meddle):
+    backend = start()
+    meddle("add table ip mine")
+    resync(backend, cluster("a"))
+    assert backend.drift() == backend.element_drift() == ""
+    assert not backend.touched()
+
+
+def test_rules_of_others_are_not_taken_for_ours_right_after_chains_are_made(start, meddle):
+    backend, plans = disturbed(start)
+    plans["default", "a"] = plans_of("a", 1, 9, session_affinity="ClientIP")
+    meddle("insert rule ip kube-proxy nat-prerouting accept")
+    with pytest.raises(ApplyError, match="another program"):
+        sync(backend, (("default", "a"), plans["default", "a"]))
     resync(backend, plans)
     is_clean(backend, plans)
 

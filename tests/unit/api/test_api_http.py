@@ -297,21 +297,32 @@ def test_requests_are_reported():
     async def script(request, reply):
         if request.path == "/cut":
             reply.reset()
-            return
-        await reply.status(404)
+        elif request.path == "/chunks":
+            await reply.raw(CHUNKED)
+        else:
+            await reply.answer(200 if request.path == "/x" else 404, b"{}")
 
     async def main():
         async with Server(script) as server:
-            client = HttpClient(cluster_at(server.url), on_request=lambda *what: seen.append(what))
-            for path in ("/x", "/cut"):
+            client = HttpClient(cluster_at(server.url), on_request=seen.append)
+            await client.request("POST", "/x", body=b"12345")
+            await client.request("GET", "/chunks")
+            await client.stream("/x", bytes, on_open=list, idle_timeout=5)
+            for path in ("/none", "/cut"):
                 with pytest.raises(SourceError):
                     await client.request("GET", path)
             await client.close()
             return server.port
 
-    port = asyncio.run(main())
-    assert [what[:3] for what in seen] == [("GET", f"127.0.0.1:{port}", "404"), ("GET", f"127.0.0.1:{port}", "<error>")]
-    assert all(0 <= what[3] < 5 for what in seen)
+    host = f"127.0.0.1:{asyncio.run(main())}"
+    assert [finished._replace(seconds=0) for finished in seen] == [
+        ("POST", host, "200", 0, 5, 2),
+        ("GET", host, "200", 0, 0, None),
+        ("GET", host, "200", 0, 0, 2),
+        ("GET", host, "404", 0, 0, 2),
+        ("GET", host, "<error>", 0, 0, None),
+    ]
+    assert all(0 <= finished.seconds < 5 for finished in seen)
 
 
 def test_headers_cannot_be_smuggled():

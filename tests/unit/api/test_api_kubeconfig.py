@@ -91,7 +91,7 @@ def test_users(tmp_path, user, headers):
 
 EXEC = "client.authentication.k8s.io/v1"
 WRONG = [
-    ({"cluster": {"server": "http://x", "proxy-url": "http://p"}}, r"clusters\[c\].cluster.proxy-url"),
+    ({"cluster": {"server": "http://x", "proxy-url": "p:3128"}}, r"clusters\[c\].cluster.proxy-url: is no URL"),
     ({"cluster": {"certificate-authority-data": "x"}}, r"cluster.certificate-authority-data: is not base64"),
     ({"cluster": {"server": 5}}, r"clusters\[c\].cluster.server: Expected `str`, got `int`"),
     ({"cluster": {"insecure-skip-tls-verify": True}}, r"clusters\[c\].cluster.server: is missing"),

@@ -143,6 +143,32 @@ def test_an_invalid_document_keeps_its_last_good_state(folder, text, field, reas
     assert sorted(folder.scan()) == ["-b", "-c"]
 
 
+@pytest.mark.parametrize(
+    ("metadata", "port", "field"),
+    [
+        ({"name": "web:x"}, "", "metadata.name"),  # would have the chains of port x of Service web
+        ({"name": "b/web", "namespace": "a"}, "", "metadata.name"),
+        ({"name": "web", "namespace": "a/b"}, "", "metadata.namespace"),
+        ({"name": "web"}, "http:x", "spec.ports[1].name"),
+        ({"name": "Web"}, "", "metadata.name"),
+        ({"name": "-web"}, "", "metadata.name"),
+        ({"name": "web\n"}, "", "metadata.name"),
+        ({"name": "w" * 64}, "", "metadata.name"),
+    ],
+)
+def test_names_that_no_api_server_takes_are_refused(folder, metadata, port, field):
+    ports = [{"port": 80, "name": "a"}, {"port": 81, "name": port}]
+    spec = {"clusterIP": "10.0.0.9", "ports": ports}
+    odd = {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
+    folder.write("a.yaml", service("a") + "---\n" + json.dumps(odd) + "\n---\n" + service("b"))
+    delivered = folder.scan()
+    assert delivered[:4] == ["=services a b", *EMPTY[1:]]
+    [problem] = folder.events[4:]
+    assert (problem.namespace, problem.name) == (metadata.get("namespace", "default"), metadata["name"])
+    assert problem.field == f"a.yaml: document 2: {field}"
+    assert "lower-case" in problem.reason
+
+
 def test_an_invalid_document_in_the_first_look_is_reported_beside_the_lists(folder):
     folder.write("a.yaml", "x: [\n---\n" + service("b"))
     assert folder.scan() == ["=services b", *EMPTY[1:], "!: a.yaml: document 1"]

@@ -10,7 +10,7 @@ from watch_scripts import PACE, Seen, fails, kinds, lists, scripted, watch, watc
 from kubeproxy.api.client import ApiClient
 from kubeproxy.api.cluster import Cluster, Trust, parse_server
 from kubeproxy.api.credentials import Credentials
-from kubeproxy.api.watch import ApiSource
+from kubeproxy.api.watch import ApiSource, WatchListSupport
 
 
 def test_a_streamed_list():
@@ -84,7 +84,9 @@ def test_a_server_without_streamed_lists_is_listed(how):
         assert tried[:2] == ["watchlist", "list"]
 
 
-def test_the_refusal_is_remembered_for_all_resources():
+def streamed_lists(support=None):
+    """Run all reflectors against a server without streamed lists; how many of these it was asked for."""
+
     async def script(request, reply):
         if request.kind == "watchlist":
             return await reply.status(422)
@@ -94,7 +96,7 @@ def test_the_refusal_is_remembered_for_all_resources():
         async with Server(script) as server:
             client = ApiClient(Cluster(parse_server(server.url, "test"), Trust(), Credentials()))
             seen = Seen()
-            source = ApiSource(client, "node-a", seen, pace=PACE)
+            source = ApiSource(client, "node-a", seen, pace=PACE, support=support)
             task = asyncio.create_task(source.run())
             await seen.until(4)
             task.cancel()
@@ -105,7 +107,17 @@ def test_the_refusal_is_remembered_for_all_resources():
             assert {found.resource for found in seen.raw} == set(source.statuses)
             return kinds(server).count("watchlist")
 
-    assert asyncio.run(main()) <= 4
+    return asyncio.run(main())
+
+
+def test_the_refusal_is_remembered_for_all_resources():
+    assert streamed_lists() <= 4
+
+
+def test_who_wants_no_streamed_lists_asks_for_none():
+    support = WatchListSupport()
+    support.refused("a feature gate")
+    assert streamed_lists(support) == 0
 
 
 def test_a_streamed_list_that_dies_delivers_nothing():

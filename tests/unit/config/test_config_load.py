@@ -392,3 +392,19 @@ def test_an_interface_name_that_is_none_is_a_mistake(name):
     text = HEAD + f"detectLocalMode: BridgeInterface\ndetectLocal: {json.dumps(detect)}\n"
     with pytest.raises(ConfigError, match=r"detectLocal\.bridgeInterface: expected up to 15 characters"):
         load_text(text)
+
+
+def test_what_the_mode_does_not_use_is_not_looked_at():
+    """As the Go kube-proxy: what is left of another mode's settings keeps nobody from starting."""
+    unused = {
+        "detectLocalMode": "BridgeInterface",
+        "detectLocal": {"bridgeInterface": "cbr0", "interfaceNamePrefix": "a name that is none"},
+        "clusterCIDR": "pods",
+        "mode": "iptables",
+        "ipvs": {"excludeCIDRs": ["x"], "tcpTimeout": "-1s", "syncPeriod": "-1s"},
+        "nftables": {"masqueradeBit": 99, "minSyncPeriod": "9h"},
+    }
+    config = load_text(HEAD + "\n".join(f"{name}: {json.dumps(value)}" for name, value in unused.items()))
+    assert config.cluster_cidr == "pods"
+    with pytest.raises(ConfigError, match="clusterCIDR"):
+        load_text(HEAD + "clusterCIDR: pods\n")

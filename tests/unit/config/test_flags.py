@@ -35,7 +35,7 @@ ROWS = [
     ("init-only", "bool", "false", "", "true", ".init_only", True, *BOOL),
     ("feature-gates", "mapStringBool", "", "", "WatchList=true,AllBeta=false", "featureGates",
      {"WatchList": True, "AllBeta": False}, "WatchLists=true",
-     "--{}: WatchLists: unknown feature gate; did you mean WatchList or WatchListClient?"),
+     "--{}: unrecognized feature gate: WatchLists; did you mean WatchList or WatchListClient?"),
     ("config-sync-period", "duration", "15m0s", "", "1m", "configSyncPeriod", Duration(60), "0",
      "--{}: must be greater than 0, got 0s"),
     ("oom-score-adj", "int32", "-999", "", "-998", "oomScoreAdj", -998, "-1001",

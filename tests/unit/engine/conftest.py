@@ -2,11 +2,12 @@
 
 import pytest
 
+from kubeproxy import backlog
 from kubeproxy import engine as engine_module
 
 
 @pytest.fixture(autouse=True)
 def brisk(monkeypatch):
-    monkeypatch.setattr(engine_module, "FIRST_RETRY", 0.001)
-    monkeypatch.setattr(engine_module, "SLOWEST_RETRY", 0.004)
+    monkeypatch.setattr(backlog, "FIRST_RETRY", 0.001)
+    monkeypatch.setattr(backlog, "SLOWEST_RETRY", 0.004)
     monkeypatch.setattr(engine_module, "DRIFT_CHECK", 0.002)

@@ -190,7 +190,8 @@ class Stage:
 
     def idle(self):
         engine = self.engine
-        return not (engine._inbox or engine._unapplied or engine._stale or engine._wake.is_set())
+        waiting = any(b.changes or b.stale or b.resting for b in engine._backlogs.values())
+        return not (engine._inbox or waiting or engine._wake.is_set())
 
     def programmed(self, backend=None):
         return {name[1]: plans for name, plans in (backend or self.backend).state.items()}

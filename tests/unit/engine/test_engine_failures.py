@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from staged_engine import READY, V4, V6, endpoints, gone, play, service, started
 
-from kubeproxy import engine as engine_module
+from kubeproxy import backlog
 from kubeproxy.model.events import Replaced
 
 _sleep = asyncio.sleep
@@ -45,29 +45,65 @@ def test_a_failed_first_sync_is_tried_again_and_not_ready_until_it_is_done():
 
 
 def test_retries_come_later_and_later_and_start_anew_after_a_success(monkeypatch):
-    slept = []
-
-    async def sleep(seconds):
-        if seconds == engine_module.DRIFT_CHECK:
-            await _sleep(3600)
-        slept.append(seconds)
-        await _sleep(0)
-
     async def scene(stage):
         await started(stage, service("a"))
+        loop, pauses = asyncio.get_running_loop(), []
+        later = loop.call_later
+
+        def call_later(seconds, callback, *arguments):
+            if callback == stage.engine._try_again:
+                pauses.append(seconds)
+                seconds = 0
+            return later(seconds, callback, *arguments)
+
+        monkeypatch.setattr(loop, "call_later", call_later)
         for _ in range(2):
-            slept.clear()
+            pauses.clear()
             stage.backend.failures = [True] * 6
             stage.tell(endpoints("a", len(stage.backend.calls) + 1))
             await stage.until(lambda: not stage.backend.failures)
             await stage.settled()
-            delays = [seconds for seconds in slept if seconds]
-            assert delays[:6] == [0.001, 0.002, 0.004, 0.004, 0.004, 0.004]
+            assert pauses == [0.001, 0.002, 0.004, 0.004, 0.004, 0.004]
 
-    monkeypatch.setattr(engine_module.asyncio, "sleep", sleep)
-    monkeypatch.setattr(engine_module.random, "uniform", lambda *_: 1.0)
-    monkeypatch.setattr(engine_module, "DRIFT_CHECK", 77.0)
+    monkeypatch.setattr(backlog.random, "uniform", lambda *_: 1.0)
     play(scene)
+
+
+def test_changes_of_a_family_do_not_wait_for_the_retries_of_the_other_one(monkeypatch):
+    monkeypatch.setattr(backlog, "FIRST_RETRY", 3600.0)
+    monkeypatch.setattr(backlog, "SLOWEST_RETRY", 3600.0)
+
+    async def scene(stage):
+        four, six = stage.backends
+        six.failures = [True] * 10_000
+        stage.tell(*READY, service("six", 6, V6))
+        await stage.until(lambda: stage.notes.of("failed"))
+        for number in (1, 2, 3):  # also those that come after the first failure
+            stage.tell(service(f"s{number}", number), endpoints(f"s{number}", 1, triggered="2026-01-01T00:00:00Z"))
+            await stage.until(lambda: f"s{number}" in stage.programmed(four))  # noqa: B023
+        stage.tell(service("bad", 9, external_ips=["nonsense"]))
+        await stage.until(lambda: stage.notes.of("problem"))
+        applied = {change.name[1] for changes, _ in stage.notes.of("applied") for change in changes}
+        assert applied == {"six", "s1", "s2", "s3", "bad"}
+        assert {family for family, _ in stage.notes.of("programmed")} == {V4}
+        assert len(stage.notes.of("failed")) == 1
+        assert not stage.engine.ready.is_set()
+
+    play(scene, families=(V4, V6))
+
+
+def test_rules_of_a_family_are_repaired_while_the_other_one_fails():
+    async def scene(stage):
+        four, six = stage.backends
+        six.failures = [True] * 10_000
+        stage.tell(*READY, service("a"), service("six", 6, V6))
+        await stage.until(lambda: stage.notes.of("failed") and stage.programmed(four))
+        four.state.clear()
+        four.is_touched, four.found = True, "chains or rules were changed"
+        await stage.until(lambda: stage.programmed(four))
+        assert stage.notes.of("drifted") == [("chains or rules were changed",)]
+
+    play(scene, families=(V4, V6))
 
 
 def test_a_family_that_fails_does_not_hold_the_other_one():
@@ -86,26 +122,45 @@ def test_a_family_that_fails_does_not_hold_the_other_one():
     play(scene, families=(V4, V6))
 
 
-def test_changes_are_reported_once_and_only_when_every_family_has_them():
+def test_changes_are_reported_once_and_when_no_family_has_them_not_at_all():
     async def scene(stage):
-        await started(stage, service("a"))
-        stage.backends[1].failures = [True] * 10_000
-        stage.tell(service("six", 6, V6), endpoints("a", 1, triggered="2026-01-01T00:00:00Z"))
-        await stage.until(lambda: stage.notes.of("failed"))
+        await started(stage, service("a"), service("six", 6, V6))
+        for backend in stage.backends:
+            backend.failures = [True] * 10_000
+        stage.tell(endpoints("a", 1, triggered="2026-01-01T00:00:00Z"))
+        await stage.until(lambda: len(stage.notes.of("failed")) >= 2)
         assert stage.notes.of("applied") == []
-        assert stage.notes.of("counted") == []
+        assert stage.notes.of("programmed") == []
         stage.tell(endpoints("a", 1, 2, triggered="2026-01-01T00:00:09Z"))
-        stage.backends[1].failures.clear()
+        for backend in stage.backends:
+            backend.failures.clear()
         await stage.settled()
         changes = [change for changes, _ in stage.notes.of("applied") for change in changes]
-        assert {change.name[1] for change in changes} == {"a", "six"}
-        ours = [change for change in changes if change.name[1] == "a"]  # one, or two when it was told between steps
-        assert ours[0].before.plans[0].cluster == ()
-        assert all(one.after == two.before for one, two in itertools.pairwise(ours))
-        assert len(ours[-1].after.plans[0].cluster) == 2
-        assert sum(services for services, _ in stage.notes.of("counted")) == 1
+        assert {change.name[1] for change in changes} == {"a"}
+        assert changes[0].before.plans[0].cluster == ()  # one change, or two when it was told between steps
+        assert all(one.after == two.before for one, two in itertools.pairwise(changes))
+        assert len(changes[-1].after.plans[0].cluster) == 2
         assert sum(slices for _, slices in stage.notes.of("counted")) == 2
         assert len(stage.notes.of("programmed")) == 2
+
+    play(scene, families=(V4, V6))
+
+
+def test_changes_are_pending_until_every_family_has_them():
+    async def scene(stage):
+        await started(stage)
+        stage.backends[1].failures = [True] * 10_000
+        stage.tell(service("a"), endpoints("a", 1))
+        await stage.until(lambda: "a" in stage.programmed(stage.backends[0]))
+        await stage.until(lambda: stage.notes.of("failed"))
+        stage.tell(endpoints("a", 1, 2))
+        await stage.until(lambda: stage.notes.of("counted") == [(1, 1), (0, 1)])
+        await stage.until(lambda: len(stage.notes.of("failed")) > 2)
+        assert stage.notes.of("pending")[-1] == (1, 2)
+        stage.backends[1].failures.clear()
+        await stage.settled()
+        assert stage.notes.of("pending")[-1] == (0, 0)
+        assert stage.notes.of("counted") == [(1, 1), (0, 1)]
 
     play(scene, families=(V4, V6))
 

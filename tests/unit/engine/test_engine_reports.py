@@ -66,6 +66,25 @@ def test_pending_changes_are_counted_until_they_are_in_the_kernel():
     play(scene)
 
 
+def test_what_comes_during_a_sync_is_pending_after_it():
+    async def scene(stage):
+        await started(stage)
+
+        def tell_once():
+            stage.backend.before_step = lambda: None
+            stage.tell(endpoints("a", 1))
+
+        stage.backend.before_step = tell_once
+        stage.tell(service("a"))
+        await stage.settled()
+        assert stage.notes.of("counted") == [(1, 0), (0, 1)]
+        told = [values for name, values in stage.notes.made if name == "pending"]
+        assert told[:3] == [(1, 0), (1, 1), (0, 1)]
+        assert told[-1] == (0, 0)
+
+    play(scene)
+
+
 def test_changes_that_mean_nothing_are_not_pending_for_ever():
     async def scene(stage):
         await started(stage)

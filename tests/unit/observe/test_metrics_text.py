@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 
@@ -142,11 +143,16 @@ KUBE_PROXY = {
         {"major", "minor", "git_version", "git_commit", "git_tree_state", "build_date"}
         | {"go_version", "compiler", "platform"},
     ),
+    "kubernetes_feature_enabled": ("gauge", {"name", "stage"}),
     **{f"process_{name}": ("gauge", set()) for name in (
         "max_fds", "open_fds", "resident_memory_bytes", "start_time_seconds",
         "virtual_memory_bytes", "virtual_memory_max_bytes",
     )},
     "process_cpu_seconds_total": ("counter", set()),
+    "process_network_receive_bytes_total": ("counter", set()),
+    "process_network_transmit_bytes_total": ("counter", set()),
+    "go_goroutines": ("gauge", set()),
+    "go_threads": ("gauge", set()),
 }  # fmt: skip
 
 
@@ -180,6 +186,27 @@ def test_buckets_are_those_of_kube_proxy() -> None:
     ]
     assert len(PROGRAMMING_BUCKETS) == 1 + 2 + 59 + 12 + 7
     assert list(PROGRAMMING_BUCKETS) == sorted(set(PROGRAMMING_BUCKETS))
+
+
+def test_what_runs_at_once_is_counted() -> None:
+    async def ask() -> str:
+        waiting = [asyncio.create_task(asyncio.sleep(60)) for _ in range(3)]
+        text = Metrics().render().decode()
+        for task in waiting:
+            task.cancel()
+        return text
+
+    text = asyncio.run(ask())
+    threads = int(re.search(r"^go_threads (\d+)$", text, re.M)[1])
+    assert f"\ngo_goroutines {threads + 3 + 1}\n" in text
+
+
+def test_feature_gates_are_shown_with_their_stage() -> None:
+    metrics = Metrics()
+    metrics.show_features([("AllAlpha", "ALPHA", False), ("NFTablesProxyMode", "", True)])
+    text = metrics.render().decode()
+    assert '\nkubernetes_feature_enabled{name="AllAlpha",stage="ALPHA"} 0\n' in text
+    assert '\nkubernetes_feature_enabled{name="NFTablesProxyMode",stage=""} 1\n' in text
 
 
 def test_staleness_is_asked_for_at_each_scrape() -> None:

@@ -18,7 +18,9 @@ def test_each_path_shows_what_was_handed_in() -> None:
     answers = {path: routes(pages)(Request("GET", path, "")) for path in (*pages, "/debug/pprof")}
     assert {path: (r.status, dict(r.headers)["Content-Type"]) for path, r in answers.items()} == {
         "/metrics": (200, "text/plain; version=0.0.4; charset=utf-8"),
+        "/metrics/slis": (200, "text/plain; version=0.0.4; charset=utf-8"),
         "/healthz": (200, "text/plain; charset=utf-8"),
+        "/healthz/ping": (200, "text/plain; charset=utf-8"),
         "/proxyMode": (200, "text/plain; charset=utf-8"),
         "/configz": (200, "application/json"),
         "/statusz": (200, "text/plain; charset=utf-8"),
@@ -26,9 +28,11 @@ def test_each_path_shows_what_was_handed_in() -> None:
         "/debug/pprof": (404, "text/plain; charset=utf-8"),
     }
     bodies = {path: response.body for path, response in answers.items()}
-    assert bodies.pop("/metrics").startswith(b"# HELP kubeproxy_")
+    assert bodies.pop("/metrics").startswith(b"# HELP go_goroutines ")
+    assert bodies.pop("/metrics/slis").startswith(b"# HELP kubernetes_healthcheck ")
     assert bodies == {
         "/healthz": b"ok",
+        "/healthz/ping": b"ok",
         "/proxyMode": b"nftables",
         "/configz": b'{"kubeproxy.config.k8s.io":{}}',
         "/statusz": b"status",
@@ -38,7 +42,8 @@ def test_each_path_shows_what_was_handed_in() -> None:
 
 
 def test_pages_that_nobody_fills_are_not_there() -> None:
-    assert set(metrics_pages(Metrics(), lambda: "ipvs")) == {"/metrics", "/healthz", "/proxyMode"}
+    always = {"/metrics", "/metrics/slis", "/healthz", "/healthz/ping", "/proxyMode"}
+    assert set(metrics_pages(Metrics(), lambda: "ipvs")) == always
 
 
 @pytest.mark.parametrize(
@@ -51,7 +56,7 @@ def test_metrics_are_compressed_for_those_who_take_it(accepted: str, zipped: boo
     )
     assert isinstance(response.body, bytes)
     assert (dict(response.headers).get("Content-Encoding") == "gzip") == zipped
-    assert (gzip.decompress(response.body) if zipped else response.body).startswith(b"# HELP kubeproxy_")
+    assert (gzip.decompress(response.body) if zipped else response.body).startswith(b"# HELP go_goroutines ")
 
 
 def test_status_and_flags_begin_as_those_of_other_components() -> None:

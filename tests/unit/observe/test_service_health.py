@@ -42,13 +42,15 @@ def free_ports(count: int, hosts: tuple[str, ...] = ("127.0.0.1",)) -> list[int]
         return [stack.enter_context(socket.create_server((hosts[0], 0))).getsockname()[1] for _ in range(count)]
 
 
-async def get(port: int, host: str = "127.0.0.1", path: str = "/any/path") -> tuple[int, dict[str, str], bytes] | None:
+async def get(
+    port: int, host: str = "127.0.0.1", path: str = "/any/path", method: str = "GET"
+) -> tuple[int, dict[str, str], bytes] | None:
     """Ask a port; None when nothing listens."""
     try:
         reader, writer = await asyncio.open_connection(host, port)
     except OSError:
         return None
-    writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+    writer.write(f"{method} {path} HTTP/1.0\r\n\r\n".encode())
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     writer.close()
     lines = head.decode().split("\r\n")
@@ -73,6 +75,22 @@ def test_the_answer_is_that_of_kube_proxy(endpoints: int, healthy: bool, status:
             '{\n\t"service": {\n\t\t"namespace": "shop",\n\t\t"name": "web"\n\t},\n'
             f'\t"localEndpoints": {endpoints},\n\t"serviceProxyHealthy": {str(healthy).lower()}\n}}'
         )
+
+    run(work)
+
+
+@pytest.mark.parametrize("path", ["/", "*", "/any?x=y"])
+def test_any_method_is_answered(path: str) -> None:
+    async def work(kit: Kit) -> None:
+        (port,) = free_ports(1)
+        kit.health.sync({port: LocalEndpoints("shop", "web", 1)})
+        wanted = await get(port)
+        assert wanted is not None
+        assert wanted[0] == 200
+        for method in ("OPTIONS", "POST", "HEAD"):
+            answer = await get(port, path=path, method=method)
+            assert answer is not None
+            assert (answer[0], answer[2]) == (200, b"" if method == "HEAD" else wanted[2])
 
     run(work)
 

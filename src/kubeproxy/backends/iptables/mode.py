@@ -104,4 +104,4 @@ def _keeps(commands: Commands, table: str, chain: str) -> bool:  # noqa: ARG001 
     return commands.uses_nft == _commands(commands.family).uses_nft and chain not in leftovers.IPVS_CHAINS
 
 
-MODE = Mode("iptables", _check, _open, leftovers.remove_iptables_rules, _keeps)
+MODE = Mode("iptables", _check, _open, _keeps)

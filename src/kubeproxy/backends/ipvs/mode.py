@@ -10,7 +10,6 @@ from typing import Final
 from kubeproxy.backends.ipvs import probe
 from kubeproxy.backends.ipvs.backend import IpvsBackend
 from kubeproxy.backends.ipvs.chains import CHAINS
-from kubeproxy.backends.ipvs.cleanup import cleanup
 from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.backends.mode import Mode, Report
 from kubeproxy.config.types import IPVS, KubeProxyConfiguration
@@ -86,4 +85,4 @@ def _keeps(commands: Commands, table: str, chain: str) -> bool:
     return chain in CHAINS.get(table, ()) and commands.name == probe.variant(commands.family)
 
 
-MODE = Mode("ipvs", _check, _open, cleanup, _keeps, _prepare)
+MODE = Mode("ipvs", _check, _open, _keeps, _prepare)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from kubeproxy.backends.ahead import Ahead
 from kubeproxy.backends.nftables import affinity, audit
+from kubeproxy.backends.nftables.handover import groups
 from kubeproxy.backends.nftables.layout import SHARED, TABLE, VERDICT_MAPS, ChainName, SetId
 from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, chain_names
 from kubeproxy.backends.nftables.render import Elements, Placed, difference, place, render, translate
@@ -75,27 +76,21 @@ class NftablesBackend:
         """
         batch = self._batch()
         with Ahead(self._commit) as ahead:
-            for name, plans in sorted(changes, key=self._turn):
-                before = self._placed.get(name, ())
-                if before:
-                    known = {p.plan.key: p for p in before}
-                    after = tuple([place(plan, known.get(plan.key)) for plan in plans])
-                else:
-                    after = tuple([Placed.fresh(plan) for plan in plans])
-                self._change(batch, before, after)
-                batch.services[name] = after
+            for group in groups(changes, self._placed):
+                for name, plans in group:
+                    before = self._placed.get(name, ())
+                    if before:
+                        known = {p.plan.key: p for p in before}
+                        after = tuple([place(plan, known.get(plan.key)) for plan in plans])
+                    else:
+                        after = tuple([Placed.fresh(plan) for plan in plans])
+                    self._change(batch, before, after)
+                    batch.services[name] = after
                 if batch.transaction.elements >= BATCH:
                     yield from ahead.commit(batch)
                     batch = self._batch()
             yield from ahead.settled()
         yield self._commit(batch) + self._sync_globals()
-
-    def _turn(self, change: tuple[ServiceName, tuple[ServicePlan, ...]]) -> int:
-        """Return a Service's turn: who lets go of a key is first, lest a later batch removes what another one took."""
-        name, plans = change
-        if name not in self._placed:
-            return 2
-        return 1 if plans else 0
 
     def _change(self, batch: _Batch, before: tuple[Placed, ...], after: tuple[Placed, ...]) -> None:
         batch.transaction.next_service()
@@ -164,7 +159,7 @@ class NftablesBackend:
         if others:
             self._run(self._ruleset.chains(others))
         self._chains |= missing
-        self._signature = audit.signature(self.family, self._reads)
+        self._sign()
 
     # -- the whole table --------------------------------------------------------------------------------------------
 
@@ -196,11 +191,17 @@ class NftablesBackend:
         self._generation += 2  # the scratch table comes and goes
         return audit.intact(self._ruleset, self._reads)
 
+    def _sign(self) -> None:
+        """Take the signature of what we just made. Raises ApplyError when another program has changed that already."""
+        self._signature = audit.signature(self.family, self._reads)
+        if self.touched() and not self._intact():
+            raise ApplyError(f"chains or rules of table {self._ruleset.name} were changed by another program")
+
     def _load(self) -> None:
         """Make the table, empty of Services."""
         self._chains = set()
         self._run([self._ruleset.skeleton(self._chains)])
-        self._signature = audit.signature(self.family, self._reads)
+        self._sign()
         self._nodeport_ips = frozenset()
         self._service_cidrs, self._service_cidr_edges = None, frozenset()
 
@@ -268,7 +269,7 @@ class NftablesBackend:
         text += element_lines(ruleset.layout, ruleset.name, total)
         text += interval_lines(ruleset.name, "service-cidrs", ours.service_cidrs)
         self._run(text)
-        self._signature = audit.signature(self.family, self._reads)
+        self._sign()
         self._nodeport_ips = frozenset(ours.nodeport_ips or ())
         self._service_cidrs, self._service_cidr_edges = (
             ours.service_cidrs,

@@ -20,4 +20,4 @@ def _open(config: KubeProxyConfiguration, world: Globals, report: Report) -> lis
     return [NftablesBackend(family, world) for family in world.families]
 
 
-MODE = Mode("nftables", _check, _open, probe.cleanup)
+MODE = Mode("nftables", _check, _open)

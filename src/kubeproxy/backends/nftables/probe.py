@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kubeproxy.backends.nftables.layout import TABLE
 from kubeproxy.kernel import nft
 
 KERNEL = (5, 13)  # the oldest that the Go kube-proxy's nftables mode runs on
@@ -11,8 +10,3 @@ KERNEL = (5, 13)  # the oldest that the Go kube-proxy's nftables mode runs on
 def check() -> None:
     """Raise Unsupported when this node cannot run the mode."""
     nft.require("nftables", KERNEL, "use iptables mode, or upgrade")
-
-
-def cleanup() -> list[str]:
-    """Remove our tables (or the Go kube-proxy's, which have the same names); return what could not be removed."""
-    return nft.remove_table(TABLE)

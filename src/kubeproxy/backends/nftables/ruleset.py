@@ -139,17 +139,27 @@ class Ruleset:
             "firewall-check": (f"{service} @firewalled-services {service} . {ip} saddr != @firewall-allow drop",),
             "service-endpoints-check": (
                 f"{service} @no-local-endpoint-services drop",
-                f"{service} @unserved-services reject",
+                f"{service} @unserved-services goto refuse",
             ),
             "nodeport-endpoints-check": (
                 f"{nodeport} {_NODEPORT} @no-local-endpoint-nodeports drop",
-                f"{nodeport} {_NODEPORT} @unserved-nodeports reject",
+                f"{nodeport} {_NODEPORT} @unserved-nodeports goto refuse",
             ),
             "cluster-ips-check": (
-                f"{ip} daddr @cluster-ips reject",
+                f"{ip} daddr @cluster-ips goto refuse",
                 f"{ip} daddr @service-cidrs drop",
             ),
+            "refuse": self._refuse(),
         }
+
+    def _refuse(self) -> tuple[str, ...]:
+        """Return what becomes of the clients of what nobody serves.
+
+        The kernel sends few ICMP errors a second to one client (icmp_ratelimit), so TCP gets resets. Not with IPv6:
+        an ICMPv6 error that comes while connect() still holds the socket, as it does on one host, is lost on it until
+        it sends its SYN again after a second (tcp_v6_err), and so late an answer is in the recordings of kube-proxy.
+        """
+        return ("meta l4proto tcp reject with tcp reset", "reject") if self.family is Family.IPV4 else ("reject",)
 
     def _picking(self) -> dict[str, tuple[str, ...]]:
         """Return the chains that find a frontend's class, and those that pick one of its endpoints.

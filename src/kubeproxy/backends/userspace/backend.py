@@ -26,6 +26,9 @@ Signature = tuple[int, tuple[int, ...]]
 """Handles of the table and its rules: another program that touches them changes these."""
 
 
+_UNKNOWN: Signature = (-1, ())
+
+
 class UserspaceBackend:
     """See backends.mode.Backend."""
 
@@ -42,7 +45,7 @@ class UserspaceBackend:
         self._elements: dict[ServiceName, Elements] = {}
         self._needed: dict[ServiceName, dict[ListenerName, Target]] = {}
         self._waiting: dict[ServiceName, tuple[ServicePlan, ...]] = {}  # those that got no port
-        self._signature: Signature = (0, ())
+        self._signature = _UNKNOWN
         self._generation = 0
 
     def close(self) -> None:
@@ -139,6 +142,7 @@ class UserspaceBackend:
         self._listeners.take(names)
         after = {name: merged(elements(plan, self._listeners) for plan in plans) for name, plans in wanted.items()}
         total = merged(after.values())
+        expected = self._link.generation() + 1
         nft.run(self._ruleset.replacement(total))
         self._elements, self._needed = {}, {}
         self._note(after, needed)
@@ -146,8 +150,9 @@ class UserspaceBackend:
         self._listeners.drop(gone)
         self._waiting = {}
         self._note_waiting(wanted.items(), needed)
-        self._signature = self._sign()
-        self._generation = self._link.generation()
+        self._signature, self._generation = self._sign(), expected
+        if self._link.generation() != expected:
+            self._signature = _UNKNOWN  # somebody committed meanwhile: to the next look it counts as a change of ours
         yield _count(total)
         if gone and self._waiting:
             yield from self.sync(list(islice(self._waiting.items(), len(gone))))

@@ -15,6 +15,7 @@ import select
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from fcntl import F_SETPIPE_SZ, fcntl
 from typing import Final, Protocol, TypeVar
@@ -47,22 +48,52 @@ class Watched(Protocol):
 
 
 class Descriptors:
-    """How many file descriptors connections and sessions may use, and do. Each listener makes that one less."""
+    """How many file descriptors traffic may use, and does, by what it is for. Each listener makes that one less.
+
+    Of each kind that has listeners a quarter is kept for it: however many clients of another kind come, its own are
+    served. (The Go kube-proxy had no limit of its own; when the system's was reached, nothing was accepted any more.)
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
+        self._used: Counter[str] = Counter()
+        self._listeners: Counter[str] = Counter()
 
-    def take(self, count: int) -> bool:
+    def listen(self, kind: str) -> None:
+        """Count a listener in."""
+        self._listeners[kind] += 1
+        self.limit -= 1
+
+    def unlisten(self, kind: str) -> None:
+        """Count a listener out."""
+        self._listeners[kind] -= 1
+        self.limit += 1
+
+    def room(self, kind: str) -> int:
+        """Return how many of a kind there may be, when all others use no more than is kept for them."""
+        return self.limit - sum(self._kept for other, count in self._listeners.items() if count and other != kind)
+
+    def take(self, kind: str, count: int) -> bool:
         """Count some in, unless that would be too many."""
-        if self.used + count > self.limit:
+        kept = 0
+        for other, listeners in self._listeners.items():
+            if listeners and other != kind:
+                kept += max(0, self._kept - self._used[other])
+        if self.used + count + kept > self.limit:
             return False
         self.used += count
+        self._used[kind] += count
         return True
 
-    def give(self, count: int) -> None:
+    def give(self, kind: str, count: int) -> None:
         """Count some out."""
         self.used -= count
+        self._used[kind] -= count
+
+    @property
+    def _kept(self) -> int:
+        return max(0, self.limit // 4)
 
 
 def descriptor_limit() -> int:

@@ -9,7 +9,6 @@ from typing import Final
 from kubeproxy.backends.mode import Mode, Report
 from kubeproxy.backends.userspace.backend import UserspaceBackend
 from kubeproxy.backends.userspace.datapath import DataPath
-from kubeproxy.backends.userspace.layout import TABLE
 from kubeproxy.backends.userspace.listeners import Listeners
 from kubeproxy.backends.userspace.udp import Sessions
 from kubeproxy.config.types import KubeProxyConfiguration
@@ -38,9 +37,4 @@ def _open(config: KubeProxyConfiguration, world: Globals, report: Report) -> lis
     return [UserspaceBackend(family, world, path, Listeners(path, sessions, ports)) for family in world.families]
 
 
-def _cleanup() -> list[str]:
-    """Remove our tables; return what could not be removed."""
-    return nft.remove_table(TABLE)
-
-
-MODE = Mode("userspace", _check, _open, _cleanup)
+MODE = Mode("userspace", _check, _open)

@@ -26,6 +26,7 @@ DIAL_TIMEOUTS: Final = (0.25, 0.5, 1.0, 2.0)
 Source: REFERENCE "userspace mode"; kube-proxy before v1.26.
 """
 
+_KIND: Final = "connections"  # what descriptors are for
 BACKLOG: Final = 4096
 _ACCEPTS: Final = 32  # connections accepted in one round, before others have their turn
 _PAUSE: Final = 0.2  # seconds without accepting after the system had no descriptor left
@@ -63,7 +64,7 @@ class TcpListener:
     def open(self) -> None:
         """Begin to accept."""
         self.path.watch(self._sock, self, EPOLLIN)
-        self.path.descriptors.limit -= 1
+        self.path.descriptors.listen(_KIND)
 
     def retarget(self, pool: Pool, affinity: int, serving: Pool) -> None:  # noqa: ARG002 - as UdpListener
         """Take other endpoints. Connections to those that are gone go on, as in every other mode."""
@@ -71,7 +72,7 @@ class TcpListener:
 
     def close(self) -> None:
         """Accept no more. Connections go on."""
-        self.path.descriptors.limit += 1
+        self.path.descriptors.unlisten(_KIND)
         self.path.release(self._sock)
 
     def ready(self, fd: int, events: int) -> None:  # noqa: ARG002 - there is one socket, and one kind of event
@@ -87,11 +88,11 @@ class TcpListener:
                     return
                 continue  # that client is gone again
             descriptors = self.path.descriptors
-            if descriptors.take(2):
+            if descriptors.take(_KIND, 2):
                 sock.setblocking(False)
                 Connection(self, sock, client[0]).dial()
             else:
-                self.path.complain("connections", _NO_DESCRIPTOR, self.key, descriptors.limit // 2)
+                self.path.complain("connections", _NO_DESCRIPTOR, self.key, descriptors.room(_KIND) // 2)
                 sock.close()
 
     def _pause(self, error: OSError) -> None:
@@ -297,7 +298,7 @@ class Connection:
         self._client.fd = -1
         self._drop_server()
         self._path.release(self._client.sock)
-        self._path.descriptors.give(2)
+        self._path.descriptors.give(_KIND, 2)
 
 
 def _wanted(side: _Side, other: _Side) -> int:

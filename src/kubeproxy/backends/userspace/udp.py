@@ -22,6 +22,7 @@ _DATAGRAMS: Final = 64  # carried in one round, before others have their turn
 _IP_PKTINFO: Final = 8  # linux/in.h
 _IPV6_PKTINFO: Final = 50  # linux/in6.h
 _CONTROL: Final = 64
+_KIND: Final = "sessions"  # what descriptors are for
 _NO_DESCRIPTOR: Final = (
     "%s: a datagram was dropped, as the limit of open files leaves room for %d sessions: raise it "
     "(LimitNOFILE= of the unit, ulimit -n), or make udpIdleTimeout shorter"
@@ -65,7 +66,7 @@ class UdpListener:
     def open(self) -> None:
         """Begin to take datagrams."""
         self.path.watch(self.sock, self, EPOLLIN)
-        self.path.descriptors.limit -= 1
+        self.path.descriptors.listen(_KIND)
 
     def retarget(self, pool: Pool, affinity: int, serving: Pool) -> None:
         """Take other endpoints; sessions with those that serve no more end."""
@@ -75,7 +76,7 @@ class UdpListener:
 
     def close(self) -> None:
         """End, with all sessions."""
-        self.path.descriptors.limit += 1
+        self.path.descriptors.unlisten(_KIND)
         for session in list(self.mine.values()):
             session.close()
         self.path.release(self.sock)
@@ -110,13 +111,13 @@ class UdpListener:
 
     def _socket(self) -> socket.socket | None:
         path = self.path
-        if not path.descriptors.take(1):
-            path.complain("sessions", _NO_DESCRIPTOR, self.key, path.descriptors.limit)
+        if not path.descriptors.take(_KIND, 1):
+            path.complain("sessions", _NO_DESCRIPTOR, self.key, path.descriptors.room(_KIND))
             return None
         try:
             return socket.socket(self.key.family, socket.SOCK_DGRAM)
         except OSError as error:
-            path.descriptors.give(1)
+            path.descriptors.give(_KIND, 1)
             path.complain("sessions", "%s: cannot open a UDP session: %s", self.key, error)
             return None
 
@@ -128,7 +129,7 @@ class UdpListener:
             sock.connect((unpack(endpoint[:-2]), int.from_bytes(endpoint[-2:], "big")))
             return Session(self, self._sessions, sock, endpoint, name, control)
         except OSError:
-            path.descriptors.give(1)
+            path.descriptors.give(_KIND, 1)
             sock.close()
             return None
 
@@ -192,7 +193,7 @@ class Session:
             del self._listener.mine[self._name]
             self._sessions.forget(self)
             self._listener.path.release(self._sock)
-            self._listener.path.descriptors.give(1)
+            self._listener.path.descriptors.give(_KIND, 1)
 
 
 class Sessions:

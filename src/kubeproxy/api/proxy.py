@@ -1,0 +1,172 @@
+"""HTTP proxies on the way to the API server: which one is to be used, and the tunnel through it.
+
+Which one: kubeconfig's proxy-url, else HTTPS_PROXY, HTTP_PROXY and NO_PROXY of the environment, read as Go's
+net/http and golang.org/x/net/http/httpproxy do. A proxy's password is shown nowhere: not in messages, not in a repr.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+import ssl
+from collections.abc import Callable, Mapping
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from kubeproxy.api.cluster import Cluster, Proxy, Server
+from kubeproxy.api.connection import Connection
+from kubeproxy.api.status import ConnectionFailed
+from kubeproxy.config.addresses import parse_cidr, parse_ip, split_host_port
+from kubeproxy.errors import ConfigError, Unsupported
+
+_PORTS = {"http": 80, "https": 443}
+_MOST_HEADERS = 64 << 10
+_STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})(?: ([^\r\n]*))?\r\n")
+
+Variables = Mapping[str, str]
+
+
+def proxy_of(server: Server, proxy_url: str, field: str, environ: Variables) -> Proxy | None:
+    """Return the proxy for a server: that of `proxy_url` (named `field`) when it is not '', else the environment's.
+
+    Raises ConfigError for what is no proxy's URL, Unsupported for a kind that is not spoken.
+    """
+    if proxy_url:
+        return _supported(_parse(proxy_url, field), field, server)
+    names = (f"{server.scheme}_proxy".upper(), f"{server.scheme}_proxy")
+    name = next((name for name in names if environ.get(name)), None)
+    if name is None or bypassed(server.host, server.port, environ.get("NO_PROXY") or environ.get("no_proxy") or ""):
+        return None
+    text = environ[name]
+    return _supported(_parse(text if "://" in text else f"http://{text}", name), name, server)
+
+
+def _parse(text: str, field: str) -> SplitResult:
+    try:
+        parts = urlsplit(text)
+        usable = parts.hostname and (parts.port is None or parts.port > 0) and text.isascii() and text.isprintable()
+    except ValueError:  # its text may quote a password
+        usable = False
+    if not usable or " " in text:
+        raise ConfigError(f"{field}: is no URL of a proxy; give one such as http://10.0.0.1:3128")
+    return parts
+
+
+def _supported(parts: SplitResult, field: str, server: Server) -> Proxy:
+    if parts.scheme not in _PORTS:
+        raise Unsupported(
+            f"{field}: proxies of the kind {parts.scheme!r} are not supported; give an http or https proxy, or exempt"
+            f" the API server {server.authority} with NO_PROXY"
+        )
+    if parts.scheme == "https" and server.scheme != "https":
+        raise Unsupported(f"{field}: an https proxy is only supported for an https API server; give an http proxy")
+    authorization = ""
+    if parts.username is not None:
+        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        authorization = "Basic " + base64.b64encode(pair.encode()).decode()
+    return Proxy(parts.scheme, parts.hostname or "", parts.port or _PORTS[parts.scheme], authorization)
+
+
+def bypassed(host: str, port: int, no_proxy: str) -> bool:
+    """Return whether a server is reached directly: loopback always is, else what NO_PROXY says.
+
+    NO_PROXY is a list with commas: addresses, networks, domains (example.com is that and all below, .example.com and
+    *.example.com only what is below), each but networks with an optional port, or * for everything.
+    """
+    host = host.lower()
+    address = parse_ip(host)
+    if host == "localhost" or (address is not None and address.is_loopback):
+        return True
+    for entry in filter(None, (part.strip().lower() for part in no_proxy.split(","))):
+        if entry == "*":
+            return True
+        network = parse_cidr(entry)
+        if network is not None:
+            if address is not None and address.version == network.version and address in network:
+                return True
+            continue
+        name, wanted = split_host_port(entry) or (entry.strip("[]"), "")
+        if wanted and wanted != str(port):
+            continue
+        if address is not None and parse_ip(name) == address:
+            return True
+        name = name.removeprefix("*")
+        if name and (host.endswith(name if name.startswith(".") else f".{name}") or host == name):
+            return True
+    return False
+
+
+class Tunnel(asyncio.Protocol):
+    """The exchange with a proxy before the tunnel is there: CONNECT, and what it says to that."""
+
+    def __init__(self, route: str) -> None:
+        self._route = route
+        self._received = b""
+        self.open: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        """Read the answer; nobody behind the proxy speaks before we do."""
+        self._received += data
+        status = _STATUS.match(self._received)
+        whole = self._received.endswith(b"\r\n\r\n")
+        if status is not None and status[1].startswith(b"2"):
+            if whole:
+                self._end(None)
+                return
+        elif status is not None:
+            said = " ".join(part.decode("latin-1") for part in status.groups(b""))
+            self._end(f"the proxy does not connect us: {said[:100]}")
+        elif b"\r\n" in self._received:
+            self._end("what listens there is no HTTP proxy")
+        if len(self._received) > _MOST_HEADERS:
+            self._end("the proxy's answer has no end")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Say so, when there is no tunnel yet."""
+        self._end(f"the proxy closed the connection{f': {exc}' if exc else ''}")
+
+    def _end(self, trouble: str | None) -> None:
+        if self.open.done():
+            return
+        if trouble is None:
+            self.open.set_result(None)
+        else:
+            self.open.set_exception(ConnectionFailed(f"{self._route}: {trouble}"))
+
+
+async def open_tunnel(
+    proxy: Proxy,
+    cluster: Cluster,
+    context: ssl.SSLContext,
+    make: Callable[[], Connection],
+    user_agent: str,
+    happy_eyeballs: float | None,
+) -> Connection:
+    """Return a connection to the https server of a cluster through a proxy.
+
+    An https proxy is checked by the cluster's certificate authorities, as in Go. Raises ConnectionFailed and OSError;
+    the caller limits the time.
+    """
+    loop = asyncio.get_running_loop()
+    target = cluster.server.authority
+    transport, tunnel = await loop.create_connection(
+        lambda: Tunnel(f"{target} through {proxy}"),
+        proxy.host,
+        proxy.port,
+        ssl=context if proxy.scheme == "https" else None,
+        server_hostname=proxy.host if proxy.scheme == "https" else None,
+        happy_eyeballs_delay=happy_eyeballs,
+    )
+    try:
+        lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}", f"User-Agent: {user_agent}", *proxy.headers()]
+        transport.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
+        await tunnel.open
+        connection = make()
+        inner = await loop.start_tls(transport, connection, context, server_hostname=cluster.server_hostname)
+        if inner is None:
+            raise ConnectionFailed(f"{target} through {proxy}: the proxy closed the connection")
+        connection.connection_made(inner)
+    except BaseException:
+        transport.abort()
+        raise
+    return connection

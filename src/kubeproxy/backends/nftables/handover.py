@@ -1,0 +1,60 @@
+"""Which changed Services must change together: those that hand an address and port to each other. Pure.
+
+A transaction removes before it adds, so within one a key goes from hand to hand, and there is no moment without it. In
+two, the later one might remove what the earlier one had added, or the kernel refuse what is still another Service's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from kubeproxy.backends.nftables.render import Placed
+from kubeproxy.model.plan import ServiceName, ServicePlan
+
+Change = tuple[ServiceName, tuple[ServicePlan, ...]]
+
+
+def groups(changes: Iterable[Change], placed: Mapping[ServiceName, Sequence[Placed]]) -> Iterable[Sequence[Change]]:
+    """Return the changes in their order, but those that belong into one transaction together, at the first one's turn.
+
+    `placed` is what each Service has in the kernel. What Services share is counted, and binds none of them together.
+    """
+    ordered = list(changes)
+    lost: dict[bytes, ServiceName] = {}
+    gained: list[tuple[bytes, ServiceName]] = []
+    if placed and len(ordered) > 1:
+        for name, plans in ordered:
+            before = [item.plan.frontends for item in placed.get(name, ())]
+            after = [plan.frontends for plan in plans]
+            if before != after:
+                had = {frontend.key for frontends in before for frontend in frontends}
+                has = {frontend.key for frontends in after for frontend in frontends}
+                lost.update(dict.fromkeys(had - has, name))
+                gained += [(key, name) for key in has - had]
+    together: dict[ServiceName, set[ServiceName]] = {}
+    for key, name in gained:
+        giver = lost.get(key)
+        if giver is not None:
+            _join(together, giver, name)
+    if not together:
+        return [(change,) for change in ordered]
+    found: dict[ServiceName, list[Change]] = {}
+    first: dict[ServiceName, ServiceName] = {}
+    for change in ordered:
+        name = change[0]
+        for member in together.get(name, ()):
+            first.setdefault(member, name)
+        found.setdefault(first.get(name, name), []).append(change)
+    return found.values()
+
+
+def _join(together: dict[ServiceName, set[ServiceName]], one: ServiceName, other: ServiceName) -> None:
+    """Make one group of those of two Services; all its members point to the same set."""
+    larger, smaller = (together.setdefault(name, {name}) for name in (one, other))
+    if larger is smaller:
+        return
+    if len(larger) < len(smaller):
+        larger, smaller = smaller, larger
+    larger |= smaller
+    for member in smaller:
+        together[member] = larger
