@@ -6,6 +6,7 @@ that last.
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from test_restart import DUAL, kept, streams
 from traffic import Traffic
 
 from kubeproxy.backends.iptables.names import chain_hash
+from kubeproxy.devcluster.proxyprocess import proxy_command
 
 IPTABLES = {"mode": "iptables", "iptables": {"minSyncPeriod": "1ms"}}
 
@@ -115,6 +117,31 @@ async def test_a_flush_is_repaired_and_told(bare: Live, variant: str) -> None:
     for family in ("IPv4", "IPv6"):
         await bare.expect(bare.front("web", "cluster", family), {"pod": "a1 b1", "outside": "a1 b1"})
     await bare.until(lambda: any("RulesChangedByOthers" in e for e in bare.events("node-a")), "an event")
+
+
+async def test_a_lock_that_stays_anothers_turns_health_bad(bare: Live, tmp_path: Path) -> None:
+    await choose(bare, "legacy")
+    lock = tmp_path / "xtables.lock"
+    bare.service("web", "a1")
+    timing = {"minSyncPeriod": "1ms", "syncPeriod": "1s"}
+    await bare.start(
+        {"mode": "iptables", "iptables": timing}, command=["env", f"XTABLES_LOCKFILE={lock}", proxy_command()]
+    )
+    await bare.expect(bare.front("web"), {"pod": "a1"})
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        bare.endpoints("web", "b1")
+        await bare.eventually(lambda: livez(bare, 503))
+        await bare.until(lambda: bare.logged("has held the iptables lock"), "a line that names the wait")
+        series = 'kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total{ip_family="IPv4"}'
+        assert await bare.metric(series) > 0
+    await bare.expect(bare.front("web"), {"pod": "b1"})
+    await bare.eventually(lambda: livez(bare, 200))
+
+
+async def livez(live: Live, wanted: int) -> str:
+    status, body = await live.page("/livez")
+    return "" if status == wanted else f"/livez says {status}, {body}"
 
 
 @pytest.mark.parametrize("variant", ["nft", "legacy"])

@@ -14,6 +14,10 @@ _PIECE: Final = 200
 """Services whose chains are handed on together, while the next ones are made."""
 
 
+_FIRST: Final = 1000
+"""Chains in the first of several restores."""
+
+
 class Chains(NamedTuple):
     """Chains of the nat table and all their rules."""
 
@@ -64,18 +68,21 @@ def once(work: Work) -> Iterator[str]:
 
 
 def several_restores(work: Work, chunk: int) -> Iterator[str]:
-    """Yield the inputs of restores that are to follow each other, of so many chains each at most."""
+    """Yield the inputs of restores that are to follow each other, of so many chains each at most.
+
+    The first ones are smaller, so that one is soon under way while the next is made.
+    """
     return filter(None, _several_restores(work, chunk))
 
 
 def _several_restores(work: Work, chunk: int) -> Iterator[str]:
     yield _input(work.before)
     services: list[Chains] = []
-    count = 0
+    count, most = 0, min(_FIRST, chunk)
     for chains in work.own:
-        if count and count + len(chains.names) > chunk:
+        if count and count + len(chains.names) > most:
             yield _input({"nat": _blocks(services)})
-            services, count = [], 0
+            services, count, most = [], 0, min(2 * most, chunk)
         services.append(chains)
         count += len(chains.names)
     deleted = work.deleted()
