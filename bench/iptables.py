@@ -217,7 +217,7 @@ def run(with_: Run) -> Report:
     notes = [
         "full: everything to an empty node; endpoint: one of ten endpoints replaced; service: one added or removed.",
         "limit: iptables-restore alone, with the same rules from files, in the same process.",
-        "Both are mostly the work of iptables and the kernel: for legacy the whole table at each change, for nft a walk",
+        "Mostly that is the work of iptables and the kernel: for legacy the whole table at each change, for nft a walk",
         "over all rules at its end. By nft rules of Services are committed over netlink, without the command.",
     ]
     return Report("iptables", "iptables mode: full and partial syncs", COLUMNS, rows, _chart(rows), notes)
