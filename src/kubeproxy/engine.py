@@ -244,9 +244,10 @@ class Engine:
             if backlog.resting:
                 continue
             if backlog.changes or backlog.stale or world_changed:
-                full = full or backlog.stale
+                stale = backlog.stale
                 if not await self._sync_family(backend, backlog, fresh, world_changed):
                     continue
+                full = full or stale
             elif queued:  # what was queued came to nothing: that is up to date as well
                 self._observer.synced(backend.family, 0.0, full=False)
             done.append(backend.family)

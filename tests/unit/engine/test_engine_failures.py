@@ -146,6 +146,18 @@ def test_changes_are_reported_once_and_when_no_family_has_them_not_at_all():
     play(scene, families=(V4, V6))
 
 
+def test_attempts_that_fail_are_not_reported_as_done():
+    async def scene(stage):
+        await started(stage, service("a"))
+        stage.backends[1].failures = [True] * 10_000
+        stage.tell(service("six", 6, V6))
+        await stage.until(lambda: len(stage.notes.of("failed")) > 3)
+        [(changes, full)] = stage.notes.of("applied")
+        assert ([change.name[1] for change in changes], full) == (["six"], False)
+
+    play(scene, families=(V4, V6))
+
+
 def test_changes_are_pending_until_every_family_has_them():
     async def scene(stage):
         await started(stage)
