@@ -59,9 +59,10 @@ class Backlog:
         """Return what each changed Service is to be."""
         return [(change.name, self._of(change.after)) for change in self.changes.values()]
 
-    def all_plans(self, compiled: dict[ServiceName, Compiled]) -> dict[ServiceName, tuple[ServicePlan, ...]]:
+    def all_plans(self, compiled: Mapping[ServiceName, Compiled]) -> dict[ServiceName, tuple[ServicePlan, ...]]:
         """Return what every Service is to be; those that changed come first, in their order."""
-        ordered = {name: change.after for name, change in self.changes.items() if name in compiled} | compiled
+        ordered = {name: change.after for name, change in self.changes.items() if name in compiled}
+        ordered.update(compiled)
         return {name: self._of(entry) for name, entry in ordered.items()}
 
     def everything(self, fresh: Sequence[Change], compiled: Mapping[ServiceName, Compiled]) -> list[Change]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import threading
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -156,6 +157,25 @@ def test_attempts_that_fail_are_not_reported_as_done():
         assert ([change.name[1] for change in changes], full) == (["six"], False)
 
     play(scene, families=(V4, V6))
+
+
+def test_attempts_of_a_refused_family_leave_the_loop_alone(monkeypatch):
+    """With 44,000 Services what they are to be takes a tenth of a second to put together, and they go on for days."""
+    threads, gathered = set(), backlog.Backlog.all_plans
+
+    def noted(self, compiled):
+        threads.add(threading.current_thread())
+        return gathered(self, compiled)
+
+    monkeypatch.setattr(backlog.Backlog, "all_plans", noted)
+
+    async def scene(stage):
+        stage.backend.failures = [True, True]
+        await started(stage, service("a"))
+        assert threads
+        assert threading.current_thread() not in threads
+
+    play(scene)
 
 
 def test_changes_are_pending_until_every_family_has_them():
