@@ -75,27 +75,26 @@ def suspects(changes: Sequence[Change], family: Family, *, certain: bool) -> Loo
     frontend that appears, as flows to its address may have gone elsewhere untranslated. Unless it is `certain` that
     the kernel had what changed, any flow may be wrong.
     """
-    before, after = _serving(change.before for change in changes), _serving(change.after for change in changes)
+    before = _serving((change.before for change in changes), family)
+    after = _serving((change.after for change in changes), family)
     found: Looks = {}
-    for owner in (before, after):
-        for their_family, key in owner:
-            if their_family is family and key not in found:
-                earlier, now = before.get((family, key)), after.get((family, key), NOTHING_LOST)
-                lost = frozenset({UNTRANSLATED}) if earlier is None else earlier - now
-                found[key] = Suspects(now, lost if certain else None)
+    for key in before | after:
+        earlier, now = before.get(key), after.get(key, NOTHING_LOST)
+        lost = frozenset({UNTRANSLATED}) if earlier is None else earlier - now
+        found[key] = Suspects(now, lost if certain else None)
     return found
 
 
-def _serving(compiled: Iterable[Compiled]) -> dict[tuple[Family, Key], Endpoints]:
-    found: dict[tuple[Family, Key], Endpoints] = {}
+def _serving(compiled: Iterable[Compiled], family: Family) -> dict[Key, Endpoints]:
+    found: dict[Key, Endpoints] = {}
     for entry in compiled:
         for plan in entry.plans:
-            if plan.key.protocol != UDP:
+            if plan.key.protocol != UDP or plan.key.family is not family:
                 continue
             endpoints = frozenset(plan.serving)
             for frontend in plan.frontends:
                 address = b"" if frontend.kind is FrontendKind.NODEPORT else frontend.address
-                found[plan.key.family, Key(address, frontend.port)] = endpoints
+                found[Key(address, frontend.port)] = endpoints
     return found
 
 
