@@ -286,6 +286,7 @@ class App:
             config.active_mode,
             self._engine.planner,
             lambda: self._engine.unapplied,
+            self._engine.programmed,
             self._health,
             lambda: {family.label: error for family, error in self._reporter.refused.items()},
         )

@@ -65,6 +65,11 @@ class Backlog:
         ordered.update(compiled)
         return {name: self._of(entry) for name, entry in ordered.items()}
 
+    def taken(self, name: ServiceName, compiled: Compiled) -> tuple[ServicePlan, ...]:
+        """Return what the kernel last took of a Service that is now to be as compiled."""
+        change = self.changes.get(name)
+        return self._of(compiled if change is None else change.before)
+
     def everything(self, fresh: Sequence[Change], compiled: Mapping[ServiceName, Compiled]) -> list[Change]:
         """Return what changed since the kernel was known to be right, and all Services that did not change.
 

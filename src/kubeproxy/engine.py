@@ -22,7 +22,7 @@ from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event, Rejected, Upserted
 from kubeproxy.model.objects import Node, ServiceCIDR
-from kubeproxy.model.plan import Compiled, Globals, Problem, ServiceName
+from kubeproxy.model.plan import NOTHING, Compiled, Globals, Problem, ServiceName, ServicePlan
 from kubeproxy.model.planner import Change, Counts, Planner
 from kubeproxy.model.world import Settings, Surroundings, build, pod_cidrs
 
@@ -121,6 +121,11 @@ class Engine:
     def unapplied(self) -> Mapping[ServiceName, Change]:
         """The changes that are on their way to the kernel, or were refused by it."""
         return ChainMap(*(backlog.changes for backlog in self._backlogs.values()))
+
+    def programmed(self, name: ServiceName) -> list[ServicePlan]:
+        """Return what the kernel last took of a Service, family by family; a refused one has what it had before."""
+        compiled = self.planner.compiled.get(name, NOTHING)
+        return [plan for backlog in self._backlogs.values() for plan in backlog.taken(name, compiled)]
 
     def sink(self, events: Sequence[Event]) -> None:
         """Take events of a source in. Never raises: what cannot be used is reported.

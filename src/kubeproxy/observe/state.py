@@ -7,7 +7,7 @@ running in between: what changes meanwhile is seen as it is when its turn comes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from heapq import merge
 from ipaddress import ip_address, summarize_address_range
 from typing import Any, Final, NamedTuple
@@ -67,19 +67,25 @@ class Query(NamedTuple):
 
 
 class ProgrammedState:
-    """Answers /debug/state. `unapplied` are changes on their way to the kernel, `refused` why it did not take them."""
+    """Answers /debug/state.
+
+    `unapplied` are the Services with changes on their way to the kernel, `refused` says why it did not take them,
+    `programmed` what it has of a Service.
+    """
 
     def __init__(
         self,
         mode: str,
         planner: Planner,
         unapplied: Callable[[], Mapping[ServiceName, Change]],
+        programmed: Callable[[ServiceName], Sequence[ServicePlan]],
         health: ProxyHealth,
         refused: Callable[[], Mapping[str, str]],
     ) -> None:
         self._mode = mode
         self._planner = planner
         self._unapplied = unapplied
+        self._programmed = programmed
         self._health = health
         self._refused = refused
 
@@ -120,9 +126,9 @@ class ProgrammedState:
 
     def service(self, name: ServiceName) -> Json | None:
         """Return what is programmed for a Service, None when it is unknown."""
-        planner, change = self._planner, self._unapplied().get(name)
+        planner, unapplied = self._planner, name in self._unapplied()
         service, compiled = planner.services.get(name), planner.compiled.get(name)
-        if service is None and change is None:
+        if service is None and not unapplied:
             return None
         found: Json = {"namespace": name[0], "name": name[1], "state": "programmed"}
         shown = compiled or NOTHING
@@ -132,15 +138,14 @@ class ProgrammedState:
             found["slices"] = {piece: pieces[piece].version for piece in sorted(pieces)}
         if service is None:
             found["state"] = "deleting"
-        elif change is not None or compiled is None or planner.is_dirty(name):
+        elif unapplied or compiled is None or planner.is_dirty(name):
             found["state"] = "pending"
         elif not shown.plans:
             found["state"] = "ignored"
         if service is not None and not planner.is_dirty(name):
             found["ports"] = [_port(plan) for plan in shown.plans]
         if found["state"] in {"deleting", "pending"}:
-            before = change.before if change is not None else shown
-            found["programmed"] = [_port(plan) for plan in before.plans]
+            found["programmed"] = [_port(plan) for plan in self._programmed(name)]
         _add_rest(found, shown)
         return found
 

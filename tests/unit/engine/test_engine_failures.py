@@ -159,6 +159,21 @@ def test_attempts_that_fail_are_not_reported_as_done():
     play(scene, families=(V4, V6))
 
 
+def test_what_a_family_has_is_known_while_the_other_one_is_refused():
+    async def scene(stage):
+        await started(stage, service("a"), service("six", 6, V6))
+        stage.backends[1].failures = [True] * 10_000
+        stage.tell(service("b", 2), endpoints("a", 7), gone("six"))
+        await stage.until(lambda: stage.notes.of("failed") and "b" in stage.programmed())
+        engine, four = stage.engine, stage.programmed()
+        assert {name[1] for name in engine.unapplied} == {"a", "b", "six"}
+        for name in "a", "b":
+            assert tuple(engine.programmed(("ns", name))) == four[name]
+        assert [plan.key.family for plan in engine.programmed(("ns", "six"))] == [V6]
+
+    play(scene, families=(V4, V6))
+
+
 def test_attempts_of_a_refused_family_leave_the_loop_alone(monkeypatch):
     """With 44,000 Services what they are to be takes a tenth of a second to put together, and they go on for days."""
     threads, gathered = set(), backlog.Backlog.all_plans

@@ -22,7 +22,7 @@ from kubeproxy.model.objects import (
     ServiceStatus,
     SliceEndpoint,
 )
-from kubeproxy.model.plan import Detector, FamilyGlobals, Globals
+from kubeproxy.model.plan import NOTHING, Detector, FamilyGlobals, Globals
 from kubeproxy.model.planner import Change, Planner
 from kubeproxy.observe import state as module
 from kubeproxy.observe.health import ProxyHealth
@@ -66,7 +66,7 @@ class Kit:
         self.refused = {}
         self.health = ProxyHealth(Metrics(), 30.0, wall_clock=lambda: 1795238047.5)
         self.state = ProgrammedState(
-            "nftables", self.planner, lambda: self.unapplied, self.health, lambda: self.refused
+            "nftables", self.planner, lambda: self.unapplied, self.programmed, self.health, lambda: self.refused
         )
         self.planner.apply([Replaced("services", [], frozenset()), Replaced("endpointslices", [], frozenset())])
         self.apply(*objects)
@@ -74,6 +74,10 @@ class Kit:
     def apply(self, *objects):
         self.planner.apply([Upserted(resource_of(one), one) for one in objects])
         self.planner.take()
+
+    def programmed(self, name):
+        change = self.unapplied.get(name)
+        return (self.planner.compiled.get(name, NOTHING) if change is None else change.before).plans
 
     def ask(self, query="", accept=""):
         async def read(pieces):
