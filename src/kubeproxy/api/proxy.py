@@ -85,12 +85,12 @@ def bypassed(host: str, port: int, no_proxy: str) -> bool:
             if address is not None and address.version == network.version and address in network:
                 return True
             continue
-        name, wanted = split_host_port(entry) or (entry.strip("[]"), "")
+        name, wanted = split_host_port(entry) or (entry, "")
         if wanted and wanted != str(port):
             continue
         if address is not None and parse_ip(name) == address:
             return True
-        name = name.removeprefix("*")
+        name = name[1:] if name.startswith("*.") else name
         if name and (host.endswith(name if name.startswith(".") else f".{name}") or host == name):
             return True
     return False

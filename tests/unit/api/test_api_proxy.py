@@ -36,6 +36,7 @@ API = "https://api.example.com:6443"
         ("*.example.com", "api.example.com:1", "example.com:1 badexample.com:1"),
         ("EXAMPLE.com:6443", "example.com:6443 api.example.com:6443", "api.example.com:1"),
         (",:80,10.0.0.0/99,", "", "10.0.0.1:80 a.b:80"),
+        ("*example.com,*:80,[fd00::1],[a.b]", "", "example.com:80 api.example.com:80 [fd00::1]:80 a.b:80"),
     ],
 )
 def test_no_proxy(no_proxy, reached_directly, through_the_proxy):
