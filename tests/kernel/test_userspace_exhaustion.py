@@ -81,6 +81,19 @@ def test_listeners_that_cannot_be_watched_are_opened_later():
             assert client.recv(1) == b"!"
 
 
+@pytest.mark.parametrize("protocol", [TCP, UDP])
+def test_listeners_that_are_gone_before_they_could_be_watched_stop_no_others(protocol):
+    """As when a Service is deleted before the system watches more sockets again."""
+    with stage() as made, endpoint(protocol) as listening:
+        limit = made.path.descriptors.limit
+        with room(made, 0), pytest.raises(ApplyError, match="No space left"):
+            made.carry([listening], protocol)
+        made.listeners.drop(made.listeners.names())
+        assert made.path.descriptors.limit == limit
+        made.carry([listening], protocol, name="other")
+        assert made.path.descriptors.limit == limit - 1
+
+
 def test_a_datagram_without_room_for_a_session_costs_one_look():
     """Not one for each endpoint: that is when there is no time for it."""
     pool = [nowhere()[:-2] + port.to_bytes(2, "big") for port in range(1, 301)]

@@ -113,7 +113,11 @@ class Listeners:
 
         def close() -> None:
             for listener in gone:
-                listener.close()
+                if listener in self._silent:
+                    self._silent.remove(listener)
+                    self._path.release(listener.sock)
+                else:
+                    listener.close()
 
         if gone:
             self._path.call(close)

@@ -59,11 +59,11 @@ class TcpListener:
         self.key = key
         self.port: int = sock.getsockname()[1]
         self.balancer = Balancer()
-        self._sock = sock
+        self.sock = sock
 
     def open(self) -> None:
         """Begin to accept."""
-        self.path.watch(self._sock, self, EPOLLIN)
+        self.path.watch(self.sock, self, EPOLLIN)
         self.path.descriptors.listen(_KIND)
 
     def retarget(self, pool: Pool, affinity: int, serving: Pool) -> None:  # noqa: ARG002 - as UdpListener
@@ -73,13 +73,13 @@ class TcpListener:
     def close(self) -> None:
         """Accept no more. Connections go on."""
         self.path.descriptors.unlisten(_KIND)
-        self.path.release(self._sock)
+        self.path.release(self.sock)
 
     def ready(self, fd: int, events: int) -> None:  # noqa: ARG002 - there is one socket, and one kind of event
         """Accept what is there."""
         for _ in range(_ACCEPTS):
             try:
-                sock, client = self._sock.accept()
+                sock, client = self.sock.accept()
             except BlockingIOError:
                 return
             except OSError as error:
@@ -98,12 +98,12 @@ class TcpListener:
     def _pause(self, error: OSError) -> None:
         path = self.path
         path.complain("accept", "%s: cannot accept connections: %s; raise the limit of open files", self.key, error)
-        path.rewatch(self._sock.fileno(), _NOTHING)
+        path.rewatch(self.sock.fileno(), _NOTHING)
         path.later(_PAUSE, self._go_on)
 
     def _go_on(self) -> None:
-        if self._sock.fileno() >= 0:
-            self.path.rewatch(self._sock.fileno(), EPOLLIN)
+        if self.sock.fileno() >= 0:
+            self.path.rewatch(self.sock.fileno(), EPOLLIN)
 
 
 class _Side:
