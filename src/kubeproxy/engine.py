@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from kubeproxy.backends.mode import Backend
 from kubeproxy.backlog import Backlog, Retry, joined
-from kubeproxy.errors import ApplyError, Unsupported
+from kubeproxy.errors import ApplyError, ChangedByOthersError, Unsupported
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event, Rejected, Upserted
 from kubeproxy.model.objects import Node, ServiceCIDR
@@ -302,6 +302,8 @@ class Engine:
             backlog.stale = backlog.resting = True
             asyncio.get_running_loop().call_later(backlog.retry.after_failure(), self._try_again, backlog)
             self._observer.failed(family, error)
+            if isinstance(error, ChangedByOthersError):
+                self._observer.drifted(str(error))
             return False
         self._observer.synced(family, time.monotonic() - began, full)
         self._observer.reached(family, backlog.everything(fresh, compiled) if everything else fresh, everything)

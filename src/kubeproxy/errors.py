@@ -17,5 +17,9 @@ class ApplyError(KubeProxyError):
     """The kernel refused a change: retried with backoff, then a full sync."""
 
 
+class ChangedByOthersError(ApplyError):
+    """Another program changed our rules while we did; the message says which. As any ApplyError, and an event."""
+
+
 class SourceError(KubeProxyError):
     """The API server or a manifest could not be read: retried with backoff, then a new list."""

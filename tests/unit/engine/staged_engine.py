@@ -78,6 +78,7 @@ class FakeBackend:
         self.calls = []
         self.worlds = []
         self.failures = []  # True: refuse the next transaction
+        self.mood = ApplyError("the kernel is in a bad mood")
         self.resync_on_world = False
         self.is_touched = False
         self.found = self.found_elements = ""
@@ -105,7 +106,7 @@ class FakeBackend:
     def _write(self, name, plans):
         self.before_step()
         if self.failures and self.failures.pop(0):
-            raise ApplyError("the kernel is in a bad mood")
+            raise self.mood
         if plans:
             self.state[name] = plans
         else:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from staged_engine import READY, V4, V6, endpoints, gone, play, service, started
 
 from kubeproxy import backlog
+from kubeproxy.errors import ChangedByOthersError
 from kubeproxy.model.events import Replaced
 
 _sleep = asyncio.sleep
@@ -26,6 +27,19 @@ def test_a_failed_sync_is_tried_again_as_a_resync():
         stage.tell(endpoints("a", 1))
         await stage.settled()
         assert stage.backend.calls[2:] == [("sync", ["a"])]
+
+    play(scene)
+
+
+def test_what_others_change_during_a_sync_is_told_as_drift():
+    async def scene(stage):
+        await started(stage, service("a"))
+        stage.backend.failures, stage.backend.mood = [True], ChangedByOthersError("rules were changed")
+        stage.tell(endpoints("a", 1))
+        await stage.settled()
+        assert stage.notes.of("drifted") == [("rules were changed",)]
+        assert len(stage.notes.of("failed")) == 1
+        assert stage.programmed()["a"][0].cluster
 
     play(scene)
 

@@ -19,7 +19,7 @@ from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, cha
 from kubeproxy.backends.nftables.render import Elements, Placed, difference, place, render, translate
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.text import element_lines, interval_lines
-from kubeproxy.errors import ApplyError
+from kubeproxy.errors import ChangedByOthersError
 from kubeproxy.kernel import nfnetlink, nft
 from kubeproxy.kernel.netlink import Netlink
 from kubeproxy.model.addresses import Family, Range
@@ -151,7 +151,7 @@ class NftablesBackend:
         if not missing:
             return
         if found := self.drift():
-            raise ApplyError(found)  # a resync repairs it; the new signature must not cover it
+            raise ChangedByOthersError(found)  # a resync repairs it; the new signature must not cover it
         slots = sorted(name for name in missing if name.is_slot)
         if slots:
             self._transact(audit.clones(self.family, slots, self._reads))
@@ -192,10 +192,10 @@ class NftablesBackend:
         return audit.intact(self._ruleset, self._reads)
 
     def _sign(self) -> None:
-        """Take the signature of what we just made. Raises ApplyError when another program has changed that already."""
+        """Take the signature of what we just made. Raises ChangedByOthersError when that is not what is there."""
         self._signature = audit.signature(self.family, self._reads)
         if self.touched() and not self._intact():
-            raise ApplyError(f"chains or rules of table {self._ruleset.name} were changed by another program")
+            raise ChangedByOthersError(self._changed())
 
     def _load(self) -> None:
         """Make the table, empty of Services."""
@@ -287,6 +287,9 @@ class NftablesBackend:
         """Return what another program did to our table's chains and rules, '' for nothing. Cheap at any size."""
         if audit.signature(self.family, self._reads) == self._signature:
             return ""
+        return self._changed()
+
+    def _changed(self) -> str:
         return f"chains or rules of table {self._ruleset.name} were changed by another program"
 
     def element_drift(self) -> str:
