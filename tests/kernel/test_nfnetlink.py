@@ -176,6 +176,17 @@ def test_many_refusals_in_one_transaction_are_one_error(link):
     assert link.generation() > 0
 
 
+def test_more_refusals_than_fit_the_buffer_are_one_error(link, monkeypatch):
+    monkeypatch.setattr(nfnetlink, "_RECEIVE_BUFFER", 1 << 16)
+    small = nfnetlink.Transactions()
+    bad = [part for n in range(2000) for part in delete("addresses", [SET.pack(address(n), b"")])]
+    for n in range(3):
+        assert refusal(small, bad).code == errno.ENOBUFS
+        small.commit(add("addresses", [SET.pack(address(n), b"")]))
+    assert keys("addresses") == {address(n) for n in range(3)}
+    small.close()
+
+
 def test_the_error_says_what_was_refused(link):
     error = refusal(link, delete("addresses", [SET.pack(address(9), b"")]))
     assert "No such file" in str(error)

@@ -60,6 +60,7 @@ _SO_SNDBUFFORCE: Final = 32
 _SO_RCVBUFFORCE: Final = 33
 _SEND_BUFFER: Final = 512 << 20
 _RECEIVE_BUFFER: Final = 16 << 20
+_TIMEOUT: Final = 60.0  # seconds
 
 
 _ANONYMOUS: Final = re.compile(rb"__(set|map)\d+\0")
@@ -185,7 +186,7 @@ class Transactions:
             self._socket.setsockopt(SOL_NETLINK, NETLINK_EXT_ACK, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _SEND_BUFFER)
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _RECEIVE_BUFFER)
-            self._socket.settimeout(60)
+            self._socket.settimeout(_TIMEOUT)
         except OSError as error:
             raise NetlinkError(error.errno or errno.EIO, "cannot open an nf_tables socket") from error
         self._sequence = count(1)
@@ -211,7 +212,11 @@ class Transactions:
         # The last message asks for the acknowledgement: kernels before 6.10 send none for the end of a batch.
         final = HEADER.pack(length, kind, flags | NLM_F_ACK, last, 0) + parts[-1][HEADER.size :]
         self._send(b"".join((head, *parts[:-1], final, tail)))
-        self._settle(begin, last)
+        try:
+            self._settle(begin, last)
+        except NetlinkError:
+            self._forget()
+            raise
 
     def generation(self) -> int:
         """Return the number of the ruleset's generation: every transaction that any program commits adds one."""
@@ -240,6 +245,22 @@ class Transactions:
         except OSError as error:
             code = errno.ETIMEDOUT if isinstance(error, TimeoutError) else error.errno or errno.EIO
             raise NetlinkError(code, "no answer from nf_tables") from error
+
+    def _forget(self) -> None:
+        """Read what a failed transaction left: its refusals may have been too many for the buffer.
+
+        Until that is empty the kernel drops all further answers without a word (NETLINK_S_CONGESTED).
+        """
+        self._socket.setblocking(False)
+        while True:
+            try:
+                self._socket.recv(1 << 16)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    break
+        self._socket.settimeout(_TIMEOUT)
 
     def _settle(self, begin: int, last: int) -> None:
         """Read answers until the last message's; an answer to the begin message ends the transaction as well."""
