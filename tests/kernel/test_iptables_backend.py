@@ -18,6 +18,7 @@ from namespaces import run
 
 from kubeproxy.backends.iptables.backend import SHARED, IptablesBackend
 from kubeproxy.backends.iptables.options import Options
+from kubeproxy.backends.leftovers import remove_iptables_rules
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import iptables_variant, xtables, xtables_lock
 from kubeproxy.model.addresses import Family
@@ -122,6 +123,21 @@ def test_the_first_sync_takes_over_what_the_go_proxy_wrote(variant):
         assert sorted(seen[place]) == sorted(should[place]), "each jump once"
     assert len(seen["filter", "KUBE-FIREWALL"]) == 2, "kubelet's own rule stays"
     made.close()
+
+
+def test_comments_of_others_may_be_any_bytes(variant):
+    odd = ["-m", "comment", "--comment", b"caf\xe9", "-j", "ACCEPT"]
+    for rule in (["-t", "nat", "-A", "PREROUTING", *odd], ["-t", "filter", "-A", "FORWARD", *odd]):
+        subprocess.run([f"iptables-{variant}", *rule], check=True)
+    made, wanted = opened(variant), state()
+    list(made.resync(wanted))
+    made._audit.suspect(rest=0.0)
+    assert made.drift() == ""
+    made.close()
+    assert remove_iptables_rules() == []
+    said = subprocess.run([f"iptables-{variant}-save"], capture_output=True, check=True).stdout
+    assert said.count(b'--comment "caf\xe9"') == 2
+    assert b"KUBE-SVC-" not in said
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ _RESTORE_TIMEOUT: Final = 600.0  # 100,000 rules take iptables-legacy seconds, a
 LOCK_PATIENCE: Final = 5  # seconds; the Go kube-proxy's -w 5
 VARIANTS: Final = ("iptables-nft", "iptables-legacy", "ip6tables-nft", "ip6tables-legacy")
 _PIPE: Final = 1 << 20
+_ODD_BYTES: Final = "surrogateescape"  # others' comments may be any bytes; those of rules that are removed come back
 
 
 class RestoreError(ApplyError):
@@ -157,7 +158,7 @@ def _printed(command: list[str]) -> Iterator[str]:
     """Yield the lines that a command prints. Raises ApplyError when it fails."""
     said = os.memfd_create("stderr", os.MFD_CLOEXEC)
     try:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, errors=_ODD_BYTES)
     except OSError as error:
         os.close(said)
         raise ApplyError(f"{command[0]}: {error.strerror}") from error
@@ -254,7 +255,9 @@ def _run(command: list[str], text: str | None = None) -> str:
 
 def _call(command: list[str], text: str | None = None) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=_TIMEOUT)
+        return subprocess.run(
+            command, input=text, capture_output=True, text=True, errors=_ODD_BYTES, check=False, timeout=_TIMEOUT
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ApplyError(f"{command[0]}: {error}") from error
 
