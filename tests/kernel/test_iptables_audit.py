@@ -32,7 +32,7 @@ POD = f"KUBE-SEP-{chain_hash('default/atcp10.244.0.1:8080')}"
 
 def suspects(made: IptablesBackend) -> list:
     """The chains that are not printed as was expected, before anybody asks the kernel how it prints them."""
-    seen = Saved(set(), set(), set())
+    seen = Saved(set(), set(), set(), set())
     for table in CANARY_TABLES:
         survey(table, made._commands.saved(table), seen)
     return list(made._audit._suspects(made._contents, made._common(), seen))

@@ -165,6 +165,34 @@ def test_a_flush_is_noticed_and_repaired(variant, harm):
     made.close()
 
 
+def test_rules_of_nft_itself_in_built_in_chains_are_left_alone(netns):
+    made, wanted = opened("nft"), state()
+    list(made.resync(wanted))
+    for place in ("filter INPUT", "nat PREROUTING", "nat POSTROUTING"):
+        run("nft", "add", "rule", "ip", *place.split(), "ct state established counter accept")
+    for suspected in (None, frozenset({("filter", "INPUT"), ("nat", "PREROUTING")})):
+        made._audit.suspect(0.0, suspected)
+        assert made.drift() == ""
+    before = run("nft", "list", "chain", "ip", "filter", "INPUT")
+    list(made.resync(wanted))
+    assert run("nft", "list", "chain", "ip", "filter", "INPUT") == before, "each jump once"
+    run("iptables-nft", "-t", "nat", "-F", "PREROUTING")
+    run("nft", "add", "rule", "ip", "nat", "PREROUTING", "ct state established counter accept")
+    assert made.touched()
+    assert made.drift() == "the jump from PREROUTING to KUBE-SERVICES (IPv4) was removed by another program"
+    run("nft", "add", "rule", "ip", "nat", "KUBE-SERVICES", "ct state established counter accept")
+    list(made.resync(wanted))
+    assert "KUBE-SERVICES" in run("nft", "list", "chain", "ip", "nat", "PREROUTING")
+    assert "ct state" not in run("nft", "list", "chain", "ip", "nat", "KUBE-SERVICES")
+    made._audit.suspect(0.0)
+    assert made.drift() == ""
+    assert not made.touched()
+    run("nft", "add", "rule", "ip", "nat", "KUBE-MARK-MASQ", "ct state established counter accept")
+    made._audit.suspect(0.0, frozenset())
+    assert "chain KUBE-MARK-MASQ of iptables table nat (IPv4) was changed" in made.drift()
+    made.close()
+
+
 def test_what_others_do_elsewhere_is_no_drift(variant):
     made, wanted = opened(variant), state()
     list(made.resync(wanted))
