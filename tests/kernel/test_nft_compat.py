@@ -11,10 +11,10 @@ from msgspec import structs
 from namespaces import run
 from own_network import own_network
 from random_plans import histories
-from test_iptables_backend import OPTIONS, WORLD, plans, state
+from test_iptables_backend import OPTIONS, WORLD, check, opened, plans, state
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import iptables_variant, xt_rules
+from kubeproxy.kernel import iptables_variant, nfnetlink, xt_rules
 from kubeproxy.kernel.nft_compat import NftCompat
 from kubeproxy.kernel.xtables import Commands
 from kubeproxy.model.addresses import Family
@@ -112,6 +112,18 @@ def test_what_is_written_is_what_the_command_writes(history):
 def test_rules_of_others_are_not_guessed(line):
     with pytest.raises(xt_rules.Unknown):
         xt_rules.encode(f"*nat\n{line}\nCOMMIT\n", Family.IPV4)
+
+
+def test_transactions_are_no_larger_than_the_buffer(netns, monkeypatch, caplog):
+    caplog.set_level("DEBUG", "kubeproxy.iptables")
+    monkeypatch.setattr(nfnetlink, "_SEND_BUFFER", 212992)  # as without CAP_NET_ADMIN, by default
+    made = opened("nft")
+    pods = [f"10.244.0.{n}" for n in range(1, 41)]
+    wanted = {("default", f"s{n}"): plans(f"s{n}", n, *pods) for n in range(1, 41)}
+    assert len(list(made.resync(wanted))) > 10
+    check("nft", wanted)
+    assert "Message too long" not in caplog.text
+    made.close()
 
 
 def test_what_the_kernel_refuses_is_left_to_the_command(netns):

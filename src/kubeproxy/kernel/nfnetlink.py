@@ -27,6 +27,8 @@ from kubeproxy.kernel.netlink import (
     acknowledgement,
     attribute,
     attributes,
+    grow_receive_buffer,
+    grow_send_buffer,
     messages,
     nested,
 )
@@ -56,8 +58,6 @@ _GOTO: Final = struct.pack(">i", -4)  # NFT_GOTO
 
 # A nested attribute's length has 16 bits; the list of a message's elements must stay under it.
 _LIST_LIMIT: Final = 60_000
-_SO_SNDBUFFORCE: Final = 32
-_SO_RCVBUFFORCE: Final = 33
 _SEND_BUFFER: Final = 512 << 20
 _RECEIVE_BUFFER: Final = 16 << 20
 _TIMEOUT: Final = 60.0  # seconds
@@ -184,8 +184,8 @@ class Transactions:
             self._socket.bind((0, 0))
             self._socket.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
             self._socket.setsockopt(SOL_NETLINK, NETLINK_EXT_ACK, 1)
-            self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _SEND_BUFFER)
-            self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _RECEIVE_BUFFER)
+            grow_send_buffer(self._socket, _SEND_BUFFER)
+            grow_receive_buffer(self._socket, _RECEIVE_BUFFER)
             self._socket.settimeout(_TIMEOUT)
         except OSError as error:
             raise NetlinkError(error.errno or errno.EIO, "cannot open an nf_tables socket") from error
@@ -194,6 +194,11 @@ class Transactions:
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
+
+    @property
+    def room(self) -> int:
+        """Return how many bytes a transaction may have, about: less in a user namespace (net.core.wmem_max)."""
+        return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
 
     def commit(self, parts: Sequence[bytes]) -> None:
         """Commit messages as one transaction: all of them or none.
