@@ -206,6 +206,13 @@ def test_announcements_that_are_missed_are_no_quiet(netns):
     made.close()
 
 
+def test_a_counter_of_transactions_that_began_anew_is_no_quiet(netns):
+    made = opened("nft")
+    heard = made._watch._changes
+    assert heard.between(2**32 - 5, 3) is None
+    made.close()
+
+
 def test_announcements_that_do_not_fit_are_no_quiet(netns):
     made, wanted = opened("nft"), state()
     list(made.resync(wanted))

@@ -83,6 +83,8 @@ class Changes:
         """Return what matters of all transactions after a generation, until another; None when some were missed."""
         self._read()
         wanted = range(after + 1, until + 1)
+        if after - until > _LONGEST:  # the kernel counts with 32 bits
+            return None
         if len(wanted) > _LONGEST or any(generation not in self._found for generation in wanted):
             return None
         return frozenset(change for generation in wanted for change in self._found[generation])
