@@ -114,6 +114,26 @@ def test_rules_of_others_are_not_guessed(line):
         xt_rules.encode(f"*nat\n{line}\nCOMMIT\n", Family.IPV4)
 
 
+def test_hosts_of_a_network_are_taken_for_the_network(netns):
+    text = "*nat\n:A - [0:0]\n-A A -s 10.1.2.3/9 -j ACCEPT\n-A A ! -d 10.255.2.3/9 -j ACCEPT\nCOMMIT\n"
+    commands(Family.IPV4).restore([text])
+    wanted = saved(Family.IPV4)
+    made = NftCompat(Refusing(Family.IPV4))
+    made.prepared(text)()
+    made.close()
+    assert saved(Family.IPV4) == wanted
+
+
+def test_tables_that_are_done_are_not_left_to_the_command(netns):
+    run("iptables-nft", "-t", "filter", "-N", "KUBE-SERVICES")
+    refusing = Refusing(Family.IPV4)
+    made = NftCompat(refusing)
+    first, second = (f"*{table}\n:KUBE-SERVICES - [0:0]\nCOMMIT\n" for table in ("filter", "nat"))
+    made.prepared(first + second)()
+    made.close()
+    assert refusing.asked == [second]
+
+
 def test_transactions_are_no_larger_than_the_buffer(netns, monkeypatch, caplog):
     caplog.set_level("DEBUG", "kubeproxy.iptables")
     monkeypatch.setattr(nfnetlink, "_SEND_BUFFER", 212992)  # as without CAP_NET_ADMIN, by default

@@ -21,6 +21,8 @@ from kubeproxy.kernel.xtables_lock import NOT_WAITED, Waited
 _CHAIN: Final = 4096
 """Bytes of the messages of a chain and its rules: 1,200 for an endpoint, more only for chains with many rules."""
 
+_END: Final = "COMMIT\n"
+
 log = logging.getLogger("kubeproxy.iptables")
 
 
@@ -50,10 +52,13 @@ class NftCompat:
         return partial(self._commit, tables, text)
 
     def _commit(self, tables: list[list[bytes]], text: str) -> Waited:
+        done = 0
         try:
             for messages in tables:
                 self._link.commit(messages)
+                done += 1
         except NetlinkError as error:
             log.debug("Left to %s: %s", self._commands.name, error)
-            return self._commands.restore([text])
+            # Without what is done: as many transactions as were announced to whoever counts them.
+            return self._commands.restore(text.split(_END, done)[-1:])
         return NOT_WAITED

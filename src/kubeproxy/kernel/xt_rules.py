@@ -206,7 +206,11 @@ def _address(option: str, text: str, unequal: bool, family: Family) -> bytes:
     size = family.address_size
     if value is None or len(value) != size or not prefix.isdecimal() or int(prefix) > 8 * size:
         raise Unknown(f"{option} {text}")
-    return _load(family, option, int(prefix)) + _EQUAL[size, unequal] + value
+    length = int(prefix)
+    if length < 8 * size:  # without the bits of a host, as what it is compared with
+        shift = 8 * size - length
+        value = (int.from_bytes(value, "big") >> shift << shift).to_bytes(size, "big")
+    return _load(family, option, length) + _EQUAL[size, unequal] + value
 
 
 # -- matches and targets of xtables ----------------------------------------------------------------------------------
