@@ -13,8 +13,9 @@ from own_network import own_network
 from random_plans import histories
 from test_iptables_backend import OPTIONS, WORLD, check, opened, plans, state
 
+from kubeproxy.backends.iptables.render import LOCALHOST_COUNTER
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import iptables_variant, nfnetlink, xt_rules
+from kubeproxy.kernel import iptables_variant, nfacct, nfnetlink, xt_rules
 from kubeproxy.kernel.nft_compat import NftCompat
 from kubeproxy.kernel.xtables import Commands
 from kubeproxy.model.addresses import Family
@@ -93,6 +94,8 @@ def test_what_is_written_is_what_the_command_writes(history):
         "-A A -m addrtype --dst-type UNICAST -j ACCEPT",
         "-A A -m statistic --mode nth --every 2 --packet 0 -j ACCEPT",
         "-A A -m recent --update --name x -j ACCEPT",
+        "-A A -m nfacct --nfacct-name x --nfacct-name y -j ACCEPT",
+        "-A A -m nfacct --nfacct-name " + "x" * 32 + " -j ACCEPT",
         "-A A -o eth0 -j ACCEPT",
         "-A A ! -p tcp -j ACCEPT",
         "-A A -p icmp -j ACCEPT",
@@ -116,6 +119,19 @@ def test_rules_of_others_are_not_guessed(line):
 
 def test_hosts_of_a_network_are_taken_for_the_network(netns):
     text = "*nat\n:A - [0:0]\n-A A -s 10.1.2.3/9 -j ACCEPT\n-A A ! -d 10.255.2.3/9 -j ACCEPT\nCOMMIT\n"
+    commands(Family.IPV4).restore([text])
+    wanted = saved(Family.IPV4)
+    made = NftCompat(Refusing(Family.IPV4))
+    made.prepared(text)()
+    made.close()
+    assert saved(Family.IPV4) == wanted
+
+
+def test_counters_are_those_of_the_command(netns):
+    assert nfacct.ensure(LOCALHOST_COUNTER)
+    text = (
+        f"*nat\n:A - [0:0]\n-A A -d 127.0.0.0/8 -p tcp -m nfacct --nfacct-name {LOCALHOST_COUNTER} -j ACCEPT\nCOMMIT\n"
+    )
     commands(Family.IPV4).restore([text])
     wanted = saved(Family.IPV4)
     made = NftCompat(Refusing(Family.IPV4))

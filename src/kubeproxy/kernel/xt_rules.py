@@ -279,6 +279,13 @@ def _recent(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - as
     )
 
 
+def _nfacct(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - as all matches
+    option, name = words
+    if option != "--nfacct-name" or not 0 < len(name) < 32:  # NFACCT_NAME_MAX
+        raise Unknown(f"-m nfacct {words}")
+    return _xt("match", "nfacct", 0, struct.pack("=32s8x", name.encode()))
+
+
 _RECENT: Final = {"--set": 2, "--rcheck": 1, "--reap": 32}  # XT_RECENT_SET, _CHECK, _REAP
 
 _Match = Callable[[Sequence[str], Family], bytes]
@@ -287,6 +294,7 @@ _MATCHES: Final[Mapping[str, _Match]] = {
     "addrtype": _addrtype,
     "statistic": _statistic,
     "recent": _recent,
+    "nfacct": _nfacct,
 } | {name.lower(): partial(_ports, name.lower()) for name in PROTOCOLS}
 
 _VERDICTS: Final = {"ACCEPT": _verdict(1), "DROP": _verdict(0), "RETURN": _verdict(-5)}
