@@ -81,6 +81,8 @@ def as_saved(rules: str, family: Family) -> str:
     if " -j REJECT\n" in rules:
         kind = "icmp6-port-unreachable" if family is Family.IPV6 else "icmp-port-unreachable"
         rules = rules.replace(" -j REJECT\n", f" -j REJECT --reject-with {kind}\n")
+    if " --nfacct-name " in rules:
+        rules = rules.replace(" --nfacct-name ", " --nfacct-name  ")
     if " -i " in rules:
         rules = _INTERFACE.sub(r"\1 \3 \2", rules)
     if not rules.startswith(f"-A {SEP}"):  # an endpoint's own address is as we wrote it
