@@ -21,6 +21,7 @@ from kubeproxy.backends.iptables.options import Options
 from kubeproxy.backends.leftovers import remove_iptables_rules
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import iptables_variant, xtables, xtables_lock
+from kubeproxy.kernel.nft_compat import NftCompat
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import ServicePort
@@ -162,6 +163,21 @@ def test_a_flush_is_noticed_and_repaired(variant, harm):
     check(variant, wanted)
     assert made.drift() == ""
     assert not made.touched()
+    made.close()
+
+
+def test_stale_chains_go_in_several_restores(netns, monkeypatch):
+    spec = {"ingress": ["203.0.113.9"], "load_balancer_source_ranges": ["198.51.100.0/24"]}
+    wanted = {("default", f"s{n}"): plans(f"s{n}", n, "10.244.0.1", "10.244.0.2", **spec) for n in range(1, 9)}
+    made = opened("nft")
+    list(made.resync(wanted))
+    made.close()
+    monkeypatch.setattr(NftCompat, "chains_at_once", 5)
+    told = Told()
+    made = opened("nft", told=told)
+    list(made.resync({}))
+    check("nft", {})
+    assert told.failed == []
     made.close()
 
 
