@@ -73,8 +73,6 @@ class NftWatch:
         self._commands = commands
         self._family = commands.family
         self._link = nfnetlink.Transactions()
-        # The engine asks whether something was touched while a sync runs in a thread: not by the same socket.
-        self._asking = nfnetlink.Transactions()
         self._changes = listen(_concerns, b"KUBE-")
         self._generation = -1  # up to which everything is noted or our own
         self._noted: set[Place] = set()
@@ -86,7 +84,6 @@ class NftWatch:
     def close(self) -> None:
         """See Watch."""
         self._link.close()
-        self._asking.close()
         self._changes.close()
 
     def present(self, table: str) -> Present:
@@ -120,7 +117,7 @@ class NftWatch:
 
     def touched(self) -> bool:
         """See Watch."""
-        self._note(self._asking.generation())
+        self._note(self._link.generation())
         return self._unknown or bool(self._noted)
 
     def _note(self, generation: int) -> None:
