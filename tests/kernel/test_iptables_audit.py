@@ -19,8 +19,9 @@ from kubeproxy.backends.iptables.audit import Saved, survey
 from kubeproxy.backends.iptables.backend import IptablesBackend
 from kubeproxy.backends.iptables.names import chain_hash
 from kubeproxy.backends.iptables.options import Options
+from kubeproxy.backends.iptables.render import INVALID_COUNTER, LOCALHOST_COUNTER
 from kubeproxy.backends.iptables.skeleton import CANARY_TABLES
-from kubeproxy.kernel import iptables_variant
+from kubeproxy.kernel import iptables_variant, nfacct
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Detector
 
@@ -32,7 +33,7 @@ POD = f"KUBE-SEP-{chain_hash('default/atcp10.244.0.1:8080')}"
 
 def suspects(made: IptablesBackend) -> list:
     """The chains that are not printed as was expected, before anybody asks the kernel how it prints them."""
-    seen = Saved(set(), set(), set())
+    seen = Saved(set(), set(), set(), set())
     for table in CANARY_TABLES:
         survey(table, made._commands.saved(table), seen)
     return list(made._audit._suspects(made._contents, made._common(), seen))
@@ -71,6 +72,16 @@ def test_rules_of_all_conformance_cases_are_printed_as_expected(variant, family)
         list(made.resync(wanted))
         assert suspects(made) == []
         made.close()
+
+
+@pytest.mark.parametrize("family", list(Family), ids=["IPv4", "IPv6"])
+def test_rules_with_packet_counters_are_printed_as_expected(variant, family):  # noqa: F811
+    assert nfacct.ensure(LOCALHOST_COUNTER)
+    assert nfacct.ensure(INVALID_COUNTER)
+    made = IptablesBackend(iptables_variant.commands(family, variant), WORLD, Options(True, False, True), Told())
+    list(made.resync(state() if family is Family.IPV4 else {}))
+    assert suspects(made) == []
+    made.close()
 
 
 def test_odd_names_and_ranges_are_printed_as_expected(variant):  # noqa: F811
@@ -203,6 +214,13 @@ def test_announcements_that_are_missed_are_no_quiet(netns):
         run("iptables-nft", "-t", "nat", *HARM["a flush"])
     assert made.touched()
     assert WEB in made.drift()
+    made.close()
+
+
+def test_a_counter_of_transactions_that_began_anew_is_no_quiet(netns):
+    made = opened("nft")
+    heard = made._watch._changes
+    assert heard.between(2**32 - 5, 3) is None
     made.close()
 
 

@@ -18,8 +18,10 @@ from namespaces import run
 
 from kubeproxy.backends.iptables.backend import SHARED, IptablesBackend
 from kubeproxy.backends.iptables.options import Options
+from kubeproxy.backends.leftovers import remove_iptables_rules
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import iptables_variant, xtables, xtables_lock
+from kubeproxy.kernel.nft_compat import NftCompat
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import ServicePort
@@ -124,6 +126,21 @@ def test_the_first_sync_takes_over_what_the_go_proxy_wrote(variant):
     made.close()
 
 
+def test_comments_of_others_may_be_any_bytes(variant):
+    odd = ["-m", "comment", "--comment", b"caf\xe9", "-j", "ACCEPT"]
+    for rule in (["-t", "nat", "-A", "PREROUTING", *odd], ["-t", "filter", "-A", "FORWARD", *odd]):
+        subprocess.run([f"iptables-{variant}", *rule], check=True)
+    made, wanted = opened(variant), state()
+    list(made.resync(wanted))
+    made._audit.suspect(rest=0.0)
+    assert made.drift() == ""
+    made.close()
+    assert remove_iptables_rules() == []
+    said = subprocess.run([f"iptables-{variant}-save"], capture_output=True, check=True).stdout
+    assert said.count(b'--comment "caf\xe9"') == 2
+    assert b"KUBE-SVC-" not in said
+
+
 @pytest.mark.parametrize(
     "harm",
     [
@@ -146,6 +163,49 @@ def test_a_flush_is_noticed_and_repaired(variant, harm):
     check(variant, wanted)
     assert made.drift() == ""
     assert not made.touched()
+    made.close()
+
+
+def test_stale_chains_go_in_several_restores(netns, monkeypatch):
+    spec = {"ingress": ["203.0.113.9"], "load_balancer_source_ranges": ["198.51.100.0/24"]}
+    wanted = {("default", f"s{n}"): plans(f"s{n}", n, "10.244.0.1", "10.244.0.2", **spec) for n in range(1, 9)}
+    made = opened("nft")
+    list(made.resync(wanted))
+    made.close()
+    monkeypatch.setattr(NftCompat, "chains_at_once", 5)
+    told = Told()
+    made = opened("nft", told=told)
+    list(made.resync({}))
+    check("nft", {})
+    assert told.failed == []
+    made.close()
+
+
+def test_rules_of_nft_itself_in_built_in_chains_are_left_alone(netns):
+    made, wanted = opened("nft"), state()
+    list(made.resync(wanted))
+    for place in ("filter INPUT", "nat PREROUTING", "nat POSTROUTING"):
+        run("nft", "add", "rule", "ip", *place.split(), "ct state established counter accept")
+    for suspected in (None, frozenset({("filter", "INPUT"), ("nat", "PREROUTING")})):
+        made._audit.suspect(0.0, suspected)
+        assert made.drift() == ""
+    before = run("nft", "list", "chain", "ip", "filter", "INPUT")
+    list(made.resync(wanted))
+    assert run("nft", "list", "chain", "ip", "filter", "INPUT") == before, "each jump once"
+    run("iptables-nft", "-t", "nat", "-F", "PREROUTING")
+    run("nft", "add", "rule", "ip", "nat", "PREROUTING", "ct state established counter accept")
+    assert made.touched()
+    assert made.drift() == "the jump from PREROUTING to KUBE-SERVICES (IPv4) was removed by another program"
+    run("nft", "add", "rule", "ip", "nat", "KUBE-SERVICES", "ct state established counter accept")
+    list(made.resync(wanted))
+    assert "KUBE-SERVICES" in run("nft", "list", "chain", "ip", "nat", "PREROUTING")
+    assert "ct state" not in run("nft", "list", "chain", "ip", "nat", "KUBE-SERVICES")
+    made._audit.suspect(0.0)
+    assert made.drift() == ""
+    assert not made.touched()
+    run("nft", "add", "rule", "ip", "nat", "KUBE-MARK-MASQ", "ct state established counter accept")
+    made._audit.suspect(0.0, frozenset())
+    assert "chain KUBE-MARK-MASQ of iptables table nat (IPv4) was changed" in made.drift()
     made.close()
 
 

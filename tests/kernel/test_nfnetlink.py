@@ -2,6 +2,7 @@
 
 import errno
 import subprocess
+import sys
 import time
 
 import pytest
@@ -174,6 +175,25 @@ def test_many_refusals_in_one_transaction_are_one_error(link):
     link.commit(add("addresses", [SET.pack(address(1), b"")]))
     assert keys("addresses") == {address(1)}
     assert link.generation() > 0
+
+
+def test_more_refusals_than_fit_the_buffer_are_one_error(link, monkeypatch):
+    monkeypatch.setattr(nfnetlink, "_RECEIVE_BUFFER", 1 << 16)
+    small = nfnetlink.Transactions()
+    bad = [part for n in range(2000) for part in delete("addresses", [SET.pack(address(n), b"")])]
+    for n in range(3):
+        assert refusal(small, bad).code == errno.ENOBUFS
+        small.commit(add("addresses", [SET.pack(address(n), b"")]))
+    assert keys("addresses") == {address(n) for n in range(3)}
+    small.close()
+
+
+def test_in_a_user_namespace_buffers_are_smaller():
+    code = "from kubeproxy.kernel.nfnetlink import Transactions as T; t = T(); print(t.generation(), t.room)"
+    done = subprocess.run(["unshare", "-Urn", sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    generation, room = map(int, done.stdout.split())
+    assert generation > 0
+    assert 0 < room < nfnetlink._SEND_BUFFER
 
 
 def test_the_error_says_what_was_refused(link):

@@ -11,10 +11,11 @@ from msgspec import structs
 from namespaces import run
 from own_network import own_network
 from random_plans import histories
-from test_iptables_backend import OPTIONS, WORLD, plans, state
+from test_iptables_backend import OPTIONS, WORLD, check, opened, plans, state
 
+from kubeproxy.backends.iptables.render import LOCALHOST_COUNTER
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import iptables_variant, xt_rules
+from kubeproxy.kernel import iptables_variant, nfacct, nfnetlink, xt_rules
 from kubeproxy.kernel.nft_compat import NftCompat
 from kubeproxy.kernel.xtables import Commands
 from kubeproxy.model.addresses import Family
@@ -93,6 +94,8 @@ def test_what_is_written_is_what_the_command_writes(history):
         "-A A -m addrtype --dst-type UNICAST -j ACCEPT",
         "-A A -m statistic --mode nth --every 2 --packet 0 -j ACCEPT",
         "-A A -m recent --update --name x -j ACCEPT",
+        "-A A -m nfacct --nfacct-name x --nfacct-name y -j ACCEPT",
+        "-A A -m nfacct --nfacct-name " + "x" * 32 + " -j ACCEPT",
         "-A A -o eth0 -j ACCEPT",
         "-A A ! -p tcp -j ACCEPT",
         "-A A -p icmp -j ACCEPT",
@@ -112,6 +115,51 @@ def test_what_is_written_is_what_the_command_writes(history):
 def test_rules_of_others_are_not_guessed(line):
     with pytest.raises(xt_rules.Unknown):
         xt_rules.encode(f"*nat\n{line}\nCOMMIT\n", Family.IPV4)
+
+
+def test_hosts_of_a_network_are_taken_for_the_network(netns):
+    text = "*nat\n:A - [0:0]\n-A A -s 10.1.2.3/9 -j ACCEPT\n-A A ! -d 10.255.2.3/9 -j ACCEPT\nCOMMIT\n"
+    commands(Family.IPV4).restore([text])
+    wanted = saved(Family.IPV4)
+    made = NftCompat(Refusing(Family.IPV4))
+    made.prepared(text)()
+    made.close()
+    assert saved(Family.IPV4) == wanted
+
+
+def test_counters_are_those_of_the_command(netns):
+    assert nfacct.ensure(LOCALHOST_COUNTER)
+    text = (
+        f"*nat\n:A - [0:0]\n-A A -d 127.0.0.0/8 -p tcp -m nfacct --nfacct-name {LOCALHOST_COUNTER} -j ACCEPT\nCOMMIT\n"
+    )
+    commands(Family.IPV4).restore([text])
+    wanted = saved(Family.IPV4)
+    made = NftCompat(Refusing(Family.IPV4))
+    made.prepared(text)()
+    made.close()
+    assert saved(Family.IPV4) == wanted
+
+
+def test_tables_that_are_done_are_not_left_to_the_command(netns):
+    run("iptables-nft", "-t", "filter", "-N", "KUBE-SERVICES")
+    refusing = Refusing(Family.IPV4)
+    made = NftCompat(refusing)
+    first, second = (f"*{table}\n:KUBE-SERVICES - [0:0]\nCOMMIT\n" for table in ("filter", "nat"))
+    made.prepared(first + second)()
+    made.close()
+    assert refusing.asked == [second]
+
+
+def test_transactions_are_no_larger_than_the_buffer(netns, monkeypatch, caplog):
+    caplog.set_level("DEBUG", "kubeproxy.iptables")
+    monkeypatch.setattr(nfnetlink, "_SEND_BUFFER", 212992)  # as without CAP_NET_ADMIN, by default
+    made = opened("nft")
+    pods = [f"10.244.0.{n}" for n in range(1, 41)]
+    wanted = {("default", f"s{n}"): plans(f"s{n}", n, *pods) for n in range(1, 41)}
+    assert len(list(made.resync(wanted))) > 10
+    check("nft", wanted)
+    assert "Message too long" not in caplog.text
+    made.close()
 
 
 def test_what_the_kernel_refuses_is_left_to_the_command(netns):

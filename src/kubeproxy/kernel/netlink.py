@@ -39,6 +39,9 @@ SOL_NETLINK: Final = 270
 NETLINK_CAP_ACK: Final = 10
 NETLINK_EXT_ACK: Final = 11
 
+_SO_SNDBUFFORCE: Final = 32
+_SO_RCVBUFFORCE: Final = 33
+
 _NLMSGERR_ATTR_MSG: Final = 1
 _NLMSGERR_ATTR_OFFS: Final = 2
 
@@ -294,13 +297,23 @@ class Netlink:
                 return data
 
 
-def grow_receive_buffer(sock: socket.socket) -> None:
-    """Give a netlink socket a receive buffer of 4 MiB, or what the system allows without CAP_NET_ADMIN."""
-    so_rcvbufforce = 33
+def grow_receive_buffer(sock: socket.socket, size: int = _RECEIVE_BUFFER) -> None:
+    """Give a socket a receive buffer of so many bytes, or what the system allows without CAP_NET_ADMIN.
+
+    In a user namespace nobody has that capability, as far as buffers go (sockopt_capable).
+    """
     try:
-        sock.setsockopt(socket.SOL_SOCKET, so_rcvbufforce, _RECEIVE_BUFFER)
+        sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, size)
     except PermissionError:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+
+
+def grow_send_buffer(sock: socket.socket, size: int) -> None:
+    """Give a socket a send buffer of so many bytes, or what the system allows; see `grow_receive_buffer`."""
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, size)
+    except PermissionError:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
 
 
 def _last_message(data: bytes) -> Message:

@@ -27,6 +27,8 @@ from kubeproxy.kernel.netlink import (
     acknowledgement,
     attribute,
     attributes,
+    grow_receive_buffer,
+    grow_send_buffer,
     messages,
     nested,
 )
@@ -56,10 +58,9 @@ _GOTO: Final = struct.pack(">i", -4)  # NFT_GOTO
 
 # A nested attribute's length has 16 bits; the list of a message's elements must stay under it.
 _LIST_LIMIT: Final = 60_000
-_SO_SNDBUFFORCE: Final = 32
-_SO_RCVBUFFORCE: Final = 33
 _SEND_BUFFER: Final = 512 << 20
 _RECEIVE_BUFFER: Final = 16 << 20
+_TIMEOUT: Final = 60.0  # seconds
 
 
 _ANONYMOUS: Final = re.compile(rb"__(set|map)\d+\0")
@@ -183,9 +184,9 @@ class Transactions:
             self._socket.bind((0, 0))
             self._socket.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
             self._socket.setsockopt(SOL_NETLINK, NETLINK_EXT_ACK, 1)
-            self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _SEND_BUFFER)
-            self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _RECEIVE_BUFFER)
-            self._socket.settimeout(60)
+            grow_send_buffer(self._socket, _SEND_BUFFER)
+            grow_receive_buffer(self._socket, _RECEIVE_BUFFER)
+            self._socket.settimeout(_TIMEOUT)
         except OSError as error:
             raise NetlinkError(error.errno or errno.EIO, "cannot open an nf_tables socket") from error
         self._sequence = count(1)
@@ -193,6 +194,11 @@ class Transactions:
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
+
+    @property
+    def room(self) -> int:
+        """Return how many bytes a transaction may have, about: less in a user namespace (net.core.wmem_max)."""
+        return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
 
     def commit(self, parts: Sequence[bytes]) -> None:
         """Commit messages as one transaction: all of them or none.
@@ -211,7 +217,11 @@ class Transactions:
         # The last message asks for the acknowledgement: kernels before 6.10 send none for the end of a batch.
         final = HEADER.pack(length, kind, flags | NLM_F_ACK, last, 0) + parts[-1][HEADER.size :]
         self._send(b"".join((head, *parts[:-1], final, tail)))
-        self._settle(begin, last)
+        try:
+            self._settle(begin, last)
+        except NetlinkError:
+            self._forget()
+            raise
 
     def generation(self) -> int:
         """Return the number of the ruleset's generation: every transaction that any program commits adds one."""
@@ -240,6 +250,22 @@ class Transactions:
         except OSError as error:
             code = errno.ETIMEDOUT if isinstance(error, TimeoutError) else error.errno or errno.EIO
             raise NetlinkError(code, "no answer from nf_tables") from error
+
+    def _forget(self) -> None:
+        """Read what a failed transaction left: its refusals may have been too many for the buffer.
+
+        Until that is empty the kernel drops all further answers without a word (NETLINK_S_CONGESTED).
+        """
+        self._socket.setblocking(False)
+        while True:
+            try:
+                self._socket.recv(1 << 16)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    break
+        self._socket.settimeout(_TIMEOUT)
 
     def _settle(self, begin: int, last: int) -> None:
         """Read answers until the last message's; an answer to the begin message ends the transaction as well."""

@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.netlink import HEADER, NETLINK_NETFILTER, SOL_NETLINK, Message, attributes
+from kubeproxy.kernel.netlink import HEADER, NETLINK_NETFILTER, SOL_NETLINK, Message, attributes, grow_receive_buffer
 from kubeproxy.kernel.nfnetlink import SUBSYSTEM
 
 _GROUP: Final = 7  # NFNLGRP_NFTABLES
 _ADD_MEMBERSHIP: Final = 1
 _DROP_MEMBERSHIP: Final = 2
 _LENGTH_AND_KIND: Final = struct.Struct("=IH")  # what a header begins with
-_SO_RCVBUFFORCE: Final = 33
 _RECEIVE_BUFFER: Final = 1 << 20  # some thousand rules; reading more would hold the event loop
 _GENERIC_SIZE: Final = 4  # struct nfgenmsg
 _NEW_GENERATION: Final = SUBSYSTEM << 8 | 15
@@ -68,7 +67,7 @@ class Changes:
             self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
             self._socket.bind((0, 0))
             self._socket.setblocking(False)
-            self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _RECEIVE_BUFFER)
+            grow_receive_buffer(self._socket, _RECEIVE_BUFFER)
             self._socket.setsockopt(SOL_NETLINK, _ADD_MEMBERSHIP, _GROUP)
         except OSError as error:
             raise ApplyError(f"cannot listen to nf_tables: {error.strerror}") from error
@@ -84,6 +83,8 @@ class Changes:
         """Return what matters of all transactions after a generation, until another; None when some were missed."""
         self._read()
         wanted = range(after + 1, until + 1)
+        if after - until > _LONGEST:  # the kernel counts with 32 bits
+            return None
         if len(wanted) > _LONGEST or any(generation not in self._found for generation in wanted):
             return None
         return frozenset(change for generation in wanted for change in self._found[generation])

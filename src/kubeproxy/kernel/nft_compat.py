@@ -10,12 +10,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from kubeproxy.kernel import xt_rules
 from kubeproxy.kernel.netlink import NetlinkError
 from kubeproxy.kernel.nfnetlink import Transactions
 from kubeproxy.kernel.xtables import Commands
 from kubeproxy.kernel.xtables_lock import NOT_WAITED, Waited
+
+_CHAIN: Final = 4096
+"""Bytes of the messages of a chain and its rules: 1,200 for an endpoint, more only for chains with many rules."""
+
+_END: Final = "COMMIT\n"
 
 log = logging.getLogger("kubeproxy.iptables")
 
@@ -30,7 +36,7 @@ class NftCompat:
     @property
     def chains_at_once(self) -> int:
         """See Writer: about 0.4 s. At the end of each transaction the kernel walks all rules of the table."""
-        return 10_000
+        return min(10_000, max(1, self._link.room // _CHAIN))
 
     def close(self) -> None:
         """Close the socket."""
@@ -46,10 +52,13 @@ class NftCompat:
         return partial(self._commit, tables, text)
 
     def _commit(self, tables: list[list[bytes]], text: str) -> Waited:
+        done = 0
         try:
             for messages in tables:
                 self._link.commit(messages)
+                done += 1
         except NetlinkError as error:
             log.debug("Left to %s: %s", self._commands.name, error)
-            return self._commands.restore([text])
+            # Without what is done: as many transactions as were announced to whoever counts them.
+            return self._commands.restore(text.split(_END, done)[-1:])
         return NOT_WAITED

@@ -206,7 +206,11 @@ def _address(option: str, text: str, unequal: bool, family: Family) -> bytes:
     size = family.address_size
     if value is None or len(value) != size or not prefix.isdecimal() or int(prefix) > 8 * size:
         raise Unknown(f"{option} {text}")
-    return _load(family, option, int(prefix)) + _EQUAL[size, unequal] + value
+    length = int(prefix)
+    if length < 8 * size:  # without the bits of a host, as what it is compared with
+        shift = 8 * size - length
+        value = (int.from_bytes(value, "big") >> shift << shift).to_bytes(size, "big")
+    return _load(family, option, length) + _EQUAL[size, unequal] + value
 
 
 # -- matches and targets of xtables ----------------------------------------------------------------------------------
@@ -275,6 +279,13 @@ def _recent(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - as
     )
 
 
+def _nfacct(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - as all matches
+    option, name = words
+    if option != "--nfacct-name" or not 0 < len(name) < 32:  # NFACCT_NAME_MAX
+        raise Unknown(f"-m nfacct {words}")
+    return _xt("match", "nfacct", 0, struct.pack("=32s8x", name.encode()))
+
+
 _RECENT: Final = {"--set": 2, "--rcheck": 1, "--reap": 32}  # XT_RECENT_SET, _CHECK, _REAP
 
 _Match = Callable[[Sequence[str], Family], bytes]
@@ -283,6 +294,7 @@ _MATCHES: Final[Mapping[str, _Match]] = {
     "addrtype": _addrtype,
     "statistic": _statistic,
     "recent": _recent,
+    "nfacct": _nfacct,
 } | {name.lower(): partial(_ports, name.lower()) for name in PROTOCOLS}
 
 _VERDICTS: Final = {"ACCEPT": _verdict(1), "DROP": _verdict(0), "RETURN": _verdict(-5)}

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.nfnetlink import has_chain
 from kubeproxy.kernel.xtables_lock import NOT_WAITED, Waited, wait
 from kubeproxy.model.addresses import Family
 
@@ -25,6 +26,8 @@ _RESTORE_TIMEOUT: Final = 600.0  # 100,000 rules take iptables-legacy seconds, a
 LOCK_PATIENCE: Final = 5  # seconds; the Go kube-proxy's -w 5
 VARIANTS: Final = ("iptables-nft", "iptables-legacy", "ip6tables-nft", "ip6tables-legacy")
 _PIPE: Final = 1 << 20
+_INCOMPATIBLE: Final = "is incompatible, use 'nft' tool"
+_ODD_BYTES: Final = "surrogateescape"  # others' comments may be any bytes; those of rules that are removed come back
 
 
 class RestoreError(ApplyError):
@@ -35,6 +38,10 @@ class RestoreError(ApplyError):
         lines = said.strip().splitlines() or [f"exit status {status}"]
         # What it could not do comes last, after the warnings.
         super().__init__(f"{command}: {' / '.join(line.strip() for line in lines[-3:])}")
+
+
+class Incompatible(ApplyError):  # noqa: N818 - what the command calls it
+    """A chain has rules of nft itself, which iptables-nft does not print. It writes others beside them."""
 
 
 class Table(NamedTuple):
@@ -100,14 +107,23 @@ class Commands(NamedTuple):
         return next((table for table in _parse(_run([f"{self.name}-save", "-t", name])) if table.name == name), None)
 
     def saved(self, table: str) -> Iterator[str]:
-        """Yield the lines that iptables-save prints of a table, while it does. Raises ApplyError."""
-        return _printed([f"{self.name}-save", "-t", table])
+        """Yield the lines that iptables-save prints of a table, while it does. Raises Incompatible, or ApplyError."""
+        for line in _printed([f"{self.name}-save", "-t", table]):
+            if line.startswith("# Table ") and _INCOMPATIBLE in line:
+                raise Incompatible(f"{self.name}-save: {line.strip()}")
+            yield line
 
     def rules(self, table: str, chain: str) -> tuple[str, ...] | None:
-        """Return the rules of one chain as iptables-save prints them, None when there is no such chain."""
+        """Return the rules of one chain as iptables-save prints them, None when there is no such chain.
+
+        Raises Incompatible, or ApplyError.
+        """
         command = [self.name, "-w", str(LOCK_PATIENCE), "-t", table, "-S", chain]
         done = _call(command)
         if done.returncode == 1:
+            # iptables-nft 1.8.9 says the same of a chain that is missing.
+            if _INCOMPATIBLE in done.stderr and has_chain(self.family, table, chain):
+                raise Incompatible(done.stderr.strip())
             return None
         return tuple(line for line in _output(command, done).splitlines() if line.startswith("-A "))
 
@@ -157,7 +173,7 @@ def _printed(command: list[str]) -> Iterator[str]:
     """Yield the lines that a command prints. Raises ApplyError when it fails."""
     said = os.memfd_create("stderr", os.MFD_CLOEXEC)
     try:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, errors=_ODD_BYTES)
     except OSError as error:
         os.close(said)
         raise ApplyError(f"{command[0]}: {error.strerror}") from error
@@ -254,7 +270,9 @@ def _run(command: list[str], text: str | None = None) -> str:
 
 def _call(command: list[str], text: str | None = None) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=_TIMEOUT)
+        return subprocess.run(
+            command, input=text, capture_output=True, text=True, errors=_ODD_BYTES, check=False, timeout=_TIMEOUT
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ApplyError(f"{command[0]}: {error}") from error
 

@@ -9,7 +9,7 @@ from kubeproxy.backends.iptables import mode
 from kubeproxy.config.types import DetectLocal, KubeProxyConfiguration
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel import iptables_variant
-from kubeproxy.kernel.xtables import Commands
+from kubeproxy.kernel.xtables import Commands, Incompatible
 from kubeproxy.model.addresses import Family
 
 V4 = (Family.IPV4,)
@@ -47,6 +47,14 @@ def test_what_is_missing_is_named(monkeypatch, node, said):
     monkeypatch.setattr(iptables_variant, "commands", commands)
     with pytest.raises(Unsupported, match=said):
         mode.MODE.check(KubeProxyConfiguration(), V4)
+    mode._commands.cache_clear()
+
+
+def test_rules_of_nft_itself_are_no_obstacle(monkeypatch):
+    mode._commands.cache_clear()
+    monkeypatch.setattr(iptables_variant, "chosen", lambda: "nft")
+    monkeypatch.setattr(iptables_variant, "commands", lambda *_: Node(rules=Incompatible("use 'nft' tool.")))
+    mode.MODE.check(KubeProxyConfiguration(), V4)
     mode._commands.cache_clear()
 
 

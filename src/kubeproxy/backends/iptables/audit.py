@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import Final, NamedTuple
@@ -20,7 +20,7 @@ from kubeproxy.backends.iptables.names import SEP, SERVICE_PREFIXES
 from kubeproxy.backends.iptables.render import Detail
 from kubeproxy.backends.iptables.restores import declarations
 from kubeproxy.backends.iptables.skeleton import CANARY, CANARY_TABLES, JUMPS
-from kubeproxy.kernel.xtables import Commands, RestoreError
+from kubeproxy.kernel.xtables import Commands, Incompatible, RestoreError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServiceName
 
@@ -60,11 +60,15 @@ class Suspect(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What iptables-save printed: a number for each chain of ours with its rules, one for each name, and the jumps."""
+    """What iptables-save printed: a number for each chain of ours with its rules, one for each name, and the jumps.
+
+    `unread` are tables of which it prints nothing, as others have rules of nft itself in there.
+    """
 
     chains: set[int]
     names: set[int]
     jumps: set[Place]
+    unread: set[str]
 
 
 def as_saved(rules: str, family: Family) -> str:
@@ -77,6 +81,8 @@ def as_saved(rules: str, family: Family) -> str:
     if " -j REJECT\n" in rules:
         kind = "icmp6-port-unreachable" if family is Family.IPV6 else "icmp-port-unreachable"
         rules = rules.replace(" -j REJECT\n", f" -j REJECT --reject-with {kind}\n")
+    if " --nfacct-name " in rules:
+        rules = rules.replace(" --nfacct-name ", " --nfacct-name  ")
     if " -i " in rules:
         rules = _INTERFACE.sub(r"\1 \3 \2", rules)
     if not rules.startswith(f"-A {SEP}"):  # an endpoint's own address is as we wrote it
@@ -185,13 +191,13 @@ class Audit:
         return found
 
     def _compare(self, contents: Contents, common: Mapping[Place, str]) -> Found:
-        places, label = self._places, self._family.label
-        seen = self._read(places)
+        label = self._family.label
+        seen = self._read(self._places)
         for table in CANARY_TABLES:
-            if (places is None or (table, CANARY) in places) and hash((table, CANARY)) not in seen.names:
+            if self._is_asked((table, CANARY), seen) and hash((table, CANARY)) not in seen.names:
                 return Found(f"table {table} of iptables ({label}) was flushed by another program")
         for jump in JUMPS:
-            if (places is None or jump[:2] in places) and (jump.table, jump.rule) not in seen.jumps:
+            if self._is_asked((jump.table, jump.chain), seen) and (jump.table, jump.rule) not in seen.jumps:
                 what = f"the jump from {jump.chain} to {jump.target}"
                 return Found(f"{what} ({label}) was removed by another program")
         suspects = list(islice(self._suspects(contents, common, seen), MOST))
@@ -202,24 +208,34 @@ class Audit:
         return Found(_told(harmed, label), frozenset(services if len(services) == len(harmed) else ()))
 
     def _read(self, places: frozenset[Place] | None) -> Saved:
-        seen = Saved(set(), set(), set())
+        seen = Saved(set(), set(), set(), set())
         if places is None:
             for table in CANARY_TABLES:
-                survey(table, self._commands.saved(table), seen)
+                try:
+                    survey(table, self._commands.saved(table), seen)
+                except Incompatible:
+                    seen.unread.add(table)
             return seen
         for table, chain in places:
-            if (rules := self._commands.rules(table, chain)) is not None:
+            if (rules := self._rules(table, chain)) is not None:
                 survey(table, [f":{chain} -", *[f"{rule}\n" for rule in rules]], seen)
         return seen
+
+    def _rules(self, table: str, chain: str) -> Sequence[str] | None:
+        try:
+            return self._commands.rules(table, chain)
+        except Incompatible:  # the watch has looked for the jumps of built-in chains; in ours it is harm
+            return [f"-A {jump.rule}" for jump in JUMPS if jump[:2] == (table, chain)] or [f"-A {chain} ?"]
+
+    def _is_asked(self, place: Place, seen: Saved) -> bool:
+        return place[0] not in seen.unread and (self._places is None or place in self._places)
 
     def _suspects(self, contents: Contents, common: Mapping[Place, str], seen: Saved) -> Iterator[Suspect]:
         """Yield the chains that are not there as they were written."""
         places = self._places
 
         def there(place: Place, rules: str) -> bool:
-            return (places is not None and place not in places) or _number(
-                place, as_saved(rules, self._family)
-            ) in seen.chains
+            return not self._is_asked(place, seen) or _number(place, as_saved(rules, self._family)) in seen.chains
 
         for place, rules in common.items():
             if not there(place, rules):
@@ -274,7 +290,7 @@ class Audit:
     def _chains(self, table: str, names: Collection[str]) -> Iterable[tuple[str, list[str] | None]]:
         """Return at least these chains with their rules. Legacy reads the whole table even for one of them."""
         if self._commands.uses_nft and len(names) <= MOST_PLACES:
-            read = {chain: self._commands.rules(table, chain) or () for chain in names}
+            read = {chain: self._rules(table, chain) or () for chain in names}
             return [(chain, [f"{rule}\n" for rule in rules]) for chain, rules in read.items()]
         return _by_chain(self._commands.saved(table))
 

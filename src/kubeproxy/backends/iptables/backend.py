@@ -220,8 +220,9 @@ class IptablesBackend:
                 yield chains
 
         def stale() -> list[str]:
-            found = present["nat"].chains - kept
-            self._unwanted = sorted((chain for chain in found if chain.startswith(SERVICE_PREFIXES)), reverse=True)
+            found = sorted(present["nat"].chains - kept, reverse=True)
+            # In several restores none can go while one that goes later leads to it.
+            self._unwanted = [chain for prefix in SERVICE_PREFIXES for chain in found if chain.startswith(prefix)]
             if removal is Removal.AFTERWARDS:
                 return []
             return [chain for chain in self._unwanted if chain not in self._stale.used]

@@ -16,7 +16,7 @@ from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ApplyError, KubeProxyError, Unsupported
 from kubeproxy.kernel import iptables_variant, nfacct
 from kubeproxy.kernel.sysctl import TCP_BE_LIBERAL, read_sysctl
-from kubeproxy.kernel.xtables import Commands
+from kubeproxy.kernel.xtables import Commands, Incompatible
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
 
@@ -47,6 +47,8 @@ def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
         try:
             if commands.rules("nat", "POSTROUTING") is None:
                 raise ApplyError(f"{commands.name} -t nat -S POSTROUTING finds no such chain")
+        except Incompatible:
+            continue
         except ApplyError as error:
             module = "nft_compat" if commands.uses_nft else "ip6table_nat" if family is Family.IPV6 else "iptable_nat"
             raise Unsupported(

@@ -21,8 +21,8 @@ SVL: Final = "KUBE-SVL-"
 EXT: Final = "KUBE-EXT-"
 FW: Final = "KUBE-FW-"
 SEP: Final = "KUBE-SEP-"
-SERVICE_PREFIXES: Final = (SVC, SVL, EXT, FW, SEP, "KUBE-XLB-")
-"""Chains that belong to a Service; KUBE-XLB- is EXT's name before 1.24."""
+SERVICE_PREFIXES: Final = (FW, "KUBE-XLB-", EXT, SVL, SVC, SEP)
+"""Chains that belong to a Service, those that lead to others before these; KUBE-XLB- is EXT's name before 1.24."""
 
 _ALPHABET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567".ljust(256)  # RFC 4648
 _HASHED: Final = 10  # bytes of a digest that are used: 16 characters of five bits

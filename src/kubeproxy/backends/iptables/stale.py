@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
 from kubeproxy.backends.iptables.restores import declarations
-from kubeproxy.kernel.xtables import Commands, target_of
+from kubeproxy.kernel.xtables import Commands, Incompatible, target_of
 
 log = logging.getLogger("kubeproxy.iptables")
 
@@ -38,7 +38,11 @@ class Stale:
             return
         self._each(chains, declarations)
         wanted = frozenset(chains)
-        used = wanted.intersection(target_of(line.rstrip()) for line in self._commands.saved("nat") if line[:1] == "-")
+        try:
+            lines = [line for line in self._commands.saved("nat") if line[:1] == "-"]
+        except Incompatible:  # removing them tells
+            lines = []
+        used = wanted.intersection(target_of(line.rstrip()) for line in lines)
         for chain in sorted(used - self.used):
             log.warning(
                 "Leaving an empty chain that belongs to no Service: rules of another program lead to it chain=%s "

@@ -7,19 +7,19 @@ for its canary in mangle alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final, Protocol
 
 from kubeproxy.backends.iptables.audit import MOST_PLACES, Place
 from kubeproxy.backends.iptables.names import SERVICE_PREFIXES
-from kubeproxy.backends.iptables.skeleton import CANARY, CANARY_TABLES, JUMPS, OWN_CHAINS, Present
+from kubeproxy.backends.iptables.skeleton import CANARY, CANARY_TABLES, JUMPS, OWN_CHAINS, Jump, Present
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nfnetlink
 from kubeproxy.kernel.iptables_info import TableInfo
 from kubeproxy.kernel.lock_watch import lock_watch
 from kubeproxy.kernel.nft_changes import Change, listen
-from kubeproxy.kernel.xtables import Commands
+from kubeproxy.kernel.xtables import Commands, Incompatible
 
 REST: Final = 20.0
 """Times as long as an audit took, none follows: it reads all rules."""
@@ -73,8 +73,6 @@ class NftWatch:
         self._commands = commands
         self._family = commands.family
         self._link = nfnetlink.Transactions()
-        # The engine asks whether something was touched while a sync runs in a thread: not by the same socket.
-        self._asking = nfnetlink.Transactions()
         self._changes = listen(_concerns, b"KUBE-")
         self._generation = -1  # up to which everything is noted or our own
         self._noted: set[Place] = set()
@@ -86,7 +84,6 @@ class NftWatch:
     def close(self) -> None:
         """See Watch."""
         self._link.close()
-        self._asking.close()
         self._changes.close()
 
     def present(self, table: str) -> Present:
@@ -95,7 +92,10 @@ class NftWatch:
         asked = {jump.chain for jump in JUMPS if jump.table == table} | {"KUBE-FIREWALL"}
         rules: set[str] = set()
         for chain in sorted(asked & chains):
-            rules.update(self._commands.rules(table, chain) or ())
+            try:
+                rules.update(self._commands.rules(table, chain) or ())
+            except Incompatible:
+                rules.update(f"-A {jump.rule}" for jump in JUMPS if jump[:2] == (table, chain) and self._has(jump))
         return Present(chains, frozenset(rules))
 
     @contextmanager
@@ -117,7 +117,7 @@ class NftWatch:
 
     def touched(self) -> bool:
         """See Watch."""
-        self._note(self._asking.generation())
+        self._note(self._link.generation())
         return self._unknown or bool(self._noted)
 
     def _note(self, generation: int) -> None:
@@ -135,7 +135,7 @@ class NftWatch:
         """See Watch."""
         self._note(self._link.generation())
         unknown = self._unknown or len(self._noted) > MOST_PLACES
-        if unknown and (found := self._compare()):
+        if found := self._compare() if unknown else self._missing(j for j in JUMPS if j[:2] in self._noted):
             return found
         self.places = None if unknown else frozenset(self._noted)
         self._noted, self._unknown = set(), False
@@ -152,18 +152,24 @@ class NftWatch:
             handles[table, chain] = found = self._rule_handles(table, chain)
             if len(found) != count or found != self._handles.get((table, chain), found):
                 return f"chain {chain} of iptables table {table} ({label}) was changed by another program"
-        for jump in JUMPS:
-            if not self._has_jump(jump.table, jump.chain, jump.target):
-                return f"the jump from {jump.chain} to {jump.target} ({label}) was removed by another program"
+        if found_missing := self._missing(JUMPS):
+            return found_missing
         self._handles = handles
+        return ""
+
+    def _missing(self, jumps: Iterable[Jump]) -> str:
+        for jump in jumps:
+            if not self._has(jump):
+                what = f"the jump from {jump.chain} to {jump.target}"
+                return f"{what} ({self._family.label}) was removed by another program"
         return ""
 
     def _rule_handles(self, table: str, chain: str) -> list[int]:
         return [handle for handle, _ in nfnetlink.chain_rules(self._family, table, chain)]
 
-    def _has_jump(self, table: str, chain: str, target: str) -> bool:
-        word = target.encode() + b"\0"
-        return any(word in raw for _, raw in nfnetlink.chain_rules(self._family, table, chain))
+    def _has(self, jump: Jump) -> bool:
+        word = jump.target.encode() + b"\0"
+        return any(word in raw for _, raw in nfnetlink.chain_rules(self._family, jump.table, jump.chain))
 
 
 def _concerns(change: Change) -> bool:
