@@ -32,6 +32,7 @@ from kubeproxy.engine import Engine, Pace
 from kubeproxy.errors import ApplyError, ConfigError
 from kubeproxy.flows import FlowCleaner
 from kubeproxy.kernel.addresses import AddressMonitor
+from kubeproxy.kernel.capability import raise_net_admin
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event
 from kubeproxy.model.plan import FamilyGlobals, Globals
@@ -66,6 +67,7 @@ def run(options: Options) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(unfinished))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     output = _set_up_logs(config.logging)
+    raise_net_admin()
     for name, value in options.flags if log.isEnabledFor(logs.level(1)) else ():
         log.log(logs.level(1), 'FLAG: --%s="%s"', name, value)
     for warning in gate_warnings(config.feature_gates):

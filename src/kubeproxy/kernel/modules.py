@@ -62,7 +62,8 @@ def present(wanted: Sequence[str], files: ModuleFiles | None = None) -> set[str]
     version = release(files)
     if not files.loaded.exists():
         # A kernel without loadable modules: its configuration is all there is to ask.
-        return {name for name in wanted if _configured(name, _read(files.boot / f"config-{version}"))}
+        config = _read(files.boot / f"config-{version}")
+        return {name for name in wanted if _configured(name, config)}
     have = {line.split(" ", 1)[0] for line in _read(files.loaded).splitlines()}
     built_in = _read(files.folder / version / "modules.builtin").splitlines()
     have |= {Path(line.strip()).name.removesuffix(".ko").replace("-", "_") for line in built_in}

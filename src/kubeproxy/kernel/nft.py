@@ -31,6 +31,8 @@ def version() -> tuple[int, ...]:
         out = subprocess.run(["nft", "--version"], capture_output=True, text=True, check=False, timeout=10).stdout
     except FileNotFoundError as error:
         raise Unsupported("nft is missing: install the package nftables (apt-get install nftables)") from error
+    except PermissionError as error:  # it has a capability of its own, as in our image, that this process may not have
+        raise Unsupported("nft cannot be started: give the process the capability CAP_NET_ADMIN") from error
     found = re.search(r"v(\d+(?:\.\d+)+)", out)
     return tuple(int(part) for part in found[1].split(".")) if found else (0,)
 

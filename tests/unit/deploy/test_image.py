@@ -49,9 +49,10 @@ def test_locks_are_cut_from_the_lock(name: str) -> None:
     assert all(line.count("==") == 1 or "--hash=sha256:" in line for line in expected.splitlines())
 
 
-def test_two_stages_and_only_known_instructions() -> None:
+def test_the_last_stage_begins_empty_and_only_known_instructions() -> None:
     words = [word for word, _ in instructions()]
-    assert words.count("FROM") == 2
+    bases = [rest for word, rest in instructions() if word == "FROM"]
+    assert bases == ["debian:12-slim AS build", "debian:12-slim AS files", "scratch"]
     assert set(words) <= {"FROM", "RUN", "WORKDIR", "COPY", "ARG", "LABEL", "ENV", "STOPSIGNAL", "ENTRYPOINT"}
 
 
@@ -61,6 +62,8 @@ def test_nothing_needs_a_shell_at_run_time() -> None:
     for word, rest in instructions():
         if word == "RUN" and rest.startswith("["):
             assert all(isinstance(part, str) for part in json.loads(rest))
+    final = instructions()[max(i for i, (word, _) in enumerate(instructions()) if word == "FROM") :]
+    assert all(rest.startswith("[") for word, rest in final if word == "RUN"), "the image has no shell"
 
 
 def test_everything_that_is_installed_is_locked() -> None:
