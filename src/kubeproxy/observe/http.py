@@ -376,8 +376,8 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         parser = self._parser
-        if self._closing or parser is None:
-            return
+        if self._closing or parser is None or self._transport is None or self._transport.is_closing():
+            return  # or the client is gone, with more requests sent at once
         self._received = 0
         method = parser.get_method().decode("ascii", "replace")
         keep = parser.should_keep_alive() and not parser.should_upgrade()
@@ -441,7 +441,7 @@ class _Connection(asyncio.Protocol):
             self._wait(REQUEST_SECONDS)
 
     def _write(self, data: bytes) -> None:
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
     def _refuse(self, status: int) -> None:

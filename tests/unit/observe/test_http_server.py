@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import socket
+import struct
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -393,3 +394,17 @@ def collecting_nothing() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+def test_a_client_that_goes_away_amid_requests_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    async def talk(port: int) -> None:
+        for _ in range(5):
+            sock = socket.create_connection(("127.0.0.1", port))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.sendall(get("/hello", headers="") * 50)
+            sock.close()
+            await asyncio.sleep(0)
+        assert b"hello" in await exchange(port, get("/hello"))
+
+    serve(talk)
+    assert [record.getMessage() for record in caplog.records] == []
