@@ -33,8 +33,8 @@ RETRY = 10.0
 """Seconds after which flows are looked for again that could not be removed; the next change does so at once."""
 
 MOST_REMEMBERED = 1 << 16
-"""Frontends whose flows are looked for again; beyond it the first are forgotten: some kernels never remove any, as those
-without nf_conntrack_netlink."""
+"""Frontends whose flows are looked for again; beyond it the first are forgotten: some kernels never remove any, as
+those without nf_conntrack_netlink."""
 
 MOST_LOST = 100
 """Endpoints of a frontend that are told apart then; beyond it any may be wrong that does not serve."""

@@ -8,7 +8,17 @@ from msgspec import structs
 
 from kubeproxy import flows
 from kubeproxy.errors import ApplyError
-from kubeproxy.flows import SECOND_LOOK, UNTRANSLATED, FlowCleaner, Key, Suspects, joined, remembered, suspects, translations
+from kubeproxy.flows import (
+    SECOND_LOOK,
+    UNTRANSLATED,
+    FlowCleaner,
+    Key,
+    Suspects,
+    joined,
+    remembered,
+    suspects,
+    translations,
+)
 from kubeproxy.kernel.conntrack import Translation
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import (

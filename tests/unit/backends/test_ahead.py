@@ -19,9 +19,10 @@ def refuse(work):
 
 def attempt():
     work = Work()
-    with pytest.raises(ApplyError), Ahead(refuse) as ahead:
+    with Ahead(refuse) as ahead:
         list(ahead.commit(work))
-        list(ahead.settled())
+        with pytest.raises(ApplyError):
+            list(ahead.settled())
     return weakref.ref(work)
 
 
