@@ -195,7 +195,7 @@ class Container:
     def argv(self, *more: str) -> list[str]:
         """The command line of the container, with its privileges and its view of files."""
         (container,) = self._pod()["containers"]
-        privileges = _privileges(container["securityContext"])
+        privileges = _privileges(container["securityContext"], self._command)
         return ["sh", "-ec", RUNTIME, "sh", *privileges, *self._command_of(container), *more]
 
     async def prepare(self) -> None:
@@ -254,7 +254,7 @@ class Container:
         return await self.proxy.stop(15.0)
 
 
-def _privileges(security: Json) -> list[str]:
+def _privileges(security: Json, command: Path) -> list[str]:
     """setpriv's arguments for a securityContext: capabilities dropped and added, user, escalation.
 
     Where the image gives capabilities with the files, ambient ones stand for them.
@@ -265,8 +265,8 @@ def _privileges(security: Json) -> list[str]:
         bounds = ",".join(["-all", *capabilities])
         escalation = [] if security["allowPrivilegeEscalation"] else ["--no-new-privs"]
         return ["setpriv", "--inh-caps", "-all", "--bounding-set", bounds, *escalation]
-    if not _open_to_all(Path(sys.base_prefix)) or not _open_to_all(ROOT):
-        capabilities.append("+dac_read_search")  # this machine's Python is in a home
+    if not all(_open_to_all(path) for path in (Path(sys.base_prefix), ROOT, command)):
+        capabilities.append("+dac_read_search")  # a Python in a home, or a folder of this test's own
     bounds = ",".join(["-all", *capabilities])
     group = str(security["runAsGroup"])
     return [

@@ -355,6 +355,21 @@ def test_tls_is_verified():
         run(script, get, server_name="localhost")
 
 
+def test_certificates_of_clusters_need_no_key_identifiers(monkeypatch):
+    """As in Go; Python asks for them from 3.13 on."""
+    usual = ssl.create_default_context
+
+    def strict(**sources):
+        context = usual(**sources)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", strict)
+    context = Trust(ca_file=str(TLS / "ca.crt")).context(None)
+    assert not context.verify_flags & ssl.VERIFY_X509_STRICT
+    assert context.verify_mode is ssl.CERT_REQUIRED
+
+
 def test_a_client_certificate_is_shown():
     shown = []
 

@@ -121,6 +121,8 @@ def _by_chain(lines: Iterable[str]) -> Iterator[tuple[str, list[str] | None]]:
     current, start = "", "\n"
     rules: list[str] = []
     for line in lines:
+        if line.endswith(" \n"):  # a rule without a target, by iptables-nft 1.8.7
+            line = f"{line.rstrip()}\n"  # noqa: PLW2901
         if line.startswith(start):
             rules.append(line)
         elif line.startswith("-A "):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from random_plans import histories
 from test_backend import SHARED_CHAINS, V4, a, opened, plans
 
-from kubeproxy.backends.iptables.audit import as_saved
+from kubeproxy.backends.iptables.audit import Saved, as_saved, survey
 from kubeproxy.backends.iptables.names import chain_hash
 from kubeproxy.kernel.xtables import RestoreError
 from kubeproxy.model.addresses import Family
@@ -112,6 +112,15 @@ def test_rules_that_another_version_prints_otherwise_are_no_drift(monkeypatch):
     assert made.tables.chains == before, "copies are gone"
     made.tables.chains["nat", WEB][0] += " -m changed"
     assert WEB in audited(made)
+
+
+def test_a_rule_without_a_target_may_end_with_a_space():
+    """As iptables-nft 1.8.7 prints it."""
+    rule = '-A KUBE-FW-A -m comment --comment "a b"'
+    seen, other = (Saved(set(), set(), set()) for _ in range(2))
+    survey("nat", [":KUBE-FW-A -", f"{rule}\n"], seen)
+    survey("nat", [":KUBE-FW-A -", f"{rule} \n"], other)
+    assert seen == other
 
 
 def test_endpoints_that_made_the_cluster_large_are_no_drift():
