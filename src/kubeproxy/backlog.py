@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import Compiled, ServiceName, ServicePlan
+from kubeproxy.model.plan import NOTHING, Compiled, ServiceName, ServicePlan
 from kubeproxy.model.planner import Change
 
 FIRST_RETRY = 0.05
@@ -50,10 +50,8 @@ class Backlog:
 
     def add(self, changes: Sequence[Change]) -> None:
         """Take changes in; those of one Service become one."""
-        known = self.changes
         for change in changes:
-            earlier = known.get(change.name)
-            known[change.name] = change if earlier is None else joined(earlier, change)
+            note(self.changes, change)
 
     def plans(self) -> list[tuple[ServiceName, tuple[ServicePlan, ...]]]:
         """Return what each changed Service is to be."""
@@ -75,7 +73,7 @@ class Backlog:
 
         What is fresh is in it on its own as well: the kernel may have got the change before that one.
         """
-        parts = [change for change in fresh if self.changes[change.name] is not change]
+        parts = [change for change in fresh if self.changes.get(change.name) is not change]
         same = [Change(name, entry, entry) for name, entry in compiled.items() if name not in self.changes]
         return [*parts, *self.changes.values(), *same]
 
@@ -90,6 +88,20 @@ class Backlog:
         if plans and plans[0].key.family is family is plans[-1].key.family:
             return plans
         return tuple([plan for plan in plans if plan.key.family is family])
+
+
+def note(known: dict[ServiceName, Change], change: Change) -> None:
+    """Add a change to those that are known: of each Service one, and none of a Service that came and is gone again.
+
+    A kernel may refuse for months, while Services with ever new names come and go.
+    """
+    earlier = known.get(change.name)
+    if earlier is None:
+        known[change.name] = change
+    elif earlier.before == change.after == NOTHING:
+        del known[change.name]
+    else:
+        known[change.name] = joined(earlier, change)
 
 
 def joined(earlier: Change, later: Change) -> Change:

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 from msgspec import Struct
 
 from kubeproxy.backends.mode import Backend
-from kubeproxy.backlog import Backlog, Retry, joined
+from kubeproxy.backlog import Backlog, Retry, note
 from kubeproxy.errors import ApplyError, ChangedByOthersError, Unsupported
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event, Rejected, Upserted
@@ -279,8 +279,7 @@ class Engine:
             for backlog in self._backlogs.values():
                 backlog.add(changes)
             for change in changes:
-                earlier = self._unreported.get(change.name)
-                self._unreported[change.name] = change if earlier is None else joined(earlier, change)
+                note(self._unreported, change)
         return fresh
 
     async def _sync_family(

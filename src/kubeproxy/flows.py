@@ -32,6 +32,13 @@ rules changed is tracked, with the old endpoint, only when it leaves."""
 RETRY = 10.0
 """Seconds after which flows are looked for again that could not be removed; the next change does so at once."""
 
+MOST_REMEMBERED = 1 << 16
+"""Frontends whose flows are looked for again; beyond it the first are forgotten: some kernels never remove any, as
+those without nf_conntrack_netlink."""
+
+MOST_LOST = 100
+"""Endpoints of a frontend that are told apart then; beyond it any may be wrong that does not serve."""
+
 UNTRANSLATED = b""
 """Stands for the frontend itself among the endpoints that a flow may still go to."""
 
@@ -64,6 +71,17 @@ def joined(looks: Iterable[Looks]) -> Looks:
         for key, (serving, lost) in look.items():
             other = found[key].lost if key in found else NOTHING_LOST
             found[key] = Suspects(serving, None if lost is None or other is None else lost | other)
+    return found
+
+
+def remembered(wanted: Looks, fresh: Looks) -> Looks:
+    """Return what could not be removed together with what is new, bounded."""
+    found = joined((wanted, fresh))
+    for key in list(found)[: max(0, len(found) - MOST_REMEMBERED)]:
+        del found[key]
+    for key, (serving, lost) in found.items():
+        if lost is not None and len(lost) > MOST_LOST:
+            found[key] = Suspects(serving, None)
     return found
 
 
@@ -183,7 +201,7 @@ class FlowCleaner:
                         done = await self._clean(family, wanted)
                         self._underway[family] = {}
                         if not done:
-                            self._first[family] = joined((wanted, self._first[family]))
+                            self._first[family] = remembered(wanted, self._first[family])
                             loop.call_later(RETRY, self._wake.set)
                 # A look at the kernel's whole table takes 9 ms at its usual size: a tenth of the time is enough.
                 await asyncio.sleep(min(9 * (loop.time() - began), LONGEST_PAUSE))

@@ -329,3 +329,25 @@ def test_clean_up_removes_the_tables() -> None:
         assert cleanup() == []
         assert cleanup() == []
         assert run("nft", "list", "tables") == ""
+
+
+def test_listeners_of_refused_syncs_are_closed_when_their_services_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with node() as (made, _), endpoint() as server:
+        made.sync("web", plan("web", [frontend(VIP[V4], 80)], [server]))
+
+        def refuse(text: object) -> None:
+            raise ApplyError("no")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(nft, "run", refuse)
+            for number in range(10):
+                name = f"s{number}"
+                made.wanted = {("ns", name): (plan(name, [frontend("10.96.0.2", 80)], [server]),)}
+                with pytest.raises(ApplyError):
+                    made.resync()
+        # The one that rules still lead to, and the one that is wanted now.
+        assert {name.key.name for name in made.backend._listeners.names()} == {"web", "s9"}
+        with answering(server):
+            assert outcome(VIP[V4], 80) == "hello"
+        made.resync()
+        assert {name.key.name for name in made.backend._listeners.names()} == {"s9"}

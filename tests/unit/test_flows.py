@@ -8,7 +8,17 @@ from msgspec import structs
 
 from kubeproxy import flows
 from kubeproxy.errors import ApplyError
-from kubeproxy.flows import SECOND_LOOK, UNTRANSLATED, FlowCleaner, Key, Suspects, joined, suspects, translations
+from kubeproxy.flows import (
+    SECOND_LOOK,
+    UNTRANSLATED,
+    FlowCleaner,
+    Key,
+    Suspects,
+    joined,
+    remembered,
+    suspects,
+    translations,
+)
 from kubeproxy.kernel.conntrack import Translation
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import (
@@ -290,3 +300,14 @@ def test_a_family_is_told_of_its_own_syncs_only():
 def test_after_a_repair_what_went_untranslated_is_looked_for_although_nothing_changed(cleaner):
     cleaner.changed([change(meaning(A), meaning(A))], full=True, families=[V4])
     assert cleaner.due(V4, 0.0) == {FRONT: Suspects(frozenset({A}), None)}
+
+
+def test_what_a_kernel_never_removes_is_remembered_within_bounds(monkeypatch):
+    monkeypatch.setattr(flows, "MOST_REMEMBERED", 3)
+    monkeypatch.setattr(flows, "MOST_LOST", 2)
+    many = {Key(VIP, port): Suspects(frozenset({C}), frozenset({A})) for port in range(4)}
+    last = Key(VIP, 3)
+    assert list(remembered(many, {})) == list(remembered({}, many)) == [Key(VIP, 1), Key(VIP, 2), last]
+    assert remembered(many, {last: Suspects(frozenset(), frozenset({B}))})[last] == Suspects(frozenset(), {A, B})
+    more = {last: Suspects(frozenset(), frozenset({B, C}))}
+    assert remembered(many, more)[last] == Suspects(frozenset(), None)

@@ -173,9 +173,12 @@ class HttpClient:
                 connection.abort()
                 if kept and repeatable and not connection.received_any:
                     continue
+                # The exchange has the error, and its traceback this frame: half an answer may be megabytes.
+                del exchange
                 raise
             except BaseException:
                 connection.abort()
+                del exchange
                 raise
             self._keep(connection)
             return exchange

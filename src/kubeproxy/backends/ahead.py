@@ -37,5 +37,11 @@ class Ahead(Generic[Work]):
     def settled(self) -> Iterator[int]:
         """Wait for what is under way; yield what it came to. Raises ApplyError."""
         running, self._running = self._running, None
-        if running is not None:
-            yield running.result()
+        if running is None:
+            return
+        try:
+            result = running.result()
+        finally:
+            # An error's traceback has this frame: with a way back to the error, what was to be committed would stay.
+            del running
+        yield result

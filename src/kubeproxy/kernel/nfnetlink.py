@@ -10,7 +10,7 @@ import errno
 import re
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import Final, NamedTuple
 
@@ -151,6 +151,15 @@ def chain_message(family: int, table: str, chain: str) -> bytes:
     """Return the message that makes a chain without a hook."""
     payload = _GENERIC.pack(family, 0, 0) + attribute(1, table.encode() + b"\0") + attribute(3, chain.encode() + b"\0")
     return HEADER.pack(HEADER.size + len(payload), NEW_CHAIN, NLM_F_REQUEST | NLM_F_CREATE, 0, 0) + payload
+
+
+def chain_removals(family: int, table: str, names: Iterable[str]) -> list[bytes]:
+    """Return the messages that remove chains, which may lead to each other, with their rules."""
+    where = _GENERIC.pack(family, 0, 0) + attribute(1, table.encode() + b"\0")
+    found = list(names)
+    payloads = [(DELETE_RULE, where + attribute(2, chain.encode() + b"\0")) for chain in found]  # all rules of it
+    payloads += [(DELETE_CHAIN, where + attribute(3, chain.encode() + b"\0")) for chain in found]
+    return [HEADER.pack(HEADER.size + len(p), kind, NLM_F_REQUEST, 0, 0) + p for kind, p in payloads]
 
 
 def numgen_rule_message(family: int, table: str, chain: str, template: bytes, modulus: int, offset: int) -> bytes:

@@ -296,7 +296,7 @@ class _Connection(asyncio.Protocol):
         self.lost = asyncio.Event()
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
         self._body = b""
@@ -324,6 +324,8 @@ class _Connection(asyncio.Protocol):
             self._timer.cancel()
         if self._stream is not None:
             self._stream.cancel()
+        # They refer back to us: cycles would be left to the collector, which seldom works.
+        self._parser = self._stream = self._timer = None
         self._transport = None
 
     def pause_writing(self) -> None:
@@ -340,7 +342,8 @@ class _Connection(asyncio.Protocol):
         self._wait(IDLE_SECONDS)
 
     def data_received(self, data: bytes) -> None:
-        if self._closing:
+        parser = self._parser
+        if self._closing or parser is None:
             return
         if self._received == 0:
             self._wait(REQUEST_SECONDS)
@@ -348,7 +351,7 @@ class _Connection(asyncio.Protocol):
             for start in range(0, len(data), _PIECE):
                 piece = data[start : start + _PIECE]
                 self._received += len(piece)
-                self._parser.feed_data(piece)
+                parser.feed_data(piece)
                 if self._received > REQUEST_BYTES:
                     self._refuse(431)
                     return
@@ -372,12 +375,13 @@ class _Connection(asyncio.Protocol):
         self._body += body
 
     def on_message_complete(self) -> None:
-        if self._closing:
-            return
+        parser = self._parser
+        if self._closing or parser is None or self._transport is None or self._transport.is_closing():
+            return  # or the client is gone, with more requests sent at once
         self._received = 0
-        method = self._parser.get_method().decode("ascii", "replace")
-        keep = self._parser.should_keep_alive() and not self._parser.should_upgrade()
-        version = self._parser.get_http_version()
+        method = parser.get_method().decode("ascii", "replace")
+        keep = parser.should_keep_alive() and not parser.should_upgrade()
+        version = parser.get_http_version()
         response = self._answer(method)
         if not isinstance(response.body, bytes):
             if method != "HEAD":
@@ -437,7 +441,7 @@ class _Connection(asyncio.Protocol):
             self._wait(REQUEST_SECONDS)
 
     def _write(self, data: bytes) -> None:
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
     def _refuse(self, status: int) -> None:

@@ -67,8 +67,11 @@ def stacks() -> str:
     """Return the stacks of all threads, and of all tasks of the running loop."""
     out = StringIO()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    for ident, frame in sys._current_frames().items():
-        out.write(f"thread {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}\n")
+    # A variable for the frames would refer to its own one.
+    out.writelines(
+        f"thread {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}\n"
+        for ident, frame in sys._current_frames().items()
+    )
     for task in sorted(asyncio.all_tasks(), key=lambda task: task.get_name()):
         out.write(f"task {task.get_name()}\n")
         task.print_stack(file=out)
@@ -114,9 +117,10 @@ def sample(seconds: float, stop: threading.Event) -> Counter[str]:
     me, end = threading.get_ident(), time.monotonic() + seconds
     while time.monotonic() < end and not stop.wait(_PAUSE):
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        for ident, frame in sys._current_frames().items():
-            if ident != me:
-                found[";".join([names.get(ident, str(ident)), *_folded(frame, labels)])] += 1
+        frames = sys._current_frames()
+        del frames[me]
+        for ident, frame in frames.items():
+            found[";".join([names.get(ident, str(ident)), *_folded(frame, labels)])] += 1
     return found
 
 

@@ -30,6 +30,7 @@ from nftables_table import (
 from own_network import own_network
 from random_plans import histories
 
+from kubeproxy.backends.nftables import backend as backend_module
 from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.kernel import nfnetlink
 from kubeproxy.model.compile import compile_service
@@ -190,4 +191,33 @@ def test_a_world_with_other_rules_asks_for_a_resync(start):
     plans = cluster("a", globals_=changed)
     resync(backend, plans)
     assert chains()["cluster"] == ["goto pick"]
+    is_clean(backend, plans)
+
+
+def test_chains_of_counts_and_timeouts_that_no_service_has_any_more_are_removed(start, monkeypatch):
+    monkeypatch.setattr(backend_module, "PRUNE_FROM", 60)
+    backend = start()
+    plans = {("default", "stays"): sticky("stays", 2, 2, 20), **cluster("plain")}
+    resync(backend, plans)
+    most = 0
+    for seconds in range(100, 140):  # a Service whose endpoints and timeout change all the time
+        for endpoints in (3, 5):
+            plans["default", "a"] = sticky("a", 7, endpoints, seconds, ports=[ServicePort(port=80, node_port=30080)])
+            sync(backend, (("default", "a"), plans["default", "a"]))
+            most = max(most, len(backend._chains))
+    assert most < 100
+    assert {"pick-2-20s", "pick-5-139s", "nodeport-pick-5-139s"} <= set(chains())
+    is_clean(backend, plans)
+    assert resync(start(), plans) == 0
+
+
+def test_a_kernel_that_does_not_remove_unused_chains_keeps_them(start, monkeypatch):
+    removals = nfnetlink.chain_removals
+    monkeypatch.setattr(backend_module, "PRUNE_FROM", 5)
+    monkeypatch.setattr(nfnetlink, "chain_removals", lambda *where: removals(*where)[-1:])  # with the rules to it there
+    backend = start()
+    plans = {("default", "a"): sticky("a", 1, 4, 10)}
+    resync(backend, {("default", "a"): sticky("a", 1, 3, 20)})
+    sync(backend, *plans.items())
+    assert {"pick-3-20s", "pick-4-10s"} <= set(chains())
     is_clean(backend, plans)

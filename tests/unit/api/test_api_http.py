@@ -1,13 +1,17 @@
 import asyncio
+import contextlib
+import gc
 import json
 import ssl
+import weakref
 
 import pytest
 from scripted import TLS, Recording, Server
 
+from kubeproxy.api import http
 from kubeproxy.api.client import ApiClient
 from kubeproxy.api.cluster import Cluster, Trust, parse_server
-from kubeproxy.api.connection import MAX_OVERHEAD
+from kubeproxy.api.connection import MAX_OVERHEAD, Exchange
 from kubeproxy.api.credentials import Credentials
 from kubeproxy.api.http import HttpClient
 from kubeproxy.api.status import (
@@ -439,3 +443,32 @@ def test_a_server_may_have_a_path():
             return server.requests[0].target, server.requests[0].headers["host"] == f"127.0.0.1:{server.port}"
 
     assert asyncio.run(main()) == ("/k8s/c-1/version", True)
+
+
+@pytest.mark.parametrize("answer", [b"", ANSWER[:-1]])
+def test_half_an_answer_does_not_wait_for_the_garbage_collector(answer, monkeypatch):
+    made = []
+
+    async def script(request, reply):
+        await reply.raw(answer)
+        reply.writer.close()
+
+    class Noted(Exchange):
+        def __init__(self, *arguments, **more):
+            super().__init__(*arguments, **more)
+            made.append(weakref.ref(self))
+
+    async def use(client, _):
+        for _ in range(3):
+            with contextlib.suppress(ConnectionFailed):
+                await client.request("PUT", "/x")
+        return [exchange for exchange in made if exchange() is not None]
+
+    monkeypatch.setattr(http, "Exchange", Noted)
+    gc.collect()
+    gc.disable()
+    try:
+        assert run(script, use) == []
+    finally:
+        gc.enable()
+    assert len(made) == 3

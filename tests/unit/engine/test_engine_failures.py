@@ -10,7 +10,7 @@ from staged_engine import READY, V4, V6, endpoints, gone, play, service, started
 
 from kubeproxy import backlog
 from kubeproxy.errors import ChangedByOthersError
-from kubeproxy.model.events import Replaced
+from kubeproxy.model.events import Deleted, Replaced
 
 _sleep = asyncio.sleep
 
@@ -296,3 +296,23 @@ def test_a_repair_may_concern_every_service():
         assert {change.name[1]: change.before == change.after for change in changes} == {"a": True, "b": False}
 
     play(scene)
+
+
+def test_services_that_come_and_go_while_the_kernel_refuses_are_forgotten():
+    async def scene(stage):
+        await started(stage, service("a"), service("six", 6, V6), service("old", 7, V6))
+        four, six = stage.backends
+        four.failures, six.failures = [True] * 10_000, [True] * 10_000
+        stage.tell(endpoints("a", 1), gone("old"))
+        for number in range(50):
+            stage.tell(service(f"s{number}", 9, V6), endpoints(f"s{number}", 1))
+            await stage.until(lambda: not stage.engine.planner.dirty)
+            stage.tell(gone(f"s{number}"), Deleted("endpointslices", "ns", f"s{number}"))
+            await stage.until(lambda: not stage.engine.planner.dirty)
+        for known in (stage.engine._unreported, *(b.changes for b in stage.engine._backlogs.values())):
+            assert known.keys() <= {("ns", "a"), ("ns", "old"), ("ns", "s49")}
+        four.failures, six.failures = [], []
+        await stage.settled()
+        assert (set(stage.programmed(four)), set(stage.programmed(six))) == ({"a"}, {"six"})
+
+    play(scene, families=(V4, V6))

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from random_plans import histories
 
+from kubeproxy.backends.nftables import packing
 from kubeproxy.backends.nftables.layout import SHARED, VERDICT_MAPS, Layout, SetId
 from kubeproxy.backends.nftables.packing import Packers, Transaction
 from kubeproxy.backends.nftables.render import Placed, difference, render, translate
@@ -145,3 +146,11 @@ def test_what_is_shared_is_added_for_the_first_service_and_removed_with_the_last
     third.release(SetId.CLUSTER_IPS, key)
     assert third.elements == 1
     assert not users[SetId.CLUSTER_IPS]
+
+
+def test_packed_verdicts_do_not_grow_with_chains_that_were(monkeypatch):
+    monkeypatch.setattr(packing, "_VERDICTS", 10)
+    packers = Packers(Layout(Family.IPV4))
+    for seconds in range(100):
+        packers.verdict(VERDICT_MAPS[0], b"pick-2-%ds" % seconds)
+        assert len(packers._verdicts) <= 10

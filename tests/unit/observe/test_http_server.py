@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import logging
 import os
 import socket
+import struct
+import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -360,3 +363,48 @@ def test_running_out_of_file_descriptors_is_waited_out(caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING, "kubeproxy"):
         asyncio.run(run())
     assert caplog.messages == ["Cannot accept a connection to test: [Errno 24] Too many open files"]
+
+
+def test_connections_leave_nothing_for_the_garbage_collector() -> None:
+    made: list[weakref.ref[http._Connection]] = []
+
+    async def talk(port: int) -> None:
+        for _ in range(3):
+            await exchange(port, get("/hello"))
+        await exchange(port, get("/pieces"))
+        await exchange(port, b"no request at all\r\n\r\n")
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(get("/endless"))
+        writer.transport.abort()
+
+    with collecting_nothing(), pytest.MonkeyPatch.context() as noting:
+        opened = http.HttpServer._opened
+        noting.setattr(http.HttpServer, "_opened", lambda self, one: (made.append(weakref.ref(one)), opened(self, one)))
+        serve(talk)
+        assert len(made) >= 5
+        assert [one for one in made if one() is not None] == []
+
+
+@contextmanager
+def collecting_nothing() -> Iterator[None]:
+    """The daemon's collector seldom works: what is not in a cycle goes at once all the same."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def test_a_client_that_goes_away_amid_requests_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    async def talk(port: int) -> None:
+        for _ in range(5):
+            sock = socket.create_connection(("127.0.0.1", port))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.sendall(get("/hello", headers="") * 50)
+            sock.close()
+            await asyncio.sleep(0)
+        assert b"hello" in await exchange(port, get("/hello"))
+
+    serve(talk)
+    assert [record.getMessage() for record in caplog.records] == []

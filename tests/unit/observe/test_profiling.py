@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 
 import pytest
 
@@ -82,3 +84,26 @@ def test_a_profile_ends_when_nobody_wants_it():
     stop = threading.Event()
     stop.set()
     assert not sample(60, stop)
+
+
+def test_stacks_leave_nothing_for_the_garbage_collector():
+    class Local:
+        pass
+
+    def ask():
+        local = Local()
+        assert "in ask" in stacks_text()
+        return weakref.ref(local)
+
+    def stacks_text():
+        return pages()(Request("GET", "/debug/pprof/goroutine", "")).body.decode()
+
+    async def main():
+        return ask()
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert asyncio.run(main())() is None
+    finally:
+        gc.enable()

@@ -19,7 +19,7 @@ from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, cha
 from kubeproxy.backends.nftables.render import Elements, Placed, difference, place, render, translate
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.text import element_lines, interval_lines
-from kubeproxy.errors import ChangedByOthersError
+from kubeproxy.errors import ApplyError, ChangedByOthersError
 from kubeproxy.kernel import nfnetlink, nft
 from kubeproxy.kernel.netlink import Netlink
 from kubeproxy.model.addresses import Family, Range
@@ -29,6 +29,10 @@ log = logging.getLogger("kubeproxy.nftables")
 
 BATCH = 20_000
 """Elements a transaction: about 0.05 s in the kernel, so that neither its commit lock nor our loop is held long."""
+
+PRUNE_FROM = 5000
+"""Rules of session affinity that there may be before unused chains are looked for: some hundred counts and timeouts.
+Then there are twice as many as are used, at most."""
 
 Wanted = Mapping[ServiceName, tuple[ServicePlan, ...]]
 
@@ -47,6 +51,7 @@ class NftablesBackend:
         self._placed: dict[ServiceName, tuple[Placed, ...]] = {}
         self._users: Users = {set_id: Counter() for set_id in SHARED}
         self._chains: set[ChainName] = set()
+        self._prune_at = PRUNE_FROM
         self._nodeport_ips: frozenset[bytes] = frozenset()
         self._service_cidrs: tuple[Range, ...] | None = None  # None: not known
         self._service_cidr_edges: frozenset[bytes] = frozenset()
@@ -91,6 +96,8 @@ class NftablesBackend:
                     batch = self._batch()
             yield from ahead.settled()
         yield self._commit(batch) + self._sync_globals()
+        if _weight(self._chains) > self._prune_at:
+            self._prune()
 
     def _change(self, batch: _Batch, before: tuple[Placed, ...], after: tuple[Placed, ...]) -> None:
         batch.transaction.next_service()
@@ -159,6 +166,25 @@ class NftablesBackend:
         if others:
             self._run(self._ruleset.chains(others))
         self._chains |= missing
+        self._sign()
+
+    def _prune(self) -> None:
+        """Remove the chains of counts and timeouts that no Service has any more."""
+        if self.drift():
+            return  # a resync repairs it; the new signature must not cover it
+        sticky = (item for placed in self._placed.values() for item in placed if item.plan.affinity)
+        used = self._ruleset.needed(_chains_of(render(sticky)))
+        gone = self._chains - used
+        self._prune_at = max(PRUNE_FROM, 2 * _weight(used))
+        try:
+            self._transact(nfnetlink.chain_removals(self.family, TABLE, map(str, sorted(gone))))
+        except ApplyError as error:
+            # Another program's rule goes to one of them, or the kernel is older than 6.4.
+            self._prune_at = 2 * _weight(self._chains)
+            log.debug("Unused chains of session affinity stay error=%r", str(error))
+            return
+        log.info("Removed unused chains of session affinity family=%s chains=%d", self.family.label, len(gone))
+        self._chains -= gone
         self._sign()
 
     # -- the whole table --------------------------------------------------------------------------------------------
@@ -333,6 +359,11 @@ class _Batch(NamedTuple):
 
 def _chains_of(elements: Elements) -> set[ChainName]:
     return chain_names({data for set_id in VERDICT_MAPS for data in elements.get(set_id, {}).values()})
+
+
+def _weight(chains: Iterable[ChainName]) -> int:
+    """Return about how many rules chains have: one for each endpoint that they pick from, and one."""
+    return sum([1 + (name.endpoints if name.affinity and name.treatment.endswith("pick") else 0) for name in chains])
 
 
 def _taken(actual: dict[bytes, bytes], desired: dict[bytes, bytes], set_id: str) -> dict[bytes, bytes]:

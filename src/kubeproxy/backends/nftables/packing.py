@@ -32,6 +32,9 @@ from kubeproxy.model.plan import Pool
 Users = dict[str, Counter[bytes]]
 """How many Services ask for each element of a shared set."""
 
+_VERDICTS = 4096
+"""Chains whose verdicts are kept packed: chains of ever new timeouts come and go."""
+
 _PAD = b"\0\0"  # after the two bytes of a port, to a whole register
 
 
@@ -55,6 +58,8 @@ class Packers:
         """Return what comes before and after the key in an element whose verdict is to go to a chain."""
         found = self._verdicts.get((set_id, chain))
         if found is None:
+            if len(self._verdicts) >= _VERDICTS:
+                self._verdicts.clear()
             found = self._verdicts[set_id, chain] = goto_frame(self._key_sizes[set_id], chain)
         return found
 

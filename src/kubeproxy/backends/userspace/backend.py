@@ -139,6 +139,9 @@ class UserspaceBackend:
         self._path.mark = self._world.masquerade_mark
         needed = {name: _targets(plans) for name, plans in wanted.items()}
         names = {listener: target for part in needed.values() for listener, target in part.items()}
+        # Nothing is redirected to what earlier attempts opened, which were refused.
+        used = {listener for part in self._needed.values() for listener in part}
+        self._listeners.drop(set(self._listeners.names()).difference(names, used))
         self._listeners.take(names)
         after = {name: merged(elements(plan, self._listeners) for plan in plans) for name, plans in wanted.items()}
         total = merged(after.values())
