@@ -42,7 +42,7 @@ class Pace(Struct, frozen=True, kw_only=True):
     watch_max: float = 600.0
     """A watch is asked for between these (client-go: 5 to 10 minutes), so that nodes do not renew together."""
     short_watch: float = 1.0
-    """A watch that the server ends sooner counts as a failure, or a broken server would make us spin."""
+    """A watch that says nothing and ends sooner counts as a failure, or a broken server would make us spin."""
     quiet: float = 5.0
     """Silence in a WatchList before its end mark that means: this server ignores sendInitialEvents."""
     absent: float = 300.0

@@ -199,7 +199,7 @@ class Reflector:
 
     async def _step(self) -> float:
         """List, or watch until that ends; return the seconds to wait before the next step."""
-        started = time.monotonic()
+        started, version = time.monotonic(), self.status.resource_version
         listing = self._list_needed
         self._unreachable = False
         try:
@@ -217,7 +217,7 @@ class Reflector:
             log.exception("Listing %s anew after an internal error", self.target.resource)
             self._list_needed = True
             return self._backoff.next(self._pace.first)
-        if time.monotonic() - started < self._pace.short_watch:
+        if time.monotonic() - started < self._pace.short_watch and self.status.resource_version == version:
             self._say(f"the server ends the watch of {self.target.resource} at once")
             return self._backoff.next(self._pace.first)
         return 0.0
