@@ -25,7 +25,8 @@ def remove_others(current: Mode) -> list[str]:
     # Chains of iptables are told apart one by one, as modes share names of them.
     others = [name for name in MODES if name not in (current.name, "iptables")]
     failures = [failure for name in others for failure in _cleaned(name)]
-    return failures + remove_iptables_rules(current.keeps)
+    # Two modes may fail at the same rules.
+    return list(dict.fromkeys([*failures, *remove_iptables_rules(current.keeps)]))
 
 
 def clean_up() -> list[str]:

@@ -32,3 +32,9 @@ def test_a_variant_that_cannot_be_looked_up_does_not_end_the_proxy(monkeypatch):
     monkeypatch.setattr(leftovers.xtables, "commands", Mock())
     monkeypatch.setattr(leftovers.xtables, "tables", lambda _: [Table("nat", ("KUBE-SERVICES",), ())])
     assert leftovers.remove_iptables_rules(keeps) == ["no ip6tables works"]
+
+
+def test_what_two_modes_fail_at_is_told_once(monkeypatch):
+    monkeypatch.setattr(modes, "_cleaned", lambda name: ["iptables-legacy: Permission denied"])
+    monkeypatch.setattr(modes, "remove_iptables_rules", lambda keeps: ["iptables-legacy: Permission denied"])
+    assert modes.remove_others(modes.load("nftables")) == ["iptables-legacy: Permission denied"]
