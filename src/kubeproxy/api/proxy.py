@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 import re
 import ssl
 from collections.abc import Callable, Mapping
@@ -19,6 +20,8 @@ from kubeproxy.api.status import ConnectionFailed
 from kubeproxy.config.addresses import parse_cidr, parse_ip, split_host_port
 from kubeproxy.errors import ConfigError, Unsupported
 
+log = logging.getLogger("kubeproxy.api")
+
 _PORTS = {"http": 80, "https": 443}
 _MOST_HEADERS = 64 << 10
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})(?: ([^\r\n]*))?\r\n")
@@ -29,7 +32,7 @@ Variables = Mapping[str, str]
 def proxy_of(server: Server, proxy_url: str, field: str, environ: Variables) -> Proxy | None:
     """Return the proxy for a server: that of `proxy_url` (named `field`) when it is not '', else the environment's.
 
-    Raises ConfigError for what is no proxy's URL, Unsupported for a kind that is not spoken.
+    Raises ConfigError when that field is no proxy's URL, Unsupported for a kind that is not spoken.
     """
     if proxy_url:
         return _supported(_parse(proxy_url, field), field, server)
@@ -38,7 +41,12 @@ def proxy_of(server: Server, proxy_url: str, field: str, environ: Variables) -> 
     if name is None or bypassed(server.host, server.port, environ.get("NO_PROXY") or environ.get("no_proxy") or ""):
         return None
     text = environ[name]
-    return _supported(_parse(text if "://" in text else f"http://{text}", name), name, server)
+    try:
+        parts = _parse(text if "://" in text else f"http://{text}", name)
+    except ConfigError as error:  # as in Go: it is the environment of all that runs there, and may be nobody's
+        log.warning("Going on without a proxy: %s", error)
+        return None
+    return _supported(parts, name, server)
 
 
 def _parse(text: str, field: str) -> SplitResult:

@@ -100,6 +100,13 @@ def test_what_is_no_proxy_is_refused_without_its_password(url, kind, message):
     assert "ss:w" not in str(caught.value)
 
 
+def test_a_variable_that_is_no_proxy_is_passed_over_and_told(caplog):
+    server = parse_server("https://10.0.0.1:6443", "test")
+    assert proxy_of(server, "", "f", {"HTTPS_PROXY": f"http://u:{SECRET}@p:port"}) is None
+    assert "HTTPS_PROXY: is no URL of a proxy" in caplog.text
+    assert "ss:w" not in caplog.text
+
+
 class Relay:
     """An HTTP proxy on loopback; it answers `answer` to CONNECT and, when that is a 200, passes on all bytes."""
 
