@@ -117,7 +117,7 @@ def test_rules_that_another_version_prints_otherwise_are_no_drift(monkeypatch):
 def test_a_rule_without_a_target_may_end_with_a_space():
     """As iptables-nft 1.8.7 prints it."""
     rule = '-A KUBE-FW-A -m comment --comment "a b"'
-    seen, other = (Saved(set(), set(), set()) for _ in range(2))
+    seen, other = (Saved(set(), set(), set(), set()) for _ in range(2))
     survey("nat", [":KUBE-FW-A -", f"{rule}\n"], seen)
     survey("nat", [":KUBE-FW-A -", f"{rule} \n"], other)
     assert seen == other
