@@ -117,14 +117,19 @@ def test_rules_of_others_are_not_guessed(line):
         xt_rules.encode(f"*nat\n{line}\nCOMMIT\n", Family.IPV4)
 
 
-def test_hosts_of_a_network_are_taken_for_the_network(netns):
-    text = "*nat\n:A - [0:0]\n-A A -s 10.1.2.3/9 -j ACCEPT\n-A A ! -d 10.255.2.3/9 -j ACCEPT\nCOMMIT\n"
+def check_written_alike(text: str) -> None:
+    """Have the command write chains, and then netlink: what is saved stays the same."""
     commands(Family.IPV4).restore([text])
     wanted = saved(Family.IPV4)
     made = NftCompat(Refusing(Family.IPV4))
     made.prepared(text)()
     made.close()
     assert saved(Family.IPV4) == wanted
+
+
+def test_hosts_of_a_network_are_taken_for_the_network(netns):
+    text = "*nat\n:A - [0:0]\n-A A -s 10.1.2.3/9 -j ACCEPT\n-A A ! -d 10.255.2.3/9 -j ACCEPT\nCOMMIT\n"
+    check_written_alike(text)
 
 
 def test_counters_are_those_of_the_command(netns):
@@ -132,12 +137,7 @@ def test_counters_are_those_of_the_command(netns):
     text = (
         f"*nat\n:A - [0:0]\n-A A -d 127.0.0.0/8 -p tcp -m nfacct --nfacct-name {LOCALHOST_COUNTER} -j ACCEPT\nCOMMIT\n"
     )
-    commands(Family.IPV4).restore([text])
-    wanted = saved(Family.IPV4)
-    made = NftCompat(Refusing(Family.IPV4))
-    made.prepared(text)()
-    made.close()
-    assert saved(Family.IPV4) == wanted
+    check_written_alike(text)
 
 
 def test_tables_that_are_done_are_not_left_to_the_command(netns):

@@ -11,13 +11,14 @@ import os
 import socket
 import struct
 from collections.abc import Collection, Iterator, Sequence
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink import (
     NETLINK_NETFILTER,
     NLM_F_CREATE,
     NLM_F_EXCL,
+    Closing,
     Netlink,
     NetlinkError,
     attribute,
@@ -153,7 +154,7 @@ class IpsetError(NetlinkError):
         self.code = code
 
 
-class Ipsets:
+class Ipsets(Closing):
     """The ip sets of the caller's network namespace. A context manager; keeps one socket open.
 
     Errors are IpsetError where the kernel refuses, NetlinkError where the socket fails.
@@ -162,12 +163,6 @@ class Ipsets:
     def __init__(self) -> None:
         self._netlink = Netlink(NETLINK_NETFILTER)
         self._revisions: dict[SetKind, int] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the socket; the sets stay."""

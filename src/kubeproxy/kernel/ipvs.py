@@ -11,11 +11,11 @@ import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.genl import GENERIC, family_id
-from kubeproxy.kernel.netlink import NETLINK_GENERIC, Netlink, NetlinkError, attribute, attributes, messages
+from kubeproxy.kernel.netlink import NETLINK_GENERIC, Closing, Netlink, NetlinkError, attribute, attributes, messages
 
 # Flags of a virtual server. The schedulers sh and mh read the last two.
 PERSISTENT: Final = 0x1
@@ -144,7 +144,7 @@ class Timeouts(NamedTuple):
 Servers = dict[ServerKey, tuple[VirtualServer, dict[DestinationKey, RealServer]]]
 
 
-class Ipvs:
+class Ipvs(Closing):
     """The virtual servers of the caller's network namespace. A context manager; keeps one socket open.
 
     Raises Unsupported when the kernel has no IPVS loaded, and NetlinkError when the socket fails.
@@ -158,12 +158,6 @@ class Ipvs:
         except BaseException:
             self._netlink.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the socket; the servers stay."""

@@ -10,6 +10,7 @@ import errno
 import os
 import socket
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Final, NamedTuple, Self
@@ -148,7 +149,21 @@ def acknowledgement(data: bytes, at: Message) -> tuple[int, str]:
     return code, text.strip()
 
 
-class Netlink:
+class Closing(ABC):
+    """A context manager that is closed at its end."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the kernel."""
+
+
+class Netlink(Closing):
     """A netlink socket in the caller's network namespace, for one dump or for batches of requests. A context manager.
 
     Blocking, with a timeout of 30 s. After a `dump` that was not read to its end it can only be closed.
@@ -176,12 +191,6 @@ class Netlink:
             opened.close()
             raise NetlinkError(error.errno or errno.EIO, "cannot set up a netlink socket") from error
         return opened
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the socket; the kernel then forgets an unfinished dump."""
