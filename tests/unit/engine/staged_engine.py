@@ -174,6 +174,15 @@ class Stage:
     def backend(self):
         return self.backends[0]
 
+    def tell_during_sync(self, *events):
+        """Tell it when the next sync is under way."""
+
+        def tell_once():
+            self.backend.before_step = lambda: None
+            self.tell(*events)
+
+        self.backend.before_step = tell_once
+
     def tell(self, *events):
         self.engine.sink(events)
 

@@ -69,12 +69,7 @@ def test_pending_changes_are_counted_until_they_are_in_the_kernel():
 def test_what_comes_during_a_sync_is_pending_after_it():
     async def scene(stage):
         await started(stage)
-
-        def tell_once():
-            stage.backend.before_step = lambda: None
-            stage.tell(endpoints("a", 1))
-
-        stage.backend.before_step = tell_once
+        stage.tell_during_sync(endpoints("a", 1))
         stage.tell(service("a"))
         await stage.settled()
         assert stage.notes.of("counted") == [(1, 0), (0, 1)]
@@ -135,12 +130,7 @@ def test_queued_is_said_once_until_it_is_synced():
 def test_what_is_queued_during_a_sync_still_waits_after_it():
     async def scene(stage):
         await started(stage)
-
-        def tell_once():
-            stage.backend.before_step = lambda: None
-            stage.tell(endpoints("a", 1))
-
-        stage.backend.before_step = tell_once
+        stage.tell_during_sync(endpoints("a", 1))
         stage.tell(service("a"))
         await stage.settled()
         said = [name for name, _ in stage.notes.made if name in {"queued", "synced"}]
