@@ -87,7 +87,7 @@ def recorded() -> Iterator[tuple[list[Sent], list[float]]]:
 
 def replay(sends: Sequence[Sent]) -> float:
     """Send a recording in the namespace of the caller; return how long it took, in seconds."""
-    links: dict[int, Any] = {protocol: Netlink(protocol) for protocol in {sent.protocol for sent in sends}}
+    links: dict[int, Any] = {protocol: Netlink.open(protocol) for protocol in {sent.protocol for sent in sends}}
     began = time.perf_counter()
     for sent in sends:
         link = links[sent.protocol]
@@ -162,7 +162,7 @@ def _changes(planner: Planner, backend: IpvsBackend, size: objects.Size, pairs: 
 
 def _least(count: int) -> list[float]:
     """Return what one message about a real server takes, encoded beforehand."""
-    with ipvs.Ipvs() as kernel:
+    with ipvs.Ipvs.open() as kernel:
         server = next(one for one in kernel.servers() if one.key.family == socket.AF_INET)
         real = next(iter(kernel.destinations(server.key).values()))
         with recorded() as (sends, _):

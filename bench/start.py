@@ -78,7 +78,7 @@ def measure_filled(size: str) -> dict[str, float]:
 
 def _programmed(proxy: Contestant, size: objects.Size) -> float:
     """Return the seconds from the start to the last transaction, when the kernel has every endpoint."""
-    with closing(nfnetlink.Transactions()) as link:
+    with closing(nfnetlink.Transactions.open()) as link:
         generation, changed = 0, proxy.started
         while proxy.running and time.monotonic() - proxy.started < 120:
             time.sleep(0.002)

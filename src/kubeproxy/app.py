@@ -162,7 +162,7 @@ class App:
         loop.add_signal_handler(
             signal.SIGHUP, log.info, "Ignored SIGHUP: a changed configuration file is noticed anyway"
         )
-        monitor = AddressMonitor(ignored=SERVICE_INTERFACE)
+        monitor = AddressMonitor.open(ignored=SERVICE_INTERFACE)
         loop.add_reader(monitor.fileno(), self._addresses, monitor)
         self._health.ready_when("api", self._sources.stale)
         self._health.ready_when("kernel", lambda: next(iter(self._reporter.refused.values()), None))

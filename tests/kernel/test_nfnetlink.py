@@ -30,7 +30,7 @@ def link(netns):
         f"add set ip {TABLE} clients {{ type ipv4_addr ; flags dynamic,timeout ; timeout 1h ; size 65536 ; }}\n"
         f"add chain ip {TABLE} target\n"
     )
-    link = nfnetlink.Transactions()
+    link = nfnetlink.Transactions.open()
     yield link
     link.close()
 
@@ -179,7 +179,7 @@ def test_many_refusals_in_one_transaction_are_one_error(link):
 
 def test_more_refusals_than_fit_the_buffer_are_one_error(link, monkeypatch):
     monkeypatch.setattr(nfnetlink, "_RECEIVE_BUFFER", 1 << 16)
-    small = nfnetlink.Transactions()
+    small = nfnetlink.Transactions.open()
     bad = [part for n in range(2000) for part in delete("addresses", [SET.pack(address(n), b"")])]
     for n in range(3):
         assert refusal(small, bad).code == errno.ENOBUFS

@@ -129,7 +129,7 @@ async def _generation(live: Live) -> int:
     """How often nf_tables was changed on the node."""
 
     def ask() -> int:
-        link = nfnetlink.Transactions()
+        link = nfnetlink.Transactions.open()
         try:
             return link.generation()
         finally:

@@ -49,7 +49,7 @@ def local_addresses(family: int) -> list[Address]:
 
     On a point-to-point interface that is the own end. Raises NetlinkError.
     """
-    with Netlink(NETLINK_ROUTE) as netlink:
+    with Netlink.open(NETLINK_ROUTE) as netlink:
         buffers = netlink.dump_all(_RTM_GETADDR, _IFADDRMSG.pack(family, 0, 0, 0, 0), "the local addresses")
     names = dict(socket.if_nameindex())
     found = []
@@ -78,16 +78,22 @@ class AddressMonitor:
     Those of one interface may be ignored, by its name.
     """
 
-    def __init__(self, ignored: str = "") -> None:
+    def __init__(self, opened: socket.socket, ignored: str) -> None:
+        self._socket = opened
         self._ignored = ignored
+
+    @classmethod
+    def open(cls, ignored: str = "") -> Self:
+        """Listen from now on, in the caller's network namespace. Raises NetlinkError."""
         kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-        self._socket = socket.socket(socket.AF_NETLINK, kind, NETLINK_ROUTE)
+        opened = socket.socket(socket.AF_NETLINK, kind, NETLINK_ROUTE)
         try:
-            grow_receive_buffer(self._socket)
-            self._socket.bind((0, _RTMGRP_IPV4_IFADDR | _RTMGRP_IPV6_IFADDR))
+            grow_receive_buffer(opened)
+            opened.bind((0, _RTMGRP_IPV4_IFADDR | _RTMGRP_IPV6_IFADDR))
         except OSError as error:
-            self._socket.close()
+            opened.close()
             raise NetlinkError(error.errno or errno.EIO, "cannot listen for address changes") from error
+        return cls(opened, ignored)
 
     def __enter__(self) -> Self:
         return self

@@ -155,7 +155,7 @@ class Conntrack:
     def _socket(self) -> Iterator[Netlink]:
         """Lend the socket; after a failure in between, what it still holds goes with it."""
         if self._netlink is None:
-            self._netlink = Netlink(NETLINK_NETFILTER)
+            self._netlink = Netlink.open(NETLINK_NETFILTER)
         try:
             yield self._netlink
         except BaseException:

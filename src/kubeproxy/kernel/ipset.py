@@ -11,7 +11,7 @@ import os
 import socket
 import struct
 from collections.abc import Collection, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink import (
@@ -155,14 +155,19 @@ class IpsetError(NetlinkError):
 
 
 class Ipsets(Closing):
-    """The ip sets of the caller's network namespace. A context manager; keeps one socket open.
+    """The ip sets of a network namespace. A context manager; keeps one socket open.
 
     Errors are IpsetError where the kernel refuses, NetlinkError where the socket fails.
     """
 
-    def __init__(self) -> None:
-        self._netlink = Netlink(NETLINK_NETFILTER)
+    def __init__(self, netlink: Netlink) -> None:
+        self._netlink = netlink
         self._revisions: dict[SetKind, int] = {}
+
+    @classmethod
+    def open(cls) -> Self:
+        """Open a socket in the caller's network namespace. Raises NetlinkError."""
+        return cls(Netlink.open(NETLINK_NETFILTER))
 
     def close(self) -> None:
         """Close the socket; the sets stay."""

@@ -11,7 +11,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.genl import GENERIC, family_id
@@ -145,18 +145,24 @@ Servers = dict[ServerKey, tuple[VirtualServer, dict[DestinationKey, RealServer]]
 
 
 class Ipvs(Closing):
-    """The virtual servers of the caller's network namespace. A context manager; keeps one socket open.
+    """The virtual servers of a network namespace. A context manager; keeps one socket open.
 
-    Raises Unsupported when the kernel has no IPVS loaded, and NetlinkError when the socket fails.
+    `kind` is the number that generic netlink gave to IPVS. Raises NetlinkError when the socket fails.
     """
 
-    def __init__(self) -> None:
-        self._netlink = Netlink(NETLINK_GENERIC)
+    def __init__(self, netlink: Netlink, kind: int) -> None:
+        self._netlink = netlink
+        self._kind = kind
         self._reader = RealServerReader()
+
+    @classmethod
+    def open(cls) -> Self:
+        """Open a socket in the caller's network namespace. Raises Unsupported when the kernel has no IPVS loaded."""
+        netlink = Netlink.open(NETLINK_GENERIC)
         try:
-            self._kind = family_id(self._netlink, "IPVS")
+            return cls(netlink, family_id(netlink, "IPVS"))
         except BaseException:
-            self._netlink.close()
+            netlink.close()
             raise
 
     def close(self) -> None:

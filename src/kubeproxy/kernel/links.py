@@ -61,7 +61,7 @@ def ensure_dummy(name: str) -> int:
 
     It gets no link-local address of its own. Raises NetlinkError: with code EOPNOTSUPP the module dummy is missing.
     """
-    with Netlink(NETLINK_ROUTE) as netlink:
+    with Netlink.open(NETLINK_ROUTE) as netlink:
         index = link_index(name) or _make(netlink, name)
         # Refused without IPv6, where there is nothing to generate.
         mode = nested(socket.AF_INET6, attribute(_ADDRESS_GENERATION, bytes([_NO_GENERATED_ADDRESS])))
@@ -87,7 +87,7 @@ def delete_link(name: str) -> bool:
     index = link_index(name)
     if index is None:
         return False
-    with Netlink(NETLINK_ROUTE) as netlink:
+    with Netlink.open(NETLINK_ROUTE) as netlink:
         code, text = _one(netlink, _DELETE_LINK, _LINK.pack(socket.AF_UNSPEC, 0, index, 0, 0), 0)
     if code not in (0, errno.ENODEV):
         raise NetlinkError(code, f"cannot remove the interface {name}", text)
@@ -112,7 +112,7 @@ def remove_addresses(index: int, ips: Collection[bytes]) -> None:
 def _change(kind: int, index: int, ips: Collection[bytes], verb: str, fine: int) -> None:
     flags = NLM_F_CREATE | NLM_F_EXCL if kind == _NEW_ADDRESS else 0
     wanted = list(ips)
-    with Netlink(NETLINK_ROUTE) as netlink:
+    with Netlink.open(NETLINK_ROUTE) as netlink:
         results = netlink.requests(kind, [_pack(index, ip) for ip in wanted], "addresses", flags)
     refused = [
         str(NetlinkError(code, f"cannot {verb} the address {_name(ip)} (interface {index})", text))

@@ -169,28 +169,15 @@ class Netlink(Closing):
     Blocking, with a timeout of 30 s. After a `dump` that was not read to its end it can only be closed.
     """
 
-    def __init__(self, protocol: int) -> None:
+    def __init__(self, protocol: int, opened: socket.socket) -> None:
         self._protocol = protocol
-        self._socket = self._opened()
+        self._socket = opened
         self._sequence = count(1)
 
-    def _opened(self) -> socket.socket:
-        try:
-            opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, self._protocol)
-        except OSError as error:
-            raise NetlinkError(
-                error.errno or errno.EIO, f"cannot open a netlink socket of protocol {self._protocol}"
-            ) from error
-        try:
-            opened.bind((0, 0))
-            opened.settimeout(_TIMEOUT)
-            opened.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
-            opened.setsockopt(SOL_NETLINK, NETLINK_EXT_ACK, 1)
-            grow_receive_buffer(opened)
-        except OSError as error:
-            opened.close()
-            raise NetlinkError(error.errno or errno.EIO, "cannot set up a netlink socket") from error
-        return opened
+    @classmethod
+    def open(cls, protocol: int) -> Self:
+        """Open a socket of a protocol (NETLINK_ROUTE and the like). Raises NetlinkError."""
+        return cls(protocol, _opened(protocol))
 
     def close(self) -> None:
         """Close the socket; the kernel then forgets an unfinished dump."""
@@ -233,7 +220,7 @@ class Netlink(Closing):
             except ApplyError:
                 # The kernel may not be done, and would refuse the next dump of this socket.
                 self._socket.close()
-                self._socket = self._opened()
+                self._socket = _opened(self._protocol)
                 raise
         raise AssertionError("unreachable")
 
@@ -304,6 +291,23 @@ class Netlink(Closing):
             # Port 0 is the kernel: another process may send to our port id as well.
             if sender[0] == 0 and len(data) >= HEADER.size:
                 return data
+
+
+def _opened(protocol: int) -> socket.socket:
+    try:
+        opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
+    except OSError as error:
+        raise NetlinkError(error.errno or errno.EIO, f"cannot open a netlink socket of protocol {protocol}") from error
+    try:
+        opened.bind((0, 0))
+        opened.settimeout(_TIMEOUT)
+        opened.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
+        opened.setsockopt(SOL_NETLINK, NETLINK_EXT_ACK, 1)
+        grow_receive_buffer(opened)
+    except OSError as error:
+        opened.close()
+        raise NetlinkError(error.errno or errno.EIO, "cannot set up a netlink socket") from error
+    return opened
 
 
 def grow_receive_buffer(sock: socket.socket, size: int = _RECEIVE_BUFFER) -> None:

@@ -24,7 +24,7 @@ _GENERIC: Final = struct.pack("=BBH", socket.AF_UNSPEC, 0, 0)
 def ensure(name: str) -> bool:
     """Make a counter where there is none of that name; return whether the kernel has it now."""
     try:
-        with Netlink(NETLINK_NETFILTER) as link:
+        with Netlink.open(NETLINK_NETFILTER) as link:
             ((code, _),) = link.requests(_NEW, [_GENERIC + attribute(_NAME, name.encode() + b"\0")], "a packet counter")
     except ApplyError:
         return False
@@ -34,7 +34,7 @@ def ensure(name: str) -> bool:
 def packets(name: str) -> int:
     """Return what a counter has counted, 0 when there is none. Raises ApplyError."""
     wanted = name.encode() + b"\0"
-    with Netlink(NETLINK_NETFILTER) as link:
+    with Netlink.open(NETLINK_NETFILTER) as link:
         buffers = link.dump_all(_GET, _GENERIC, "the packet counters")
     for data in buffers:
         for at in messages(data):

@@ -12,7 +12,7 @@ import socket
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from kubeproxy.kernel.netlink import (
     HEADER,
@@ -185,20 +185,30 @@ def numgen_rule_message(family: int, table: str, chain: str, template: bytes, mo
 
 
 class Transactions:
-    """The socket that commits batches, in the caller's network namespace. Kept open for the life of a backend."""
+    """The socket that commits batches. Kept open for the life of a backend."""
 
-    def __init__(self) -> None:
+    def __init__(self, opened: socket.socket) -> None:
+        self._socket = opened
+        self._sequence = count(1)
+
+    @classmethod
+    def open(cls) -> Self:
+        """Open a socket in the caller's network namespace. Raises NetlinkError."""
         try:
-            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
-            self._socket.bind((0, 0))
-            self._socket.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
-            self._socket.setsockopt(SOL_NETLINK, NETLINK_EXT_ACK, 1)
-            grow_send_buffer(self._socket, _SEND_BUFFER)
-            grow_receive_buffer(self._socket, _RECEIVE_BUFFER)
-            self._socket.settimeout(_TIMEOUT)
+            opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
         except OSError as error:
             raise NetlinkError(error.errno or errno.EIO, "cannot open an nf_tables socket") from error
-        self._sequence = count(1)
+        try:
+            opened.bind((0, 0))
+            opened.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
+            opened.setsockopt(SOL_NETLINK, NETLINK_EXT_ACK, 1)
+            grow_send_buffer(opened, _SEND_BUFFER)
+            grow_receive_buffer(opened, _RECEIVE_BUFFER)
+            opened.settimeout(_TIMEOUT)
+        except OSError as error:
+            opened.close()
+            raise NetlinkError(error.errno or errno.EIO, "cannot set up an nf_tables socket") from error
+        return cls(opened)
 
     def close(self) -> None:
         """Close the socket."""
@@ -386,7 +396,7 @@ def chains(family: int, table_name: str, link: Netlink | None = None) -> frozens
 def has_chain(family: int, table_name: str, chain: str) -> bool:
     """Return whether a table has a chain; costs the same whatever else is in there. Raises NetlinkError."""
     request = attribute(1, table_name.encode() + b"\0") + attribute(3, chain.encode() + b"\0")
-    with Netlink(NETLINK_NETFILTER) as link:
+    with Netlink.open(NETLINK_NETFILTER) as link:
         try:
             link.ask(GET_CHAIN, _GENERIC.pack(family, 0, 0) + request, f"chain {chain}")
         except NetlinkError as error:
@@ -467,7 +477,7 @@ def _dump(kind: int, family: int, request: bytes, what: str, link: Netlink | Non
     if link is not None:
         buffers = link.dump_all(kind, payload, what)
     else:
-        with Netlink(NETLINK_NETFILTER) as own:
+        with Netlink.open(NETLINK_NETFILTER) as own:
             buffers = own.dump_all(kind, payload, what)
     for data in buffers:
         for at in messages(data):

@@ -50,27 +50,20 @@ class Change(NamedTuple):
 
 
 class Changes:
-    """Listens, in the network namespace that it was made in, for all who watch there. The kernel wants CAP_NET_ADMIN.
+    """Listens in one network namespace, for all who watch there; `listen` makes it.
 
     `concerns` says of a change whether it is to be remembered; if it is no deletion, some name near it has the word.
     """
 
-    def __init__(self, concerns: Callable[[Change], bool], word: bytes) -> None:
+    def __init__(self, opened: socket.socket, where: int, concerns: Callable[[Change], bool], word: bytes) -> None:
         self.users = 0
-        self._where = _here()
+        self._socket = opened
+        self._where = where
         self._concerns = concerns
         self._word = word
         self._found: dict[int, frozenset[Change]] = {}  # by generation
         self._so_far: set[Change] = set()  # in the transaction whose end was not read yet
         self._lost = False  # of that transaction
-        try:
-            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
-            self._socket.bind((0, 0))
-            self._socket.setblocking(False)
-            grow_receive_buffer(self._socket, _RECEIVE_BUFFER)
-            self._socket.setsockopt(SOL_NETLINK, _ADD_MEMBERSHIP, _GROUP)
-        except OSError as error:
-            raise ApplyError(f"cannot listen to nf_tables: {error.strerror}") from error
 
     def close(self) -> None:
         """Stop listening, with the last of those who do."""
@@ -156,12 +149,29 @@ _listening: dict[int, Changes] = {}
 def listen(concerns: Callable[[Change], bool], word: bytes) -> Changes:
     """Return what listens in the caller's network namespace (see Changes), the same for all, who are to close it.
 
-    Raises ApplyError.
+    The kernel wants CAP_NET_ADMIN. Raises ApplyError.
     """
-    found = _listening.get(_here()) or Changes(concerns, word)
-    found.users += 1
-    _listening[_here()] = found
-    return found
+    here = _here()
+    if here not in _listening:
+        _listening[here] = Changes(_opened(), here, concerns, word)
+    _listening[here].users += 1
+    return _listening[here]
+
+
+def _opened() -> socket.socket:
+    try:
+        opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
+    except OSError as error:
+        raise ApplyError(f"cannot listen to nf_tables: {error.strerror}") from error
+    try:
+        opened.bind((0, 0))
+        opened.setblocking(False)
+        grow_receive_buffer(opened, _RECEIVE_BUFFER)
+        opened.setsockopt(SOL_NETLINK, _ADD_MEMBERSHIP, _GROUP)
+    except OSError as error:
+        opened.close()
+        raise ApplyError(f"cannot listen to nf_tables: {error.strerror}") from error
+    return opened
 
 
 def _here() -> int:

@@ -31,7 +31,7 @@ class NftCompat:
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
-        self._link = Transactions()
+        self._link = Transactions.open()
 
     @property
     def chains_at_once(self) -> int:

@@ -56,7 +56,7 @@ CASES = {
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: f"{kind.type} {kind.family}")
 def test_entries_are_read_back_as_written_and_as_ipset_prints_them(kind: SetKind) -> None:
     entries = list(CASES[kind])
-    with Ipsets() as sets:
+    with Ipsets.open() as sets:
         sets.create("KUBE-TEST", kind)
         assert (sets.kind("KUBE-TEST"), sets.names(), sets.entries("KUBE-TEST")) == (kind, ["KUBE-TEST"], set())
         sets.add("KUBE-TEST", entries)
@@ -76,7 +76,7 @@ def test_entries_are_read_back_as_written_and_as_ipset_prints_them(kind: SetKind
 
 def test_ten_thousand_entries_at_once() -> None:
     wanted = [Entry(bytes([10, n >> 16, n >> 8 & 255, n & 255]), TCP, n % 65536) for n in range(10_000)]
-    with Ipsets() as sets:
+    with Ipsets.open() as sets:
         sets.create("A", SetKind(HASH_IP_PORT, IPV4), maxelem=20_000)
         sets.add("A", wanted)
         assert sets.entries("A") == set(wanted)
@@ -90,7 +90,7 @@ def test_ten_thousand_entries_at_once() -> None:
 def test_a_bad_entry_costs_only_itself() -> None:
     good = [Entry(four(f"10.0.0.{n}"), TCP, 80) for n in range(1, 9)]
     bad = Entry(six("fd00::1"), TCP, 80)
-    with Ipsets() as sets:
+    with Ipsets.open() as sets:
         sets.create("A", SetKind(HASH_IP_PORT, IPV4))
         with pytest.raises(EntriesRefusedError, match=r"cannot add fd00::1,6:80 to ip set A") as caught:
             sets.add("A", [*good[:4], bad, *good[4:]])
@@ -99,7 +99,7 @@ def test_a_bad_entry_costs_only_itself() -> None:
 
 
 def test_a_full_set_says_so() -> None:
-    with Ipsets() as sets:
+    with Ipsets.open() as sets:
         sets.create("A", SetKind(HASH_IP, IPV4), hashsize=64, maxelem=2)
         with pytest.raises(EntriesRefusedError, match="full"):
             sets.add("A", [Entry(four(f"10.0.0.{n}")) for n in range(1, 5)])
@@ -108,7 +108,7 @@ def test_a_full_set_says_so() -> None:
 
 def test_refusals_have_codes_and_reasons() -> None:
     kind = SetKind(HASH_IP, IPV4)
-    with Ipsets() as sets:
+    with Ipsets.open() as sets:
         sets.create("A", kind)
         for call, code, text in (
             (lambda: sets.create("A", kind), errno.EEXIST, "cannot create ip set A"),
@@ -124,7 +124,7 @@ def test_refusals_have_codes_and_reasons() -> None:
 
 
 def test_a_set_that_a_rule_uses_stays() -> None:
-    with Ipsets() as sets:
+    with Ipsets.open() as sets:
         sets.create("A", SetKind(HASH_IP, IPV4))
         rule = ["-A", "INPUT", "-m", "set", "--match-set", "A", "src", "-j", "DROP"]
         subprocess.run(["iptables-legacy", "-w", *rule], check=True)

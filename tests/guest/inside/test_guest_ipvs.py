@@ -63,7 +63,7 @@ SERVERS = [
 
 
 def test_every_kind_of_virtual_server_is_read_back_as_written() -> None:
-    with Ipvs() as ipvs:
+    with Ipvs.open() as ipvs:
         ipvs.apply([Operation(ADD_SERVICE, one) for one in SERVERS])
         assert ipvs.dump() == {one.key: (one, {}) for one in SERVERS}
         changed = [one._replace(scheduler="rr", flags=PERSISTENT, timeout=33, prefixlen=0) for one in SERVERS]
@@ -78,7 +78,7 @@ def test_real_servers_come_change_and_go() -> None:
         (server("10.96.0.1"), [real("10.244.0.1"), real("10.244.0.1", 9090, weight=7), real("10.244.0.2", weight=0)]),
         (server("fd00:10:96::1"), [real("fd00:244::1"), real("fd00:244::2", weight=65535)]),
     ):
-        with Ipvs() as ipvs:
+        with Ipvs.open() as ipvs:
             ipvs.apply([Operation(ADD_SERVICE, one), *(Operation(ADD_DESTINATION, one, each) for each in reals)])
             assert ipvs.destinations(one.key) == {each.key: each for each in reals}
             lighter = reals[0]._replace(weight=0)
@@ -98,7 +98,7 @@ def test_a_refusal_names_its_object_and_stops_nothing_else() -> None:
         Operation(SET_SERVICE, one._replace(scheduler="nonsense")),
         Operation(ADD_SERVICE, six),
     ]
-    with Ipvs() as ipvs:
+    with Ipvs.open() as ipvs:
         with pytest.raises(RefusedError) as caught:
             ipvs.apply(batch)
         assert [(operation, error.code) for operation, error in caught.value.refused] == [
@@ -122,7 +122,7 @@ def test_thousands_at_once() -> None:
     }
     batch = [Operation(ADD_SERVICE, one) for one, _ in wanted.values()]
     batch += [Operation(ADD_DESTINATION, one, each) for one, reals in wanted.values() for each in reals.values()]
-    with Ipvs() as ipvs:
+    with Ipvs.open() as ipvs:
         ipvs.apply(batch)
         assert ipvs.dump() == wanted
         with pytest.raises(RefusedError) as caught:
@@ -133,12 +133,12 @@ def test_thousands_at_once() -> None:
 
 
 def test_timeouts() -> None:
-    with Ipvs() as ipvs:
+    with Ipvs.open() as ipvs:
         ipvs.set_timeouts(Timeouts(tcp=123, tcp_fin=45, udp=6))
         ipvs.set_timeouts(Timeouts(tcp=0, tcp_fin=0, udp=7))
         assert ipvs.timeouts() == Timeouts(123, 45, 7)
 
 
 def test_a_missing_family_is_said() -> None:
-    with Netlink(NETLINK_GENERIC) as netlink, pytest.raises(Unsupported, match="NONSENSE"):
+    with Netlink.open(NETLINK_GENERIC) as netlink, pytest.raises(Unsupported, match="NONSENSE"):
         family_id(netlink, "NONSENSE")

@@ -81,7 +81,7 @@ def sync(backend, plans) -> None:
 
 
 def weights(family=V4, protocol=socket.IPPROTO_TCP):
-    with Ipvs() as kernel:
+    with Ipvs.open() as kernel:
         found = kernel.destinations(ServerKey(family, protocol, pack(VIPS[family]), 80))
     return {socket.inet_ntop(family, key.address): real.weight for key, real in found.items()}
 
@@ -95,7 +95,7 @@ def test_start_programs_the_kernel_and_a_restart_changes_nothing(family) -> None
         assert not backend.element_drift()
     assert weights(family) == dict.fromkeys(PODS[family], 1)
     assert len(link_addresses(INTERFACE, family)) == 2
-    with Ipsets() as sets:
+    with Ipsets.open() as sets:
         assert len(sets.entries(SetId.CLUSTER_IP.named(family))) == 1
     with opened(family) as again:
         assert do(again.resync(plans)) == 0
@@ -135,7 +135,7 @@ def lose_rules() -> None:
 
 
 def lose_servers() -> None:
-    with Ipvs() as kernel:
+    with Ipvs.open() as kernel:
         kernel.apply([ipvs.Operation(ipvs.DELETE_SERVICE, server) for server in kernel.servers()])
 
 
@@ -154,7 +154,7 @@ def test_what_others_remove_is_noticed_and_repaired() -> None:
 
 def test_cleanup_leaves_nothing_of_ours_and_all_of_others() -> None:
     foreign = VirtualServer(ServerKey(V4, socket.IPPROTO_TCP, pack("198.51.100.1"), 443))
-    with opened(exclude_cidrs=("198.51.100.0/24",)) as backend, Ipvs() as kernel:
+    with opened(exclude_cidrs=("198.51.100.0/24",)) as backend, Ipvs.open() as kernel:
         kernel.apply([ipvs.Operation(ipvs.ADD_SERVICE, foreign)])
         do(backend.resync(wanted(V4, PODS[V4])))
         assert foreign.key in {server.key for server in kernel.servers()}
@@ -162,7 +162,7 @@ def test_cleanup_leaves_nothing_of_ours_and_all_of_others() -> None:
         assert remove_iptables_rules() == []
         assert [server.key for server in kernel.servers()] == [foreign.key]
     assert link_index(INTERFACE) is None
-    with Ipsets() as sets:
+    with Ipsets.open() as sets:
         assert sets.names() == []
     # The kubelet has that chain as well, so nobody removes it.
     rules = [rule for table in xtables.tables(probe.variant(V4)) for rule in table.rules]

@@ -65,7 +65,7 @@ def virtual(middle: str, ip: str, operations: list[Operation]) -> None:
         add_addresses(
             ensure_dummy("kube-ipvs0"), [socket.inet_pton(socket.AF_INET6 if ":" in ip else socket.AF_INET, ip)]
         )
-        with Ipvs() as ipvs:
+        with Ipvs.open() as ipvs:
             ipvs.apply(operations)
 
     inside(middle, make)
@@ -119,7 +119,7 @@ def test_persistence_keeps_a_client_and_connections_are_counted(node) -> None:
             assert pod.recv(10) == b"?"
 
     def counts() -> list[int]:
-        with Ipvs() as ipvs:
+        with Ipvs.open() as ipvs:
             return sorted(each.inactive for each in ipvs.destinations(one.key).values())
 
     assert inside(middle, counts) == [0, 8]

@@ -152,7 +152,7 @@ def is_clean(backend, plans):
 
 
 def generation():
-    link = nfnetlink.Transactions()
+    link = nfnetlink.Transactions.open()
     try:
         return link.generation()
     finally:

@@ -112,7 +112,7 @@ def link(index: int) -> bytes:
 
 
 def test_refusals_of_the_kernel_carry_its_errno_and_text() -> None:
-    with Netlink(NETLINK_ROUTE) as netlink:
+    with Netlink.open(NETLINK_ROUTE) as netlink:
         assert netlink.requests(RTM_GETLINK, [link(1), link(99999)], "links")[1][0] == errno.ENODEV
         with pytest.raises(NetlinkError, match="cannot read what is not there: Operation not supported") as caught:
             netlink.dump_all(0x3F2, link(0), "what is not there")
@@ -123,12 +123,12 @@ def test_refusals_of_the_kernel_carry_its_errno_and_text() -> None:
 
 def test_a_protocol_that_the_kernel_does_not_have_is_named() -> None:
     with pytest.raises(NetlinkError, match="protocol 31"):
-        Netlink(31)
+        Netlink.open(31)
 
 
 def test_more_requests_than_fit_one_batch_are_answered_in_order() -> None:
     indexes = [1 if n % 100 == 0 else 100000 + n for n in range(2500)]
-    with Netlink(NETLINK_ROUTE) as netlink:
+    with Netlink.open(NETLINK_ROUTE) as netlink:
         results = netlink.requests(RTM_GETLINK, [link(index) for index in indexes], "links")
     assert [code for code, _ in results] == [0 if index == 1 else errno.ENODEV for index in indexes]
 
@@ -153,7 +153,7 @@ class FakeSocket:
 
 
 def playing(*datagrams: bytes) -> Netlink:
-    netlink = Netlink(NETLINK_ROUTE)
+    netlink = Netlink.open(NETLINK_ROUTE)
     netlink.close()
     netlink._socket = FakeSocket(*datagrams)  # type: ignore[assignment]
     return netlink

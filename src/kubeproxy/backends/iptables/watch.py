@@ -72,7 +72,7 @@ class NftWatch:
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
         self._family = commands.family
-        self._link = nfnetlink.Transactions()
+        self._link = nfnetlink.Transactions.open()
         self._changes = listen(_concerns, b"KUBE-")
         self._generation = -1  # up to which everything is noted or our own
         self._noted: set[Place] = set()

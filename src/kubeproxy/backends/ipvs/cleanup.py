@@ -46,7 +46,7 @@ def _remove_servers() -> list[str]:
     if links.link_index(INTERFACE) is None:
         return []
     try:
-        kernel = ipvs.Ipvs()
+        kernel = ipvs.Ipvs.open()
     except Unsupported:
         return []
     bound = {family: links.link_addresses(INTERFACE, family) for family in Family}
@@ -65,7 +65,7 @@ def _remove_servers() -> list[str]:
 
 def _node_ports() -> set[tuple[int, int]]:
     found: set[tuple[int, int]] = set()
-    with Ipsets() as sets:
+    with Ipsets.open() as sets:
         there = _names(sets)
         for family in Family:
             for protocol, set_id in _NODE_PORTS.items():
@@ -111,7 +111,7 @@ def removal(tables: Iterable[xtables.Table]) -> str:
 
 def _remove_sets() -> list[str]:
     failures = []
-    with Ipsets() as sets:
+    with Ipsets.open() as sets:
         there = _names(sets)
         for name in sorted(there & {set_id.named(family) for set_id in SetId for family in Family}):
             try:

@@ -62,7 +62,7 @@ def _prepare(config: KubeProxyConfiguration) -> None:
         log.info("Set sysctls keys=%s", ",".join(written))
     timeouts = Timeouts(*(math.ceil(t) for t in (block.tcp_timeout, block.tcp_fin_timeout, block.udp_timeout)))
     if any(timeouts):
-        with Ipvs() as kernel:
+        with Ipvs.open() as kernel:
             kernel.set_timeouts(timeouts)
 
 

@@ -27,9 +27,9 @@ def check(config: IPVS, families: Sequence[Family]) -> None:
     """Raise Unsupported when this node cannot run the mode."""
     scheduler = scheduler_of(config)
     modules.require(modules.ipvs_modules(scheduler.name, modules.release()), "ipvs mode")
-    Ipvs().close()
+    Ipvs.open().close()
     try:
-        with Ipsets() as sets:
+        with Ipsets.open() as sets:
             sets.counts()
     except ApplyError as error:
         raise Unsupported(

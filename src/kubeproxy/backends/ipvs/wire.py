@@ -43,9 +43,9 @@ class NodeKernel:
         self._scheduler = scheduler
         self._variant = variant
         self._interface = 0
-        self._ipvs = ipvs.Ipvs()
-        self._sets = Ipsets()
-        self._monitor = AddressMonitor()
+        self._ipvs = ipvs.Ipvs.open()
+        self._sets = Ipsets.open()
+        self._monitor = AddressMonitor.open()
 
     def close(self) -> None:
         """Let go of the sockets."""

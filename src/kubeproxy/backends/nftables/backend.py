@@ -46,8 +46,8 @@ class NftablesBackend:
         self.family = family
         self._ruleset = Ruleset(family, world)
         self._ours = world.of(family) or FamilyGlobals()
-        self._link = nfnetlink.Transactions()
-        self._reads = Netlink(nfnetlink.NETLINK_NETFILTER)
+        self._link = nfnetlink.Transactions.open()
+        self._reads = Netlink.open(nfnetlink.NETLINK_NETFILTER)
         self._placed: dict[ServiceName, tuple[Placed, ...]] = {}
         self._users: Users = {set_id: Counter() for set_id in SHARED}
         self._chains: set[ChainName] = set()

@@ -41,7 +41,7 @@ class UserspaceBackend:
         self._world = world
         self._landing = self._find_landing()
         self._ruleset = Ruleset(family, world, self._landing)
-        self._link = nfnetlink.Transactions()
+        self._link = nfnetlink.Transactions.open()
         self._elements: dict[ServiceName, Elements] = {}
         self._needed: dict[ServiceName, dict[ListenerName, Target]] = {}
         self._waiting: dict[ServiceName, tuple[ServicePlan, ...]] = {}  # those that got no port
