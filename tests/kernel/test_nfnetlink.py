@@ -189,7 +189,7 @@ def test_more_refusals_than_fit_the_buffer_are_one_error(link, monkeypatch):
 
 
 def test_in_a_user_namespace_buffers_are_smaller():
-    code = "from kubeproxy.kernel.nfnetlink import Transactions as T; t = T(); print(t.generation(), t.room)"
+    code = "from kubeproxy.kernel.nfnetlink import Transactions as T; t = T.open(); print(t.generation(), t.room)"
     done = subprocess.run(["unshare", "-Urn", sys.executable, "-c", code], capture_output=True, text=True, check=True)
     generation, room = map(int, done.stdout.split())
     assert generation > 0
