@@ -36,6 +36,7 @@ class _ListMeta(Struct, rename="camel"):
 
 
 class _List(Struct, Generic[_T]):
+    kind: str
     metadata: _ListMeta
     items: list[_T] | None
 
@@ -52,6 +53,7 @@ class _BookmarkMeta(Struct, rename="camel"):
 
 class _Bookmark(Struct):
     metadata: _BookmarkMeta
+    kind: str = ""
 
 
 class Page(NamedTuple):
@@ -96,11 +98,15 @@ _objects = {resource: msgspec.json.Decoder(kind) for resource, kind in TYPES.ite
 
 
 def decode_page(resource: Resource, data: bytes | bytearray) -> Page:
-    """Decode one page of a list of `resource`. Raises MalformedAnswer when `data` is no list at all."""
+    """Decode one page of a list of `resource`. Raises MalformedAnswer when `data` is no list of it.
+
+    A list of another kind may be as good JSON, and without items it would say that everything is gone.
+    """
     try:
         page = _lists[resource].decode(data)
     except (ValueError, RecursionError):
         return _decode_page_by_item(resource, data)
+    _check_kind(resource, page.kind, "List")
     objects = page.items if page.items is not None else []
     if not all(found.metadata.name for found in objects):
         return _decode_page_by_item(resource, data)
@@ -191,9 +197,11 @@ def _decode_odd_line(resource: Resource, data: bytes, events: list[Event]) -> tu
             return _decode_wrong_object(resource, line.type, content, events), False
         case "BOOKMARK":
             try:
-                metadata = _bookmark.decode(content).metadata
+                bookmark = _bookmark.decode(content)
             except (ValueError, RecursionError):
                 return "", False
+            _check_kind(resource, bookmark.kind)
+            metadata = bookmark.metadata
             return metadata.resource_version or "", (metadata.annotations or {}).get(INITIAL_EVENTS_END) == "true"
         case "ERROR":
             raise status_error(decode_status(content, 0))
@@ -230,6 +238,7 @@ def _decode_page_by_item(resource: Resource, data: bytes | bytearray) -> Page:
             page = _raw_list.decode(mended(bytes(data)))
     except (ValueError, RecursionError) as error:
         raise MalformedAnswer(f"the list of {resource} cannot be read: {error}") from error
+    _check_kind(resource, page.kind, "List")
     objects: list[Object] = []
     rejected: list[Rejected] = []
     for item in page.items or []:
@@ -238,6 +247,12 @@ def _decode_page_by_item(resource: Resource, data: bytes | bytearray) -> Page:
             objects.append(found)
         rejected += problems
     return Page(objects, rejected, page.metadata.resource_version or "", page.metadata.continue_ or "")
+
+
+def _check_kind(resource: Resource, kind: str, suffix: str = "") -> None:
+    expected = TYPES[resource].__name__ + suffix
+    if kind != expected:
+        raise MalformedAnswer(f"the answer about {resource} is of the kind {kind[:60]!r}, not {expected}")
 
 
 def _rejections(resource: Resource, namespace: str, name: str, uid: str, problems: list[Problem]) -> Iterable[Rejected]:

@@ -161,17 +161,27 @@ def service(name, version="1", **spec):
     }
 
 
-def listed(*items, version="1", token=""):
-    return {"kind": "ServiceList", "metadata": {"resourceVersion": version, "continue": token}, "items": list(items)}
+def listed(*items, version="1", token="", kind="Service"):
+    metadata = {"resourceVersion": version, "continue": token}
+    return {"kind": f"{kind}List", "metadata": metadata, "items": list(items)}
+
+
+KINDS = {"services": "Service", "endpointslices": "EndpointSlice", "nodes": "Node", "servicecidrs": "ServiceCIDR"}
+
+
+def kind_at(path):
+    """The kind that a path of the API lists."""
+    return KINDS[path.rpartition("/")[2]]
 
 
 def event(kind, found):
     return {"type": kind, "object": found}
 
 
-def bookmark(version, *, initial_end=False):
+def bookmark(version, *, initial_end=False, kind="Service"):
     annotations = {"k8s.io/initial-events-end": "true"} if initial_end else None
-    return event("BOOKMARK", {"metadata": {"resourceVersion": version, "annotations": annotations}, "spec": None})
+    metadata = {"resourceVersion": version, "annotations": annotations}
+    return event("BOOKMARK", {"kind": kind, "metadata": metadata, "spec": None})
 
 
 def gone():

@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import Recording
+from scripted import KINDS, Recording, bookmark
 
 from kubeproxy.api.decode import WatchDecoder, decode_object, decode_page, kept_identities
 from kubeproxy.api.salvage import mended, shallow
@@ -65,9 +65,12 @@ def changed(value, path, new):
     return result
 
 
-def page_of(*items):
+def page_of(*items, resource="services"):
     encoded = [item if isinstance(item, bytes) else json.dumps(item).encode() for item in items]
-    return b'{"metadata":{"resourceVersion":"9","continue":"c"},"items":[' + b",".join(encoded) + b"]}"
+    return b'{"kind":"%bList","metadata":{"resourceVersion":"9","continue":"c"},"items":[%b]}' % (
+        KINDS[resource].encode(),
+        b",".join(encoded),
+    )
 
 
 REJECTED_WHOLE = [
@@ -118,7 +121,7 @@ FIELD_LEFT_OUT = [
 def test_a_wrong_object_is_rejected_and_its_neighbours_survive(resource, path, new, field):
     good = OBJECTS[resource]
     bad = changed(good, path, new) if path else new
-    page = decode_page(resource, page_of(good, bad, good))
+    page = decode_page(resource, page_of(good, bad, good, resource=resource))
     assert len(page.objects) == 2
     assert [problem.field for problem in page.rejected] == [field]
     assert (page.version, page.continue_token) == ("9", "c")
@@ -184,9 +187,13 @@ NO_LISTS = [
     b"[",
     b"null",
     b"{}",
-    b'{"items":[]}',
-    b'{"metadata":{}}',
-    b'{"metadata":{},"items":5}',
+    b'{"kind":"ServiceList","items":[]}',
+    b'{"kind":"ServiceList","metadata":{}}',
+    b'{"kind":"ServiceList","metadata":{},"items":5}',
+    b'{"metadata":{},"items":[]}',
+    b'{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"9"},"items":null}',
+    b'{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"9"},"items":[5]}',
+    b'{"kind":"Service","metadata":{"resourceVersion":"9"},"items":[]}',
     b"\xff",
     DEEP,
 ]
@@ -199,7 +206,9 @@ def test_what_is_no_list_is_malformed(data):
 
 
 def test_a_list_of_nothing_may_be_null():
-    assert decode_page("services", b'{"metadata":{"resourceVersion":"1"},"items":null}').objects == []
+    assert (
+        decode_page("services", b'{"kind":"ServiceList","metadata":{"resourceVersion":"1"},"items":null}').objects == []
+    )
 
 
 def test_recorded_lists():
@@ -225,9 +234,18 @@ def test_recorded_watches():
 
 
 def test_every_resource_reads_bookmarks_and_errors():
-    for resource in ("services", "endpointslices", "nodes", "servicecidrs"):
+    for resource, kind in KINDS.items():
         for name in ("watch-bookmarks", "watch-too-old"):
-            assert WatchDecoder(resource).feed(Recording(name).body).events == []
+            body = Recording(name).body.replace(b'"EndpointSlice"', b'"%b"' % kind.encode())
+            assert WatchDecoder(resource).feed(body).events == []
+
+
+def test_a_bookmark_of_another_kind_is_malformed():
+    """The one that ends a streamed list says, without an object before it, that everything is gone."""
+    line = json.dumps(bookmark("9", initial_end=True, kind="ConfigMap")).encode() + b"\n"
+    changes = WatchDecoder("services").feed(line)
+    assert isinstance(changes.error, MalformedAnswer)
+    assert (changes.version, changes.initial_end) == ("", False)
 
 
 def test_events_before_garbage_are_kept():
@@ -335,7 +353,7 @@ def test_any_json_anywhere_costs_no_neighbour(place, new):
     resource, path = place
     good = OBJECTS[resource]
     bad = changed(good, path, new) if path else new
-    page = decode_page(resource, page_of(good, bad, good))
+    page = decode_page(resource, page_of(good, bad, good, resource=resource))
     whole, _ = decode_object(resource, json.dumps(good).encode())
     assert page.objects[0] == page.objects[-1] == whole
     assert len(page.objects) == 3 or page.rejected

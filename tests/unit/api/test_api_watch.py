@@ -192,6 +192,19 @@ def test_garbage_resumes_then_lists():
     assert watch(script, use) == ["=", "= a"]
 
 
+def test_a_list_of_another_kind_is_garbage_that_takes_nothing_away():
+    async def other(request, reply):
+        await reply.answer(200, {"kind": "ConfigMapList", "metadata": {"resourceVersion": "7"}, "items": None})
+
+    script = scripted(lists(service("a")), fails(410), other, other, lists(service("b")), watches())
+
+    async def use(seen, server, reflector):
+        await seen.until(2)
+        return seen
+
+    assert watch(script, use) == ["= a", "= b"]
+
+
 def test_a_watch_that_ends_at_once_does_not_spin():
     script = scripted(lists(version="1"), watches(then="end at once"))
 
@@ -229,7 +242,13 @@ def test_a_wrong_object_keeps_its_last_good_state():
 
 
 def test_bookmarks_with_null_lists_only_move_the_version():
-    null = {"metadata": {"resourceVersion": "265"}, "addressType": "", "endpoints": None, "ports": None}
+    null = {
+        "kind": "EndpointSlice",
+        "metadata": {"resourceVersion": "265"},
+        "addressType": "",
+        "endpoints": None,
+        "ports": None,
+    }
 
     async def use(seen, server, reflector):
         await seen.until(1)

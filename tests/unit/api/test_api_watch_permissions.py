@@ -58,7 +58,8 @@ def test_servicecidrs_may_be_missing(code, caplog):
         if not there:
             await reply.status(code)
         elif request.kind == "list":
-            await reply.answer(200, listed({"metadata": {"name": "kubernetes"}, "spec": {"cidrs": ["10.0.0.0/16"]}}))
+            cidr = {"metadata": {"name": "kubernetes"}, "spec": {"cidrs": ["10.0.0.0/16"]}}
+            await reply.answer(200, listed(cidr, kind="ServiceCIDR"))
         else:
             await watches()(request, reply)
 

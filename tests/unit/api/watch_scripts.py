@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 
-from scripted import Server, eventually, listed
+from scripted import Server, eventually, kind_at, listed
 
 from kubeproxy.api.client import ApiClient
 from kubeproxy.api.cluster import Cluster, Trust, parse_server
@@ -84,7 +84,7 @@ def scripted(*steps):
 
 def lists(*items, version="1"):
     async def step(request, reply):
-        await reply.answer(200, listed(*items, version=version))
+        await reply.answer(200, listed(*items, version=version, kind=kind_at(request.path)))
 
     return step
 
