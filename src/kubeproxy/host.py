@@ -10,9 +10,9 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 from kubeproxy.backends.ipvs import INTERFACE as SERVICE_INTERFACE
+from kubeproxy.config.modes.description import EVERY_ADDRESS
 from kubeproxy.config.types import Conntrack, KubeProxyConfiguration
 from kubeproxy.errors import ConfigError, Unsupported
 from kubeproxy.kernel.addresses import local_addresses
@@ -29,9 +29,6 @@ _LOCAL_MODES: dict[str, LocalMode] = {
     "BridgeInterface": "BridgeInterface",
     "InterfaceNamePrefix": "InterfaceNamePrefix",
 }
-
-_NODEPORT_ADDRESSES = dict.fromkeys(("iptables", "ipvs", "userspace"), ("0.0.0.0/0", "::/0"))
-"""Where NodePorts answer by default, in modes in which that is not the node's primary addresses."""
 
 
 def node_name(override: str) -> str:
@@ -65,17 +62,12 @@ def settings(config: KubeProxyConfiguration) -> Settings:
         cluster_cidrs=config.cluster_cidrs,
         bridge=config.detect_local.bridge_interface,
         prefix=config.detect_local.interface_name_prefix,
-        nodeport_addresses=config.node_port_addresses or _NODEPORT_ADDRESSES.get(config.active_mode, ("primary",)),
-        loopback_nodeports=_loopback_nodeports(config),
+        nodeport_addresses=config.node_port_addresses or config.of_mode.nodeport_addresses,
+        loopback_nodeports=config.of_mode.loopback_nodeports(config),
         bind_address=bind if any(bind) else b"",
         masquerade_all=config.masquerade_all,
         masquerade_mark=1 << config.masquerade_bit,
     )
-
-
-def _loopback_nodeports(config: KubeProxyConfiguration) -> Literal["never", "ipv4"]:
-    wanted = config.active_mode == "iptables" and config.iptables.localhost_node_ports
-    return "ipv4" if wanted else "never"
 
 
 def check_nodeport_addresses(config: KubeProxyConfiguration) -> None:
@@ -84,7 +76,7 @@ def check_nodeport_addresses(config: KubeProxyConfiguration) -> None:
     Source: REFERENCE "Start" 6; checkBadConfig of cmd/kube-proxy.
     """
     given = config.node_port_addresses
-    if not given and config.active_mode in _NODEPORT_ADDRESSES:
+    if not given and config.of_mode.nodeport_addresses == EVERY_ADDRESS:
         log.warning(
             "nodePortAddresses is unset: NodePorts answer on all local addresses; [primary] would be the node's own"
         )

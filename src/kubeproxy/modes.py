@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Final
 
 from kubeproxy.backends.leftovers import remove_iptables_rules
 from kubeproxy.backends.mode import Mode
+from kubeproxy.config.modes import MODES
 from kubeproxy.errors import Unsupported
-
-MODES: Final = ("nftables", "iptables", "ipvs", "userspace")
 
 
 def load(name: str) -> Mode:

@@ -18,9 +18,8 @@ from traffic import Stream, Traffic
 from kubeproxy.devcluster.apiserver.server import ServerConfig
 from kubeproxy.devcluster.cluster import ClusterConfig, DevCluster
 from kubeproxy.devcluster.netns import run_in_async
-from kubeproxy.modes import MODES
 
-SWITCHES = ("iptables", "nftables") if "iptables" in MODES else ()
+SWITCHES = ("iptables", "nftables")
 """The modes that are switched to in the course of the day, which starts with nftables."""
 
 NOT_USED: set[str] = set()

@@ -7,7 +7,8 @@ import logging
 import pytest
 
 from kubeproxy import host
-from kubeproxy.config.types import IPTables, KubeProxyConfiguration
+from kubeproxy.config.modes.iptables import IPTables
+from kubeproxy.config.types import KubeProxyConfiguration
 
 ALL = ("0.0.0.0/0", "::/0")
 

@@ -16,19 +16,10 @@ from msgspec import Struct
 from msgspec.structs import fields
 
 from kubeproxy.config.durations import Duration
-from kubeproxy.config.messages import did_you_mean
+from kubeproxy.config.messages import Mistake, did_you_mean
+from kubeproxy.config.modes import MODES
 from kubeproxy.config.types import KubeProxyConfiguration, Quantity, VModuleItem
 from kubeproxy.config.values import parse_quantity
-
-
-class Problem(NamedTuple):
-    """A mistake: the JSON path of the field, and what is wrong with it, starting with a small letter."""
-
-    path: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.message}"
 
 
 class Decoded(NamedTuple):
@@ -36,16 +27,15 @@ class Decoded(NamedTuple):
 
     config: KubeProxyConfiguration
     given: frozenset[str]  # paths of the fields that are present with a value that counts
-    wrong: list[Problem]
-    strict: list[Problem]
+    wrong: list[Mistake]
+    strict: list[Mistake]
 
 
 _UNSET_WHEN_EMPTY = """
     bindAddress healthzBindAddress metricsBindAddress configSyncPeriod udpIdleTimeout
     clientConnection.contentType clientConnection.qps clientConnection.burst logging.format logging.flushFrequency
-    iptables.syncPeriod iptables.minSyncPeriod ipvs.syncPeriod nftables.syncPeriod nftables.minSyncPeriod
 """
-UNSET_WHEN_EMPTY = frozenset(_UNSET_WHEN_EMPTY.split())
+UNSET_WHEN_EMPTY = frozenset(_UNSET_WHEN_EMPTY.split()).union(*(mode.unset_when_empty for mode in MODES.values()))
 """Fields in which "", 0 or 0s counts as unset (kube-proxy's v1alpha1 defaults); elsewhere zero is a value."""
 
 _UNSIGNED = frozenset(("logging.verbosity", "logging.vmodule[].verbosity"))
@@ -70,8 +60,8 @@ class _Reading:
 
     def __init__(self) -> None:
         self.given: set[str] = set()
-        self.wrong: list[Problem] = []
-        self.strict: list[Problem] = []
+        self.wrong: list[Mistake] = []
+        self.strict: list[Mistake] = []
 
     def struct(self, cls: type[Struct], tree: Mapping[str, Any], path: str) -> Any:
         known = json_fields(cls)
@@ -79,13 +69,13 @@ class _Reading:
         for name, value in tree.items():
             here = f"{path}.{name}" if path else name
             if name not in known:
-                self.strict.append(Problem(here, "unknown field" + did_you_mean(name, known.keys())))
+                self.strict.append(Mistake(here, "unknown field" + did_you_mean(name, known.keys())))
             elif value is not None:
                 attribute, kind = known[name]
                 try:
                     decoded = self.value(kind, value, here)
                 except ValueError as error:
-                    self.wrong.append(Problem(here, str(error)))
+                    self.wrong.append(Mistake(here, str(error)))
                     continue
                 if decoded or here not in UNSET_WHEN_EMPTY:
                     values[attribute] = decoded

@@ -11,9 +11,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from kubeproxy.config.decode import Problem, decode
+from kubeproxy.config.decode import decode
 from kubeproxy.config.defaults import with_defaults
-from kubeproxy.config.messages import did_you_mean, listed
+from kubeproxy.config.messages import Mistake, did_you_mean, listed
 from kubeproxy.config.tree import parse
 from kubeproxy.config.types import API_VERSION, GROUP, KIND, KubeProxyConfiguration
 from kubeproxy.config.validate import validate
@@ -46,7 +46,7 @@ def load_text(text: str) -> KubeProxyConfiguration:
     return config
 
 
-def read_text(text: str) -> tuple[KubeProxyConfiguration, list[Problem]]:
+def read_text(text: str) -> tuple[KubeProxyConfiguration, list[Mistake]]:
     """The configuration in YAML or JSON text, defaulted and validated, and what a strict reading would refuse.
 
     ConfigError holds one line for each mistake, all of them, each starting with the path of its field.
@@ -54,12 +54,12 @@ def read_text(text: str) -> tuple[KubeProxyConfiguration, list[Problem]]:
     tree, duplicates = parse(text)
     decoded = decode(_checked_type(tree))
     config = with_defaults(decoded.config, decoded.given)
-    wrong = {problem.path for problem in decoded.wrong}
-    raise_problems([*decoded.wrong, *(problem for problem in validate(config) if problem.path not in wrong)])
-    return config, [*decoded.strict, *(Problem(path, "occurs more than once, the last counts") for path in duplicates)]
+    wrong = {mistake.path for mistake in decoded.wrong}
+    raise_mistakes([*decoded.wrong, *(mistake for mistake in validate(config) if mistake.path not in wrong)])
+    return config, [*decoded.strict, *(Mistake(path, "occurs more than once, the last counts") for path in duplicates)]
 
 
-def log_lenient(strict: list[Problem]) -> None:
+def log_lenient(strict: list[Mistake]) -> None:
     """Log what was passed over in reading; nothing when there is nothing."""
     if strict:
         logger.warning(
@@ -67,10 +67,10 @@ def log_lenient(strict: list[Problem]) -> None:
         )
 
 
-def raise_problems(problems: list[Problem]) -> None:
-    """Raise one ConfigError for all problems, a line each; nothing when there are none."""
-    if problems:
-        raise ConfigError("\n".join(map(str, problems)))
+def raise_mistakes(mistakes: list[Mistake]) -> None:
+    """Raise one ConfigError for all mistakes, a line each; nothing when there are none."""
+    if mistakes:
+        raise ConfigError("\n".join(map(str, mistakes)))
 
 
 def _checked_type(tree: Any) -> dict[str, Any]:

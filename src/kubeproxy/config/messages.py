@@ -1,8 +1,19 @@
-"""The wording that error messages share. Light to import."""
+"""What is wrong with a configuration, and the wording that error messages share. Light to import."""
 
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
+from typing import NamedTuple
+
+
+class Mistake(NamedTuple):
+    """What is wrong with a field: its JSON path, and a message that starts with a small letter."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
 
 
 def did_you_mean(name: str, known: AbstractSet[str]) -> str:

@@ -14,11 +14,11 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kubeproxy.config.addresses import with_port
-from kubeproxy.config.decode import Problem
 from kubeproxy.config.defaults import with_defaults
-from kubeproxy.config.durations import Duration
 from kubeproxy.config.flags import BY_NAME, FLAGS, KEPT_WITH_CONFIG, LOGGING
-from kubeproxy.config.load import load_file, raise_problems
+from kubeproxy.config.load import load_file, raise_mistakes
+from kubeproxy.config.messages import Mistake
+from kubeproxy.config.modes.description import ModeConfig
 from kubeproxy.config.pflag import CommandLine
 from kubeproxy.config.types import KubeProxyConfiguration, VModuleItem
 from kubeproxy.config.validate import validate
@@ -64,7 +64,7 @@ def build_options(line: CommandLine) -> Options:
     def resolve(config: KubeProxyConfiguration) -> KubeProxyConfiguration:
         config = _with_logging(config, given)
         config = replace(config, hostname_override=host) if host else config
-        raise_problems(validate(config))
+        raise_mistakes(validate(config))
         return config
 
     return Options(
@@ -108,36 +108,20 @@ def _from_flags(given: Mapping[str, Any], host: str) -> KubeProxyConfiguration:
     }
     config = with_values(KubeProxyConfiguration(hostname_override=host), values)
     config = with_defaults(config, frozenset(values))
-    config = _with_sync_flags(_with_logging(config, given), given)
-    if "masquerade-all" in given:
-        block = "nftables" if config.active_mode == "nftables" else "iptables"
-        config = with_values(config, {f"{block}.masqueradeAll": given["masquerade-all"]})
+    config = _with_mode_flags(_with_logging(config, given), given)
     if not given.get("write-config-to"):
         config = _with_ports(config, given)
-    raise_problems([_named_by_flag(problem) for problem in validate(config)])
+    raise_mistakes([_named_by_flag(mistake, config.of_mode) for mistake in validate(config)])
     return config
 
 
-def _with_sync_flags(config: KubeProxyConfiguration, given: Mapping[str, Any]) -> KubeProxyConfiguration:
-    """The sync periods by flag: ipvs-* count in ipvs mode, iptables-* in all others.
-
-    In ipvs mode without a file, minSyncPeriod is the flag's default of 1 s, not the 0 that a file would have.
-    """
-    if config.active_mode == "ipvs":
-        minimum = given.get("ipvs-min-sync-period", Duration(1))
-        return with_values(
-            config,
-            {
-                "ipvs.syncPeriod": given.get("ipvs-sync-period", config.ipvs.sync_period),
-                "ipvs.minSyncPeriod": minimum,
-            },
-        )
-    values = {}
-    for block in ("iptables", "nftables") if config.active_mode == "nftables" else ("iptables",):
-        for flag, name in (("iptables-sync-period", "syncPeriod"), ("iptables-min-sync-period", "minSyncPeriod")):
-            if flag in given:
-                values[f"{block}.{name}"] = given[flag]
-    return with_values(config, values)
+def _with_mode_flags(config: KubeProxyConfiguration, given: Mapping[str, Any]) -> KubeProxyConfiguration:
+    """The flags that mean other fields in other modes: sync periods, and what is masqueraded."""
+    mode = config.of_mode
+    values = {**mode.flag_defaults, **given}
+    return with_values(
+        config, {path: values[flag] for flag, paths in mode.flags.items() if flag in values for path in paths}
+    )
 
 
 def _with_ports(config: KubeProxyConfiguration, given: Mapping[str, Any]) -> KubeProxyConfiguration:
@@ -159,25 +143,16 @@ def _with_ports(config: KubeProxyConfiguration, given: Mapping[str, Any]) -> Kub
     )
 
 
-_FLAG_OF_PATH = {flag.path: flag.name for flag in FLAGS if flag.path} | {
-    "iptables.syncPeriod": "iptables-sync-period",
-    "iptables.minSyncPeriod": "iptables-min-sync-period",
-    "nftables.syncPeriod": "iptables-sync-period",
-    "nftables.minSyncPeriod": "iptables-min-sync-period",
-    "nftables.masqueradeBit": "iptables-masquerade-bit",
-    "ipvs.syncPeriod": "ipvs-sync-period",
-    "ipvs.minSyncPeriod": "ipvs-min-sync-period",
-}
-
-
-def _named_by_flag(problem: Problem) -> Problem:
-    """The problem with the flag's name where the field's path was."""
-    base = re.split(r"\[", problem.path)[0]
+def _named_by_flag(mistake: Mistake, mode: ModeConfig) -> Mistake:
+    """The mistake with the flag's name where the field's path was."""
+    flags = {flag.path: flag.name for flag in FLAGS if flag.path}
+    flags |= {path: flag for flag, paths in mode.flags.items() for path in paths}
+    base = re.split(r"\[", mistake.path)[0]
     if base.startswith("featureGates."):
-        return Problem("--feature-gates", problem.message)
-    name = _FLAG_OF_PATH.get(base)
-    message = re.sub(r"\b(iptables|ipvs|nftables)\.syncPeriod\b", lambda m: f"--{_FLAG_OF_PATH[m[0]]}", problem.message)
-    return Problem(f"--{name}", message) if name else problem
+        return Mistake("--feature-gates", mistake.message)
+    name = flags.get(base)
+    message = re.sub(r"\b\w+\.syncPeriod\b", lambda path: f"--{flags[path[0]]}", mistake.message)
+    return Mistake(f"--{name}", message) if name else mistake
 
 
 def _notices(given: Mapping[str, Any], with_file: bool) -> list[str]:

@@ -1,7 +1,8 @@
 """KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1 (Kubernetes 1.36) as frozen structs.
 
 Shapes and defaults only: a struct built with no arguments is the default configuration. Attributes are snake_case,
-JSON names are Kubernetes'. Reading lives in load.py, checking in validate.py, writing in write.py.
+JSON names are Kubernetes'. The blocks of the proxy modes are in modes/. Reading lives in load.py, checking in
+validate.py, writing in write.py.
 What differs from the Go kube-proxy is said at the field.
 """
 
@@ -9,9 +10,15 @@ from __future__ import annotations
 
 from typing import NewType
 
-from msgspec import Struct, field
+from msgspec import field
 
+from kubeproxy.config import modes
 from kubeproxy.config.durations import Duration
+from kubeproxy.config.modes.description import ModeConfig
+from kubeproxy.config.modes.iptables import IPTables
+from kubeproxy.config.modes.ipvs import IPVS
+from kubeproxy.config.modes.nftables import NFTables
+from kubeproxy.config.struct import ConfigStruct
 
 GROUP = "kubeproxy.config.k8s.io"
 API_VERSION = f"{GROUP}/v1alpha1"
@@ -22,22 +29,6 @@ METRICS_PORT = 10249
 
 Quantity = NewType("Quantity", int)
 """A number of bytes that may be written as a Kubernetes resource quantity ("64Ki")."""
-
-_ACRONYMS = {
-    "cluster_cidr": "clusterCIDR",
-    "exclude_cidrs": "excludeCIDRs",
-    "strict_arp": "strictARP",
-    "enable_dsr": "enableDSR",
-}
-
-
-def _json_name(name: str) -> str:
-    first, *others = name.split("_")
-    return _ACRONYMS.get(name) or first + "".join(word.capitalize() for word in others)
-
-
-class ConfigStruct(Struct, rename=_json_name, frozen=True, kw_only=True):
-    """Common settings of every part of the configuration."""
 
 
 class ClientConnection(ConfigStruct, frozen=True, kw_only=True):
@@ -79,42 +70,6 @@ class Logging(ConfigStruct, frozen=True, kw_only=True):
     verbosity: int = 0
     vmodule: tuple[VModuleItem, ...] = ()
     options: LogOptions = field(default_factory=LogOptions)
-
-
-class IPTables(ConfigStruct, frozen=True, kw_only=True):
-    """Settings of iptables mode; masqueradeBit and masqueradeAll also govern ipvs mode."""
-
-    masquerade_bit: int = 14
-    masquerade_all: bool = False
-    localhost_node_ports: bool = True
-    sync_period: Duration = Duration(30)
-    min_sync_period: Duration = Duration(1)
-
-
-class IPVS(ConfigStruct, frozen=True, kw_only=True):
-    """Settings of ipvs mode. A timeout of 0 leaves the kernel's value."""
-
-    sync_period: Duration = Duration(30)
-    min_sync_period: Duration = Duration(0)
-    scheduler: str = ""
-    exclude_cidrs: tuple[str, ...] = ()
-    strict_arp: bool = False
-    tcp_timeout: Duration = Duration(0)
-    tcp_fin_timeout: Duration = Duration(0)
-    udp_timeout: Duration = Duration(0)
-
-
-class NFTables(ConfigStruct, frozen=True, kw_only=True):
-    """Settings of nftables mode.
-
-    minSyncPeriod defaults to 0, not to the 1 s of the Go kube-proxy: a change costs microseconds here, and changes
-    that arrive together are applied together.
-    """
-
-    masquerade_bit: int = 14
-    masquerade_all: bool = False
-    sync_period: Duration = Duration(30)
-    min_sync_period: Duration = Duration(0)
 
 
 class Conntrack(ConfigStruct, frozen=True, kw_only=True):
@@ -183,8 +138,13 @@ class KubeProxyConfiguration(ConfigStruct, frozen=True, kw_only=True):
 
     @property
     def active_mode(self) -> str:
-        """The mode to run: iptables, ipvs, nftables or userspace."""
-        return self.mode or "nftables"
+        """The name of the mode to run."""
+        return self.mode or modes.DEFAULT.name
+
+    @property
+    def of_mode(self) -> ModeConfig:
+        """What the configuration knows of the mode to run."""
+        return modes.named(self.mode)
 
     @property
     def local_mode(self) -> str:
@@ -198,26 +158,20 @@ class KubeProxyConfiguration(ConfigStruct, frozen=True, kw_only=True):
 
     @property
     def sync_period(self) -> Duration:
-        """syncPeriod of the active mode; userspace mode uses that of iptables."""
-        return self._active_block.sync_period
+        """syncPeriod of the active mode."""
+        return self.of_mode.sync_block(self).sync_period
 
     @property
     def min_sync_period(self) -> Duration:
-        """minSyncPeriod of the active mode; userspace mode uses that of iptables."""
-        return self._active_block.min_sync_period
+        """minSyncPeriod of the active mode."""
+        return self.of_mode.sync_block(self).min_sync_period
 
     @property
     def masquerade_all(self) -> bool:
-        """masqueradeAll of the active mode; only nftables mode has its own."""
-        return (self.nftables if self.active_mode == "nftables" else self.iptables).masquerade_all
+        """masqueradeAll of the active mode."""
+        return self.of_mode.masquerade_block(self).masquerade_all
 
     @property
     def masquerade_bit(self) -> int:
-        """masqueradeBit of the active mode; only nftables mode has its own."""
-        return (self.nftables if self.active_mode == "nftables" else self.iptables).masquerade_bit
-
-    @property
-    def _active_block(self) -> IPTables | IPVS | NFTables:
-        if self.active_mode == "nftables":
-            return self.nftables
-        return self.ipvs if self.active_mode == "ipvs" else self.iptables
+        """masqueradeBit of the active mode."""
+        return self.of_mode.masquerade_block(self).masquerade_bit

@@ -25,7 +25,8 @@ from kubeproxy.backends.ipvs.mode import MODE
 from kubeproxy.backends.ipvs.render import server_key
 from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.backends.leftovers import remove_iptables_rules
-from kubeproxy.config.types import IPVS, KubeProxyConfiguration
+from kubeproxy.config.modes.ipvs import IPVS
+from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ConfigError
 from kubeproxy.kernel import ipvs, xtables
 from kubeproxy.kernel.ipset import Ipsets

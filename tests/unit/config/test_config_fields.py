@@ -93,9 +93,8 @@ FIELDS = [
     ("conntrack.udpTimeout", SECONDS_0, "30s", SECONDS_30, *NEGATIVE),
     ("conntrack.udpStreamTimeout", SECONDS_0, "3m", Duration(180), *NEGATIVE),
     ("configSyncPeriod", Duration(900), "1h30m", Duration(5400), "-1s", "must be greater than 0, got -1s"),
-    ("portRange", "", "300-2000", "300-2000", "2000-300",
-     'expected ports like 300-2000, 300+1700 or 300, got "2000-300"'),
-    ("udpIdleTimeout", Duration(0.25), "1.5s", Duration(1.5), "-1s", "must be greater than 0, got -1s"),
+    ("portRange", "", "300-2000", "300-2000", 300, "expected text, got 300 (put it in quotes)"),
+    ("udpIdleTimeout", Duration(0.25), "1.5s", Duration(1.5), 1, 'expected a duration like "30s", got 1'),
     ("windowsRunAsService", False, True, True, *BOOL),
 ]  # fmt: skip
 PATHS = [row[0] for row in FIELDS]

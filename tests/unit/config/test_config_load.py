@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.config import Duration, load_file, load_text
-from kubeproxy.config.validate import parse_port_range
+from kubeproxy.config.modes.userspace import parse_port_range
 from kubeproxy.errors import ConfigError
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -254,6 +254,11 @@ VALUES = [
         "iptables.minSyncPeriod: must not exceed iptables.syncPeriod (1m0s)",
     ),
     ("mode: userspace\niptables: {syncPeriod: -1s}", "iptables.syncPeriod: must be greater than 0, got -1s"),
+    (
+        "mode: userspace\nportRange: 2000-300",
+        'portRange: expected ports like 300-2000, 300+1700 or 300, got "2000-300"',
+    ),
+    ("mode: userspace\nudpIdleTimeout: -1s", "udpIdleTimeout: must be greater than 0, got -1s"),
     ("mode: ipvs\nipvs: {udpTimeout: -1s}", "ipvs.udpTimeout: must not be negative, got -1s"),
     ("logging: {format: json, vmodule: [{filePattern: a}]}", "logging.vmodule: only works with the text log format"),
     ("logging: {verbosity: 3000000000}", "logging.verbosity: must be at most 2147483647, got 3000000000"),
@@ -281,8 +286,10 @@ FINE = [
     "logging: {options: {text: {splitStream: true}}}\nfeatureGates: {AllAlpha: true}",
     "featureGates: {NFTablesProxyMode: true, GitRepoVolumeDriver: false, AllBeta: true}",
     "nodePortAddresses: [primary]",
-    "portRange: 0-0",
-    "portRange: 300+1700",
+    "portRange: 0-0\nmode: userspace",
+    "portRange: 300+1700\nmode: userspace",
+    "portRange: 2000-300",
+    "portRange: nope\nudpIdleTimeout: -1s\nmode: ipvs",
 ]
 
 

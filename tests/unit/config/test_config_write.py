@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.config import Duration, KubeProxyConfiguration, describe, differences, dump, load_text, write_file
-from kubeproxy.config.types import Conntrack, IPTables, Logging, NFTables, VModuleItem
+from kubeproxy.config.modes.iptables import IPTables
+from kubeproxy.config.modes.nftables import NFTables
+from kubeproxy.config.types import Conntrack, Logging, VModuleItem
 from kubeproxy.config.write import with_values
 from kubeproxy.errors import ConfigError
 

@@ -23,6 +23,7 @@ QUANTITY = (
 GATE = "needs the feature gate LoggingAlphaOptions=true"
 ALPHA = "--feature-gates=LoggingAlphaOptions=true"
 IPVS = "--proxy-mode=ipvs"
+USERSPACE = "--proxy-mode=userspace"
 
 # flag, kind, default, other flags, accepted value, path of the field (or attribute of the options), its value then,
 # refused value (None: any text is accepted), message
@@ -81,9 +82,9 @@ ROWS = [
     ("ipvs-tcp-timeout", "duration", "0s", IPVS, "15m", "ipvs.tcpTimeout", Duration(900), *NEGATIVE),
     ("ipvs-tcpfin-timeout", "duration", "0s", IPVS, "2m", "ipvs.tcpFinTimeout", Duration(120), *NEGATIVE),
     ("ipvs-udp-timeout", "duration", "0s", IPVS, "5m", "ipvs.udpTimeout", Duration(300), *NEGATIVE),
-    ("proxy-port-range", "string", "", "", "300+100", "portRange", "300+100", "x",
+    ("proxy-port-range", "string", "", USERSPACE, "300+100", "portRange", "300+100", "x",
      '--{}: expected ports like 300-2000, 300+1700 or 300, got "x"'),
-    ("udp-timeout", "duration", "250ms", "", "1s", "udpIdleTimeout", Duration(1), "0",
+    ("udp-timeout", "duration", "250ms", USERSPACE, "1s", "udpIdleTimeout", Duration(1), "0",
      "--{}: must be greater than 0, got 0s"),
     ("detect-local-mode", "LocalMode", "", "", "NodeCIDR", "detectLocalMode", "NodeCIDR", "Pods",
      '--{}: expected ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix, or "" for ClusterCIDR, got "Pods"'),

@@ -14,7 +14,7 @@ from kubeproxy.backends.ipvs.layout import SetId
 from kubeproxy.backends.ipvs.mode import CONN_REUSE, MODE, STRICT_ARP, excluded, settings
 from kubeproxy.backends.ipvs.probe import scheduler_of
 from kubeproxy.backends.leftovers import removal as remove_leftovers
-from kubeproxy.config.types import IPVS
+from kubeproxy.config.modes.ipvs import IPVS
 from kubeproxy.errors import ConfigError
 from kubeproxy.kernel.xtables import Commands, Table
 from kubeproxy.model.addresses import Family, pack

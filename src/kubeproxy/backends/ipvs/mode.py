@@ -12,7 +12,8 @@ from kubeproxy.backends.ipvs.backend import IpvsBackend
 from kubeproxy.backends.ipvs.chains import CHAINS
 from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.backends.mode import Mode, Report
-from kubeproxy.config.types import IPVS, KubeProxyConfiguration
+from kubeproxy.config.modes.ipvs import IPVS
+from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel import modules
 from kubeproxy.kernel.ipvs import Ipvs, Timeouts
 from kubeproxy.kernel.sysctl import apply_settings

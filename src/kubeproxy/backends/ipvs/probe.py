@@ -7,7 +7,7 @@ from functools import cache
 from typing import Final
 
 from kubeproxy.backends.ipvs.layout import DEFAULT_SCHEDULER, SCHEDULERS, Scheduler
-from kubeproxy.config.types import IPVS
+from kubeproxy.config.modes.ipvs import IPVS
 from kubeproxy.errors import ApplyError, ConfigError, Unsupported
 from kubeproxy.kernel import iptables_variant, modules, xtables
 from kubeproxy.kernel.ipset import Ipsets

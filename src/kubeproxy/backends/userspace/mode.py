@@ -11,8 +11,8 @@ from kubeproxy.backends.userspace.backend import UserspaceBackend
 from kubeproxy.backends.userspace.datapath import DataPath
 from kubeproxy.backends.userspace.listeners import Listeners
 from kubeproxy.backends.userspace.udp import Sessions
+from kubeproxy.config.modes.userspace import parse_port_range
 from kubeproxy.config.types import KubeProxyConfiguration
-from kubeproxy.config.validate import parse_port_range
 from kubeproxy.kernel import nft
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals

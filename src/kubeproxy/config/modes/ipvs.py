@@ -1,0 +1,60 @@
+"""ipvs mode in the configuration: its block and what can be wrong with it. What it masquerades is iptables' to say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from kubeproxy.config.addresses import parse_cidr
+from kubeproxy.config.durations import Duration
+from kubeproxy.config.messages import Mistake
+from kubeproxy.config.modes.description import ModeConfig
+from kubeproxy.config.struct import ConfigStruct
+
+if TYPE_CHECKING:
+    from kubeproxy.config.types import KubeProxyConfiguration
+
+
+class IPVS(ConfigStruct, frozen=True, kw_only=True):
+    """Settings of ipvs mode. A timeout of 0 leaves the kernel's value."""
+
+    sync_period: Duration = Duration(30)
+    min_sync_period: Duration = Duration(0)
+    scheduler: str = ""
+    exclude_cidrs: tuple[str, ...] = ()
+    strict_arp: bool = False
+    tcp_timeout: Duration = Duration(0)
+    tcp_fin_timeout: Duration = Duration(0)
+    udp_timeout: Duration = Duration(0)
+
+
+class IpvsMode(ModeConfig, frozen=True, kw_only=True):
+    """Its block is checked only when it is the mode to run."""
+
+    def mistakes(self, config: KubeProxyConfiguration) -> Iterator[Mistake]:
+        """Timeouts below 0, and networks that are none."""
+        block = config.ipvs
+        for path, value in (
+            ("ipvs.tcpTimeout", block.tcp_timeout),
+            ("ipvs.tcpFinTimeout", block.tcp_fin_timeout),
+            ("ipvs.udpTimeout", block.udp_timeout),
+        ):
+            if value < 0:
+                yield Mistake(path, f"must not be negative, got {value}")
+        for index, part in enumerate(block.exclude_cidrs):
+            if parse_cidr(part) is None:
+                yield Mistake(f"ipvs.excludeCIDRs[{index}]", f'expected a CIDR like 192.0.2.0/24, got "{part}"')
+
+
+MODE: Final = IpvsMode(
+    name="ipvs",
+    syncs="ipvs",
+    masquerades="iptables",
+    flags={
+        "ipvs-sync-period": ("ipvs.syncPeriod",),
+        "ipvs-min-sync-period": ("ipvs.minSyncPeriod",),
+        "masquerade-all": ("iptables.masqueradeAll",),
+    },
+    flag_defaults={"ipvs-min-sync-period": Duration(1)},  # not the 0 that a file would have
+    unset_when_empty=frozenset(("ipvs.syncPeriod",)),
+)

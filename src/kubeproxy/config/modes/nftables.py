@@ -1,0 +1,79 @@
+"""nftables mode in the configuration: its block, and what an empty `mode` takes from the block of iptables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from kubeproxy.config.durations import Duration
+from kubeproxy.config.messages import Mistake
+from kubeproxy.config.modes.description import PRIMARY_ADDRESS, ModeConfig
+from kubeproxy.config.modes.iptables import IPTables, bit_mistakes
+from kubeproxy.config.struct import ConfigStruct, json_name
+
+if TYPE_CHECKING:
+    from kubeproxy.config.types import KubeProxyConfiguration
+
+INHERITED: Final = ("masquerade_bit", "sync_period", "min_sync_period")
+
+
+class NFTables(ConfigStruct, frozen=True, kw_only=True):
+    """Settings of nftables mode.
+
+    minSyncPeriod defaults to 0, not to the 1 s of the Go kube-proxy: a change costs microseconds here, and changes
+    that arrive together are applied together.
+    """
+
+    masquerade_bit: int = 14
+    masquerade_all: bool = False
+    sync_period: Duration = Duration(30)
+    min_sync_period: Duration = Duration(0)
+
+
+class NftablesMode(ModeConfig, frozen=True, kw_only=True):
+    """With `mode` empty, settings that are not given come from the iptables block where it differs from its defaults.
+
+    So a configuration that was made for the Go kube-proxy's default mode keeps its meaning.
+    """
+
+    def path(self, config: KubeProxyConfiguration, attribute: str) -> str:
+        """The JSON path where the user wrote an attribute, in the iptables block if it was inherited."""
+        usual, written = getattr(IPTables(), attribute), getattr(config.iptables, attribute)
+        inherited = not config.mode and getattr(config.nftables, attribute) == written != usual
+        return f"{'iptables' if inherited else 'nftables'}.{json_name(attribute)}"
+
+    def mistakes(self, config: KubeProxyConfiguration) -> Iterator[Mistake]:
+        """The bit out of range, unless that of iptables is the one that was written: it is checked in any mode."""
+        path = self.path(config, "masquerade_bit")
+        if path.startswith("nftables."):
+            yield from bit_mistakes(path, config.nftables.masquerade_bit)
+
+    def completed(self, config: KubeProxyConfiguration, given: AbstractSet[str]) -> KubeProxyConfiguration:
+        """The configuration with what is inherited."""
+        usual = IPTables()
+        values = {
+            attribute: getattr(config.iptables, attribute)
+            for attribute in INHERITED
+            if f"nftables.{json_name(attribute)}" not in given
+            and getattr(config.iptables, attribute) != getattr(usual, attribute)
+        }
+        everything = config.nftables.masquerade_all or config.iptables.masquerade_all
+        return replace(config, nftables=replace(config.nftables, **values, masquerade_all=everything))
+
+
+MODE: Final = NftablesMode(
+    name="nftables",
+    syncs="nftables",
+    masquerades="nftables",
+    # There are no flags of its own: it takes those of iptables.
+    flags={
+        "iptables-sync-period": ("iptables.syncPeriod", "nftables.syncPeriod"),
+        "iptables-min-sync-period": ("iptables.minSyncPeriod", "nftables.minSyncPeriod"),
+        "masquerade-all": ("nftables.masqueradeAll",),
+    },
+    unset_when_empty=frozenset(("nftables.syncPeriod", "nftables.minSyncPeriod")),
+    nodeport_addresses=PRIMARY_ADDRESS,
+)
