@@ -15,7 +15,7 @@ from kubeproxy.errors import ApplyError
 from kubeproxy.flows import FlowCleaner
 from kubeproxy.model.addresses import Family, unpack
 from kubeproxy.model.events import Rejected
-from kubeproxy.model.plan import Action, Compiled, Globals, HealthCheck, Problem, ServiceName
+from kubeproxy.model.plan import Compiled, Globals, HealthCheck, Policy, Problem, ServiceName
 from kubeproxy.model.planner import Change
 from kubeproxy.observe.events import EventRecorder, ObjectReference
 from kubeproxy.observe.health import ProxyHealth
@@ -189,9 +189,11 @@ class Reporter:
 
 def _without_local(compiled: Compiled) -> Iterable[tuple[str, Family]]:
     for plan in compiled.plans:
-        if plan.internal.outside is Action.DROP:
+        if plan.local or not plan.usable:
+            continue
+        if plan.policies.internal is Policy.LOCAL:
             yield "internal", plan.key.family
-        if plan.external.outside is Action.DROP and len(plan.frontends) > 1:
+        if plan.policies.external is Policy.LOCAL and plan.accessible:
             yield "external", plan.key.family
 
 

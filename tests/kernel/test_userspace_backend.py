@@ -26,7 +26,17 @@ from kubeproxy.backends.userspace.udp import Sessions
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nft
 from kubeproxy.model.addresses import Family, pack
-from kubeproxy.model.plan import Action, FamilyGlobals, Frontend, FrontendKind, Globals, ServicePlan, ServicePortKey
+from kubeproxy.model.plan import (
+    Action,
+    FamilyGlobals,
+    Frontend,
+    FrontendKind,
+    Globals,
+    Policies,
+    Policy,
+    ServicePlan,
+    ServicePortKey,
+)
 from kubeproxy.model.plan import Traffic as Treatment
 
 V4, V6 = Family.IPV4, Family.IPV6
@@ -55,6 +65,7 @@ def plan(name: str, frontends, pool=(), action: Action = Action.CLUSTER, protoco
         frontends=tuple(frontends),
         cluster=pool,
         local=pool,
+        policies=Policies(Policy.CLUSTER, Policy.CLUSTER),
         internal=ALL[action],
         external=ALL[action],
         affinity=0,

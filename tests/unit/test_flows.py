@@ -29,6 +29,8 @@ from kubeproxy.model.plan import (
     Frontend,
     FrontendKind,
     Globals,
+    Policies,
+    Policy,
     ServicePlan,
     ServicePortKey,
     Traffic,
@@ -41,6 +43,7 @@ UDP, TCP = 17, 6
 VIP, EXTERNAL, NODE = bytes([10, 96, 0, 1]), bytes([198, 51, 100, 1]), bytes([192, 0, 2, 1])
 A, B, C = (bytes([10, 244, 0, n, 0x1F, 0x90]) for n in (1, 2, 3))
 REJECT = Traffic(Action.REJECT, Action.REJECT, Action.REJECT)
+ALL = Policies(Policy.CLUSTER, Policy.CLUSTER)
 
 
 def frontend(kind, address, port=53, protocol=UDP):
@@ -53,7 +56,7 @@ def meaning(*serving, protocol=UDP, family=V4, vip=VIP, external=(), nodeport=0,
     if nodeport:
         fronts.append(frontend(FrontendKind.NODEPORT, b"", nodeport, protocol))
     key = ServicePortKey("ns", name, "", protocol, family)
-    return Compiled((ServicePlan(key, tuple(fronts), serving, (), REJECT, REJECT, 0, (), serving),))
+    return Compiled((ServicePlan(key, tuple(fronts), serving, (), ALL, REJECT, REJECT, 0, (), serving),))
 
 
 def change(before, after, name="web"):

@@ -108,11 +108,28 @@ Range = tuple[bytes, bytes]
 """The first and the last packed address of a range."""
 
 
-def merge_networks(networks: list[Network]) -> tuple[Range, ...]:
+def range_of(network: Network) -> Range:
+    """Return a network as a range."""
+    return network.network_address.packed, network.broadcast_address.packed
+
+
+def network_text(network: Range) -> str:
+    """Return the CIDR of a range that is exactly one network."""
+    first, last = network
+    host_bits = (int.from_bytes(first, "big") ^ int.from_bytes(last, "big")).bit_length()
+    return f"{unpack(first)}/{8 * len(first) - host_bits}"
+
+
+def merge_networks(networks: Iterable[Network]) -> tuple[Range, ...]:
     """Return the networks of one family as disjoint, sorted ranges."""
-    spans = sorted((n.network_address.packed, n.broadcast_address.packed) for n in networks)
+    return merge_ranges(tuple([range_of(network) for network in networks]))
+
+
+@lru_cache(maxsize=256)
+def merge_ranges(ranges: tuple[Range, ...]) -> tuple[Range, ...]:
+    """Return ranges of one family as disjoint, sorted ones."""
     merged: list[Range] = []
-    for first, last in spans:
+    for first, last in sorted(ranges):
         if merged and _adjoins(merged[-1][1], first):
             merged[-1] = (merged[-1][0], max(merged[-1][1], last))
         else:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from ipaddress import ip_address, ip_network
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -18,12 +17,11 @@ from kubeproxy.model.addresses import (
     PORT_BYTES,
     PROTOCOLS,
     Family,
-    Network,
     Range,
     family_of,
-    merge_networks,
     pack,
     parse_network,
+    range_of,
 )
 from kubeproxy.model.endpoints import Slice, Viewpoint, select
 from kubeproxy.model.objects import Service, ServicePort, ServiceSpec
@@ -35,6 +33,8 @@ from kubeproxy.model.plan import (
     FrontendKind,
     Globals,
     HealthCheck,
+    Policies,
+    Policy,
     Problem,
     ServicePlan,
     ServicePortKey,
@@ -88,9 +88,8 @@ class _Facts(Struct, frozen=True, gc=False):
     cluster_ips: Mapping[Family, bytes]
     external_ips: Mapping[Family, Sequence[bytes]]
     balancer_ips: Mapping[Family, Sequence[bytes]]
-    sources: Mapping[Family, tuple[Network, ...]]  # a family that is not in it is open to all
-    internal_local: bool
-    external_local: bool
+    source_ranges: Mapping[Family, tuple[Range, ...]]  # a family that is not in it is open to all
+    policies: Policies
     affinity: int
     health_port: int
 
@@ -105,9 +104,8 @@ def _read(service: Service, problems: list[Problem]) -> _Facts:
         cluster_ips=_cluster_ips(spec, problems),
         external_ips=_addresses(spec.external_ips or (), "spec.externalIPs", problems),
         balancer_ips=_addresses(balancer_ips, "status.loadBalancer.ingress", problems),
-        sources=_source_ranges(spec.load_balancer_source_ranges or (), problems),
-        internal_local=_is_local(spec.internal_traffic_policy, "spec.internalTrafficPolicy", problems),
-        external_local=_is_local(spec.external_traffic_policy, "spec.externalTrafficPolicy", problems),
+        source_ranges=_source_ranges(spec.load_balancer_source_ranges or (), problems),
+        policies=_policies(spec.internal_traffic_policy, spec.external_traffic_policy, problems),
         affinity=_affinity(spec, problems) if spec.session_affinity not in (None, "", "None") else 0,
         health_port=_health_port(spec),
     )
@@ -180,7 +178,7 @@ def _cluster_ips(spec: ServiceSpec, problems: list[Problem]) -> dict[Family, byt
 
 
 _NO_ADDRESSES: Mapping[Family, Sequence[bytes]] = {}
-_NO_RANGES: Mapping[Family, tuple[Network, ...]] = {}
+_NO_RANGES: Mapping[Family, tuple[Range, ...]] = {}
 
 
 def _addresses(texts: Sequence[str], field: str, problems: list[Problem]) -> Mapping[Family, Sequence[bytes]]:
@@ -198,31 +196,43 @@ def _addresses(texts: Sequence[str], field: str, problems: list[Problem]) -> Map
     return found
 
 
-def _source_ranges(texts: Sequence[str], problems: list[Problem]) -> Mapping[Family, tuple[Network, ...]]:
-    """Return the networks of each restricted family. A /0 opens its family; an unreadable entry opens nothing."""
+def _source_ranges(texts: Sequence[str], problems: list[Problem]) -> Mapping[Family, tuple[Range, ...]]:
+    """Return the ranges of each restricted family. A /0 opens its family; an unreadable entry opens nothing."""
     if not texts:
         return _NO_RANGES
-    found: dict[Family, list[Network]] = {}
+    restricted: dict[Family, list[Range]] = {}
+    opened: set[Family] = set()
     unreadable = False
     for i, text in enumerate(texts):
         network = parse_network(text)
         if network is None:
             problems.append(Problem(f"spec.loadBalancerSourceRanges[{i}]", f"{_shown(text)} is no CIDR; skipped"))
             unreadable = True
-        else:
-            found.setdefault(FAMILIES[f"IPv{network.version}"], []).append(network)
+            continue
+        family = FAMILIES[f"IPv{network.version}"]
+        restricted.setdefault(family, []).append(range_of(network))
+        if not network.prefixlen:
+            opened.add(family)
     if unreadable:
         for family in Family:
-            found.setdefault(family, [])
-    return {f: tuple(nets) for f, nets in found.items() if not any(n.prefixlen == 0 for n in nets)}
+            restricted.setdefault(family, [])
+    return {family: tuple(ranges) for family, ranges in restricted.items() if family not in opened}
 
 
-def _is_local(policy: str | None, field: str, problems: list[Problem]) -> bool:
-    if policy == "Local":
-        return True
-    if policy not in (None, "", "Cluster"):
-        problems.append(Problem(field, f"{_shown(policy)} is not Cluster or Local; taken as Cluster"))
-    return False
+def _policies(internal: str | None, external: str | None, problems: list[Problem]) -> Policies:
+    policies, wrong = _read_policies(internal, external)
+    problems += wrong
+    return policies
+
+
+@lru_cache(maxsize=16)
+def _read_policies(internal: str | None, external: str | None) -> tuple[Policies, Sequence[Problem]]:
+    """Return the policies, one object for all Services that have the same, and what is wrong with them."""
+    problems: list[Problem] = []
+    for text, field in ((internal, "spec.internalTrafficPolicy"), (external, "spec.externalTrafficPolicy")):
+        if text not in (None, "", "Cluster", "Local"):
+            problems.append(Problem(field, f"{_shown(text)} is not Cluster or Local; taken as Cluster"))
+    return Policies(*[Policy.LOCAL if text == "Local" else Policy.CLUSTER for text in (internal, external)]), problems
 
 
 def _affinity(spec: ServiceSpec, problems: list[Problem]) -> int:
@@ -245,13 +255,14 @@ def _affinity(spec: ServiceSpec, problems: list[Problem]) -> int:
 def _plan(
     facts: _Facts, port: _Port, family: Family, cluster_ip: bytes, slices: Sequence[Slice], world: Globals
 ) -> ServicePlan:
-    frontends = _frontends(facts, port, family, cluster_ip, world)
+    frontends = _frontends(facts, port, family, cluster_ip)
+    policies = facts.policies
     accessible = len(frontends) > 1
-    uses_cluster = not facts.internal_local or accessible
-    uses_local = facts.internal_local or (facts.external_local and accessible)
+    uses_cluster = accessible or policies.internal is Policy.CLUSTER
+    uses_local = policies.internal is Policy.LOCAL or (accessible and policies.external is Policy.LOCAL)
     view = _viewpoint(world.node_name, world.zone)
     chosen = select(slices, port.name, port.protocol, view, uses_cluster, uses_local)
-    stock = (bool(chosen.cluster), bool(chosen.local), chosen.usable)
+    stock = _Stock(bool(chosen.cluster), bool(chosen.local), chosen.usable)
     ours = world.of(family)
     pods_known = ours is not None and ours.detector.implemented
     return ServicePlan(
@@ -259,70 +270,66 @@ def _plan(
         frontends=frontends,
         cluster=chosen.cluster,
         local=chosen.local,
-        internal=_internal(facts.internal_local, stock, world.masquerade_all, pods_known),
-        external=_external(facts.external_local, stock, pods_known),
+        policies=policies,
+        internal=_internal(policies.internal, stock, world.masquerade_all, pods_known),
+        external=_external(policies.external, stock, pods_known),
         affinity=facts.affinity,
         hairpin=chosen.local_addresses,
         serving=chosen.serving,
-        source_ranges=_source_texts(facts, family, world),
+        source_ranges=_allowed(facts, family, world) if facts.source_ranges else None,
         health_port=facts.health_port,
     )
 
 
-def _source_texts(facts: _Facts, family: Family, world: Globals) -> tuple[str, ...] | None:
-    """Return the networks that may use the load balancer addresses, as they were written; see `_allowed`."""
-    networks, balancers = facts.sources.get(family), facts.balancer_ips.get(family, ())
-    if networks is None or not balancers:
+def _allowed(facts: _Facts, family: Family, world: Globals) -> tuple[Range, ...] | None:
+    """Return the ranges that may use the load balancer addresses, None when there are none, or all may.
+
+    A node that may use an address may also arrive with the address itself as its source: the kernel picks that one
+    when a cloud's agent has put it on an interface of the node (kube-proxy, allowFromNode).
+    """
+    ranges, balancers = facts.source_ranges.get(family), facts.balancer_ips.get(family, ())
+    if ranges is None or not balancers:
         return None
-    found = [str(network) for network in networks]
     ours = world.of(family)
-    own = [ip_address(ip) for ip in (ours.node_ips if ours is not None else ())]
-    if any(ip in network for ip in own for network in networks):
-        found += [str(ip_network(address)) for address in balancers]
-    return tuple(found)
+    node_ips = ours.node_ips if ours is not None else ()
+    if any(first <= ip <= last for ip in node_ips for first, last in ranges):
+        return (*ranges, *[(address, address) for address in balancers])
+    return ranges
 
 
 _viewpoint = lru_cache(maxsize=8)(Viewpoint)
 
 
-def _frontends(facts: _Facts, port: _Port, family: Family, cluster_ip: bytes, world: Globals) -> tuple[Frontend, ...]:
+def _frontends(facts: _Facts, port: _Port, family: Family, cluster_ip: bytes) -> tuple[Frontend, ...]:
     tail = bytes((port.protocol,)) + PORT_BYTES[port.port]
-    found = [Frontend(FrontendKind.CLUSTER, cluster_ip + tail)]
+    frontends = [Frontend(FrontendKind.CLUSTER, cluster_ip + tail)]
     if facts.external_ips:
-        found += [Frontend(FrontendKind.EXTERNAL, a + tail) for a in facts.external_ips.get(family, ())]
-    for address in facts.balancer_ips.get(family, ()):
-        allowed = facts.sources.get(family)
-        sources = None if allowed is None else _allowed(allowed, address, family, world)
-        found.append(Frontend(FrontendKind.LOADBALANCER, address + tail, sources))
+        frontends += [Frontend(FrontendKind.EXTERNAL, a + tail) for a in facts.external_ips.get(family, ())]
+    if facts.balancer_ips:
+        frontends += [Frontend(FrontendKind.LOADBALANCER, a + tail) for a in facts.balancer_ips.get(family, ())]
     if port.node_port:
-        found.append(Frontend(FrontendKind.NODEPORT, bytes((port.protocol,)) + PORT_BYTES[port.node_port]))
-    if len(found) > 1 and len({f.key for f in found}) < len(found):
+        frontends.append(Frontend(FrontendKind.NODEPORT, bytes((port.protocol,)) + PORT_BYTES[port.node_port]))
+    if len(frontends) > 1 and len({f.key for f in frontends}) < len(frontends):
         # The cluster IP comes before all; an external IP that is the load balancer's keeps the source ranges.
-        found.sort(key=lambda f: f.kind is FrontendKind.EXTERNAL)
-        found = list({f.key: f for f in reversed(found)}.values())[::-1]
-    return tuple(found)
+        frontends.sort(key=lambda f: f.kind is FrontendKind.EXTERNAL)
+        frontends = list({f.key: f for f in reversed(frontends)}.values())[::-1]
+    return tuple(frontends)
 
 
-def _allowed(networks: tuple[Network, ...], address: bytes, family: Family, world: Globals) -> tuple[Range, ...]:
-    """Return the ranges that may use a load balancer address.
+class _Stock(NamedTuple):
+    """What there is of endpoints: in the cluster pool, in the local pool, and usable ones anywhere."""
 
-    A node that may use it may also arrive with the address itself as its source: the kernel picks that one when a
-    cloud's agent has put it on an interface of the node (kube-proxy, allowFromNode).
-    """
-    ranges = merge_networks(list(networks))
-    ours = world.of(family)
-    node_ips = ours.node_ips if ours is not None else ()
-    if any(first <= ip <= last for ip in node_ips for first, last in ranges):
-        ranges = merge_networks([*networks, ip_network(address)])
-    return ranges
+    cluster: bool
+    local: bool
+    usable: bool
 
 
 @lru_cache(maxsize=64)
-def _internal(local: bool, stock: tuple[bool, bool, bool], masquerade_all: bool, pods_known: bool) -> Traffic:
-    """Return what cluster IP traffic gets. `stock`: cluster pool filled, local pool filled, any endpoint anywhere."""
-    cluster, near, usable = stock
-    if not (near if local else cluster):
-        return Traffic(*(Action.DROP if usable else Action.REJECT,) * 3)
+def _internal(policy: Policy, stock: _Stock, masquerade_all: bool, pods_known: bool) -> Traffic:
+    """Return what cluster IP traffic gets."""
+    local = policy is Policy.LOCAL
+    if not (stock.local if local else stock.cluster):
+        return Traffic(*(Action.DROP if stock.usable else Action.REJECT,) * 3)
     kept, hidden = (Action.LOCAL, Action.LOCAL_MASQUERADE) if local else (Action.CLUSTER, Action.CLUSTER_MASQUERADE)
     if masquerade_all:
         return Traffic(hidden, hidden, hidden)
@@ -330,19 +337,19 @@ def _internal(local: bool, stock: tuple[bool, bool, bool], masquerade_all: bool,
 
 
 @lru_cache(maxsize=64)
-def _external(local: bool, stock: tuple[bool, bool, bool], pods_known: bool) -> Traffic:
+def _external(policy: Policy, stock: _Stock, pods_known: bool) -> Traffic:
     """Return what traffic to external IPs, load balancers and NodePorts gets.
 
     With externalTrafficPolicy Local, pods and the node itself are served as if they had gone out and come back in.
     """
-    cluster, near, usable = stock
-    if not usable:
+    if not stock.usable:
         return Traffic(Action.REJECT, Action.REJECT, Action.REJECT)
-    if not local:
-        return Traffic(*(Action.CLUSTER_MASQUERADE if cluster else Action.DROP,) * 3)
-    outside = Action.LOCAL if near else Action.DROP
-    pod = (Action.CLUSTER if cluster else Action.DROP) if pods_known else outside
-    return Traffic(pod, Action.CLUSTER_MASQUERADE if cluster else Action.DROP, outside)
+    node = Action.CLUSTER_MASQUERADE if stock.cluster else Action.DROP
+    if policy is Policy.CLUSTER:
+        return Traffic(node, node, node)
+    outside = Action.LOCAL if stock.local else Action.DROP
+    pod = (Action.CLUSTER if stock.cluster else Action.DROP) if pods_known else outside
+    return Traffic(pod, node, outside)
 
 
 def _health(spec: ServiceSpec, slices: Sequence[Slice], world: Globals, problems: list[Problem]) -> HealthCheck | None:

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range, unpack
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range, merge_ranges, unpack
 
 ServiceName = tuple[str, str]
 """Namespace and name of a Service."""
@@ -45,13 +45,11 @@ class FrontendKind(IntEnum):
 class Frontend(Struct, frozen=True, gc=False):
     """One address that a client uses.
 
-    `key` is address, protocol (1 byte) and port (2 bytes, network order); a NodePort has no address. `sources` are
-    the ranges that may use it (LoadBalancer addresses only), None when it is open to all.
+    `key` is address, protocol (1 byte) and port (2 bytes, network order); a NodePort has no address.
     """
 
     kind: FrontendKind
     key: bytes
-    sources: tuple[Range, ...] | None = None
 
     @property
     def address(self) -> bytes:
@@ -71,6 +69,20 @@ class Frontend(Struct, frozen=True, gc=False):
     def __str__(self) -> str:
         address = unpack(self.address) if self.address else "nodePort"
         return f"{self.kind.name.lower()} {address} {PROTOCOL_NAMES[self.protocol]} {self.port}"
+
+
+class Policy(IntEnum):
+    """A traffic policy: which endpoints may serve."""
+
+    CLUSTER = 0  # all
+    LOCAL = 1  # those of this node
+
+
+class Policies(NamedTuple):
+    """internalTrafficPolicy, of the cluster IP, and externalTrafficPolicy, of all other frontends."""
+
+    internal: Policy
+    external: Policy
 
 
 class Action(IntEnum):
@@ -105,28 +117,46 @@ class Traffic(NamedTuple):
 class ServicePlan(Struct, frozen=True, gc=False):
     """One service port in one family: its frontends, its pools and what each kind of traffic gets.
 
-    `internal` governs the cluster IP, `external` all other frontends. `hairpin` are the addresses of endpoints on
-    this node, whose connections to themselves need masquerade. `serving` are all destinations that may keep flows
-    (conntrack). `affinity` is in seconds, 0 for none. `source_ranges` are the networks that may use the load balancer
-    addresses, as written and in that order, None when they are open to all. `health_port` is the Service's
-    healthCheckNodePort, 0 for none.
+    `policies` are what the Service asks for; `internal` and `external` are what comes of them with the endpoints that
+    there are, for the cluster IP and for all other frontends. `hairpin` are the addresses of endpoints on this node,
+    whose connections to themselves need masquerade. `serving` are all destinations that may keep flows (conntrack).
+    `affinity` is in seconds, 0 for none. `source_ranges` are the networks that may use the load balancer addresses, in
+    the order in which they were written, None when those are open to all; `sources` has them by frontend.
+    `health_port` is the Service's healthCheckNodePort, 0 for none.
     """
 
     key: ServicePortKey
     frontends: tuple[Frontend, ...]
     cluster: Pool
     local: Pool
+    policies: Policies
     internal: Traffic
     external: Traffic
     affinity: int
     hairpin: Pool
     serving: Pool
-    source_ranges: tuple[str, ...] | None = None
+    source_ranges: tuple[Range, ...] | None = None
     health_port: int = 0
+
+    @property
+    def usable(self) -> bool:
+        """Return whether any endpoint anywhere takes new connections."""
+        return self.external.outside is not Action.REJECT
+
+    @property
+    def accessible(self) -> bool:
+        """Return whether clients from outside have an address to use, to which the external policy applies."""
+        return any(frontend.kind is not FrontendKind.CLUSTER for frontend in self.frontends)
 
     def traffic(self, frontend: Frontend) -> Traffic:
         """Return what governs a frontend."""
         return self.internal if frontend.kind is FrontendKind.CLUSTER else self.external
+
+    def sources(self, frontend: Frontend) -> tuple[Range, ...] | None:
+        """Return the disjoint, sorted ranges that may use a frontend, None when it is open to all."""
+        if self.source_ranges is None or frontend.kind is not FrontendKind.LOADBALANCER:
+            return None
+        return merge_ranges(self.source_ranges)
 
 
 class HealthCheck(NamedTuple):

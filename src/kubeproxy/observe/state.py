@@ -26,7 +26,6 @@ from kubeproxy.model.plan import (
     Pool,
     ServiceName,
     ServicePlan,
-    Traffic,
 )
 from kubeproxy.model.planner import Change, Planner
 from kubeproxy.observe.health import ProxyHealth
@@ -248,7 +247,7 @@ def _port(plan: ServicePlan) -> Json:
         "name": plan.key.port_name,
         "protocol": PROTOCOL_NAMES[plan.key.protocol],
         "family": plan.key.family.label,
-        "frontends": [_frontend(frontend, plan.traffic(frontend)) for frontend in plan.frontends],
+        "frontends": [_frontend(plan, frontend) for frontend in plan.frontends],
         "endpoints": _pool(plan.cluster),
         "localEndpoints": _pool(plan.local),
     }
@@ -260,7 +259,8 @@ def _port(plan: ServicePlan) -> Json:
     return found
 
 
-def _frontend(frontend: Frontend, traffic: Traffic) -> Json:
+def _frontend(plan: ServicePlan, frontend: Frontend) -> Json:
+    traffic, sources = plan.traffic(frontend), plan.sources(frontend)
     found: Json = {
         "kind": frontend.kind.name.lower(),
         "address": _at(frontend.address, frontend.port),
@@ -268,8 +268,8 @@ def _frontend(frontend: Frontend, traffic: Traffic) -> Json:
         "fromNode": _ACTIONS[traffic.node],
         "fromOutside": _ACTIONS[traffic.outside],
     }
-    if frontend.sources is not None:
-        found["sources"] = [text for ends in frontend.sources for text in _networks(*ends)]
+    if sources is not None:
+        found["sources"] = [text for ends in sources for text in _networks(*ends)]
     return found
 
 

@@ -6,7 +6,7 @@ Source: REFERENCE "Service semantics"; kube-proxy v1.36 pkg/proxy/serviceport.go
 import pytest
 from cluster_objects import HERE, address, dests, draining, endpoint, frontend_keys, key, parsed, service, world
 
-from kubeproxy.model.addresses import Family
+from kubeproxy.model.addresses import Family, network_text
 from kubeproxy.model.compile import compile_service, skipped
 from kubeproxy.model.objects import (
     ClientIPConfig,
@@ -19,7 +19,7 @@ from kubeproxy.model.objects import (
     ServiceStatus,
     SessionAffinityConfig,
 )
-from kubeproxy.model.plan import NOTHING, FrontendKind, HealthCheck
+from kubeproxy.model.plan import NOTHING, FrontendKind, HealthCheck, Policies, Policy
 
 CLUSTER, EXTERNAL = FrontendKind.CLUSTER, FrontendKind.EXTERNAL
 LOADBALANCER, NODEPORT = FrontendKind.LOADBALANCER, FrontendKind.NODEPORT
@@ -28,6 +28,10 @@ V4, V6 = Family.IPV4, Family.IPV6
 
 def compiled(subject, *slices, **more):
     return compile_service(subject, slices, world(**more))
+
+
+def span(first, last):
+    return address(first), address(last)
 
 
 def only_plan(subject, **more):
@@ -161,16 +165,13 @@ def test_an_external_ip_that_is_the_load_balancers_keeps_its_source_ranges():
     subject = service(
         external_ips=["198.51.100.1"], ingress=["198.51.100.1"], load_balancer_source_ranges=["203.0.113.0/24"]
     )
-    (_, shared) = only_plan(subject).frontends
+    plan = only_plan(subject)
+    (_, shared) = plan.frontends
     assert shared.key == key("198.51.100.1:80")
-    assert shared.sources == ((address("203.0.113.0"), address("203.0.113.255")),)
+    assert plan.sources(shared) == (span("203.0.113.0", "203.0.113.255"),)
 
 
 # -- source ranges -------------------------------------------------------------------------------------------------
-
-
-def span(first, last):
-    return address(first), address(last)
 
 
 SOURCE_CASES = {
@@ -227,7 +228,7 @@ def test_source_ranges(case):
         load_balancer_source_ranges=ranges,
     )
     for plan, wanted in zip(compiled(subject).plans, expected, strict=True):
-        by_kind = {f.kind: f.sources for f in plan.frontends}
+        by_kind = {f.kind: plan.sources(f) for f in plan.frontends}
         assert by_kind[LOADBALANCER] == (None if wanted is None else tuple(wanted))
         assert {kind for kind, sources in by_kind.items() if sources is not None} <= {LOADBALANCER}
 
@@ -247,7 +248,35 @@ def test_source_ranges(case):
 def test_a_range_with_the_node_in_it_lets_the_address_itself_in(ranges, allowed):
     plan = only_plan(service(ingress=["198.51.100.1"], load_balancer_source_ranges=ranges))
     (balancer,) = [f for f in plan.frontends if f.kind is LOADBALANCER]
-    assert balancer.sources == tuple(allowed)
+    assert plan.sources(balancer) == tuple(allowed)
+
+
+def test_addresses_of_one_service_let_each_other_in_when_the_node_is_let_in():
+    """All are on an interface of the node then, and any may be the source that the kernel picks."""
+    plan = only_plan(service(ingress=["198.51.100.1", "198.51.100.9"], load_balancer_source_ranges=["192.0.2.1/32"]))
+    allowed = (
+        span("192.0.2.1", "192.0.2.1"),
+        span("198.51.100.1", "198.51.100.1"),
+        span("198.51.100.9", "198.51.100.9"),
+    )
+    assert [plan.sources(f) for f in plan.frontends] == [None, allowed, allowed]
+
+
+# -- policies ------------------------------------------------------------------------------------------------------
+
+ALL, HERE_ONLY = Policy.CLUSTER, Policy.LOCAL
+
+
+@pytest.mark.parametrize(("internal", "first"), [(None, ALL), ("", ALL), ("Cluster", ALL), ("Local", HERE_ONLY)])
+@pytest.mark.parametrize(("external", "second"), [(None, ALL), ("", ALL), ("Cluster", ALL), ("Local", HERE_ONLY)])
+def test_the_plan_carries_the_policies(internal, external, first, second):
+    plan = only_plan(service(internal_traffic_policy=internal, external_traffic_policy=external))
+    assert plan.policies == Policies(first, second)
+
+
+def test_equal_policies_are_one_object():
+    one, two = (only_plan(service(name, external_traffic_policy="Local")).policies for name in ("one", "two"))
+    assert one is two
 
 
 # -- affinity ------------------------------------------------------------------------------------------------------
@@ -458,7 +487,8 @@ def test_endpoints_of_the_plan_are_sorted_and_unique():
     ids=["none", "all", "as written, in order", "the node, so the address itself", "unreadable"],
 )
 def test_source_ranges_as_written(ranges, texts):
-    assert only_plan(service(ingress=["198.51.100.1"], load_balancer_source_ranges=ranges)).source_ranges == texts
+    ranges = only_plan(service(ingress=["198.51.100.1"], load_balancer_source_ranges=ranges)).source_ranges
+    assert (None if ranges is None else tuple(map(network_text, ranges))) == texts
 
 
 def test_source_ranges_without_a_balancer_are_none():

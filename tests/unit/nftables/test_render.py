@@ -99,7 +99,8 @@ def sources(family):
 
 
 def expected(plan, frontend, origin, source, detector):
-    if frontend.sources is not None and not any(first <= source <= last for first, last in frontend.sources):
+    allowed = plan.sources(frontend)
+    if allowed is not None and not any(first <= source <= last for first, last in allowed):
         return "drop"
     traffic = plan.traffic(frontend)
     # Without a detector a pod is somebody from outside.

@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from kubeproxy.backends.iptables.names import EXT, FW, PROTOCOL_WORDS, SEP, SVC, SVL, chain_hashes, comment, port_name
-from kubeproxy.model.addresses import Family, destination_texts, unpack
-from kubeproxy.model.plan import Action, Detector, Frontend, FrontendKind, ServicePlan, Traffic
+from kubeproxy.model.addresses import Family, Range, destination_texts, network_text, unpack
+from kubeproxy.model.plan import Action, Detector, Frontend, FrontendKind, Policy, ServicePlan, Traffic
 
 LOCALHOST_COUNTER: Final = "localhost_nps_accepted_pkts"
 INVALID_COUNTER: Final = "ct_state_invalid_dropped_pkts"
@@ -60,7 +60,7 @@ class Dispatch(NamedTuple):
 class _Port:
     """What the rules of a service port are made of."""
 
-    __slots__ = ("ext", "fw", "has_endpoints", "hash_text", "proto", "svc", "svl", "text")
+    __slots__ = ("ext", "fw", "hash_text", "proto", "svc", "svl", "text")
 
     def __init__(self, plan: ServicePlan, suffix: str) -> None:
         name = port_name(plan.key)
@@ -68,7 +68,6 @@ class _Port:
         self.hash_text = name + self.proto
         self.text = comment(name)
         self.svc, self.svl, self.ext, self.fw = SVC + suffix, SVL + suffix, EXT + suffix, FW + suffix
-        self.has_endpoints = plan.external.outside is not Action.REJECT
 
     def internal_chain(self, traffic: Traffic) -> str:
         """Return where cluster IP traffic goes, '' for nowhere."""
@@ -85,11 +84,6 @@ class _Port:
 def suffixes(plans: Sequence[ServicePlan]) -> list[str]:
     """Return what the names of the chains of these service ports end with."""
     return chain_hashes([port_name(plan.key) + PROTOCOL_WORDS[plan.key.protocol] for plan in plans])
-
-
-def local_policy(plan: ServicePlan) -> bool:
-    """Return whether externalTrafficPolicy is Local."""
-    return plan.external.outside is Action.LOCAL or (plan.external.outside is Action.DROP)
 
 
 def dispatch(plan: ServicePlan, suffix: str, style: Style) -> Dispatch:
@@ -125,7 +119,7 @@ def _external_ip(plan: ServicePlan, port: _Port, frontend: Frontend, style: Styl
     address = f"{unpack(frontend.address)}/{style.prefix_length}"
     balancer = frontend.kind is FrontendKind.LOADBALANCER
     closed = balancer and plan.source_ranges is not None
-    if port.has_endpoints:
+    if plan.usable:
         words = " loadbalancer IP" if balancer else " external IP"
         chain = port.fw if closed else port.ext
         lines[4].append(f"-A KUBE-SERVICES {port.match(address, frontend.port, words)} -j {chain}\n")
@@ -138,7 +132,7 @@ def _external_ip(plan: ServicePlan, port: _Port, frontend: Frontend, style: Styl
 
 
 def _node_port(plan: ServicePlan, port: _Port, number: int, style: Style, lines: list[list[str]]) -> None:
-    if port.has_endpoints:
+    if plan.usable:
         match = f'-p {port.proto} -m comment --comment "{port.text}" -m {port.proto} --dport {number}'
         if style.localhost_counter:
             lines[5].append(
@@ -163,7 +157,7 @@ def _refusal(traffic: Traffic) -> tuple[str, str]:
 def chains(plan: ServicePlan, suffix: str, style: Style, detail: Detail) -> dict[str, str]:
     """Return a service port's own chains in the nat table, and the rules of each."""
     port = _Port(plan, suffix)
-    if not port.has_endpoints:
+    if not plan.usable:
         return {}
     found: dict[str, str] = {}
     kinds = {frontend.kind for frontend in plan.frontends}
@@ -224,7 +218,7 @@ def _external_rules(plan: ServicePlan, port: _Port, style: Style) -> str:
     def told(words: str) -> str:
         return f'-m comment --comment "{words} for {port.text} external destinations"'
 
-    if not local_policy(plan):
+    if plan.policies.external is Policy.CLUSTER:
         return f"-A {ext} {told('masquerade traffic')} -j KUBE-MARK-MASQ\n-A {ext} -j {port.svc}\n"
     rules = ""
     if plan.cluster:
@@ -236,10 +230,10 @@ def _external_rules(plan: ServicePlan, port: _Port, style: Style) -> str:
     return rules + (f"-A {ext} -j {port.svl}\n" if plan.local else "")
 
 
-def _firewall_rules(port: _Port, sources: tuple[str, ...]) -> str:
+def _firewall_rules(port: _Port, sources: Sequence[Range]) -> str:
     rule = f'-m comment --comment "{port.text} loadbalancer IP" -j {port.ext}\n'
     rest = f'-A {port.fw} -m comment --comment "other traffic to {port.text} will be dropped by KUBE-PROXY-FIREWALL"\n'
-    return "".join([f"-A {port.fw} -s {source} {rule}" for source in sources]) + rest
+    return "".join([f"-A {port.fw} -s {network_text(source)} {rule}" for source in sources]) + rest
 
 
 def _choice_rules(

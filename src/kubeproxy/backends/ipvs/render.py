@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 from kubeproxy.backends.ipvs.layout import SetId
 from kubeproxy.kernel.ipset import Entry
-from kubeproxy.model.addresses import Network, unpack
-from kubeproxy.model.plan import Action, Frontend, FrontendKind, Pool, ServicePlan, Traffic
+from kubeproxy.model.addresses import Network, Range, unpack
+from kubeproxy.model.plan import Action, Frontend, FrontendKind, Policy, Pool, ServicePlan, Traffic
 
 
 class NodeAddresses(NamedTuple):
@@ -92,11 +92,11 @@ def _frontend(plan: ServicePlan, frontend: Frontend, node: NodeAddresses, wish: 
             _enter(wish, dropping, service_entry(key))
     if frontend.kind is FrontendKind.CLUSTER or not (nodeport or frontend.address in node.own):
         wish.addresses.add(frontend.address)
-    for set_id, entry in _memberships(frontend, keys, local=_keeps_source(traffic)):
+    for set_id, entry in _memberships(frontend, keys, local=_keeps_source(plan)):
         _enter(wish, set_id, entry)
     # Without endpoints all are refused alike, as in iptables mode.
     if any(action.forwards for action in traffic):
-        for set_id, entry in _sources(frontend, node):
+        for set_id, entry in _sources(frontend, plan.sources(frontend), node):
             _enter(wish, set_id, entry)
 
 
@@ -106,9 +106,9 @@ def _dropping(traffic: Traffic) -> SetId | None:
     return SetId.DROP if traffic.node is Action.DROP else SetId.DROP_OUTSIDE
 
 
-def _keeps_source(traffic: Traffic) -> bool:
-    """Return whether an external frontend is under policy Local: only this node's own connections are masqueraded."""
-    return traffic.outside is Action.LOCAL or (traffic.outside is Action.DROP and traffic.node.forwards)
+def _keeps_source(plan: ServicePlan) -> bool:
+    """Return whether external frontends keep the client's source: only this node's own connections are masqueraded."""
+    return plan.policies.external is Policy.LOCAL and plan.usable
 
 
 _NODE_PORTS: Final[dict[int, tuple[SetId, SetId]]] = {
@@ -141,19 +141,19 @@ def _memberships(frontend: Frontend, keys: Iterable[bytes], *, local: bool) -> I
             yield SetId.LOAD_BALANCER_LOCAL, entry
 
 
-def _sources(frontend: Frontend, node: NodeAddresses) -> Iterator[tuple[SetId, Entry]]:
-    """Yield who may use a frontend with source ranges.
+def _sources(frontend: Frontend, allowed: Iterable[Range] | None, node: NodeAddresses) -> Iterator[tuple[SetId, Entry]]:
+    """Yield who may use a frontend, `allowed` being its source ranges, or None.
 
     The node's own connections come from the frontend's address itself, for that is on kube-ipvs0. They may when one of
     the node's addresses may: then the address is among those that are named one by one, whatever range holds it.
     """
-    if frontend.sources is None:
+    if allowed is None:
         return
     entry = service_entry(frontend.key)
     yield SetId.LOAD_BALANCER_FW, entry
-    if any(first <= address <= last for address in node.primary for first, last in frontend.sources):
+    if any(first <= address <= last for address in node.primary for first, last in allowed):
         yield SetId.LOAD_BALANCER_SOURCE_IP, entry._replace(ip2=frontend.address)
-    for first, last in frontend.sources:
+    for first, last in allowed:
         if first == last:
             yield SetId.LOAD_BALANCER_SOURCE_IP, entry._replace(ip2=first)
             continue

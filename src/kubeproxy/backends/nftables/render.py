@@ -118,9 +118,9 @@ def _frontend(item: Placed, frontend: Frontend, traffic: Traffic, target: Target
     key = service_key(frontend.key)
     if kind is FrontendKind.CLUSTER:
         target.entry(SetId.CLUSTER_IPS, frontend.address, b"")
-    elif frontend.sources is not None:
+    elif (sources := item.plan.sources(frontend)) is not None:
         target.entry(SetId.FIREWALL_IPS, key, b"")
-        for first, last in frontend.sources:
+        for first, last in sources:
             target.entry(SetId.FIREWALL_ALLOW, key + first + key + last, b"")
     if traffic.node.forwards:
         _forward(item, frontend, traffic, target)

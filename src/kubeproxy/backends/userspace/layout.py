@@ -84,9 +84,10 @@ def elements(plan: ServicePlan, listeners: Listeners) -> Elements:
             else:
                 name = f"{name}-rejected" if action is Action.REJECT else f"{name}-dropped"
             found.setdefault(name, {})[key] = value
-        if frontend.sources is not None:
+        sources = plan.sources(frontend)
+        if sources is not None:
             found.setdefault(FIREWALL_IPS, {})[key] = b""
-            for first, last in frontend.sources:
+            for first, last in sources:
                 found.setdefault(FIREWALL_ALLOW, {})[key + first + key + last] = b""
     return found
 
