@@ -12,7 +12,7 @@ setup:
 
 demo: setup
 	@tools/check-host
-	@$(PY) -m kubeproxy.devcluster demo $(if $(KEEP),--keep)
+	@$(PY) -m lab demo $(if $(KEEP),--keep)
 
 test: setup
 	@tools/check-host
@@ -31,7 +31,7 @@ conformance: setup
 # In guests, since few kernels have IPVS; expectations are those of iptables mode. GUESTS run side by side.
 conformance-ipvs: setup
 	@tools/check-host
-	@$(PY) tests/guest/conformance.py --guests $(GUESTS) "$$(tools/conformance-cases $(CONFORMANCE))"
+	@$(PY) -m support.guest.conformance --guests $(GUESTS) "$$(tools/conformance-cases $(CONFORMANCE))"
 
 bench: setup
 	@tools/check-host

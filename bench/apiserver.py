@@ -1,4 +1,4 @@
-"""The devcluster's API server in a process of its own, inside the namespace of a measurement, filled with Services."""
+"""The lab's API server in a process of its own, inside the namespace of a measurement, filled with Services."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ApiProcess:
 
 async def _serve() -> None:
     # Only the child needs aiohttp.
-    from kubeproxy.devcluster.apiserver.server import ApiServer, Listener, ServerConfig, loopback  # noqa: PLC0415
+    from lab.apiserver.server import ApiServer, Listener, ServerConfig, loopback  # noqa: PLC0415
 
     server = ApiServer(ServerConfig(service_cidrs=(objects.SERVICE_CIDR,)))
     await server.start(Listener(loopback))

@@ -1,6 +1,6 @@
 """e2e: a write to the API server, to the first packet that lands on the new endpoint; beside any other kube-proxy.
 
-The proxy is a process that watches the devcluster's API server; the packets come from another namespace than the
+The proxy is a process that watches the lab's API server; the packets come from another namespace than the
 node's and go to a third one. Each change moves a Service with one endpoint to another address.
 """
 

@@ -122,7 +122,7 @@ def run(with_: Run) -> Report:
         _row(f"RSS at most, {FILLED}", [r["peak"] for r in filled], "MB"),
     ]
     notes = (
-        "Over the devcluster's API server, a Python process on the same CPUs; its share of the time is in ours.",
+        "Over the lab's API server, a Python process on the same CPUs; its share of the time is in ours.",
         f"goal of exec to last Service: within {GOAL_TIMES_LIMIT:.0f} times the limit of sync at {FILLED}.",
     )
     return Report("start", "From exec to ready, and to everything programmed", COLUMNS, rows, _chart(rows), notes)

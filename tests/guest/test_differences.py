@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from differences import Judge, summary
+
+from support.guest.differences import Judge, summary
 
 LOCAL, REMOTE = "10.244.0.5|80", "10.244.1.5|80"
 NOBODY = {"ready": False, "serving": True, "terminating": False}

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from guest import GuestError, run_in_guest
+from support.guest.guest import GuestError, run_in_guest
+from support.places import ROOT
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 
 
 @pytest.mark.timeout(400)
@@ -44,7 +44,8 @@ def test_status_output_and_writes_stay_apart(tmp_path: Path, monkeypatch: pytest
 def test_a_guest_that_hangs_is_ended_and_so_is_one_whose_caller_dies() -> None:
     with pytest.raises(GuestError, match=r"was not done after 0\.5 s"):
         run_in_guest(["sleep", "1000"], 0.5)
-    caller = subprocess.Popen([sys.executable, str(HERE / "guest.py"), "sh", "-c", "echo up; sleep 1000"], stdout=-1)
+    command = [sys.executable, "-m", "support.guest.guest", "sh", "-c", "echo up; sleep 1000"]
+    caller = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert caller.stdout is not None
     with caller.stdout:
         assert caller.stdout.readline() == b"up\n"

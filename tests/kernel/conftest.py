@@ -1,18 +1,14 @@
-"""A network namespace for each test that asks for one, and the builders of objects and of random plans."""
+"""A network namespace for each test that asks for one."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from own_network import own_network
 
-for _room in ("model", "nftables", "iptables"):
-    sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / _room))
+from support.own_network import own_network
 
-pytest.register_assert_rewrite("nftables_table")  # its checks show what they compared, as tests do
+pytest.register_assert_rewrite("support.nftables_table")  # its checks show what they compared, as tests do
 
 
 @pytest.fixture

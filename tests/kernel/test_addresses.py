@@ -7,7 +7,6 @@ import ipaddress
 import socket
 
 import pytest
-from namespaces import inside, namespace, run
 
 from kubeproxy.kernel.addresses import (
     SCOPE_HOST,
@@ -17,6 +16,7 @@ from kubeproxy.kernel.addresses import (
     AddressMonitor,
     local_addresses,
 )
+from support.namespaces import inside, namespace, run
 
 
 def ip(text: str) -> bytes:

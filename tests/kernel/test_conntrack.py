@@ -10,11 +10,11 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 import pytest
-from namespaces import inside, namespace, run
 
 from kubeproxy.kernel import conntrack
 from kubeproxy.kernel.conntrack import Conntrack, Flow, Translation
 from kubeproxy.kernel.netlink import NetlinkError
+from support.namespaces import inside, namespace, run
 
 
 class Family(NamedTuple):

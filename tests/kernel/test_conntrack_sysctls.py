@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 import pytest
-from namespaces import inside, namespace
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.sysctl import (
@@ -15,6 +14,7 @@ from kubeproxy.kernel.sysctl import (
     apply_settings,
     read_sysctl,
 )
+from support.namespaces import inside, namespace
 
 
 def test_timeouts_are_the_namespaces_own_and_the_limit_is_only_refused_when_it_is_too_small(

@@ -13,13 +13,13 @@ from collections import Counter
 from contextlib import ExitStack
 
 import pytest
-from cluster_objects import HERE, address, endpoint, parsed, service, world
 from msgspec.structs import replace
 
 from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import EndpointPort, ServicePort
+from support.cluster_objects import HERE, address, endpoint, parsed, service, world
 
 V4, V6 = Family.IPV4, Family.IPV6
 CLUSTER_IP = {V4: "10.96.0.1", V6: "fd00:96::1"}

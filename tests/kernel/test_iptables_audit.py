@@ -9,11 +9,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from fake_tables import Told
 from msgspec import structs
-from namespaces import run
 from test_iptables_backend import WORLD, check, lock_file, opened, plans, state, variant  # noqa: F401 - two are fixtures
-from test_recordings import planner_of
 
 from kubeproxy.backends.iptables.audit import Saved, survey
 from kubeproxy.backends.iptables.backend import IptablesBackend
@@ -24,8 +21,12 @@ from kubeproxy.backends.iptables.skeleton import CANARY_TABLES
 from kubeproxy.kernel import iptables_variant, nfacct
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Detector
+from support.fake_tables import Told
+from support.iptables_cases import planner_of
+from support.namespaces import run
+from support.places import RECORDINGS
 
-CASES = Path(__file__).parents[1] / "recordings" / "conformance.tar.gz"
+CASES = RECORDINGS / "conformance.tar.gz"
 KINDS = ("nodes", "services", "endpointslices", "servicecidrs")
 WEB = f"KUBE-SVC-{chain_hash('default/atcp')}"
 POD = f"KUBE-SEP-{chain_hash('default/atcp10.244.0.1:8080')}"

@@ -9,12 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from cluster_objects import HERE, endpoint, parsed, service, world
-from fake_tables import BUILT_IN, Told, normalised
-from fake_tables import backend as fake_backend
-from fake_tables import parsed as saved
 from msgspec import structs
-from namespaces import run
 
 from kubeproxy.backends.iptables.backend import SHARED, IptablesBackend
 from kubeproxy.backends.iptables.options import Options
@@ -25,12 +20,17 @@ from kubeproxy.kernel.nft_compat import NftCompat
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import ServicePort
+from support.cluster_objects import HERE, endpoint, parsed, service, world
+from support.fake_tables import BUILT_IN, Told, normalised
+from support.fake_tables import backend as fake_backend
+from support.fake_tables import parsed as saved
+from support.namespaces import run
+from support.places import RECORDINGS
 
 OPTIONS = Options(localhost_nodeports=True, liberal=False, counters=False)
 _BARE = world()
 WORLD = structs.replace(_BARE, ipv4=structs.replace(_BARE.ipv4, nodeport_ips=None))
 SHARED_CHAINS = frozenset(chain for _, chain in SHARED)
-RECORDINGS = Path(__file__).with_name("recordings")
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +107,7 @@ def test_what_is_written_is_what_the_kernel_has(variant):
 
 
 def test_the_first_sync_takes_over_what_the_go_proxy_wrote(variant):
-    lines = (RECORDINGS / "kube-proxy-iptables-mode.4").read_text().splitlines(keepends=True)
+    lines = (RECORDINGS / "iptables-save" / "kube-proxy-iptables-mode.4").read_text().splitlines(keepends=True)
     text = "".join(line for line in lines if "nfacct" not in line)
     run(f"iptables-{variant}-restore", "--noflush", text=text)
     run(f"iptables-{variant}", "-A", "KUBE-FIREWALL", "-m", "mark", "--mark", "0x8000/0x8000", "-j", "DROP")

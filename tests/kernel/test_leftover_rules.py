@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
 import pytest
-from own_network import own_network
 
 from kubeproxy.backends.leftovers import remove_iptables_rules
 from kubeproxy.kernel import xtables
+from support.own_network import own_network
+from support.places import RECORDINGS
 
-RECORDINGS = Path(__file__).with_name("recordings")
 KUBELET = "*filter\n:KUBE-FIREWALL - [0:0]\n:KUBE-ROUTER-INPUT - [0:0]\n-A INPUT -j KUBE-FIREWALL\nCOMMIT\n"
 
 
@@ -22,7 +21,7 @@ def restore(variant: str, text: str) -> None:
 @pytest.mark.parametrize("variant", xtables.VARIANTS)
 def test_the_recorded_rules_go_and_kubelets_stay(variant):
     family = "6" if variant.startswith("ip6") else "4"
-    lines = (RECORDINGS / f"kube-proxy-iptables-mode.{family}").read_text().splitlines(keepends=True)
+    lines = (RECORDINGS / "iptables-save" / f"kube-proxy-iptables-mode.{family}").read_text().splitlines(keepends=True)
     # Its packet counters are objects of their own (nfacct), which a kernel need not have.
     recorded = "".join(line for line in lines if "nfacct" not in line)
     with own_network():

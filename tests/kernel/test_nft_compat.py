@@ -5,12 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from fake_tables import backend as fake_backend
 from hypothesis import example, given, settings
 from msgspec import structs
-from namespaces import run
-from own_network import own_network
-from random_plans import histories
 from test_iptables_backend import OPTIONS, WORLD, check, opened, plans, state
 
 from kubeproxy.backends.iptables.render import LOCALHOST_COUNTER
@@ -19,6 +15,10 @@ from kubeproxy.kernel import iptables_variant, nfacct, nfnetlink, xt_rules
 from kubeproxy.kernel.nft_compat import NftCompat
 from kubeproxy.kernel.xtables import Commands
 from kubeproxy.model.addresses import Family
+from support.fake_tables import backend as fake_backend
+from support.namespaces import run
+from support.own_network import own_network
+from support.random_plans import histories
 
 SKELETON = ("-m conntrack", "-m mark", "-I ")
 """What is left to the command: rules of no Service."""

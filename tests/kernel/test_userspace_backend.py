@@ -12,11 +12,8 @@ from contextlib import closing, contextmanager, suppress
 from itertools import pairwise
 
 import pytest
-from carrying import PATIENCE, TCP, UDP, Stage, accept, connect, destination, doing, endpoint, received, stage, until
 from hypothesis import given, settings
 from msgspec.structs import replace
-from namespaces import inside, namespace, run
-from random_plans import histories
 
 from kubeproxy.backends.userspace.backend import UserspaceBackend
 from kubeproxy.backends.userspace.cleanup import cleanup
@@ -38,6 +35,22 @@ from kubeproxy.model.plan import (
     ServicePortKey,
 )
 from kubeproxy.model.plan import Traffic as Treatment
+from support.carrying import (
+    PATIENCE,
+    TCP,
+    UDP,
+    Stage,
+    accept,
+    connect,
+    destination,
+    doing,
+    endpoint,
+    received,
+    stage,
+    until,
+)
+from support.namespaces import inside, namespace, run
+from support.random_plans import histories
 
 V4, V6 = Family.IPV4, Family.IPV6
 NODE = {V4: "192.0.2.1", V6: "2001:db8::1"}

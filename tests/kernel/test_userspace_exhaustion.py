@@ -9,13 +9,13 @@ import socket
 from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
-from carrying import PATIENCE, TCP, UDP, accept, connect, endpoint, nowhere, stage, until
 
 from kubeproxy.backends.userspace import listeners
 from kubeproxy.backends.userspace.listeners import ListenerName, PoolKind, Target
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServicePortKey
+from support.carrying import PATIENCE, TCP, UDP, accept, connect, endpoint, nowhere, stage, until
 
 
 class Epoll:

@@ -12,9 +12,12 @@ import time
 from collections import Counter
 from contextlib import suppress
 
-import carrying
 import pytest
-from carrying import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kubeproxy.model.addresses import Family
+from support.carrying import (
     PATIENCE,
     Stage,
     accept,
@@ -28,11 +31,7 @@ from carrying import (
     stage,
     until,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from namespaces import run
-
-from kubeproxy.model.addresses import Family
+from support.namespaces import run
 
 BLOCK = random.Random(7).randbytes(1_000_003)  # of a prime length: what is moved about does not fit elsewhere
 sizes = st.lists(st.sampled_from([1, 2, 100, 1448, 4096, 65_535, 262_144, 700_001]), max_size=8)
@@ -296,7 +295,7 @@ def test_connections_outlive_their_service_but_not_the_proxy() -> None:
 def test_a_killed_proxy_leaves_resets_behind() -> None:
     """The kernel closes the sockets of a process that was killed; an ordinary end would look like a whole answer."""
     with endpoint() as listening:
-        command = [sys.executable, carrying.__file__, destination(listening).hex()]
+        command = [sys.executable, "-m", "support.carrying", destination(listening).hex()]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as proxy:
             try:
                 assert proxy.stdout is not None

@@ -7,9 +7,9 @@ import socket
 from contextlib import suppress
 
 import pytest
-from carrying import PATIENCE, UDP, Stage, endpoint, nowhere, stage, until
 
 from kubeproxy.model.addresses import Family
+from support.carrying import PATIENCE, UDP, Stage, endpoint, nowhere, stage, until
 
 
 def client_of(where: tuple[str, int], source: str = "") -> socket.socket:

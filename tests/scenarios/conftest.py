@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from live import Live, leftovers
 
-from kubeproxy.devcluster.cluster import DevCluster
+from lab.cluster import DevCluster
+from support.live import Live, leftovers
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from live import Front, Live
 
-from kubeproxy.devcluster.probes import Answer
+from lab.probes import Answer
+from support.live import Front, Live
 
 CLIENTS = {family: [f"{net}{n}" for n in range(1, 25)] for family, net in (("IPv4", "10.7.7."), ("IPv6", "fd07::"))}
 STICKY = {"sessionAffinity": "ClientIP"}

@@ -7,8 +7,9 @@ import json
 from typing import Any
 
 import pytest
-from live import Front, Live, slice_of
-from traffic import Stream, Traffic
+
+from support.live import Front, Live, slice_of
+from support.traffic import Stream, Traffic
 
 AT_THE_START: dict[str, dict[str, Any]] = {
     "lists-without-streaming": {"fail_watch_list": True},

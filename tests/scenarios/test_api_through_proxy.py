@@ -8,11 +8,11 @@ import socket
 from typing import Self
 
 import yaml
-from live import Live
 
-from kubeproxy.devcluster.cluster import ClusterConfig, DevCluster
-from kubeproxy.devcluster.netns import open_socket_in
-from kubeproxy.devcluster.objects import API_PORT
+from lab.cluster import ClusterConfig, DevCluster
+from lab.netns import open_socket_in
+from lab.objects import API_PORT
+from support.live import Live
 
 PASSWORD = "secret-word"
 

@@ -8,10 +8,10 @@ import re
 from typing import Any
 
 import pytest
-from junk import ENDPOINTS, GOOD_PORT, OTHERS, SERVICES, SLICES, SPECS, VALUES, Bad
-from live import Front, Live, slice_of
 
-from kubeproxy.devcluster.apiserver.watching import Watch
+from lab.apiserver.watching import Watch
+from support.junk import ENDPOINTS, GOOD_PORT, OTHERS, SERVICES, SLICES, SPECS, VALUES, Bad
+from support.live import Front, Live, slice_of
 
 Json = dict[str, Any]
 PROXY = {"clientConnection": {"qps": -1}}  # an event for each of these objects is more than the 5 a second by default

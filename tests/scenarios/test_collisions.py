@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from live import PORTS, Live
+from support.live import PORTS, Live
 
 OLD, YOUNG = "2020-01-01T00:00:00Z", "2024-01-01T00:00:00Z"
 

@@ -14,14 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from live import Live
 
-from kubeproxy.devcluster.netns import run_in_async
-from kubeproxy.devcluster.probes import http_get
-from kubeproxy.devcluster.proxyprocess import METRICS_PORT, Proxy, proxy_command
+from lab.netns import run_in_async
+from lab.probes import http_get
+from lab.proxyprocess import METRICS_PORT, Proxy, proxy_command
+from support.live import Live
+from support.places import ROOT
 
 PROXY = {"enableProfiling": True}
-UNIT = Path(__file__).parents[2] / "deploy/systemd/kube-proxy.service"
+UNIT = ROOT / "deploy/systemd/kube-proxy.service"
 
 # /usr/lib/systemd/system/kube-proxy.service of the article that this project started from, as it stands there.
 ARTICLE = """\

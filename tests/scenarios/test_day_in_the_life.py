@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from installation import USER, Container, install, kernel_rules, rules
-from live import Live, leftovers
-from traffic import Stream, Traffic
 
-from kubeproxy.devcluster.apiserver.server import ServerConfig
-from kubeproxy.devcluster.cluster import ClusterConfig, DevCluster
-from kubeproxy.devcluster.netns import run_in_async
+from lab.apiserver.server import ServerConfig
+from lab.cluster import ClusterConfig, DevCluster
+from lab.netns import run_in_async
+from support.installation import USER, Container, install, kernel_rules, rules
+from support.live import Live, leftovers
+from support.traffic import Stream, Traffic
 
 SWITCHES = ("iptables", "nftables")
 """The modes that are switched to in the course of the day, which starts with nftables."""

@@ -14,17 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.devcluster.__main__ import main
-from kubeproxy.devcluster.demo.ledger import Ledger
-from kubeproxy.devcluster.demo.report import Report, milliseconds
-from kubeproxy.devcluster.demo.stage import names_of, seen_as
-from kubeproxy.devcluster.netns import names
-from kubeproxy.devcluster.runfolder import run_folder
-from kubeproxy.devcluster.topology import PREFIX
+from lab.__main__ import main
+from lab.demo.ledger import Ledger
+from lab.demo.report import Report, milliseconds
+from lab.demo.stage import names_of, seen_as
+from lab.netns import names
+from lab.runfolder import run_folder
+from lab.topology import PREFIX
 
 PLAY = """
 import sys
-from kubeproxy.devcluster.demo.play import ACTS, DemoConfig, run
+from lab.demo.play import ACTS, DemoConfig, run
 sys.exit(run(DemoConfig({arguments})))
 """
 
@@ -74,7 +74,7 @@ def leftovers(cluster_id: str) -> list[str]:
 
 def test_all_is_well_and_nothing_is_left() -> None:
     cluster_id = demo_id("well")
-    command = [sys.executable, "-m", "kubeproxy.devcluster", "demo", "--id", cluster_id]
+    command = [sys.executable, "-m", "lab", "demo", "--id", cluster_id]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     lines = done.stdout.splitlines()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from live import PORTS, Live
+
+from support.live import PORTS, Live
 
 BOTH = ("IPv4", "IPv6")
 FAMILIES = {

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
-from live import Front, Live, slice_of
 
-from kubeproxy.devcluster.proxyprocess import proxy_command
+from lab.proxyprocess import proxy_command
+from support.live import Front, Live, slice_of
 
 WEB = Front("10.96.5.1", 80)
 

@@ -10,12 +10,12 @@ import fcntl
 from pathlib import Path
 
 import pytest
-from live import Live
 from test_restart import DUAL, kept, streams
-from traffic import Traffic
 
 from kubeproxy.backends.iptables.names import chain_hash
-from kubeproxy.devcluster.proxyprocess import proxy_command
+from lab.proxyprocess import proxy_command
+from support.live import Live
+from support.traffic import Traffic
 
 IPTABLES = {"mode": "iptables", "iptables": {"minSyncPeriod": "1ms"}}
 

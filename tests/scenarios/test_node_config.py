@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from live import Front, Live
 
-from kubeproxy.devcluster.topology import NODE_A
+from lab.topology import NODE_A
+from support.live import Front, Live
 
 LOCALHOST = {"IPv4": "127.0.0.1", "IPv6": "::1"}
 BRIDGE = {"IPv4": "10.244.0.1", "IPv6": "fd00:244::1"}

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime
 
 import pytest
-from live import Live
 
-from kubeproxy.devcluster.netns import open_socket_in, run_in_async
-from kubeproxy.devcluster.proxyprocess import HEALTH_PORT, METRICS_PORT
+from lab.netns import open_socket_in, run_in_async
+from lab.proxyprocess import HEALTH_PORT, METRICS_PORT
+from support.live import Live
 
 FAMILIES = ("IPv4", "IPv6")
 HISTOGRAMS = {

@@ -9,11 +9,11 @@ import asyncio
 from typing import Any, NamedTuple
 
 import pytest
-from live import Front, Live
 
-from kubeproxy.devcluster.netns import run_in_async
-from kubeproxy.devcluster.probes import http_get
-from kubeproxy.devcluster.topology import SECOND_OUTSIDE_IP
+from lab.netns import run_in_async
+from lab.probes import http_get
+from lab.topology import SECOND_OUTSIDE_IP
+from support.live import Front, Live
 
 Wanted = dict[str, dict[str, str]]
 """By kind of address: place to answer."""

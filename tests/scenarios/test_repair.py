@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
-from live import Live
 
-from kubeproxy.devcluster.proxyprocess import proxy_command
+from lab.proxyprocess import proxy_command
+from support.live import Live
 
 QUICK = {"nftables": {"syncPeriod": "500ms", "minSyncPeriod": "0s"}}
 FAILURES = 'kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv4"}'

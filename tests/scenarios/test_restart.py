@@ -11,11 +11,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from live import Live
-from traffic import Stream, Traffic
 
-from kubeproxy.devcluster.netns import run_in_async
 from kubeproxy.kernel import nfnetlink
+from lab.netns import run_in_async
+from support.live import Live
+from support.traffic import Stream, Traffic
 
 DUAL = {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv4", "IPv6"]}
 

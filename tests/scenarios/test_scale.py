@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from live import PODS, SLICE_PORTS, Front, Live, slice_of
-
-from kubeproxy.devcluster.probes import Answer
+from lab.probes import Answer
+from support.live import PODS, SLICE_PORTS, Front, Live, slice_of
 
 MANY = range(4000, 4060)
 

@@ -13,10 +13,10 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from live import Front, Live
-from traffic import Stream, Traffic
 
-from kubeproxy.devcluster.netns import open_socket_in
+from lab.netns import open_socket_in
+from support.live import Front, Live
+from support.traffic import Stream, Traffic
 
 NOBODY = {"timeout", "refused", "unreachable"}
 

@@ -11,11 +11,11 @@ import re
 import socket
 
 import pytest
-from live import Front, Live
 from test_policies import CASES, Case
 from test_udp_flows import NOBODY, client
 
-from kubeproxy.devcluster.netns import run_in_async
+from lab.netns import run_in_async
+from support.live import Front, Live
 
 PROXY = {"mode": "userspace", "iptables": {"minSyncPeriod": "1ms"}}
 DUAL = {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv4", "IPv6"]}

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "kernel"))
-
-from own_network import own_network
-
 from kubeproxy.kernel.modules import ipvs_modules, release, require
+from support.own_network import own_network
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -8,14 +8,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "model"))
-
-from cluster_objects import HERE, endpoint, parsed, service, world
-from namespaces import namespace, run
 
 from kubeproxy.backends.ipvs import INTERFACE, probe
 from kubeproxy.backends.ipvs.cleanup import cleanup
@@ -37,6 +31,8 @@ from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import EndpointPort, ServicePort
 from kubeproxy.model.plan import Detector
+from support.cluster_objects import HERE, endpoint, parsed, service, world
+from support.namespaces import namespace, run
 
 V4, V6 = Family.IPV4, Family.IPV6
 VIPS = {V4: "10.96.0.1", V6: "fd00:10:96::1"}
@@ -190,10 +186,8 @@ def pods() -> Iterator[str]:
 
 @contextmanager
 def serving(name: str) -> Iterator[None]:
-    script = Path(__file__).with_name("echo_pods.py")
-    process = subprocess.Popen(
-        ["ip", "netns", "exec", name, sys.executable, str(script), *PODS[V4]], stdout=subprocess.PIPE, text=True
-    )
+    command = ["ip", "netns", "exec", name, sys.executable, "-m", "support.echo_pods", *PODS[V4]]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

@@ -1,9 +1,9 @@
 """Backends for the tests of this folder, each test in a network namespace of its own."""
 
 import pytest
-from nftables_table import WORLD
 
 from kubeproxy.backends.nftables.backend import NftablesBackend
+from support.nftables_table import WORLD
 
 
 @pytest.fixture

@@ -3,8 +3,12 @@
 import subprocess
 
 import pytest
-from cluster_objects import HERE, endpoint, parsed, service, world
-from nftables_table import (
+
+from kubeproxy.kernel import nfnetlink
+from kubeproxy.model.compile import compile_service
+from kubeproxy.model.objects import EndpointPort
+from support.cluster_objects import HERE, endpoint, parsed, service, world
+from support.nftables_table import (
     DISTURBANCES,
     EVERYTHING,
     V4,
@@ -22,10 +26,6 @@ from nftables_table import (
     resync,
     sync,
 )
-
-from kubeproxy.kernel import nfnetlink
-from kubeproxy.model.compile import compile_service
-from kubeproxy.model.objects import EndpointPort
 
 # -- adopting ------------------------------------------------------------------------------------------------------
 

@@ -1,11 +1,22 @@
 """Session affinity: the sets of clients, and clients who stay where they are."""
 
-from cluster_objects import HERE, endpoint, parsed, service
-from nftables_table import EVERYTHING, V4, WORLD, chains, client_sets, disturb, is_clean, listing, resync, sticky, sync
-
 from kubeproxy.kernel import nfnetlink
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import ClientIPConfig, EndpointPort, SessionAffinityConfig
+from support.cluster_objects import HERE, endpoint, parsed, service
+from support.nftables_table import (
+    EVERYTHING,
+    V4,
+    WORLD,
+    chains,
+    client_sets,
+    disturb,
+    is_clean,
+    listing,
+    resync,
+    sticky,
+    sync,
+)
 
 
 def test_affinity_has_a_set_of_clients_for_each_slot(start):

@@ -3,10 +3,19 @@
 from contextlib import closing
 
 import pytest
-from cluster_objects import world
 from hypothesis import given, settings
 from msgspec.structs import replace
-from nftables_table import (
+
+from kubeproxy.backends.nftables.backend import NftablesBackend
+from kubeproxy.backends.nftables.layout import VERDICT_MAPS, SetId, parse_chain_name
+from kubeproxy.backends.nftables.render import Placed, render
+from kubeproxy.backends.nftables.ruleset import Ruleset
+from kubeproxy.backends.nftables.text import element_lines, interval_lines
+from kubeproxy.kernel import nfnetlink, nft
+from kubeproxy.model.objects import ServicePort
+from kubeproxy.model.plan import Detector
+from support.cluster_objects import world
+from support.nftables_table import (
     EVERYTHING,
     V4,
     V6,
@@ -23,17 +32,8 @@ from nftables_table import (
     sync,
     verdicts,
 )
-from own_network import own_network
-from random_plans import histories
-
-from kubeproxy.backends.nftables.backend import NftablesBackend
-from kubeproxy.backends.nftables.layout import VERDICT_MAPS, SetId, parse_chain_name
-from kubeproxy.backends.nftables.render import Placed, render
-from kubeproxy.backends.nftables.ruleset import Ruleset
-from kubeproxy.backends.nftables.text import element_lines, interval_lines
-from kubeproxy.kernel import nfnetlink, nft
-from kubeproxy.model.objects import ServicePort
-from kubeproxy.model.plan import Detector
+from support.own_network import own_network
+from support.random_plans import histories
 
 # -- from nothing --------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,10 @@
 """What is noticed of what others do to the table, and that it is repaired."""
 
 import pytest
-from nftables_table import (
+
+from kubeproxy.errors import ApplyError
+from kubeproxy.kernel import nft
+from support.nftables_table import (
     DISTURBANCES,
     chains,
     cluster,
@@ -14,9 +17,6 @@ from nftables_table import (
     resync,
     sync,
 )
-
-from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import nft
 
 RULE_DRIFTS = {
     "flush ruleset": ["flush ruleset"],

@@ -4,8 +4,11 @@ import itertools
 import re
 
 import pytest
-from cluster_objects import THERE, world
-from nftables_table import (
+
+from kubeproxy.backends.nftables import backend as backend_module
+from kubeproxy.model.objects import ServicePort
+from support.cluster_objects import THERE, world
+from support.nftables_table import (
     V4,
     V6,
     chains,
@@ -20,9 +23,6 @@ from nftables_table import (
     sync,
     verdicts,
 )
-
-from kubeproxy.backends.nftables import backend as backend_module
-from kubeproxy.model.objects import ServicePort
 
 
 def class_of_count(endpoints):

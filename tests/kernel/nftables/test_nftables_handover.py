@@ -6,13 +6,13 @@ from contextlib import closing
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nftables_table import WORLD, contents, generation, is_clean, plans_of, resync, sync, without_slots
-from own_network import own_network
 
 from kubeproxy.backends.nftables import backend as backend_module
 from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.objects import ServicePort
+from support.nftables_table import WORLD, contents, generation, is_clean, plans_of, resync, sync, without_slots
+from support.own_network import own_network
 
 NAMES = [("default", f"s{number}") for number in range(1, 5)]
 ADDRESSES = [f"203.0.113.{number}" for number in range(1, 4)]

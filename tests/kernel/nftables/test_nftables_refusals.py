@@ -6,11 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from cluster_objects import world
-from namespaces import inside, namespace, run
-from nftables_table import V4, V6, plans_of, resync
 
 from kubeproxy.model.objects import ServicePort
+from support.cluster_objects import world
+from support.namespaces import inside, namespace, run
+from support.nftables_table import V4, V6, plans_of, resync
 
 NODE = {V4: "192.0.2.1", V6: "2001:db8::1"}
 CLIENT = {V4: "192.0.2.9", V6: "2001:db8::9"}

@@ -4,10 +4,17 @@ import itertools
 from contextlib import closing
 
 import pytest
-from cluster_objects import HERE, endpoint, parsed, service, world
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nftables_table import (
+
+from kubeproxy.backends.nftables import backend as backend_module
+from kubeproxy.backends.nftables.backend import NftablesBackend
+from kubeproxy.kernel import nfnetlink
+from kubeproxy.model.compile import compile_service
+from kubeproxy.model.objects import ServicePort
+from kubeproxy.model.plan import FamilyGlobals, Globals
+from support.cluster_objects import HERE, endpoint, parsed, service, world
+from support.nftables_table import (
     EVERYTHING,
     V4,
     WORLD,
@@ -27,15 +34,8 @@ from nftables_table import (
     sync,
     without_slots,
 )
-from own_network import own_network
-from random_plans import histories
-
-from kubeproxy.backends.nftables import backend as backend_module
-from kubeproxy.backends.nftables.backend import NftablesBackend
-from kubeproxy.kernel import nfnetlink
-from kubeproxy.model.compile import compile_service
-from kubeproxy.model.objects import ServicePort
-from kubeproxy.model.plan import FamilyGlobals, Globals
+from support.own_network import own_network
+from support.random_plans import histories
 
 # -- incremental ---------------------------------------------------------------------------------------------------
 

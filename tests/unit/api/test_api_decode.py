@@ -5,12 +5,12 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import KINDS, Recording, bookmark
 
 from kubeproxy.api.decode import WatchDecoder, decode_object, decode_page, kept_identities
 from kubeproxy.api.salvage import mended, shallow
 from kubeproxy.api.status import Gone, MalformedAnswer, StatusError
 from kubeproxy.model.events import Deleted, Rejected, Upserted
+from support.scripted import KINDS, Recording, bookmark
 
 HEADLESS = "service.kubernetes.io/headless"
 SERVICE = {

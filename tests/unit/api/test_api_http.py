@@ -6,7 +6,6 @@ import ssl
 import weakref
 
 import pytest
-from scripted import TLS, Recording, Server
 
 from kubeproxy.api import http
 from kubeproxy.api.client import ApiClient
@@ -26,6 +25,7 @@ from kubeproxy.api.status import (
     VersionTooLarge,
 )
 from kubeproxy.errors import SourceError
+from support.scripted import TLS, Recording, Server
 
 
 def cluster_at(url, credentials=None, **trust):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from scripted import TLS, Server
 
 from kubeproxy.api.cluster import parse_server
 from kubeproxy.api.credentials import TokenFile
@@ -16,6 +15,7 @@ from kubeproxy.api.http import HttpClient
 from kubeproxy.api.kubeconfig import in_cluster, load_cluster
 from kubeproxy.api.status import Unauthorized
 from kubeproxy.errors import ConfigError, SourceError
+from support.scripted import TLS, Server
 
 CA = (TLS / "ca.crt").read_bytes()
 

@@ -6,12 +6,12 @@ import textwrap
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import eventually
 
 from kubeproxy.api.documents import read_documents
 from kubeproxy.api.manifests import ManifestSource
 from kubeproxy.errors import ConfigError
 from kubeproxy.model.events import Deleted, Rejected, Replaced, Upserted
+from support.scripted import eventually
 
 
 class Folder:

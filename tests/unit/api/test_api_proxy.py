@@ -6,7 +6,6 @@ import logging
 import ssl
 
 import pytest
-from scripted import TLS, Server
 
 from kubeproxy.api.cluster import Cluster, Proxy, Trust, parse_server
 from kubeproxy.api.credentials import Credentials
@@ -15,6 +14,7 @@ from kubeproxy.api.kubeconfig import load_cluster
 from kubeproxy.api.proxy import bypassed, proxy_of
 from kubeproxy.api.status import ConnectionFailed
 from kubeproxy.errors import ConfigError, Unsupported
+from support.scripted import TLS, Server
 
 SECRET = "p%40ss:w"  # p@ss:w in a URL
 BASIC = "Basic dTpwQHNzOnc="  # u:p@ss:w

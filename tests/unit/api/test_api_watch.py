@@ -5,10 +5,10 @@ import json
 import time
 
 import pytest
-from scripted import bookmark, event, eventually, gone, listed, service
-from watch_scripts import SLICES, fails, kinds, lists, scripted, watch, watches
 
 from kubeproxy.api.watch import targets
+from support.scripted import bookmark, event, eventually, gone, listed, service
+from support.watch_scripts import SLICES, fails, kinds, lists, scripted, watch, watches
 
 
 def test_list_then_watch():

@@ -4,10 +4,10 @@ import asyncio
 import time
 
 import pytest
-from scripted import listed, service
-from watch_scripts import CIDRS, fails, kinds, lists, scripted, watch, watches
 
 from kubeproxy.api.credentials import TokenFile
+from support.scripted import listed, service
+from support.watch_scripts import CIDRS, fails, kinds, lists, scripted, watch, watches
 
 
 def test_a_refused_token_is_read_again(tmp_path):

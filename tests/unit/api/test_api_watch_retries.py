@@ -6,14 +6,14 @@ import logging
 import time
 
 import msgspec
-from scripted import Server, eventually, service
-from watch_scripts import PACE, SERVICES, Seen, lists, watches
 
 from kubeproxy.api.client import ApiClient
 from kubeproxy.api.cluster import Cluster, Trust, parse_server
 from kubeproxy.api.credentials import Credentials
 from kubeproxy.api.source import Backoff, Pace
 from kubeproxy.api.watch import ApiSource, Reflector, WatchListSupport
+from support.scripted import Server, eventually, service
+from support.watch_scripts import PACE, SERVICES, Seen, lists, watches
 
 
 def test_an_absent_server_is_waited_for_with_one_line(caplog):

@@ -4,13 +4,13 @@ import asyncio
 import contextlib
 
 import pytest
-from scripted import Server, bookmark, event, listed, service
-from watch_scripts import PACE, Seen, fails, kinds, lists, scripted, watch, watches
 
 from kubeproxy.api.client import ApiClient
 from kubeproxy.api.cluster import Cluster, Trust, parse_server
 from kubeproxy.api.credentials import Credentials
 from kubeproxy.api.watch import ApiSource, WatchListSupport
+from support.scripted import Server, bookmark, event, listed, service
+from support.watch_scripts import PACE, Seen, fails, kinds, lists, scripted, watch, watches
 
 
 def test_a_streamed_list():

@@ -4,10 +4,9 @@ import asyncio
 import contextlib
 from collections import Counter
 
-from staged_engine import V4, endpoints, play, service, started
-
 from kubeproxy.engine import Pace
 from kubeproxy.errors import ApplyError
+from support.staged_engine import V4, endpoints, play, service, started
 
 _sleep = asyncio.sleep
 

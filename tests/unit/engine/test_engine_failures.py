@@ -6,11 +6,11 @@ import threading
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from staged_engine import READY, V4, V6, endpoints, gone, play, service, started
 
 from kubeproxy import backlog
 from kubeproxy.errors import ChangedByOthersError
 from kubeproxy.model.events import Deleted, Replaced
+from support.staged_engine import READY, V4, V6, endpoints, gone, play, service, started
 
 _sleep = asyncio.sleep
 

@@ -3,11 +3,11 @@
 import asyncio
 
 import pytest
-from staged_engine import NODE, cidr, endpoints, gone, node, play, service, started
 
 from kubeproxy import engine as engine_module
 from kubeproxy.model import planner as planner_module
 from kubeproxy.model.events import Replaced
+from support.staged_engine import NODE, cidr, endpoints, gone, node, play, service, started
 
 _sleep = asyncio.sleep
 

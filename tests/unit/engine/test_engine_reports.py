@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
-from staged_engine import V4, endpoints, play, service, started
 
 from kubeproxy.model.events import Rejected
+from support.staged_engine import V4, endpoints, play, service, started
 
 _sleep = asyncio.sleep
 

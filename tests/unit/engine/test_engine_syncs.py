@@ -3,12 +3,12 @@
 import asyncio
 
 import pytest
-from staged_engine import LISTS, READY, V4, V6, endpoints, gone, node, play, service, started
 
 from kubeproxy import engine as engine_module
 from kubeproxy.engine import Pace
 from kubeproxy.errors import Unsupported
 from kubeproxy.model.events import Replaced
+from support.staged_engine import LISTS, READY, V4, V6, endpoints, gone, node, play, service, started
 
 _sleep = asyncio.sleep
 

@@ -3,10 +3,10 @@
 import asyncio
 
 import pytest
-from staged_engine import V4, V6, cidr, endpoints, node, play, service, started
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.events import Deleted, Replaced
+from support.staged_engine import V4, V6, cidr, endpoints, node, play, service, started
 
 _sleep = asyncio.sleep
 

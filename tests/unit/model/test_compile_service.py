@@ -4,7 +4,6 @@ Source: REFERENCE "Service semantics"; kube-proxy v1.36 pkg/proxy/serviceport.go
 """
 
 import pytest
-from cluster_objects import HERE, address, dests, draining, endpoint, frontend_keys, key, parsed, service, world
 
 from kubeproxy.model.addresses import Family, network_text
 from kubeproxy.model.compile import compile_service, skipped
@@ -20,6 +19,7 @@ from kubeproxy.model.objects import (
     SessionAffinityConfig,
 )
 from kubeproxy.model.plan import NOTHING, FrontendKind, HealthCheck, Policies, Policy
+from support.cluster_objects import HERE, address, dests, draining, endpoint, frontend_keys, key, parsed, service, world
 
 CLUSTER, EXTERNAL = FrontendKind.CLUSTER, FrontendKind.EXTERNAL
 LOADBALANCER, NODEPORT = FrontendKind.LOADBALANCER, FrontendKind.NODEPORT

@@ -4,13 +4,13 @@ Source: REFERENCE "Service semantics"; kube-proxy v1.36 pkg/proxy/nftables (the 
 """
 
 import pytest
-from cluster_objects import dests, draining, endpoint, endpoint_slice, parsed, service, world
 
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.endpoints import parse_slice
 from kubeproxy.model.objects import ServicePort
 from kubeproxy.model.plan import Action, Detector, Traffic
+from support.cluster_objects import dests, draining, endpoint, endpoint_slice, parsed, service, world
 
 C, CM, L, LM = Action.CLUSTER, Action.CLUSTER_MASQUERADE, Action.LOCAL, Action.LOCAL_MASQUERADE
 REJECT, DROP = Action.REJECT, Action.DROP

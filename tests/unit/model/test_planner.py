@@ -3,7 +3,6 @@
 import itertools
 
 import pytest
-from cluster_objects import HERE, dests, endpoint, endpoint_slice, frontend_keys, key, node_object, service, world
 from msgspec.structs import replace
 
 from kubeproxy.model.addresses import Family
@@ -20,6 +19,17 @@ from kubeproxy.model.objects import (
 )
 from kubeproxy.model.plan import NOTHING, FrontendKind
 from kubeproxy.model.planner import Planner
+from support.cluster_objects import (
+    HERE,
+    dests,
+    endpoint,
+    endpoint_slice,
+    frontend_keys,
+    key,
+    node_object,
+    service,
+    world,
+)
 
 ONE, TWO = endpoint("10.244.0.1", HERE), endpoint("10.244.0.2")
 WEB = ("default", "web")

@@ -3,8 +3,6 @@
 import itertools
 
 import pytest
-from cluster_objects import world as simple_world
-from cluster_strategies import events, rivalries, services, slices, worlds
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +12,8 @@ from kubeproxy.model.endpoints import parse_slice
 from kubeproxy.model.events import Deleted, Replaced, Upserted
 from kubeproxy.model.plan import NOTHING
 from kubeproxy.model.planner import Planner
+from support.cluster_objects import world as simple_world
+from support.cluster_strategies import events, rivalries, services, slices, worlds
 
 
 def full(objects, world):

@@ -4,12 +4,12 @@ Source: REFERENCE "Start" 4 to 6 and 9; kube-proxy v1.36 pkg/proxy/util/nodeport
 """
 
 import pytest
-from cluster_objects import HERE, address, node_object
 
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.objects import Node, ObjectMeta
 from kubeproxy.model.plan import Detector
 from kubeproxy.model.world import Settings, Surroundings, build, node_addresses, pod_cidrs
+from support.cluster_objects import HERE, address, node_object
 
 V4, V6 = Family.IPV4, Family.IPV6
 BOTH = (V4, V6)

@@ -1,0 +1,94 @@
+"""The whoami process from the cluster's side: started once, told over its stdin which pods answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from kubeproxy.errors import KubeProxyError
+
+log = logging.getLogger("lab")
+
+SCRIPT = Path(__file__).with_name("whoami.py")
+
+
+class AnswerError(KubeProxyError):
+    """The whoami process cannot do what it was asked."""
+
+
+class Answers:
+    """One whoami process. start() first, close() at the end."""
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._last_id = 0
+
+    async def start(self) -> None:
+        """Start the process; about 20 ms."""
+        pipe = asyncio.subprocess.PIPE
+        # A session of its own: Ctrl-C is for the cluster, which ends this in order.
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-S", str(SCRIPT), stdin=pipe, stdout=pipe, start_new_session=True
+        )
+        self._reader = asyncio.create_task(self._read())
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid if self._process else 0
+
+    async def open(self, namespace: str, pod: str, node: str, ports: list[tuple[str, int]]) -> None:
+        """Answer on these (protocol, port) inside a namespace. Raises AnswerError when a port is taken."""
+        await self._ask({"do": "open", "netns": namespace, "pod": pod, "node": node, "ports": ports})
+
+    async def close_pod(self, namespace: str) -> None:
+        """Answer no more there, and end the connections."""
+        await self._ask({"do": "close", "netns": namespace})
+
+    async def _ask(self, command: dict[str, Any]) -> None:
+        if self._process is None or self._process.stdin is None:
+            raise AnswerError("the whoami process is not running")
+        self._last_id += 1
+        reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._waiting[self._last_id] = reply
+        self._process.stdin.write(json.dumps(command | {"id": self._last_id}).encode() + b"\n")
+        answer = await reply
+        if "error" in answer:
+            raise AnswerError(f"whoami {command['do']} in {command['netns']}: {answer['error']}")
+
+    async def _read(self) -> None:
+        if self._process is None or self._process.stdout is None:
+            return
+        while line := await self._process.stdout.readline():
+            answer = json.loads(line)
+            waiting = self._waiting.pop(answer["id"], None)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(answer)
+        for reply in self._waiting.values():
+            if not reply.done():
+                reply.set_exception(AnswerError("the whoami process ended"))
+        self._waiting.clear()
+
+    async def close(self) -> None:
+        """End the process: it goes when its stdin does."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), 2)
+        except TimeoutError:
+            log.warning("whoami did not end by itself pid=%d", process.pid)
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        if self._reader is not None:
+            await self._reader

@@ -1,0 +1,63 @@
+"""The loop that all controllers share: dirty keys, looked at once each in the next turn of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from lab.apiserver.rest import Rest
+from lab.apiserver.status import ApiError
+from lab.apiserver.store import Key
+
+log = logging.getLogger("lab.controllers")
+
+
+class Controller:
+    """Subclasses subscribe in start() and implement sync(). All in the event loop's thread."""
+
+    def __init__(self, rest: Rest) -> None:
+        self.rest = rest
+        self.store = rest.store
+        self._dirty: dict[Key, None] = {}
+        self._is_scheduled = False
+        self._unsubscribe: list[Callable[[], None]] = []
+
+    def start(self) -> None:
+        """Subscribe, and look at everything that exists."""
+        raise AssertionError("a controller says what it watches")
+
+    def sync(self, key: Key) -> None:
+        """Make what is into what should be, for one key."""
+        raise AssertionError(f"a controller says what it does about {key}")
+
+    def stop(self) -> None:
+        """Hear of nothing more."""
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()
+        self._unsubscribe.clear()
+        self._dirty.clear()
+
+    def follow(self, storage: str, mark: Callable[[Key], None]) -> None:
+        """Call `mark` with the key of every change of a storage, and of every object that exists."""
+        self._unsubscribe.append(self.store.subscribe(storage, lambda change: mark(change.new.key)))
+        for record in self.store.records(storage):
+            mark(record.key)
+
+    def mark(self, key: Key) -> None:
+        """Look at this key in the next turn."""
+        self._dirty[key] = None
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self.run_pending)
+
+    def run_pending(self) -> None:
+        """Look at every dirty key now."""
+        self._is_scheduled = False
+        dirty, self._dirty = self._dirty, {}
+        for key in dirty:
+            try:
+                self.sync(key)
+            except ApiError as e:
+                # What made it fail (a namespace that ends, say) marks the key again when it changes.
+                log.warning("sync failed controller=%s key=%s/%s err=%s", type(self).__name__, *key, e)

@@ -1,0 +1,31 @@
+"""How much kube-proxy holds in the kernel, as `nft` lists it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from lab.cluster import DevCluster
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much of each kind the kernel holds, in both tables."""
+
+    chains: int = 0
+    rules: int = 0
+    elements: int = 0
+
+
+async def kernel_sizes(cluster: DevCluster) -> Sizes:
+    """Count what `nft list table` lists for IPv4 and IPv6. A table that is missing counts nothing."""
+    counted = {"chain": 0, "rule": 0, "elem": 0}
+    for family in ("ip", "ip6"):
+        _, out, _ = await cluster.exec("node", ["nft", "-j", "list", "table", family, "kube-proxy"])
+        for entry in json.loads(out or '{"nftables": []}')["nftables"]:
+            ((kind, listed),) = entry.items()
+            if kind in counted:
+                counted[kind] += 1
+            elif kind in {"map", "set"}:
+                counted["elem"] += len(listed.get("elem", ()))
+    return Sizes(counted["chain"], counted["rule"], counted["elem"])

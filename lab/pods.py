@@ -1,0 +1,228 @@
+"""The kubelets of all nodes: pods that are assigned become namespaces with addresses that answer, and go again.
+
+What a pod's life looks like in the API is what a kubelet makes of it: Pending, Running and Ready, on deletion
+Terminating for as long as its containers take, then gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from lab.answers import AnswerError, Answers
+from lab.apiserver.resources import by_plural
+from lab.apiserver.rest import Rest, timestamp
+from lab.apiserver.status import ApiError
+from lab.apiserver.store import Change, Key
+from lab.iproute import LinkError
+from lab.topology import NODES, PodNet, Topology
+
+log = logging.getLogger("lab.pods")
+
+Json = dict[str, Any]
+_PODS = by_plural("pods")
+READY_ANNOTATION = "devcluster.kubeproxy/ready"
+"""On a pod, "false" makes its readiness probe fail."""
+DRAIN_ANNOTATION = "devcluster.kubeproxy/drain-seconds"
+"""On a pod, how long its containers take to end after they are told to; bounded by its grace period."""
+DEFAULT_PORTS = [("TCP", 3000), ("UDP", 3000)]
+_BY_NAME = {n.name: n for n in NODES}
+
+
+def ports_of(pod: Json) -> list[tuple[str, int]]:
+    """The (protocol, port) pairs that a pod's containers answer on. SCTP is not spoken."""
+    ports = [
+        (p.get("protocol", "TCP"), int(p["containerPort"]))
+        for c in pod["spec"].get("containers") or ()
+        for p in c.get("ports") or ()
+        if p.get("protocol", "TCP") in {"TCP", "UDP"}
+    ]
+    return list(dict.fromkeys(ports)) or DEFAULT_PORTS
+
+
+def drain_seconds(pod: Json, default: float) -> float:
+    """How long a deleted pod goes on answering."""
+    grace = float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
+    text = (pod["metadata"].get("annotations") or {}).get(DRAIN_ANNOTATION)
+    try:
+        wanted = default if text is None else float(text)
+    except ValueError:
+        wanted = default
+    return max(0.0, min(wanted, grace))
+
+
+def is_probed_ready(pod: Json) -> bool:
+    """Whether a pod's readiness probe succeeds."""
+    return (pod["metadata"].get("annotations") or {}).get(READY_ANNOTATION) != "false"
+
+
+def _condition(kind: str, holds: bool) -> Json:
+    return {"type": kind, "status": "True" if holds else "False", "lastTransitionTime": timestamp()}
+
+
+def running_status(pod: Json, net: PodNet, *, ready: bool) -> Json:
+    """The status of a pod that runs."""
+    old = {c["type"]: c for c in (pod.get("status") or {}).get("conditions") or ()}
+    states = {"PodScheduled": True, "Initialized": True, "ContainersReady": ready, "Ready": ready}
+    conditions = []
+    for kind, holds in states.items():
+        fresh = _condition(kind, holds)
+        was = old.get(kind)
+        conditions.append(was if was and was["status"] == fresh["status"] else fresh)
+    containers = [
+        {
+            "name": c["name"],
+            "image": c.get("image", ""),
+            "imageID": "",
+            "ready": ready,
+            "started": True,
+            "restartCount": 0,
+            "state": {"running": {"startedAt": pod["metadata"]["creationTimestamp"]}},
+            "lastState": {},
+        }
+        for c in pod["spec"].get("containers") or ()
+    ]
+    return {
+        "phase": "Running",
+        "qosClass": "BestEffort",
+        "startTime": pod["metadata"]["creationTimestamp"],
+        "conditions": conditions,
+        "hostIP": net.node.ip,
+        "hostIPs": [{"ip": a} for a in net.node.addresses],
+        "podIP": net.ip,
+        "podIPs": [{"ip": net.ip}, {"ip": net.ip6}],
+        "containerStatuses": containers,
+    }
+
+
+def _key(pod: Json) -> Key:
+    return (pod["metadata"]["namespace"], pod["metadata"]["name"])
+
+
+class Kubelets:
+    """Follows the store's pods. start() and stop() belong together; all in the event loop's thread."""
+
+    def __init__(self, rest: Rest, topology: Topology, answers: Answers, drain: float) -> None:
+        self._rest = rest
+        self._topology = topology
+        self._answers = answers
+        self._drain = drain
+        self._nets: dict[str, PodNet] = {}
+        self._waiting: dict[Key, None] = {}
+        self._starter: asyncio.Task[None] | None = None
+        self._ending: dict[str, asyncio.Task[None]] = {}
+        self._unsubscribe: Callable[[], None] = lambda: None
+
+    def start(self) -> None:
+        """Run the pods that exist, and all that come."""
+        self._unsubscribe = self._rest.store.subscribe("pods", self._on_change)
+        for record in self._rest.store.records("pods"):
+            self._look_at(record.decode())
+
+    async def stop(self) -> None:
+        """Hear of no more pods. Their namespaces go with the topology."""
+        self._unsubscribe()
+        tasks = [t for t in (self._starter, *self._ending.values()) if t is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def net_of(self, uid: str) -> PodNet | None:
+        """The namespace and addresses of a running pod."""
+        return self._nets.get(uid)
+
+    def _on_change(self, change: Change) -> None:
+        pod = change.new.decode()
+        uid = pod["metadata"]["uid"]
+        if change.type != "DELETED":
+            self._look_at(pod)
+        elif uid in self._nets and uid not in self._ending:
+            # Deleted by force, without the kubelet: what is left of it goes at once.
+            self._end(pod, 0.0)
+
+    def _look_at(self, pod: Json) -> None:
+        metadata = pod["metadata"]
+        if pod["spec"].get("nodeName") not in _BY_NAME:
+            return
+        uid = metadata["uid"]
+        if metadata.get("deletionTimestamp"):
+            if uid not in self._ending:
+                self._end(pod, drain_seconds(pod, self._drain))
+        elif uid in self._nets:
+            self._update_readiness(pod)
+        else:
+            self._waiting[_key(pod)] = None
+            if self._starter is None or self._starter.done():
+                self._starter = asyncio.create_task(self._start_waiting())
+
+    def _update_readiness(self, pod: Json) -> None:
+        status = pod.get("status") or {}
+        ready = is_probed_ready(pod)
+        stated = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ())
+        if status.get("phase") == "Running" and ready != stated:
+            self._write_status(pod, self._nets[pod["metadata"]["uid"]])
+
+    def _write_status(self, pod: Json, net: PodNet) -> None:
+        status = running_status(pod, net, ready=is_probed_ready(pod))
+        body = {"metadata": {"uid": pod["metadata"]["uid"]}, "status": status}
+        self._rest.update(_PODS, body, _key(pod), "status")
+
+    async def _start_waiting(self) -> None:
+        """Start pods, all that came meanwhile at a time: the commands of many cost little more than of one."""
+        while self._waiting:
+            keys, self._waiting = list(self._waiting), {}
+            records = [self._rest.store.get("pods", key) for key in keys]
+            pods = [r.decode() for r in records if r is not None]
+            pods = [p for p in pods if not p["metadata"].get("deletionTimestamp")]
+            planned = [(p, net) for p in pods if (net := self._plan(p)) is not None]
+            try:
+                await asyncio.to_thread(self._topology.add_pods, [net for _, net in planned])
+            except LinkError as e:
+                log.error("pods cannot be started err=%s", e)
+                continue
+            self._nets.update({pod["metadata"]["uid"]: net for pod, net in planned})
+            await asyncio.gather(*(self._open(pod, net) for pod, net in planned))
+
+    def _plan(self, pod: Json) -> PodNet | None:
+        try:
+            return self._topology.plan_pod(_BY_NAME[pod["spec"]["nodeName"]])
+        except LinkError as e:
+            log.error("pod cannot be started pod=%s/%s err=%s", *_key(pod), e)
+            return None
+
+    async def _open(self, pod: Json, net: PodNet) -> None:
+        try:
+            await self._answers.open(net.namespace, pod["metadata"]["name"], net.node.name, ports_of(pod))
+            record = self._rest.store.get("pods", _key(pod))
+            now = record.decode() if record else None
+            if now is not None and now["metadata"]["uid"] == pod["metadata"]["uid"]:
+                self._write_status(now, net)
+            elif pod["metadata"]["uid"] not in self._ending:
+                # It went while it was being started.
+                self._end(pod, 0.0)
+        except (AnswerError, ApiError) as e:
+            log.error("pod cannot run pod=%s/%s err=%s", *_key(pod), e)
+
+    def _end(self, pod: Json, after: float) -> None:
+        uid = pod["metadata"]["uid"]
+        self._ending[uid] = asyncio.create_task(self._finish(pod, after))
+
+    async def _finish(self, pod: Json, after: float) -> None:
+        metadata = pod["metadata"]
+        key = _key(pod)
+        if after:
+            await asyncio.sleep(after)
+        net = self._nets.pop(metadata["uid"], None)
+        try:
+            if net is not None:
+                await self._answers.close_pod(net.namespace)
+            options = {"gracePeriodSeconds": 0, "preconditions": {"uid": metadata["uid"]}}
+            if self._rest.store.get("pods", key) is not None:
+                self._rest.delete(_PODS, key, options)
+        except (AnswerError, ApiError) as e:
+            log.warning("pod did not end in order pod=%s/%s err=%s", *key, e)
+        if net is not None:
+            await asyncio.to_thread(self._topology.remove_pods, [net])
+        self._ending.pop(metadata["uid"], None)

@@ -1,0 +1,152 @@
+"""A kube-proxy process in a node's namespace: started with a configuration, waited for, stopped or killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import re
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kubeproxy.errors import KubeProxyError
+from lab.netns import run_in_async
+from lab.probes import http_get
+
+HEALTH_PORT, METRICS_PORT = 10256, 10249
+_LAST_SYNC = re.compile(rb"^kubeproxy_sync_proxy_rules_last_timestamp_seconds(?:\{[^}]*\})? ([0-9.e+]+)$", re.M)
+
+_serials = itertools.count(1)
+
+
+class ProxyError(KubeProxyError):
+    """The proxy ended, or did not become ready; the message has the end of its log."""
+
+
+def proxy_command() -> str:
+    """The kube-proxy of this installation."""
+    return str(Path(sys.executable).with_name("kube-proxy"))
+
+
+def configuration(kubeconfig: Path, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A KubeProxyConfiguration for node-a; `overrides` replace its fields, those of clientConnection one by one."""
+    config: dict[str, Any] = {
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": "nftables",
+        "hostnameOverride": "node-a",
+        "clientConnection": {"kubeconfig": str(kubeconfig)},
+        "clusterCIDR": "10.244.0.0/16,fd00:244::/32",
+        "healthzBindAddress": f"0.0.0.0:{HEALTH_PORT}",
+        "metricsBindAddress": f"127.0.0.1:{METRICS_PORT}",
+        # Namespaces share the machine's conntrack limits, which are not the cluster's to change.
+        "conntrack": {"maxPerCore": 0, "min": 0},
+        "oomScoreAdj": 0,
+    }
+    connection = config["clientConnection"] | (overrides or {}).get("clientConnection", {})
+    return config | (overrides or {}) | {"clientConnection": connection}
+
+
+class Proxy:
+    """One process. Its output goes to `log`; use start() to make one."""
+
+    def __init__(self, process: asyncio.subprocess.Process, namespace: str, log: Path, config: Path) -> None:
+        self._process = process
+        self.namespace = namespace
+        self.log = log
+        self.config = config
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status, None while it runs."""
+        return self._process.returncode
+
+    async def wait_ready(self, timeout: float = 10.0) -> float:
+        """Wait until it is healthy and has synced; returns how long that took, in seconds. Raises ProxyError."""
+        start = time.monotonic()
+        while time.monotonic() - start < timeout:
+            if self._process.returncode is not None:
+                raise ProxyError(f"kube-proxy exited with status {self._process.returncode}:\n{self.tail()}")
+            if await self._is_ready():
+                return time.monotonic() - start
+            await asyncio.sleep(0.01)
+        raise ProxyError(f"kube-proxy was not ready after {timeout:g} s:\n{self.tail()}")
+
+    async def _is_ready(self) -> bool:
+        def ask() -> bool:
+            if http_get("127.0.0.1", HEALTH_PORT, "/healthz")[0] != 200:
+                return False
+            status, body = http_get("127.0.0.1", METRICS_PORT, "/metrics", 5.0)
+            synced = [float(v) for v in _LAST_SYNC.findall(body)]
+            return status == 200 and bool(synced) and all(v > 0 for v in synced)
+
+        try:
+            return await run_in_async(self.namespace, ask)
+        except OSError:
+            return False
+
+    async def metrics(self) -> str:
+        """The text of /metrics. Raises OSError."""
+        _, body = await run_in_async(self.namespace, lambda: http_get("127.0.0.1", METRICS_PORT, "/metrics", 5.0))
+        return body.decode()
+
+    def tail(self, lines: int = 20) -> str:
+        """The end of its output."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    async def wait(self) -> int:
+        """Wait until it ends by itself; returns its exit status."""
+        return await self._process.wait()
+
+    async def stop(self, timeout: float = 5.0) -> int:
+        """End it in order, by force after `timeout` seconds; returns its exit status."""
+        self._signal(signal.SIGTERM)
+        try:
+            return await asyncio.wait_for(self._process.wait(), timeout)
+        except TimeoutError:
+            return await self.kill()
+
+    async def kill(self) -> int:
+        """kill -9."""
+        self._signal(signal.SIGKILL)
+        return await self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+
+async def start(
+    namespace: str, folder: Path, config: dict[str, Any], command: Sequence[str], args: Sequence[str] = ()
+) -> Proxy:
+    """Start `command` --config FILE `args` inside a namespace. The files go to `folder`."""
+    config_file = folder / f"proxy-{next(_serials)}.yaml"
+    config_file.write_text(yaml.safe_dump(config))
+    return await launch(namespace, folder, [*command, "--config", str(config_file), *args], config_file)
+
+
+async def launch(namespace: str, folder: Path, argv: Sequence[str], config_file: Path) -> Proxy:
+    """Start a whole command line inside a namespace, which names `config_file`. The log goes to `folder`."""
+    log = folder / f"proxy-{next(_serials)}.log"
+    with log.open("wb") as output:
+        # ip execs the command: the process is the proxy itself. Ctrl-C is for the cluster.
+        process = await asyncio.create_subprocess_exec(
+            *["ip", "netns", "exec", namespace, *argv],
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    return Proxy(process, namespace, log, config_file)

@@ -1,0 +1,91 @@
+"""The Dockerfile, as far as it can be judged without building it, and the locks that it installs from."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import tomllib
+from fnmatch import fnmatch
+
+import pytest
+
+from kubeproxy import __version__
+from support.places import ROOT
+
+DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
+
+
+def instructions() -> list[tuple[str, str]]:
+    """(instruction, arguments), lines joined and comments left out."""
+    lines = [line for line in DOCKERFILE.splitlines() if not line.lstrip().startswith("#")]
+    joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
+    pairs = (line.partition(" ") for line in joined.splitlines() if line.strip())
+    return [(word, rest.strip()) for word, _, rest in pairs]
+
+
+def sublock():
+    spec = importlib.util.spec_from_file_location("sublock", ROOT / "deploy/sublock.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def project() -> dict[str, list[str]]:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        found = tomllib.load(file)
+    return {"run.lock": found["project"]["dependencies"], "build.lock": found["build-system"]["requires"]}
+
+
+@pytest.mark.parametrize("name", ["run.lock", "build.lock"])
+def test_locks_are_cut_from_the_lock(name: str) -> None:
+    """After a change of requirements.lock they are cut anew: the first lines of deploy/sublock.py say how."""
+    names = [re.split(r"[<>=!~\[; ]", requirement)[0] for requirement in project()[name]]
+    expected = sublock().cut(names, (ROOT / "requirements.lock").read_text())
+    assert (ROOT / "deploy" / name).read_text() == expected
+    assert all(line.count("==") == 1 or "--hash=sha256:" in line for line in expected.splitlines())
+
+
+def test_the_last_stage_begins_empty_and_only_known_instructions() -> None:
+    words = [word for word, _ in instructions()]
+    bases = [rest for word, rest in instructions() if word == "FROM"]
+    assert bases == ["debian:12-slim AS build", "debian:12-slim AS files", "scratch"]
+    assert set(words) <= {"FROM", "RUN", "WORKDIR", "COPY", "ARG", "LABEL", "ENV", "STOPSIGNAL", "ENTRYPOINT"}
+
+
+def test_nothing_needs_a_shell_at_run_time() -> None:
+    entry = [json.loads(rest) for word, rest in instructions() if word == "ENTRYPOINT"]
+    assert entry == [["/usr/local/bin/kube-proxy"]]
+    for word, rest in instructions():
+        if word == "RUN" and rest.startswith("["):
+            assert all(isinstance(part, str) for part in json.loads(rest))
+    final = instructions()[max(i for i, (word, _) in enumerate(instructions()) if word == "FROM") :]
+    assert all(rest.startswith("[") for word, rest in final if word == "RUN"), "the image has no shell"
+
+
+def test_everything_that_is_installed_is_locked() -> None:
+    installs = [rest for word, rest in instructions() if word == "RUN" and '"install"' in rest]
+    assert len(installs) == 3
+    for rest in installs:
+        assert "--require-hashes" in rest or ("--no-index" in rest and "--no-deps" in rest)
+
+
+def test_what_is_copied_is_there_and_not_ignored() -> None:
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    assert ignored[0] == "*"
+    kept = [line[1:] for line in ignored if line.startswith("!")]
+    for word, rest in instructions():
+        if word == "COPY" and not rest.startswith("--from"):
+            for source in rest.split()[:-1]:
+                assert (ROOT / source).exists(), source
+                assert any(fnmatch(source, pattern) for pattern in kept), source
+
+
+def test_labels() -> None:
+    (text,) = (rest for word, rest in instructions() if word == "LABEL")
+    labels = dict(re.findall(r'(\S+?)="(.*?)"', text))
+    assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+    assert labels["org.opencontainers.image.version"] == "${VERSION}"
+    assert ("ARG", f"VERSION={__version__}") in instructions()

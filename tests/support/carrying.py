@@ -1,0 +1,158 @@
+"""The data path of userspace mode on loopback: endpoints and clients in threads, beside a listener of the proxy.
+
+As a program it is a proxy alone, for the destination that is named (in hexadecimal), until it is killed.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from kubeproxy.backends.userspace.datapath import DataPath
+from kubeproxy.backends.userspace.listeners import ListenerName, Listeners, PoolKind, Target
+from kubeproxy.backends.userspace.udp import Sessions
+from kubeproxy.model.addresses import Family, pack
+from kubeproxy.model.plan import ServicePortKey
+from support.namespaces import run
+from support.own_network import own_network
+
+TCP, UDP = socket.IPPROTO_TCP, socket.IPPROTO_UDP
+PATIENCE = 30.0
+LOOPBACK = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
+
+
+class Stage:
+    """A network of its own with a data path."""
+
+    def __init__(self, limit: int | None = None, ports: range = range(0), udp_idle: float = 0.25) -> None:
+        self.path = DataPath(udp_idle, limit)
+        self.listeners = Listeners(self.path, Sessions(self.path), ports)
+
+    def carry(
+        self,
+        endpoints: Sequence[socket.socket | bytes],
+        protocol: int = TCP,
+        family: Family = Family.IPV4,
+        name: str = "web",
+        affinity: int = 0,
+    ) -> tuple[str, int]:
+        """Give a service port these endpoints; return where its listener is."""
+        pool = tuple(e if isinstance(e, bytes) else destination(e) for e in endpoints)
+        listener = ListenerName(ServicePortKey("ns", name, "", protocol, family), PoolKind.CLUSTER)
+        self.listeners.take({listener: Target(pool, affinity, pool)})
+        port = self.listeners.port(listener)
+        assert port is not None
+        return LOOPBACK[family], port
+
+
+@contextmanager
+def stage(limit: int | None = None, ports: range = range(0), udp_idle: float = 0.25) -> Iterator[Stage]:
+    """Make a stage and end it."""
+    with own_network():
+        run("ip", "link", "set", "lo", "up")
+        made = Stage(limit, ports, udp_idle)
+        try:
+            yield made
+        finally:
+            made.path.stop()
+
+
+def destination(sock: socket.socket) -> bytes:
+    """The packed destination that a socket is bound to."""
+    address, port = sock.getsockname()[:2]
+    return (pack(address) or b"") + port.to_bytes(2, "big")
+
+
+def endpoint(protocol: int = TCP, family: Family = Family.IPV4) -> socket.socket:
+    """A socket that an endpoint listens on."""
+    sock = socket.socket(family, socket.SOCK_STREAM if protocol == TCP else socket.SOCK_DGRAM)
+    sock.bind((LOOPBACK[family], 0))
+    if protocol == TCP:
+        sock.listen(1000)
+    sock.settimeout(PATIENCE)
+    return sock
+
+
+def nowhere() -> bytes:
+    """A destination that refuses: nobody listens there."""
+    with endpoint() as sock:
+        return destination(sock)
+
+
+def connect(where: tuple[str, int]) -> socket.socket:
+    """A client's connection."""
+    sock = socket.create_connection(where, PATIENCE)
+    sock.setsockopt(TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def accept(listening: socket.socket) -> socket.socket:
+    """An endpoint's connection."""
+    sock, _ = listening.accept()
+    sock.settimeout(PATIENCE)
+    return sock
+
+
+def reset(sock: socket.socket) -> None:
+    """End a connection with a reset."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
+def received(sock: socket.socket, most: int = 1 << 16) -> tuple[bytes, bool]:
+    """All that comes until the stream ends, and whether it ended with a reset."""
+    parts = []
+    while True:
+        try:
+            part = sock.recv(most)
+        except ConnectionResetError:
+            return b"".join(parts), True
+        if not part:
+            return b"".join(parts), False
+        parts.append(part)
+
+
+@contextmanager
+def doing(*work: Callable[[], None]) -> Iterator[None]:
+    """Have other threads do something meanwhile; what they raise is raised at the end."""
+    errors: list[BaseException] = []
+
+    def guarded(each: Callable[[], None]) -> None:
+        try:
+            each()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(each,)) for each in work]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise errors[0]
+
+
+def until(holds: Callable[[], object], what: str) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
+
+
+def main(endpoints: str) -> None:
+    """Carry to one destination, and say on which port."""
+    print(Stage().carry([bytes.fromhex(endpoints)])[1], flush=True)
+    time.sleep(2 * PATIENCE)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,115 @@
+"""The conformance cases in ipvs mode, in guests side by side.
+
+    python -m support.guest.conformance FOLDER [CASE.json ...]
+
+FOLDER holds run.py and cases/; the cases are dealt out to two guests. Exit status 1 when a probe saw what it should not
+(differences.py), after a line that names the folder with the proxies' logs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from support.guest.differences import Judge, summary
+from support.guest.guest import GuestError, run_in_guest
+from support.places import ROOT
+
+WORK = "kubeproxy-conformance"  # run.py's own folder below TMPDIR
+SECONDS_A_CASE = 60
+
+
+class Printer:
+    """Prints what a judge leaves of a guest's output, with the guest's name, as several share a terminal."""
+
+    _lock = threading.Lock()
+
+    def __init__(self, judge: Judge, name: str) -> None:
+        self._judge = judge
+        self._name = name
+
+    def write(self, line: str) -> None:
+        text = self._judge.read(line)
+        with self._lock:
+            sys.stdout.write("".join(f"{self._name}: {each}\n" for each in text.splitlines() if each.strip()))
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+
+def inside(folder: Path, mode: str, like: str, logs: Path, cases: list[str]) -> int:
+    """Run cases in this guest. The proxy watches its configuration, so that is kept on the guest's own file system."""
+    # Pods of one bridge answer each other over it, and a node sees to it that they still pass its netfilter hooks.
+    subprocess.run(["modprobe", "br_netfilter"], check=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        proxy = f"{ROOT}/.venv/bin/kube-proxy --config {{config}}"
+        command = [sys.executable, str(folder / "run.py"), "--mode", mode, "--like", like, "--proxy", proxy, *cases]
+        done = subprocess.run(command, check=False, env={**os.environ, "TMPDIR": temporary})
+        for log in Path(temporary, WORK).glob("*.log"):
+            shutil.copy(log, logs)
+    return done.returncode
+
+
+def outside(folder: Path, mode: str, like: str, guests: int, cases: list[str]) -> int:
+    """Deal the cases out to guests, print as they go, and return the exit status of all.
+
+    Cases that did not hold run once more by themselves: agent.py takes no answer within 0.25 s for none, and a guest
+    beside another on a busy machine may be slower than that.
+    """
+    logs = Path(tempfile.mkdtemp(prefix="kubeproxy-conformance-ipvs-"))
+
+    def one(name: str, dealt: list[str]) -> Judge:
+        judge = Judge(folder / "cases")
+        myself = [sys.executable, "-m", "support.guest.conformance"]
+        argv = [*myself, "--inside", str(logs), "--mode", mode, "--like", like, folder, *dealt]
+        try:
+            run_in_guest(argv, 120 + SECONDS_A_CASE * len(dealt), writable=[logs], echo=Printer(judge, name))
+        except GuestError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+        return judge
+
+    with ThreadPoolExecutor(guests) as pool:
+        first = [pool.submit(one, f"guest {n + 1}", cases[n::guests]) for n in range(guests)]
+    judges = [each.result() for each in first]
+    held = {name for judge in judges for name in judge.held}
+    if again := [case for case in cases if Path(case).name not in held]:
+        print(f"once more, alone: {', '.join(Path(case).name for case in again)}", flush=True)
+        judges.append(one("again", again))
+    text, holds = summary(judges, mode, len(cases))
+    print(text)
+    if holds:
+        shutil.rmtree(logs)
+        return 0
+    print(f"the proxies' logs are in {logs}", file=sys.stderr)
+    return 1
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("cases", nargs="*")
+    parser.add_argument("--mode", default="ipvs")
+    parser.add_argument("--like", default="iptables")
+    parser.add_argument("--guests", type=int, default=2)
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    folder = given.folder.resolve()
+    if given.inside:
+        return inside(folder, given.mode, given.like, given.inside, given.cases)
+    cases = [str(Path(case).resolve()) for case in given.cases] or sorted(map(str, folder.glob("cases/*.json")))
+    if not cases:
+        print(f"no conformance cases below {folder}", file=sys.stderr)
+        return 1
+    return outside(folder, given.mode, given.like, min(given.guests, len(cases)), cases)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""Runs a command under a kernel of its own: user-mode Linux, which has IPVS, dummy interfaces and ip sets as modules.
+
+The guest sees this machine's files (the same .venv) and cannot change them; see init.py. It has one CPU, no network
+but what the command makes, and about three seconds to boot. Needs root, and Debian's packages user-mode-linux and kmod.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+KERNEL = "linux.uml"
+INIT = Path(__file__).with_name("init.py")
+MEGABYTE = 1 << 20
+READY, DONE = "guest: ready\n", "guest: done\n"  # of init.py
+
+
+class GuestError(Exception):
+    """The guest did not boot, or did not finish; the text says why, with the last of what it printed."""
+
+
+class Echo(Protocol):
+    """Where output goes as it comes; files are such."""
+
+    def write(self, line: str, /) -> object:
+        """Take a line."""
+
+    def flush(self) -> object:
+        """Show what was taken."""
+
+
+class Done(NamedTuple):
+    """A command that ran to its end in the guest."""
+
+    status: int
+    output: str
+
+
+def run_in_guest(
+    argv: Sequence[str | Path],
+    timeout: float,
+    *,
+    environment: Mapping[str, str] | None = None,
+    writable: Sequence[Path] = (),
+    memory: int = 1024,
+    echo: Echo | None = None,
+) -> Done:
+    """Boot a guest, run one command in the current folder there, and return its exit status and what it printed.
+
+    `timeout` is in seconds for all of it, `memory` in megabytes. `writable` are the host's folders that the command may
+    change. `echo` gets the output line by line as it comes. Nothing of the guest outlives this call, nor this process.
+    Raises GuestError.
+    """
+    kernel = shutil.which(KERNEL)
+    if kernel is None or shutil.which("modprobe") is None:
+        raise GuestError(f"{KERNEL} or modprobe is missing: apt-get install user-mode-linux kmod (make setup does it)")
+    if os.geteuid() != 0:
+        raise GuestError("root is needed, as the guest sees this machine's files with our rights: run it with sudo")
+    with tempfile.TemporaryDirectory(prefix="kubeproxy-guest-") as folder:
+        order = {
+            "argv": [str(word) for word in argv],
+            "cwd": str(Path.cwd()),
+            "environment": {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1", **(environment or {})},
+            "writable": [str(path) for path in writable],
+        }
+        Path(folder, "order.json").write_text(json.dumps(order))
+        printed, ended = _boot(_command(kernel, folder, memory), _memory_folder(memory), timeout, echo)
+        status = Path(folder, "exit.json")
+        if status.exists():
+            return Done(int(status.read_text()), printed.partition(READY)[2].rpartition(f"\n{DONE}")[0])
+    reason = "ended before the command did" if ended else f"was not done after {timeout:g} s and was stopped"
+    raise GuestError(f"the guest ({kernel}) {reason}; its last output:\n{printed[-4000:]}")
+
+
+def _command(kernel: str, folder: str, memory: int) -> list[str]:
+    # In a process namespace of its own, since the kernel of the guest is a dozen processes that must end together; and
+    # setpriv, so that they also end when we are killed.
+    return [
+        *("setpriv", "--pdeathsig", "KILL"),
+        *("unshare", "--pid", "--fork", "--kill-child=KILL"),
+        kernel,
+        f"mem={memory}M",
+        *("root=none", "rootfstype=hostfs", "rootflags=/", "ro"),
+        *("con=null", "con0=null,fd:1", "quiet", "loglevel=2", f"uml_dir={folder}/"),
+        f"init={sys.executable}",
+        *("--", "-I", "-S", str(INIT), folder),
+    ]
+
+
+def _boot(command: list[str], memory_folder: str, timeout: float, echo: Echo | None) -> tuple[str, bool]:
+    """Return what was printed, and whether the guest ended by itself."""
+    lines: list[str] = []
+    environment = {**os.environ, "TMPDIR": memory_folder}
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        late = threading.Timer(timeout, process.kill)
+        late.start()
+        try:
+            assert process.stdout is not None
+            for line in _of_the_command(process.stdout, lines):
+                if echo is not None:
+                    echo.write(line)
+                    echo.flush()
+        finally:
+            process.kill()
+            ended = late.is_alive()
+            late.cancel()
+    return "".join(lines), ended
+
+
+def _of_the_command(printed: Iterable[str], lines: list[str]) -> Iterator[str]:
+    """Yield the lines between init.py's marks, without the line end that it puts before the last; `lines` gets all."""
+    inside = False
+    held = ""
+    for line in printed:
+        lines.append(line)
+        if inside and line == DONE:
+            inside = False
+        elif inside:
+            if held:
+                yield held
+            held = line if line == "\n" else ""
+            if not held:
+                yield line
+        else:
+            inside = line == READY
+
+
+def _memory_folder(memory: int) -> str:
+    """Return where the guest's memory can be a file: with the room for it, and whose pages may be executed."""
+    places = [place for place in ("/dev/shm", os.environ.get("TMPDIR"), "/tmp", "/var/tmp") if place]
+    for place in places:
+        if not Path(place).is_dir():
+            continue
+        found = os.statvfs(place)
+        if not found.f_flag & os.ST_NOEXEC and found.f_bavail * found.f_frsize >= memory * MEGABYTE:
+            return place
+    raise GuestError(f"no room for {memory} MB of guest memory in {', '.join(places)}, mounted without noexec")
+
+
+def main() -> int:
+    """`python -m support.guest.guest COMMAND ...` runs a command in a guest for up to ten minutes."""
+    try:
+        return run_in_guest(sys.argv[1:], 600, echo=sys.stdout).status
+    except GuestError as error:
+        print(f"guest: {error}", file=sys.stderr)
+        return 125
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""The plans of recorded cases' objects, as a proxy with the case's configuration has them."""
+
+from __future__ import annotations
+
+import json
+
+from kubeproxy import host
+from kubeproxy.api.decode import decode_object
+from kubeproxy.config.load import load_text
+from kubeproxy.model.addresses import Family, pack
+from kubeproxy.model.events import Replaced
+from kubeproxy.model.planner import Planner
+from kubeproxy.model.world import Surroundings, build
+
+LOCAL = ("127.0.0.1", "192.168.100.2", "172.31.0.2", "192.168.102.1", "::1", "fd00:100::2", "fd00:102::1")
+HIDDEN = {"services": "service.kubernetes.io/service-proxy-name", "endpointslices": "service.kubernetes.io/headless"}
+
+
+def planner_of(config: dict, objects: dict) -> Planner:
+    """The plans of a case's objects, as a proxy with its configuration has them."""
+    node = "node-a"
+    config = {
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": "iptables",
+        "hostnameOverride": node,
+        "clusterCIDR": "10.244.0.0/16,fd00:244::/32",
+        **config,
+    }
+    settings = host.settings(load_text(json.dumps(config)))
+    local = {family: [pack(a) for a in LOCAL if (":" in a) == (family is Family.IPV6)] for family in Family}
+    found = {kind: [_object(kind, body) for body in bodies if _seen(kind, body)] for kind, bodies in objects.items()}
+    cidrs = [cidr for each in found["servicecidrs"] for cidr in each.spec.cidrs]
+    planner = Planner(build(settings, Surroundings(found["nodes"][0], cidrs, local)))
+    planner.apply([Replaced(kind, bodies) for kind, bodies in found.items()])
+    planner.take()
+    return planner
+
+
+def _seen(kind: str, body: dict) -> bool:
+    return HIDDEN.get(kind) not in (body["metadata"].get("labels") or {})
+
+
+def _object(kind: str, body: dict):
+    decoded, rejected = decode_object(kind, json.dumps(body).encode())
+    assert decoded is not None, rejected
+    return decoded

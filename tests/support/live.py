@@ -1,0 +1,286 @@
+"""The cluster of the scenarios: a devcluster with named pods, Services and endpoints as text, answers as text.
+
+Pods are a1 to a4 on node-a (where the proxy runs) and b1 to b3 on node-b; all answer on TCP and UDP 3000 and 3001.
+Endpoints are written "a1 b1/draining", expected answers "a1 b1 kept", "a1 masqueraded", "refused" or "timeout", the
+places that ask "pod", "node", "outside", a pod's name, or "outside@192.168.100.50" with an address of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from lab.cluster import DevCluster, NotInTimeError
+from lab.netns import names, run_in_async
+from lab.probes import Answer, NoAnswer, http_get
+from lab.proxyprocess import HEALTH_PORT, METRICS_PORT, Proxy
+from lab.topology import NODE_A, NODE_B, OUTSIDE_IP, OUTSIDE_IP6, NodeNet
+
+Json = dict[str, Any]
+PODS = ("a1", "a2", "a3", "a4", "b1", "b2", "b3")
+PATIENCE = 15.0
+"""Seconds that anything may take which is waited for; nearly all of it takes milliseconds."""
+ENOUGH = 120
+"""Connections after which an endpoint that was never met is taken for missing: 1 in 2^60 for three endpoints."""
+
+_STATES: dict[str, Json] = {
+    "": {"ready": True, "serving": True, "terminating": False},
+    "unready": {"ready": False, "serving": False, "terminating": False},
+    "draining": {"ready": False, "serving": True, "terminating": True},
+    "failed": {"ready": False, "serving": False, "terminating": True},
+}
+PORTS: list[Json] = [
+    {"name": "tcp", "port": 80, "protocol": "TCP", "targetPort": 3000},
+    {"name": "udp", "port": 80, "protocol": "UDP", "targetPort": 3000},
+]
+SLICE_PORTS: list[Json] = [
+    {"name": "tcp", "port": 3000, "protocol": "TCP"},
+    {"name": "udp", "port": 3000, "protocol": "UDP"},
+]
+
+
+class Front(NamedTuple):
+    """Where a Service is reached."""
+
+    address: str
+    port: int
+
+
+class Live:
+    """A cluster with its pods, and the proxy if it runs. All in the event loop's thread."""
+
+    def __init__(self, cluster: DevCluster) -> None:
+        self.cluster = cluster
+        self.proxies: list[Proxy] = []
+        self.ips: dict[str, dict[str, str]] = {
+            "pod": {"IPv4": "10.244.0.2", "IPv6": "fd00:244::2"},
+            "node": {"IPv4": NODE_A.ip, "IPv6": NODE_A.ip6},
+            "outside": {"IPv4": OUTSIDE_IP, "IPv6": OUTSIDE_IP6},
+        }
+
+    # the proxy
+
+    @property
+    def proxy(self) -> Proxy:
+        """The proxy that was started last."""
+        return self.proxies[-1]
+
+    async def start(
+        self,
+        overrides: Json | None = None,
+        args: Sequence[str] = (),
+        command: Sequence[str] = (),
+        *,
+        ready_within: float | None = PATIENCE,
+    ) -> Proxy:
+        """Start a proxy on node-a, and wait until all families are programmed unless `ready_within` is None."""
+        self.proxies.append(await self.cluster.start_proxy(overrides, args, command, ready_within=ready_within))
+        if ready_within is not None:
+            where = str((overrides or {}).get("healthzBindAddress", HEALTH_PORT))
+            await self.eventually(lambda: self.unready(int(where.rpartition(":")[2])))
+        return self.proxy
+
+    async def unready(self, port: int = HEALTH_PORT) -> str:
+        """Why /readyz says that the proxy is not ready, '' when it is."""
+        try:
+            status, body = await self.page("/readyz", port)
+        except OSError as error:
+            return str(error)
+        return "" if status == 200 else body
+
+    def logged(self, pattern: str) -> list[str]:
+        """The lines that the proxy logged which match a pattern."""
+        return [line for line in self.proxy.log.read_text(errors="replace").splitlines() if re.search(pattern, line)]
+
+    async def page(self, path: str, port: int = HEALTH_PORT) -> tuple[int, str]:
+        """(status, body) of a page of the proxy, asked on the node."""
+        status, body = await run_in_async(self.proxy.namespace, lambda: http_get("127.0.0.1", port, path, 5.0))
+        return status, body.decode()
+
+    async def metric(self, series: str) -> float:
+        """The value of one series, as in 'kubeproxy_..._total{ip_family="IPv4"}'; 0 when it is not there."""
+        _, text = await self.page("/metrics", METRICS_PORT)
+        for line in text.splitlines():
+            name, _, value = line.rpartition(" ")
+            if name == series:
+                return float(value)
+        return 0.0
+
+    async def nft(self, *arguments: str) -> str:
+        """Run nft on the node."""
+        status, out, err = await self.cluster.exec("node", ["nft", *arguments])
+        assert status == 0, f"nft {' '.join(arguments)}: {err}"
+        return out
+
+    # objects
+
+    async def add_pods(self) -> None:
+        """Start all pods and note their addresses."""
+        for name in PODS:
+            self.cluster.create(_pod(name, NODE_A if name.startswith("a") else NODE_B))
+        for pod in await self.cluster.pods_ready("role=endpoint", len(PODS), timeout=PATIENCE):
+            v4, v6 = (entry["ip"] for entry in pod["status"]["podIPs"])
+            self.ips[pod["metadata"]["name"]] = {"IPv4": v4, "IPv6": v6}
+
+    def service(self, name: str, endpoints: str | None = None, **spec: Any) -> Json:
+        """Create a Service without selector on TCP and UDP port 80, and its slices when endpoints are given."""
+        spec = copy.deepcopy({"ports": PORTS} | spec)  # creating fills in what is missing
+        body = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}
+        created = self.cluster.create(body)
+        if endpoints is not None:
+            self.endpoints(name, endpoints)
+        return created
+
+    def endpoints(self, name: str, text: str, ports: list[Json] | None = None) -> None:
+        """Write a Service's slices, one for each of its families, as an EndpointSlice controller would."""
+        for family in self.cluster.get("services", name)["spec"]["ipFamilies"]:
+            found = [self._endpoint(word, family) for word in text.split()]
+            self.cluster.store.put("endpointslices", slice_of(name, family, found, ports))
+
+    def _endpoint(self, word: str, family: str) -> Json:
+        name, _, state = word.partition("/")
+        node = (NODE_A if name.startswith("a") else NODE_B).name
+        return {"addresses": [self.ips[name][family]], "conditions": _STATES[state], "nodeName": node}
+
+    def delete(self, name: str) -> None:
+        """Delete a Service and its slices."""
+        self.cluster.delete("services", name)
+        for record in self.cluster.store.records("endpointslices", "default"):
+            if record.labels.get("kubernetes.io/service-name") == name:
+                self.cluster.delete("endpointslices", record.key[1])
+
+    def front(self, name: str, kind: str = "cluster", family: str = "IPv4", port: int = 0) -> Front:
+        """Where a Service is reached by cluster IP, nodeport, loadbalancer or external IP; by its first port."""
+        service = self.cluster.get("services", name)
+        spec = service["spec"]
+        first = spec["ports"][port]
+        if kind == "nodeport":
+            return Front(self.ips["node"][family], first["nodePort"])
+        ingress = service.get("status", {}).get("loadBalancer", {}).get("ingress") or ()
+        addresses = {
+            "cluster": spec.get("clusterIPs") or (),
+            "external": spec.get("externalIPs") or (),
+            "loadbalancer": [entry["ip"] for entry in ingress],
+        }[kind]
+        return Front(next(a for a in addresses if (":" in a) == (family == "IPv6")), first["port"])
+
+    def events(self, name: str) -> list[str]:
+        """What the events about an object say: 'reason: note'."""
+        found = [record.decode() for record in self.cluster.store.records("events")]
+        about = [e for e in found if (e.get("regarding") or e.get("involvedObject") or {}).get("name") == name]
+        return [f"{e.get('reason')}: {e.get('note') or e.get('message')}" for e in about]
+
+    async def destinations(self, front: Front, proto: str = "tcp", map_name: str = "endpoints") -> set[str]:
+        """The endpoints that the kernel has for a front, by pod and port: {"a1:3000"}."""
+        table = "ip6" if ":" in front.address else "ip"
+        text = " ".join((await self.nft("list", "map", table, "kube-proxy", map_name)).split())
+        head = (
+            rf"{re.escape(front.address)} \. {proto} \. {front.port}" if front.address else rf"{proto} \. {front.port}"
+        )
+        by_ip = {ip: name for name, ips in self.ips.items() for ip in ips.values()}
+        return {f"{by_ip.get(ip, ip)}:{port}" for ip, port in re.findall(rf"{head} \. \d+ : (\S+) \. (\d+)", text)}
+
+    async def programmed(self, front: Front, pods: str, port: int = 3000) -> None:
+        """Wait until the kernel has exactly these endpoints for a cluster IP."""
+        wanted = {f"{pod}:{port}" for pod in pods.split()}
+
+        async def check() -> str:
+            found = await self.destinations(front)
+            return "" if found == wanted else f"{front}: {wanted} expected in the kernel, found {found}"
+
+        await self.eventually(check)
+
+    # waiting and asking
+
+    async def until(self, holds: Callable[[], Any], what: str) -> None:
+        """Wait until something holds."""
+        try:
+            await self.cluster.until(lambda: bool(holds()), what, PATIENCE)
+        except NotInTimeError as error:
+            raise AssertionError(f"{error}\nthe proxy said:\n{self._tail()}") from error
+
+    async def eventually(self, check: Callable[[], Awaitable[str]]) -> None:
+        """Wait until a check finds nothing wrong; it returns what is wrong, '' for nothing."""
+        deadline = time.monotonic() + PATIENCE
+        while wrong := await check():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{wrong}\nthe proxy said:\n{self._tail()}")
+            await asyncio.sleep(0.02)
+
+    def _tail(self) -> str:
+        return self.proxy.tail() if self.proxies else "nothing, it does not run"
+
+    async def expect(self, front: Front, wanted: Mapping[str, str], protocols: str = "tcp udp") -> None:
+        """Wait until every place gets the answer that it should, by every protocol."""
+        pairs = list(itertools.product(wanted.items(), protocols.split()))
+
+        async def check() -> str:
+            found = await asyncio.gather(*(self.look(p, proto, front, answer) for (p, answer), proto in pairs))
+            return "\n".join(filter(None, found))
+
+        # A look too early costs a second, as TCP tries again: changes take milliseconds to get here.
+        await asyncio.sleep(0.05)
+        await self.eventually(check)
+
+    async def look(self, place: str, proto: str, front: Front, wanted: str) -> str:
+        """Return how what a place gets differs from what it should, '' when it does not."""
+        words = wanted.split()
+        pods, source = {w for w in words if w in PODS}, words[-1]
+        where, _, own = place.partition("@")
+        if not pods:
+            timeout = 0.25 if wanted == "timeout" else 3.0
+            answer = await self.cluster.probe(where, proto, *front, timeout, own or None)
+            return "" if answer == wanted else f"{place} {proto} {front}: {wanted} expected, got {answer}"
+        seen: set[str] = set()
+        for _ in range(ENOUGH // 6):
+            for answer in await self.cluster.probes(where, proto, *front, 6, 3.0, own or None):
+                if isinstance(answer, NoAnswer) or answer.pod not in pods:
+                    return f"{place} {proto} {front}: {wanted} expected, got {answer}"
+                if source in {"kept", "masqueraded"} and not self._has_source(place, answer, source):
+                    return f"{place} {proto} {front}: source {source} expected, got {answer}"
+                seen.add(answer.pod)
+            if seen == pods:
+                return ""
+        return f"{place} {proto} {front}: {wanted} expected, met only {sorted(seen)}"
+
+    def _has_source(self, place: str, answer: Answer, source: str) -> bool:
+        if place == "node" and answer.node != NODE_A.name:
+            return True  # what the node sends leaves with the same address either way
+        where, _, own = place.partition("@")
+        return (answer.client in ({own} if own else self.ips[where].values())) == (source == "kept")
+
+
+def slice_of(service: str, family: str, endpoints: Iterable[Json] | None, ports: list[Json] | None = None) -> Json:
+    """An EndpointSlice of a Service."""
+    return {
+        "metadata": {
+            "name": f"{service}-{family.lower()}",
+            "namespace": "default",
+            "uid": f"slice-of-{service}-{family}",
+            "labels": {"kubernetes.io/service-name": service},
+        },
+        "addressType": family,
+        "endpoints": None if endpoints is None else list(endpoints),
+        "ports": SLICE_PORTS if ports is None else ports,
+    }
+
+
+def _pod(name: str, node: NodeNet) -> Json:
+    ports = [{"containerPort": port, "protocol": proto} for port in (3000, 3001) for proto in ("TCP", "UDP")]
+    container = {"name": "whoami", "image": "whoami", "ports": ports}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"role": "endpoint"}},
+        "spec": {"nodeName": node.name, "containers": [container]},
+    }
+
+
+def leftovers(live: Live) -> list[str]:
+    """What a cluster that is down has left behind."""
+    return [*names(live.cluster.topology.prefix), *(f"process {p.pid}" for p in live.proxies if p.returncode is None)]

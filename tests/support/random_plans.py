@@ -1,0 +1,120 @@
+"""Random clusters of one family, as plans: few Services, few endpoints, every policy. Keys never collide."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hypothesis import strategies as st
+
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.compile import compile_service
+from kubeproxy.model.objects import ClientIPConfig, EndpointPort, ServicePort, SessionAffinityConfig
+from kubeproxy.model.plan import Detector, Globals, ServicePlan
+from support.cluster_objects import HERE, THERE, draining, endpoint, parsed, service, world
+
+Plans = dict[tuple[str, str], tuple[ServicePlan, ...]]
+
+
+class Addresses(NamedTuple):
+    """Where things are, as text with a hole for a number."""
+
+    cluster: str
+    external: str
+    balancer: str
+    pod: str
+    pods: str
+    node: str
+    outside: str
+    ranges: tuple[str, ...]
+
+
+ADDRESSES = {
+    Family.IPV4: Addresses(
+        cluster="10.96.0.{}",
+        external="203.0.113.{}",
+        balancer="198.51.100.{}",
+        pod="10.244.0.{}",
+        pods="10.244.0.0/16",
+        node="192.0.2.1",
+        outside="172.16.0.{}",
+        ranges=("172.16.0.0/30", "172.16.0.9/32", "10.244.0.0/16", "192.0.2.0/24", "0.0.0.0/0", "nonsense"),
+    ),
+    Family.IPV6: Addresses(
+        cluster="fd00:96::{}",
+        external="2001:db8:e::{}",
+        balancer="2001:db8:b::{}",
+        pod="fd00:244::{}",
+        pods="fd00:244::/64",
+        node="2001:db8::1",
+        outside="2001:db8:f::{}",
+        ranges=("2001:db8:f::/126", "2001:db8:f::9/128", "fd00:244::/64", "2001:db8::/64", "::/0", "nonsense"),
+    ),
+}
+
+detectors = st.sampled_from(["network", "none", "bridge", "prefix"])
+
+
+def globals_of(family: Family, detector: str, masquerade_all: bool) -> Globals:
+    where = ADDRESSES[family]
+    found = Detector(detector, where.pods if detector == "network" else "cni0") if detector != "none" else Detector()
+    return world(detector=found, masquerade_all=masquerade_all, families=[family])
+
+
+def worlds(family: Family):
+    return st.builds(globals_of, st.just(family), detectors, st.booleans())
+
+
+@st.composite
+def endpoints(draw, family: Family):
+    few = st.lists(st.integers(1, 9), max_size=6, unique=True)
+    many = st.integers(15, 18).map(lambda count: list(range(1, count + 1)))  # about the end of a class
+    numbers = draw(st.one_of(few, few, many))
+    found = []
+    for number in numbers:
+        make = draw(st.sampled_from([endpoint, endpoint, endpoint, draining]))
+        found.append(make(ADDRESSES[family].pod.format(number), draw(st.sampled_from([HERE, THERE]))))
+    return found
+
+
+@st.composite
+def service_plans(draw, family: Family, globals_: Globals, number: int):
+    where = ADDRESSES[family]
+    affinity = draw(st.sampled_from([None, None, 30, 10800]))
+    names = draw(st.sampled_from([["a"], ["a", "b"]]))
+    subject = service(
+        f"s{number}",
+        where.cluster.format(number),
+        ports=[
+            ServicePort(
+                port=80 + i,
+                name=name,
+                protocol=draw(st.sampled_from(["TCP", "UDP", "SCTP"])),
+                node_port=draw(st.sampled_from([None, 30000 + 10 * number + i])),
+            )
+            for i, name in enumerate(names)
+        ],
+        external_ips=draw(st.sampled_from([[], [where.external.format(number)]])),
+        ingress=draw(st.sampled_from([[], [where.balancer.format(number)]])),
+        load_balancer_source_ranges=draw(st.lists(st.sampled_from(where.ranges), max_size=2)),
+        session_affinity="ClientIP" if affinity else None,
+        session_affinity_config=SessionAffinityConfig(ClientIPConfig(affinity)) if affinity else None,
+        internal_traffic_policy=draw(st.sampled_from(["Cluster", "Local"])),
+        external_traffic_policy=draw(st.sampled_from(["Cluster", "Local"])),
+    )
+    ports = [EndpointPort(port=8080 + i, name=p.name, protocol=p.protocol) for i, p in enumerate(subject.spec.ports)]
+    piece = parsed(*draw(endpoints(family)), family=family.label, ports=ports)
+    return compile_service(subject, [piece], globals_).plans
+
+
+@st.composite
+def clusters(draw, family: Family, globals_: Globals) -> Plans:
+    numbers = draw(st.lists(st.integers(1, 4), max_size=4, unique=True))
+    return {("default", f"s{n}"): draw(service_plans(family, globals_, n)) for n in numbers}
+
+
+@st.composite
+def histories(draw, min_size=1, max_size=4) -> tuple[Globals, list[Plans]]:
+    """A world, and states of a cluster one after the other."""
+    family = draw(st.sampled_from(list(Family)))
+    globals_ = draw(worlds(family))
+    return globals_, draw(st.lists(clusters(family, globals_), min_size=min_size, max_size=max_size))

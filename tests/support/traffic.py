@@ -1,0 +1,153 @@
+"""Traffic that never pauses: new TCP connections and UDP requests, and long-lived connections, each counted.
+
+A connection fails when it is refused, ends early, or when its SYN had to be sent twice: that one was dropped, even if
+the kernel's second try hides it. Clients close by reset, so that no TIME_WAIT makes a server take a new connection
+for an old one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from lab.netns import run_in
+from support.live import Front, Live
+
+REQUEST = b"GET / HTTP/1.1\r\nHost: whoami\r\n\r\n"
+PAUSE = 0.005
+"""Seconds between two questions of a stream: some 150 a second from each."""
+GIVE_UP = 10.0
+TOTAL_RETRANS = 100
+"""Where tcpi_total_retrans is in struct tcp_info of linux/tcp.h."""
+
+
+class Stream(NamedTuple):
+    """Who asks what; `kind` is tcp, udp, or lasting for one connection that asks again and again."""
+
+    place: str
+    kind: str
+    front: Front
+
+    def __str__(self) -> str:
+        return f"{self.kind} from {self.place} to {self.front.address}:{self.front.port}"
+
+
+class Traffic:
+    """An async context manager; `failures` has a line for each failure, `asked` counts by stream."""
+
+    def __init__(self, live: Live, *streams: Stream) -> None:
+        self.failures: list[str] = []
+        self.asked = dict.fromkeys(streams, 0)
+        self.pods: dict[Stream, set[str]] = {stream: set() for stream in streams}
+        self._live = live
+        self._over = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._began = time.monotonic()
+
+    async def __aenter__(self) -> Self:
+        for stream in self.asked:
+            namespace = self._live.cluster.namespace_of(stream.place)
+            work = self._last if stream.kind == "lasting" else self._repeat
+            thread = threading.Thread(target=self._guard, args=(namespace, work, stream), name=str(stream))
+            self._threads.append(thread)
+            thread.start()
+        await self.flow()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join)
+
+    async def flow(self, count: int = 60) -> None:
+        """Wait until every stream has asked so many more times."""
+        wanted = {stream: asked + count for stream, asked in self.asked.items()}
+
+        def done() -> bool:
+            return bool(self.failures) or all(self.asked[stream] >= wanted[stream] for stream in wanted)
+
+        await self._live.until(done, f"{count} more questions of each stream: {self.asked}, want {wanted}")
+
+    def clear(self) -> None:
+        """Forget which pods were met."""
+        for pods in self.pods.values():
+            pods.clear()
+
+    def _guard(self, namespace: str, work: Callable[[Stream], None], stream: Stream) -> None:
+        try:
+            run_in(namespace, lambda: work(stream))
+        except Exception as error:
+            self._fail(stream, error)
+
+    def _fail(self, stream: Stream, why: object) -> None:
+        if len(self.failures) < 50:
+            self.failures.append(f"{time.monotonic() - self._began:.3f} s: {stream}: {why!r}")
+
+    def _repeat(self, stream: Stream) -> None:
+        ask = _tcp if stream.kind == "tcp" else _udp
+        while not self._over.is_set():
+            try:
+                self.pods[stream].add(ask(stream.front))
+            except OSError as error:
+                self._fail(stream, error)
+            self.asked[stream] += 1
+            time.sleep(PAUSE)
+
+    def _last(self, stream: Stream) -> None:
+        with _connected(stream.front) as sock:
+            while not self._over.is_set():
+                self.pods[stream].add(_ask(sock))
+                self.asked[stream] += 1
+                time.sleep(PAUSE)
+
+
+def _socket(front: Front, kind: socket.SocketKind) -> socket.socket:
+    sock = socket.socket(socket.AF_INET6 if ":" in front.address else socket.AF_INET, kind)
+    sock.settimeout(GIVE_UP)
+    return sock
+
+
+def _connected(front: Front) -> socket.socket:
+    sock = _socket(front, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.connect(front)
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TOTAL_RETRANS + 4)
+        if int.from_bytes(info[TOTAL_RETRANS:], "little"):
+            raise ConnectionError("the first SYN was lost")
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _tcp(front: Front) -> str:
+    with _connected(front) as sock:
+        return _ask(sock)
+
+
+def _ask(sock: socket.socket) -> str:
+    sock.sendall(REQUEST)
+    received = b""
+    while not received.endswith(b"}\n"):
+        data = sock.recv(4096)
+        if not data:
+            raise ConnectionError("ended early")
+        received += data
+    return str(json.loads(received.partition(b"\r\n\r\n")[2])["pod"])
+
+
+def _udp(front: Front) -> str:
+    with _socket(front, socket.SOCK_DGRAM) as sock:
+        sock.connect(front)
+        sock.send(b"?")
+        return str(json.loads(sock.recv(2048))["pod"])

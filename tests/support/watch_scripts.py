@@ -1,0 +1,114 @@
+"""Scripts of lists and watches for the scripted server, and a reflector that is run against them."""
+
+import asyncio
+import contextlib
+
+from kubeproxy.api.client import ApiClient
+from kubeproxy.api.cluster import Cluster, Trust, parse_server
+from kubeproxy.api.credentials import Credentials
+from kubeproxy.api.source import Pace
+from kubeproxy.api.watch import Reflector, WatchListSupport, targets
+from kubeproxy.model.events import Deleted, Rejected, Replaced, Upserted
+from support.scripted import Server, eventually, kind_at, listed
+
+PACE = Pace(first=0.02, first_connect=0.01, cap=0.1, quiet=0.15, relist=0.01, short_watch=0.02, absent=0.05)
+SERVICES, SLICES, NODES, CIDRS = targets("node-a")
+
+
+class Seen(list):
+    """A sink that keeps what it got, in words."""
+
+    def __init__(self):
+        super().__init__()
+        self.batches = []
+        self.raw = []
+
+    def __call__(self, events):
+        self.batches.append(len(events))
+        for found in events:
+            self.raw.append(found)
+            match found:
+                case Replaced(_, objects, kept):
+                    words = ["=", *sorted(item.metadata.name for item in objects)]
+                    words += [f"kept:{name}" for _, name in sorted(kept)]
+                    self.append(" ".join(words))
+                case Upserted(_, item):
+                    self.append(f"+{item.metadata.name}")
+                case Deleted(_, _, name):
+                    self.append(f"-{name}")
+                case Rejected(_, _, name, _, field):
+                    self.append(f"!{name} {field}")
+
+    async def until(self, count):
+        await eventually(lambda: len(self) >= count)
+
+
+def watch(script, use, *, target=SERVICES, plain=True, pace=PACE, credentials=None):
+    """Run a reflector against `script`, `use(seen, server, reflector)` beside it; return what `use` returns."""
+
+    async def main():
+        async with Server(script) as server:
+            cluster = Cluster(parse_server(server.url, "test"), Trust(), credentials or Credentials())
+            client = ApiClient(cluster)
+            seen = Seen()
+            support = WatchListSupport()
+            support.supported = not plain
+            reflector = Reflector(client, target, seen, support=support, pace=pace)
+            task = asyncio.create_task(reflector.run())
+            try:
+                return await use(seen, server, reflector)
+            finally:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+                await client.close()
+
+    return asyncio.run(main())
+
+
+def kinds(server):
+    return [request.kind for request in server.requests]
+
+
+def scripted(*steps):
+    """A script of coroutine functions, one a request; the last one is repeated."""
+    left = list(steps)
+
+    async def script(request, reply):
+        step = left.pop(0) if len(left) > 1 else left[0]
+        await step(request, reply)
+
+    return script
+
+
+def lists(*items, version="1"):
+    async def step(request, reply):
+        await reply.answer(200, listed(*items, version=version, kind=kind_at(request.path)))
+
+    return step
+
+
+def watches(*lines, then="forever"):
+    async def step(request, reply):
+        await reply.begin()
+        for line in lines:
+            await reply.chunk(line)
+        if then == "forever":
+            await reply.forever()
+        elif then == "end":
+            await asyncio.sleep(2 * PACE.short_watch)
+            await reply.end()
+        elif then == "end at once":
+            await reply.end()
+        else:
+            reply.reset()
+            await reply.forever()
+
+    return step
+
+
+def fails(code, message="no", **headers):
+    async def step(request, reply):
+        await reply.status(code, message, headers)
+
+    return step

@@ -1,0 +1,118 @@
+"""The fixed rules, their removal, and what the mode is configured with."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from kubeproxy.backends.ipvs import probe
+from kubeproxy.backends.ipvs.chains import CHAINS, JUMPS, Rules
+from kubeproxy.backends.ipvs.cleanup import removal
+from kubeproxy.backends.ipvs.layout import SetId
+from kubeproxy.backends.ipvs.mode import CONN_REUSE, MODE, STRICT_ARP, excluded, settings
+from kubeproxy.backends.ipvs.probe import scheduler_of
+from kubeproxy.backends.leftovers import removal as remove_leftovers
+from kubeproxy.config.modes.ipvs import IPVS
+from kubeproxy.errors import ConfigError
+from kubeproxy.kernel.xtables import Commands, Table
+from kubeproxy.model.addresses import Family, pack
+from kubeproxy.model.plan import Detector
+from support.cluster_objects import world
+
+
+def rules(detector=False, family=Family.IPV4, **more):
+    return Rules(family, world(detector=detector, families=[family], **more))
+
+
+@pytest.mark.parametrize("family", list(Family))
+def test_the_chains_are_those_that_are_named_and_every_jump_leads_to_one(family) -> None:
+    found = rules(family=family)
+    assert {table: tuple(chains) for table, chains in found.tables.items()} == CHAINS
+    assert all(jump.chain in CHAINS[jump.table] for jump in JUMPS)
+
+
+@pytest.mark.parametrize(
+    ("detector", "expected"),
+    [
+        (Detector("network", "10.244.0.0/16"), "! -s 10.244.0.0/16 -j KUBE-MARK-MASQ"),
+        (Detector("bridge", "cbr0"), "! -i cbr0 -j KUBE-MARK-MASQ"),
+        (Detector("prefix", "veth"), "! -i veth+ -j KUBE-MARK-MASQ"),
+        (Detector(), "-m addrtype --src-type LOCAL -j KUBE-MARK-MASQ"),
+    ],
+)
+def test_cluster_ips_masquerade_who_is_no_pod(detector, expected) -> None:
+    lines = rules(detector).tables["nat"]["KUBE-SERVICES"]
+    assert any("KUBE-CLUSTER-IP" in line and line.endswith(expected) for line in lines)
+
+
+@pytest.mark.parametrize("name", ["cbr0 -j ACCEPT", "a\nCOMMIT", '"', "!cbr0", "+", "veth+", "-x", "\x01"])
+def test_an_interface_that_would_mean_something_else_in_a_rule_is_refused(name) -> None:
+    with pytest.raises(ConfigError, match="detectLocal"):
+        rules(Detector("bridge", name))
+
+
+def test_only_missing_jumps_are_added_in_front_and_in_order() -> None:
+    missing = [jump for jump in JUMPS if jump.origin in {"INPUT", "PREROUTING"}]
+    text = rules().text(("filter", "nat"), missing)
+    inserted = [line.split(" -j ")[1] for line in text.splitlines() if line.startswith("-I INPUT 1")]
+    assert inserted == ["KUBE-IPVS-FILTER", "KUBE-PROXY-FIREWALL", "KUBE-NODE-PORT"]  # the last one ends up first
+    assert "-I OUTPUT" not in text
+    assert text.count("COMMIT") == 2
+
+
+def test_references_of_sets_are_counted_as_the_kernel_does() -> None:
+    found = rules(family=Family.IPV6)
+    assert found.references(SetId.LOOP_BACK) == 1
+    assert found.references(SetId.LOAD_BALANCER) == 3
+    assert found.references(SetId.LOAD_BALANCER_FW) == 2
+    assert all(found.references(set_id) for set_id in SetId)
+
+
+def table(found: Rules, name: str) -> Table:
+    lines = [f"-A {chain} {rule}" for chain, chain_rules in found.tables[name].items() for rule in chain_rules]
+    jumps = [f"-A {jump.origin} {jump.rule}" for jump in JUMPS if jump.table == name]
+    return Table(name, ("INPUT", "OUTPUT", *found.tables[name], "OTHERS"), (*jumps, *lines, "-A OTHERS -j ACCEPT"))
+
+
+def test_removal_takes_the_modes_own_chains_and_all_rules_with_its_sets() -> None:
+    text = removal([table(rules(), "nat")])
+    assert "-X KUBE-NODE-PORT" in text
+    assert "-X KUBE-SERVICES" not in text  # iptables mode may be using it
+    assert "OTHERS" not in text
+    assert "-D KUBE-POSTROUTING -m set --match-set KUBE-LOOP-BACK" in text
+    assert removal([Table("nat", ("OTHERS",), ("-A OTHERS -j ACCEPT",))]) == ""
+
+
+def test_chains_of_the_current_mode_are_no_leftovers(monkeypatch) -> None:
+    monkeypatch.setattr(probe, "variant", lambda family: "iptables-nft")
+    kept = partial(MODE.keeps, Commands("iptables-nft", Family.IPV4, uses_nft=True, version=(1, 8)))
+    ours = table(rules(), "nat")
+    others = Table("nat", (*ours.chains, "KUBE-SVC-X"), (*ours.rules, "-A KUBE-SVC-X -j ACCEPT"))
+    assert remove_leftovers([ours], kept) == ""
+    assert remove_leftovers([others], kept).splitlines() == [
+        "*nat",
+        ":KUBE-SVC-X - [0:0]",
+        "-X KUBE-SVC-X",
+        "COMMIT",
+    ]
+
+
+def test_sysctls_follow_the_kernel_and_strict_arp() -> None:
+    assert CONN_REUSE in settings(IPVS(), (5, 8))
+    assert CONN_REUSE not in settings(IPVS(), (5, 9))
+    assert set(STRICT_ARP) <= set(settings(IPVS(strict_arp=True), (6, 1)))
+    assert not set(STRICT_ARP) & set(settings(IPVS(), (6, 1)))
+
+
+def test_excluded_networks_are_by_family() -> None:
+    config = IPVS(exclude_cidrs=("198.51.100.0/24", "2001:db8::/32"))
+    assert excluded(config, Family.IPV4) == ((pack("198.51.100.0"), pack("198.51.100.255")),)
+    assert len(excluded(config, Family.IPV6)) == 1
+
+
+def test_the_scheduler_is_rr_unless_said_otherwise() -> None:
+    assert scheduler_of(IPVS()).name == "rr"
+    assert scheduler_of(IPVS(scheduler="mh")).name == "mh"
+    with pytest.raises(ConfigError, match=r"ipvs\.scheduler: there is no 'fastest'"):
+        scheduler_of(IPVS(scheduler="fastest"))

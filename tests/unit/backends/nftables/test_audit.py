@@ -1,0 +1,84 @@
+"""Reading our table back: dumps that the kernel repeats itself in, and endpoints that keep the slots they are in."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubeproxy.backends.nftables import audit
+from kubeproxy.backends.nftables.layout import Layout, SetId
+from kubeproxy.backends.nftables.render import Placed, place, render
+from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.nfnetlink import Element
+from kubeproxy.model.addresses import Family
+from support.random_plans import histories
+
+WHOLE = [Element(b"a", b"1", 0, 0), Element(b"b", b"2", 0, 0)]
+TORN = [WHOLE[0], WHOLE[0]]  # as while a hash table is resized: one twice, another one not at all
+
+
+@pytest.fixture
+def dumps(monkeypatch):
+    """Let the kernel give these dumps of the endpoints, one after the other, the last one for ever."""
+    queue = []
+
+    def elements(_family, _table, name, _link):
+        if name != "endpoints":
+            return iter(())
+        return iter(queue.pop(0) if len(queue) > 1 else queue[0])
+
+    monkeypatch.setattr(audit.nfnetlink, "elements", elements)
+    monkeypatch.setattr(audit, "PAUSE", 0)
+    return queue
+
+
+def test_a_dump_that_repeats_itself_is_read_again(dumps):
+    dumps += [TORN, TORN, WHOLE]
+    names = Layout(Family.IPV4).shapes
+    found = audit.elements(Family.IPV4, names, None)
+    assert found == {name: {b"a": b"1", b"b": b"2"} if name == "endpoints" else {} for name in names}
+    assert not dumps[1:]
+
+
+def test_a_dump_that_never_becomes_whole_is_an_error(dumps):
+    dumps += [TORN]
+    with pytest.raises(ApplyError, match="of endpoints completely"):
+        audit.elements(Family.IPV4, ["endpoints-4", "endpoints"], None)
+
+
+def everything(placed):
+    found = render(placed)
+    return {name: found.get(name, {}) for name in Layout(Family.IPV4).shapes}
+
+
+@given(histories(max_size=1), st.randoms(use_true_random=False))
+def test_endpoints_are_recalled_in_the_slots_that_the_kernel_has_them_in(history, random):
+    _, (plans,) = history
+    for plan in (plan for found in plans.values() for plan in found):
+        cluster, local = list(plan.cluster), list(plan.local)
+        random.shuffle(cluster)
+        random.shuffle(local)
+        there = Placed(plan, tuple(cluster), tuple(local))
+        actual = everything([there])
+        assert everything([place(plan, audit.recall(plan, actual))]) == actual
+
+
+@given(histories(min_size=2, max_size=2))
+def test_recalled_endpoints_move_as_little_as_those_remembered(history):
+    _, (earlier, later) = history
+    for name, found in later.items():
+        before = {p.key: Placed.fresh(p) for p in earlier.get(name, ())}
+        for plan in found:
+            old = before.get(plan.key)
+            if old is None or old.plan.frontends != plan.frontends or old.plan.external != plan.external:
+                continue
+            if old.plan.internal == plan.internal:
+                assert render([place(plan, audit.recall(plan, everything([old])))]) == render([place(plan, old)])
+
+
+def test_nothing_is_recalled_from_an_empty_table():
+    assert audit.ranges_by_frontend({SetId.FIREWALL_ALLOW: {}}, Family.IPV4) == {}
+    transport, one, two = b"\x06\0\0\0\0\x50\0\0", b"\x0a\0\0\1", b"\x0a\0\0\2"
+    span, other = (one + transport + a + one + transport + b for a, b in ((one, two), (two, two)))
+    assert audit.ranges_by_frontend({SetId.FIREWALL_ALLOW: {span: b"", other: b""}}, Family.IPV4) == {
+        one + transport: [span, other]
+    }

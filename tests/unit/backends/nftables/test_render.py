@@ -1,0 +1,324 @@
+"""Plans to elements: slots, differences, and that packets meet with what the plan says."""
+
+import itertools
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from kubeproxy.backends.nftables.layout import CLASSES, ENDPOINT_MAPS, SHARED, VERDICT_MAPS, Layout, SetId
+from kubeproxy.backends.nftables.render import Placed, assign, difference, place, render
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.compile import compile_service
+from kubeproxy.model.objects import ServicePort
+from kubeproxy.model.plan import Action, FrontendKind
+from support.cluster_objects import HERE, THERE, address, dest, endpoint, parsed, service, world
+from support.fake_table import NODEPORTS, SERVICES, FakeTable, Forwarded, Packet
+from support.random_plans import ADDRESSES, histories
+
+# -- slots ---------------------------------------------------------------------------------------------------------
+
+pools = st.lists(st.sampled_from([bytes([n]) * 6 for n in range(12)]), unique=True).map(tuple)
+
+
+@given(pools, pools.map(sorted).map(tuple))
+def test_slots_hold_exactly_the_wanted_endpoints(before, wanted):
+    assert sorted(assign(before, wanted)) == list(wanted)
+
+
+@given(pools, pools.map(sorted).map(tuple))
+def test_survivors_keep_their_slots_while_those_exist(before, wanted):
+    after = assign(before, wanted)
+    for slot, destination in enumerate(before[: len(wanted)]):
+        if destination in wanted:
+            assert after[slot] == destination
+
+
+@given(pools, pools.map(sorted).map(tuple))
+def test_as_few_slots_as_possible_change(before, wanted):
+    after = assign(before, wanted)
+    stay = sum(destination in wanted for destination in before[: len(wanted)])
+    changed = sum(1 for slot, d in enumerate(after) if slot >= len(before) or before[slot] != d)
+    assert changed == (len(wanted) - stay if before else len(wanted))
+
+
+@given(pools, pools.map(sorted).map(tuple))
+def test_assigning_again_moves_nothing(before, wanted):
+    after = assign(before, wanted)
+    assert assign(after, wanted) == after
+
+
+def test_one_of_many_goes():
+    before = (b"a", b"b", b"c", b"d")
+    assert assign(before, (b"a", b"c", b"d")) == (b"a", b"d", b"c")
+    assert assign(before, (b"a", b"b", b"c")) == (b"a", b"b", b"c")
+    assert assign(before, (b"a", b"b", b"c", b"d", b"e")) == (*before, b"e")
+    assert assign(before, (b"a", b"c", b"d", b"e")) == (b"a", b"e", b"c", b"d")
+    assert assign(before, ()) == ()
+    assert assign((), (b"a", b"b")) == (b"a", b"b")
+
+
+# -- differences ---------------------------------------------------------------------------------------------------
+
+element_sets = st.dictionaries(
+    st.sampled_from([SetId.ENDPOINTS, SetId.AFFINITY_SERVICES, SetId.HAIRPIN]),
+    st.dictionaries(st.sampled_from([b"k1", b"k2", b"k3"]), st.sampled_from([b"", b"x", b"y"])),
+)
+
+
+@given(element_sets, element_sets)
+def test_a_difference_leads_from_one_to_the_other(before, after):
+    table = FakeTable(world(families=[Family.IPV4]))
+    names = Layout(Family.IPV4).shapes
+    table.elements = {name: dict(before.get(name, {})) for name in names}
+    delta = difference(before, after)
+    table.execute(delta)
+    assert table.elements == {name: after.get(name, {}) for name in names}
+    for set_id, entries in delta.added.items():
+        assert entries
+        assert all(before.get(set_id, {}).get(key) != data for key, data in entries)
+    for set_id, keys in delta.removed.items():
+        assert keys
+        assert all(after.get(set_id, {}).get(key) != before[set_id][key] for key in keys)
+
+
+@given(element_sets)
+def test_no_difference_between_equals(elements):
+    assert difference(elements, elements) == ({}, {})
+
+
+# -- what packets meet with ----------------------------------------------------------------------------------------
+
+
+def sources(family):
+    where = ADDRESSES[family]
+    outside = [("outside", address(where.outside.format(n))) for n in (1, 9, 77)]
+    return [("pod", address(where.pod.format(3))), ("node", address(where.node)), *outside]
+
+
+def expected(plan, frontend, origin, source, detector):
+    allowed = plan.sources(frontend)
+    if allowed is not None and not any(first <= source <= last for first, last in allowed):
+        return "drop"
+    traffic = plan.traffic(frontend)
+    # Without a detector a pod is somebody from outside.
+    action = getattr(traffic, origin if detector or origin != "pod" else "outside")
+    if action is Action.REJECT:
+        return "reject"
+    if action is Action.DROP:
+        return "drop"
+    pool = plan.local if action.picks_local else plan.cluster
+    return Forwarded(pool, action in {Action.CLUSTER_MASQUERADE, Action.LOCAL_MASQUERADE}, plan.affinity)
+
+
+def check_packets(table, globals_, plans):
+    (family,) = globals_.families
+    detector = globals_.of(family).detector.implemented
+    for plan in (plan for found in plans.values() for plan in found):
+        for frontend in plan.frontends:
+            nodeport = frontend.kind is FrontendKind.NODEPORT
+            target = address(ADDRESSES[family].node) if nodeport else frontend.address
+            for origin, source in sources(family):
+                packet = Packet(origin, source, target, frontend.protocol, frontend.port, nodeport)
+                assert table.send(packet) == expected(plan, frontend, origin, source, detector), (frontend, packet)
+        cluster_ip = plan.frontends[0].address
+        for origin, source in sources(family):
+            assert table.send(Packet(origin, source, cluster_ip, plan.key.protocol, 9)) == "reject"
+
+
+@settings(max_examples=150, deadline=None)
+@given(histories())
+def test_packets_meet_with_what_the_plan_says_in_every_state(history):
+    globals_, states = history
+    table = FakeTable(globals_)
+    placed, elements = {}, {}
+    for plans in states:
+        placed = {
+            name: tuple(place(p, {q.plan.key: q for q in placed.get(name, ())}.get(p.key)) for p in found)
+            for name, found in plans.items()
+        }
+        after = render(item for items in placed.values() for item in items)
+        table.execute(difference(elements, after))
+        elements = after
+        check_packets(table, globals_, plans)
+        hairpin = {a + a for found in plans.values() for plan in found for a in plan.hairpin}
+        assert set(table.elements[SetId.HAIRPIN]) == hairpin
+    table.execute(difference(elements, {}))
+    assert not any(table.elements.values())
+
+
+@settings(max_examples=75, deadline=None)
+@given(histories(min_size=2, max_size=2))
+def test_a_restart_leads_to_the_same_pools(history):
+    _, (earlier, later) = history
+    for name, found in later.items():
+        before = {p.key: Placed.fresh(p) for p in earlier.get(name, ())}
+        for plan in found:
+            moved, fresh = place(plan, before.get(plan.key)), Placed.fresh(plan)
+            assert sorted(moved.cluster) == list(fresh.cluster)
+            assert sorted(moved.local) == list(fresh.local)
+            assert {s: d.keys() for s, d in render([moved]).items()} == {
+                s: d.keys() for s, d in render([fresh]).items()
+            }
+
+
+@settings(max_examples=75, deadline=None)
+@given(histories(max_size=1))
+def test_services_share_nothing_but_shared_sets(history):
+    _, (plans,) = history
+    seen = {}
+    for name, found in plans.items():
+        for set_id, entries in render(map(Placed.fresh, found)).items():
+            for key in entries:
+                assert set_id in SHARED or seen.setdefault((set_id, key), name) == name
+
+
+# -- by hand -------------------------------------------------------------------------------------------------------
+
+
+def test_one_changed_endpoint_is_one_element_replaced():
+    globals_ = world(families=[Family.IPV4])
+    subject = service(ports=[ServicePort(port=80, node_port=30080)], external_ips=["203.0.113.1"])
+    texts = ["10.244.0.1", "10.244.0.2", "10.244.0.3"]
+
+    def plan(*found):
+        return compile_service(subject, [parsed(*map(endpoint, found))], globals_).plans[0]
+
+    before = Placed.fresh(plan(*texts))
+    after = place(plan(texts[0], "10.244.0.9", texts[2]), before)
+    delta = difference(render([before]), render([after]))
+    assert {s: len(keys) for s, keys in delta.removed.items()} == {SetId.ENDPOINTS: 2, SetId.NODEPORT_ENDPOINTS: 1}
+    assert {d for entries in delta.added.values() for _, d in entries} == {dest("10.244.0.9:8080") + b"\0\0"}
+
+
+def test_keys_are_packed_as_the_kernel_packs_registers():
+    globals_ = world(families=[Family.IPV4])
+    subject = service(ports=[ServicePort(port=80, node_port=30080)])
+    (plan,) = compile_service(subject, [parsed(endpoint("10.244.0.1"))], globals_).plans
+    found = render([Placed.fresh(plan)])
+    transport = b"\x06\0\0\0" + b"\x00\x50\0\0"
+    cluster_ip = address("10.96.0.1")
+    assert found[SetId.ENDPOINTS] == {cluster_ip + transport + b"\0\0\0\0": dest("10.244.0.1:8080") + b"\0\0"}
+    assert found[SetId.CLUSTER_SERVICES] == found["endpoints-1"] == {cluster_ip + transport: b""}
+    assert found[SetId.CLUSTER_IPS] == {cluster_ip: b""}
+    nodeport = b"\x06\0\0\0" + (30080).to_bytes(2, "big") + b"\0\0"
+    assert found[SetId.NODEPORT_ENDPOINTS] == {nodeport + b"\0\0\0\0": dest("10.244.0.1:8080") + b"\0\0"}
+    assert found[SetId.EXTERNAL_NODEPORTS] == found["nodeport-endpoints-1"] == {nodeport: b""}
+    assert len(found) == 8 - 1  # and nothing is local
+
+
+# -- classes -------------------------------------------------------------------------------------------------------
+
+SIZES = [0, 1, 2, 3, 4, 5, 15, 16, 17, 63, 64, 65, 255, 256, 257]
+STEPS = [
+    *itertools.pairwise(SIZES),
+    *((b, a) for a, b in itertools.pairwise(SIZES)),
+    (17, 1),
+    (1, 300),
+    (300, 4),
+    (64, 0),
+]
+
+
+def web(count, first=0, **more):
+    found = [endpoint(f"10.244.{n >> 8}.{n & 255}", HERE) for n in range(first, first + count)]
+    subject = service(**more)
+    return compile_service(subject, [parsed(*found)], world(families=[Family.IPV4])).plans[0]
+
+
+def counts(elements):
+    return {set_id: len(keys) for set_id, keys in elements.items()}
+
+
+def class_of_size(count):
+    return next(size for size in (1, 4, 16, 64, 256, 1024) if count <= size)
+
+
+@pytest.mark.parametrize(("earlier", "later"), STEPS)
+def test_a_change_of_the_number_of_endpoints_touches_little_else(earlier, later):
+    before = Placed.fresh(web(earlier))
+    delta = difference(render([before]), render([place(web(later), before)]))
+    removed, added = counts(delta.removed), counts(delta.added)
+    for found in (removed, added):
+        found.pop(SetId.HAIRPIN, None)
+    was, now = (f"endpoints-{class_of_size(n)}" if n else None for n in (earlier, later))
+    wanted_removed, wanted_added = {}, {}
+    if later > earlier:
+        wanted_added["endpoints"] = later - earlier
+    else:
+        wanted_removed["endpoints"] = earlier - later
+    if was != now:
+        wanted_removed |= {was: 1} if was else {}
+        wanted_added |= {now: 1} if now else {}
+    for count, fewer, more in ((earlier, wanted_added, wanted_removed), (later, wanted_removed, wanted_added)):
+        if not count:
+            fewer["cluster-services"] = 1
+            more["unserved-services"] = 1
+    assert (removed, added) == (wanted_removed, wanted_added)
+
+
+@pytest.mark.parametrize(("count", "size"), [(5, 16), (2, 4), (17, 64), (4, None), (16, None)])
+def test_the_first_endpoint_goes_and_the_last_one_takes_its_slot(count, size):
+    before = Placed.fresh(web(count))
+    delta = difference(render([before]), render([place(web(count - 1, 1), before)]))
+    moved = {"endpoints": 2, "hairpin-endpoints": 1}
+    assert counts(delta.removed) == (moved | {f"endpoints-{size}": 1} if size else moved)
+    assert counts(delta.added) == ({"endpoints": 1} | ({f"endpoints-{size // 4}": 1} if size else {}))
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 5, 16, 17])
+def test_replaced_endpoints_leave_the_class_alone(count):
+    before = Placed.fresh(web(count))
+    delta = difference(render([before]), render([place(web(count, count), before)]))
+    assert counts(delta.removed) == counts(delta.added) == {"endpoints": count, "hairpin-endpoints": count}
+
+
+def test_a_frontend_has_a_class_in_each_map_that_it_picks_from():
+    more = {"external_traffic_policy": "Local", "external_ips": ["203.0.113.1"]}
+    subject = service(ports=[ServicePort(port=80, node_port=30080)], **more)
+    found = [endpoint(f"10.244.0.{n}", HERE if n < 3 else THERE) for n in range(1, 7)]
+    (plan,) = compile_service(subject, [parsed(*found)], world(families=[Family.IPV4])).plans
+    elements = render([Placed.fresh(plan)])
+    classes = {s: len(keys) for s, keys in elements.items() if re.fullmatch(r"(local-)?(nodeport-)?endpoints-\d+", s)}
+    assert classes == {
+        "endpoints-16": 2,  # the cluster IP and the external one
+        "local-endpoints-4": 1,
+        "nodeport-endpoints-16": 1,
+        "local-nodeport-endpoints-4": 1,
+    }
+
+
+@pytest.mark.parametrize("policy", ["Cluster", "Local"])
+@pytest.mark.parametrize("affinity", [None, "ClientIP"])
+def test_without_endpoints_there_is_no_treatment_and_no_class(policy, affinity):
+    ports = [ServicePort(port=80, node_port=30080)]
+    more = {"external_traffic_policy": policy, "internal_traffic_policy": policy, "session_affinity": affinity}
+    plan = web(0, ports=ports, external_ips=["203.0.113.1"], **more)
+    assert {s for s, keys in render([Placed.fresh(plan)]).items() if keys} == {
+        "cluster-ips",
+        "unserved-services",
+        "unserved-nodeports",
+    }
+
+
+@settings(max_examples=75, deadline=None)
+@given(histories(max_size=1))
+def test_verdicts_are_for_affinity_alone(history):
+    _, (plans,) = history
+    for plan in (plan for found in plans.values() for plan in found):
+        elements = render([Placed.fresh(plan)])
+        with_verdicts = {key for set_id in VERDICT_MAPS for key in elements.get(set_id, {})}
+        assert bool(with_verdicts) is bool(plan.affinity and any(elements.get(s) for s in ENDPOINT_MAPS))
+        assert not plan.affinity or not any("endpoints-" in s or s in TREATED for s in elements)
+
+
+TREATED = {*SERVICES, *NODEPORTS}
+
+
+def test_more_endpoints_than_the_last_class_has_slots_are_served_by_as_many():
+    pool = tuple(n.to_bytes(6, "big") for n in range(CLASSES[-1] + 1))
+    plan = replace(web(1), cluster=pool)
+    elements = render([Placed.fresh(plan)])
+    assert len(elements[f"endpoints-{CLASSES[-1]}"]) == 1

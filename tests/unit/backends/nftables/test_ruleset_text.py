@@ -1,0 +1,292 @@
+"""The text of the table: what it depends on, what it does not, and names that come back as they were."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from kubeproxy.backends.nftables.layout import (
+    CLASSES,
+    ENDPOINT_MAPS,
+    TREATMENTS,
+    VERDICT_MAPS,
+    ChainName,
+    Kind,
+    Layout,
+    SetId,
+    class_of,
+    class_set,
+    parse_chain_name,
+    service_key,
+    slot_bytes,
+)
+from kubeproxy.backends.nftables.render import Placed, render
+from kubeproxy.backends.nftables.ruleset import Ruleset
+from kubeproxy.backends.nftables.text import element_lines, interval_lines
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.plan import Detector, FamilyGlobals, Globals
+from support.cluster_objects import world
+from support.random_plans import histories
+
+V4, V6 = Family.IPV4, Family.IPV6
+BASE = world()
+NOBODY = FamilyGlobals()
+
+
+def changed(**more) -> Globals:
+    """The base world with one part of its IPv4 half changed."""
+    return replace(BASE, ipv4=replace(BASE.ipv4, **more))
+
+
+# -- what the text depends on --------------------------------------------------------------------------------------
+
+STATIC = {
+    "base": BASE,
+    "masqueradeAll": replace(BASE, masquerade_all=True),
+    "another mark": replace(BASE, masquerade_mark=0x8000),
+    "no detector": changed(detector=Detector()),
+    "another network": changed(detector=Detector("network", "10.0.0.0/8")),
+    "a bridge": changed(detector=Detector("bridge", "cni0")),
+    "a prefix": changed(detector=Detector("prefix", "cni0")),
+    "NodePorts everywhere": changed(nodeport_ips=None),
+}
+DYNAMIC = {
+    "node name": replace(BASE, node_name="other"),
+    "zone": replace(BASE, zone="z9"),
+    "node addresses": changed(node_ips=(b"\x0a\0\0\x09",)),
+    "NodePort addresses": changed(nodeport_ips=(b"\x0a\0\0\x09", b"\x0a\0\0\x0a")),
+    "no NodePort addresses": changed(nodeport_ips=()),
+    "service CIDRs": changed(service_cidrs=((b"\x0a\0\0\0", b"\x0a\0\0\xff"),)),
+    "the other family": replace(BASE, ipv6=None),
+    "the other family's detector": replace(BASE, ipv6=replace(BASE.ipv6, detector=Detector())),
+}
+
+
+def test_every_static_fact_is_in_the_comment():
+    comments = {Ruleset(V4, globals_).comment() for globals_ in STATIC.values()}
+    assert len(comments) == len(STATIC)
+
+
+@pytest.mark.parametrize("fact", DYNAMIC)
+def test_other_facts_leave_the_table_as_it_is(fact):
+    one, two = Ruleset(V4, BASE), Ruleset(V4, DYNAMIC[fact])
+    assert one.comment() == two.comment()
+    assert one.skeleton([]) == two.skeleton([])
+
+
+def test_the_comment_is_the_same_for_the_scratch_table():
+    ruleset = Ruleset(V4, BASE)
+    assert ruleset.scratch().comment() == ruleset.comment()
+    assert ruleset.scratch().name != ruleset.name
+
+
+@pytest.mark.parametrize("family", [V4, V6])
+def test_the_comment_says_whose_it_is_and_fits_the_kernel(family):
+    comment = Ruleset(family, BASE).comment()
+    assert comment.startswith("rules of kube-proxy")
+    assert len(comment) < 128  # NFT_USERDATA_MAXLEN with the type and the length, libnftnl
+
+
+@pytest.mark.parametrize("fact", STATIC)
+def test_text_changes_exactly_with_the_comment(fact):
+    def body(ruleset):
+        return ruleset.skeleton([]).replace(ruleset.comment(), "")
+
+    base, other = Ruleset(V4, BASE), Ruleset(V4, STATIC[fact])
+    assert (body(base) == body(other)) is (base.comment() == other.comment())
+
+
+# -- what the text does not depend on ------------------------------------------------------------------------------
+
+
+def chains_of(plans):
+    elements = render(Placed.fresh(p) for found in plans.values() for p in found)
+    verdicts = {chain for set_id in VERDICT_MAPS for chain in elements.get(set_id, {}).values()}
+    names = {parse_chain_name(verdict.decode()) for verdict in verdicts}
+    assert None not in names
+    return names
+
+
+@given(histories(max_size=1))
+def test_services_without_affinity_need_no_chains(history):
+    globals_, (plans,) = history
+    (family,) = globals_.families
+    ruleset = Ruleset(family, globals_)
+    plain = {name: found for name, found in plans.items() if not any(p.affinity for p in found)}
+    assert chains_of(plain) == set()
+    assert ruleset.skeleton(chains_of(plain)) == ruleset.skeleton([])
+
+
+@given(histories(max_size=1))
+def test_chains_are_named_by_counts_and_never_by_services(history):
+    globals_, (plans,) = history
+    (family,) = globals_.families
+    text = Ruleset(family, globals_).skeleton(chains_of(plans))
+    for plan in (plan for found in plans.values() for plan in found):
+        assert not re.search(rf"\b{plan.key.name}\b", text)
+        assert plan.key.namespace not in text
+
+
+@given(histories(max_size=1))
+def test_every_verdict_leads_to_a_chain_of_the_skeleton(history):
+    globals_, (plans,) = history
+    (family,) = globals_.families
+    ruleset = Ruleset(family, globals_)
+    text = ruleset.skeleton(chains_of(plans))
+    made = set(re.findall(r"^add chain \S+ \S+ (\S+)", text, re.MULTILINE))
+    assert {str(name) for name in chains_of(plans)} <= made
+    assert set(re.findall(r"\b(?:goto|jump) ([^\s,]+)", text)) <= made
+
+
+@pytest.mark.parametrize("family", [V4, V6])
+def test_every_set_that_a_rule_reads_is_made_and_every_set_is_read(family):
+    text = Ruleset(family, BASE).skeleton([ChainName(False, "cluster", 3, 30)])
+    made = re.findall(r"^add (?:set|map) \S+ \S+ (\S+)", text, re.MULTILINE)
+    assert len(made) == len(set(made))
+    assert set(re.findall(r"@([a-z0-9-]+)", text)) == set(made)
+
+
+@pytest.mark.parametrize("family", [V4, V6])
+def test_the_static_rules_have_no_verdicts_to_validate_but_their_own(family):
+    """Each verdict in an element costs the kernel a look at all rules it leads to, at every change of the map."""
+    text = Ruleset(family, BASE).skeleton([])
+    assert set(re.findall(r"vmap @(\S+)", text)) == set(VERDICT_MAPS)
+
+
+# -- names ---------------------------------------------------------------------------------------------------------
+
+SLOTS = [treatment for treatment in TREATMENTS if treatment.endswith("slot")]
+OTHERS = [treatment for treatment in TREATMENTS if treatment not in SLOTS]
+slots = st.builds(ChainName, st.booleans(), st.sampled_from(SLOTS), st.integers(0, 10_000), st.just(0))
+others = st.builds(ChainName, st.booleans(), st.sampled_from(OTHERS), st.integers(0, 10_000), st.integers(1, 86400))
+chain_names = st.one_of(slots, others)
+
+
+@given(chain_names)
+def test_chain_names_come_back(name):
+    assert parse_chain_name(str(name)) == name
+    assert len(str(name)) < 128  # NFT_NAME_MAXLEN is 256
+
+
+@given(chain_names, chain_names)
+def test_chain_names_are_unambiguous(one, two):
+    assert (str(one) == str(two)) is (one == two)
+
+
+STATIC_CHAINS = re.findall(r"^add chain \S+ \S+ (\S+)", Ruleset(V4, BASE).skeleton([]), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *dict.fromkeys(STATIC_CHAINS),
+        "",
+        "cluster",
+        "cluster-",
+        "cluster-1",
+        "slot-1-5s",
+        "nodeport-local-slot-0-10800s",
+        "local-nodeport-pick-3-30s",
+        "cluster-x",
+        "cluster--1",
+        "cluster-1-",
+        "cluster-01",
+        "cluster-1-0s",
+        "cluster-\u0663",
+        "cluster-1-5",
+        "cluster-1-s",
+        "cluster-1-5s-",
+        "nodeport-",
+        "service-ULMVA6XW-ns1/svc1/tcp/p80",
+        "KUBE-SERVICES",
+    ],
+)
+def test_other_chains_have_no_such_name(text):
+    assert parse_chain_name(text) is None
+
+
+@pytest.mark.parametrize("family", [V4, V6])
+def test_sets_of_clients_have_names_of_their_own(family):
+    clients = {name.affinity_set(slot) for name in AFFINITY_SAMPLES for slot in (0, 1, 4)}
+    assert len(clients) == 4 * 3
+    assert not clients & Layout(family).shapes.keys()
+
+
+AFFINITY_SAMPLES = [ChainName(nodeport, t, 2, 30) for nodeport in (False, True) for t in ("pick", "local-pick")]
+
+
+@pytest.mark.parametrize(
+    ("count", "size"),
+    [(1, 1), (2, 4), (4, 4), (5, 16), (16, 16), (17, 64), (16385, 65536), (65536, 65536), (65537, 65536)],
+)
+def test_the_class_of_a_number_of_endpoints(count, size):
+    assert class_of(count) == size
+
+
+# -- keys and lines ------------------------------------------------------------------------------------------------
+
+
+def test_slots_have_the_bytes_of_numgen():
+    slots = slot_bytes(5000)
+    assert slots[0] == b"\0\0\0\0"
+    assert slots[4999] == (4999).to_bytes(4, "little")
+
+
+def test_service_keys_fill_registers():
+    assert service_key(b"\x0a\0\0\1" + b"\x06" + b"\0\x50") == b"\x0a\0\0\1" + b"\x06\0\0\0" + b"\0\x50\0\0"
+    assert service_key(b"\x11" + b"\x75\x30") == b"\x11\0\0\0" + b"\x75\x30\0\0"
+
+
+@pytest.mark.parametrize("family", [V4, V6])
+def test_key_sizes(family):
+    size = family.address_size
+    shapes = Layout(family).shapes
+    assert shapes[SetId.ENDPOINTS].key_size(family) == size + 12
+    assert shapes[SetId.CLUSTER_SERVICES].key_size(family) == size + 8
+    assert shapes[SetId.AFFINITY_SERVICES].key_size(family) == size + 8
+    assert shapes[SetId.EXTERNAL_NODEPORTS].key_size(family) == 8
+    assert shapes[SetId.AFFINITY_NODEPORTS].key_size(family) == 8
+    assert shapes[SetId.NODEPORT_ENDPOINTS].key_size(family) == 12
+    for endpoint_map in ENDPOINT_MAPS:
+        for class_size in CLASSES:
+            shape = shapes[class_set(endpoint_map, class_size)]
+            assert shape.key_size(family) == shapes[endpoint_map].key_size(family) - 4
+            assert shape.kind is Kind.PLAIN
+    assert shapes[SetId.HAIRPIN].key_size(family) == 2 * size
+    assert shapes[SetId.FIREWALL_ALLOW].key_size(family) == 2 * size + 8
+
+
+def test_elements_as_text():
+    transport = b"\x06\0\0\0" + b"\x00\x50\0\0"
+    one, two = b"\x0a\0\0\1", b"\x0a\0\0\xff"
+    lines = element_lines(
+        Layout(V4),
+        "ip kube-proxy",
+        {
+            SetId.ENDPOINTS: {one + transport + b"\2\0\0\0": two + b"\x1f\x90\0\0"},
+            SetId.AFFINITY_SERVICES: {one + transport: b"cluster-3-30s"},
+            "endpoints-4": {one + transport: b""},
+            SetId.CLUSTER_IPS: {one: b""},
+            SetId.FIREWALL_ALLOW: {one + transport + one + one + transport + two: b"",
+                                   one + transport + two + one + transport + two: b""},
+        },
+    )  # fmt: skip
+    head = "add element ip kube-proxy"
+    assert list(lines) == [
+        f"{head} endpoints {{ 10.0.0.1 . tcp . 80 . 2 : 10.0.0.255 . 8080 }}",
+        f"{head} affinity-services {{ 10.0.0.1 . tcp . 80 : goto cluster-3-30s }}",
+        f"{head} endpoints-4 {{ 10.0.0.1 . tcp . 80 }}",
+        f"{head} cluster-ips {{ 10.0.0.1 }}",
+        f"{head} firewall-allow {{ 10.0.0.1 . tcp . 80 . 10.0.0.1-10.0.0.255 }}",
+        f"{head} firewall-allow {{ 10.0.0.1 . tcp . 80 . 10.0.0.255 }}",
+    ]
+
+
+def test_ranges_as_text():
+    one, two = b"\x0a\0\0\1", b"\x0a\0\0\xff"
+    assert interval_lines("ip t", "s", ()) == []
+    assert interval_lines("ip t", "s", ((one, one), (one, two))) == [
+        "add element ip t s { 10.0.0.1, 10.0.0.1-10.0.0.255 }"
+    ]
