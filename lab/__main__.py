@@ -12,7 +12,7 @@ import time
 
 from kubeproxy.errors import KubeProxyError
 from lab.apiserver.server import ServerConfig
-from lab.cluster import ClusterConfig, DevCluster
+from lab.cluster import ClusterConfig, LabCluster
 from lab.demo import command as demo
 from lab.netns import names
 from lab.objects import whoami_rc
@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
             return demo.play(args)
         return _down(args.id) if args.command == "down" else _status()
     except KubeProxyError as e:
-        print(f"devcluster: {e}", file=sys.stderr)
+        print(f"lab: {e}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -67,7 +67,7 @@ def _config(args: argparse.Namespace) -> ClusterConfig:
 async def _up(args: argparse.Namespace) -> int:
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
-    async with DevCluster(_config(args)) as cluster:
+    async with LabCluster(_config(args)) as cluster:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, over.set)
         if args.pods:
@@ -86,7 +86,7 @@ def how_to_use(cluster_id: str) -> str:
     """What to type next."""
     kubeconfig = run_folder(cluster_id) / "kubeconfig"
     inside = f"ip netns exec {PREFIX}{cluster_id}"
-    return f"""devcluster {cluster_id} is up.
+    return f"""lab {cluster_id} is up.
   use it:      export KUBECONFIG={kubeconfig}; kubectl get nodes,pods,svc -A -o wide
   on the node: {inside}-node-a nft list table ip kube-proxy
   outside:     {inside}-outside curl http://ADDRESS:PORT/
@@ -125,7 +125,7 @@ def _down(cluster_id: str) -> int:
             time.sleep(0.02)
     (RUN / f"{cluster_id}.log").unlink(missing_ok=True)
     found = remove_leftovers(cluster_id) or pid is not None
-    print(f"devcluster {cluster_id} is {'down' if found else 'not there: nothing to do'}")
+    print(f"lab {cluster_id} is {'down' if found else 'not there: nothing to do'}")
     return 0
 
 
@@ -138,7 +138,7 @@ def _status() -> int:
     for cluster_id in sorted(left):
         print(f"{cluster_id}: killed; remove it: down --id {cluster_id}")
     if not known and not left:
-        print("no devcluster on this machine")
+        print("no lab on this machine")
     return 0
 
 

@@ -40,13 +40,13 @@ def make_certificates(folder: Path, user: str = "system:kube-proxy") -> Certific
     Raises Unsupported where the openssl command is missing.
     """
     if shutil.which("openssl") is None:
-        raise Unsupported("openssl is not installed, which the devcluster's TLS needs: apt-get install openssl")
+        raise Unsupported("openssl is not installed, which the lab's TLS needs: apt-get install openssl")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     result = Certificates(*(folder / n for n in ("ca.crt", "server.crt", "server.key", "client.crt", "client.key")))
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
     authority = ["-CA", str(result.ca), "-CAkey", str(folder / "ca.key")]
     ca_uses = "keyUsage=critical,keyCertSign,cRLSign"
-    _request(folder / "ca.key", result.ca, "/CN=devcluster-ca", [*key, "-addext", ca_uses])
+    _request(folder / "ca.key", result.ca, "/CN=lab-ca", [*key, "-addext", ca_uses])
     names = ["-addext", f"subjectAltName={SERVER_NAMES}", "-addext", "basicConstraints=critical,CA:FALSE"]
     _request(result.server_key, result.server, "/CN=kube-apiserver", [*key, *authority, *names])
     uses = ["-addext", "extendedKeyUsage=clientAuth", "-addext", "basicConstraints=critical,CA:FALSE"]

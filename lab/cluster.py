@@ -1,6 +1,6 @@
-"""The devcluster: topology, API server, controllers and kubelets brought up together, and taken down whole.
+"""The lab: topology, API server, controllers and kubelets brought up together, and taken down whole.
 
-async with DevCluster() as cluster:
+async with LabCluster() as cluster:
     cluster.create(whoami_rc("web", 3))
     await cluster.pods_ready("app=web", 3)
     proxy = await cluster.start_proxy()
@@ -65,7 +65,7 @@ class ClusterConfig:
     """The port of the API server on this machine's loopback; 0 takes a free one."""
 
 
-class DevCluster:
+class LabCluster:
     """An async context manager; everything is gone when it ends, however it ends."""
 
     def __init__(self, config: ClusterConfig | None = None) -> None:
@@ -120,7 +120,7 @@ class DevCluster:
             controller.start()
         self._kubelets.start()
         self._write_kubeconfigs()
-        log.info("devcluster up id=%s seconds=%.3f", self.config.cluster_id, time.perf_counter() - start)
+        log.info("lab up id=%s seconds=%.3f", self.config.cluster_id, time.perf_counter() - start)
 
     async def _serve(self) -> None:
         tls = self.certificates.server_context() if self.certificates else None
@@ -149,7 +149,7 @@ class DevCluster:
             try:
                 await step()
             except (Exception, asyncio.CancelledError) as e:
-                log.warning("devcluster step failed on the way down err=%r", e)
+                log.warning("lab step failed on the way down err=%r", e)
                 failures.append(e)
         self._proxies.clear()
         release(self.folder)
@@ -197,7 +197,7 @@ class DevCluster:
     def _resource(obj: Json) -> Resource:
         resource = by_kind(obj.get("apiVersion", "v1"), obj["kind"])
         if resource is None:
-            raise ConfigError(f"kind: the devcluster has no {obj['kind']} of {obj.get('apiVersion', 'v1')}")
+            raise ConfigError(f"kind: the lab has no {obj['kind']} of {obj.get('apiVersion', 'v1')}")
         return resource
 
     def _key(self, obj: Json) -> Key:
@@ -350,10 +350,10 @@ class DevCluster:
         return {
             "apiVersion": "v1",
             "kind": "Config",
-            "clusters": [{"name": "devcluster", "cluster": cluster}],
-            "users": [{"name": "devcluster", "user": user}],
-            "contexts": [{"name": "devcluster", "context": {"cluster": "devcluster", "user": "devcluster"}}],
-            "current-context": "devcluster",
+            "clusters": [{"name": "lab", "cluster": cluster}],
+            "users": [{"name": "lab", "user": user}],
+            "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": "lab"}}],
+            "current-context": "lab",
         }
 
 

@@ -1,4 +1,4 @@
-"""The API objects of a devcluster: its nodes, the API's own EndpointSlice, and pods to try things with. Pure."""
+"""The API objects of a lab: its nodes, the API's own EndpointSlice, and pods to try things with. Pure."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def node(net: NodeNet) -> Json:
         "type": "Ready",
         "status": "True",
         "reason": "KubeletReady",
-        "message": "the devcluster posts ready status",
+        "message": "the lab posts ready status",
     }
     release = platform.release()
-    info = {"kernelVersion": release, "osImage": "devcluster", "kubeletVersion": "v1.36.0+devcluster"}
+    info = {"kernelVersion": release, "osImage": "lab", "kubeletVersion": "v1.36.0+lab"}
     info |= {"operatingSystem": "linux", "architecture": "amd64", "containerRuntimeVersion": "netns://1"}
     room = {"cpu": "2", "memory": "4Gi", "pods": "110"}
     empty = dict.fromkeys(("machineID", "systemUUID", "bootID", "kubeProxyVersion"), "")

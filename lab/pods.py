@@ -23,9 +23,9 @@ log = logging.getLogger("lab.pods")
 
 Json = dict[str, Any]
 _PODS = by_plural("pods")
-READY_ANNOTATION = "devcluster.kubeproxy/ready"
+READY_ANNOTATION = "lab.kubeproxy/ready"
 """On a pod, "false" makes its readiness probe fail."""
-DRAIN_ANNOTATION = "devcluster.kubeproxy/drain-seconds"
+DRAIN_ANNOTATION = "lab.kubeproxy/drain-seconds"
 """On a pod, how long its containers take to end after they are told to; bounded by its grace period."""
 DEFAULT_PORTS = [("TCP", 3000), ("UDP", 3000)]
 _BY_NAME = {n.name: n for n in NODES}

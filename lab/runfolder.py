@@ -1,4 +1,4 @@
-"""Where a running cluster keeps its files, and which process it is: /run/kubeproxy-devcluster/ID."""
+"""Where a running cluster keeps its files, and which process it is: /run/kubeproxy-lab/ID."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from kubeproxy.errors import ConfigError
 from lab.topology import Topology
 
-RUN = Path("/run/kubeproxy-devcluster")
+RUN = Path("/run/kubeproxy-lab")
 
 
 def run_folder(cluster_id: str) -> Path:
@@ -39,7 +39,7 @@ def claim(folder: Path) -> None:
     """Make the cluster's folder; leftovers of a killed run are replaced. Raises ConfigError when it is running."""
     pid = owner_pid(folder)
     if pid is not None:
-        raise ConfigError(f"id: a devcluster {folder.name} is running already (pid {pid}); choose another --id")
+        raise ConfigError(f"id: a lab {folder.name} is running already (pid {pid}); choose another --id")
     shutil.rmtree(folder, ignore_errors=True)
     _make(folder)
     (folder / "pid").write_text(f"{os.getpid()} {_started(os.getpid())}")
@@ -67,7 +67,7 @@ def remove_leftovers(cluster_id: str) -> bool:
     """Remove what a killed cluster left; whether there was anything. Raises ConfigError when it still runs."""
     folder = run_folder(cluster_id)
     if (pid := owner_pid(folder)) is not None:
-        raise ConfigError(f"id: the devcluster {cluster_id} is running (pid {pid})")
+        raise ConfigError(f"id: the lab {cluster_id} is running (pid {pid})")
     topology = Topology(cluster_id)
     found = topology.exists() or folder.exists()
     topology.down()

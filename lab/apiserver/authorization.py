@@ -102,14 +102,14 @@ def _user(subject: Json) -> str:
         return f"system:serviceaccount:{subject['namespace']}:{subject['name']}"
     if subject["kind"] == "User":
         return str(subject["name"])
-    raise ConfigError(f"subjects: the devcluster knows no {subject['kind']}")
+    raise ConfigError(f"subjects: the lab knows no {subject['kind']}")
 
 
 def _grants(role: Json) -> Iterable[tuple[Grant, frozenset[str]]]:
     for index, rule in enumerate(role.get("rules") or ()):
         if unknown := rule.keys() - _RULE_FIELDS:
             where = f"{role['metadata']['name']}: rules[{index}]"
-            raise ConfigError(f"{where}: the devcluster knows no {', '.join(sorted(unknown))}")
+            raise ConfigError(f"{where}: the lab knows no {', '.join(sorted(unknown))}")
         names = frozenset(rule.get("resourceNames") or ())
         for group in rule["apiGroups"]:
             for resource in rule["resources"]:

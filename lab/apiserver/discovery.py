@@ -18,7 +18,7 @@ VERSION: Json = {
     "emulationMinor": "36",
     "minCompatibilityMajor": "1",
     "minCompatibilityMinor": "35",
-    "gitVersion": "v1.36.0+devcluster",
+    "gitVersion": "v1.36.0+lab",
     "gitCommit": "",
     "gitTreeState": "",
     "buildDate": "1970-01-01T00:00:00Z",
@@ -173,5 +173,5 @@ def openapi(group_name: str) -> Json:
             "put": write | {"x-kubernetes-action": "put"},
             "patch": write | {"x-kubernetes-action": "patch"},
         }
-    info = {"title": "Kubernetes devcluster", "version": VERSION["gitVersion"]}
+    info = {"title": "Kubernetes lab", "version": VERSION["gitVersion"]}
     return {"openapi": "3.0.0", "info": info, "paths": paths, "components": {"schemas": schemas}}

@@ -1,7 +1,7 @@
 """Defaults and rules of every kind but Service: what a create or an update makes of the body, in place.
 
 Source: the strategies and validation of core/v1, discovery.k8s.io/v1 and networking.k8s.io/v1, as far as the
-devcluster's users meet them, and the recordings.
+lab's users meet them, and the recordings.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What each verb does to the store: metadata, defaults, validation, versions, graceful deletion. No sockets.
 
-The HTTP server calls it with decoded bodies, the devcluster's controllers directly. All methods are synchronous, so
+The HTTP server calls it with decoded bodies, the lab's controllers directly. All methods are synchronous, so
 that a read, its checks and the write are one step.
 """
 

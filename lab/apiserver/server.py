@@ -148,7 +148,7 @@ class ApiServer:
     # requests
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        if request.path.startswith("/devcluster/"):
+        if request.path.startswith("/lab/"):
             return await self._control(request)
         try:
             target = parse_path(request.path)
@@ -175,7 +175,7 @@ class ApiServer:
             return web.Response()
         if self.faults.take("fail"):
             code = self.faults.fail_code
-            raise ApiError(code, "InternalError", "the devcluster was asked to fail")
+            raise ApiError(code, "InternalError", "the lab was asked to fail")
         return None
 
     def _authenticate(self, request: web.Request) -> str:
@@ -236,13 +236,13 @@ class ApiServer:
         return make() if make else None
 
     async def _control(self, request: web.Request) -> web.Response:
-        """The devcluster's own paths: compact, faults and refuse below /devcluster/."""
-        if request.path == "/devcluster/compact" and request.method == "POST":
+        """The lab's own paths: compact, faults and refuse below /lab/."""
+        if request.path == "/lab/compact" and request.method == "POST":
             self.store.compact()
             return answer({"revision": self.store.revision})
-        if request.path == "/devcluster/refuse" and request.method == "POST":
+        if request.path == "/lab/refuse" and request.method == "POST":
             return await self._refuse_for(request)
-        if request.path == "/devcluster/faults":
+        if request.path == "/lab/faults":
             if request.method == "POST":
                 try:
                     self.faults.update(msgspec.json.decode(await request.read(), type=dict))

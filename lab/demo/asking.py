@@ -6,7 +6,7 @@ import functools
 from collections import Counter
 from dataclasses import dataclass
 
-from lab.cluster import DevCluster
+from lab.cluster import LabCluster
 from lab.netns import run_in_async
 from lab.probes import Answer, NoAnswer, ask
 
@@ -54,7 +54,7 @@ def ask_until_wrong(proto: str, address: str, port: int, count: int, patience: f
 
 
 async def tally(
-    cluster: DevCluster,
+    cluster: LabCluster,
     place: str,
     proto: str,
     address: str,

@@ -67,7 +67,7 @@ async def load_balancer(stage: Stage) -> None:
     """The Service becomes a LoadBalancer, then one for a single client."""
     stage.report.act(
         "LoadBalancer: an address for the world",
-        "type: LoadBalancer. The cloud (here the devcluster) gives the Service addresses and sends their traffic to "
+        "type: LoadBalancer. The cloud (here the lab) gives the Service addresses and sends their traffic to "
         "a node. kube-proxy takes it from there.",
     )
     change = functools.partial(stage.service, {"type": "LoadBalancer", "loadBalancerIP": LOAD_BALANCER_IP})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from lab.cluster import DevCluster
+from lab.cluster import LabCluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Sizes:
     elements: int = 0
 
 
-async def kernel_sizes(cluster: DevCluster) -> Sizes:
+async def kernel_sizes(cluster: LabCluster) -> Sizes:
     """Count what `nft list table` lists for IPv4 and IPv6. A table that is missing counts nothing."""
     counted = {"chain": 0, "rule": 0, "elem": 0}
     for family in ("ip", "ip6"):

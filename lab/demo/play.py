@@ -12,7 +12,7 @@ from signal import SIGHUP, SIGINT, SIGTERM
 from time import perf_counter
 from typing import Any, TextIO
 
-from lab.cluster import ClusterConfig, DevCluster
+from lab.cluster import ClusterConfig, LabCluster
 from lab.demo import changes, fronts, thousand
 from lab.demo.kernel import kernel_sizes
 from lab.demo.ledger import Ledger
@@ -113,7 +113,7 @@ class Play:
 
     async def _play(self) -> int:
         start = perf_counter()
-        async with DevCluster(ClusterConfig(cluster_id=self._config.cluster_id or _free_id())) as cluster:
+        async with LabCluster(ClusterConfig(cluster_id=self._config.cluster_id or _free_id())) as cluster:
             self._report.title(f"kube-proxy in nftables mode plays the whoami example, on Linux {platform.release()}")
             for line in PICTURE.splitlines():
                 self._report.literal(line, "dim")
@@ -131,7 +131,7 @@ class Play:
             self._report.outcome(self._ledger, perf_counter() - start)
         return 1 if self._ledger.wrong else 0
 
-    async def _set_the_stage(self, cluster: DevCluster, up: float) -> Stage:
+    async def _set_the_stage(self, cluster: LabCluster, up: float) -> Stage:
         start = perf_counter()
         proxy = await cluster.start_proxy(self._config.proxy)
         ready = perf_counter() - start

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.text import Text
 
-from lab.cluster import DevCluster, NotInTimeError
+from lab.cluster import LabCluster, NotInTimeError
 from lab.demo.asking import Tally, tally
 from lab.demo.kernel import Sizes
 from lab.demo.ledger import Check, Ledger
@@ -73,7 +73,7 @@ def names_of(pods: set[str]) -> str:
 class Stage:
     """One run of the demo."""
 
-    cluster: DevCluster
+    cluster: LabCluster
     proxy: Proxy
     report: Report
     ledger: Ledger

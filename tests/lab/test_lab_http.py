@@ -123,7 +123,7 @@ def test_compaction_ends_old_watches_and_pages() -> None:
         old = client.server.store.revision
         _, page = await client.call("GET", f"{ALL}?limit=2")
         await create(client, "d")
-        assert (await client.call("POST", "/devcluster/compact"))[0] == 200
+        assert (await client.call("POST", "/lab/compact"))[0] == 200
         async with client.watch(f"{ALL}?watch=1&resourceVersion={old}") as following:
             event = await following()
             assert event
@@ -217,9 +217,7 @@ def test_stalled_watch_says_all_when_it_goes_on() -> None:
 
 def test_failing_resetting_and_slow_answers() -> None:
     async def test(client: Client) -> None:
-        status, _ = await client.call(
-            "POST", "/devcluster/faults", {"fail": 1, "fail_code": 503, "resources": ["services"]}
-        )
+        status, _ = await client.call("POST", "/lab/faults", {"fail": 1, "fail_code": 503, "resources": ["services"]})
         assert status == 200
         assert (await client.call("GET", "/api/v1/nodes"))[0] == 200
         assert (await client.call("GET", ALL))[0] == 503
@@ -232,8 +230,8 @@ def test_failing_resetting_and_slow_answers() -> None:
         start = asyncio.get_running_loop().time()
         await client.call("GET", ALL)
         assert asyncio.get_running_loop().time() - start >= 0.05
-        assert (await client.call("POST", "/devcluster/faults", {"explode": 1}))[0] == 400
-        assert (await client.call("POST", "/devcluster/faults", {"fail": "x"}))[0] == 400
+        assert (await client.call("POST", "/lab/faults", {"explode": 1}))[0] == 400
+        assert (await client.call("POST", "/lab/faults", {"fail": "x"}))[0] == 400
 
     with_server(test)
 
@@ -251,8 +249,8 @@ def test_refused_connections_and_a_return() -> None:
         client.server.set_listeners(Listener(lambda: loopback(port)))
         await client.server.listen()
         assert (await client.call("GET", ALL))[0] == 200
-        assert (await client.call("POST", "/devcluster/refuse", {"seconds": "x"}))[0] == 400
-        assert (await client.call("POST", "/devcluster/refuse", {"seconds": 0.05}))[0] == 200
+        assert (await client.call("POST", "/lab/refuse", {"seconds": "x"}))[0] == 400
+        assert (await client.call("POST", "/lab/refuse", {"seconds": 0.05}))[0] == 200
         await asyncio.sleep(0.03)
         with pytest.raises(aiohttp.ClientConnectorError):
             await client.call("GET", ALL)

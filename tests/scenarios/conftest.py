@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lab.cluster import DevCluster
+from lab.cluster import LabCluster
 from support.live import Live, leftovers
 
 
@@ -35,7 +35,7 @@ def bare(loop) -> Iterator[Live]:
 
 
 def _up(loop) -> Live:
-    made = Live(DevCluster())
+    made = Live(LabCluster())
     loop.run(made.cluster.__aenter__())
     try:
         loop.run(made.add_pods())

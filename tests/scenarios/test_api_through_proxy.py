@@ -9,7 +9,7 @@ from typing import Self
 
 import yaml
 
-from lab.cluster import ClusterConfig, DevCluster
+from lab.cluster import ClusterConfig, LabCluster
 from lab.netns import open_socket_in
 from lab.objects import API_PORT
 from support.live import Live
@@ -58,7 +58,7 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def test_services_are_served_when_only_a_proxy_reaches_the_api_server() -> None:
-    async with DevCluster(ClusterConfig(tls=True)) as cluster:
+    async with LabCluster(ClusterConfig(tls=True)) as cluster:
         live = Live(cluster)
         await live.add_pods()
         live.service("web", "a1")

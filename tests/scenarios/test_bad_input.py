@@ -31,7 +31,7 @@ def neighbour(live: Live, loop) -> None:
 
 
 def only_watches(live: Live) -> None:
-    """Have the store tell nobody but watches of its changes: the devcluster's own parts expect valid objects."""
+    """Have the store tell nobody but watches of its changes: the lab's own parts expect valid objects."""
     for listeners in live.cluster.store._listeners.values():
         listeners[:] = [listener for listener in listeners if isinstance(getattr(listener, "__self__", None), Watch)]
 

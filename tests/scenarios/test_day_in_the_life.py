@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lab.apiserver.server import ServerConfig
-from lab.cluster import ClusterConfig, DevCluster
+from lab.cluster import ClusterConfig, LabCluster
 from lab.netns import run_in_async
 from support.installation import USER, Container, install, kernel_rules, rules
 from support.live import Live, leftovers
@@ -28,7 +28,7 @@ NOT_USED: set[str] = set()
 
 @pytest.fixture
 def live(loop) -> Iterator[Live]:
-    made = Live(DevCluster(ClusterConfig(tls=True, server=ServerConfig(rbac=rules()))))
+    made = Live(LabCluster(ClusterConfig(tls=True, server=ServerConfig(rbac=rules()))))
     loop.run(made.cluster.__aenter__())
     try:
         loop.run(made.add_pods())

@@ -148,7 +148,7 @@ def test_without_root_one_line_says_so(monkeypatch, capsys) -> None:
     assert main(["demo", "--id", demo_id("nobody")]) == 1
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err == "devcluster: root is needed to make network namespaces: run this as root (sudo)\n"
+    assert said.err == "lab: root is needed to make network namespaces: run this as root (sudo)\n"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A devcluster with whoami pods on both nodes, asked from everywhere, with nothing left behind."""
+"""A lab with whoami pods on both nodes, asked from everywhere, with nothing left behind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import yaml
 
 from kubeproxy.errors import ConfigError
 from lab.apiserver.server import ServerConfig
-from lab.cluster import ClusterConfig, DevCluster, NotInTimeError
+from lab.cluster import ClusterConfig, LabCluster, NotInTimeError
 from lab.netns import names, run_in_async
 from lab.objects import service, whoami_rc
 from lab.probes import Answer, http_get
@@ -26,9 +26,9 @@ from lab.proxyprocess import ProxyError
 from lab.runfolder import RUN
 
 
-def run_cluster(test: Callable[[DevCluster], Awaitable[None]], config: ClusterConfig | None = None) -> DevCluster:
-    async def main() -> DevCluster:
-        async with DevCluster(config) as cluster:
+def run_cluster(test: Callable[[LabCluster], Awaitable[None]], config: ClusterConfig | None = None) -> LabCluster:
+    async def main() -> LabCluster:
+        async with LabCluster(config) as cluster:
             await test(cluster)
         return cluster
 
@@ -38,7 +38,7 @@ def run_cluster(test: Callable[[DevCluster], Awaitable[None]], config: ClusterCo
 def test_pods_answer_from_everywhere_and_nothing_is_left() -> None:
     pids: list[int] = []
 
-    async def test(cluster: DevCluster) -> None:
+    async def test(cluster: LabCluster) -> None:
         pids.append(cluster._answers.pid)
         cluster.create(whoami_rc("web", 3))
         pods = await cluster.pods_ready("app=web", 3)
@@ -65,7 +65,7 @@ def test_pods_answer_from_everywhere_and_nothing_is_left() -> None:
 def test_start_with_three_pods_is_quick() -> None:
     async def main() -> float:
         start = time.monotonic()
-        async with DevCluster() as cluster:
+        async with LabCluster() as cluster:
             cluster.create(whoami_rc("web", 3))
             await cluster.pods_ready("app=web", 3)
             return time.monotonic() - start
@@ -74,7 +74,7 @@ def test_start_with_three_pods_is_quick() -> None:
 
 
 def test_service_gets_slices_that_follow_the_pods() -> None:
-    async def test(cluster: DevCluster) -> None:
+    async def test(cluster: LabCluster) -> None:
         cluster.create(whoami_rc("web", 2))
         ports = [{"name": "http", "port": 80, "targetPort": "tcp"}]
         cluster.create(service("web", {"app": "web"}, ports, ipFamilyPolicy="PreferDualStack", type="LoadBalancer"))
@@ -93,7 +93,7 @@ def test_service_gets_slices_that_follow_the_pods() -> None:
         assert [i["ip"] for i in ingress] == ["203.0.113.1", "2001:db8:2::1"]
 
         name = pods[0]["metadata"]["name"]
-        cluster.patch("pods", name, {"metadata": {"annotations": {"devcluster.kubeproxy/ready": "false"}}})
+        cluster.patch("pods", name, {"metadata": {"annotations": {"lab.kubeproxy/ready": "false"}}})
         await cluster.until(lambda: len(endpoints()) == 2, "one pod not ready")
         assert len(endpoints(ready=False)) == 2
         cluster.scale("web", 4)
@@ -106,7 +106,7 @@ def test_service_gets_slices_that_follow_the_pods() -> None:
 
 
 def test_deleted_pod_terminates_while_it_drains() -> None:
-    async def test(cluster: DevCluster) -> None:
+    async def test(cluster: LabCluster) -> None:
         cluster.create(whoami_rc("web", 1))
         cluster.create(service("web", {"app": "web"}, [{"port": 80, "targetPort": 3000}]))
         (pod,) = await cluster.pods_ready("app=web", 1)
@@ -130,7 +130,7 @@ def test_deleted_pod_terminates_while_it_drains() -> None:
 
 def test_two_clusters_live_side_by_side() -> None:
     async def main() -> None:
-        async with DevCluster() as one, DevCluster() as two:
+        async with LabCluster() as one, LabCluster() as two:
             for cluster in (one, two):
                 cluster.create(whoami_rc("web", 1))
                 (pod,) = await cluster.pods_ready("app=web", 1)
@@ -142,14 +142,14 @@ def test_two_clusters_live_side_by_side() -> None:
 
 
 def test_leftovers_of_a_killed_cluster_are_replaced() -> None:
-    async def abandon() -> DevCluster:
-        cluster = DevCluster(ClusterConfig(cluster_id=f"left{os.getpid()}"))
+    async def abandon() -> LabCluster:
+        cluster = LabCluster(ClusterConfig(cluster_id=f"left{os.getpid()}"))
         await asyncio.to_thread(cluster.topology.up)
         cluster.folder.mkdir(mode=0o700, parents=True)
         (cluster.folder / "pid").write_text("999999999 1")
         return cluster
 
-    async def nothing(cluster: DevCluster) -> None:
+    async def nothing(cluster: LabCluster) -> None:
         assert len(names(cluster.topology.prefix)) == 4
 
     left = asyncio.run(abandon())
@@ -160,7 +160,7 @@ def test_leftovers_of_a_killed_cluster_are_replaced() -> None:
 
 
 def test_pod_deleted_while_it_starts_leaves_nothing() -> None:
-    async def test(cluster: DevCluster) -> None:
+    async def test(cluster: LabCluster) -> None:
         pod = {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": [{"name": "c"}]}}
         for pause in (0.0, 0.001, 0.003, 0.006, 0.01, 0.02):
             cluster.create(pod | {"metadata": {"name": "p"}})
@@ -173,9 +173,9 @@ def test_pod_deleted_while_it_starts_leaves_nothing() -> None:
 
 def test_running_id_is_refused() -> None:
     async def main() -> None:
-        async with DevCluster() as cluster:
+        async with LabCluster() as cluster:
             with pytest.raises(ConfigError, match="is running already"):
-                async with DevCluster(cluster.config):
+                async with LabCluster(cluster.config):
                     pass
 
     asyncio.run(main())
@@ -185,9 +185,9 @@ def test_nothing_is_left_after_an_error() -> None:
     class BoomError(Exception):
         pass
 
-    seen: list[DevCluster] = []
+    seen: list[LabCluster] = []
 
-    async def test(cluster: DevCluster) -> None:
+    async def test(cluster: LabCluster) -> None:
         seen.append(cluster)
         cluster.create(whoami_rc("web", 2))
         raise BoomError
@@ -199,7 +199,7 @@ def test_nothing_is_left_after_an_error() -> None:
 
 
 def test_tls_with_tokens_and_client_certificates() -> None:
-    async def test(cluster: DevCluster) -> None:
+    async def test(cluster: LabCluster) -> None:
         config = yaml.safe_load(cluster.kubeconfig.read_text())
         url = config["clusters"][0]["cluster"]["server"] + "/api/v1/nodes"
         assert url.startswith("https://127.0.0.1:")
@@ -227,7 +227,7 @@ def test_tls_with_tokens_and_client_certificates() -> None:
 
 
 def test_api_is_reached_from_the_node_and_from_outside() -> None:
-    async def test(cluster: DevCluster) -> None:
+    async def test(cluster: LabCluster) -> None:
         for place, address in (("node", "127.0.0.1"), ("outside", "192.168.100.1"), ("pod", "192.168.100.1")):
             ask = functools.partial(http_get, address, 6443, "/healthz")
             assert await run_in_async(cluster.namespace_of(place), ask) == (200, b"ok")
@@ -236,7 +236,7 @@ def test_api_is_reached_from_the_node_and_from_outside() -> None:
 
 
 def test_proxy_runs_in_the_node() -> None:
-    async def test(cluster: DevCluster) -> None:
+    async def test(cluster: LabCluster) -> None:
         cluster.create(whoami_rc("web", 2))
         cluster.create(service("web", {"app": "web"}, [{"port": 80, "targetPort": 3000}]))
         await cluster.pods_ready("app=web", 2)
@@ -258,7 +258,7 @@ def test_proxy_runs_in_the_node() -> None:
 
 
 def test_exec_and_unknown_places() -> None:
-    async def test(cluster: DevCluster) -> None:
+    async def test(cluster: LabCluster) -> None:
         status, out, _ = await cluster.exec("node", ["ip", "-o", "addr", "show", "cbr0"])
         assert status == 0
         assert "10.244.0.1/24" in out
@@ -287,7 +287,7 @@ def test_command_line_up_status_down() -> None:
     up = command("up", "--id", cluster_id, "--pods", "1", "--detach")
     try:
         assert up.returncode == 0, up.stderr
-        assert f"/run/kubeproxy-devcluster/{cluster_id}/kubeconfig" in up.stdout
+        assert f"/run/kubeproxy-lab/{cluster_id}/kubeconfig" in up.stdout
         assert f"{cluster_id}: running" in command("status").stdout
         again = command("up", "--id", cluster_id)
         assert again.returncode == 1

@@ -1,4 +1,4 @@
-"""The cluster of the scenarios: a devcluster with named pods, Services and endpoints as text, answers as text.
+"""The cluster of the scenarios: a lab with named pods, Services and endpoints as text, answers as text.
 
 Pods are a1 to a4 on node-a (where the proxy runs) and b1 to b3 on node-b; all answer on TCP and UDP 3000 and 3001.
 Endpoints are written "a1 b1/draining", expected answers "a1 b1 kept", "a1 masqueraded", "refused" or "timeout", the
@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lab.cluster import DevCluster, NotInTimeError
+from lab.cluster import LabCluster, NotInTimeError
 from lab.netns import names, run_in_async
 from lab.probes import Answer, NoAnswer, http_get
 from lab.proxyprocess import HEALTH_PORT, METRICS_PORT, Proxy
@@ -54,7 +54,7 @@ class Front(NamedTuple):
 class Live:
     """A cluster with its pods, and the proxy if it runs. All in the event loop's thread."""
 
-    def __init__(self, cluster: DevCluster) -> None:
+    def __init__(self, cluster: LabCluster) -> None:
         self.cluster = cluster
         self.proxies: list[Proxy] = []
         self.ips: dict[str, dict[str, str]] = {
