@@ -18,6 +18,7 @@ from kubeproxy.backends.iptables.names import chain_hash
 from kubeproxy.backends.iptables.options import Options
 from kubeproxy.backends.iptables.render import INVALID_COUNTER, LOCALHOST_COUNTER
 from kubeproxy.backends.iptables.skeleton import CANARY_TABLES
+from kubeproxy.backends.mode import Depth
 from kubeproxy.kernel import iptables_variant, nfacct
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Detector
@@ -100,7 +101,7 @@ def test_odd_names_and_ranges_are_printed_as_expected(variant):  # noqa: F811
     list(made.resync(wanted))
     assert suspects(made)
     made._audit.suspect(0.0)
-    assert made.drift() == ""
+    assert made.inspect(Depth.QUICK) is None
     assert not made.touched()
     made.close()
 
@@ -131,14 +132,14 @@ def test_harm_is_found_and_repaired(variant, harm):  # noqa: F811
     assert not made.touched()
     run(f"iptables-{variant}", "-t", "nat", *harm)
     assert made.touched()
-    found = made.drift()
+    found = made.inspect(Depth.QUICK).what
     assert f"chain {harm[1]} of " in found
     assert ("of Service default/a " in found) == (harm[1] in (WEB, POD))
     list(made.resync(wanted))
     check(variant, wanted)
     rested(made)
     assert made.touched(), "the repair is looked at"
-    assert made.drift() == ""
+    assert made.inspect(Depth.QUICK) is None
     assert not made.touched()
     assert "AUDIT" not in run(f"iptables-{variant}-save")
     made.close()
@@ -150,7 +151,7 @@ def test_a_chain_that_was_removed_comes_back(variant):  # noqa: F811
     for command in (["-F", WEB], ["-F", POD], ["-X", POD]):
         run(f"iptables-{variant}", "-t", "nat", *command)
     assert made.touched()
-    assert "of Service default/a (IPv4), and 1 more, was changed" in made.drift()
+    assert "of Service default/a (IPv4), and 1 more, was changed" in made.inspect(Depth.QUICK).what
     list(made.resync(wanted))
     check(variant, wanted)
     made.close()
@@ -165,12 +166,12 @@ def test_rules_of_others_next_to_ours_are_no_drift(variant):  # noqa: F811
         f"-A KUBE-SVC-OTHER -j {WEB}\n-A PREROUTING -j CNI-HOSTPORT-DNAT\nCOMMIT\n"
     )
     run(f"iptables-{variant}-restore", "--noflush", text=text)
-    assert not (made.touched() and made.drift())
+    assert made.inspect(Depth.QUICK) is None
     assert not made.touched()
     list(made.sync([(("default", "c"), plans("c", 3, "10.244.0.5"))]))
     run(f"iptables-{variant}", "-t", "nat", "-D", "PREROUTING", "-j", "CNI-HOSTPORT-DNAT")
     rested(made)
-    assert not (made.touched() and made.drift())
+    assert made.inspect(Depth.QUICK) is None
     assert ":KUBE-SVC-OTHER" in run(f"iptables-{variant}-save", "-t", "nat")
     made.close()
 
@@ -203,7 +204,7 @@ def test_one_family_knows_what_the_other_one_wrote(netns):
     run("ip6tables-nft", "-t", "nat", "-F", "KUBE-SERVICES")
     assert not four.touched()
     assert six.touched()
-    assert "chain KUBE-SERVICES of iptables table nat (IPv6)" in six.drift()
+    assert "chain KUBE-SERVICES of iptables table nat (IPv6)" in six.inspect(Depth.QUICK).what
     for made in (four, six):
         made.close()
 
@@ -214,7 +215,7 @@ def test_announcements_that_are_missed_are_no_quiet(netns):
     with made._watch._changes.own(made._watch._generation, 0):
         run("iptables-nft", "-t", "nat", *HARM["a flush"])
     assert made.touched()
-    assert WEB in made.drift()
+    assert WEB in made.inspect(Depth.QUICK).what
     made.close()
 
 
@@ -232,15 +233,15 @@ def test_announcements_that_do_not_fit_are_no_quiet(netns):
     many = "".join(f"-A {WEB} -s 192.0.2.{n}/32 -j RETURN\n" for n in range(200))
     run("iptables-nft-restore", "--noflush", text=f"*nat\n{many}COMMIT\n")
     assert made.touched()
-    assert WEB in made.drift()
+    assert WEB in made.inspect(Depth.QUICK).what
     list(made.resync(wanted))
     rested(made)
-    assert made.drift() == ""
+    assert made.inspect(Depth.QUICK) is None
     for _ in range(2):
         run("iptables-nft", "-t", "nat", "-N", "KUBE-SVC-OTHER")
         assert made.touched()
         run("iptables-nft", "-t", "nat", "-X", "KUBE-SVC-OTHER")
-        assert not made.drift()
+        assert made.inspect(Depth.QUICK) is None
     made.close()
 
 
@@ -251,7 +252,7 @@ def test_who_only_lists_legacy_rules_makes_audits_rare(netns):
     for rest, command in ((200.0, ["-S", "POSTROUTING"]), (20.0, ["-N", "OTHER"])):
         run("iptables-legacy", "-t", "nat", *command)
         assert made._watch.touched()
-        made._watch.drift()
+        made._watch.inspect()
         assert made._watch.rest == rest
     made.close()
 
@@ -269,7 +270,7 @@ def test_a_stale_chain_that_others_use_is_emptied_and_left(variant, caplog):  # 
         saved = run(f"iptables-{variant}-save", "-t", "nat").splitlines()
         assert [line for line in saved if WEB in line] == [f":{WEB} - [0:0]", f"-A {' '.join(other)}"]
         rested(made)
-        assert not (made.touched() and made.drift())
+        assert made.inspect(Depth.QUICK) is None
     assert len([record for record in caplog.records if "Leaving" in record.message]) == 1
     run(f"iptables-{variant}", "-t", "nat", "-D", *other)
     list(made.resync(wanted))

@@ -14,6 +14,7 @@ from msgspec import structs
 from kubeproxy.backends.iptables.backend import SHARED, IptablesBackend
 from kubeproxy.backends.iptables.options import Options
 from kubeproxy.backends.leftovers import remove_iptables_rules
+from kubeproxy.backends.mode import Depth
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import iptables_variant, xtables, xtables_lock
 from kubeproxy.kernel.nft_compat import NftCompat
@@ -101,7 +102,7 @@ def test_what_is_written_is_what_the_kernel_has(variant):
     list(made.sync(changes))
     wanted = {name: found for name, found in (wanted | dict(changes)).items() if found}
     check(variant, wanted)
-    assert made.drift() == ""
+    assert made.inspect(Depth.QUICK) is None
     assert not made.touched()
     made.close()
 
@@ -133,7 +134,7 @@ def test_comments_of_others_may_be_any_bytes(variant):
     made, wanted = opened(variant), state()
     list(made.resync(wanted))
     made._audit.suspect(rest=0.0)
-    assert made.drift() == ""
+    assert made.inspect(Depth.QUICK) is None
     made.close()
     assert remove_iptables_rules() == []
     said = subprocess.run([f"iptables-{variant}-save"], capture_output=True, check=True).stdout
@@ -158,10 +159,10 @@ def test_a_flush_is_noticed_and_repaired(variant, harm):
     assert not made.touched()
     run(f"iptables-{variant}", *harm)
     assert made.touched()
-    assert made.drift() != ""
+    assert made.inspect(Depth.QUICK) is not None
     list(made.resync(wanted))
     check(variant, wanted)
-    assert made.drift() == ""
+    assert made.inspect(Depth.QUICK) is None
     assert not made.touched()
     made.close()
 
@@ -188,24 +189,27 @@ def test_rules_of_nft_itself_in_built_in_chains_are_left_alone(netns):
         run("nft", "add", "rule", "ip", *place.split(), "ct state established counter accept")
     for suspected in (None, frozenset({("filter", "INPUT"), ("nat", "PREROUTING")})):
         made._audit.suspect(0.0, suspected)
-        assert made.drift() == ""
+        assert made.inspect(Depth.QUICK) is None
     before = run("nft", "list", "chain", "ip", "filter", "INPUT")
     list(made.resync(wanted))
     assert run("nft", "list", "chain", "ip", "filter", "INPUT") == before, "each jump once"
     run("iptables-nft", "-t", "nat", "-F", "PREROUTING")
     run("nft", "add", "rule", "ip", "nat", "PREROUTING", "ct state established counter accept")
     assert made.touched()
-    assert made.drift() == "the jump from PREROUTING to KUBE-SERVICES (IPv4) was removed by another program"
+    assert (
+        made.inspect(Depth.QUICK).what
+        == "the jump from PREROUTING to KUBE-SERVICES (IPv4) was removed by another program"
+    )
     run("nft", "add", "rule", "ip", "nat", "KUBE-SERVICES", "ct state established counter accept")
     list(made.resync(wanted))
     assert "KUBE-SERVICES" in run("nft", "list", "chain", "ip", "nat", "PREROUTING")
     assert "ct state" not in run("nft", "list", "chain", "ip", "nat", "KUBE-SERVICES")
     made._audit.suspect(0.0)
-    assert made.drift() == ""
+    assert made.inspect(Depth.QUICK) is None
     assert not made.touched()
     run("nft", "add", "rule", "ip", "nat", "KUBE-MARK-MASQ", "ct state established counter accept")
     made._audit.suspect(0.0, frozenset())
-    assert "chain KUBE-MARK-MASQ of iptables table nat (IPv4) was changed" in made.drift()
+    assert "chain KUBE-MARK-MASQ of iptables table nat (IPv4) was changed" in made.inspect(Depth.QUICK).what
     made.close()
 
 
@@ -214,7 +218,7 @@ def test_what_others_do_elsewhere_is_no_drift(variant):
     list(made.resync(wanted))
     run(f"iptables-{variant}", "-t", "nat", "-A", "PREROUTING", "-p", "tcp", "--dport", "81", "-j", "RETURN")
     assert made.touched() == (variant == "legacy"), "nf_tables says what was changed"
-    assert made.drift() == ""
+    assert made.inspect(Depth.QUICK) is None
     assert not made.touched()
     made.close()
 

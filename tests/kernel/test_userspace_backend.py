@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from msgspec.structs import replace
 
+from kubeproxy.backends.mode import Depth, Difference
 from kubeproxy.backends.userspace.backend import UserspaceBackend
 from kubeproxy.backends.userspace.cleanup import cleanup
 from kubeproxy.backends.userspace.layout import TABLE
@@ -107,6 +108,12 @@ class Node:
         list(self.backend.sync([(("ns", name), plans)]))
 
 
+def difference(backend: UserspaceBackend) -> Difference | None:
+    """What an inspection says that has to read everything, as another program committed something."""
+    run("nft", "add table ip elsewhere; delete table ip elsewhere")
+    return backend.inspect(Depth.THOROUGH)
+
+
 @contextmanager
 def node(family: Family = V4, **fields) -> Iterator[tuple[Node, str]]:
     """A node with an empty table, and the name of its client's namespace."""
@@ -179,11 +186,9 @@ def test_rules_of_others_are_not_taken_for_ours_when_the_table_is_made(monkeypat
         monkeypatch.setattr(nft, "run", meddled)
         made.resync()
         monkeypatch.setattr(nft, "run", load)
-        assert made.backend.touched()
-        assert "changed by another program" in made.backend.drift()
+        assert "changed by another program" in made.backend.inspect(Depth.QUICK).what
         made.resync()
-        assert not made.backend.touched()
-        assert made.backend.drift() == ""
+        assert difference(made.backend) is None
         assert "\taccept" not in run("nft", "list", "chain", "ip", TABLE, "nat-prerouting")
 
 
@@ -201,7 +206,7 @@ def test_a_service_that_waits_for_a_port_gets_the_next_free_one() -> None:
         made.sync("four")
         made.sync("three")
         assert not list(made.backend._listeners.names()), "who left the queue gets no port"
-        assert made.backend.element_drift() == ""
+        assert difference(made.backend) is None
 
 
 @pytest.mark.parametrize("family", [V4, V6])
@@ -284,50 +289,56 @@ def test_what_syncs_leave_is_what_a_resync_makes(history) -> None:
                 names = earlier.keys() | later.keys()
                 changed = [name for name in sorted(names) if earlier.get(name) != later.get(name)]
                 list(backend.sync([(name, later.get(name, ())) for name in changed]))
-                assert backend.element_drift() == ""
+                assert difference(backend) is None
             synced, listening = backend._elements, set(backend._listeners.names())
             list(backend.resync(states[-1]))
             assert (backend._elements, set(backend._listeners.names())) == (synced, listening)
-            assert backend.element_drift() == ""
+            assert difference(backend) is None
             list(backend.sync([(name, ()) for name in states[-1]]))
             assert (backend._elements, list(backend._listeners.names())) == ({}, [])
-            assert backend.element_drift() == ""
+            assert difference(backend) is None
 
 
 def test_what_others_change_is_noticed() -> None:
     with node() as (made, _), endpoint() as server:
         made.sync("web", plan("web", [frontend(VIP[V4], 80)], [server]))
         table = "kube-proxy-userspace"
-        assert (made.backend.touched(), made.backend.drift(), made.backend.element_drift()) == (False, "", "")
-        run("nft", "add table ip another")
-        assert (made.backend.touched(), made.backend.drift(), made.backend.element_drift()) == (True, "", "")
-        assert not made.backend.touched()
+        assert difference(made.backend) is None
         run("nft", f"delete element ip {table} outside-services {{ {VIP[V4]} . tcp . 80 }}")
-        assert made.backend.drift() == ""
-        assert "elements of outside-services" in made.backend.element_drift()
+        assert made.backend.inspect(Depth.QUICK) is None
+        found = made.backend.inspect(Depth.THOROUGH)
+        assert "elements of outside-services" in found.what
+        assert not found.certain
         made.resync()
-        assert (made.backend.touched(), made.backend.element_drift()) == (False, "")
+        assert difference(made.backend) is None
         run("nft", f"flush chain ip {table} nat-output")
-        assert made.backend.touched()
-        assert "changed by another program" in made.backend.drift()
+        assert "changed by another program" in made.backend.inspect(Depth.QUICK).what
         run("nft", "delete", "table", "ip", table)
-        assert "changed by another program" in made.backend.drift()
+        assert "changed by another program" in made.backend.inspect(Depth.QUICK).what
         made.resync()
-        assert (made.backend.touched(), made.backend.drift(), made.backend.element_drift()) == (False, "", "")
+        assert difference(made.backend) is None
+
+
+def test_what_others_do_elsewhere_is_read_once() -> None:
+    with node() as (made, _), endpoint() as server:
+        made.sync("web", plan("web", [frontend(VIP[V4], 80)], [server]))
+        before = made.backend._generation
+        assert difference(made.backend) is None
+        assert made.backend._generation > before
+        assert made.backend.inspect(Depth.THOROUGH) is None
 
 
 def test_the_address_that_traffic_is_sent_to_may_change() -> None:
     with node() as (made, client), answering(endpoint()) as server:
         made.sync("web", plan("web", [frontend(VIP[V4], 80)], [server]))
         run("ip", "address", "add", "192.0.2.9/24", "dev", "up0")
-        assert not made.backend.touched()
+        assert made.backend.inspect(Depth.QUICK) is None
         run("sysctl", "-qw", "net.ipv4.conf.up0.promote_secondaries=1")
         run("ip", "address", "del", f"{NODE[V4]}/24", "dev", "up0")
         run("ip", "-n", client, "route", "replace", "default", "via", "192.0.2.9")
-        assert made.backend.touched()
-        assert "addresses changed" in made.backend.drift()
+        assert "addresses changed" in made.backend.inspect(Depth.QUICK).what
         made.resync()
-        assert not made.backend.touched()
+        assert made.backend.inspect(Depth.QUICK) is None
         assert inside(client, lambda: outcome(VIP[V4], 80)) == "hello"
 
 

@@ -141,9 +141,8 @@ class FakeWatch:
     def touched(self) -> bool:
         return self.foreign
 
-    def drift(self) -> str:
+    def inspect(self) -> None:
         self.foreign = False
-        return ""
 
     def present(self, table):
         found = self._commands.table(table)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 
+from kubeproxy.backends.mode import Depth
 from kubeproxy.engine import Engine, Pace
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.model.addresses import Family
@@ -81,7 +82,9 @@ class FakeBackend:
         self.mood = ApplyError("the kernel is in a bad mood")
         self.resync_on_world = False
         self.is_touched = False
-        self.found = self.found_elements = ""
+        self.altered = self.altered_elements = None  # a Difference, or an error
+        self.looks = []
+        self.kept_up = 0
         self.before_step = lambda: None
 
     def set_world(self, world):
@@ -100,7 +103,7 @@ class FakeBackend:
             del self.state[name]
         for name, plans in wanted.items():
             yield self._write(name, plans)
-        self.is_touched, self.found, self.found_elements = False, "", ""
+        self.is_touched, self.altered, self.altered_elements = False, None, None
         yield 0
 
     def _write(self, name, plans):
@@ -113,14 +116,16 @@ class FakeBackend:
             self.state.pop(name, None)
         return 1
 
-    def touched(self):
-        return self._answer(self.is_touched)
+    def upkeep(self):
+        self.kept_up += 1
 
-    def drift(self):
-        return self._answer(self.found)
-
-    def element_drift(self):
-        return self._answer(self.found_elements)
+    def inspect(self, depth):
+        self.looks.append(depth)
+        if not self._answer(self.is_touched):
+            return None
+        if depth is Depth.QUICK or self.altered is not None:
+            return self._answer(self.altered)
+        return self._answer(self.altered_elements)
 
     @staticmethod
     def _answer(value):

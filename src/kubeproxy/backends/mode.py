@@ -8,6 +8,7 @@ under the same name stays.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
 from typing import Literal, NamedTuple, Protocol
 
 from kubeproxy.config.types import KubeProxyConfiguration
@@ -16,8 +17,31 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
 
 
+class Depth(Enum):
+    """How closely a backend looks for what other programs changed.
+
+    A kernel that says that nobody touched anything is taken at its word, at either depth: that costs microseconds.
+    """
+
+    QUICK = "quick"
+    """What shows without reading every element: chains, rules, counts."""
+    THOROUGH = "thorough"
+    """Everything; the cost grows with the cluster."""
+
+
+class Difference(NamedTuple):
+    """What another program changed, in words for an operator.
+
+    One that is not `certain` is believed when a second look shows it as well: a dump may catch the kernel's hash
+    tables while they grow, and lack some elements then.
+    """
+
+    what: str
+    certain: bool = True
+
+
 class Backend(Protocol):
-    """What a mode does for one family. All calls block shortly and raise ApplyError."""
+    """What a mode does for one family. All calls block and raise ApplyError; none is made beside another one."""
 
     family: Family
     blocking: bool
@@ -32,14 +56,11 @@ class Backend(Protocol):
     def resync(self, wanted: Mapping[ServiceName, tuple[ServicePlan, ...]]) -> Iterator[int]:
         """Make the kernel hold exactly this."""
 
-    def touched(self) -> bool:
-        """Return whether another program may have changed our rules; cheap."""
+    def inspect(self, depth: Depth) -> Difference | None:
+        """Return how the kernel differs from what was committed; None where nothing shows at this depth."""
 
-    def drift(self) -> str:
-        """Return what another program did to our chains and rules, '' for nothing."""
-
-    def element_drift(self) -> str:
-        """Return what another program did to our elements, '' for nothing; reads everything."""
+    def upkeep(self) -> None:
+        """Do what is due without any change: asked for each second, before an inspection."""
 
     def close(self) -> None:
         """Let go of the kernel; the rules stay."""

@@ -19,6 +19,7 @@ from kubeproxy.backends.ipvs.mode import MODE
 from kubeproxy.backends.ipvs.render import server_key
 from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.backends.leftovers import remove_iptables_rules
+from kubeproxy.backends.mode import Depth
 from kubeproxy.config.modes.ipvs import IPVS
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ConfigError
@@ -69,6 +70,12 @@ def wanted(family, pods, protocol="TCP", **spec):
     return {NAME: compile_service(subject, [piece], WORLDS[family]).plans}
 
 
+def each_second(backend):
+    """What the engine does each second."""
+    backend.upkeep()
+    return backend.inspect(Depth.QUICK)
+
+
 def do(steps) -> int:
     return sum(steps)
 
@@ -88,15 +95,15 @@ def test_start_programs_the_kernel_and_a_restart_changes_nothing(family) -> None
     plans = wanted(family, PODS[family], ingress=["203.0.113.1" if family is V4 else "2001:db8:2::1"])
     with opened(family) as backend:
         assert do(backend.resync(plans)) > 0
-        assert not backend.drift()
-        assert not backend.element_drift()
+        assert not each_second(backend)
+        assert not backend.inspect(Depth.THOROUGH)
     assert weights(family) == dict.fromkeys(PODS[family], 1)
     assert len(link_addresses(INTERFACE, family)) == 2
     with Ipsets.open() as sets:
         assert len(sets.entries(SetId.CLUSTER_IP.named(family))) == 1
     with opened(family) as again:
         assert do(again.resync(plans)) == 0
-        assert not again.drift()
+        assert not each_second(again)
 
 
 def test_start_sets_what_the_kernel_must_do() -> None:
@@ -141,12 +148,12 @@ def test_what_others_remove_is_noticed_and_repaired() -> None:
     with opened() as backend:
         do(backend.resync(plans))
         for lose in (lose_interface, lose_entries, lose_rules, lose_servers):
-            assert not backend.drift()
+            assert not each_second(backend)
             lose()
-            assert "another program" in backend.drift(), lose
+            assert "another program" in each_second(backend).what, lose
             do(backend.resync(plans))
-        assert not backend.drift()
-        assert not backend.element_drift()
+        assert not each_second(backend)
+        assert not backend.inspect(Depth.THOROUGH)
 
 
 def test_cleanup_leaves_nothing_of_ours_and_all_of_others() -> None:
@@ -221,13 +228,13 @@ def test_a_connection_outlives_its_endpoint_until_the_deadline(pods, monkeypatch
             with connect() as new:
                 assert ask(new) == second
             late = 60.0
-            assert not backend.drift()
+            assert not each_second(backend)
             assert weights() == {first: 0, second: 1}
             sync(backend, wanted(V4, [first, second]))
             assert weights() == {first: 1, second: 1}
             sync(backend, wanted(V4, [second]))
             late += DEADLINE + 1
-            assert not backend.drift()
+            assert not each_second(backend)
             assert weights() == {second: 1}
 
 
@@ -238,7 +245,7 @@ def test_an_endpoint_without_connections_goes_at_the_first_look(pods) -> None:
         do(backend.resync(wanted(V4, PODS[V4])))
         sync(backend, wanted(V4, PODS[V4][1:]))
         late = 60.0
-        assert not backend.drift()
+        assert not each_second(backend)
         assert weights() == {PODS[V4][1]: 1}
 
 

@@ -10,6 +10,7 @@ from support.nftables_table import (
     WORLD,
     chains,
     client_sets,
+    difference,
     disturb,
     is_clean,
     listing,
@@ -51,7 +52,7 @@ def test_clients_stay_with_their_endpoint_when_it_moves_to_another_slot(start):
     (client,) = nfnetlink.elements(V4, "kube-proxy", "affinity-0")
     assert client.key.startswith(bytes([172, 16, 0, 1]))
     assert 1_900_000 < client.expires <= 2_000_000
-    assert backend.element_drift() == ""
+    assert difference(backend) is None
     is_clean(backend, {name: plans})
 
 

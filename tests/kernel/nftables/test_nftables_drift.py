@@ -2,6 +2,7 @@
 
 import pytest
 
+from kubeproxy.backends.mode import Depth
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nft
 from support.nftables_table import (
@@ -9,9 +10,11 @@ from support.nftables_table import (
     chains,
     cluster,
     contents,
+    difference,
     disturb,
     disturbed,
     is_clean,
+    is_touched,
     listing,
     plans_of,
     resync,
@@ -35,8 +38,7 @@ def test_changed_rules_are_noticed_and_repaired(start, case):
     backend, plans = disturbed(start)
     before, rules = contents(), chains()
     disturb(*RULE_DRIFTS[case])
-    assert backend.touched()
-    assert "chains or rules" in backend.drift()
+    assert "chains or rules" in backend.inspect(Depth.QUICK).what
     resync(backend, plans)
     assert (contents(), chains()) == (before, rules)
     assert "dormant" not in listing()
@@ -48,10 +50,11 @@ def test_changed_elements_are_noticed_and_repaired(start, case):
     backend, plans = disturbed(start)
     before = contents()
     disturb(*DISTURBANCES[case])
-    assert backend.touched()
-    assert backend.drift() == ""
-    assert "elements of" in backend.element_drift()
-    assert backend.touched()  # until it is repaired
+    assert backend.inspect(Depth.QUICK) is None
+    for _ in range(2):  # until it is repaired
+        found = backend.inspect(Depth.THOROUGH)
+        assert "elements of" in found.what
+        assert not found.certain
     resync(backend, plans)
     assert contents() == before
     is_clean(backend, plans)
@@ -60,10 +63,11 @@ def test_changed_elements_are_noticed_and_repaired(start, case):
 def test_what_others_do_to_their_own_tables_is_no_drift(start):
     backend, plans = disturbed(start)
     disturb("add table ip mine", "add chain ip mine c", "add rule ip mine c drop")
-    assert backend.touched()
-    assert backend.drift() == ""
-    assert backend.element_drift() == ""
-    assert not backend.touched()
+    assert is_touched(backend)
+    assert backend.inspect(Depth.QUICK) is None
+    assert is_touched(backend)
+    assert backend.inspect(Depth.THOROUGH) is None
+    assert not is_touched(backend)
     is_clean(backend, plans)
 
 
@@ -78,9 +82,8 @@ def test_our_own_transactions_are_no_drift(start):
     ]
     for change in changes:
         sync(backend, (("default", "a"), change))
-        assert not backend.touched()
-        assert backend.drift() == ""
-        assert backend.element_drift() == ""
+        assert not is_touched(backend)
+        assert difference(backend) is None
     del plans["default", "a"]
     is_clean(backend, plans)
 
@@ -99,8 +102,7 @@ def test_what_others_do_during_a_resync_is_noticed_after_it(start, line, found):
     disturb(line)
     for _ in steps:
         pass
-    assert backend.touched()
-    assert found in (backend.drift() or backend.element_drift())
+    assert found in backend.inspect(Depth.THOROUGH).what
     resync(backend, plans)
     is_clean(backend, plans)
 
@@ -138,8 +140,8 @@ def test_what_others_do_to_their_own_tables_is_no_drift_when_ours_is_made(start,
     backend = start()
     meddle("add table ip mine")
     resync(backend, cluster("a"))
-    assert backend.drift() == backend.element_drift() == ""
-    assert not backend.touched()
+    assert backend.inspect(Depth.THOROUGH) is None
+    assert not is_touched(backend)
 
 
 def test_rules_of_others_are_not_taken_for_ours_right_after_chains_are_made(start, meddle):

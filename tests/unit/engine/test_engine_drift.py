@@ -2,65 +2,77 @@
 
 import asyncio
 import contextlib
-from collections import Counter
 
+import pytest
+
+from kubeproxy.backends.mode import Depth, Difference
 from kubeproxy.engine import Pace
 from kubeproxy.errors import ApplyError
-from support.staged_engine import V4, endpoints, play, service, started
+from support.staged_engine import LISTS, V4, endpoints, play, service, started
 
 _sleep = asyncio.sleep
+
+
+RULES = Difference("chains or rules were changed")
+ELEMENTS = Difference("elements of endpoints were changed", certain=False)
 
 
 def test_changed_rules_are_repaired_at_once():
     async def scene(stage):
         await started(stage, service("a"))
         stage.backend.state.clear()
-        stage.backend.is_touched, stage.backend.found = True, "chains or rules were changed"
+        stage.backend.is_touched, stage.backend.altered = True, RULES
         await stage.until(lambda: stage.backend.calls)
         await stage.settled()
         assert stage.backend.calls == [("resync", ["a"])]
         assert set(stage.programmed()) == {"a"}
-        assert stage.notes.of("drifted") == [("chains or rules were changed",)]
+        assert stage.notes.of("drifted") == [(RULES.what,)]
 
     play(scene)
 
 
-def test_what_is_not_touched_is_not_looked_at():
+def test_upkeep_comes_with_each_look():
     async def scene(stage):
         await started(stage)
-        stage.backend.found = stage.backend.found_elements = AssertionError("looked")
+        stage.backend.looks.clear()
+        stage.backend.kept_up = 0
+        await stage.until(lambda: len(stage.backend.looks) >= 3)
+        assert stage.backend.kept_up >= 3
+
+    play(scene)
+
+
+def test_a_family_that_waits_for_a_full_sync_is_not_looked_at():
+    async def scene(stage):
+        stage.tell(LISTS[0])  # the lists are not complete: nothing is written so far
         await _sleep(0.02)
-        assert stage.backend.calls == []
+        assert (stage.backend.looks, stage.backend.kept_up) == ([], 0)
 
-    play(scene, pace=Pace(period=0.0))
+    play(scene)
 
 
-def test_changed_elements_are_looked_for_in_each_period_and_convicted_by_a_second_look():
+def test_looks_are_thorough_in_each_period_and_a_second_look_convicts():
     async def scene(stage):
         await started(stage, service("a"))
-        looks = Counter()
-        original = stage.backend.element_drift
-
-        def element_drift():
-            looks["elements"] += 1
-            return original()
-
-        stage.backend.element_drift = element_drift
-        stage.backend.is_touched, stage.backend.found_elements = True, "elements of endpoints were changed"
+        stage.backend.looks.clear()
+        stage.backend.is_touched, stage.backend.altered_elements = True, ELEMENTS
         await stage.until(lambda: stage.backend.calls)
+        looks = list(stage.backend.looks)
         await stage.settled()
-        assert looks["elements"] == 2
+        assert set(looks) == {Depth.THOROUGH}
+        assert len(looks) in (2, 3)  # one may have been under way
         assert stage.backend.calls == [("resync", ["a"])]
-        assert stage.notes.of("drifted") == [("elements of endpoints were changed",)]
+        assert stage.notes.of("drifted") == [(ELEMENTS.what,)]
 
     play(scene, pace=Pace(period=0.0))
 
 
-def test_elements_are_left_alone_between_the_periods():
+def test_looks_are_quick_between_the_periods():
     async def scene(stage):
         await started(stage)
-        stage.backend.is_touched, stage.backend.found_elements = True, AssertionError("looked")
-        await _sleep(0.02)
+        stage.backend.is_touched, stage.backend.altered_elements = True, ELEMENTS
+        await stage.until(lambda: len(stage.backend.looks) >= 3)
+        assert set(stage.backend.looks) == {Depth.QUICK}
         assert stage.backend.calls == []
 
     play(scene, pace=Pace(period=3600.0))
@@ -69,16 +81,12 @@ def test_elements_are_left_alone_between_the_periods():
 def test_a_suspicion_that_does_not_hold_is_dropped():
     async def scene(stage):
         await started(stage)
-        answers = ["elements of endpoints were changed", "", "elements of endpoints were changed"]
+        answers = [ELEMENTS, None, ELEMENTS, None]
 
-        def element_drift():
-            if not answers:
-                return ""
-            if len(answers) == 1:
-                stage.backend.is_touched = False
-            return answers.pop(0)
+        def inspect(_):
+            return answers.pop(0) if answers else None
 
-        stage.backend.element_drift, stage.backend.is_touched = element_drift, True
+        stage.backend.inspect = inspect
         await stage.until(lambda: not answers)
         await _sleep(0.01)
         assert stage.backend.calls == []
@@ -87,10 +95,12 @@ def test_a_suspicion_that_does_not_hold_is_dropped():
     play(scene, pace=Pace(period=0.0))
 
 
-def test_rules_that_cannot_be_read_are_written_again():
+@pytest.mark.parametrize("part", ["is_touched", "altered"])
+def test_what_cannot_be_read_is_written_again(part):
     async def scene(stage):
         await started(stage)
-        stage.backend.is_touched, stage.backend.found = True, ApplyError("no such table")
+        stage.backend.is_touched = True
+        setattr(stage.backend, part, ApplyError("no such table"))
         await stage.until(lambda: stage.backend.calls)
         assert stage.backend.calls == [("resync", [])]
         assert "no such table" in stage.notes.of("drifted")[0][0]
@@ -98,12 +108,15 @@ def test_rules_that_cannot_be_read_are_written_again():
     play(scene)
 
 
-def test_a_kernel_that_does_not_answer_is_asked_again():
+def test_upkeep_that_fails_leads_to_a_full_sync():
     async def scene(stage):
         await started(stage)
-        stage.backend.is_touched = ApplyError("no answer")
-        await _sleep(0.01)
-        stage.backend.is_touched, stage.backend.found = True, "chains or rules were changed"
+
+        def fails():
+            stage.backend.upkeep = lambda: None
+            raise ApplyError("no such server")
+
+        stage.backend.upkeep = fails
         await stage.until(lambda: stage.backend.calls == [("resync", [])])
 
     play(scene)
@@ -130,7 +143,7 @@ def test_what_is_asked_for_during_a_sync_is_not_forgotten():
 def test_a_look_out_that_breaks_ends_the_program():
     async def scene(stage):
         await started(stage)
-        stage.backend.is_touched, stage.backend.found = True, UnicodeDecodeError("utf-8", b"\xff", 0, 1, "a chain")
+        stage.backend.is_touched, stage.backend.altered = True, UnicodeDecodeError("utf-8", b"\xff", 0, 1, "a chain")
         with contextlib.suppress(UnicodeDecodeError):
             async with asyncio.timeout(15):
                 await stage.task

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kubeproxy import backlog
+from kubeproxy.backends.mode import Difference
 from kubeproxy.errors import ChangedByOthersError
 from kubeproxy.model.events import Deleted, Replaced
 from support.staged_engine import READY, V4, V6, endpoints, gone, play, service, started
@@ -114,7 +115,7 @@ def test_rules_of_a_family_are_repaired_while_the_other_one_fails():
         stage.tell(*READY, service("a"), service("six", 6, V6))
         await stage.until(lambda: stage.notes.of("failed") and stage.programmed(four))
         four.state.clear()
-        four.is_touched, four.found = True, "chains or rules were changed"
+        four.is_touched, four.altered = True, Difference("chains or rules were changed")
         await stage.until(lambda: stage.programmed(four))
         assert stage.notes.of("drifted") == [("chains or rules were changed",)]
 

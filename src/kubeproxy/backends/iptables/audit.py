@@ -19,7 +19,8 @@ from kubeproxy.backends.iptables.contents import Contents
 from kubeproxy.backends.iptables.names import SEP, SERVICE_PREFIXES
 from kubeproxy.backends.iptables.render import Detail
 from kubeproxy.backends.iptables.restores import declarations
-from kubeproxy.backends.iptables.skeleton import CANARY, CANARY_TABLES, JUMPS
+from kubeproxy.backends.iptables.skeleton import CANARY, CANARY_TABLES, JUMPS, Jump
+from kubeproxy.backends.mode import Difference
 from kubeproxy.kernel.xtables import Commands, Incompatible, RestoreError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServiceName
@@ -44,10 +45,10 @@ Place = tuple[str, str]
 """A table and a chain."""
 
 
-class Found(NamedTuple):
-    """What is wrong, '' for nothing; `services` whose own chains are, empty when it is not these alone."""
+class Harm(NamedTuple):
+    """A difference, and the Services whose own chains have it; none when others have it as well."""
 
-    text: str
+    difference: Difference
     services: frozenset[ServiceName] = frozenset()
 
 
@@ -175,37 +176,35 @@ class Audit:
         """Return whether it is time for a look."""
         return self._rest is not None and time.monotonic() >= self._ended + self._rest * self._took
 
-    def look(self, contents: Contents, common: Mapping[Place, str]) -> Found:
+    def look(self, contents: Contents, common: Mapping[Place, str]) -> Harm | None:
         """Return what another program changed; `common` are the chains that are no Service's own. Raises ApplyError.
 
-        Nothing found means that no audit is due before the next suspicion.
+        None means that no audit is due before the next suspicion.
         """
         began = time.monotonic()
         try:
-            found = self._compare(contents, common)
+            harm = self._compare(contents, common)
         finally:
             self._ended = time.monotonic()
             self._took = self._ended - began
-        if not found.text:
+        if harm is None:
             self._rest = None
-        return found
+        return harm
 
-    def _compare(self, contents: Contents, common: Mapping[Place, str]) -> Found:
-        label = self._family.label
+    def _compare(self, contents: Contents, common: Mapping[Place, str]) -> Harm | None:
         seen = self._read(self._places)
         for table in CANARY_TABLES:
             if self._is_asked((table, CANARY), seen) and hash((table, CANARY)) not in seen.names:
-                return Found(f"table {table} of iptables ({label}) was flushed by another program")
+                return Harm(flushed(table, self._family))
         for jump in JUMPS:
             if self._is_asked((jump.table, jump.chain), seen) and (jump.table, jump.rule) not in seen.jumps:
-                what = f"the jump from {jump.chain} to {jump.target}"
-                return Found(f"{what} ({label}) was removed by another program")
+                return Harm(removed(jump, self._family))
         suspects = list(islice(self._suspects(contents, common, seen), MOST))
         harmed = self._confirmed(suspects, seen)
         if not harmed:
-            return Found("")
+            return None
         services = [suspect.service for suspect in harmed if suspect.service is not None]
-        return Found(_told(harmed, label), frozenset(services if len(services) == len(harmed) else ()))
+        return Harm(_changed(harmed, self._family), frozenset(services if len(services) == len(harmed) else ()))
 
     def _read(self, places: frozenset[Place] | None) -> Saved:
         seen = Saved(set(), set(), set(), set())
@@ -264,7 +263,7 @@ class Audit:
         try:
             printed = {table: self._printed(table, copies) for table in tables}
         finally:
-            self._restore(tables, copies, _removed)
+            self._restore(tables, copies, _deletion)
         return [s for copy, s in copies.items() if printed[s.place[0]][copy] != printed[s.place[0]][s.place[1]]]
 
     def _restore(self, tables: list[str], copies: Mapping[str, Suspect], lines: Callable[[str, Suspect], str]) -> None:
@@ -299,13 +298,24 @@ def _written(copy: str, suspect: Suspect) -> str:
     return suspect.rules.replace(f"-A {suspect.place[1]} ", f"-A {copy} ")
 
 
-def _removed(copy: str, suspect: Suspect) -> str:  # noqa: ARG001 - see Audit._restore
+def _deletion(copy: str, suspect: Suspect) -> str:  # noqa: ARG001 - see Audit._restore
     return f"-X {copy}\n"
 
 
-def _told(harmed: Collection[Suspect], label: str) -> str:
+def flushed(table: str, family: Family) -> Difference:
+    """Return that a whole table is empty."""
+    return Difference(f"table {table} of iptables ({family.label}) was flushed by another program")
+
+
+def removed(jump: Jump, family: Family) -> Difference:
+    """Return that a jump to one of our chains is missing."""
+    what = f"the jump from {jump.chain} to {jump.target}"
+    return Difference(f"{what} ({family.label}) was removed by another program")
+
+
+def _changed(harmed: Collection[Suspect], family: Family) -> Difference:
     first = next(iter(harmed))
     (table, chain), service = first.place, first.service
     whose = f" of Service {'/'.join(service)}" if service is not None else f" of iptables table {table}"
     more = f", and {len(harmed) - 1} more," if len(harmed) > 1 else ""
-    return f"chain {chain}{whose} ({label}){more} was changed by another program"
+    return Difference(f"chain {chain}{whose} ({family.label}){more} was changed by another program")

@@ -23,7 +23,7 @@ from kubeproxy.backends.iptables.restores import Chains, Work, declarations, onc
 from kubeproxy.backends.iptables.skeleton import Present, Settings
 from kubeproxy.backends.iptables.stale import Removal, Stale
 from kubeproxy.backends.iptables.watch import Watch, watch
-from kubeproxy.backends.mode import Report
+from kubeproxy.backends.mode import Depth, Difference, Report
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nft_compat import NftCompat
 from kubeproxy.kernel.sysctl import write_sysctl
@@ -309,33 +309,35 @@ class IptablesBackend:
         except ApplyError as error:
             log.warning("NodePorts do not answer on localhost: %s", error)
 
-    # -- drift ------------------------------------------------------------------------------------------------------
+    # -- what other programs do -------------------------------------------------------------------------------------
 
-    def touched(self) -> bool:
-        """Return whether another program may have changed our rules; costs one short request."""
-        return self._watch.touched() or self._audit.due()
+    def upkeep(self) -> None:
+        """Do nothing: the hourly full sync comes with the first change after its hour."""
 
-    def drift(self) -> str:
-        """Return what another program did to our chains, '' for nothing; now and then by reading all rules."""
+    def inspect(self, depth: Depth) -> Difference | None:  # noqa: ARG002 - audits have a pace of their own
+        """See backends.mode.Backend. One short request, unless another program touched what is ours.
+
+        Then, now and then, all rules are read.
+        """
         if self._watch.touched():
-            if found := self._watch.drift():
-                return found
+            if difference := self._watch.inspect():
+                return difference
             self._audit.suspect(self._watch.rest, self._watch.places)
         if not self._audit.due():
-            return ""
+            return None
         harm = self._audit.look(self._contents, self._common())
-        self._harmed = harm.services
-        return harm.text
+        self._harmed = harm.services if harm is not None else frozenset()
+        return harm.difference if harm is not None else None
+
+    def touched(self) -> bool:
+        """Return whether an inspection would do more than ask whether another program touched what is ours."""
+        return self._watch.touched() or self._audit.due()
 
     def _common(self) -> dict[Place, str]:
         """Return the chains that are no Service's own, as written last."""
         found = {place: self._contents.shared(position) for position, place in enumerate(SHARED)}
         found[SHARED[_NAT_SERVICES]] += self._nodeport_rules
         return found | self._fixed
-
-    def element_drift(self) -> str:
-        """Return '': `drift` has looked at everything, or will."""
-        return ""
 
 
 def writer_of(commands: Commands) -> Writer:

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final, Protocol
 
-from kubeproxy.backends.iptables.audit import MOST_PLACES, Place
+from kubeproxy.backends.iptables.audit import MOST_PLACES, Place, flushed, removed
 from kubeproxy.backends.iptables.names import SERVICE_PREFIXES
 from kubeproxy.backends.iptables.skeleton import CANARY, CANARY_TABLES, JUMPS, OWN_CHAINS, Jump, Present
+from kubeproxy.backends.mode import Difference
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nfnetlink
 from kubeproxy.kernel.iptables_info import TableInfo
@@ -31,7 +32,7 @@ kubelet does each minute to find its canary."""
 class Watch(Protocol):
     """What a backend asks about the kernel's tables.
 
-    After `drift`, `rest` is REST or FAINT_REST, and `places` where something was changed, None when that is not known.
+    After `inspect`, `rest` is REST or FAINT_REST, and `places` where something was changed, None when nobody knows.
     """
 
     rest: float
@@ -49,8 +50,8 @@ class Watch(Protocol):
     def touched(self) -> bool:
         """Return whether another program may have changed something."""
 
-    def drift(self) -> str:
-        """Return what another program did, '' for nothing that shows without reading all rules; settles `touched`.
+    def inspect(self) -> Difference | None:
+        """Return what another program did, as far as it shows without reading all rules; settles `touched`.
 
         Raises ApplyError.
         """
@@ -131,38 +132,34 @@ class NftWatch:
             self._unknown = True
         self._noted.update((change.table, change.chain) for change in ours)
 
-    def drift(self) -> str:
+    def inspect(self) -> Difference | None:
         """See Watch."""
         self._note(self._link.generation())
         unknown = self._unknown or len(self._noted) > MOST_PLACES
-        if found := self._compare() if unknown else self._missing(j for j in JUMPS if j[:2] in self._noted):
-            return found
+        if difference := self._compare() if unknown else self._missing(j for j in JUMPS if j[:2] in self._noted):
+            return difference
         self.places = None if unknown else frozenset(self._noted)
         self._noted, self._unknown = set(), False
-        return ""
+        return None
 
-    def _compare(self) -> str:
-        """Look at what is ours, but for the Services' chains and the rules inside of any."""
-        label = self._family.label
+    def _compare(self) -> Difference | None:
+        """Look at what is ours, except the Services' chains and the rules inside of any."""
         for table in CANARY_TABLES:
             if not nfnetlink.has_chain(self._family, table, CANARY):
-                return f"table {table} of iptables ({label}) was flushed by another program"
+                return flushed(table, self._family)
         handles: dict[Place, list[int]] = {}
         for (table, chain), count in self._expected.items():
             handles[table, chain] = found = self._rule_handles(table, chain)
             if len(found) != count or found != self._handles.get((table, chain), found):
-                return f"chain {chain} of iptables table {table} ({label}) was changed by another program"
-        if found_missing := self._missing(JUMPS):
-            return found_missing
+                where = f"chain {chain} of iptables table {table} ({self._family.label})"
+                return Difference(f"{where} was changed by another program")
+        if missing := self._missing(JUMPS):
+            return missing
         self._handles = handles
-        return ""
+        return None
 
-    def _missing(self, jumps: Iterable[Jump]) -> str:
-        for jump in jumps:
-            if not self._has(jump):
-                what = f"the jump from {jump.chain} to {jump.target}"
-                return f"{what} ({self._family.label}) was removed by another program"
-        return ""
+    def _missing(self, jumps: Iterable[Jump]) -> Difference | None:
+        return next((removed(jump, self._family) for jump in jumps if not self._has(jump)), None)
 
     def _rule_handles(self, table: str, chain: str) -> list[int]:
         return [handle for handle, _ in nfnetlink.chain_rules(self._family, table, chain)]
@@ -223,13 +220,13 @@ class LegacyWatch:
         """See Watch."""
         return self._lock.taken() != self._taken or self._look() != self._known
 
-    def drift(self) -> str:
-        """See Watch."""
+    def inspect(self) -> Difference | None:
+        """See Watch. Always None: sizes and the lock only say when an audit is due."""
         self._taken = self._lock.taken()
         sizes = self._look()
         self.rest = REST if sizes != self._known else FAINT_REST
         self._known = sizes
-        return ""
+        return None
 
     def _look(self) -> list[tuple[int, ...]] | None:
         try:

@@ -18,6 +18,7 @@ from kubeproxy.backends.ipvs.graceful import WEIGHT, Draining, Found, Operation,
 from kubeproxy.backends.ipvs.layout import Scheduler, SetId
 from kubeproxy.backends.ipvs.render import NO_WISH, NodeAddresses, Virtual, render
 from kubeproxy.backends.ipvs.state import State, Touched, untouched
+from kubeproxy.backends.mode import Depth, Difference
 from kubeproxy.kernel.ipset import Entry
 from kubeproxy.model.addresses import Family, Range
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
@@ -126,6 +127,8 @@ class IpvsBackend:
         self._state = State()
         self._plans: dict[ServiceName, tuple[ServicePlan, ...]] = {}
         self._node = NodeAddresses()
+        self._there = Addresses(frozenset(), frozenset())
+        self._misbound = False  # whether kube-ipvs0 had other addresses than ours when they were last read
         self._written: Sequence[str] = ()
         self._examined = 0
 
@@ -199,7 +202,8 @@ class IpvsBackend:
         kernel = self._kernel
         kernel.prepare()
         kernel.addresses_changed()
-        there = kernel.addresses()
+        self._there = there = kernel.addresses()
+        self._misbound = False
         self._node = self._node_of(there)
         self._state, self._plans = State(), {}
         noted = untouched()
@@ -275,27 +279,36 @@ class IpvsBackend:
     def _ours(self, world: Globals) -> FamilyGlobals:
         return world.of(self.family) or FamilyGlobals()
 
-    # -- upkeep and drift -------------------------------------------------------------------------------------------
+    # -- upkeep, and what other programs do -------------------------------------------------------------------------
 
-    def touched(self) -> bool:
-        """Return True: nothing tells of changes to virtual servers and sets, so `drift` looks each time."""
-        return True
-
-    def drift(self) -> str:
-        """Return what another program did that shows in counts, '' for nothing.
-
-        Does what is due as well: real servers that are drained go, NodePorts follow the node's addresses.
-        """
-        if self._kernel.addresses_changed():
-            there = self._kernel.addresses()
-            self._follow(self._node_of(there))
-            if there.bound != frozenset(self._state.addresses):
-                return "addresses of kube-ipvs0 were changed by another program"
+    def upkeep(self) -> None:
+        """Remove the real servers that are drained; have NodePorts follow the node's addresses."""
+        self._read_addresses()
+        self._follow(self._node_of(self._there))
         now = self._clock()
         if self._draining.due(now):
             counts = self._kernel.connections(self._draining.keys())
             self._kernel.operate(list(self._draining.finished(counts, now)))
-        return self._count_drift() or self._sample_drift()
+
+    def inspect(self, depth: Depth) -> Difference | None:
+        """See backends.mode.Backend. Nothing tells of changes to virtual servers and sets: counts are read each time.
+
+        A thorough look reads all but real servers, and some of those.
+        """
+        self._read_addresses()
+        if what := self._changed_addresses() or self._changed_counts() or self._missing_sample():
+            return Difference(f"{what} by another program")
+        if depth is Depth.THOROUGH and (what := self._changed_contents()):
+            return Difference(f"{what} by another program", certain=False)
+        return None
+
+    def _read_addresses(self) -> None:
+        if self._kernel.addresses_changed():
+            self._there = self._kernel.addresses()
+            self._misbound = self._there.bound != frozenset(self._state.addresses)
+
+    def _changed_addresses(self) -> str:
+        return "addresses of kube-ipvs0 were changed" if self._misbound else ""
 
     def _follow(self, node: NodeAddresses) -> None:
         """Render everything anew for other addresses of the node."""
@@ -308,40 +321,39 @@ class IpvsBackend:
             self._state.change(name, render(plans, node), noted)
         self._apply(noted)
 
-    def _count_drift(self) -> str:
+    def _changed_counts(self) -> str:
         counts = self._kernel.counts()
         for set_id in SetId:
             found = counts.get(set_id)
             wanted = self._state.count(set_id)
             name = set_id.named(self.family)
             if found is None or found.entries != wanted:
-                return f"ipset {name} was changed by another program"
+                return f"ipset {name} was changed"
             if found.references < self._rules.references(set_id):
-                return f"iptables rules with ipset {name} were removed by another program"
+                return f"iptables rules with ipset {name} were removed"
         return ""
 
-    def _sample_drift(self) -> str:
+    def _missing_sample(self) -> str:
         """Look for a single virtual server: when that is missing, most probably all are."""
         sample = next((key for key, virtual in self._state.servers.items() if virtual.pool), None)
         if sample is not None and not self._kernel.connections([sample]).get(sample):
-            return "virtual servers were removed by another program"
+            return "virtual servers were removed"
         return ""
 
-    def element_drift(self) -> str:
-        """Return what else another program did, '' for nothing; reads all but real servers, and some of those."""
+    def _changed_contents(self) -> str:
         wanted = self._state.servers
         keys = list(islice(wanted, self._examined, self._examined + EXAMINED))
         self._examined = self._examined + EXAMINED if len(keys) == EXAMINED else 0
         present, found = self._kernel.survey(keys)
         if any(not self._is_excluded(key) for key in present ^ wanted.keys()):
-            return "virtual servers were changed by another program"
+            return "virtual servers were changed"
         if any(key not in found or self._differs(key, wanted[key], found[key]) for key in keys):
-            return "real servers were changed by another program"
+            return "real servers were changed"
         for set_id in SetId:
             if self._kernel.entries(set_id) != self._wanted_entries(set_id):
-                return f"ipset {set_id.named(self.family)} was changed by another program"
+                return f"ipset {set_id.named(self.family)} was changed"
         if self._kernel.rules(self._rules) != self._written:
-            return "iptables rules were changed by another program"
+            return "iptables rules were changed"
         return ""
 
     def _differs(self, key: bytes, wanted: Virtual, found: Found) -> bool:

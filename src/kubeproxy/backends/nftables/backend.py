@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kubeproxy.backends.ahead import Ahead
+from kubeproxy.backends.mode import Depth, Difference
 from kubeproxy.backends.nftables import affinity, audit
 from kubeproxy.backends.nftables.handover import groups
 from kubeproxy.backends.nftables.layout import SHARED, TABLE, VERDICT_MAPS, ChainName, SetId
@@ -157,8 +158,8 @@ class NftablesBackend:
         missing = self._ruleset.needed(names) - self._chains
         if not missing:
             return
-        if found := self.drift():
-            raise ChangedByOthersError(found)  # a resync repairs it; the new signature must not cover it
+        if self._is_altered():
+            raise ChangedByOthersError(self._altered())  # a resync repairs it; the new signature must not cover it
         slots = sorted(name for name in missing if name.is_slot)
         if slots:
             self._transact(audit.clones(self.family, slots, self._reads))
@@ -170,7 +171,7 @@ class NftablesBackend:
 
     def _prune(self) -> None:
         """Remove the chains of counts and timeouts that no Service has any more."""
-        if self.drift():
+        if self._is_altered():
             return  # a resync repairs it; the new signature must not cover it
         sticky = (item for placed in self._placed.values() for item in placed if item.plan.affinity)
         used = self._ruleset.needed(_chains_of(render(sticky)))
@@ -220,8 +221,8 @@ class NftablesBackend:
     def _sign(self) -> None:
         """Take the signature of what we just made. Raises ChangedByOthersError when that is not what is there."""
         self._signature = audit.signature(self.family, self._reads)
-        if self.touched() and not self._intact():
-            raise ChangedByOthersError(self._changed())
+        if self._link.generation() != self._generation and not self._intact():
+            raise ChangedByOthersError(self._altered())
 
     def _load(self) -> None:
         """Make the table, empty of Services."""
@@ -303,27 +304,35 @@ class NftablesBackend:
         )
         return count
 
-    # -- drift ------------------------------------------------------------------------------------------------------
+    # -- what other programs do -------------------------------------------------------------------------------------
 
-    def touched(self) -> bool:
-        """Return whether any program committed to nf_tables since our last transaction; costs one short request."""
-        return self._link.generation() != self._generation
+    def upkeep(self) -> None:
+        """Do nothing: the kernel forgets clients of session affinity by itself."""
 
-    def drift(self) -> str:
-        """Return what another program did to our table's chains and rules, '' for nothing. Cheap at any size."""
-        if audit.signature(self.family, self._reads) == self._signature:
-            return ""
-        return self._changed()
+    def inspect(self, depth: Depth) -> Difference | None:
+        """See backends.mode.Backend. One short request, unless another program committed to nf_tables."""
+        generation = self._link.generation()
+        if generation == self._generation:
+            return None
+        if self._is_altered():
+            return Difference(self._altered())
+        if depth is Depth.QUICK:
+            return None
+        if which := self._changed_elements():
+            what = f"elements of {which} in table {self._ruleset.name} were changed by another program"
+            return Difference(what, certain=False)
+        self._generation = generation
+        return None
 
-    def _changed(self) -> str:
+    def _is_altered(self) -> bool:
+        """Return whether another program changed our table's chains or rules. Cheap at any size."""
+        return audit.signature(self.family, self._reads) != self._signature
+
+    def _altered(self) -> str:
         return f"chains or rules of table {self._ruleset.name} were changed by another program"
 
-    def element_drift(self) -> str:
-        """Return which elements another program changed, '' for none; reads the whole table.
-
-        A clean table settles `touched`.
-        """
-        generation = self._link.generation()
+    def _changed_elements(self) -> str:
+        """Return the set or map whose elements differ from what was committed, '' for none; reads all of them."""
         actual = audit.elements(self.family, self._ruleset.layout.shapes, self._reads)
         total: Elements = {SetId.NODEPORT_IPS: dict.fromkeys(self._nodeport_ips, b"")}
         for placed in self._placed.values():
@@ -331,11 +340,8 @@ class NftablesBackend:
                 total.setdefault(set_id, {}).update(entries)
         for set_id, entries in actual.items():
             if entries != total.get(set_id, {}):
-                return f"elements of {set_id} in table {self._ruleset.name} were changed by another program"
-        if audit.service_cidrs(self.family, self._reads) != self._service_cidr_edges:
-            return f"elements of service-cidrs in table {self._ruleset.name} were changed by another program"
-        self._generation = generation
-        return ""
+                return str(set_id)
+        return "" if audit.service_cidrs(self.family, self._reads) == self._service_cidr_edges else "service-cidrs"
 
     # -- the kernel -------------------------------------------------------------------------------------------------
 

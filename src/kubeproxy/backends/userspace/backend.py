@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
+from kubeproxy.backends.mode import Depth, Difference
 from kubeproxy.backends.userspace.datapath import DataPath
 from kubeproxy.backends.userspace.layout import TABLE, Elements, difference, elements, merged, packed
 from kubeproxy.backends.userspace.listeners import KINDS, ListenerName, Listeners, Target, targets
@@ -160,29 +161,35 @@ class UserspaceBackend:
         if gone and self._waiting:
             yield from self.sync(list(islice(self._waiting.items(), len(gone))))
 
-    # -- drift ------------------------------------------------------------------------------------------------------
+    # -- what other programs do -------------------------------------------------------------------------------------
 
-    def touched(self) -> bool:
-        """Return whether any program committed to nf_tables since our last transaction, or an address went."""
-        return self._link.generation() != self._generation or self._find_landing() != self._landing
+    def upkeep(self) -> None:
+        """Do nothing: the data path ends idle UDP sessions by itself."""
 
-    def drift(self) -> str:
-        """Return what happened to our chains and rules, '' for nothing."""
+    def inspect(self, depth: Depth) -> Difference | None:
+        """See backends.mode.Backend. Two short requests, unless another program committed to nf_tables."""
         if self._find_landing() != self._landing:
-            return "the node's addresses changed, and connections from outside are sent to one of them"
-        if self._sign() != self._signature:
-            return f"chains or rules of table {self._ruleset.name} were changed by another program"
-        return ""
-
-    def element_drift(self) -> str:
-        """Return which elements another program changed, '' for none; reads the whole table."""
+            return Difference("the node's addresses changed, and connections from outside are sent to one of them")
         generation = self._link.generation()
+        if generation == self._generation:
+            return None
+        if self._sign() != self._signature:
+            return Difference(f"chains or rules of table {self._ruleset.name} were changed by another program")
+        if depth is Depth.QUICK:
+            return None
+        if which := self._changed_elements():
+            what = f"elements of {which} in table {self._ruleset.name} were changed by another program"
+            return Difference(what, certain=False)
+        self._generation = generation
+        return None
+
+    def _changed_elements(self) -> str:
+        """Return the set or map whose elements differ from what was committed, '' for none; reads all of them."""
         total = merged(self._elements.values())
         for name in self._ruleset.shapes:
             found = {e.key: e.data for e in nfnetlink.elements(self.family, TABLE, name)}
             if found != total.get(name, {}):
-                return f"elements of {name} in table {self._ruleset.name} were changed by another program"
-        self._generation = generation
+                return name
         return ""
 
     def _sign(self) -> Signature:

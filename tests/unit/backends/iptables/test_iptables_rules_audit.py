@@ -11,6 +11,7 @@ from test_backend import SHARED_CHAINS, V4, a, opened, plans
 
 from kubeproxy.backends.iptables.audit import Saved, as_saved, survey
 from kubeproxy.backends.iptables.names import chain_hash
+from kubeproxy.backends.mode import Depth
 from kubeproxy.kernel.xtables import RestoreError
 from kubeproxy.model.addresses import Family
 from support.fake_tables import FakeCommands, FakeTables, backend, normalised
@@ -20,10 +21,11 @@ WEB = f"KUBE-SVC-{chain_hash('default/webtcp')}"
 
 
 def audited(made) -> str:
-    """What the backend says after another program did something."""
+    """What the backend says after another program did something, '' for nothing."""
     made._watch.foreign = True
     assert made.touched()
-    return made.drift()
+    difference = made.inspect(Depth.QUICK)
+    return "" if difference is None else difference.what
 
 
 def own_places(made) -> list[tuple[str, str]]:
@@ -60,7 +62,7 @@ def test_nothing_is_found_but_harm_which_a_repair_undoes(history, uses_nft, data
     list(made.resync(states[-1]))
     assert normalised(made.tables.chains, family, SHARED_CHAINS) == whole
     assert made.touched(), "the repair is looked at"
-    assert made.drift() == ""
+    assert made.inspect(Depth.QUICK) is None
 
 
 def test_only_harmed_services_are_written_anew_with_what_changed():
@@ -152,7 +154,7 @@ def test_after_an_audit_none_follows_for_a_while(monkeypatch):
     assert not made.touched()
     now[0] += 1.0
     assert made.touched()
-    assert WEB in made.drift()
+    assert WEB in made.inspect(Depth.QUICK).what
 
 
 @pytest.mark.parametrize(

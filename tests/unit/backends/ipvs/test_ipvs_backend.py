@@ -11,6 +11,7 @@ from kubeproxy.backends.ipvs.backend import IpvsBackend
 from kubeproxy.backends.ipvs.graceful import CHECK, DEADLINE, Verb
 from kubeproxy.backends.ipvs.layout import SCHEDULERS, SetId
 from kubeproxy.backends.ipvs.render import server_key
+from kubeproxy.backends.mode import Depth
 from kubeproxy.kernel.ipset import Entry
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.compile import compile_service
@@ -38,6 +39,12 @@ def started(globals_, kernel=None, scheduler="rr", clock=None, excluded=()):
     backend = IpvsBackend(family, globals_, kernel, SCHEDULERS[scheduler], excluded, clock or Clock())
     run(backend.resync({}))
     return backend, kernel
+
+
+def each_second(backend):
+    """What the engine does each second."""
+    backend.upkeep()
+    return backend.inspect(Depth.QUICK)
 
 
 def run(steps):
@@ -81,8 +88,8 @@ def test_incremental_equals_full(history):
     fresh, full = started(globals_)
     run(fresh.resync(before))
     assert kernel.picture() == full.picture()
-    assert not backend.drift()
-    assert not backend.element_drift()
+    assert not each_second(backend)
+    assert not backend.inspect(Depth.THOROUGH)
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -121,13 +128,13 @@ def test_a_removed_server_drains_until_it_is_idle():
     kernel.busy[SERVER, at(A)] = 1
     run(backend.sync([(NAME, plans([B]))]))
     assert kernel.virtual[SERVER][1] == {at(A): 0, at(B): 1}
-    assert not backend.element_drift()
+    assert not backend.inspect(Depth.THOROUGH)
     clock.now += CHECK + 1
-    assert not backend.drift()
+    assert not each_second(backend)
     assert at(A) in kernel.virtual[SERVER][1]
     kernel.busy.clear()
     clock.now += CHECK + 1
-    assert not backend.drift()
+    assert not each_second(backend)
     assert kernel.virtual[SERVER][1] == {at(B): 1}
 
 
@@ -138,7 +145,7 @@ def test_a_server_that_is_never_idle_goes_when_its_time_is_up():
     kernel.busy[SERVER, at(A)] = 1
     run(backend.sync([(NAME, plans([B]))]))
     clock.now += DEADLINE + 1
-    assert not backend.drift()
+    assert not each_second(backend)
     assert kernel.virtual[SERVER][1] == {at(B): 1}
 
 
@@ -204,10 +211,10 @@ def test_nodeports_follow_the_addresses_of_the_node():
     run(backend.sync([(NAME, plans([A], ports=((80, 30080),)))]))
     other = bytes((192, 0, 2, 9))
     kernel.own, kernel.news = frozenset({NODE, other}), True
-    assert not backend.drift()
+    assert not each_second(backend)
     assert server_key(other, TCP, 30080) in kernel.virtual
     kernel.own, kernel.news = frozenset({other}), True
-    assert not backend.drift()
+    assert not each_second(backend)
     assert server_key(NODE, TCP, 30080) not in kernel.virtual
 
 
@@ -217,7 +224,7 @@ def test_foreign_virtual_servers_go_but_those_of_excluded_networks():
     kernel.virtual = {mine: [0, {}], kept: [0, {at(A): 1}]}
     backend, _ = started(v4_world(), kernel, excluded=[(pack("198.51.100.0"), pack("198.51.100.255"))])
     assert list(kernel.virtual) == [kept]
-    assert not backend.element_drift()
+    assert not backend.inspect(Depth.THOROUGH)
 
 
 def spoil_address(kernel):
@@ -247,13 +254,13 @@ def test_what_others_remove_is_noticed_at_once_and_repaired(spoil):
     wanted = plans([A, B])
     run(backend.sync([(NAME, wanted)]))
     picture = kernel.picture()
-    assert not backend.drift()
+    assert not each_second(backend)
     spoil(kernel)
-    assert "another program" in backend.drift()
+    assert "another program" in each_second(backend).what
     run(backend.resync({NAME: wanted}))
     assert kernel.picture() == picture
-    assert not backend.drift()
-    assert not backend.element_drift()
+    assert not each_second(backend)
+    assert not backend.inspect(Depth.THOROUGH)
 
 
 def spoil_weight(kernel):
@@ -280,9 +287,9 @@ def spoil_rule(kernel):
 def test_what_others_change_is_noticed_by_a_thorough_look(spoil):
     backend, kernel = started(v4_world())
     run(backend.resync({NAME: plans([A, B])}))
-    assert not backend.element_drift()
+    assert not backend.inspect(Depth.THOROUGH)
     spoil(kernel)
-    assert "another program" in backend.element_drift()
+    assert "another program" in backend.inspect(Depth.THOROUGH).what
 
 
 def test_the_world_asks_for_a_resync_only_when_rules_or_nodeports_change():
