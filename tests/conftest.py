@@ -19,6 +19,8 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
+pytest.register_assert_rewrite("support")  # what its checks compare is shown, as in tests
+
 T = TypeVar("T")
 
 

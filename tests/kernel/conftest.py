@@ -8,8 +8,6 @@ import pytest
 
 from support.own_network import own_network
 
-pytest.register_assert_rewrite("support.nftables_table")  # its checks show what they compared, as tests do
-
 
 @pytest.fixture
 def netns() -> Iterator[None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import socket
 
 import pytest
 
@@ -19,32 +18,13 @@ from kubeproxy.kernel.ipvs import (
     PORT,
     SET_DESTINATION,
     SET_SERVICE,
-    DestinationKey,
     Ipvs,
     Operation,
-    RealServer,
     RefusedError,
-    ServerKey,
     Timeouts,
-    VirtualServer,
 )
 from kubeproxy.kernel.netlink import NETLINK_GENERIC, Netlink
-
-TCP, UDP, SCTP = socket.IPPROTO_TCP, socket.IPPROTO_UDP, socket.IPPROTO_SCTP
-
-
-def packed(text: str) -> bytes:
-    return socket.inet_pton(socket.AF_INET6 if ":" in text else socket.AF_INET, text)
-
-
-def server(ip: str, port: int = 80, protocol: int = TCP, **traits) -> VirtualServer:
-    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
-    return VirtualServer(ServerKey(family, protocol, packed(ip), port), **traits)
-
-
-def real(ip: str, port: int = 8080, **traits) -> RealServer:
-    return RealServer(DestinationKey(packed(ip), port), **traits)
-
+from support.virtual_servers import SCTP, UDP, real, server
 
 SERVERS = [
     server("10.96.0.1"),

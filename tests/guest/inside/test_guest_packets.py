@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from test_guest_ipvs import UDP, real, server
 
 from kubeproxy.kernel.ipvs import (
     ADD_DESTINATION,
@@ -19,6 +18,7 @@ from kubeproxy.kernel.ipvs import (
 )
 from kubeproxy.kernel.links import add_addresses, ensure_dummy
 from support.namespaces import inside, namespace, run
+from support.virtual_servers import UDP, real, server
 
 NET = {
     socket.AF_INET: ("192.168.1.{}", "10.244.0.{}", "10.96.0.1"),

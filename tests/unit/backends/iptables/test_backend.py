@@ -11,40 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from kubeproxy.backends.iptables.backend import SHARED
 from kubeproxy.backends.iptables.names import chain_hash, chain_hashes, comment, port_name
 from kubeproxy.backends.iptables.options import Options
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.xtables import RestoreError
-from kubeproxy.model.addresses import Family
-from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import ServicePort
 from kubeproxy.model.plan import Detector, ServicePortKey
-from support.cluster_objects import HERE, endpoint, parsed, service, world
 from support.fake_tables import FakeCommands, backend, normalised
+from support.iptables_plans import SHARED_CHAINS, V4, WORLD, a, opened, plans
 from support.random_plans import histories
-
-V4 = Family.IPV4
-SHARED_CHAINS = frozenset(chain for _, chain in SHARED)
-_BARE = world(families=[V4])
-WORLD = structs.replace(_BARE, ipv4=structs.replace(_BARE.ipv4, nodeport_ips=None))
-
-
-def plans(name: str, number: int, *addresses: str, **spec):
-    ports = spec.pop("ports", [ServicePort(port=80)])
-    subject = service(name, f"10.96.0.{number}", ports=ports, **spec)
-    return compile_service(subject, [parsed(*(endpoint(a, HERE) for a in addresses), family="IPv4")], WORLD).plans
-
-
-def a(name: str) -> tuple[str, str]:
-    return "default", name
-
-
-def opened(state, **more):
-    made = backend(WORLD, V4, **more)
-    list(made.resync(state))
-    made.tables.inputs.clear()
-    return made
 
 
 def written(made) -> list[str]:

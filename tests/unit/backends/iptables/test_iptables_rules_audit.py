@@ -7,7 +7,6 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_backend import SHARED_CHAINS, V4, a, opened, plans
 
 from kubeproxy.backends.iptables.audit import Saved, as_saved, survey
 from kubeproxy.backends.iptables.names import chain_hash
@@ -15,6 +14,7 @@ from kubeproxy.backends.mode import Depth
 from kubeproxy.kernel.xtables import RestoreError
 from kubeproxy.model.addresses import Family
 from support.fake_tables import FakeCommands, FakeTables, backend, normalised
+from support.iptables_plans import SHARED_CHAINS, V4, a, opened, plans
 from support.random_plans import histories
 
 WEB = f"KUBE-SVC-{chain_hash('default/webtcp')}"

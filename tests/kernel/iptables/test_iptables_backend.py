@@ -6,87 +6,18 @@ import fcntl
 import os
 import subprocess
 import threading
-from pathlib import Path
 
 import pytest
-from msgspec import structs
 
-from kubeproxy.backends.iptables.backend import SHARED, IptablesBackend
-from kubeproxy.backends.iptables.options import Options
 from kubeproxy.backends.leftovers import remove_iptables_rules
 from kubeproxy.backends.mode import Depth
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import iptables_variant, xtables, xtables_lock
 from kubeproxy.kernel.nft_compat import NftCompat
-from kubeproxy.model.addresses import Family
-from kubeproxy.model.compile import compile_service
-from kubeproxy.model.objects import ServicePort
-from support.cluster_objects import HERE, endpoint, parsed, service, world
-from support.fake_tables import BUILT_IN, Told, normalised
-from support.fake_tables import backend as fake_backend
-from support.fake_tables import parsed as saved
+from support.fake_tables import Told
+from support.iptables_kernel import check, expected, opened, plans, rules, state
 from support.namespaces import run
 from support.places import RECORDINGS
-
-OPTIONS = Options(localhost_nodeports=True, liberal=False, counters=False)
-_BARE = world()
-WORLD = structs.replace(_BARE, ipv4=structs.replace(_BARE.ipv4, nodeport_ips=None))
-SHARED_CHAINS = frozenset(chain for _, chain in SHARED)
-
-
-@pytest.fixture(autouse=True)
-def lock_file(tmp_path, monkeypatch) -> Path:
-    """A lock of the test's own: other tests change legacy tables of other namespaces meanwhile."""
-    path = tmp_path / "xtables.lock"
-    monkeypatch.setenv("XTABLES_LOCKFILE", str(path))
-    return path
-
-
-@pytest.fixture(params=["nft", "legacy"])
-def variant(request, netns) -> str:
-    return request.param
-
-
-def opened(variant: str, family: Family = Family.IPV4, told: Told | None = None) -> IptablesBackend:
-    return IptablesBackend(iptables_variant.commands(family, variant), WORLD, OPTIONS, told or Told())
-
-
-def plans(name: str, number: int, *addresses: str, **spec):
-    """A Service with endpoints, half of them here, as plans of IPv4."""
-    found = [endpoint(a, HERE if i % 2 else "node-b") for i, a in enumerate(addresses)]
-    ports = [ServicePort(port=80, node_port=30000 + number)]
-    subject = service(name, f"10.96.0.{number}", ports=ports, **spec)
-    compiled = compile_service(subject, [parsed(*found, family="IPv4")], WORLD)
-    return tuple(plan for plan in compiled.plans if plan.key.family is Family.IPV4)
-
-
-def state():
-    return {
-        ("default", "a"): plans("a", 1, "10.244.0.1", "10.244.0.2", "10.244.0.3", external_traffic_policy="Local"),
-        ("default", "b"): plans("b", 2, "10.244.0.4", session_affinity="ClientIP", ingress=["203.0.113.9"],
-                                load_balancer_source_ranges=["198.51.100.0/24"]),
-        ("default", "c"): plans("c", 3),
-    }  # fmt: skip
-
-
-def rules(variant: str) -> dict:
-    lines = run(f"iptables-{variant}-save").splitlines()
-    return normalised(saved(lines), Family.IPV4, SHARED_CHAINS)
-
-
-def expected(wanted) -> dict:
-    made = fake_backend(WORLD, Family.IPV4, options=OPTIONS)
-    list(made.resync(wanted))
-    return normalised(made.tables.chains, Family.IPV4, SHARED_CHAINS)
-
-
-def check(variant: str, wanted) -> None:
-    """Compare the kernel with what one full sync of fake tables comes to, but for built-in chains that are empty."""
-    seen, should = rules(variant), expected(wanted)
-    built_in = {(table, chain) for table, chains in BUILT_IN.items() for chain in chains}
-    assert {p: r for p, r in seen.items() if r or p not in built_in} == {
-        p: r for p, r in should.items() if r or p not in built_in
-    }
 
 
 def test_what_is_written_is_what_the_kernel_has(variant):

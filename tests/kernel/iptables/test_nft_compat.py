@@ -7,7 +7,6 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given, settings
 from msgspec import structs
-from test_iptables_backend import OPTIONS, WORLD, check, opened, plans, state
 
 from kubeproxy.backends.iptables.render import LOCALHOST_COUNTER
 from kubeproxy.errors import ApplyError
@@ -16,6 +15,7 @@ from kubeproxy.kernel.nft_compat import NftCompat
 from kubeproxy.kernel.xtables import Commands
 from kubeproxy.model.addresses import Family
 from support.fake_tables import backend as fake_backend
+from support.iptables_kernel import OPTIONS, WORLD, check, opened, plans, state
 from support.namespaces import run
 from support.own_network import own_network
 from support.random_plans import histories

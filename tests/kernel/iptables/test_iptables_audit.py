@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
-from test_iptables_backend import WORLD, check, lock_file, opened, plans, state, variant  # noqa: F401 - two are fixtures
 
 from kubeproxy.backends.iptables.audit import Saved, survey
 from kubeproxy.backends.iptables.backend import IptablesBackend
@@ -24,6 +23,7 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Detector
 from support.fake_tables import Told
 from support.iptables_cases import planner_of
+from support.iptables_kernel import WORLD, check, opened, plans, state
 from support.namespaces import run
 from support.places import RECORDINGS
 
@@ -62,7 +62,7 @@ def conformance_plans(family: Family) -> dict:
 
 
 @pytest.mark.parametrize("family", list(Family), ids=["IPv4", "IPv6"])
-def test_rules_of_all_conformance_cases_are_printed_as_expected(variant, family):  # noqa: F811
+def test_rules_of_all_conformance_cases_are_printed_as_expected(variant, family):
     wanted = conformance_plans(family)
     assert len(wanted) > 100
     pods = "10.244.0.0/16" if family is Family.IPV4 else "fd00:244::/32"
@@ -77,7 +77,7 @@ def test_rules_of_all_conformance_cases_are_printed_as_expected(variant, family)
 
 
 @pytest.mark.parametrize("family", list(Family), ids=["IPv4", "IPv6"])
-def test_rules_with_packet_counters_are_printed_as_expected(variant, family):  # noqa: F811
+def test_rules_with_packet_counters_are_printed_as_expected(variant, family):
     assert nfacct.ensure(LOCALHOST_COUNTER)
     assert nfacct.ensure(INVALID_COUNTER)
     made = IptablesBackend(iptables_variant.commands(family, variant), WORLD, Options(True, False, True), Told())
@@ -86,7 +86,7 @@ def test_rules_with_packet_counters_are_printed_as_expected(variant, family):  #
     made.close()
 
 
-def test_odd_names_and_ranges_are_printed_as_expected(variant):  # noqa: F811
+def test_odd_names_and_ranges_are_printed_as_expected(variant):
     ranges = ["10.1.2.3/8", "198.51.100.7/32", "192.0.2.128/25", "0.0.0.0/0"]
     spec = {"ingress": ["203.0.113.9"], "type": "LoadBalancer", "load_balancer_source_ranges": ranges}
     (plan,) = plans("a", 1, "10.244.0.1", **spec)
@@ -126,7 +126,7 @@ def rested(made: IptablesBackend) -> None:
 
 
 @pytest.mark.parametrize("harm", HARM.values(), ids=HARM)
-def test_harm_is_found_and_repaired(variant, harm):  # noqa: F811
+def test_harm_is_found_and_repaired(variant, harm):
     made, wanted = opened(variant), state()
     list(made.resync(wanted))
     assert not made.touched()
@@ -145,7 +145,7 @@ def test_harm_is_found_and_repaired(variant, harm):  # noqa: F811
     made.close()
 
 
-def test_a_chain_that_was_removed_comes_back(variant):  # noqa: F811
+def test_a_chain_that_was_removed_comes_back(variant):
     made, wanted = opened(variant), state()
     list(made.resync(wanted))
     for command in (["-F", WEB], ["-F", POD], ["-X", POD]):
@@ -157,7 +157,7 @@ def test_a_chain_that_was_removed_comes_back(variant):  # noqa: F811
     made.close()
 
 
-def test_rules_of_others_next_to_ours_are_no_drift(variant):  # noqa: F811
+def test_rules_of_others_next_to_ours_are_no_drift(variant):
     made, wanted = opened(variant), state()
     list(made.resync(wanted))
     text = (
@@ -257,7 +257,7 @@ def test_who_only_lists_legacy_rules_makes_audits_rare(netns):
     made.close()
 
 
-def test_a_stale_chain_that_others_use_is_emptied_and_left(variant, caplog):  # noqa: F811
+def test_a_stale_chain_that_others_use_is_emptied_and_left(variant, caplog):
     made, wanted = opened(variant), state()
     list(made.resync(wanted))
     other = ["OUTPUT", "-d", "192.0.2.1/32", "-j", WEB]

@@ -1,0 +1,34 @@
+"""Services as plans of one family, and an iptables backend over fake tables that has them."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from kubeproxy.backends.iptables.backend import SHARED
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.compile import compile_service
+from kubeproxy.model.objects import ServicePort
+from support.cluster_objects import HERE, endpoint, parsed, service, world
+from support.fake_tables import backend
+
+V4 = Family.IPV4
+SHARED_CHAINS = frozenset(chain for _, chain in SHARED)
+_BARE = world(families=[V4])
+WORLD = structs.replace(_BARE, ipv4=structs.replace(_BARE.ipv4, nodeport_ips=None))
+
+
+def plans(name: str, number: int, *addresses: str, **spec):
+    ports = spec.pop("ports", [ServicePort(port=80)])
+    subject = service(name, f"10.96.0.{number}", ports=ports, **spec)
+    return compile_service(subject, [parsed(*(endpoint(a, HERE) for a in addresses), family="IPv4")], WORLD).plans
+
+
+def a(name: str) -> tuple[str, str]:
+    return "default", name
+
+
+def opened(state, **more):
+    made = backend(WORLD, V4, **more)
+    list(made.resync(state))
+    made.tables.inputs.clear()
+    return made

@@ -1,0 +1,27 @@
+"""Virtual and real servers of IPVS, from addresses as text."""
+
+from __future__ import annotations
+
+import socket
+
+from kubeproxy.kernel.ipvs import (
+    DestinationKey,
+    RealServer,
+    ServerKey,
+    VirtualServer,
+)
+
+TCP, UDP, SCTP = socket.IPPROTO_TCP, socket.IPPROTO_UDP, socket.IPPROTO_SCTP
+
+
+def packed(text: str) -> bytes:
+    return socket.inet_pton(socket.AF_INET6 if ":" in text else socket.AF_INET, text)
+
+
+def server(ip: str, port: int = 80, protocol: int = TCP, **traits) -> VirtualServer:
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    return VirtualServer(ServerKey(family, protocol, packed(ip), port), **traits)
+
+
+def real(ip: str, port: int = 8080, **traits) -> RealServer:
+    return RealServer(DestinationKey(packed(ip), port), **traits)
