@@ -63,7 +63,8 @@ class ApiSources:
     def __init__(self, options: Options, node_name: str, sink: Sink, metrics: Metrics) -> None:
         from kubeproxy.api.client import ApiClient  # noqa: PLC0415 - the manifests mode needs no client
         from kubeproxy.api.kubeconfig import load_cluster  # noqa: PLC0415
-        from kubeproxy.api.watch import ApiSource, WatchListSupport  # noqa: PLC0415
+        from kubeproxy.api.recovery import WatchListSupport  # noqa: PLC0415
+        from kubeproxy.api.watch import ApiSource  # noqa: PLC0415
 
         cluster = load_cluster(options.config.client_connection.kubeconfig, options.master)
         if cluster.proxy is not None:

@@ -6,8 +6,10 @@ import contextlib
 from kubeproxy.api.client import ApiClient
 from kubeproxy.api.cluster import Cluster, Trust, parse_server
 from kubeproxy.api.credentials import Credentials
+from kubeproxy.api.recovery import WatchListSupport
 from kubeproxy.api.source import Pace
-from kubeproxy.api.watch import Reflector, WatchListSupport, targets
+from kubeproxy.api.targets import targets
+from kubeproxy.api.watch import Reflector
 from kubeproxy.model.events import Deleted, Rejected, Replaced, Upserted
 from support.scripted import Server, eventually, kind_at, listed
 

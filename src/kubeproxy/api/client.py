@@ -16,6 +16,7 @@ from kubeproxy.api.cluster import Cluster
 from kubeproxy.api.decode import decode_object
 from kubeproxy.api.http import HttpClient, OnRequest
 from kubeproxy.api.status import MalformedAnswer
+from kubeproxy.api.trouble import Trouble
 from kubeproxy.model.objects import Node
 
 log = logging.getLogger("kubeproxy.api")
@@ -24,26 +25,28 @@ _MERGE_PATCH = "application/merge-patch+json"
 
 
 class Contact:
-    """Whether the API server can be reached, said once for each change and not once for each try."""
+    """Whether the API server can be reached; the log hears of changes, and not of each try."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._answers = asyncio.Event()
-        self.trouble = ""
+        self._trouble = Trouble(lambda text: log.warning("Waiting for the API server at %s", text))
+
+    @property
+    def trouble(self) -> str:
+        """Why the server cannot be reached, '' when it can."""
+        return self._trouble.text
 
     def failed(self, reason: str) -> None:
         """A connection failed or died for `reason`."""
-        if reason != self.trouble:
-            log.warning("Waiting for the API server at %s", reason)
-        self.trouble = reason
+        self._trouble.met(reason)
         self._answers.clear()
 
     def answered(self) -> None:
         """The server answered, whatever it said."""
-        if self.trouble:
+        if self._trouble.over():
             log.info("The API server at %s answers", self._url)
             self._answers.set()
-        self.trouble = ""
 
     async def pause(self, delay: float) -> None:
         """Wait `delay` seconds after a failure, or less when meanwhile someone else got an answer."""

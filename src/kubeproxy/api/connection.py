@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import httptools
 
+from kubeproxy.api.patience import Progress
 from kubeproxy.api.status import ConnectionFailed, MalformedAnswer
 
 MAX_OVERHEAD = 64 << 10
@@ -85,6 +86,7 @@ class Connection(asyncio.Protocol):
         self._complete = False
         self._keep_alive = True
         self.last_received = self._loop.time()
+        self._body_progress = Progress(0.0, self.last_received)
         self.received_any = False
         self.context: object = None
         self.lost: asyncio.Future[None] = self._loop.create_future()
@@ -100,6 +102,7 @@ class Connection(asyncio.Protocol):
         self._overhead = 0
         self._complete = self.received_any = False
         self.last_received = self._loop.time()
+        self._body_progress = Progress(exchange.idle_timeout, self.last_received)
         self._timer = self._loop.call_later(exchange.idle_timeout, self._check_idle)
         self._transport.write(request)
 
@@ -137,6 +140,7 @@ class Connection(asyncio.Protocol):
             self.abort()  # bytes nobody asked for: the connection is of no further use
             return
         self.last_received = self._loop.time()
+        self._body_progress.received(len(data), self.last_received)
         self.received_any = True
         self._progress = False
         try:
@@ -223,11 +227,15 @@ class Connection(asyncio.Protocol):
         exchange = self._exchange
         if exchange is None:
             return
-        left = self.last_received + exchange.idle_timeout - self._loop.time()
-        if left > 0:
-            self._timer = self._loop.call_later(left, self._check_idle)
-        else:
+        until = self.last_received + exchange.idle_timeout if exchange.streaming else self._body_progress.until
+        now = self._loop.time()
+        if now < until:
+            self._timer = self._loop.call_at(until, self._check_idle)
+        elif now - self.last_received >= exchange.idle_timeout:
             self._fail(ConnectionFailed(f"{self._peer}: sent nothing for {exchange.idle_timeout:.0f} s"))
+        else:
+            least, seconds = self._body_progress.least, exchange.idle_timeout
+            self._fail(ConnectionFailed(f"{self._peer}: sends too slowly, less than {least} bytes in {seconds:.0f} s"))
 
     def _fail(self, error: Exception) -> None:
         self._end(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 
 from msgspec import Struct
@@ -15,18 +16,20 @@ class ResourceStatus:
 
     `synced`: a complete list was delivered at least once. `connected`: changes are arriving as they happen.
     `absent`: there is no such resource, or we may not see it, and that is no harm; an empty list was delivered.
-    `last_contact`: when the server last sent something, seconds on time.monotonic(), 0.0 for never.
+    `last_contact`: when the server last sent something, seconds on time.monotonic(); at first the beginning.
+    `trouble`: why lists and watches fail at the moment, '' when they do not, or the server is out of reach.
     """
 
-    __slots__ = ("absent", "connected", "last_contact", "resource", "resource_version", "synced")
+    __slots__ = ("absent", "connected", "last_contact", "resource", "resource_version", "synced", "trouble")
 
     def __init__(self, resource: Resource) -> None:
         self.resource: Resource = resource
         self.synced = False
         self.connected = False
         self.absent = False
-        self.last_contact = 0.0
+        self.last_contact = time.monotonic()
         self.resource_version = ""
+        self.trouble = ""
 
     def staleness(self, now: float) -> float:
         """Return how many seconds old the delivered state may be at `now`: 0.0 while changes arrive or none can."""
@@ -45,6 +48,11 @@ class Pace(Struct, frozen=True, kw_only=True):
     """A watch that says nothing and ends sooner counts as a failure, or a broken server would make us spin."""
     quiet: float = 5.0
     """Silence in a WatchList before its end mark that means: this server ignores sendInitialEvents."""
+    trickle: float = 30.0
+    """A list that has not got on by some kilobytes in this time is given up (connection.Progress)."""
+    silence: float = 240.0
+    longest_silence: float = 3600.0
+    """An open watch that says nothing for so long is not believed; see watch.Silence for the longer one."""
     absent: float = 300.0
     """Between looks for a resource that the server does not have."""
     first: float = 0.8
@@ -76,3 +84,7 @@ class Backoff:
         self._failures += 1
         self._until = now + delay
         return delay
+
+    def succeeded(self) -> None:
+        """Begin anew."""
+        self._failures = 0

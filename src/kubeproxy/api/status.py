@@ -50,6 +50,14 @@ class MalformedAnswer(SourceError):
     """The server answered something that is neither HTTP nor JSON of the API."""
 
 
+class NoInitialEnd(SourceError):
+    """A WatchList went quiet, or ended, without the bookmark that completes it."""
+
+
+class OutOfStep(SourceError):
+    """The watch cannot be believed to say what changes: only a new list shows what is there."""
+
+
 class StatusError(SourceError):
     """The server answered with a Status of failure (HTTP status, or an ERROR event of a watch)."""
 

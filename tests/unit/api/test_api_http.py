@@ -13,6 +13,7 @@ from kubeproxy.api.cluster import Cluster, Trust, parse_server
 from kubeproxy.api.connection import MAX_OVERHEAD, Exchange
 from kubeproxy.api.credentials import Credentials
 from kubeproxy.api.http import HttpClient
+from kubeproxy.api.patience import LEAST_PROGRESS
 from kubeproxy.api.status import (
     BadRequest,
     Conflict,
@@ -183,14 +184,31 @@ def test_silence_is_an_error_after_the_timeout():
         run(script, lambda client, _: client.request("GET", "/x", timeout=0.05))
 
 
-def test_a_slow_answer_is_good_as_long_as_it_flows():
-    async def script(request, reply):
-        for at in range(0, len(ANSWER), 4):
-            await reply.raw(ANSWER[at : at + 4])
-            await asyncio.sleep(1.3 / (len(ANSWER) / 4))
+def slowly(answer, pieces, seconds):
+    """A script that sends an answer in so many pieces, within so many seconds."""
 
-    response = run(script, lambda client, _: client.request("GET", "/x", timeout=1.0))
-    assert response.body == b"0123456789"
+    async def script(request, reply):
+        size = -(-len(answer) // pieces)
+        for at in range(0, len(answer), size):
+            await reply.raw(answer[at : at + size])
+            await asyncio.sleep(seconds / pieces)
+        await reply.forever()
+
+    return script
+
+
+def test_a_slow_answer_is_good_as_long_as_it_gets_on():
+    body = b"x" * 6 * LEAST_PROGRESS
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    response = run(slowly(answer, 24, 1.5), lambda client, _: client.request("GET", "/x", timeout=1.0))
+    assert response.body == body
+
+
+@pytest.mark.parametrize("answer", [ANSWER, b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n" + b"x" * 9000])
+def test_an_answer_that_trickles_is_given_up(answer):
+    """Of a byte each second a list would never come to its end, and the proxy never to its next one."""
+    with pytest.raises(ConnectionFailed, match=r"sends too slowly, less than \d+ bytes in 0 s|sent nothing"):
+        run(slowly(answer, len(answer), 600.0), lambda client, _: client.request("GET", "/x", timeout=0.3))
 
 
 def test_a_kept_connection_that_died_is_replaced_for_reads_only():

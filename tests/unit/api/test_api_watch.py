@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from kubeproxy.api.watch import targets
+from kubeproxy.api.targets import targets
 from support.scripted import bookmark, event, eventually, gone, listed, service
 from support.watch_scripts import SLICES, fails, kinds, lists, scripted, watch, watches
 
@@ -222,7 +222,7 @@ def test_a_short_watch_that_said_something_is_no_failure():
 
     async def use(seen, server, reflector):
         await seen.until(7)
-        return reflector._backoff._failures
+        return reflector._recovery._watching._failures
 
     assert watch(script, use) == 0
 

@@ -10,8 +10,9 @@ import msgspec
 from kubeproxy.api.client import ApiClient
 from kubeproxy.api.cluster import Cluster, Trust, parse_server
 from kubeproxy.api.credentials import Credentials
+from kubeproxy.api.recovery import WatchListSupport
 from kubeproxy.api.source import Backoff, Pace
-from kubeproxy.api.watch import ApiSource, Reflector, WatchListSupport
+from kubeproxy.api.watch import ApiSource, Reflector
 from support.scripted import Server, eventually, service
 from support.watch_scripts import PACE, SERVICES, Seen, lists, watches
 

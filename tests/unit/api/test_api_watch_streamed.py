@@ -8,7 +8,8 @@ import pytest
 from kubeproxy.api.client import ApiClient
 from kubeproxy.api.cluster import Cluster, Trust, parse_server
 from kubeproxy.api.credentials import Credentials
-from kubeproxy.api.watch import ApiSource, WatchListSupport
+from kubeproxy.api.recovery import WatchListSupport
+from kubeproxy.api.watch import ApiSource
 from support.scripted import Server, bookmark, event, listed, service
 from support.watch_scripts import PACE, Seen, fails, kinds, lists, scripted, watch, watches
 

@@ -1,0 +1,155 @@
+"""Lists that trickle, watches that fall silent, servers that go back in time, and what a trouble leaves behind."""
+
+import asyncio
+import json
+
+import msgspec
+import pytest
+
+from kubeproxy.api.patience import Silence
+from kubeproxy.api.source import Pace
+from support.scripted import bookmark, event, eventually, service
+from support.watch_scripts import PACE, fails, kinds, lists, scripted, watch, watches
+
+IMPATIENT = msgspec.structs.replace(PACE, silence=0.15, longest_silence=0.6, trickle=0.3)
+
+
+def test_a_streamed_list_that_trickles_is_given_up(caplog):
+    async def trickles(request, reply):
+        await reply.begin()
+        line = json.dumps(event("ADDED", service("a", 3))).encode()
+        for at in range(len(line)):
+            await reply.chunk(line[at : at + 1])
+            await asyncio.sleep(0.02)
+        await reply.forever()
+
+    whole = watches(event("ADDED", service("b", 3)), bookmark("9", initial_end=True))
+
+    async def use(seen, server, reflector):
+        await seen.until(1)
+        return seen
+
+    assert watch(scripted(trickles, whole), use, plain=False, pace=IMPATIENT) == ["= b"]
+    assert "comes too slowly" in caplog.text
+
+
+def test_a_watch_that_is_silent_is_listed_anew(caplog):
+    """Its connection is open, and keepalive is answered by something between: nothing else would tell."""
+    script = scripted(lists(service("a"), version="5"), watches(), lists(service("b"), version="6"), watches())
+
+    async def use(seen, server, reflector):
+        await seen.until(2)
+        assert kinds(server)[:3] == ["list", "watch", "list"]
+        assert "resourceVersion" not in server.requests[2].query  # the newest, not what a cache has
+        return seen
+
+    assert watch(script, use, pace=IMPATIENT) == ["= a", "= b"]
+    assert "said nothing" in caplog.text
+
+
+def test_silence_is_counted_over_watches_that_end():
+    async def brief(request, reply):
+        await reply.begin()
+        await asyncio.sleep(0.06)
+        await reply.end()
+
+    script = scripted(lists(service("a"), version="5"), *[brief] * 5, lists(service("b")), watches())
+
+    async def use(seen, server, reflector):
+        await eventually(lambda: kinds(server).count("list") == 2)
+        return kinds(server).index("list", 1)
+
+    assert watch(script, use, pace=IMPATIENT) in {3, 4, 5}
+
+
+def test_bookmarks_break_the_silence_and_cut_lines_do_not():
+    async def half_lines(request, reply):
+        await reply.begin()
+        for _ in range(4):
+            await asyncio.sleep(0.06)
+            await reply.chunk(bookmark("9"))
+        for _ in range(30):
+            await asyncio.sleep(0.03)
+            await reply.chunk(b"x")
+
+    script = scripted(lists(version="5"), half_lines, lists(service("b")), watches())
+
+    async def use(seen, server, reflector):
+        await seen.until(2)
+        return server.requests[2].at - server.requests[1].at
+
+    assert watch(script, use, pace=IMPATIENT) > 0.06 * 4
+
+
+def test_silence_of_servers_without_bookmarks_is_met_with_more_patience():
+    silence = Silence(Pace(silence=100.0, longest_silence=350.0))
+    patience = []
+    for _ in range(4):
+        patience.append(silence.left)
+        silence.passed(60.0)
+        silence.passed(silence.left - 1.0)
+        assert silence.left == pytest.approx(1.0)
+        silence.ran_out()
+    for waited, least in zip(patience, (100, 200, 350, 350), strict=True):
+        assert least <= waited <= 1.25 * least
+    silence.broken()
+    assert silence.left >= 350.0
+    silence.broken_by_bookmark()
+    assert 100.0 <= silence.left <= 125.0
+
+
+@pytest.mark.parametrize("what", ["bookmark", "event"])
+def test_a_server_that_goes_back_is_listed_from_anew(what, caplog):
+    """As one that was restored from a backup: it accepts any watch, and knows nothing of what came since."""
+    old = bookmark("99") if what == "bookmark" else event("ADDED", service("old", 99))
+    script = scripted(lists(service("a"), version="1000"), watches(old), lists(service("b"), version="99"), watches())
+
+    async def use(seen, server, reflector):
+        await eventually(lambda: "= b" in seen)
+        assert "resourceVersion" not in server.requests[2].query
+        return seen
+
+    assert watch(script, use) == ["= a", *["+old"] * (what == "event"), "= b"]
+    assert "went back from version 1000 to 99" in caplog.text
+
+
+@pytest.mark.parametrize(("known", "seen_next"), [("9", "10"), ("10", "10"), ("a9", "a1"), ("7", "x")])
+def test_versions_that_go_on_or_cannot_be_compared_are_believed(known, seen_next):
+    script = scripted(lists(version=known), watches(bookmark(seen_next)))
+
+    async def use(seen, server, reflector):
+        await eventually(lambda: reflector.status.resource_version == seen_next)
+        await asyncio.sleep(0.05)
+        return kinds(server)
+
+    assert watch(script, use) == ["list", "watch"]
+
+
+def test_a_list_that_succeeds_takes_back_what_its_failures_cost():
+    """Else minutes of a broken server make the next trouble, days later or seconds, cost half a minute."""
+    pace = msgspec.structs.replace(PACE, first=0.01, cap=30.0)
+    script = scripted(*[fails(500)] * 5, lists(version="5"), fails(410), fails(500), lists(service("a")), watches())
+
+    async def use(seen, server, reflector):
+        await seen.until(2)
+        return [round(b.at - a.at, 3) for a, b in zip(server.requests, server.requests[1:], strict=False)]
+
+    waits = watch(script, use, pace=pace)
+    assert waits[4] > 0.07
+    assert waits[7] < 0.07
+
+
+def test_junk_in_watches_costs_lists_nothing():
+    pace = msgspec.structs.replace(PACE, first=0.01, cap=30.0)
+    junk = watches(b"{]junk\n")
+    script = scripted(
+        lists(version="5"), *[junk, junk, lists(version="5")] * 3, fails(410), fails(500), lists(), watches()
+    )
+
+    async def use(seen, server, reflector):
+        await seen.until(5)
+        return server.requests[-1].at - server.requests[-2].at, reflector
+
+    wait, reflector = watch(script, use, pace=pace)
+    assert wait < 0.1
+    assert reflector._recovery._listing._failures == 0
