@@ -5,11 +5,14 @@ A destination is an address followed by a port in network byte order: 6 bytes fo
 
 from __future__ import annotations
 
-import ipaddress
+import re
 import socket
 from collections.abc import Iterable
 from enum import IntEnum
 from functools import lru_cache
+from socket import inet_ntop, inet_pton
+
+_INET, _INET6 = int(socket.AF_INET), int(socket.AF_INET6)
 
 PROTOCOLS: dict[str, int] = {"TCP": socket.IPPROTO_TCP, "UDP": socket.IPPROTO_UDP, "SCTP": socket.IPPROTO_SCTP}
 PROTOCOL_NAMES: dict[int, str] = {number: name for name, number in PROTOCOLS.items()}
@@ -39,27 +42,40 @@ FAMILIES: dict[str, Family] = {"IPv4": Family.IPV4, "IPv6": Family.IPV6}
 
 
 def pack(text: str) -> bytes | None:
-    """Return the packed form of an address (4 or 16 bytes), or None when it is no address.
+    """Return the packed form of an address (4 or 16 bytes), or None when it is no address; a zone makes it none.
 
-    Stricter than Go's legacy parser: leading zeros and zones are refused.
+    Read as the Go kube-proxy reads stored objects (k8s.io/utils/net ParseIPSloppy): leading zeros mean nothing, and an
+    IPv4-mapped IPv6 address is the IPv4 address.
     """
     try:
-        return socket.inet_pton(socket.AF_INET6 if ":" in text else socket.AF_INET, text)
-    except (OSError, ValueError, UnicodeEncodeError):
-        return None
+        address = inet_pton(_INET6 if ":" in text else _INET, text)
+    except (OSError, ValueError):
+        address = _without_zeros(text)
+    return (address[12:] if address.startswith(MAPPED) else address) or None
+
+
+MAPPED = b"\0" * 10 + b"\xff\xff"
+"""How the packed form of an IPv4-mapped IPv6 address begins."""
+
+_LEADING_ZEROS = re.compile(r"(?<![0-9a-fA-F])0+(?=[0-9a-fA-F])")
+
+
+def _without_zeros(text: str) -> bytes:
+    """Return the packed address that is written with leading zeros, b'' when it is none all the same."""
+    try:
+        return inet_pton(_INET6 if ":" in text else _INET, _LEADING_ZEROS.sub("", text))
+    except (OSError, ValueError):
+        return b""
 
 
 def unpack(address: bytes) -> str:
     """Return the text form of a packed address."""
-    return socket.inet_ntop(socket.AF_INET if len(address) == 4 else socket.AF_INET6, address)
+    return inet_ntop(_INET if len(address) == 4 else _INET6, address)
 
 
 def family_of(address: bytes) -> Family:
     """Return the family of a packed address."""
     return Family.IPV4 if len(address) == 4 else Family.IPV6
-
-
-_INET, _INET6 = int(socket.AF_INET), int(socket.AF_INET6)
 
 
 def destination_text(destination: bytes) -> str:
@@ -74,43 +90,54 @@ def _port_text(port: bytes) -> str:
 
 def destination_texts(destinations: Iterable[bytes]) -> dict[str, str]:
     """Return the addresses of packed destinations of one family by `destination_text`, all in text form."""
-    ntop = socket.inet_ntop
     found: dict[str, str] = {}
     for destination in destinations:
         address, port = destination[:-2], _port_text(destination[-2:])
         if len(address) == 4:
-            text = ntop(_INET, address)
+            text = inet_ntop(_INET, address)
             found[f"{text}:{port}"] = text
         else:
-            text = ntop(_INET6, address)
+            text = inet_ntop(_INET6, address)
             found[f"[{text}]:{port}"] = text
     return found
-
-
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-
-
-def parse_network(text: str) -> Network | None:
-    """Return the network that a CIDR names, host bits cleared as Go's ParseCIDR does; None when it is none.
-
-    Only prefix lengths count: a netmask after the slash is refused, as there.
-    """
-    text = text.strip()
-    if not text.rpartition("/")[2].isdecimal() or "/" not in text or "%" in text:
-        return None
-    try:
-        return ipaddress.ip_network(text, strict=False)
-    except ValueError:
-        return None
 
 
 Range = tuple[bytes, bytes]
 """The first and the last packed address of a range."""
 
 
-def range_of(network: Network) -> Range:
-    """Return a network as a range."""
-    return network.network_address.packed, network.broadcast_address.packed
+def parse_network(text: str) -> Range | None:
+    """Return the network that a CIDR names, host bits cleared; None when it is none.
+
+    Read as the Go kube-proxy reads stored objects (k8s.io/utils/net ParseCIDRSloppy), blanks around it passed over: as
+    `pack` does, an IPv4-mapped network of at least 96 bits being an IPv4 one. A netmask after the slash is no length.
+    """
+    address, slash, length = text.strip().rpartition("/")
+    bits = (length.lstrip("0") or "0") if length.isascii() and length.isdigit() else ""
+    if not slash or not bits or len(bits) > 3:
+        return None
+    try:
+        packed = inet_pton(_INET6 if ":" in address else _INET, address)
+    except (OSError, ValueError):
+        packed = _without_zeros(address)
+    free = 8 * len(packed) - int(bits)
+    if not packed or free < 0:
+        return None
+    ends = int.from_bytes(packed, "big") >> free << free, int.from_bytes(packed, "big") | (1 << free) - 1
+    first, last = (end.to_bytes(len(packed), "big") for end in ends)
+    return (first[12:], last[12:]) if first.startswith(MAPPED) and free <= 32 else (first, last)
+
+
+def parse_networks(texts: Iterable[str], family: Family) -> tuple[Range, ...]:
+    """Return those of some CIDRs that name a network of a family, in their order."""
+    networks = (parse_network(text) for text in texts)
+    return tuple([network for network in networks if network is not None and family_of(network[0]) is family])
+
+
+def covers_all(network: Range) -> bool:
+    """Return whether a range holds every address of its family."""
+    first, last = network
+    return not any(first) and last.count(0xFF) == len(last)
 
 
 def network_text(network: Range) -> str:
@@ -118,11 +145,6 @@ def network_text(network: Range) -> str:
     first, last = network
     host_bits = (int.from_bytes(first, "big") ^ int.from_bytes(last, "big")).bit_length()
     return f"{unpack(first)}/{8 * len(first) - host_bits}"
-
-
-def merge_networks(networks: Iterable[Network]) -> tuple[Range, ...]:
-    """Return the networks of one family as disjoint, sorted ranges."""
-    return merge_ranges(tuple([range_of(network) for network in networks]))
 
 
 @lru_cache(maxsize=256)

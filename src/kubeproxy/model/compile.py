@@ -13,15 +13,14 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from kubeproxy.model.addresses import (
-    FAMILIES,
     PORT_BYTES,
     PROTOCOLS,
     Family,
     Range,
+    covers_all,
     family_of,
     pack,
     parse_network,
-    range_of,
 )
 from kubeproxy.model.endpoints import Slice, Viewpoint, select
 from kubeproxy.model.objects import Service, ServicePort, ServiceSpec
@@ -209,9 +208,9 @@ def _source_ranges(texts: Sequence[str], problems: list[Problem]) -> Mapping[Fam
             problems.append(Problem(f"spec.loadBalancerSourceRanges[{i}]", f"{_shown(text)} is no CIDR; skipped"))
             unreadable = True
             continue
-        family = FAMILIES[f"IPv{network.version}"]
-        restricted.setdefault(family, []).append(range_of(network))
-        if not network.prefixlen:
+        family = family_of(network[0])
+        restricted.setdefault(family, []).append(network)
+        if covers_all(network):
             opened.add(family)
     if unreadable:
         for family in Family:

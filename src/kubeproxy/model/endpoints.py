@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from kubeproxy.model.addresses import FAMILIES, PORT_BYTES, PROTOCOLS, Family
+from kubeproxy.model.addresses import FAMILIES, PORT_BYTES, PROTOCOLS, Family, family_of, pack
 from kubeproxy.model.objects import EndpointConditions, EndpointPort, EndpointSlice, NameHint, SliceEndpoint
 from kubeproxy.model.plan import Pool, Problem
 
@@ -78,18 +78,9 @@ def parse_slice(source: EndpointSlice) -> Slice | None:
     triggered = annotations.last_change_trigger_time if annotations is not None else None
     version = source.metadata.resource_version
     entries = source.endpoints or ()
-    # Comprehensions over all endpoints at once, and no object for each: 100,000 of them come in with the first list.
     if ports and not [e for e in entries if e.hints is not None or ((c := e.conditions) is not None and c != _USUAL)]:
-        try:
-            destinations = tuple(
-                [
-                    tuple([inet_pton(family, e.addresses[0]) + port for e in entries])  # type: ignore[index]
-                    for port in [PORT_BYTES[port.port] for port in ports]
-                ]
-            )
-        except (OSError, ValueError, LookupError, TypeError):
-            pass  # which one it is, and all that are right, is found below
-        else:
+        destinations = _destinations(entries, ports, family)
+        if destinations is not None:
             # A few node names stand in 100,000 endpoints: interned, they take no memory and compare at once.
             nodes = tuple([intern(e.node_name or "") for e in entries])
             return Slice(family, ports, destinations, nodes, None, triggered, wrong_ports, version)
@@ -97,13 +88,37 @@ def parse_slice(source: EndpointSlice) -> Slice | None:
     return Slice(family, ports, (), (), particular, triggered, (*wrong_ports, *problems), version)
 
 
+_AFTER_MAPPED = b"\0" * 9 + b"\x01"
+"""Comes after every IPv4-mapped IPv6 address and before every IPv6 address of a pod."""
+
+
+def _destinations(
+    entries: Sequence[SliceEndpoint], ports: Sequence[SlicePort], family: Family
+) -> tuple[tuple[bytes, ...], ...] | None:
+    """Return the destinations of each port; None when any address is missing, or not written as most are.
+
+    Comprehensions over all endpoints at once, and no object for each: 100,000 of them come in with the first list.
+    """
+    try:
+        destinations = tuple(
+            [
+                tuple([inet_pton(family, e.addresses[0]) + port for e in entries])  # type: ignore[index]
+                for port in [PORT_BYTES[port.port] for port in ports]
+            ]
+        )
+    except (OSError, ValueError, LookupError, TypeError):
+        return None  # which one it is, and all that are right, shows one by one
+    return (
+        None if family is Family.IPV6 and min(destinations[0], default=_AFTER_MAPPED) < _AFTER_MAPPED else destinations
+    )
+
+
 def _one_by_one(entries: Sequence[SliceEndpoint], family: Family) -> tuple[tuple[Endpoint, ...], list[Problem]]:
     problems: list[Problem] = []
     endpoints: list[Endpoint] = []
     for i, entry in enumerate(entries):
-        try:
-            address = inet_pton(family, entry.addresses[0] if entry.addresses else "")
-        except (OSError, ValueError):
+        address = pack(entry.addresses[0]) if entry.addresses else None
+        if address is None or family_of(address) is not family:
             shown = repr(entry.addresses[0][:64]) if entry.addresses else "none"
             problems.append(Problem(f"endpoints[{i}].addresses[0]", f"{shown} is not an {family.label} address"))
             continue

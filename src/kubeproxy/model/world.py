@@ -12,14 +12,13 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 
 from kubeproxy.model.addresses import (
-    FAMILIES,
     Family,
-    Network,
-    Range,
+    covers_all,
     family_of,
-    merge_networks,
+    merge_ranges,
+    network_text,
     pack,
-    parse_network,
+    parse_networks,
 )
 from kubeproxy.model.objects import Node
 from kubeproxy.model.plan import Detector, FamilyGlobals, Globals
@@ -97,7 +96,7 @@ def _family(settings: Settings, around: Surroundings, family: Family) -> FamilyG
         detector=_detector(settings, around.node, family),
         node_ips=own,
         nodeport_ips=_nodeport_ips(settings, own, around, family),
-        service_cidrs=_service_cidrs(around.service_cidrs, family),
+        service_cidrs=merge_ranges(parse_networks(around.service_cidrs, family)),
     )
 
 
@@ -107,13 +106,8 @@ def _detector(settings: Settings, node: Node | None, family: Family) -> Detector
     if settings.local_mode == "InterfaceNamePrefix":
         return Detector("prefix", settings.prefix)
     cidrs = pod_cidrs(node) if settings.local_mode == "NodeCIDR" else settings.cluster_cidrs
-    network = next(iter(_networks(cidrs, family)), None)
-    return Detector("network", str(network)) if network is not None else Detector()
-
-
-def _networks(texts: Iterable[str], family: Family) -> list[Network]:
-    networks = (parse_network(text) for text in texts)
-    return [n for n in networks if n is not None and FAMILIES[f"IPv{n.version}"] is family]
+    network = next(iter(parse_networks(cidrs, family)), None)
+    return Detector("network", network_text(network)) if network is not None else Detector()
 
 
 def _nodeport_ips(
@@ -123,16 +117,11 @@ def _nodeport_ips(
     if PRIMARY in settings.nodeport_addresses:
         chosen: Iterable[bytes] = own
     else:
-        networks = _networks(settings.nodeport_addresses, family)
+        ranges = parse_networks(settings.nodeport_addresses, family)
         # No network of this family counts as all of them, as in kube-proxy's NewNodePortAddresses.
-        if not networks or any(n.prefixlen == 0 for n in networks):
+        if not ranges or any(covers_all(network) for network in ranges):
             return None
-        ranges = merge_networks(networks)
         local = around.local_addresses.get(family, ())
         chosen = (a for a in local if any(first <= a <= last for first, last in ranges))
     loopback = settings.loopback_nodeports == "ipv4" and family is Family.IPV4
     return tuple(sorted({a for a in chosen if loopback or not ipaddress.ip_address(a).is_loopback}))
-
-
-def _service_cidrs(texts: Iterable[str], family: Family) -> tuple[Range, ...]:
-    return merge_networks(_networks(texts, family))

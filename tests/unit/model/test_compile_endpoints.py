@@ -282,7 +282,7 @@ ADDRESS_CASES = {
     "example.com": "endpoints[0].addresses[0]",
     "10.0.0": "endpoints[0].addresses[0]",
     "10.0.0.256": "endpoints[0].addresses[0]",
-    "010.0.0.1": "endpoints[0].addresses[0]",
+    "::ffff:fd00::1": "endpoints[0].addresses[0]",
     "10.0.0.1/32": "endpoints[0].addresses[0]",
     "10.0.0.1 ": "endpoints[0].addresses[0]",
     "\u0661\u0660.0.0.1": "endpoints[0].addresses[0]",
@@ -299,6 +299,24 @@ def test_an_unusable_address_costs_only_its_entry(text):
     assert [p.field for p in piece.problems] == [ADDRESS_CASES[text]]
     assert len(piece.problems[0].reason) < 200
     assert only_plan([piece]).cluster == dests(f"{TWO}:8080")
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("010.244.00.1", ONE), (f"::ffff:{ONE}", ONE), ("::ffff:010.244.0.1", ONE)]
+)
+@pytest.mark.parametrize("other", [(), (endpoint(TWO, ready=False),)], ids=["alone", "beside an unusual one"])
+def test_stored_addresses_are_read_as_the_go_kube_proxy_reads_them(text, meant, other):
+    piece = parsed(endpoint(text), *other)
+    assert piece.problems == ()
+    assert only_plan([piece]).cluster == dests(f"{meant}:8080")
+
+
+def test_a_mapped_address_is_none_of_an_ipv6_slice():
+    piece = parsed(endpoint(f"::ffff:{ONE}"), endpoint("fd00::00001"), endpoint("::1"), family="IPv6")
+    assert [(p.field, p.reason) for p in piece.problems] == [
+        ("endpoints[0].addresses[0]", f"'::ffff:{ONE}' is not an IPv6 address")
+    ]
+    assert [e.address for e in piece.endpoints] == [pack("fd00::1"), pack("::1")]
 
 
 @pytest.mark.parametrize("addresses", [None, []])

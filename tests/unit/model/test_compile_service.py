@@ -156,6 +156,18 @@ def test_an_address_given_twice_is_one_frontend():
     assert sorted(keys) == sorted([key("10.96.0.1:80"), key("203.0.113.1:80"), key("198.51.100.1:80")])
 
 
+def test_stored_addresses_are_read_as_the_go_kube_proxy_reads_them():
+    subject = service(
+        "web", "010.096.0.01", external_ips=["::ffff:203.0.113.1", "0203.0.113.2"], ingress=["::ffff:c633:6401"]
+    )
+    found = compiled(subject, families=[V4])
+    assert found.problems == ()
+    (plan,) = found.plans
+    assert frontend_keys(plan, CLUSTER) == {key("10.96.0.1:80")}
+    assert frontend_keys(plan, EXTERNAL) == {key("203.0.113.1:80"), key("203.0.113.2:80")}
+    assert frontend_keys(plan, LOADBALANCER) == {key("198.51.100.1:80")}
+
+
 def test_an_external_ip_that_is_the_cluster_ip_stays_internal():
     plan = only_plan(service(external_ips=["10.96.0.1"], external_traffic_policy="Local"))
     assert [(f.kind, f.key) for f in plan.frontends] == [(CLUSTER, key("10.96.0.1:80"))]
@@ -207,6 +219,9 @@ SOURCE_CASES = {
     "too long a prefix": (["203.0.113.0/33"], [], []),
     "a netmask is no prefix": (["203.0.113.0/255.255.255.0"], [], []),
     "an open netmask opens nothing": (["203.0.113.0/0.0.0.0"], [], []),
+    "leading zeros": (["0203.000.113.00/024"], [span("203.0.113.0", "203.0.113.255")], None),
+    "a mapped network": (["::ffff:203.0.113.0/120"], [span("203.0.113.0", "203.0.113.255")], None),
+    "all mapped addresses": (["::ffff:0.0.0.0/96", "203.0.113.0/24"], None, None),
     "the edges of the address space": (
         ["255.255.255.255/32", "0.0.0.0/8"],
         [span("0.0.0.0", "0.255.255.255"), span("255.255.255.255", "255.255.255.255")],
@@ -393,7 +408,7 @@ BAD_FIELDS = {
     "external IP empty": ({"external_ips": [""]}, ["spec.externalIPs"]),
     "external IP unspecified": ({"external_ips": ["0.0.0.0", "::"]}, ["spec.externalIPs", "spec.externalIPs"]),
     "external IP with zone": ({"external_ips": ["fe80::1%eth0"]}, ["spec.externalIPs"]),
-    "external IP with leading zero": ({"external_ips": ["010.0.0.1"]}, ["spec.externalIPs"]),
+    "external IP mapped and unspecified": ({"external_ips": ["::ffff:0.0.0.0"]}, ["spec.externalIPs"]),
     "external IP endless": ({"external_ips": [LONG]}, ["spec.externalIPs"]),
     "external IP not ASCII": ({"external_ips": ["\uff11.2.3.4"]}, ["spec.externalIPs"]),
     "ingress": ({"ingress": ["nonsense"]}, ["status.loadBalancer.ingress"]),

@@ -45,6 +45,11 @@ ADDRESS_CASES = {
         [("InternalIP", "nonsense"), ("InternalIP", ""), ("InternalIP", "192.0.2.3")],
         ("192.0.2.3", "::1"),
     ),
+    "leading zeros and mapped ones": (
+        "",
+        [("InternalIP", "::ffff:192.0.2.3"), ("ExternalIP", "2001:db8::00007")],
+        ("192.0.2.3", "2001:db8::7"),
+    ),
     "the bind address rules its family": (
         "192.0.2.77",
         [("InternalIP", "192.0.2.1"), ("InternalIP", "2001:db8::1")],
@@ -120,6 +125,11 @@ DETECTOR_CASES = {
     "node CIDR": (
         {"local_mode": "NodeCIDR", "cluster_cidrs": ("10.0.0.0/8",)},
         ["10.244.7.0/24", "fd00:7::/64"],
+        (network("10.244.7.0/24"), network("fd00:7::/64")),
+    ),
+    "node CIDR with leading zeros and a mapped one": (
+        {"local_mode": "NodeCIDR"},
+        ["::ffff:10.244.7.0/120", "fd00:00007::/064"],
         (network("10.244.7.0/24"), network("fd00:7::/64")),
     ),
     "node CIDR not there yet": ({"local_mode": "NodeCIDR"}, None, (network(None), network(None))),
@@ -212,7 +222,7 @@ def test_nodeport_addresses_of_a_family_without_local_ones():
 
 
 def test_service_cidrs_are_merged_by_family():
-    texts = ["10.97.0.0/16", "fd00:10:96::/112", "10.96.0.0/16", "10.96.128.0/17", "192.168.0.0/30", "nonsense", ""]
+    texts = ["10.97.0.0/16", "fd00:10:96::/112", "10.096.0.0/16", "10.96.128.0/17", "192.168.0.0/30", "nonsense", ""]
     world = build(settings(), Surroundings(None, texts))
     assert world.ipv4.service_cidrs == (
         (address("10.96.0.0"), address("10.97.255.255")),

@@ -18,7 +18,7 @@ from kubeproxy.kernel import modules
 from kubeproxy.kernel.ipvs import Ipvs, Timeouts
 from kubeproxy.kernel.sysctl import apply_settings
 from kubeproxy.kernel.xtables import Commands
-from kubeproxy.model.addresses import Family, Range, merge_networks, parse_network
+from kubeproxy.model.addresses import Family, Range, merge_ranges, parse_networks
 from kubeproxy.model.plan import Globals
 
 log = logging.getLogger("kubeproxy.ipvs")
@@ -48,8 +48,7 @@ def settings(config: IPVS, kernel: tuple[int, int]) -> list[tuple[str, int]]:
 
 def excluded(config: IPVS, family: Family) -> tuple[Range, ...]:
     """Return the networks whose virtual servers are other programs'."""
-    networks = (parse_network(text) for text in config.exclude_cidrs)
-    return merge_networks([n for n in networks if n is not None and n.max_prefixlen == 8 * family.address_size])
+    return merge_ranges(parse_networks(config.exclude_cidrs, family))
 
 
 def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:

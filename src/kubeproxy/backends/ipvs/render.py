@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from kubeproxy.backends.ipvs.layout import SetId
 from kubeproxy.kernel.ipset import Entry
-from kubeproxy.model.addresses import Network, Range, unpack
+from kubeproxy.model.addresses import Range, unpack
 from kubeproxy.model.plan import Action, Frontend, FrontendKind, Policy, Pool, ServicePlan, Traffic
 
 
@@ -164,7 +164,7 @@ def _sources(frontend: Frontend, allowed: Iterable[Range] | None, node: NodeAddr
             )
 
 
-def _networks(first: bytes, last: bytes) -> Iterator[Network]:
+def _networks(first: bytes, last: bytes) -> Iterator[ipaddress.IPv4Network | ipaddress.IPv6Network]:
     """Yield the networks of a range; all addresses are two halves, for hash:net has no prefix of 0 (ipset(8))."""
     ends = (ipaddress.ip_address(unpack(first)), ipaddress.ip_address(unpack(last)))
     for network in ipaddress.summarize_address_range(*ends):
