@@ -11,7 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.conntrack import Conntrack, Endpoints, Translation
@@ -88,23 +88,37 @@ def remembered(wanted: Looks, fresh: Looks) -> Looks:
 def suspects(changes: Sequence[Change], family: Family, *, certain: bool) -> Looks:
     """Return the UDP frontends that changes concern, and which flows to them they made wrong.
 
-    A flow goes to an endpoint that served when it began, and what is rejected or dropped is not tracked: so an endpoint
-    that is added makes nothing wrong, and neither does the first one of a Service. One that goes does; and so does a
-    frontend that appears, as flows to its address may have gone elsewhere untranslated. Unless it is `certain` that
-    the kernel had what changed, any flow may be wrong.
+    A flow goes to an endpoint that served when it began, so one that is added makes nothing wrong, and one that goes
+    does. Flows went untranslated when nothing translated them: before a frontend appeared; and in the very moment in
+    which a frontend begins to serve somebody, or ends to. What is refused is not tracked, but a packet passes the rules
+    that translate first and those that refuse later (in iptables mode another transaction may come in between, in
+    nftables mode each hook sees the ruleset as it is by then): it may meet neither. Unless it is `certain` that the
+    kernel had what changed, any flow may be wrong.
     """
-    before = _serving((change.before for change in changes), family)
-    after = _serving((change.after for change in changes), family)
-    found: Looks = {}
+    before = _frontends((change.before for change in changes), family)
+    after = _frontends((change.after for change in changes), family)
+    suspected: Looks = {}
     for key in before | after:
-        earlier, now = before.get(key), after.get(key, NOTHING_LOST)
-        lost = frozenset({UNTRANSLATED}) if earlier is None else earlier - now
-        found[key] = Suspects(now, lost if certain else None)
-    return found
+        earlier, now = before.get(key), after.get(key, _NOBODY)
+        lost = frozenset({UNTRANSLATED}) if earlier is None else earlier.serving - now.serving
+        if earlier is not None and key in after and earlier.clients != now.clients:
+            lost |= {UNTRANSLATED}
+        suspected[key] = Suspects(now.serving, lost if certain else None)
+    return suspected
 
 
-def _serving(compiled: Iterable[Compiled], family: Family) -> dict[Key, Endpoints]:
-    found: dict[Key, Endpoints] = {}
+class _Frontend(NamedTuple):
+    """What a frontend's flows may go to, and whose are translated: by origin (pod, node, outside) and source range."""
+
+    serving: Endpoints
+    clients: tuple[object, ...]
+
+
+_NOBODY: Final = _Frontend(NOTHING_LOST, ())
+
+
+def _frontends(compiled: Iterable[Compiled], family: Family) -> dict[Key, _Frontend]:
+    found: dict[Key, _Frontend] = {}
     for entry in compiled:
         for plan in entry.plans:
             if plan.key.protocol != UDP or plan.key.family is not family:
@@ -112,7 +126,9 @@ def _serving(compiled: Iterable[Compiled], family: Family) -> dict[Key, Endpoint
             endpoints = frozenset(plan.serving)
             for frontend in plan.frontends:
                 address = b"" if frontend.kind is FrontendKind.NODEPORT else frontend.address
-                found[Key(address, frontend.port)] = endpoints
+                sources = plan.source_ranges if frontend.kind is FrontendKind.LOADBALANCER else None
+                clients = *(action.forwards for action in plan.traffic(frontend)), sources
+                found[Key(address, frontend.port)] = _Frontend(endpoints, clients)
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
 
@@ -30,6 +30,7 @@ class FakeTables:
     def __init__(self) -> None:
         self.chains: Chains = {(table, chain): [] for table, names in BUILT_IN.items() for chain in names}
         self.inputs: list[str] = []
+        self.committed: Callable[[], None] | None = None  # called after each table that is committed
 
     def restore(self, text: str) -> None:
         self.inputs.append(text)
@@ -39,6 +40,8 @@ class FakeTables:
                 table = line[1:]
             elif line == "COMMIT":
                 self._check(table)
+                if self.committed is not None:
+                    self.committed()
             elif line.startswith(":"):
                 self.chains[table, line[1:].split()[0]] = []
             else:

@@ -67,8 +67,9 @@ def worlds(family: Family):
 @st.composite
 def endpoints(draw, family: Family):
     few = st.lists(st.integers(1, 9), max_size=6, unique=True)
+    none = st.just([])
     many = st.integers(15, 18).map(lambda count: list(range(1, count + 1)))  # about the end of a class
-    numbers = draw(st.one_of(few, few, many))
+    numbers = draw(st.one_of(none, few, few, many))
     found = []
     for number in numbers:
         make = draw(st.sampled_from([endpoint, endpoint, endpoint, draining]))
@@ -77,11 +78,12 @@ def endpoints(draw, family: Family):
 
 
 @st.composite
-def service_plans(draw, family: Family, globals_: Globals, number: int):
+def subjects(draw, family: Family, number: int):
+    """A Service."""
     where = ADDRESSES[family]
     affinity = draw(st.sampled_from([None, None, 30, 10800]))
     names = draw(st.sampled_from([["a"], ["a", "b"]]))
-    subject = service(
+    return service(
         f"s{number}",
         where.cluster.format(number),
         ports=[
@@ -101,6 +103,17 @@ def service_plans(draw, family: Family, globals_: Globals, number: int):
         internal_traffic_policy=draw(st.sampled_from(["Cluster", "Local"])),
         external_traffic_policy=draw(st.sampled_from(["Cluster", "Local"])),
     )
+
+
+@st.composite
+def service_plans(draw, family: Family, globals_: Globals, number: int):
+    subject = draw(subjects(family, number))
+    return draw(plans_with_endpoints(subject, family, globals_))
+
+
+@st.composite
+def plans_with_endpoints(draw, subject, family: Family, globals_: Globals):
+    """A Service's plans, with any endpoints."""
     ports = [EndpointPort(port=8080 + i, name=p.name, protocol=p.protocol) for i, p in enumerate(subject.spec.ports)]
     piece = parsed(*draw(endpoints(family)), family=family.label, ports=ports)
     return compile_service(subject, [piece], globals_).plans
@@ -118,3 +131,16 @@ def histories(draw, min_size=1, max_size=4) -> tuple[Globals, list[Plans]]:
     family = draw(st.sampled_from(list(Family)))
     globals_ = draw(worlds(family))
     return globals_, draw(st.lists(clusters(family, globals_), min_size=min_size, max_size=max_size))
+
+
+@st.composite
+def cycling(draw) -> tuple[Globals, list[Plans]]:
+    """A world, and states of a cluster whose Services stay while their endpoints come and go."""
+    family = draw(st.sampled_from(list(Family)))
+    globals_ = draw(worlds(family))
+    staying = [draw(subjects(family, number)) for number in range(1, draw(st.integers(1, 3)) + 1)]
+    states = [
+        {("default", s.metadata.name): draw(plans_with_endpoints(s, family, globals_)) for s in staying}
+        for _ in range(3)
+    ]
+    return globals_, states

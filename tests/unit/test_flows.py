@@ -50,13 +50,25 @@ def frontend(kind, address, port=53, protocol=UDP):
     return Frontend(kind, address + bytes([protocol]) + port.to_bytes(2, "big"))
 
 
-def meaning(*serving, protocol=UDP, family=V4, vip=VIP, external=(), nodeport=0, name="web"):
+SERVED = Traffic(Action.CLUSTER, Action.CLUSTER_MASQUERADE, Action.CLUSTER_MASQUERADE)
+LOCAL = Traffic(Action.CLUSTER, Action.CLUSTER_MASQUERADE, Action.LOCAL)
+NOT_HERE = Traffic(Action.CLUSTER, Action.CLUSTER_MASQUERADE, Action.DROP)
+
+
+def meaning(
+    *serving, protocol=UDP, family=V4, vip=VIP, external=(), balancer=(), nodeport=0, outside=None, sources=None
+):
+    """A Service with endpoints; `outside` is what others than its cluster IP do, `sources` may use the balancer."""
+    internal = SERVED if serving else REJECT
     fronts = [frontend(FrontendKind.CLUSTER, vip, protocol=protocol)]
     fronts += [frontend(FrontendKind.EXTERNAL, address, protocol=protocol) for address in external]
+    fronts += [frontend(FrontendKind.LOADBALANCER, address, protocol=protocol) for address in balancer]
     if nodeport:
         fronts.append(frontend(FrontendKind.NODEPORT, b"", nodeport, protocol))
-    key = ServicePortKey("ns", name, "", protocol, family)
-    return Compiled((ServicePlan(key, tuple(fronts), serving, (), ALL, REJECT, REJECT, 0, (), serving),))
+    key = ServicePortKey("ns", "web", "", protocol, family)
+    return Compiled(
+        (ServicePlan(key, tuple(fronts), serving, (), ALL, internal, outside or internal, 0, (), serving, sources),)
+    )
 
 
 def change(before, after, name="web"):
@@ -70,10 +82,10 @@ FRONT = Key(VIP, 53)
     ("before", "after", "lost"),
     [
         pytest.param(meaning(A), meaning(A, B), set(), id="an endpoint more"),
-        pytest.param(meaning(), meaning(A), set(), id="the first endpoint: rejected packets are not tracked"),
+        pytest.param(meaning(), meaning(A), {UNTRANSLATED}, id="the first endpoint: a packet may have slipped through"),
         pytest.param(meaning(A, B), meaning(A), {B}, id="an endpoint less"),
         pytest.param(meaning(A), meaning(B), {A}, id="another endpoint"),
-        pytest.param(meaning(A), meaning(), {A}, id="no endpoint left"),
+        pytest.param(meaning(A), meaning(), {A, UNTRANSLATED}, id="no endpoint left"),
         pytest.param(meaning(A), NOTHING, {A}, id="no Service left"),
         pytest.param(meaning(), NOTHING, set(), id="a Service without endpoints goes"),
         pytest.param(NOTHING, meaning(A), {UNTRANSLATED}, id="a new Service: flows began before it"),
@@ -87,6 +99,24 @@ def test_what_a_change_makes_wrong(before, after, lost):
 
 def test_when_it_is_not_certain_what_the_kernel_had_any_flow_may_be_wrong():
     assert suspects([change(NOTHING, meaning(A))], V4, certain=False) == {FRONT: Suspects(frozenset({A}), None)}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param({"outside": NOT_HERE}, {"outside": LOCAL}, id="the first endpoint of this node"),
+        pytest.param({"outside": LOCAL}, {"outside": NOT_HERE}, id="the last endpoint of this node"),
+        pytest.param({"sources": ((NODE, NODE),)}, {"sources": ((NODE, EXTERNAL),)}, id="another source range"),
+        pytest.param({"sources": ((NODE, NODE),)}, {}, id="open to all"),
+    ],
+)
+def test_whoever_is_served_from_now_on_may_have_slipped_through(before, after):
+    made = [meaning(A, balancer=[EXTERNAL], **part) for part in (before, after)]
+    wrong = suspects([change(*made)], V4, certain=True)
+    assert wrong == {
+        FRONT: Suspects(frozenset({A}), frozenset()),
+        Key(EXTERNAL, 53): Suspects(frozenset({A}), frozenset({UNTRANSLATED})),
+    }
 
 
 @pytest.mark.parametrize("more", [{"protocol": TCP}, {"family": V6, "vip": bytes(16)}])
@@ -227,7 +257,7 @@ def test_two_looks_at_once_are_for_what_both_are_for():
 
 
 def test_nothing_is_looked_for_when_nothing_went(soon):
-    assert cleaned(change(meaning(A), meaning(A, B)), change(meaning(), meaning(A)), looks=[0, 0]) == []
+    assert cleaned(change(meaning(A), meaning(A, B)), looks=[0]) == []
 
 
 def test_a_kernel_that_cannot_forget_is_read(soon):

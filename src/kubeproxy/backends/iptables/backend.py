@@ -129,12 +129,13 @@ class IptablesBackend:
             self._contents.take(delta)
             return
         lines = self._shared(shared, delta)
-        work = Work(delta.written, {}, lines, {}, lambda: delta.deleted)
-        rules = 0
+        guards, after = self._guarded(lines, delta)
+        work = Work(delta.written, {}, guards, after, {}, lambda: delta.deleted)
+        nat = 0
         try:
             for piece in self._pieces(work):
                 self._restore(piece.restore, piece.commits, partial=True)
-                rules += piece.rules
+                nat += piece.rules
                 yield piece.rules
         except RestoreError:
             if not delta.deleted:
@@ -142,8 +143,8 @@ class IptablesBackend:
             yield from self._write_all(self._with(changes), Removal.AFTERWARDS)
             return
         self._contents.take(delta)
-        in_filter = lines["filter"].count("\n-A ")
-        self._written(last={"filter": in_filter, "nat": rules - in_filter})
+        nat -= f"\n{guards}{after['filter']}".count("\n-A ")
+        self._written(last={"filter": lines["filter"].count("\n-A "), "nat": nat})
 
     def _with(self, changes: Changes) -> dict[ServiceName, Plans]:
         """Return the plans of all Services, with changes."""
@@ -162,6 +163,13 @@ class IptablesBackend:
             made[table].append(chain)
             lines[table] += rules
         return {table: declarations(chains) + lines[table] for table, chains in made.items()}
+
+    def _guarded(self, lines: Mapping[str, str], delta: Delta) -> tuple[str, dict[str, str]]:
+        """Return what is written to the filter table before nat changes, and what to both tables in the end."""
+        if not any(SHARED[position][0] == "filter" for position in delta.lost):
+            return lines["filter"], {"nat": lines["nat"], "filter": ""}
+        gained = [rules for position, rules in delta.gained.items() if SHARED[position][0] == "filter"]
+        return "".join([rule for rules in gained for rule in rules]), dict(lines)
 
     # -- everything -------------------------------------------------------------------------------------------------
 
@@ -201,7 +209,7 @@ class IptablesBackend:
 
     def _repair(self, harmed: Iterable[ServiceName], wanted: Mapping[ServiceName, Plans]) -> Iterator[int]:
         """Write the own chains of some Services anew, which alone differ from what was written, and sync the rest."""
-        for piece in self._pieces(Work(map(self._contents.own_of, harmed), {}, {}, {}, list)):
+        for piece in self._pieces(Work(map(self._contents.own_of, harmed), {}, "", {}, {}, list)):
             self._restore(piece.restore, piece.commits, partial=True)
             yield piece.rules
         changes = [(name, plans) for name, plans in wanted.items() if plans != self._contents.plans(name)]
@@ -257,7 +265,12 @@ class IptablesBackend:
             "nat": canary + declarations(["KUBE-POSTROUTING", "KUBE-MARK-MASQ"]) + skeleton.masquerade_rules(settings),
         }
         jumps = {table: skeleton.jumps(table, present[table]) for table in ("filter", "nat")}
-        return Work(own, before, self._shared(range(len(SHARED)), None), jumps, stale)
+        guards = [
+            self._contents.shared(position)
+            for position, (table, chain) in enumerate(SHARED)
+            if table == "filter" and chain in present["filter"].chains
+        ]
+        return Work(own, before, "".join(guards), self._shared(range(len(SHARED)), None), jumps, stale)
 
     # -- the kernel -------------------------------------------------------------------------------------------------
 

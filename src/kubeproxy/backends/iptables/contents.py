@@ -5,7 +5,7 @@ The rules of each Service are kept as text, so that a chain is written by one jo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from kubeproxy.backends.iptables.render import Detail, Dispatch, Style, chains, dispatch, suffixes
@@ -37,16 +37,22 @@ _NONE: Final = Entry((), (), ())
 class Delta(NamedTuple):
     """What a change of Services comes to.
 
-    `written` are chains of the nat table with their rules, Service by Service, `deleted` chains that are to go, and
-    `shared` the positions in Dispatch of the shared chains that are other ones now. `rules` is by how many the
-    Services' own chains have more than before.
+    `written` are chains of the nat table with their rules, Service by Service, `deleted` chains that are to go. By
+    their positions in Dispatch, `gained` has the lines that shared chains get, and `lost` those of them that lose or
+    reorder any. `rules` is by how many the Services' own chains have more than before.
     """
 
     entries: dict[ServiceName, Entry]
     written: list[Chains]
     deleted: list[str]
-    shared: frozenset[int]
+    gained: Mapping[int, Sequence[str]]
+    lost: frozenset[int]
     rules: int
+
+    @property
+    def shared(self) -> frozenset[int]:
+        """Return the positions of the shared chains that change."""
+        return self.lost.union(self.gained)
 
 
 class Contents:
@@ -66,7 +72,8 @@ class Contents:
         detail = self.detail(total)
         written: list[Chains] = []
         deleted: list[str] = []
-        shared: set[int] = set()
+        gained: dict[int, list[str]] = {}
+        lost: set[int] = set()
         more = 0
         for name, entry in entries.items():
             old, new = self._chains(before[name], detail), self._chains(entry, detail)
@@ -75,8 +82,8 @@ class Contents:
                 written.append(_joined(changed))
             deleted += (chain for chain in old if chain not in new)
             more += _joined(new).rules.count("\n") - _joined(old).rules.count("\n")
-            shared.update(_changed(before[name].shared, entry.shared))
-        return Delta(entries, written, deleted, frozenset(shared), more)
+            _compare(before[name].shared, entry.shared, gained, lost)
+        return Delta(entries, written, deleted, gained, frozenset(lost), more)
 
     def take(self, delta: Delta) -> None:
         """Remember changes that are in the kernel now."""
@@ -156,11 +163,18 @@ def _joined(chains: Mapping[str, str]) -> Chains:
     return Chains(chains.keys(), "".join(chains.values()))
 
 
-def _changed(before: Sequence[Dispatch], after: Sequence[Dispatch]) -> Iterable[int]:
-    """Return the positions of the shared chains in which a Service has other rules now."""
+def _compare(
+    before: Sequence[Dispatch], after: Sequence[Dispatch], gained: dict[int, list[str]], lost: set[int]
+) -> None:
+    """Note, by position, what the shared chains get and which of them lose or reorder lines of a Service."""
     if before == after:
-        return ()
-    return [i for i in range(len(Dispatch._fields)) if _lines(before, i) != _lines(after, i)]
+        return
+    for position in range(len(Dispatch._fields)):
+        old, new = _lines(before, position), _lines(after, position)
+        if fresh := [line for line in new if line not in old]:
+            gained.setdefault(position, []).extend(fresh)
+        if old != [line for line in new if line in old]:
+            lost.add(position)
 
 
 def _lines(shared: Sequence[Dispatch], position: int) -> list[str]:

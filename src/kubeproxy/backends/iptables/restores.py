@@ -3,6 +3,10 @@
 Legacy iptables reads and writes the whole table for each restore, so there it is one. iptables-nft 1.8.9 looks each
 chain that a restore names up in a sorted list, so that its time grows by their square: there it is a row of them, the
 Services' chains first and what leads to them last, so that no packet meets a Service half done.
+
+Tables are committed one after the other. What the filter table refuses, the nat table has left untranslated: so rules
+of filter come before nat stops to translate, and go after nat has begun to. A packet in between would be tracked
+without translation, and its client not be answered for as long as it keeps asking.
 """
 
 from __future__ import annotations
@@ -29,11 +33,13 @@ class Work(NamedTuple):
     """Chains that belong to Services (Service by Service), and lines by table: what these need, what uses them.
 
     `before` are chains that the Services' chains lead to, `after` those that lead to them, `jumps` lead to the latter
-    from the built-in chains. `deleted`, chains of the nat table, is asked when all of `own` has been used.
+    from the built-in chains. `guards` are lines of the filter table that come first; what goes there, goes in `after`.
+    `deleted`, chains of the nat table, is asked when all of `own` has been used.
     """
 
     own: Iterable[Chains]
     before: Mapping[str, str]
+    guards: str
     after: Mapping[str, str]
     jumps: Mapping[str, str]
     deleted: Callable[[], Sequence[str]]
@@ -47,8 +53,7 @@ def declarations(chains: Iterable[str]) -> str:
 
 def one_restore(work: Work) -> Iterator[str]:
     """Yield the input of a single restore piece by piece, while it is being read."""
-    parts = (work.before, work.after, work.jumps)
-    yield _input({table: "".join([part.get(table, "") for part in parts]) for table in ("mangle", "filter")})
+    yield _input(_first(work))
     yield f"*nat\n{work.before.get('nat', '')}"
     services: list[Chains] = []
     for chains in work.own:
@@ -58,11 +63,12 @@ def one_restore(work: Work) -> Iterator[str]:
             services = []
     after = work.after.get("nat", "") + work.jumps.get("nat", "") + _deletion(work.deleted())
     yield f"{_blocks(services)}{after}COMMIT\n"
+    yield _input({"filter": work.after.get("filter", "") + work.jumps.get("filter", "")})
 
 
 def once(work: Work) -> Iterator[str]:
     """Yield the input of a single restore, or nothing when there is nothing to do."""
-    text = "".join(one_restore(work)).removesuffix("*nat\nCOMMIT\n")  # which would read all of the table
+    text = "".join(one_restore(work)).replace("*nat\nCOMMIT\n", "", 1)  # which would read all of the table
     if text:
         yield text
 
@@ -76,7 +82,7 @@ def several_restores(work: Work, chunk: int) -> Iterator[str]:
 
 
 def _several_restores(work: Work, chunk: int) -> Iterator[str]:
-    yield _input(work.before)
+    yield _input(_first(work) | {"nat": work.before.get("nat", "")})
     services: list[Chains] = []
     count, most = 0, min(_FIRST, chunk)
     for chains in work.own:
@@ -87,10 +93,15 @@ def _several_restores(work: Work, chunk: int) -> Iterator[str]:
         count += len(chains.names)
     deleted = work.deleted()
     after = work.after.get("nat", "") + _deletion(deleted[:chunk])
-    yield _input({**work.after, "nat": _blocks(services) + after})
+    yield _input({"nat": _blocks(services) + after, "filter": work.after.get("filter", "")})
     for start in range(chunk, len(deleted), chunk):
         yield _input({"nat": _deletion(deleted[start : start + chunk])})
     yield _input(work.jumps)
+
+
+def _first(work: Work) -> dict[str, str]:
+    """Return what comes before anything in the nat table."""
+    return {"mangle": work.before.get("mangle", ""), "filter": work.before.get("filter", "") + work.guards}
 
 
 def _input(tables: Mapping[str, str]) -> str:

@@ -1,0 +1,116 @@
+"""Tables are committed one after the other: in no moment in between is a packet neither translated nor refused.
+
+Who was served or refused before a sync, and is after it, must be so after each of its commits: a packet that slips
+through is tracked as it is, and its client is lost.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import shlex
+from itertools import pairwise
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, unpack
+from kubeproxy.model.plan import FrontendKind
+from support.fake_tables import FakeTables, backend
+from support.random_plans import ADDRESSES, cycling
+
+REFUSING = ("KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-PROXY-FIREWALL")
+
+
+class Packet(NamedTuple):
+    """The first packet of an outside client, which no rule has translated yet."""
+
+    source: str
+    destination: str
+    protocol: str
+    port: int
+
+
+def packets(plans, family: Family) -> set[Packet]:
+    """To every frontend, from a client that most source ranges allow and from one that they do not."""
+    where = ADDRESSES[family]
+    return {
+        Packet(
+            source,
+            where.node if frontend.kind is FrontendKind.NODEPORT else unpack(frontend.address),
+            PROTOCOL_NAMES[frontend.protocol].lower(),
+            frontend.port,
+        )
+        for parts in plans.values()
+        for plan in parts
+        for frontend in plan.frontends
+        for source in (where.outside.format(1), where.outside.format(77))
+    }
+
+
+def fate(tables: FakeTables, table: str, chain: str, packet: Packet) -> str:
+    """What a chain does with a packet: 'dnat', 'refused' or ''."""
+    for rule in tables.chains.get((table, chain), ()):
+        target, matches = matched(shlex.split(rule)[2:], packet)
+        if not matches or target in {"KUBE-MARK-MASQ", ""}:
+            continue
+        if target in {"DNAT", "REJECT", "DROP"}:
+            return "dnat" if target == "DNAT" else "refused"
+        if decided := fate(tables, table, target, packet):
+            return decided
+    return ""
+
+
+def matched(words: list[str], packet: Packet) -> tuple[str, bool]:
+    """A rule's target, and whether it is for a packet (every random choice is taken)."""
+    target, wanted, matches = "", True, True
+    values = iter(words)
+    for word in values:
+        holds = True
+        if word == "!":
+            wanted = False
+            continue
+        if word in {"-s", "-d"}:
+            address = packet.source if word == "-s" else packet.destination
+            holds = ipaddress.ip_address(address) in ipaddress.ip_network(next(values))
+        elif word in {"-p", "--dport"}:
+            holds = next(values) == (packet.protocol if word == "-p" else str(packet.port))
+        elif word == "-j":
+            target = next(values)
+        elif word in {"-i", "--rcheck"} or (word == "--src-type" and next(values) == "LOCAL"):
+            holds = False
+        matches = matches and holds is wanted
+        wanted = True
+    return target, matches
+
+
+def covered(tables: FakeTables, among: set[Packet]) -> set[Packet]:
+    """Those packets that are translated or refused."""
+    return {
+        packet
+        for packet in among
+        if fate(tables, "nat", "KUBE-SERVICES", packet)
+        or any(fate(tables, "filter", chain, packet) for chain in REFUSING)
+    }
+
+
+@pytest.mark.parametrize("uses_nft", [True, False], ids=["nft", "legacy"])
+@pytest.mark.parametrize("full", [True, False], ids=["everything", "changes"])
+@given(history=cycling())
+@settings(max_examples=40)
+def test_no_packet_slips_through_between_two_commits(history, full, uses_nft):
+    globals_, states = history
+    family = globals_.families[0]
+    made = backend(globals_, family, uses_nft=uses_nft)
+    list(made.resync(states[0]))
+    asked = {packet for state in states for packet in packets(state, family)}
+    for before, after in pairwise(states):
+        covers = [covered(made.tables, asked)]
+        made.tables.committed = lambda covers=covers: covers.append(covered(made.tables, asked))
+        if full:
+            list(made.resync(after))
+        else:
+            list(made.sync(list((after | {name: () for name in before if name not in after}).items())))
+        made.tables.committed = None
+        for moment in covers:
+            assert covers[0] & covered(made.tables, asked) <= moment
