@@ -19,6 +19,7 @@ from bench.report import Column, Report, Row
 from bench.runs import Run
 from kubeproxy.api.decode import WatchDecoder
 from kubeproxy.backends.nftables.backend import NftablesBackend
+from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.engine import Engine
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event, Replaced
@@ -106,7 +107,7 @@ def measure(size: str, pairs: int) -> dict[str, dict[str, float]]:
     """Measure every case without the engine, then the same transactions replayed; times in us by case."""
     wanted = objects.parse_size(size)
     proxy.collect_as_the_proxy_does()
-    planner, backend = Planner(proxy.world()), NftablesBackend(Family.IPV4, proxy.world())
+    planner, backend = Planner(proxy.world()), NftablesBackend(KernelTable.open(Family.IPV4), proxy.world())
     planner.apply(_lists(wanted))
     plans = {change.name: change.after.plans for change in planner.take()}
     for _ in backend.resync(plans):

@@ -16,6 +16,7 @@ from bench.pods import PORT, SINK_PORT
 from bench.report import Column, Report, Row, panel_by_kind
 from bench.runs import Run
 from kubeproxy.backends.nftables.backend import NftablesBackend
+from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Replaced, Upserted
 from kubeproxy.model.planner import Planner
@@ -59,7 +60,7 @@ def measure(size: str, rounds: int, connections: int, seconds: float) -> dict[st
 def _program(size: objects.Size) -> NftablesBackend:
     """Program all Services, and one more that leads to the stream's port."""
     world = proxy.world()
-    planner, backend = Planner(world), NftablesBackend(Family.IPV4, world)
+    planner, backend = Planner(world), NftablesBackend(KernelTable.open(Family.IPV4), world)
     services = proxy.decoded("services", objects.service_pages(size))
     slices = proxy.decoded("endpointslices", objects.slice_pages(size))
     last, addresses = size.services, objects.endpoints_of(0, size.endpoints)

@@ -14,6 +14,7 @@ from bench import objects
 from kubeproxy import collector
 from kubeproxy.api.decode import decode_object, decode_page
 from kubeproxy.backends.nftables.backend import NftablesBackend
+from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.engine import Engine, Pace
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
@@ -105,7 +106,7 @@ def settled() -> None:
 
 def engine(listener: Listener) -> tuple[Engine, NftablesBackend]:
     """Return an engine and its backend; to be made on the event loop."""
-    backend = NftablesBackend(Family.IPV4, Globals(objects.NODE))
+    backend = NftablesBackend(KernelTable.open(Family.IPV4), Globals(objects.NODE))
     pace = Pace(0.0, 3600.0)
     return Engine(SETTINGS, [backend], listener, pace, local_addresses, node_patience=0.0), backend
 

@@ -16,6 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from kubeproxy.backends.nftables.backend import NftablesBackend
+from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import EndpointPort, ServicePort
@@ -133,7 +134,7 @@ def test_every_endpoint_gets_its_share(node, family, count, frontend):
     globals_ = world_of(family)
     target = (CLUSTER_IP[family], PORT) if frontend == "cluster IP" else (NODE[family], NODE_PORT)
     with ExitStack() as stack:
-        backend = NftablesBackend(family, globals_)
+        backend = NftablesBackend(KernelTable.open(family), globals_)
         stack.callback(backend.close)
         sum(backend.resync({NAME: plans_of(family, globals_, count)}))
         pods = Pods(family, count, stack)
@@ -146,7 +147,7 @@ def test_shares_stay_even_while_the_number_of_endpoints_crosses_classes(node):
     """The same Service up and down: slots that were freed, filled again and moved."""
     globals_ = world_of(V4)
     with ExitStack() as stack:
-        backend = NftablesBackend(V4, globals_)
+        backend = NftablesBackend(KernelTable.open(V4), globals_)
         stack.callback(backend.close)
         sum(backend.resync({}))
         for step, count in enumerate((4, 5, 17, 16, 5, 4, 2, 1, 5)):

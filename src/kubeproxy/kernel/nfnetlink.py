@@ -307,7 +307,7 @@ class Transactions:
 # whenever a netfilter socket is closed, and the next transaction of anybody waits 10 to 30 ms (nft_rcv_nl_event).
 
 
-class Table(NamedTuple):
+class TableHeader(NamedTuple):
     """A table as the kernel has it; another handle is another table. A dormant one does nothing."""
 
     handle: int
@@ -315,13 +315,13 @@ class Table(NamedTuple):
     dormant: bool
 
 
-def table(family: int, name: str, link: Netlink | None = None) -> Table | None:
+def table(family: int, name: str, link: Netlink | None = None) -> TableHeader | None:
     """Return a table, None when it is missing."""
     for data, start, end in _dump(GET_TABLE, family, b"", "nf_tables tables", link):
         found = {kind: data[s:e] for kind, s, e in attributes(data, start, end)}
         if found.get(1) == name.encode() + b"\0":
             dormant = bool(int.from_bytes(found.get(2, b""), "big") & 1)  # NFT_TABLE_F_DORMANT
-            return Table(int.from_bytes(found.get(4, b""), "big"), _comment(found.get(6, b"")), dormant)
+            return TableHeader(int.from_bytes(found.get(4, b""), "big"), _comment(found.get(6, b"")), dormant)
     return None
 
 

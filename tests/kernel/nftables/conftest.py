@@ -3,6 +3,7 @@
 import pytest
 
 from kubeproxy.backends.nftables.backend import NftablesBackend
+from kubeproxy.backends.nftables.table import KernelTable
 from support.nftables_table import WORLD
 
 
@@ -13,7 +14,7 @@ def start(netns):
 
     def make(globals_=WORLD):
         (family,) = globals_.families
-        backend = NftablesBackend(family, globals_)
+        backend = NftablesBackend(KernelTable.open(family), globals_)
         made.append(backend)
         return backend
 

@@ -10,6 +10,7 @@ from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.layout import VERDICT_MAPS, SetId, parse_chain_name
 from kubeproxy.backends.nftables.render import Placed, render
 from kubeproxy.backends.nftables.ruleset import Ruleset
+from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.backends.nftables.text import element_lines, interval_lines
 from kubeproxy.kernel import nfnetlink, nft
 from kubeproxy.model.objects import ServicePort
@@ -177,14 +178,14 @@ def test_the_listing_loads_again_elsewhere(start, family):
 def test_elements_as_text_are_the_elements_as_packed(history):
     globals_, (plans,) = history
     (family,) = globals_.families
-    with own_network(), closing(NftablesBackend(family, globals_)) as backend:
+    with own_network(), closing(NftablesBackend(KernelTable.open(family), globals_)) as backend:
         resync(backend, plans)
         packed = contents(family)
     ruleset = Ruleset(family, globals_)
     total = render(Placed.fresh(p) for found in plans.values() for p in found)
     ours = globals_.of(family)
     total[SetId.NODEPORT_IPS] = dict.fromkeys(ours.nodeport_ips, b"")
-    with own_network(), closing(NftablesBackend(family, globals_)) as backend:
+    with own_network(), closing(NftablesBackend(KernelTable.open(family), globals_)) as backend:
         names = {parse_chain_name(d.decode()) for set_id in VERDICT_MAPS for d in total.get(set_id, {}).values()}
         nft.run(
             "\n".join(

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kubeproxy.backends.nftables import backend as backend_module
 from kubeproxy.backends.nftables.backend import NftablesBackend
+from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.objects import ServicePort
 from support.nftables_table import (
@@ -66,7 +67,7 @@ def changes(data, earlier, later):
 @settings(max_examples=20, deadline=None)
 @given(st.lists(states(), min_size=2, max_size=5), st.data())
 def test_keys_go_from_service_to_service_in_any_order(history, data):
-    with own_network(), closing(NftablesBackend(WORLD.families[0], WORLD)) as backend:
+    with own_network(), closing(NftablesBackend(KernelTable.open(WORLD.families[0]), WORLD)) as backend:
         resync(backend, history[0])
         for earlier, later in itertools.pairwise(history):
             sync(backend, *changes(data, earlier, later))
@@ -77,9 +78,9 @@ def test_keys_go_from_service_to_service_in_any_order(history, data):
 @settings(max_examples=12, deadline=None)
 @given(st.lists(states(), min_size=2, max_size=4), st.data())
 def test_a_full_sync_mends_what_a_failed_batch_left(history, data):
-    with own_network(), closing(NftablesBackend(WORLD.families[0], WORLD)) as backend:
+    with own_network(), closing(NftablesBackend(KernelTable.open(WORLD.families[0]), WORLD)) as backend:
         resync(backend, history[0])
-        commit = backend._link.commit
+        commit = backend._table.commit
         left = [0]
 
         def fail_later(parts):
@@ -88,7 +89,7 @@ def test_a_full_sync_mends_what_a_failed_batch_left(history, data):
             left[0] -= 1
             commit(parts)
 
-        backend._link.commit = fail_later
+        backend._table.commit = fail_later
         for earlier, later in itertools.pairwise(history):
             for work in (lambda: sync(backend, *changes(data, earlier, later)), lambda: resync(backend, later)):  # noqa: B023
                 left[0] = data.draw(st.integers(0, 4))
@@ -101,7 +102,7 @@ def test_a_full_sync_mends_what_a_failed_batch_left(history, data):
             resync(backend, later)
             assert difference(backend) is None
         mended = contents()
-    with own_network(), closing(NftablesBackend(WORLD.families[0], WORLD)) as backend:
+    with own_network(), closing(NftablesBackend(KernelTable.open(WORLD.families[0]), WORLD)) as backend:
         resync(backend, history[-1])
         assert without_slots(contents()) == without_slots(mended)
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kubeproxy.backends.nftables import backend as backend_module
 from kubeproxy.backends.nftables.backend import NftablesBackend
+from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.kernel import nfnetlink
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import ServicePort
@@ -45,7 +46,7 @@ from support.random_plans import histories
 def test_incremental_equals_resync(history, data):
     globals_, states = history
     (family,) = globals_.families
-    with own_network(), closing(NftablesBackend(family, globals_)) as backend:
+    with own_network(), closing(NftablesBackend(KernelTable.open(family), globals_)) as backend:
         resync(backend, states[0])
         for earlier, later in itertools.pairwise(states):
             names = data.draw(st.permutations(sorted(earlier.keys() | later.keys())))
@@ -53,7 +54,7 @@ def test_incremental_equals_resync(history, data):
             sync(backend, *changes)
         incremental = contents(family)
         is_clean(backend, states[-1])
-    with own_network(), closing(NftablesBackend(family, globals_)) as backend:
+    with own_network(), closing(NftablesBackend(KernelTable.open(family), globals_)) as backend:
         resync(backend, states[-1])
         assert without_slots(contents(family)) == without_slots(incremental)
 

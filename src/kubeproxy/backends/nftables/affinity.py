@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 from kubeproxy.backends.nftables.layout import TABLE, ChainName, service_key
 from kubeproxy.backends.nftables.render import Placed
+from kubeproxy.backends.nftables.table import Table
 from kubeproxy.kernel import nfnetlink
-from kubeproxy.kernel.netlink import Netlink
-from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Pool
 
 
@@ -52,21 +51,21 @@ def _moved(was: Pool, now: Pool) -> list[tuple[int, int]]:
     return [(slots[d], slot) for slot, d in enumerate(now) if slots.get(d, slot) != slot]
 
 
-def messages(family: Family, wanted: Iterable[Move], link: Netlink) -> list[bytes]:
+def messages(wanted: Iterable[Move], table: Table) -> list[bytes]:
     """Return the messages that copy the clients, with the time that each has left."""
-    found: list[bytes] = []
+    result: list[bytes] = []
     by_source: dict[str, list[Move]] = {}
-    sets = nfnetlink.sets(family, TABLE, link)
+    sets = table.sets()
     for move in wanted:
         if move.source in sets and move.target in sets:
             by_source.setdefault(move.source, []).append(move)
     for source, group in by_source.items():
-        clients = list(nfnetlink.elements(family, TABLE, source, link))
+        clients = list(table.elements(source))
         for move in group:
             packed = [
                 nfnetlink.timed_element(client.key, client.timeout, client.expires)
                 for client in clients
                 if client.key.endswith(move.suffix) and client.expires > 0
             ]
-            found += nfnetlink.element_messages(nfnetlink.NEW_ELEMENT, family, TABLE, move.target, packed)
-    return found
+            result += nfnetlink.element_messages(nfnetlink.NEW_ELEMENT, table.family, TABLE, move.target, packed)
+    return result

@@ -20,101 +20,98 @@ from kubeproxy.backends.nftables.layout import (
 )
 from kubeproxy.backends.nftables.render import Elements, Placed
 from kubeproxy.backends.nftables.ruleset import Ruleset, pick_chain
+from kubeproxy.backends.nftables.table import Table
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import nfnetlink, nft
-from kubeproxy.kernel.netlink import Netlink
+from kubeproxy.kernel import nfnetlink
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Pool, ServicePlan
 
-Link = Netlink | None
-"""The socket to read through; None means one of its own for each dump."""
-
 READS: Final = 50
-PAUSE: Final = 0.01  # seconds; resizing a table of 100,000 elements takes some 0.05
+PAUSE: Final = 0.01  # seconds; resizing a hash table of 100,000 elements takes some 0.05
 
 
 class Signature(NamedTuple):
     """What changes when anybody touches a table, its chains or rules: their handles are never used again."""
 
-    table: nfnetlink.Table | None
+    header: nfnetlink.TableHeader | None
     rules: tuple[int, ...]
 
 
-def signature(family: Family, link: Link) -> Signature:
+def signature(table: Table) -> Signature:
     """Return the signature of our table; (None, ()) when it is missing."""
-    return Signature(nfnetlink.table(family, TABLE, link), nfnetlink.rule_handles(family, TABLE, link))
+    return Signature(table.header(), table.rule_handles())
 
 
-def service_cidrs(family: Family, link: Link) -> frozenset[bytes]:
+def service_cidrs(table: Table) -> frozenset[bytes]:
     """Return where the ranges of service CIDRs begin and end."""
-    return frozenset(e.key for e in nfnetlink.elements(family, TABLE, "service-cidrs", link))
+    return frozenset(element.key for element in table.elements("service-cidrs"))
 
 
-def affinity_chains(family: Family, link: Link) -> set[ChainName]:
+def affinity_chains(table: Table) -> set[ChainName]:
     """Return the chains of session affinity that the table has."""
-    found = (parse_chain_name(name) for name in nfnetlink.chains(family, TABLE, link))
-    return {name for name in found if name is not None}
+    names = map(parse_chain_name, table.chains(TABLE))
+    return {name for name in names if name is not None}
 
 
-def clones(family: Family, slots: Iterable[ChainName], link: Link) -> list[bytes]:
+def clones(slots: Iterable[ChainName], table: Table) -> list[bytes]:
     """Return the messages that make slot chains, from rules that exist: nft 1.0.6 cannot add one to an existing map."""
-    rules: dict[str, bytes] = {}
-    for rule in nfnetlink.rules(family, TABLE, link):
-        rules.setdefault(rule.chain, rule.raw)
-    found = []
+    templates: dict[str, bytes] = {}
+    for rule in table.rules(TABLE):
+        templates.setdefault(rule.chain, rule.raw)
+    family, messages = table.family, []
     for name in slots:
-        template = rules[pick_chain(name.endpoint_map, CLASSES[0])]
-        found.append(nfnetlink.chain_message(family, TABLE, str(name)))
-        found.append(nfnetlink.numgen_rule_message(family, TABLE, str(name), template, 1, name.endpoints))
-    return found
+        template = templates[pick_chain(name.endpoint_map, CLASSES[0])]
+        messages.append(nfnetlink.chain_message(family, TABLE, str(name)))
+        messages.append(nfnetlink.numgen_rule_message(family, TABLE, str(name), template, 1, name.endpoints))
+    return messages
 
 
-def elements(family: Family, names: Iterable[str], link: Link) -> Elements:
+def elements(table: Table, names: Iterable[str]) -> Elements:
     """Return all elements of these sets. Raises ApplyError."""
-    return {name: _elements_of(family, name, link) for name in names}
+    return {name: _elements_of(table, name) for name in names}
 
 
-def _elements_of(family: Family, name: str, link: Link) -> dict[bytes, bytes]:
+def _elements_of(table: Table, name: str) -> dict[bytes, bytes]:
     """Return the elements of a set, read again while the kernel's hash table is being resized.
 
     Such a dump counts entries, not keys: it lists some twice and as many not at all (nft_rhash_walk of Linux 6.18).
     """
     for _ in range(READS):
-        found = list(nfnetlink.elements(family, TABLE, name, link))
-        entries = {e.key: e.data for e in found}
-        if len(entries) == len(found):
+        listed = list(table.elements(name))
+        entries = {element.key: element.data for element in listed}
+        if len(entries) == len(listed):
             return entries
         time.sleep(PAUSE)
     raise ApplyError(f"the kernel does not list the elements of {name} completely")
 
 
-def ranges_by_frontend(found: Elements, family: Family) -> dict[bytes, list[bytes]]:
+def ranges_by_frontend(actual: Elements, family: Family) -> dict[bytes, list[bytes]]:
     """Return the allowed source ranges (whole keys) of each frontend that is restricted."""
     ranges: dict[bytes, list[bytes]] = {}
-    for key in found[SetId.FIREWALL_ALLOW]:
+    for key in actual[SetId.FIREWALL_ALLOW]:
         ranges.setdefault(key[: len(key) // 2 - family.address_size], []).append(key)
     return ranges
 
 
-def intact(ruleset: Ruleset, link: Link) -> bool:
+def intact(ruleset: Ruleset, table: Table) -> bool:
     """Return whether the table's chains and rules are what we would load, by loading that beside it without effect.
 
-    Chains that exist because some Service once had that many endpoints are taken as they are found.
+    Chains of session affinity depend on what Services there once were: those that exist are compared.
     """
     scratch = ruleset.scratch()
-    skeleton = scratch.skeleton(affinity_chains(ruleset.family, link))
-    nft.run(f"add table {scratch.name}\ndelete table {scratch.name}\n{skeleton}")
+    skeleton = scratch.skeleton(affinity_chains(table))
+    table.run(f"add table {scratch.name}\ndelete table {scratch.name}\n{skeleton}")
     try:
-        return _by_chain(ruleset.family, TABLE, link) == _by_chain(ruleset.family, scratch.table, link)
+        return _by_chain(table, TABLE) == _by_chain(table, scratch.table)
     finally:
-        nft.run(f"delete table {scratch.name}\n")
+        table.run(f"delete table {scratch.name}\n")
 
 
-def _by_chain(family: Family, table: str, link: Link) -> dict[str, list[object]]:
-    found: dict[str, list[object]] = {chain: [] for chain in nfnetlink.chains(family, table, link)}
-    for rule in nfnetlink.rules(family, table, link):
-        found[rule.chain].append(rule.expressions)
-    return found
+def _by_chain(table: Table, name: str) -> dict[str, list[object]]:
+    rules: dict[str, list[object]] = {chain: [] for chain in table.chains(name)}
+    for rule in table.rules(name):
+        rules[rule.chain].append(rule.expressions)
+    return rules
 
 
 def recall(plan: ServicePlan, actual: Elements) -> Placed:
@@ -137,7 +134,7 @@ def recall(plan: ServicePlan, actual: Elements) -> Placed:
 
 
 def _in_slots(entries: dict[bytes, bytes], key: bytes) -> Pool:
-    found: list[bytes] = []
-    while (destination := entries.get(key + slot_bytes(len(found) + 1)[len(found)])) is not None:
-        found.append(destination[:-2])
-    return tuple(found)
+    pool: list[bytes] = []
+    while (destination := entries.get(key + slot_bytes(len(pool) + 1)[len(pool)])) is not None:
+        pool.append(destination[:-2])
+    return tuple(pool)

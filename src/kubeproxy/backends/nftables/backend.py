@@ -19,11 +19,11 @@ from kubeproxy.backends.nftables.layout import SHARED, TABLE, VERDICT_MAPS, Chai
 from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, chain_names
 from kubeproxy.backends.nftables.render import Elements, Placed, difference, place, render, translate
 from kubeproxy.backends.nftables.ruleset import Ruleset
+from kubeproxy.backends.nftables.table import Table
 from kubeproxy.backends.nftables.text import element_lines, interval_lines
 from kubeproxy.errors import ApplyError, ChangedByOthersError
-from kubeproxy.kernel import nfnetlink, nft
-from kubeproxy.kernel.netlink import Netlink
-from kubeproxy.model.addresses import Family, Range
+from kubeproxy.kernel import nfnetlink
+from kubeproxy.model.addresses import Range
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
 
 log = logging.getLogger("kubeproxy.nftables")
@@ -43,12 +43,11 @@ class NftablesBackend:
 
     blocking = False
 
-    def __init__(self, family: Family, world: Globals) -> None:
-        self.family = family
+    def __init__(self, table: Table, world: Globals) -> None:
+        self.family = family = table.family
+        self._table = table
         self._ruleset = Ruleset(family, world)
         self._ours = world.of(family) or FamilyGlobals()
-        self._link = nfnetlink.Transactions.open()
-        self._reads = Netlink.open(nfnetlink.NETLINK_NETFILTER)
         self._placed: dict[ServiceName, tuple[Placed, ...]] = {}
         self._users: Users = {set_id: Counter() for set_id in SHARED}
         self._chains: set[ChainName] = set()
@@ -61,9 +60,8 @@ class NftablesBackend:
         self._generation = 0
 
     def close(self) -> None:
-        """Let go of the sockets; the rules stay."""
-        self._link.close()
-        self._reads.close()
+        """Let go of the kernel; the rules stay."""
+        self._table.close()
 
     def set_world(self, world: Globals) -> bool:
         """Take changed globals in; return whether the table itself is another one now, so that a resync is due."""
@@ -133,7 +131,7 @@ class NftablesBackend:
     def _carried(self, moves: Sequence[affinity.Move]) -> list[bytes]:
         if not moves:
             return []
-        return affinity.messages(self.family, moves, self._reads)
+        return affinity.messages(moves, self._table)
 
     def _sync_globals(self) -> int:
         """Bring the sets that belong to the node, not to a Service, up to date; return the elements changed."""
@@ -148,10 +146,10 @@ class NftablesBackend:
             self._nodeport_ips = wanted
         ranges = self._ours.service_cidrs
         if ranges != self._service_cidrs:
-            table = self._ruleset.name
+            name = self._ruleset.name
             if ranges or self._service_cidr_edges:
-                self._run([f"flush set {table} service-cidrs", *interval_lines(table, "service-cidrs", ranges)])
-            self._service_cidrs, self._service_cidr_edges = ranges, audit.service_cidrs(self.family, self._reads)
+                self._run([f"flush set {name} service-cidrs", *interval_lines(name, "service-cidrs", ranges)])
+            self._service_cidrs, self._service_cidr_edges = ranges, audit.service_cidrs(self._table)
         return transaction.elements
 
     def _ensure_chains(self, names: Iterable[ChainName]) -> None:
@@ -162,7 +160,7 @@ class NftablesBackend:
             raise ChangedByOthersError(self._altered())  # a resync repairs it; the new signature must not cover it
         slots = sorted(name for name in missing if name.is_slot)
         if slots:
-            self._transact(audit.clones(self.family, slots, self._reads))
+            self._transact(audit.clones(slots, self._table))
         others = missing.difference(slots)
         if others:
             self._run(self._ruleset.chains(others))
@@ -196,32 +194,32 @@ class NftablesBackend:
         Yields the number of elements after each transaction. Raises ApplyError. What others do meanwhile is drift: the
         generation and the signature are those from before what is compared.
         """
-        self._generation = self._link.generation()
-        table = nfnetlink.table(self.family, TABLE, self._reads)
+        self._generation = self._table.generation()
+        header = self._table.header()
         self._users = {set_id: Counter() for set_id in SHARED}
         self._placed = {}
-        if table is None:
+        if header is None:
             self._load()
             yield from self.sync(wanted.items())
-        elif not table.dormant and table.comment == self._ruleset.comment() and self._intact():
-            self._chains = audit.affinity_chains(self.family, self._reads)
-            actual = audit.elements(self.family, self._ruleset.layout.shapes, self._reads)
+        elif not header.dormant and header.comment == self._ruleset.comment() and self._intact():
+            self._chains = audit.affinity_chains(self._table)
+            actual = audit.elements(self._table, self._ruleset.layout.shapes)
             self._nodeport_ips = frozenset(actual.pop(SetId.NODEPORT_IPS))
-            self._service_cidrs, self._service_cidr_edges = None, audit.service_cidrs(self.family, self._reads)
+            self._service_cidrs, self._service_cidr_edges = None, audit.service_cidrs(self._table)
             yield from self._adopt(wanted, actual)
         else:
             yield self._replace(wanted)
 
     def _intact(self) -> bool:
         """Return whether chains and rules are ours, as of the signature."""
-        self._signature = audit.signature(self.family, self._reads)
+        self._signature = audit.signature(self._table)
         self._generation += 2  # the scratch table comes and goes
-        return audit.intact(self._ruleset, self._reads)
+        return audit.intact(self._ruleset, self._table)
 
     def _sign(self) -> None:
         """Take the signature of what we just made. Raises ChangedByOthersError when that is not what is there."""
-        self._signature = audit.signature(self.family, self._reads)
-        if self._link.generation() != self._generation and not self._intact():
+        self._signature = audit.signature(self._table)
+        if self._table.generation() != self._generation and not self._intact():
             raise ChangedByOthersError(self._altered())
 
     def _load(self) -> None:
@@ -300,7 +298,7 @@ class NftablesBackend:
         self._nodeport_ips = frozenset(ours.nodeport_ips or ())
         self._service_cidrs, self._service_cidr_edges = (
             ours.service_cidrs,
-            audit.service_cidrs(self.family, self._reads),
+            audit.service_cidrs(self._table),
         )
         return count
 
@@ -311,7 +309,7 @@ class NftablesBackend:
 
     def inspect(self, depth: Depth) -> Difference | None:
         """See backends.mode.Backend. One short request, unless another program committed to nf_tables."""
-        generation = self._link.generation()
+        generation = self._table.generation()
         if generation == self._generation:
             return None
         if self._is_altered():
@@ -326,14 +324,14 @@ class NftablesBackend:
 
     def _is_altered(self) -> bool:
         """Return whether another program changed our table's chains or rules. Cheap at any size."""
-        return audit.signature(self.family, self._reads) != self._signature
+        return audit.signature(self._table) != self._signature
 
     def _altered(self) -> str:
         return f"chains or rules of table {self._ruleset.name} were changed by another program"
 
     def _changed_elements(self) -> str:
         """Return the set or map whose elements differ from what was committed, '' for none; reads all of them."""
-        actual = audit.elements(self.family, self._ruleset.layout.shapes, self._reads)
+        actual = audit.elements(self._table, self._ruleset.layout.shapes)
         total: Elements = {SetId.NODEPORT_IPS: dict.fromkeys(self._nodeport_ips, b"")}
         for placed in self._placed.values():
             for set_id, entries in render(placed).items():
@@ -341,17 +339,17 @@ class NftablesBackend:
         for set_id, entries in actual.items():
             if entries != total.get(set_id, {}):
                 return str(set_id)
-        return "" if audit.service_cidrs(self.family, self._reads) == self._service_cidr_edges else "service-cidrs"
+        return "" if audit.service_cidrs(self._table) == self._service_cidr_edges else "service-cidrs"
 
     # -- the kernel -------------------------------------------------------------------------------------------------
 
     def _transact(self, parts: list[bytes]) -> None:
         if parts:
-            self._link.commit(parts)
+            self._table.commit(parts)
             self._generation += 1
 
     def _run(self, lines: Sequence[str]) -> None:
-        nft.run("\n".join(lines) + "\n")
+        self._table.run("\n".join(lines) + "\n")
         self._generation += 1
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from kubeproxy.backends.mode import Mode, Report
 from kubeproxy.backends.nftables import probe
 from kubeproxy.backends.nftables.backend import NftablesBackend
+from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
@@ -17,7 +18,7 @@ def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None: 
 
 
 def _open(config: KubeProxyConfiguration, world: Globals, report: Report) -> list[NftablesBackend]:  # noqa: ARG001
-    return [NftablesBackend(family, world) for family in world.families]
+    return [NftablesBackend(KernelTable.open(family), world) for family in world.families]
 
 
 MODE = Mode("nftables", _check, _open)

@@ -16,33 +16,34 @@ WHOLE = [Element(b"a", b"1", 0, 0), Element(b"b", b"2", 0, 0)]
 TORN = [WHOLE[0], WHOLE[0]]  # as while a hash table is resized: one twice, another one not at all
 
 
-@pytest.fixture
-def dumps(monkeypatch):
-    """Let the kernel give these dumps of the endpoints, one after the other, the last one for ever."""
-    queue = []
+class Dumps:
+    """A table that gives these dumps of its endpoints, one after the other, the last one for ever."""
 
-    def elements(_family, _table, name, _link):
+    def __init__(self, *dumps):
+        self.queue = list(dumps)
+
+    def elements(self, name):
         if name != "endpoints":
             return iter(())
-        return iter(queue.pop(0) if len(queue) > 1 else queue[0])
+        return iter(self.queue.pop(0) if len(self.queue) > 1 else self.queue[0])
 
-    monkeypatch.setattr(audit.nfnetlink, "elements", elements)
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch):
     monkeypatch.setattr(audit, "PAUSE", 0)
-    return queue
 
 
-def test_a_dump_that_repeats_itself_is_read_again(dumps):
-    dumps += [TORN, TORN, WHOLE]
+def test_a_dump_that_repeats_itself_is_read_again():
+    table = Dumps(TORN, TORN, WHOLE)
     names = Layout(Family.IPV4).shapes
-    found = audit.elements(Family.IPV4, names, None)
-    assert found == {name: {b"a": b"1", b"b": b"2"} if name == "endpoints" else {} for name in names}
-    assert not dumps[1:]
+    read = audit.elements(table, names)
+    assert read == {name: {b"a": b"1", b"b": b"2"} if name == "endpoints" else {} for name in names}
+    assert not table.queue[1:]
 
 
-def test_a_dump_that_never_becomes_whole_is_an_error(dumps):
-    dumps += [TORN]
+def test_a_dump_that_never_becomes_whole_is_an_error():
     with pytest.raises(ApplyError, match="of endpoints completely"):
-        audit.elements(Family.IPV4, ["endpoints-4", "endpoints"], None)
+        audit.elements(Dumps(TORN), ["endpoints-4", "endpoints"])
 
 
 def everything(placed):

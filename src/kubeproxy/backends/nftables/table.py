@@ -1,0 +1,116 @@
+"""The kernel's side of nftables mode: one family's table, as the rest of this room speaks to it.
+
+`Table` is what the room needs of the kernel; `KernelTable` is the real one. What chains and elements mean does not
+live here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol, Self
+
+from kubeproxy.backends.nftables.layout import TABLE
+from kubeproxy.kernel import nfnetlink, nft
+from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
+from kubeproxy.model.addresses import Family
+
+
+class Table(Protocol):
+    """Transactions, and reading back. All calls block shortly and raise ApplyError.
+
+    Where a method takes the name of a table, that is our own one or its scratch copy.
+    """
+
+    family: Family
+
+    def close(self) -> None:
+        """Let go of the kernel; the table stays."""
+
+    def commit(self, messages: Sequence[bytes]) -> None:
+        """Commit netlink messages as one transaction. Raises NetlinkError when the kernel refuses, with its errno."""
+
+    def run(self, text: str) -> None:
+        """Commit nft's text as one transaction."""
+
+    def generation(self) -> int:
+        """Return the number of the ruleset's generation: each transaction of any program adds one."""
+
+    def header(self) -> nfnetlink.TableHeader | None:
+        """Return our table's handle, comment and state, None when it is missing."""
+
+    def rule_handles(self) -> tuple[int, ...]:
+        """Return the handles of our table's rules: none is ever used again."""
+
+    def chains(self, table: str) -> frozenset[str]:
+        """Return the names of a table's chains."""
+
+    def rules(self, table: str) -> Sequence[nfnetlink.Rule]:
+        """Return a table's rules, chain by chain."""
+
+    def sets(self) -> frozenset[str]:
+        """Return the names of our table's sets and maps."""
+
+    def elements(self, name: str) -> Iterable[nfnetlink.Element]:
+        """Return the elements of one of our table's sets. Raises NetlinkError with code ENOENT when it is missing."""
+
+
+class KernelTable:
+    """The table of the network namespace that it was opened in. Closing a netfilter socket makes the next transaction
+    of anybody wait 10 to 30 ms (nft_rcv_nl_event of Linux 6.18), so both are kept for the life of a backend.
+    """
+
+    def __init__(self, family: Family, transactions: nfnetlink.Transactions, reads: Netlink) -> None:
+        self.family = family
+        self._transactions = transactions
+        self._reads = reads
+
+    @classmethod
+    def open(cls, family: Family) -> Self:
+        """Open the sockets. Raises NetlinkError."""
+        transactions = nfnetlink.Transactions.open()
+        try:
+            return cls(family, transactions, Netlink.open(NETLINK_NETFILTER))
+        except BaseException:
+            transactions.close()
+            raise
+
+    def close(self) -> None:
+        """See Table."""
+        self._transactions.close()
+        self._reads.close()
+
+    def commit(self, messages: Sequence[bytes]) -> None:
+        """See Table."""
+        self._transactions.commit(messages)
+
+    def run(self, text: str) -> None:
+        """See Table."""
+        nft.run(text)
+
+    def generation(self) -> int:
+        """See Table."""
+        return self._transactions.generation()
+
+    def header(self) -> nfnetlink.TableHeader | None:
+        """See Table."""
+        return nfnetlink.table(self.family, TABLE, self._reads)
+
+    def rule_handles(self) -> tuple[int, ...]:
+        """See Table."""
+        return nfnetlink.rule_handles(self.family, TABLE, self._reads)
+
+    def chains(self, table: str) -> frozenset[str]:
+        """See Table."""
+        return nfnetlink.chains(self.family, table, self._reads)
+
+    def rules(self, table: str) -> Sequence[nfnetlink.Rule]:
+        """See Table."""
+        return nfnetlink.rules(self.family, table, self._reads)
+
+    def sets(self) -> frozenset[str]:
+        """See Table."""
+        return nfnetlink.sets(self.family, TABLE, self._reads)
+
+    def elements(self, name: str) -> Iterable[nfnetlink.Element]:
+        """See Table."""
+        return nfnetlink.elements(self.family, TABLE, name, self._reads)
