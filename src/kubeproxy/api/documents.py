@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kubeproxy.api.decode import decode_object, identity
+from kubeproxy.config.yaml_text import load_yaml
 from kubeproxy.model.events import Rejected
 from kubeproxy.model.objects import EndpointSlice, Node, Object, Resource, Service
 
@@ -83,7 +84,7 @@ def _documents(name: str, data: bytes) -> Iterator[tuple[int, Any]]:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        yield 1, error
+        yield 1, ValueError(f"is not UTF-8 text, see byte {error.start + 1}")
         return
     if name.endswith(".json"):
         yield 1, _load_json(text)
@@ -104,12 +105,9 @@ def _load_json(text: str) -> Any:
 
 
 def _load_yaml(text: str) -> Any:
-    import yaml  # noqa: PLC0415 - only this source needs it
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return yaml.load(text, Loader=loader)  # noqa: S506 - both are safe loaders
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        return load_yaml(text)
+    except ValueError as error:
         return error
 
 

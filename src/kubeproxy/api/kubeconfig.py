@@ -19,6 +19,7 @@ from msgspec import Struct, field
 from kubeproxy.api.cluster import Cluster, Server, Trust, parse_server
 from kubeproxy.api.credentials import Credentials, ExecConfig, ExecEnv, ExecPlugin, TokenFile, check_token
 from kubeproxy.api.proxy import proxy_of
+from kubeproxy.config.yaml_text import load_yaml
 from kubeproxy.errors import ConfigError
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -130,16 +131,12 @@ def _from_kubeconfig(path: str, master: str, environ: Mapping[str, str]) -> Clus
 
 
 def _load(path: str) -> dict[str, Any]:
-    import yaml  # noqa: PLC0415 - 20 ms that a pod with a service account does not need
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        with open(path, "rb") as file:
-            document = yaml.load(file, Loader=loader)  # noqa: S506 - both are safe loaders
+        document = load_yaml(Path(path).read_bytes())
     except OSError as error:
         raise ConfigError(f"kubeconfig: {path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"kubeconfig: {path} is no YAML: {' '.join(str(error).split())}") from error
+    except ValueError as error:
+        raise ConfigError(f"kubeconfig: {path} is no YAML: {error}") from error
     if not isinstance(document, dict):
         raise ConfigError(f"kubeconfig: {path} is no kubeconfig: expected an object at the top")
     return document

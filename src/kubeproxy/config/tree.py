@@ -6,13 +6,10 @@ Scalars get the types that Kubernetes' YAML reader gives them: dates and base-60
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from kubeproxy.config.yaml_text import check_bounds, place
 from kubeproxy.errors import ConfigError
-
-if TYPE_CHECKING:
-    import yaml
 
 _MAX_DEPTH = 50
 _MAX_NODES = 100_000
@@ -70,37 +67,19 @@ def _compose(text: str) -> Any:
 
     reader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        _check_depth(yaml.parse(text, Loader=reader))
+        check_bounds(yaml.parse(text, Loader=reader), _MAX_DEPTH, _MAX_NODES)
     except yaml.YAMLError as error:
-        raise ConfigError(f"not valid YAML or JSON: {_place(error)}") from None
+        raise ConfigError(f"not valid YAML or JSON: {place(error)}") from None
+    except ValueError as error:
+        raise ConfigError(f"not a configuration: {error}") from None
     loader = reader(text)
     try:
         node = loader.get_node() if loader.check_node() else None
         return None if node is None else _Builder(loader).build(node, 0)
     except yaml.YAMLError as error:
-        raise ConfigError(f"not valid YAML or JSON: {_place(error)}") from None
+        raise ConfigError(f"not valid YAML or JSON: {place(error)}") from None
     finally:
         loader.dispose()
-
-
-def _check_depth(events: Iterable[yaml.Event]) -> None:
-    """Refuse text that nests too deeply, which crashes libyaml's composer: its recursion overruns the stack."""
-    import yaml  # noqa: PLC0415 - as above
-
-    depth = 0
-    for event in events:
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > _MAX_DEPTH:
-            raise ConfigError(_TOO_DEEP)
-
-
-def _place(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else str(problem)
 
 
 class _Builder:

@@ -67,6 +67,44 @@ def test_the_first_look_delivers_every_resource(folder):
     assert all(status.synced for status in folder.source.statuses.values())
 
 
+def bomb(levels):
+    """A document of a kilobyte: a list of nine lists of nine lists ... of text."""
+    lines = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, levels)]
+    return "apiVersion: v1\nkind: Service\nmetadata: {name: bomb}\na0: &a0 [boom]\n" + "\n".join(lines)
+
+
+MERGES = "a0: &a0 {x: 1}\n" + "\n".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 20))
+EXPLOSIVE = {
+    "aliases": (bomb(20), "line 11: more than 2000000 values"),
+    "merges": (MERGES, "line 7: more than 2000000 values"),
+    "long text": (f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 2_000)}]", "line 2: more than 2000000 values"),
+    "itself": ("a: &a [*a]", "line 1: *a stands within itself"),
+    "lists": ("[" * 100_000, "line 1: nested deeper than 64 levels"),
+    "dashes": ("- " * 100_000, "line 1: nested deeper than 64 levels"),
+    "maps": ("{a: " * 1_000, "line 1: nested deeper than 64 levels"),
+    "no text": (b"a: \xff", "is not UTF-8 text, see byte 4"),
+    "a list for a key": ("? [a]\n: b", "line 1, column 3: found unhashable key"),
+}
+
+
+@pytest.mark.parametrize(("text", "reason"), EXPLOSIVE.values(), ids=EXPLOSIVE)
+def test_a_file_that_would_explode_is_named_and_costs_only_itself(folder, text, reason):
+    folder.write("a.yaml", service("a"))
+    folder.scan()
+    (folder.path / "b.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    folder.write("c.yaml", service("c", "10.0.0.2"))
+    assert folder.scan() == ["+c", "!: b.yaml: document 1"]
+    assert folder.events[-1].reason.startswith(f"cannot be read: {reason}")
+    assert "Errno" not in folder.events[-1].reason
+    assert "codec" not in folder.events[-1].reason
+
+
+def test_aliases_within_bounds_are_fine(folder):
+    first = "- &a {apiVersion: v1, kind: Service, metadata: {name: a}, spec: {ports: &p [{port: 80}]}}"
+    folder.write("a.yaml", f"kind: List\nitems:\n{first}\n- {{<<: *a, metadata: {{name: b}}}}")
+    assert folder.scan()[0] == "=services a b"
+
+
 def test_documents_lists_and_json(folder):
     folder.write(
         "a.yaml", "%YAML 1.1\n---\n# nothing\n---\n" + service("a") + "---   # more\n" + service("b") + "...\n"
