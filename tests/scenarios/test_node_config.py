@@ -117,3 +117,45 @@ async def test_a_node_whose_address_changes_is_followed(bare: Live) -> None:
     bare.cluster.store.put("nodes", node)
     await bare.expect(Front(NODE_A.second_ip, number), {"outside": "a1"})
     await bare.expect(Front(NODE_A.ip, number), {"outside": "refused"})
+
+
+async def test_a_node_that_is_gone_or_lost_its_addresses_keeps_its_nodeports(bare: Live) -> None:
+    await bare.start()
+    bare.service("web", "a1", type="NodePort", ipFamilyPolicy="RequireDualStack")
+    fronts = [bare.front("web", "nodeport", family) for family in ("IPv4", "IPv6")]
+    record = bare.cluster.store.get("nodes", ("", "node-a"))
+    assert record is not None
+    for gone in (False, True):
+        if gone:
+            bare.cluster.store.remove("nodes", ("", "node-a"))
+        else:
+            node = record.decode()
+            del node["status"]["addresses"]
+            bare.cluster.store.put("nodes", node)
+        # An endpoint that changes afterwards shows that the proxy has heard of it.
+        for pod in ("a2", "a1"):
+            bare.endpoints("web", pod)
+            for front in fronts:
+                await bare.expect(front, {"outside": pod})
+        assert (await bare.page("/healthz"))[0] == 200
+    moved = record.decode()
+    moved["status"]["addresses"] = [{"type": "InternalIP", "address": NODE_A.second_ip}]
+    bare.cluster.store.put("nodes", moved)
+    await bare.expect(Front(NODE_A.second_ip, fronts[0].port), {"outside": "a1"})
+    await bare.expect(fronts[0], {"outside": "refused"})
+    await bare.expect(fronts[1], {"outside": "a1"})
+
+
+async def test_nodeports_answer_on_all_addresses_of_a_family_that_the_node_does_not_list(bare: Live) -> None:
+    record = bare.cluster.store.get("nodes", ("", "node-a"))
+    assert record is not None
+    node = record.decode()
+    node["status"]["addresses"] = [{"type": "InternalIP", "address": NODE_A.ip6}]
+    bare.cluster.store.put("nodes", node)
+    await bare.start()
+    bare.service("web", "a1", type="NodePort", ipFamilyPolicy="RequireDualStack")
+    number = bare.front("web", "nodeport").port
+    for address in (NODE_A.ip, NODE_A.second_ip, NODE_A.ip6):
+        await bare.expect(Front(address, number), {"outside": "a1"})
+    await bare.expect(Front(LOCALHOST["IPv4"], number), {"node": "refused"}, "tcp")
+    await bare.expect(Front(BRIDGE["IPv6"], number), {"pod": "refused"}, "tcp")

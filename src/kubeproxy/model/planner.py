@@ -17,6 +17,7 @@ from kubeproxy.model.endpoints import Slice, parse_slice
 from kubeproxy.model.events import Deleted, Event, Rejected, Replaced, Upserted
 from kubeproxy.model.objects import EndpointSlice, Node, Object, Resource, Service
 from kubeproxy.model.plan import NOTHING, Compiled, Frontend, Globals, Problem, ServiceName, ServicePlan
+from kubeproxy.model.world import remembering
 
 NEEDED: tuple[Resource, ...] = ("services", "endpointslices")
 """Nothing is planned before these have been listed once."""
@@ -47,7 +48,10 @@ class Counts(Struct):
 
 
 class Planner:
-    """Holds the objects, reduced to what is used, and the last plan of each Service."""
+    """Holds the objects, reduced to what is used, and the last plan of each Service.
+
+    Nodes are not level-triggered, on purpose: one that is deleted stays as it was (see `remembering`).
+    """
 
     def __init__(self, world: Globals) -> None:
         self.world = world
@@ -209,7 +213,7 @@ class Planner:
         elif isinstance(obj, EndpointSlice):
             self._upsert_slice(name, obj, rejected)
         elif isinstance(obj, Node):
-            self.nodes[obj.metadata.name] = obj
+            self.nodes[obj.metadata.name] = remembering(self.nodes.get(obj.metadata.name), obj)
         else:
             self.service_cidrs[obj.metadata.name] = tuple((obj.spec.cidrs if obj.spec else None) or ())
         return name
@@ -260,9 +264,7 @@ class Planner:
                 self._mark(name)
         elif resource == "endpointslices":
             self._drop_slice(name)
-        elif resource == "nodes":
-            self.nodes.pop(name[1], None)
-        else:
+        elif resource == "servicecidrs":
             self.service_cidrs.pop(name[1], None)
 
     def _replace(self, event: Replaced) -> Iterator[list[Rejected]]:

@@ -9,7 +9,7 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from kubeproxy.model.addresses import (
     Family,
@@ -20,7 +20,7 @@ from kubeproxy.model.addresses import (
     pack,
     parse_networks,
 )
-from kubeproxy.model.objects import Node
+from kubeproxy.model.objects import Node, NodeAddress, NodeSpec, NodeStatus
 from kubeproxy.model.plan import Detector, FamilyGlobals, Globals
 
 LocalMode = Literal["ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"]
@@ -73,13 +73,23 @@ def node_addresses(settings: Settings, node: Node | None, family: Family) -> tup
     """Return the node's own address: the configured one, else its InternalIP, else its ExternalIP, else loopback."""
     if settings.bind_address and family_of(settings.bind_address) is family:
         return (settings.bind_address,)
-    listed = (node.status.addresses if node is not None and node.status is not None else None) or ()
-    for kind in ("InternalIP", "ExternalIP"):
-        for entry in listed:
-            address = pack(entry.address) if entry.type == kind else None
-            if address is not None and family_of(address) is family:
+    listed = _listed(node)
+    for kind in _KINDS:
+        for entry, address in listed:
+            if entry.type == kind and family_of(address) is family:
                 return (address,)
-    return (b"\x7f\0\0\1" if family is Family.IPV4 else b"\0" * 15 + b"\1",)
+    return (_LOOPBACK[family],)
+
+
+_KINDS = ("InternalIP", "ExternalIP")
+_LOOPBACK = {Family.IPV4: b"\x7f\0\0\1", Family.IPV6: b"\0" * 15 + b"\1"}
+
+
+def _listed(node: Node | None) -> list[tuple[NodeAddress, bytes]]:
+    """Return the addresses that a Node says it has, with their packed forms; what is no address is left out."""
+    entries = (node.status.addresses if node is not None and node.status is not None else None) or ()
+    packed = ((entry, pack(entry.address)) for entry in entries if entry.type in _KINDS)
+    return [(entry, address) for entry, address in packed if address is not None]
 
 
 def pod_cidrs(node: Node | None) -> tuple[str, ...]:
@@ -88,6 +98,23 @@ def pod_cidrs(node: Node | None) -> tuple[str, ...]:
     if spec is None:
         return ()
     return tuple(spec.pod_cidrs or ((spec.pod_cidr,) if spec.pod_cidr else ()))
+
+
+def remembering(before: Node | None, node: Node) -> Node:
+    """Return a Node with what it had `before` and lost: the addresses of a family, its pod networks.
+
+    The Go kube-proxy takes them at its start and keeps them: NodePorts must not go away because a Node is deleted, or
+    registered anew. What changes is followed all the same.
+    """
+    families = {family_of(address) for _, address in _listed(node)}
+    lost = [entry for entry, address in _listed(before) if family_of(address) not in families]
+    if lost:
+        kept = (node.status.addresses if node.status is not None else None) or ()
+        node = structs.replace(node, status=NodeStatus([*kept, *lost]))
+    if before is not None and before.spec is not None and pod_cidrs(before) and not pod_cidrs(node):
+        networks = {"pod_cidr": before.spec.pod_cidr, "pod_cidrs": before.spec.pod_cidrs}
+        node = structs.replace(node, spec=structs.replace(node.spec or NodeSpec(), **networks))
+    return node
 
 
 def _family(settings: Settings, around: Surroundings, family: Family) -> FamilyGlobals:
@@ -115,6 +142,9 @@ def _nodeport_ips(
 ) -> tuple[bytes, ...] | None:
     """Return the addresses that NodePorts answer on, None for all."""
     if PRIMARY in settings.nodeport_addresses:
+        # Loopback stands for an address that nobody knows, and that is no network for NewNodePortAddresses either.
+        if own == (_LOOPBACK[family],):
+            return None
         chosen: Iterable[bytes] = own
     else:
         ranges = parse_networks(settings.nodeport_addresses, family)

@@ -8,7 +8,7 @@ import pytest
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.objects import Node, ObjectMeta
 from kubeproxy.model.plan import Detector
-from kubeproxy.model.world import Settings, Surroundings, build, node_addresses, pod_cidrs
+from kubeproxy.model.world import Settings, Surroundings, build, node_addresses, pod_cidrs, remembering
 from support.cluster_objects import HERE, address, node_object
 
 V4, V6 = Family.IPV4, Family.IPV6
@@ -89,6 +89,47 @@ def test_only_the_families_of_the_node(families):
 def test_settings_are_passed_on():
     world = build(settings(masquerade_all=True, masquerade_mark=0x1), Surroundings())
     assert (world.node_name, world.masquerade_all, world.masquerade_mark) == (HERE, True, 0x1)
+
+
+# -- what a Node said before ---------------------------------------------------------------------------------------
+
+FULL = node_object(HERE, ("InternalIP", "192.0.2.1"), ("InternalIP", "2001:db8::1"), pod_cidrs=["10.244.7.0/24"])
+REMEMBERED_CASES = {
+    # the Node as it is now; addresses v4 and v6, pod networks
+    "nothing is left": (node_object(HERE), ("192.0.2.1", "2001:db8::1"), ("10.244.7.0/24",)),
+    "a bare object": (Node(ObjectMeta(name=HERE)), ("192.0.2.1", "2001:db8::1"), ("10.244.7.0/24",)),
+    "another address": (
+        node_object(HERE, ("InternalIP", "192.0.2.9"), ("InternalIP", "2001:db8::1"), pod_cidrs=["10.244.8.0/24"]),
+        ("192.0.2.9", "2001:db8::1"),
+        ("10.244.8.0/24",),
+    ),
+    "one family is left": (
+        node_object(HERE, ("ExternalIP", "203.0.113.1"), pod_cidr="10.244.9.0/24"),
+        ("203.0.113.1", "2001:db8::1"),
+        ("10.244.9.0/24",),
+    ),
+    "a name is no address": (
+        node_object(HERE, ("Hostname", "192.0.2.9"), ("InternalIP", "2001:db8::9")),
+        ("192.0.2.1", "2001:db8::9"),
+        ("10.244.7.0/24",),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REMEMBERED_CASES)
+def test_what_a_node_says_no_more_is_remembered_and_what_changes_is_followed(case):
+    now, addresses, cidrs = REMEMBERED_CASES[case]
+    node = remembering(FULL, now)
+    assert [node_addresses(settings(), node, family) for family in BOTH] == [(address(text),) for text in addresses]
+    assert pod_cidrs(node) == cidrs
+    assert remembering(node, now) == node
+    assert node.metadata == now.metadata
+
+
+def test_a_node_that_says_everything_is_as_it_is():
+    assert remembering(None, FULL) is FULL
+    assert remembering(node_object(HERE, ("InternalIP", "192.0.2.5")), FULL) is FULL
+    assert remembering(FULL, node_object(HERE, zone="z")).metadata.labels.zone == "z"
 
 
 # -- detectors -----------------------------------------------------------------------------------------------------
@@ -202,9 +243,24 @@ def test_nodeport_addresses(case):
     assert (world.ipv4.nodeport_ips, world.ipv6.nodeport_ips) == (v4, v6)
 
 
-def test_the_primary_address_of_an_unknown_node_is_no_nodeport_address():
-    world = build(settings(), Surroundings(None, (), LOCAL))
-    assert (world.ipv4.nodeport_ips, world.ipv6.nodeport_ips) == ((), ())
+PRIMARY_CASES = {
+    # bind address, the Node's addresses, loopback: v4, v6
+    "no Node": ("", None, "never", None, None),
+    "no Node, where loopback answers": ("", None, "ipv4", None, None),
+    "a Node without addresses": ("", [], "never", None, None),
+    "a Node of one family": ("", [("InternalIP", "2001:db8::1")], "never", None, packed("2001:db8::1")),
+    "bound to loopback": ("127.0.0.1", [("InternalIP", "192.0.2.1")], "never", None, None),
+}
+
+
+@pytest.mark.parametrize("case", PRIMARY_CASES)
+def test_nodeports_answer_on_all_addresses_of_a_family_without_a_primary_one(case):
+    """As the Go kube-proxy, which finds no network of the family then (util/nodeport_addresses.go)."""
+    bind, listed, loopback, v4, v6 = PRIMARY_CASES[case]
+    node = node_object(HERE, *listed) if listed is not None else None
+    chosen = settings(bind_address=address(bind) if bind else b"", loopback_nodeports=loopback)
+    world = build(chosen, Surroundings(node, (), LOCAL))
+    assert (world.ipv4.nodeport_ips, world.ipv6.nodeport_ips) == (v4, v6)
 
 
 def test_loopback_may_be_a_nodeport_address_for_ipv4_alone():
