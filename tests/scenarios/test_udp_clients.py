@@ -8,7 +8,7 @@ between two changes of the kernel.
 from __future__ import annotations
 
 import pytest
-from test_modes import choose
+from test_modes import choose, run
 
 from support.crowd import Crowd
 from support.live import Live
@@ -24,9 +24,14 @@ MODES = {
 }
 
 
-async def started(live: Live, mode: str) -> None:
+async def chosen(live: Live, mode: str) -> None:
+    """Have the mode's variant of iptables be the node's, if it is of one."""
     if mode.startswith("iptables-"):
         await choose(live, mode.removeprefix("iptables-"))
+
+
+async def started(live: Live, mode: str) -> None:
+    await chosen(live, mode)
     await live.start(MODES[mode])
 
 
@@ -51,3 +56,38 @@ async def test_no_client_is_lost_when_the_only_endpoint_cycles(bare: Live, mode:
             bare.endpoints("web", "a1")
             bare.endpoints("local", "a1")
             await crowd.all_notice("a1")
+
+
+@pytest.mark.parametrize("modes", [("nftables", "iptables-legacy"), ("iptables-nft", "userspace")], ids="-".join)
+async def test_no_client_is_lost_when_the_mode_changes(bare: Live, modes: tuple[str, str]) -> None:
+    bare.service("web", "a1", type="NodePort")
+    bare.service("idle", "")
+    for mode in modes:
+        await chosen(bare, mode)
+    await bare.start(MODES[modes[0]])
+    fronts = [bare.front("web", port=1), bare.front("web", "nodeport", port=1), bare.front("idle", port=1)]
+    ways = [("node", fronts[0]), ("outside", fronts[1]), ("pod", fronts[2])]
+    with Crowd(bare, ways, CLIENTS) as crowd:
+        pods = ["a1", "b1", "a2", "b2"]
+        for turn, pod in enumerate(pods):
+            await bare.proxy.stop()
+            bare.endpoints("web", pod)
+            bare.endpoints("idle", pod if turn % 2 else "")
+            await bare.start(MODES[modes[(turn + 1) % 2]])
+            await crowd.all_notice(pod, among=fronts[: 3 if turn % 2 else 2])
+
+
+@pytest.mark.parametrize("mode", ["nftables", "iptables-nft", "iptables-legacy"])
+async def test_no_client_is_lost_when_another_program_flushes_the_rules(bare: Live, mode: str) -> None:
+    bare.service("web", "a1", type="NodePort")
+    await started(bare, mode)
+    command = ["nft", "delete", "table", "ip", "kube-proxy"]
+    if mode != "nftables":
+        command = [mode, "-t", "nat", "-F"]
+    ways = [("node", bare.front("web", port=1)), ("outside", bare.front("web", "nodeport", port=1))]
+    with Crowd(bare, ways, CLIENTS) as crowd:
+        await crowd.all_notice("a1")
+        for pod in ("b1", "a1"):
+            await run(bare, *command)
+            bare.endpoints("web", pod)
+            await crowd.all_notice(pod)

@@ -39,6 +39,7 @@ class Crowd:
         self._count = count
         self._seen: dict[int, Seen] = {}
         self._who: dict[int, str] = {}
+        self._fronts: dict[int, Front] = {}
         self._sockets: dict[int, socket.socket] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._ask, name="crowd")
@@ -48,6 +49,7 @@ class Crowd:
             namespace = self._live.cluster.namespace_of(place)
             for sock in run_in(namespace, lambda front=front: [_client(front) for _ in range(self._count)]):
                 self._sockets[sock.fileno()] = sock
+                self._fronts[sock.fileno()] = front
                 self._who[sock.fileno()] = f"{place} port {sock.getsockname()[1]} to {front.address}:{front.port}"
         self._thread.start()
         return self
@@ -60,13 +62,14 @@ class Crowd:
         for sock in self._sockets.values():
             sock.close()
 
-    async def all_notice(self, *what: str) -> None:
-        """Wait until every client noticed one of these after now; fails with those that did not."""
+    async def all_notice(self, *what: str, among: Sequence[Front] | None = None) -> None:
+        """Wait until every client (of some fronts) noticed one of these after now; fails with those that did not."""
         began = time.monotonic()
+        asked = [fd for fd, front in self._fronts.items() if among is None or front in among]
 
         async def waiting() -> str:
-            late = [who for fd, who in self._who.items() if not self._noticed(fd, what, began)]
-            return f"{len(late)} of {len(self._who)} clients never noticed {what}: {late[:5]}" if late else ""
+            late = [self._who[fd] for fd in asked if not self._noticed(fd, what, began)]
+            return f"{len(late)} of {len(asked)} clients never noticed {what}: {late[:5]}" if late else ""
 
         await self._live.eventually(waiting)
 
