@@ -107,8 +107,10 @@ def _kernel_lacks() -> list[str]:
         problems = [
             tries("veth links", ip, "link add v0 type veth peer name v1"),
             tries("bridges", ip, "link add b0 type bridge"),
-            tries("nftables NAT", nft, rule),
         ]
+        # Modes other than nftables run where only iptables has it, as under the kernel of the tests of ipvs mode.
+        if lacks_nat := tries("nftables NAT", nft, rule):
+            problems.append(tries("NAT of iptables", ["iptables-legacy", "-t", "nat", "-S"], "") and lacks_nat)
         if not Path("/proc/net/if_inet6").exists():
             problems.append("the kernel has no IPv6: boot without ipv6.disable=1")
         return [p for p in problems if p]
