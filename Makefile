@@ -1,6 +1,7 @@
 # Two commands matter: `make demo` and `make test`. Both set up what they need.
 PY := .venv/bin/python
-CONFORMANCE ?= ../shared/conformance
+# The cases and their runner: a set that several checkouts share if there is one, else this repository's.
+CONFORMANCE ?= $(if $(wildcard ../shared/conformance/run.py),../shared/conformance,tests/conformance)
 KINDS ?= nftables iptables-nft iptables-legacy userspace
 WHAT ?=
 GUESTS ?= 2
@@ -26,12 +27,12 @@ lint: setup
 
 conformance: setup
 	@tools/check-host
-	@$(PY) tools/conformance "$$(tools/conformance-cases $(CONFORMANCE))" $(KINDS)
+	@$(PY) tools/conformance $(CONFORMANCE) $(KINDS)
 
 # In guests, since few kernels have IPVS; expectations are those of iptables mode. GUESTS run side by side.
 conformance-ipvs: setup
 	@tools/check-host
-	@$(PY) -m support.guest.conformance --guests $(GUESTS) "$$(tools/conformance-cases $(CONFORMANCE))"
+	@$(PY) -m support.guest.conformance --guests $(GUESTS) $(CONFORMANCE)
 
 bench: setup
 	@tools/check-host

@@ -8,8 +8,9 @@ import pytest
 
 from kubeproxy.backends.leftovers import remove_iptables_rules
 from kubeproxy.kernel import xtables
+from kubeproxy.model.addresses import Family
+from support.iptables_cases import go_rules
 from support.own_network import own_network
-from support.places import RECORDINGS
 
 KUBELET = "*filter\n:KUBE-FIREWALL - [0:0]\n:KUBE-ROUTER-INPUT - [0:0]\n-A INPUT -j KUBE-FIREWALL\nCOMMIT\n"
 
@@ -20,12 +21,9 @@ def restore(variant: str, text: str) -> None:
 
 @pytest.mark.parametrize("variant", xtables.VARIANTS)
 def test_the_recorded_rules_go_and_kubelets_stay(variant):
-    family = "6" if variant.startswith("ip6") else "4"
-    lines = (RECORDINGS / "iptables-save" / f"kube-proxy-iptables-mode.{family}").read_text().splitlines(keepends=True)
-    # Its packet counters are objects of their own (nfacct), which a kernel need not have.
-    recorded = "".join(line for line in lines if "nfacct" not in line)
+    family = Family.IPV6 if variant.startswith("ip6") else Family.IPV4
     with own_network():
-        restore(variant, recorded)
+        restore(variant, go_rules(family))
         restore(variant, KUBELET)
         before = {chain for table in xtables.tables(variant) for chain in table.chains}
         assert "KUBE-SERVICES" in before

@@ -1,4 +1,7 @@
-"""The plans of recorded cases' objects, as a proxy with the case's configuration has them."""
+"""Recorded cases for iptables mode: their objects as plans, and what iptables-save printed under the Go kube-proxy.
+
+The objects are those of the conformance cases; the rules are recorded for the first of them.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,30 @@ from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.events import Replaced
 from kubeproxy.model.planner import Planner
 from kubeproxy.model.world import Surroundings, build
+from support.places import CASES, RECORDINGS
 
+SAVED = RECORDINGS / "iptables-save"
+NUMBERS = sorted({path.name.partition("-")[0] for path in SAVED.iterdir()})
 LOCAL = ("127.0.0.1", "192.168.100.2", "172.31.0.2", "192.168.102.1", "::1", "fd00:100::2", "fd00:102::1")
 HIDDEN = {"services": "service.kubernetes.io/service-proxy-name", "endpointslices": "service.kubernetes.io/headless"}
+
+
+def case(number: str) -> dict:
+    """A conformance case: its configuration, and its steps with their objects."""
+    return json.loads((CASES / f"{number}.json").read_text())
+
+
+def saved(number: str, step: int, family: Family) -> list[str]:
+    """What iptables-save printed after a step of a case, line by line."""
+    return (SAVED / f"{number}-{step}.{family.label[-1]}").read_text().splitlines()
+
+
+def go_rules(family: Family) -> str:
+    """Input for iptables-restore: all that the Go kube-proxy wrote for a case, without its packet counters.
+
+    They are objects of their own (nfacct), which a kernel need not have.
+    """
+    return "".join(f"{line}\n" for line in saved("0006", 0, family) if "nfacct" not in line)
 
 
 def planner_of(config: dict, objects: dict) -> Planner:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import json
 import socket
-import tarfile
-from pathlib import Path
 
 import pytest
 from msgspec import structs
@@ -22,13 +18,11 @@ from kubeproxy.kernel import iptables_variant, nfacct
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Detector
 from support.fake_tables import Told
-from support.iptables_cases import planner_of
+from support.iptables_cases import case, planner_of
 from support.iptables_kernel import WORLD, check, opened, plans, state
 from support.namespaces import run
-from support.places import RECORDINGS
+from support.places import CASES
 
-CASES = RECORDINGS / "conformance.tar.gz"
-KINDS = ("nodes", "services", "endpointslices", "servicecidrs")
 WEB = f"KUBE-SVC-{chain_hash('default/atcp')}"
 POD = f"KUBE-SEP-{chain_hash('default/atcp10.244.0.1:8080')}"
 
@@ -43,22 +37,17 @@ def suspects(made: IptablesBackend) -> list:
 
 def conformance_plans(family: Family) -> dict:
     """What all conformance cases come to, each step in a namespace of its own."""
-    found = {}
-    with tarfile.open(CASES) as archive:
-        for member in sorted(archive.getnames()):
-            if not member.endswith(".json"):
-                continue
-            case = json.load(io.BytesIO(archive.extractfile(member).read()))
-            for number, step in enumerate(case["steps"]):
-                objects = {kind: step["objects"].get(kind, []) for kind in KINDS}
-                where = f"{Path(member).stem}-{number}"
-                for name, compiled in planner_of({}, objects).compiled.items():
-                    found[where, f"{name[0]}-{name[1]}"] = tuple(
-                        structs.replace(plan, key=plan.key._replace(namespace=f"{where}-{plan.key.namespace}"))
-                        for plan in compiled.plans
-                        if plan.key.family is family
-                    )
-    return found
+    plans_by_name = {}
+    for path in sorted(CASES.glob("*.json")):
+        for number, step in enumerate(case(path.stem)["steps"]):
+            where = f"{path.stem}-{number}"
+            for name, compiled in planner_of({}, step["objects"]).compiled.items():
+                plans_by_name[where, f"{name[0]}-{name[1]}"] = tuple(
+                    structs.replace(plan, key=plan.key._replace(namespace=f"{where}-{plan.key.namespace}"))
+                    for plan in compiled.plans
+                    if plan.key.family is family
+                )
+    return plans_by_name
 
 
 @pytest.mark.parametrize("family", list(Family), ids=["IPv4", "IPv6"])

@@ -14,10 +14,11 @@ from kubeproxy.backends.mode import Depth
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import iptables_variant, xtables, xtables_lock
 from kubeproxy.kernel.nft_compat import NftCompat
+from kubeproxy.model.addresses import Family
 from support.fake_tables import Told
+from support.iptables_cases import go_rules
 from support.iptables_kernel import check, expected, opened, plans, rules, state
 from support.namespaces import run
-from support.places import RECORDINGS
 
 
 def test_what_is_written_is_what_the_kernel_has(variant):
@@ -39,9 +40,7 @@ def test_what_is_written_is_what_the_kernel_has(variant):
 
 
 def test_the_first_sync_takes_over_what_the_go_proxy_wrote(variant):
-    lines = (RECORDINGS / "iptables-save" / "kube-proxy-iptables-mode.4").read_text().splitlines(keepends=True)
-    text = "".join(line for line in lines if "nfacct" not in line)
-    run(f"iptables-{variant}-restore", "--noflush", text=text)
+    run(f"iptables-{variant}-restore", "--noflush", text=go_rules(Family.IPV4))
     run(f"iptables-{variant}", "-A", "KUBE-FIREWALL", "-m", "mark", "--mark", "0x8000/0x8000", "-j", "DROP")
     made, wanted = opened(variant), state()
     for _ in range(2):
