@@ -86,7 +86,7 @@ class Recorder:
 
 
 class Silent:
-    """A backends.mode.Report that nobody reads."""
+    """Metrics of iptables mode that nobody reads."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_, **__: None

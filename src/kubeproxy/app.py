@@ -20,8 +20,7 @@ from typing import Any
 import msgspec
 
 from kubeproxy import __version__, collector, host, modes
-from kubeproxy.backends.ipvs import INTERFACE as SERVICE_INTERFACE
-from kubeproxy.backends.mode import Mode
+from kubeproxy.backends.mode import FlowsEnd, Mode
 from kubeproxy.config.addresses import split_host_port
 from kubeproxy.config.gates import gate_enabled, gate_states, gate_warnings
 from kubeproxy.config.options import Options
@@ -74,13 +73,14 @@ def run(options: Options) -> int:
         log.warning("%s", warning)
     if options.cleanup:
         return _clean_up()
-    mode = modes.load(config.active_mode)
+    mode = modes.named(config.active_mode)
+    operations = mode.operations()
     settings = host.settings(config)
-    mode.check(config, settings.families)
+    operations.check(config, settings.families)
     host.check_families(settings)
     host.check_nodeport_addresses(config)
     host.tune(config.conntrack, config.oom_score_adj)
-    mode.prepare(config)
+    operations.prepare(config)
     if options.init_only:
         return 0
     collector.postpone()
@@ -128,18 +128,20 @@ class App:
         self._settings = settings
         self._node = ObjectReference("Node", settings.node_name, "", settings.node_name)
         self._metrics = Metrics()
+        if mode.refusals:
+            self._metrics.count_refusals(*mode.refusals)
         self._metrics.show_features(gate_states(config.feature_gates))
         self._health = ProxyHealth(self._metrics, config.sync_period)
         self._sources: Sources = open_sources(options, settings.node_name, self._take, self._metrics)
         self._events = EventRecorder(settings.node_name, self._sources.post)
         self._service_health = ServiceHealth(self._health.healthy, self._service_health_failed)
         self._flows = FlowCleaner(
-            self._metrics, settings.families, self._local_addresses, to_endpoints=mode.name != "userspace"
+            self._metrics, settings.families, self._local_addresses, to_endpoints=mode.flows_end is FlowsEnd.ENDPOINTS
         )
         self._reporter = Reporter(
-            self._metrics, self._health, self._service_health, self._events, self._flows, self._node, mode.name
+            self._metrics, self._health, self._service_health, self._events, self._flows, self._node
         )
-        self._backends = mode.open(config, _bare(settings), self._reporter)
+        self._backends = mode.operations().open(config, _bare(settings), self._metrics.registry)
         pace = Pace(config.min_sync_period, config.sync_period)
         self._engine = Engine(
             settings,
@@ -162,7 +164,7 @@ class App:
         loop.add_signal_handler(
             signal.SIGHUP, log.info, "Ignored SIGHUP: a changed configuration file is noticed anyway"
         )
-        monitor = AddressMonitor.open(ignored=SERVICE_INTERFACE)
+        monitor = AddressMonitor.open(ignored=modes.interfaces())
         loop.add_reader(monitor.fileno(), self._addresses, monitor)
         self._health.ready_when("api", self._sources.stale)
         self._health.ready_when("kernel", lambda: next(iter(self._reporter.refused.values()), None))
@@ -253,7 +255,7 @@ class App:
             self._pod_cidrs = cidrs or self._pod_cidrs
 
     def _local_addresses(self) -> Mapping[Family, list[bytes]]:
-        return host.packed_local_addresses(self._settings.families)
+        return host.packed_local_addresses(self._settings.families, modes.interfaces())
 
     def _addresses(self, monitor: AddressMonitor) -> None:
         try:

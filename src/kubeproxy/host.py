@@ -9,9 +9,9 @@ import logging
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
-from kubeproxy.backends.ipvs import INTERFACE as SERVICE_INTERFACE
 from kubeproxy.config.modes.description import EVERY_ADDRESS
 from kubeproxy.config.types import Conntrack, KubeProxyConfiguration
 from kubeproxy.errors import ConfigError, Unsupported
@@ -93,10 +93,10 @@ def check_nodeport_addresses(config: KubeProxyConfiguration) -> None:
         )
 
 
-def packed_local_addresses(wanted: Sequence[Family]) -> Mapping[Family, list[bytes]]:
-    """Return this node's addresses, without those of Services that ipvs mode has on an interface of its own."""
+def packed_local_addresses(wanted: Sequence[Family], without: AbstractSet[str]) -> Mapping[Family, list[bytes]]:
+    """Return this node's addresses, without those of some interfaces: they are Services' addresses."""
     return {
-        family: [address.ip for address in local_addresses(family) if address.interface != SERVICE_INTERFACE]
+        family: [address.ip for address in local_addresses(family) if address.interface not in without]
         for family in wanted
     }
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from kubeproxy.backends.mode import PacketCounter
 from kubeproxy.errors import ApplyError
 from kubeproxy.flows import FlowCleaner
 from kubeproxy.model.addresses import Family, unpack
@@ -37,7 +36,7 @@ _REFERENCES: dict[str, tuple[str, str]] = {
 
 
 class Reporter:
-    """Implements engine.Observer and backends.mode.Report."""
+    """Implements engine.Observer."""
 
     def __init__(
         self,
@@ -47,9 +46,7 @@ class Reporter:
         events: EventRecorder,
         flows: FlowCleaner,
         node: ObjectReference,
-        mode: str,
     ) -> None:
-        self._mode = mode
         self._metrics = metrics
         self._health = health
         self._service_health = service_health
@@ -90,33 +87,11 @@ class Reporter:
 
     def failed(self, family: Family, error: ApplyError) -> None:
         """See engine.Observer."""
-        self._metrics.sync_errors.labels(family.label).inc()
-        if self._mode == "nftables":
-            self._metrics.nftables_sync_failures.labels(family.label).inc()
+        for counter in self._metrics.refusals:
+            counter.labels(family.label).inc()
         # A repair that does not get through makes the node unhealthy as a change does that waits as long.
         self._health.queued(family.label)
         self.refused[family] = str(error)
-
-    def restore_failed(self, family: Family, *, partial: bool) -> None:
-        """See backends.mode.Report."""
-        metrics = self._metrics
-        failures = metrics.iptables_partial_restore_failures if partial else metrics.iptables_restore_failures
-        failures.labels(family.label).inc()
-
-    def rules(self, family: Family, table: str, total: int, last: int) -> None:
-        """See backends.mode.Report."""
-        self._metrics.iptables_rules.labels(table, family.label).set(total)
-        self._metrics.iptables_rules_last.labels(table, family.label).set(last)
-
-    def waited(self, family: Family, seconds: float) -> None:
-        """See backends.mode.Report."""
-        self._metrics.iptables_lock_wait.labels(family.label).inc(seconds)
-
-    def counts(self, counter: PacketCounter, read: Callable[[], float]) -> None:
-        """See backends.mode.Report."""
-        metrics = self._metrics
-        dropped = counter == "invalid dropped"
-        (metrics.iptables_invalid_dropped if dropped else metrics.iptables_localhost_accepted).labels().follow(read)
 
     def applied(self, changes: Sequence[Change], full: bool) -> None:
         """See engine.Observer."""

@@ -85,7 +85,7 @@ def test_messages_that_were_lost_count_as_a_change() -> None:
 
 def test_the_monitor_ignores_one_interface() -> None:
     def hear() -> list[bool]:
-        with AddressMonitor.open(ignored="services") as monitor:
+        with AddressMonitor.open(ignored={"services"}) as monitor:
             run("ip", "link", "add", "services", "type", "veth", "peer", "name", "other")
             run("ip", "addr", "add", "192.0.2.10/32", "dev", "services")
             heard = [monitor.drain()]

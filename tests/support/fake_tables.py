@@ -112,7 +112,7 @@ class FakeCommands:
 
 
 class Told:
-    """A backends.mode.Report that remembers."""
+    """The metrics of iptables mode, that remember."""
 
     def __init__(self) -> None:
         self.counted: dict[str, tuple[int, int]] = {}
@@ -127,8 +127,6 @@ class Told:
 
     def waited(self, family: Family, seconds: float) -> None:
         self.waits.append(seconds)
-
-    def counts(self, counter, read) -> None: ...
 
 
 class FakeWatch:

@@ -7,6 +7,7 @@ from unittest.mock import Mock
 
 from kubeproxy import app, modes
 from kubeproxy.backends import leftovers
+from kubeproxy.backends.mode import Mode
 from kubeproxy.errors import Unsupported
 from kubeproxy.kernel.xtables import Table
 
@@ -35,6 +36,5 @@ def test_a_variant_that_cannot_be_looked_up_does_not_end_the_proxy(monkeypatch):
 
 
 def test_what_two_modes_fail_at_is_told_once(monkeypatch):
-    monkeypatch.setattr(modes, "_cleaned", lambda name: ["iptables-legacy: Permission denied"])
-    monkeypatch.setattr(modes, "remove_iptables_rules", lambda keeps: ["iptables-legacy: Permission denied"])
-    assert modes.remove_others(modes.load("nftables")) == ["iptables-legacy: Permission denied"]
+    monkeypatch.setattr(Mode, "cleanup", lambda mode, keeps: ["iptables-legacy: Permission denied"])
+    assert modes.remove_others(modes.named("nftables")) == ["iptables-legacy: Permission denied"]

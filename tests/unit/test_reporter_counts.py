@@ -61,7 +61,7 @@ def meaning(policies: Policies, *, local=(), traffic=DROPPED, frontends=(CLUSTER
 def test_services_without_local_endpoints_are_counted(plans, internal, external):
     metrics = Metrics()
     node = ObjectReference("Node", "node-a")
-    reporter = Reporter(metrics, Mock(), Mock(), Mock(), Mock(), node, "nftables")
+    reporter = Reporter(metrics, Mock(), Mock(), Mock(), Mock(), node)
 
     def counts():
         return [metrics.no_local_endpoints.labels(policy, "IPv4").value for policy in ("internal", "external")]

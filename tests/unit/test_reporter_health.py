@@ -16,7 +16,7 @@ def test_a_repair_that_fails_for_two_sync_periods_is_unhealthy():
     now = [0.0]
     metrics = Metrics()
     health = ProxyHealth(metrics, 30.0, clock=lambda: now[0])
-    reporter = Reporter(metrics, health, Mock(), Mock(), Mock(), ObjectReference("Node", "node-a"), "iptables")
+    reporter = Reporter(metrics, health, Mock(), Mock(), Mock(), ObjectReference("Node", "node-a"))
     reporter.synced(Family.IPV4, 0.1, full=True)
     reporter.failed(Family.IPV4, ApplyError("flock (pid 42) has held the iptables lock for more than 5 s"))
     assert health.healthy()

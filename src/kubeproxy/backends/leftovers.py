@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
+from kubeproxy.backends.mode import Keeps, keeps_nothing
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel import xtables
-from kubeproxy.kernel.xtables import Commands
 
 log = logging.getLogger("kubeproxy.backends")
 
@@ -40,7 +40,7 @@ CHAINS: Final = IPVS_CHAINS | {
 PREFIXES: Final = ("KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-", "KUBE-XLB-")
 
 
-def remove_iptables_rules(keeps: Callable[[Commands, str, str], bool] | None = None) -> list[str]:
+def remove_iptables_rules(keeps: Keeps = keeps_nothing) -> list[str]:
     """Remove them from every variant that is installed; return what could not be removed.
 
     `keeps` says of which chains, given with their table, the running mode is the owner.
@@ -49,8 +49,7 @@ def remove_iptables_rules(keeps: Callable[[Commands, str, str], bool] | None = N
     for name in xtables.installed():
         try:
             commands = xtables.commands(name)
-            kept = partial(keeps, commands) if keeps is not None else _none
-            text = removal(xtables.tables(name), kept)
+            text = removal(xtables.tables(name), partial(keeps, commands))
             if text:
                 xtables.restore(name, text)
                 log.info("Removed the rules of another kube-proxy mode variant=%s", name)
@@ -59,17 +58,12 @@ def remove_iptables_rules(keeps: Callable[[Commands, str, str], bool] | None = N
     return failures
 
 
-def removal(tables: Iterable[xtables.Table], keeps: Callable[[str, str], bool] | None = None) -> str:
+def removal(tables: Iterable[xtables.Table], keeps: Callable[[str, str], bool]) -> str:
     """Return the restore text that removes what is a kube-proxy's: jumps first, then chains. '' for nothing."""
-    kept = keeps or _none
     text = ""
     for table in tables:
-        ours = [c for c in table.chains if (c in CHAINS or c.startswith(PREFIXES)) and not kept(table.name, c)]
+        ours = [c for c in table.chains if (c in CHAINS or c.startswith(PREFIXES)) and not keeps(table.name, c)]
         gone = frozenset(ours)
         jumps = [rule for rule in table.rules if xtables.chain_of(rule) not in gone and xtables.target_of(rule) in gone]
         text += xtables.removal(table.name, ours, jumps)
     return text
-
-
-def _none(table: str, chain: str) -> bool:  # noqa: ARG001 - keeps no chain
-    return False

@@ -1,16 +1,19 @@
-"""What a proxy mode is to the rest of the program. Each room has a `mode.py` with one MODE of this kind.
+"""What a proxy mode is to the rest of the program: what others must know of it, and what it does when it runs.
 
-Beside it is a `cleanup.py`, which is loaded in other modes as well: its `cleanup()` removes all that the mode (ours, or
-that of the Go kube-proxy) has put into the kernel, and returns what could not be removed; what other modes may be using
-under the same name stays.
+Each mode has a folder of its name. Its `__init__.py` has the MODE and is light, as it is loaded whatever mode runs;
+`mode.py` has the OPERATIONS and is loaded when the mode is the one to run; `cleanup.py` is loaded when something of the
+mode is to be removed. Its `cleanup(keeps)` removes all that the mode (ours, or that of the Go kube-proxy) has put into
+the kernel, and returns what could not be removed; what the running mode uses under the same name stays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Literal, NamedTuple, Protocol
+from importlib import import_module
+from typing import NamedTuple, Protocol, TypeVar
 
+from kubeproxy.config.modes.description import ModeConfig
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel.xtables import Commands
 from kubeproxy.model.addresses import Family
@@ -66,45 +69,115 @@ class Backend(Protocol):
         """Let go of the kernel; the rules stay."""
 
 
-PacketCounter = Literal["invalid dropped", "localhost accepted"]
-"""What iptables rules count: packets that conntrack cannot place, NodePort connections to loopback."""
+Keeps = Callable[[Commands, str, str], bool]
+"""Says of a chain of iptables, by its commands, table and name, whether the running mode itself uses it."""
 
 
-class Report(Protocol):
-    """Where a backend says what only its mode has. Called from any thread; must return at once and not raise."""
+def keeps_nothing(commands: Commands, table: str, chain: str) -> bool:  # noqa: ARG001 - a mode without iptables
+    """Return False: none of the chains is in use."""
+    return False
 
-    def restore_failed(self, family: Family, *, partial: bool) -> None:
-        """iptables-restore refused a sync."""
 
-    def rules(self, family: Family, table: str, total: int, last: int) -> None:
-        """So many iptables rules are in a table, and so many were in the last sync."""
+M_co = TypeVar("M_co", covariant=True)
 
-    def waited(self, family: Family, seconds: float) -> None:
-        """A sync waited so long for the lock of iptables, which another program held."""
 
-    def counts(self, counter: PacketCounter, read: Callable[[], float]) -> None:
-        """Ask this function from now on for what the kernel has counted; it must be quick and not raise."""
+class Counter(Protocol):
+    """A number that only grows."""
+
+    def inc(self, by: float = 1.0) -> None:
+        """Count."""
+
+    def follow(self, function: Callable[[], float]) -> None:
+        """Ask this function for the total from now on; it must be quick and not raise."""
+
+
+class Gauge(Protocol):
+    """A number that goes up and down."""
+
+    def set(self, value: float) -> None:
+        """Set the number."""
+
+
+class Labelled(Protocol[M_co]):
+    """A metric with labels."""
+
+    def labels(self, *values: str) -> M_co:
+        """Return the one with these values."""
+
+
+class Registry(Protocol):
+    """Where a mode registers the metrics that it alone has, and gets them back."""
+
+    def counter(self, name: str, text: str, *labels: str) -> Labelled[Counter]:
+        """Register a counter with its help and the names of its labels."""
+
+    def gauge(self, name: str, text: str, *labels: str) -> Labelled[Gauge]:
+        """Register a gauge."""
 
 
 def _prepare_nothing(config: KubeProxyConfiguration) -> None:
     pass
 
 
-def _keeps_nothing(commands: Commands, table: str, chain: str) -> bool:  # noqa: ARG001 - a mode without iptables
-    return False
+def _no_strays() -> list[str]:
+    return []
+
+
+class Operations(NamedTuple):
+    """What a mode does when it is the one to run.
+
+    `check` raises Unsupported when this node cannot run it, and says how to get what is missing. `open` makes the
+    backends, one a family, that know of no Service yet. `prepare` sets what needs more than CAP_NET_ADMIN, unless it is
+    set; --init-only does so for a proxy with less. `keeps` says what is not to be removed, and `remove_strays` removes
+    what this mode itself has left elsewhere, as in another variant of iptables; it returns what could not be removed.
+    """
+
+    check: Callable[[KubeProxyConfiguration, Sequence[Family]], None]
+    open: Callable[[KubeProxyConfiguration, Globals, Registry], Sequence[Backend]]
+    prepare: Callable[[KubeProxyConfiguration], None] = _prepare_nothing
+    keeps: Keeps = keeps_nothing
+    remove_strays: Callable[[], list[str]] = _no_strays
+
+
+class FlowsEnd(Enum):
+    """Where the connections end that the kernel tracks: at the endpoints, or at the proxy itself."""
+
+    ENDPOINTS = "endpoints"
+    PROXY = "proxy"
+
+
+class Metric(NamedTuple):
+    """A metric's name and help."""
+
+    name: str
+    text: str
 
 
 class Mode(NamedTuple):
-    """One proxy mode.
+    """One proxy mode, as others must know it before it runs, or when another one does.
 
-    `check` raises Unsupported when this node cannot run it, and says how to get what is missing. `open` makes the
-    backends, one a family, that know of no Service yet. `keeps` says of a chain of iptables, by its table, whether
-    the running mode itself uses it. `prepare` sets what needs more than CAP_NET_ADMIN, unless it is set; --init-only
-    does so for a proxy with less.
+    `config` is what the configuration says of it, `room` its package. `interface` is one that it makes, whose
+    addresses are Services' and not the node's. `refusals` is a counter that the mode has of its own for syncs that
+    the kernel refused, by family.
     """
 
-    name: str
-    check: Callable[[KubeProxyConfiguration, Sequence[Family]], None]
-    open: Callable[[KubeProxyConfiguration, Globals, Report], Sequence[Backend]]
-    keeps: Callable[[Commands, str, str], bool] = _keeps_nothing
-    prepare: Callable[[KubeProxyConfiguration], None] = _prepare_nothing
+    config: ModeConfig
+    room: str
+    interface: str = ""
+    flows_end: FlowsEnd = FlowsEnd.ENDPOINTS
+    refusals: Metric | None = None
+
+    @property
+    def name(self) -> str:
+        """The name, as in the field `mode` of the configuration."""
+        return self.config.name
+
+    def operations(self) -> Operations:
+        """Load what the mode does."""
+        operations: Operations = import_module(f"{self.room}.mode").OPERATIONS
+        return operations
+
+    def cleanup(self, keeps: Keeps = keeps_nothing) -> list[str]:
+        """Remove what the mode put into the kernel, but for what another one keeps; return what could not be."""
+        failures: list[str] = import_module(f"{self.room}.cleanup").cleanup(keeps)
+        return failures

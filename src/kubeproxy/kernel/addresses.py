@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import socket
 import struct
+from collections.abc import Set as AbstractSet
 from typing import Final, Self
 
 from msgspec import Struct
@@ -75,15 +76,15 @@ def _address(family: int, data: bytes, start: int, end: int, names: dict[int, st
 class AddressMonitor:
     """Tells that addresses of either family came or went, for loop.add_reader(monitor.fileno(), ...).
 
-    Those of one interface may be ignored, by its name.
+    Those of some interfaces may be ignored, by name.
     """
 
-    def __init__(self, opened: socket.socket, ignored: str) -> None:
+    def __init__(self, opened: socket.socket, ignored: AbstractSet[str]) -> None:
         self._socket = opened
         self._ignored = ignored
 
     @classmethod
-    def open(cls, ignored: str = "") -> Self:
+    def open(cls, ignored: AbstractSet[str] = frozenset()) -> Self:
         """Listen from now on, in the caller's network namespace. Raises NetlinkError."""
         kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
         opened = socket.socket(socket.AF_NETLINK, kind, NETLINK_ROUTE)
@@ -111,7 +112,7 @@ class AddressMonitor:
         A lifetime that is renewed counts, and so do messages that were lost because too many came at once.
         """
         changed = False
-        ignored = _index(self._ignored)
+        ignored = {_index(name) for name in self._ignored}
         while True:
             try:
                 data = self._socket.recv(64 * 1024)
@@ -122,7 +123,9 @@ class AddressMonitor:
                     raise NetlinkError(error.errno or errno.EIO, "cannot listen for address changes") from error
                 changed = True
             else:
-                changed = changed or any(_IFADDRMSG.unpack_from(data, at.start)[4] != ignored for at in messages(data))
+                changed = changed or any(
+                    _IFADDRMSG.unpack_from(data, at.start)[4] not in ignored for at in messages(data)
+                )
 
     def close(self) -> None:
         """Close the socket; remove it from the loop first."""
@@ -132,6 +135,6 @@ class AddressMonitor:
 def _index(name: str) -> int:
     """Return an interface's index, 0 when there is none of that name."""
     try:
-        return socket.if_nametoindex(name) if name else 0
+        return socket.if_nametoindex(name)
     except OSError:
         return 0

@@ -1,7 +1,7 @@
-"""Every metric of the program, under kube-proxy's names, labels and buckets.
+"""The metrics that every mode has, under kube-proxy's names, labels and buckets.
 
-Names, help and buckets as in pkg/proxy/metrics and component-base of Kubernetes 1.36; those of our own say so. How
-they are counted and written is in registry.py; nothing here decides when.
+Names, help and buckets as in pkg/proxy/metrics and component-base of Kubernetes 1.36; those of our own say so. A
+mode registers those that it alone has. How they are counted and written is in registry.py; nothing here decides when.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from kubeproxy import __version__
-from kubeproxy.observe.registry import Registry, Single
+from kubeproxy.observe.registry import Counter, Family, Registry, Single
 
 KUBERNETES: Final = ("1", "36")
 
@@ -37,9 +37,9 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = Registry()
+        self.refusals: list[Family[Counter]] = []
         self._sync(self.registry)
         self._changes(self.registry)
-        self._backends(self.registry)
         self._own(self.registry)
         self.rest = RestClientMetrics(self.registry)
         started = _start_time()
@@ -67,6 +67,10 @@ class Metrics:
         """Show the feature gates: name, stage and whether it is on."""
         for name, stage, enabled in states:
             self._features.labels(name, stage).set(enabled)
+
+    def count_refusals(self, name: str, text: str) -> None:
+        """Count syncs that the kernel refused, by family, under this name as well."""
+        self.refusals.append(self.registry.counter(name, text, FAMILY))
 
     def follow_staleness(self, resource_name: str, seconds: Callable[[], float]) -> None:
         """Ask this at each scrape how old the state of a resource may be."""
@@ -145,63 +149,15 @@ class Metrics:
             "kubeproxy_proxy_livez_total", "[ALPHA] Cumulative proxy livez HTTP status", "code"
         )
 
-    def _backends(self, registry: Registry) -> None:
-        self.iptables_rules = registry.gauge(
-            "kubeproxy_sync_proxy_rules_iptables_total",
-            "[ALPHA] Total number of iptables rules owned by kube-proxy",
-            "table",
-            FAMILY,
-        )
-        self.iptables_rules_last = registry.gauge(
-            "kubeproxy_sync_proxy_rules_iptables_last",
-            "[ALPHA] Number of iptables rules written by kube-proxy in last sync",
-            "table",
-            FAMILY,
-        )
-        self.iptables_restore_failures = registry.counter(
-            "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
-            "[ALPHA] Cumulative proxy iptables restore failures",
-            FAMILY,
-        )
-        self.iptables_partial_restore_failures = registry.counter(
-            "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total",
-            "[ALPHA] Cumulative proxy iptables partial restore failures",
-            FAMILY,
-        )
-        self.iptables_invalid_dropped = registry.counter(
-            "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
-            "[ALPHA] packets dropped by iptables to work around conntrack problems",
-        )
-        self.iptables_localhost_accepted = registry.counter(
-            "kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
-            "[ALPHA] Number of packets accepted on nodeports of loopback interface",
-        )
-        self.nftables_sync_failures = registry.counter(
-            "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
-            "[ALPHA] Cumulative proxy nftables sync failures",
-            FAMILY,
-        )
-        self.nftables_cleanup_failures = registry.counter(
-            "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
-            "[ALPHA] Cumulative proxy nftables cleanup failures",
-            FAMILY,
-        )
-
     def _own(self, registry: Registry) -> None:
         self._staleness = registry.gauge(
             "kubeproxy_source_staleness_seconds",
             "Seconds since the source of a resource was last heard from (not in the Go kube-proxy)",
             "resource",
         )
-        self.sync_errors = registry.counter(
+        self.count_refusals(
             "kubeproxy_sync_errors_total",
             "Cumulative syncs that the kernel refused, in any mode (not in the Go kube-proxy)",
-            FAMILY,
-        )
-        self.iptables_lock_wait = registry.counter(
-            "kubeproxy_iptables_lock_wait_seconds_total",
-            "Cumulative seconds that syncs waited for the lock of iptables, held by others (not in the Go kube-proxy)",
-            FAMILY,
         )
 
 

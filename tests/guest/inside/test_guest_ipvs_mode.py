@@ -15,7 +15,7 @@ from kubeproxy.backends.ipvs import INTERFACE, probe
 from kubeproxy.backends.ipvs.cleanup import cleanup
 from kubeproxy.backends.ipvs.graceful import DEADLINE, Found, Operation, Verb
 from kubeproxy.backends.ipvs.layout import SCHEDULERS, SetId
-from kubeproxy.backends.ipvs.mode import MODE
+from kubeproxy.backends.ipvs.mode import OPERATIONS
 from kubeproxy.backends.ipvs.render import server_key
 from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.backends.leftovers import remove_iptables_rules
@@ -55,9 +55,9 @@ class Silent:
 @contextmanager
 def opened(family=V4, **settings) -> Iterator:
     config = KubeProxyConfiguration(mode="ipvs", ipvs=IPVS(**settings))
-    MODE.check(config, [family])
-    MODE.prepare(config)
-    (backend,) = MODE.open(config, WORLDS[family], Silent())
+    OPERATIONS.check(config, [family])
+    OPERATIONS.prepare(config)
+    (backend,) = OPERATIONS.open(config, WORLDS[family], Silent())
     with closing(backend):
         yield backend
 

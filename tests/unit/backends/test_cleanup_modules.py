@@ -7,8 +7,9 @@ WHAT_IS_LOADED = """
 import sys
 from importlib import import_module
 from kubeproxy import modes
-for name in modes.MODES:
-    import_module(f"kubeproxy.backends.{name}.cleanup")
+modes.interfaces()
+for mode in modes.every():
+    import_module(f"{mode.room}.cleanup")
 print(*(name for name in sys.modules if name.endswith((".mode", ".backend")) and name.count(".") > 2))
 """
 

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kubeproxy import modes
+from kubeproxy.backends.iptables import metrics as iptables
 from kubeproxy.observe.metrics import PROGRAMMING_BUCKETS, Metrics
 from kubeproxy.observe.registry import Registry, number_text
 
@@ -119,7 +121,6 @@ KUBE_PROXY = {
     "kubeproxy_sync_proxy_rules_iptables_restore_failures_total": ("counter", FAMILY),
     "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total": ("counter", FAMILY),
     "kubeproxy_sync_proxy_rules_nftables_sync_failures_total": ("counter", FAMILY),
-    "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total": ("counter", FAMILY),
     "kubeproxy_conntrack_reconciler_deleted_entries_total": ("counter", FAMILY),
     "kubeproxy_proxy_healthz_total": ("counter", {"code"}),
     "kubeproxy_proxy_livez_total": ("counter", {"code"}),
@@ -158,6 +159,10 @@ KUBE_PROXY = {
 
 def test_all_metrics_have_their_names_and_labels() -> None:
     metrics = Metrics()
+    iptables.Metrics(metrics.registry)
+    for mode in modes.every():
+        if mode.refusals:
+            metrics.count_refusals(*mode.refusals)
     for family in metrics.registry._families.values():
         if not family._children:
             family.labels(*family._names)

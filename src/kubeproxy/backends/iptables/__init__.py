@@ -1,1 +1,6 @@
-"""iptables mode: plans to the chains and rules of the Go kube-proxy, and those to iptables-restore."""
+"""iptables mode: the chains and rules of the Go kube-proxy, by iptables-restore."""
+
+from kubeproxy.backends.mode import Mode
+from kubeproxy.config.modes import iptables
+
+MODE = Mode(iptables.MODE, __name__)

@@ -16,6 +16,7 @@ from kubeproxy.backends.ahead import Ahead
 from kubeproxy.backends.iptables import skeleton
 from kubeproxy.backends.iptables.audit import Audit, Place
 from kubeproxy.backends.iptables.contents import Changes, Contents, Delta, Plans
+from kubeproxy.backends.iptables.metrics import Metrics
 from kubeproxy.backends.iptables.names import SERVICE_PREFIXES
 from kubeproxy.backends.iptables.options import Options
 from kubeproxy.backends.iptables.render import Style
@@ -23,7 +24,7 @@ from kubeproxy.backends.iptables.restores import Chains, Work, declarations, onc
 from kubeproxy.backends.iptables.skeleton import Present, Settings
 from kubeproxy.backends.iptables.stale import Removal, Stale
 from kubeproxy.backends.iptables.watch import Watch, watch
-from kubeproxy.backends.mode import Depth, Difference, Report
+from kubeproxy.backends.mode import Depth, Difference
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nft_compat import NftCompat
 from kubeproxy.kernel.sysctl import write_sysctl
@@ -60,7 +61,7 @@ class IptablesBackend:
         commands: Commands,
         world: Globals,
         options: Options,
-        report: Report,
+        metrics: Metrics,
         watching: Watch | None = None,
         writer: Writer | None = None,
     ) -> None:
@@ -68,7 +69,7 @@ class IptablesBackend:
         self._commands = commands
         self._writer = writer or writer_of(commands)
         self._options = options
-        self._report = report
+        self._metrics = metrics
         self._world = world
         self._settings = self._settings_of(world)
         self._contents = Contents(self._style())
@@ -292,11 +293,11 @@ class IptablesBackend:
                 waited = restore()
         except ApplyError:
             self._harmed = frozenset()
-            self._report.restore_failed(self.family, partial=partial)
+            self._metrics.restore_failed(self.family, partial=partial)
             raise
         if waited.seconds:
             log.info("Waited for the iptables lock seconds=%.1f holder=%r", waited.seconds, waited.holder)
-            self._report.waited(self.family, waited.seconds)
+            self._metrics.waited(self.family, waited.seconds)
 
     def _written(self, last: Mapping[str, int] | None) -> None:
         """Do what follows from a sync; `last` are the rules it wrote by table, None for all of them."""
@@ -306,7 +307,7 @@ class IptablesBackend:
         for position, count in self._counts.items():
             total[SHARED[position][0]] += count
         for table, count in total.items():
-            self._report.rules(self.family, table, count, count if last is None else last[table])
+            self._metrics.rules(self.family, table, count, count if last is None else last[table])
         if not self._loopback_tried and self._settings.localhost and self._counts.get(_NAT_NODEPORTS):
             self._loopback_tried = True
             self._allow_loopback()

@@ -1,4 +1,4 @@
-"""iptables mode, as the program sees it: can this node run it, opening it, removing it."""
+"""iptables mode when it runs: can this node run it, opening it, what of its chains is in use."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from functools import cache
 
 from kubeproxy.backends import leftovers
 from kubeproxy.backends.iptables.backend import IptablesBackend
+from kubeproxy.backends.iptables.metrics import Metrics
 from kubeproxy.backends.iptables.options import Options
 from kubeproxy.backends.iptables.render import INVALID_COUNTER, LOCALHOST_COUNTER
-from kubeproxy.backends.mode import Mode, Report
+from kubeproxy.backends.mode import Operations, Registry
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ApplyError, KubeProxyError, Unsupported
 from kubeproxy.kernel import iptables_variant, nfacct
@@ -67,9 +68,10 @@ def _commands(family: Family) -> Commands:
         ) from error
 
 
-def _open(config: KubeProxyConfiguration, world: Globals, report: Report) -> list[IptablesBackend]:
-    options = Options(config.iptables.localhost_node_ports, _is_liberal(), _counters(report))
-    backends = [IptablesBackend(_commands(family), world, options, report) for family in world.families]
+def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) -> list[IptablesBackend]:
+    metrics = Metrics(registry)
+    options = Options(config.iptables.localhost_node_ports, _is_liberal(), _counters(metrics))
+    backends = [IptablesBackend(_commands(family), world, options, metrics) for family in world.families]
     log.info("Using iptables variant=%s counters=%s", iptables_variant.chosen() or "the only one", options.counters)
     return backends
 
@@ -81,13 +83,12 @@ def _is_liberal() -> bool:
         return False
 
 
-def _counters(report: Report) -> bool:
+def _counters(metrics: Metrics) -> bool:
     """Make the packet counters, and have them asked for; return whether the kernel has them."""
     if not (nfacct.ensure(INVALID_COUNTER) and nfacct.ensure(LOCALHOST_COUNTER)):
         log.info("The kernel has no named packet counters (nfnetlink_acct): two metrics stay at 0")
         return False
-    report.counts("invalid dropped", _reader(INVALID_COUNTER))
-    report.counts("localhost accepted", _reader(LOCALHOST_COUNTER))
+    metrics.follow_packets(_reader(INVALID_COUNTER), _reader(LOCALHOST_COUNTER))
     return True
 
 
@@ -106,4 +107,9 @@ def _keeps(commands: Commands, table: str, chain: str) -> bool:  # noqa: ARG001 
     return commands.uses_nft == _commands(commands.family).uses_nft and chain not in leftovers.IPVS_CHAINS
 
 
-MODE = Mode("iptables", _check, _open, _keeps)
+def _remove_strays() -> list[str]:
+    """Remove rules of the other variant, and what only ipvs mode has."""
+    return leftovers.remove_iptables_rules(_keeps)
+
+
+OPERATIONS = Operations(_check, _open, keeps=_keeps, remove_strays=_remove_strays)

@@ -16,6 +16,7 @@ from typing import Final
 from kubeproxy.backends.ipvs import INTERFACE
 from kubeproxy.backends.ipvs.layout import SetId
 from kubeproxy.backends.leftovers import IPVS_CHAINS
+from kubeproxy.backends.mode import Keeps, keeps_nothing
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel import ipvs, links, xtables
 from kubeproxy.kernel.ipset import Ipsets
@@ -31,7 +32,7 @@ _NODE_PORTS: Final = {
 }
 
 
-def cleanup() -> list[str]:
+def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:  # noqa: ARG001 - no other mode has these chains
     """Remove everything; return what could not be removed."""
     failures: list[str] = []
     for step in (_remove_servers, _remove_interface, _remove_rules, _remove_sets):

@@ -1,4 +1,4 @@
-"""ipvs mode, as the program sees it."""
+"""ipvs mode when it runs: can this node run it, its kernel parameters, opening it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kubeproxy.backends.ipvs import probe
 from kubeproxy.backends.ipvs.backend import IpvsBackend
 from kubeproxy.backends.ipvs.chains import CHAINS
 from kubeproxy.backends.ipvs.wire import NodeKernel
-from kubeproxy.backends.mode import Mode, Report
+from kubeproxy.backends.mode import Operations, Registry
 from kubeproxy.config.modes.ipvs import IPVS
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel import modules
@@ -66,7 +66,7 @@ def _prepare(config: KubeProxyConfiguration) -> None:
             kernel.set_timeouts(timeouts)
 
 
-def _open(config: KubeProxyConfiguration, world: Globals, report: Report) -> list[IpvsBackend]:  # noqa: ARG001
+def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) -> list[IpvsBackend]:  # noqa: ARG001
     block, scheduler = config.ipvs, probe.scheduler_of(config.ipvs)
     return [
         IpvsBackend(
@@ -85,4 +85,4 @@ def _keeps(commands: Commands, table: str, chain: str) -> bool:
     return chain in CHAINS.get(table, ()) and commands.name == probe.variant(commands.family)
 
 
-MODE = Mode("ipvs", _check, _open, _keeps, _prepare)
+OPERATIONS = Operations(_check, _open, _prepare, _keeps)

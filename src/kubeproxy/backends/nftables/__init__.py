@@ -1,1 +1,13 @@
-"""nftables mode: a ruleset whose chains and rules do not grow with the number of Services."""
+"""nftables mode: a fixed ruleset; Services and endpoints are elements of its sets and maps, written over netlink."""
+
+from kubeproxy.backends.mode import Metric, Mode
+from kubeproxy.config.modes import nftables
+
+MODE = Mode(
+    nftables.MODE,
+    __name__,
+    refusals=Metric(
+        "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
+        "[ALPHA] Cumulative proxy nftables sync failures",
+    ),
+)

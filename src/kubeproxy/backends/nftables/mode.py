@@ -1,10 +1,10 @@
-"""nftables mode, as the program sees it."""
+"""nftables mode when it runs: can this node run it, opening it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kubeproxy.backends.mode import Mode, Report
+from kubeproxy.backends.mode import Operations, Registry
 from kubeproxy.backends.nftables import probe
 from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.table import KernelTable
@@ -17,8 +17,8 @@ def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None: 
     probe.check()
 
 
-def _open(config: KubeProxyConfiguration, world: Globals, report: Report) -> list[NftablesBackend]:  # noqa: ARG001
+def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) -> list[NftablesBackend]:  # noqa: ARG001
     return [NftablesBackend(KernelTable.open(family), world) for family in world.families]
 
 
-MODE = Mode("nftables", _check, _open)
+OPERATIONS = Operations(_check, _open)

@@ -1,4 +1,4 @@
-"""userspace mode, as the program sees it."""
+"""userspace mode when it runs: can this node run it, opening it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from kubeproxy.backends.mode import Mode, Report
+from kubeproxy.backends.mode import Operations, Registry
 from kubeproxy.backends.userspace.backend import UserspaceBackend
 from kubeproxy.backends.userspace.datapath import DataPath
 from kubeproxy.backends.userspace.listeners import Listeners
@@ -29,7 +29,7 @@ def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None: 
     nft.require("userspace", KERNEL, "upgrade")
 
 
-def _open(config: KubeProxyConfiguration, world: Globals, report: Report) -> list[UserspaceBackend]:  # noqa: ARG001
+def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) -> list[UserspaceBackend]:  # noqa: ARG001
     sys.setswitchinterval(SWITCH_INTERVAL)
     path = DataPath(config.udp_idle_timeout)
     path.mark = world.masquerade_mark
@@ -37,4 +37,4 @@ def _open(config: KubeProxyConfiguration, world: Globals, report: Report) -> lis
     return [UserspaceBackend(family, world, path, Listeners(path, sessions, ports)) for family in world.families]
 
 
-MODE = Mode("userspace", _check, _open)
+OPERATIONS = Operations(_check, _open)

@@ -42,11 +42,11 @@ def test_changes_come_to_the_same_as_everything_at_once(history, uses_nft):
     assert normalised(made.tables.chains, family, SHARED_CHAINS) == normalised(
         fresh.tables.chains, family, SHARED_CHAINS
     )
-    assert made._report.counted["nat"][0] == fresh._report.counted["nat"][0]
-    assert made._report.counted["filter"][0] == fresh._report.counted["filter"][0]
+    assert made._metrics.counted["nat"][0] == fresh._metrics.counted["nat"][0]
+    assert made._metrics.counted["filter"][0] == fresh._metrics.counted["filter"][0]
     assert made._watch.expected == fresh._watch.expected
     nat = [rules for (table, chain), rules in fresh.tables.chains.items() if table == "nat" and chain[:5] == "KUBE-"]
-    assert sum(map(len, nat)) == fresh._report.counted["nat"][0]
+    assert sum(map(len, nat)) == fresh._metrics.counted["nat"][0]
 
 
 def test_an_endpoint_that_moves_writes_the_choice_and_its_own_chain():

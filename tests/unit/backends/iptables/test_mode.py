@@ -46,7 +46,7 @@ def test_what_is_missing_is_named(monkeypatch, node, said):
     monkeypatch.setattr(iptables_variant, "chosen", lambda: "legacy")
     monkeypatch.setattr(iptables_variant, "commands", commands)
     with pytest.raises(Unsupported, match=said):
-        mode.MODE.check(KubeProxyConfiguration(), V4)
+        mode.OPERATIONS.check(KubeProxyConfiguration(), V4)
     mode._commands.cache_clear()
 
 
@@ -54,7 +54,7 @@ def test_rules_of_nft_itself_are_no_obstacle(monkeypatch):
     mode._commands.cache_clear()
     monkeypatch.setattr(iptables_variant, "chosen", lambda: "nft")
     monkeypatch.setattr(iptables_variant, "commands", lambda *_: Node(rules=Incompatible("use 'nft' tool.")))
-    mode.MODE.check(KubeProxyConfiguration(), V4)
+    mode.OPERATIONS.check(KubeProxyConfiguration(), V4)
     mode._commands.cache_clear()
 
 
@@ -64,7 +64,7 @@ def test_an_interface_that_no_rule_can_name_is_refused(name):
         detect_local_mode="BridgeInterface", detect_local=DetectLocal(bridge_interface=name)
     )
     with pytest.raises(Unsupported, match="detectLocal"):
-        mode.MODE.check(config, ())
+        mode.OPERATIONS.check(config, ())
 
 
 @pytest.mark.parametrize(
@@ -74,4 +74,4 @@ def test_an_interface_that_no_rule_can_name_is_refused(name):
 def test_chains_of_our_variant_are_ours(monkeypatch, variant, chain, kept):
     monkeypatch.setattr(mode, "_commands", lambda family: Commands("iptables-nft", family, True, (1, 8, 9)))
     asked = Commands(f"iptables-{variant}", Family.IPV4, variant == "nft", (1, 8, 9))
-    assert modes.load("iptables").keeps(asked, "nat", chain) is kept
+    assert modes.named("iptables").operations().keeps(asked, "nat", chain) is kept

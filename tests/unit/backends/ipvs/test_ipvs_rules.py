@@ -10,7 +10,7 @@ from kubeproxy.backends.ipvs import probe
 from kubeproxy.backends.ipvs.chains import CHAINS, JUMPS, Rules
 from kubeproxy.backends.ipvs.cleanup import removal
 from kubeproxy.backends.ipvs.layout import SetId
-from kubeproxy.backends.ipvs.mode import CONN_REUSE, MODE, STRICT_ARP, excluded, settings
+from kubeproxy.backends.ipvs.mode import CONN_REUSE, OPERATIONS, STRICT_ARP, excluded, settings
 from kubeproxy.backends.ipvs.probe import scheduler_of
 from kubeproxy.backends.leftovers import removal as remove_leftovers
 from kubeproxy.config.modes.ipvs import IPVS
@@ -86,7 +86,7 @@ def test_removal_takes_the_modes_own_chains_and_all_rules_with_its_sets() -> Non
 
 def test_chains_of_the_current_mode_are_no_leftovers(monkeypatch) -> None:
     monkeypatch.setattr(probe, "variant", lambda family: "iptables-nft")
-    kept = partial(MODE.keeps, Commands("iptables-nft", Family.IPV4, uses_nft=True, version=(1, 8)))
+    kept = partial(OPERATIONS.keeps, Commands("iptables-nft", Family.IPV4, uses_nft=True, version=(1, 8)))
     ours = table(rules(), "nat")
     others = Table("nat", (*ours.chains, "KUBE-SVC-X"), (*ours.rules, "-A KUBE-SVC-X -j ACCEPT"))
     assert remove_leftovers([ours], kept) == ""

@@ -64,4 +64,4 @@ def test_a_clean_up_without_the_permission_to_look_fails(monkeypatch, mode, code
         raise NetlinkError(code, "cannot read nf_tables tables")
 
     monkeypatch.setattr(nfnetlink, "table", table)
-    assert len(modes._cleaned(mode)) == failures
+    assert len(modes.named(mode).cleanup()) == failures

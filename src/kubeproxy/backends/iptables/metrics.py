@@ -1,0 +1,72 @@
+"""The metrics that iptables mode alone has: names and help of the Go kube-proxy, but for one of our own.
+
+Counted from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kubeproxy.backends.mode import Registry
+from kubeproxy.model.addresses import Family
+
+FAMILY = "ip_family"
+
+
+class Metrics:
+    """Registered once for both families."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._rules = registry.gauge(
+            "kubeproxy_sync_proxy_rules_iptables_total",
+            "[ALPHA] Total number of iptables rules owned by kube-proxy",
+            "table",
+            FAMILY,
+        )
+        self._rules_last = registry.gauge(
+            "kubeproxy_sync_proxy_rules_iptables_last",
+            "[ALPHA] Number of iptables rules written by kube-proxy in last sync",
+            "table",
+            FAMILY,
+        )
+        self._full_failures = registry.counter(
+            "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
+            "[ALPHA] Cumulative proxy iptables restore failures",
+            FAMILY,
+        )
+        self._partial_failures = registry.counter(
+            "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total",
+            "[ALPHA] Cumulative proxy iptables partial restore failures",
+            FAMILY,
+        )
+        self._invalid_dropped = registry.counter(
+            "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
+            "[ALPHA] packets dropped by iptables to work around conntrack problems",
+        )
+        self._localhost_accepted = registry.counter(
+            "kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
+            "[ALPHA] Number of packets accepted on nodeports of loopback interface",
+        )
+        self._lock_wait = registry.counter(
+            "kubeproxy_iptables_lock_wait_seconds_total",
+            "Cumulative seconds that syncs waited for the lock of iptables, held by others (not in the Go kube-proxy)",
+            FAMILY,
+        )
+
+    def restore_failed(self, family: Family, *, partial: bool) -> None:
+        """Count a sync that iptables-restore refused."""
+        (self._partial_failures if partial else self._full_failures).labels(family.label).inc()
+
+    def rules(self, family: Family, table: str, total: int, last: int) -> None:
+        """Show how many rules are in a table, and how many were in the last sync."""
+        self._rules.labels(table, family.label).set(total)
+        self._rules_last.labels(table, family.label).set(last)
+
+    def waited(self, family: Family, seconds: float) -> None:
+        """Count how long a sync waited for the lock of iptables, which another program held."""
+        self._lock_wait.labels(family.label).inc(seconds)
+
+    def follow_packets(self, invalid_dropped: Callable[[], float], localhost_accepted: Callable[[], float]) -> None:
+        """Ask these functions from now on for what the kernel has counted; they must be quick and not raise."""
+        self._invalid_dropped.labels().follow(invalid_dropped)
+        self._localhost_accepted.labels().follow(localhost_accepted)
