@@ -80,10 +80,7 @@ def check_nodeport_addresses(config: KubeProxyConfiguration) -> None:
         log.warning(
             "nodePortAddresses is unset: NodePorts answer on all local addresses; [primary] would be the node's own"
         )
-    dual_stack = any(
-        all(_any_of(family, networks) for family in Family)
-        for networks in (config.cluster_cidrs, config.ipvs.exclude_cidrs)
-    )
+    dual_stack = any(all(_any_of(family, networks) for family in Family) for networks in config.network_lists)
     missing = [family.label for family in Family if given and given != ("primary",) and not _any_of(family, given)]
     if dual_stack and missing:
         log.warning(

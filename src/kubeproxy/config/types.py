@@ -157,6 +157,11 @@ class KubeProxyConfiguration(ConfigStruct, frozen=True, kw_only=True):
         return tuple(self.cluster_cidr.split(",")) if self.cluster_cidr else ()
 
     @property
+    def network_lists(self) -> tuple[tuple[str, ...], ...]:
+        """The lists of networks of both families or one, whatever the mode: they show whether IP is dual-stack here."""
+        return self.cluster_cidrs, self.ipvs.exclude_cidrs
+
+    @property
     def sync_period(self) -> Duration:
         """syncPeriod of the active mode."""
         return self.of_mode.sync_block(self).sync_period

@@ -1,0 +1,50 @@
+"""Who may name a proxy mode: its folder in backends/, and the configuration. Everybody else asks the Mode."""
+
+from __future__ import annotations
+
+import ast
+
+from kubeproxy.config.modes import MODES
+from support.places import ROOT
+
+SOURCES = ROOT / "src" / "kubeproxy"
+MAY = ("backends", "config", "kernel")
+"""What lies below the modes is in kernel/, where these are the names of commands, tables and modules."""
+
+
+def names_in(text: str) -> set[tuple[int, str]]:
+    """The lines where a mode is named: as a text, or as a name of code (an attribute, an import, an argument)."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Constant(value=str(name)) | ast.Attribute(attr=name) | ast.Name(id=name) | ast.arg(arg=name):
+                words = {name}
+            case ast.Import(names=aliases):
+                words = {word for alias in aliases for word in alias.name.split(".")}
+            case ast.ImportFrom(module=str(module), names=aliases):
+                words = {*module.split("."), *(alias.name for alias in aliases)}
+            case _:
+                continue
+        found |= {(node.lineno, word) for word in words & MODES.keys()}
+    return found
+
+
+def test_no_source_file_outside_their_rooms_names_a_mode():
+    named = {
+        f"{path.relative_to(SOURCES)}:{line}": word
+        for path in SOURCES.rglob("*.py")
+        if path.relative_to(SOURCES).parts[0] not in MAY
+        for line, word in names_in(path.read_text())
+    }
+    assert named == {}
+
+
+def test_names_are_seen_where_they_may_stand():
+    text = """
+if mode == "nftables": pass
+config.ipvs.scheduler
+from kubeproxy.backends.userspace import backend
+from kubeproxy.backends import iptables
+def f(ipvs): return f"{mode} of iptables"
+"""
+    assert names_in(text) == {(2, "nftables"), (3, "ipvs"), (4, "userspace"), (5, "iptables"), (6, "ipvs")}
