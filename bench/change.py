@@ -163,22 +163,22 @@ def measure_engine(size: str, pairs: int) -> dict[str, dict[str, float]]:
 
 
 async def _engine(size: objects.Size, pairs: int) -> dict[str, dict[str, float]]:
-    programmed = asyncio.Event()
+    settled = asyncio.Event()
     finished = [0.0]
 
-    def applied(_: Sequence[Change]) -> None:
+    def on_settled(_: Sequence[Change]) -> None:
         finished[0] = time.perf_counter()
-        programmed.set()
+        settled.set()
 
-    listener = proxy.Listener(applied)
+    listener = proxy.Listener(on_settled)
     proxy.collect_as_the_proxy_does()
     engine, backend = proxy.engine(listener)
     running = asyncio.create_task(engine.run())
-    engine.sink(_lists(size))
+    engine.arrive(_lists(size))
     await engine.ready.wait()
     proxy.settled()
     planned = [*steps(size, 5, seed=2), *steps(size, pairs)]
-    seconds = await _through(engine, planned, programmed, finished)
+    seconds = await _through(engine, planned, settled, finished)
     running.cancel()
     backend.close()
     if listener.failures:
@@ -191,15 +191,15 @@ async def _engine(size: objects.Size, pairs: int) -> dict[str, dict[str, float]]
 
 
 async def _through(
-    engine: Engine, planned: Sequence[Step], programmed: asyncio.Event, finished: list[float]
+    engine: Engine, planned: Sequence[Step], settled: asyncio.Event, finished: list[float]
 ) -> list[float]:
     decoders, seconds = Decoders(), []
     for step in planned:
         await asyncio.sleep(0.0005)
-        programmed.clear()
+        settled.clear()
         began = time.perf_counter()
-        engine.sink(decoders.events(step.lines))
-        await programmed.wait()
+        engine.arrive(decoders.events(step.lines))
+        await settled.wait()
         seconds.append(finished[0] - began)
     return seconds
 

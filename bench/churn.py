@@ -111,8 +111,8 @@ async def _churn(size: objects.Size, rate: int, seconds: float) -> dict[str, flo
 
 
 async def _fill(engine: Engine, size: objects.Size) -> None:
-    engine.sink([Replaced("services", proxy.decoded("services", objects.service_pages(size)))])
-    engine.sink([Replaced("endpointslices", proxy.decoded("endpointslices", objects.slice_pages(size)))])
+    engine.arrive([Replaced("services", proxy.decoded("services", objects.service_pages(size)))])
+    engine.arrive([Replaced("endpointslices", proxy.decoded("endpointslices", objects.slice_pages(size)))])
     await engine.ready.wait()
     proxy.settled()
 
@@ -124,7 +124,7 @@ def _connect(engine: Engine, reader: int) -> None:
     def readable() -> None:
         data = os.read(reader, 1 << 18)
         if data and (events := decoder.feed(data).events):
-            engine.sink(events)
+            engine.arrive(events)
 
     asyncio.get_running_loop().add_reader(reader, readable)
 

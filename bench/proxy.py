@@ -18,11 +18,11 @@ from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.engine import Engine, Pace
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.events import Rejected
 from kubeproxy.model.objects import Object, Resource
-from kubeproxy.model.plan import Globals, Problem, ServiceName
-from kubeproxy.model.planner import Change
+from kubeproxy.model.plan import Globals
+from kubeproxy.model.planner import Change, Counts
 from kubeproxy.model.world import Settings, Surroundings, build
+from kubeproxy.observer import Commit, Notice
 
 SETTINGS = Settings(node_name=objects.NODE, families=(Family.IPV4,), cluster_cidrs=(objects.CLUSTER_CIDR,))
 """One family, so that what is measured is what the recorded transactions contain."""
@@ -36,55 +36,39 @@ class Lags(Protocol):
 
 
 class Listener:
-    """An engine.Observer that passes on what a benchmark asks for, and fails on anything that should not happen."""
+    """An observer.Observer that passes on what a benchmark asks for, and fails on anything that should not happen."""
 
-    def __init__(self, applied: Callable[[Sequence[Change]], None] | None = None) -> None:
-        self.on_applied = applied
+    def __init__(self, settled: Callable[[Sequence[Change]], None] | None = None) -> None:
+        self.on_settled = settled
         self.lags: Lags = []
         self.failures: list[str] = []
 
     def queued(self, families: Sequence[Family]) -> None:
-        """See engine.Observer."""
+        """See observer.Observer."""
 
-    def pending(self, services: int, endpoints: int) -> None:
-        """See engine.Observer."""
+    def counted(self, fresh: Counts, pending: Counts) -> None:
+        """See observer.Observer."""
 
-    def counted(self, services: int, endpoints: int) -> None:
-        """See engine.Observer."""
+    def committed(self, commit: Commit) -> None:
+        """See observer.Observer."""
+        for age in commit.ages:
+            self.lags.append(age)
 
-    def synced(self, family: Family, seconds: float, full: bool) -> None:
-        """See engine.Observer."""
+    def settled(self, changes: Sequence[Change], full: bool) -> None:  # noqa: ARG002
+        """See observer.Observer."""
+        if self.on_settled is not None:
+            self.on_settled(changes)
 
-    def failed(self, family: Family, error: ApplyError) -> None:
-        """See engine.Observer."""
+    def refused(self, family: Family, error: ApplyError) -> None:
+        """See observer.Observer."""
         self.failures.append(f"{family.label}: {error}")
 
-    def applied(self, changes: Sequence[Change], full: bool) -> None:  # noqa: ARG002
-        """See engine.Observer."""
-        if self.on_applied is not None:
-            self.on_applied(changes)
-
-    def reached(self, family: Family, changes: Sequence[Change], full: bool) -> None:
-        """See engine.Observer."""
-
-    def programmed(self, family: Family, seconds: float) -> None:  # noqa: ARG002
-        """See engine.Observer."""
-        self.lags.append(seconds)
-
-    def problem(self, name: ServiceName, uid: str, problem: Problem) -> None:  # noqa: ARG002
-        """See engine.Observer."""
-        self.failures.append(f"{name}: {problem}")
-
-    def rejected(self, rejected: Rejected) -> None:
-        """See engine.Observer."""
-        self.failures.append(str(rejected))
-
-    def drifted(self, what: str) -> None:
-        """See engine.Observer."""
-        self.failures.append(what)
+    def noticed(self, notice: Notice) -> None:
+        """See observer.Observer."""
+        self.failures.append(str(notice))
 
     def world(self, world: Globals) -> None:
-        """See engine.Observer."""
+        """See observer.Observer."""
 
 
 def local_addresses() -> Mapping[Family, Sequence[bytes]]:

@@ -90,7 +90,7 @@ async def _sync(events: tuple[Replaced, Replaced]) -> tuple[float, float]:
     await asyncio.sleep(0.01)
     began = time.perf_counter()
     for event in events:
-        engine.sink([event])
+        engine.arrive([event])
         await asyncio.sleep(0)  # the lists arrive one after the other
     await engine.ready.wait()
     seconds = time.perf_counter() - began

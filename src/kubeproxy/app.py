@@ -167,7 +167,7 @@ class App:
         monitor = AddressMonitor.open(ignored=modes.interfaces())
         loop.add_reader(monitor.fileno(), self._addresses, monitor)
         self._health.ready_when("api", self._sources.stale)
-        self._health.ready_when("kernel", lambda: next(iter(self._reporter.refused.values()), None))
+        self._health.ready_when("kernel", lambda: next(iter(self._refusals().values()), None))
         self._serve()
         tasks = [self._spawn(name, work) for name, work in self._work().items()]
         log.info(
@@ -240,7 +240,7 @@ class App:
 
     def _take(self, events: Sequence[Event]) -> None:
         """Hand events on, and note what concerns the proxy itself: its own Node."""
-        self._engine.sink(events)
+        self._engine.arrive(events)
         node = self._engine.planner.nodes.get(self._settings.node_name)
         self._health.node_eligible = eligible(node) if self._sources.knows_nodes else True
         if self._settings.local_mode == "NodeCIDR":
@@ -253,6 +253,11 @@ class App:
                 log.error("The Node's podCIDRs changed old=%s new=%s; restarting", self._pod_cidrs, cidrs)
                 self._stop(1)
             self._pod_cidrs = cidrs or self._pod_cidrs
+
+    def _refusals(self) -> Mapping[str, str]:
+        """Return why families are refused at the moment, by their labels."""
+        standings = [self._engine.standing(family) for family in self._settings.families]
+        return {standing.family.label: standing.refusal for standing in standings if standing.refusal is not None}
 
     def _local_addresses(self) -> Mapping[Family, list[bytes]]:
         return host.packed_local_addresses(self._settings.families, modes.interfaces())
@@ -289,10 +294,10 @@ class App:
         state = ProgrammedState(
             config.active_mode,
             self._engine.planner,
-            lambda: self._engine.unapplied,
-            self._engine.programmed,
+            lambda: self._engine.queued,
+            self._engine.committed,
             self._health,
-            lambda: {family.label: error for family, error in self._reporter.refused.items()},
+            self._refusals,
         )
         pages = metrics_pages(
             self._metrics,

@@ -1,4 +1,4 @@
-"""What one address family still has to get into the kernel. Knows no loop and no kernel.
+"""What one address family still has to get into the kernel, and how that stands. Knows no loop and no kernel.
 
 A family that the kernel refuses has its own pace of retries, so that the other one's changes, and all that follows from
 them, do not wait for it.
@@ -6,47 +6,101 @@ them, do not wait for it.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from msgspec import Struct
 
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import NOTHING, Compiled, ServiceName, ServicePlan
 from kubeproxy.model.planner import Change
+from kubeproxy.pacing import Backoff
 
 FIRST_RETRY = 0.05
 SLOWEST_RETRY = 10.0
 MOST_TRIGGERS = 100  # of one Service, while the kernel refuses: more would say nothing new of the latency
 
 
-class Retry:
-    """Seconds until something that fails is tried again: few at first, doubling."""
+class Standing(Struct, frozen=True):
+    """What is known of one family's kernel. Times are seconds since the epoch, None for never.
 
-    def __init__(self) -> None:
-        self._next = FIRST_RETRY
+    `committed_at`: when it last took what was queued. `inspected_at`: when it was last looked at, and nothing differed
+    from that. `sound_since`: since when it has, as far as anybody knows, what was committed; None when it does not.
+    `refusal`: why it refused what is queued, if it did. `difference`: what another program changed, until it is
+    repaired. `queued`: how many Services' changes wait for it.
+    """
 
-    def after_failure(self) -> float:
-        """Return how long to wait this time."""
-        wait = self._next * random.uniform(0.75, 1.25)  # noqa: S311 - jitter
-        self._next = min(self._next * 2, SLOWEST_RETRY)
-        return wait
+    family: Family
+    committed_at: float | None = None
+    inspected_at: float | None = None
+    sound_since: float | None = None
+    refusal: str | None = None
+    difference: str | None = None
+    queued: int = 0
 
-    def succeeded(self) -> None:
-        """Begin anew."""
-        self._next = FIRST_RETRY
+
+def retries() -> Backoff:
+    """Return the pace at which the kernel is asked again."""
+    return Backoff(FIRST_RETRY, SLOWEST_RETRY)
 
 
 class Backlog:
-    """The changes of one family since the kernel was last known to be right.
+    """The changes that are queued for one family: all since its kernel was last known to be right.
 
-    `stale` says that everything is to be compared with the kernel, `resting` that it failed and its time has not come.
+    `stale` says that everything is to be compared with the kernel, `resting` that it refused and its time has not come.
     """
 
-    def __init__(self, family: Family) -> None:
+    def __init__(self, family: Family, clock: Callable[[], float] = time.time) -> None:
         self.family = family
         self.changes: dict[ServiceName, Change] = {}
         self.stale = True
         self.resting = False
-        self.retry = Retry()
+        self._backoff = retries()
+        self._clock = clock
+        self._committed_at: float | None = None
+        self._inspected_at: float | None = None
+        self._sound_since: float | None = None
+        self._refusal: str | None = None
+        self._difference: str | None = None
+
+    @property
+    def standing(self) -> Standing:
+        """Return what is known of this family's kernel."""
+        return Standing(
+            self.family,
+            self._committed_at,
+            self._inspected_at,
+            self._sound_since,
+            self._refusal,
+            self._difference,
+            len(self.changes),
+        )
+
+    def committed(self) -> None:
+        """Take that the kernel has all that was queued."""
+        self._committed_at = now = self._clock()
+        self._refusal = None
+        if not self.stale:  # else something was seen when this sync was under way already
+            self._difference = None
+            if self._sound_since is None:
+                self._sound_since = now
+        self.changes.clear()
+        self._backoff.succeeded()
+
+    def refused(self, why: str) -> float:
+        """Take that the kernel refused what was queued; return how many seconds to let it rest."""
+        self._refusal, self._sound_since = why, None
+        self.stale = self.resting = True
+        return self._backoff.failed()
+
+    def inspected(self) -> None:
+        """Take that a look at the kernel showed nothing that differs."""
+        self._inspected_at = self._clock()
+
+    def differs(self, what: str) -> None:
+        """Take that another program changed something."""
+        self._difference, self._sound_since = what, None
+        self.stale = True
 
     def add(self, changes: Sequence[Change]) -> None:
         """Take changes in; those of one Service become one."""
@@ -63,8 +117,8 @@ class Backlog:
         ordered.update(compiled)
         return {name: self._of(entry) for name, entry in ordered.items()}
 
-    def taken(self, name: ServiceName, compiled: Compiled) -> tuple[ServicePlan, ...]:
-        """Return what the kernel last took of a Service that is now to be as compiled."""
+    def committed_plans(self, name: ServiceName, compiled: Compiled) -> tuple[ServicePlan, ...]:
+        """Return what the kernel has of a Service that is now to be as compiled."""
         change = self.changes.get(name)
         return self._of(compiled if change is None else change.before)
 

@@ -10,17 +10,18 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from kubeproxy.backends.mode import Difference
 from kubeproxy.errors import ApplyError
 from kubeproxy.flows import FlowCleaner
 from kubeproxy.model.addresses import Family, unpack
-from kubeproxy.model.events import Rejected
-from kubeproxy.model.plan import Compiled, Globals, HealthCheck, Policy, Problem, ServiceName
-from kubeproxy.model.planner import Change
+from kubeproxy.model.plan import Compiled, Globals, HealthCheck, Policy, ServiceName
+from kubeproxy.model.planner import Change, Counts
 from kubeproxy.observe.events import EventRecorder, ObjectReference
 from kubeproxy.observe.health import ProxyHealth
 from kubeproxy.observe.logs import level
 from kubeproxy.observe.metrics import Metrics
 from kubeproxy.observe.service_health import LocalEndpoints, ServiceHealth
+from kubeproxy.observer import Commit, Notice, ServiceProblem
 
 log = logging.getLogger("kubeproxy.reporter")
 
@@ -36,7 +37,7 @@ _REFERENCES: dict[str, tuple[str, str]] = {
 
 
 class Reporter:
-    """Implements engine.Observer."""
+    """Implements observer.Observer."""
 
     def __init__(
         self,
@@ -55,46 +56,44 @@ class Reporter:
         self._node = node
         self._checks: dict[ServiceName, HealthCheck] = {}
         self._without_local: Counter[tuple[str, Family]] = Counter()
-        self.refused: dict[Family, str] = {}
 
     def queued(self, families: Sequence[Family]) -> None:
-        """See engine.Observer."""
+        """See observer.Observer."""
         now = time.time()
         for family in families:
             self._metrics.last_queued.labels(family.label).set(now)
             self._health.queued(family.label)
 
-    def pending(self, services: int, endpoints: int) -> None:
-        """See engine.Observer."""
-        self._metrics.service_changes_pending.set(services)
-        self._metrics.endpoint_changes_pending.set(endpoints)
+    def counted(self, fresh: Counts, pending: Counts) -> None:
+        """See observer.Observer."""
+        metrics = self._metrics
+        metrics.service_changes.inc(fresh.services)
+        metrics.endpoint_changes.inc(fresh.endpoints)
+        metrics.service_changes_pending.set(pending.services)
+        metrics.endpoint_changes_pending.set(pending.endpoints)
 
-    def counted(self, services: int, endpoints: int) -> None:
-        """See engine.Observer."""
-        self._metrics.service_changes.inc(services)
-        self._metrics.endpoint_changes.inc(endpoints)
-
-    def synced(self, family: Family, seconds: float, full: bool) -> None:
-        """See engine.Observer."""
-        label, metrics = family.label, self._metrics
+    def committed(self, commit: Commit) -> None:
+        """See observer.Observer."""
+        label, metrics, seconds = commit.family.label, self._metrics, commit.seconds
         if log.isEnabledFor(EACH_SYNC):
-            log.log(EACH_SYNC, "Synced family=%s full=%s seconds=%.6f", label, full, seconds)
+            log.log(EACH_SYNC, "Synced family=%s full=%s seconds=%.6f", label, commit.full, seconds)
         metrics.sync_duration.labels(label).observe(seconds)
-        (metrics.sync_full_duration if full else metrics.sync_partial_duration).labels(label).observe(seconds)
+        (metrics.sync_full_duration if commit.full else metrics.sync_partial_duration).labels(label).observe(seconds)
         metrics.last_sync.labels(label).set(time.time())
         self._health.updated(label)
-        self.refused.pop(family, None)
+        self._flows.changed(commit.changes, full=commit.everything, families=(commit.family,))
+        for age in commit.ages:
+            metrics.network_programming.labels(label).observe(age)
 
-    def failed(self, family: Family, error: ApplyError) -> None:
-        """See engine.Observer."""
+    def refused(self, family: Family, error: ApplyError) -> None:  # noqa: ARG002 - /readyz asks the engine why
+        """See observer.Observer."""
         for counter in self._metrics.refusals:
             counter.labels(family.label).inc()
         # A repair that does not get through makes the node unhealthy as a change does that waits as long.
         self._health.queued(family.label)
-        self.refused[family] = str(error)
 
-    def applied(self, changes: Sequence[Change], full: bool) -> None:
-        """See engine.Observer."""
+    def settled(self, changes: Sequence[Change], full: bool) -> None:
+        """See observer.Observer."""
         checks_changed = False
         for change in changes:
             if change.before.health != change.after.health:
@@ -119,33 +118,24 @@ class Reporter:
                 count = self._without_local[policy, family] = self._without_local[policy, family] + step
                 self._metrics.no_local_endpoints.labels(policy, family.label).set(count)
 
-    def reached(self, family: Family, changes: Sequence[Change], full: bool) -> None:
-        """See engine.Observer."""
-        self._flows.changed(changes, full=full, families=(family,))
-
-    def programmed(self, family: Family, seconds: float) -> None:
-        """See engine.Observer."""
-        self._metrics.network_programming.labels(family.label).observe(seconds)
-
-    def problem(self, name: ServiceName, uid: str, problem: Problem) -> None:
-        """See engine.Observer."""
-        regarding = ObjectReference("Service", name[1], name[0], uid)
-        note = f"{problem.field}: {problem.reason}"
-        self._events.record(regarding, "Warning", "UnusableServiceField", "Programming", note)
-
-    def rejected(self, rejected: Rejected) -> None:
-        """See engine.Observer."""
-        kind, version = _REFERENCES[rejected.resource]
-        regarding = ObjectReference(kind, rejected.name or "unnamed", rejected.namespace, rejected.uid, version)
-        note = f"{rejected.field or 'object'}: {rejected.reason}"
-        self._events.record(regarding, "Warning", "UnusableField", "Reading", note)
-
-    def drifted(self, what: str) -> None:
-        """See engine.Observer."""
-        self._events.record(self._node, "Warning", "RulesChangedByOthers", "Repairing", what)
+    def noticed(self, notice: Notice) -> None:
+        """See observer.Observer."""
+        record = self._events.record
+        if isinstance(notice, Difference):
+            record(self._node, "Warning", "RulesChangedByOthers", "Repairing", notice.what)
+        elif isinstance(notice, ServiceProblem):
+            (namespace, name), problem = notice.service, notice.problem
+            regarding = ObjectReference("Service", name, namespace, notice.uid)
+            note = f"{problem.field}: {problem.reason}"
+            record(regarding, "Warning", "UnusableServiceField", "Programming", note)
+        else:
+            kind, version = _REFERENCES[notice.resource]
+            regarding = ObjectReference(kind, notice.name or "unnamed", notice.namespace, notice.uid, version)
+            note = f"{notice.field or 'object'}: {notice.reason}"
+            record(regarding, "Warning", "UnusableField", "Reading", note)
 
     def world(self, world: Globals) -> None:
-        """See engine.Observer."""
+        """See observer.Observer."""
         addresses: list[str] | None = []
         for family in world.families:
             ours = world.of(family)

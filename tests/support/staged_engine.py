@@ -152,6 +152,21 @@ class Notes:
     def of(self, method):
         return [arguments for name, arguments in self.made if name == method]
 
+    @property
+    def commits(self):
+        return [commit for (commit,) in self.of("committed")]
+
+    @property
+    def notices(self):
+        return [notice for (notice,) in self.of("noticed")]
+
+    @property
+    def counts(self):
+        """The fresh Services and slices of each sync that had any, and what was pending at each call."""
+        made = [(tuple(getattr(c, f) for f in c.__struct_fields__) for c in pair) for pair in self.of("counted")]
+        pairs = [tuple(pair) for pair in made]
+        return [fresh for fresh, _ in pairs if any(fresh)], [pending for _, pending in pairs]
+
 
 class Stage:
     """An engine with its surroundings, running."""
@@ -189,7 +204,7 @@ class Stage:
         self.backend.before_step = tell_once
 
     def tell(self, *events):
-        self.engine.sink(events)
+        self.engine.arrive(events)
 
     async def until(self, condition):
         async with asyncio.timeout(10):
@@ -206,7 +221,7 @@ class Stage:
     def idle(self):
         engine = self.engine
         waiting = any(b.changes or b.stale or b.resting for b in engine._backlogs.values())
-        return not (engine._inbox or waiting or engine._wake.is_set())
+        return engine._intake.is_empty and not (waiting or engine._wake.is_set())
 
     def programmed(self, backend=None):
         return {name[1]: plans for name, plans in (backend or self.backend).state.items()}

@@ -9,6 +9,7 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.observe.events import ObjectReference
 from kubeproxy.observe.health import ProxyHealth
 from kubeproxy.observe.metrics import Metrics
+from kubeproxy.observer import Commit
 from kubeproxy.reporter import Reporter
 
 
@@ -17,11 +18,11 @@ def test_a_repair_that_fails_for_two_sync_periods_is_unhealthy():
     metrics = Metrics()
     health = ProxyHealth(metrics, 30.0, clock=lambda: now[0])
     reporter = Reporter(metrics, health, Mock(), Mock(), Mock(), ObjectReference("Node", "node-a"))
-    reporter.synced(Family.IPV4, 0.1, full=True)
-    reporter.failed(Family.IPV4, ApplyError("flock (pid 42) has held the iptables lock for more than 5 s"))
+    reporter.committed(Commit(Family.IPV4, full=True))
+    reporter.refused(Family.IPV4, ApplyError("flock (pid 42) has held the iptables lock for more than 5 s"))
     assert health.healthy()
     now[0] = 60.0
-    reporter.failed(Family.IPV4, ApplyError("the same"))
+    reporter.refused(Family.IPV4, ApplyError("the same"))
     assert not health.healthy()
-    reporter.synced(Family.IPV4, 0.1, full=True)
+    reporter.committed(Commit(Family.IPV4, full=True))
     assert health.healthy()

@@ -2,12 +2,11 @@
 
 import pytest
 
-from kubeproxy import backlog
-from kubeproxy import engine as engine_module
+from kubeproxy import backlog, inspection
 
 
 @pytest.fixture(autouse=True)
 def brisk(monkeypatch):
     monkeypatch.setattr(backlog, "FIRST_RETRY", 0.001)
     monkeypatch.setattr(backlog, "SLOWEST_RETRY", 0.004)
-    monkeypatch.setattr(engine_module, "DRIFT_CHECK", 0.002)
+    monkeypatch.setattr(inspection, "INTERVAL", 0.002)

@@ -26,7 +26,36 @@ def test_changed_rules_are_repaired_at_once():
         await stage.settled()
         assert stage.backend.calls == [("resync", ["a"])]
         assert set(stage.programmed()) == {"a"}
-        assert stage.notes.of("drifted") == [(RULES.what,)]
+        assert stage.notes.notices == [RULES]
+
+    play(scene)
+
+
+def test_how_a_family_stands_is_known_until_the_repair_and_after_it():
+    async def scene(stage):
+        await started(stage, service("a"))
+        sound = stage.engine.standing(V4)
+        assert sound.sound_since == sound.committed_at
+        assert (sound.refusal, sound.difference, sound.queued) == (None, None, 0)
+        stage.backend.failures = [True] * 10_000
+        stage.backend.is_touched, stage.backend.altered = True, RULES
+        await stage.until(lambda: stage.engine.standing(V4).refusal)
+        assert stage.engine.standing(V4).difference == RULES.what
+        assert stage.engine.standing(V4).sound_since is None
+        stage.backend.failures.clear()
+        await stage.settled()
+        repaired = stage.engine.standing(V4)
+        assert (repaired.refusal, repaired.difference) == (None, None)
+        assert repaired.sound_since > sound.sound_since
+
+    play(scene)
+
+
+def test_a_look_that_shows_nothing_is_known():
+    async def scene(stage):
+        await started(stage, service("a"))
+        await stage.until(lambda: stage.engine.standing(V4).inspected_at is not None)
+        assert stage.engine.standing(V4).inspected_at >= stage.engine.standing(V4).committed_at
 
     play(scene)
 
@@ -62,7 +91,7 @@ def test_looks_are_thorough_in_each_period_and_a_second_look_convicts():
         assert set(looks) == {Depth.THOROUGH}
         assert len(looks) in (2, 3)  # one may have been under way
         assert stage.backend.calls == [("resync", ["a"])]
-        assert stage.notes.of("drifted") == [(ELEMENTS.what,)]
+        assert stage.notes.notices == [ELEMENTS]
 
     play(scene, pace=Pace(period=0.0))
 
@@ -90,7 +119,7 @@ def test_a_suspicion_that_does_not_hold_is_dropped():
         await stage.until(lambda: not answers)
         await _sleep(0.01)
         assert stage.backend.calls == []
-        assert stage.notes.of("drifted") == []
+        assert stage.notes.notices == []
 
     play(scene, pace=Pace(period=0.0))
 
@@ -103,7 +132,7 @@ def test_what_cannot_be_read_is_written_again(part):
         setattr(stage.backend, part, ApplyError("no such table"))
         await stage.until(lambda: stage.backend.calls)
         assert stage.backend.calls == [("resync", [])]
-        assert "no such table" in stage.notes.of("drifted")[0][0]
+        assert "no such table" in stage.notes.notices[0].what
 
     play(scene)
 

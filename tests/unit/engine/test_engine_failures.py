@@ -11,6 +11,7 @@ from kubeproxy import backlog
 from kubeproxy.backends.mode import Difference
 from kubeproxy.errors import ChangedByOthersError
 from kubeproxy.model.events import Deleted, Replaced
+from kubeproxy.pacing import Backoff
 from support.staged_engine import READY, V4, V6, endpoints, gone, play, service, started
 
 _sleep = asyncio.sleep
@@ -24,7 +25,7 @@ def test_a_failed_sync_is_tried_again_as_a_resync():
         await stage.settled()
         assert stage.backend.calls == [("sync", ["b"]), ("resync", ["b", "a"])]
         assert stage.programmed()["b"][0].cluster
-        assert [str(error) for _, error in stage.notes.of("failed")] == ["the kernel is in a bad mood"]
+        assert [str(error) for _, error in stage.notes.of("refused")] == ["the kernel is in a bad mood"]
         stage.tell(endpoints("a", 1))
         await stage.settled()
         assert stage.backend.calls[2:] == [("sync", ["a"])]
@@ -38,8 +39,8 @@ def test_what_others_change_during_a_sync_is_told_as_drift():
         stage.backend.failures, stage.backend.mood = [True], ChangedByOthersError("rules were changed")
         stage.tell(endpoints("a", 1))
         await stage.settled()
-        assert stage.notes.of("drifted") == [("rules were changed",)]
-        assert len(stage.notes.of("failed")) == 1
+        assert stage.notes.notices == [Difference("rules were changed")]
+        assert len(stage.notes.of("refused")) == 1
         assert stage.programmed()["a"][0].cluster
 
     play(scene)
@@ -50,7 +51,7 @@ def test_a_failed_first_sync_is_tried_again_and_not_ready_until_it_is_done():
         stage.backend.failures = [True] * 10_000
         stage.tell(service("a"), *READY[2:], Replaced("endpointslices", []))
         stage.tell(Replaced("services", [service("a").object]))
-        await stage.until(lambda: len(stage.notes.of("failed")) >= 2)
+        await stage.until(lambda: len(stage.notes.of("refused")) >= 2)
         assert not stage.engine.ready.is_set()
         stage.backend.failures.clear()
         await stage.settled()
@@ -81,7 +82,7 @@ def test_retries_come_later_and_later_and_start_anew_after_a_success(monkeypatch
             await stage.settled()
             assert pauses == [0.001, 0.002, 0.004, 0.004, 0.004, 0.004]
 
-    monkeypatch.setattr(backlog.random, "uniform", lambda *_: 1.0)
+    monkeypatch.setattr(backlog, "retries", lambda: Backoff(0.001, 0.004, spread=0.0))
     play(scene)
 
 
@@ -93,16 +94,16 @@ def test_changes_of_a_family_do_not_wait_for_the_retries_of_the_other_one(monkey
         four, six = stage.backends
         six.failures = [True] * 10_000
         stage.tell(*READY, service("six", 6, V6))
-        await stage.until(lambda: stage.notes.of("failed"))
+        await stage.until(lambda: stage.notes.of("refused"))
         for number in (1, 2, 3):  # also those that come after the first failure
             stage.tell(service(f"s{number}", number), endpoints(f"s{number}", 1, triggered="2026-01-01T00:00:00Z"))
             await stage.until(lambda: f"s{number}" in stage.programmed(four))  # noqa: B023
         stage.tell(service("bad", 9, external_ips=["nonsense"]))
-        await stage.until(lambda: stage.notes.of("problem"))
-        applied = {change.name[1] for changes, _ in stage.notes.of("applied") for change in changes}
-        assert applied == {"six", "s1", "s2", "s3", "bad"}
-        assert {family for family, _ in stage.notes.of("programmed")} == {V4}
-        assert len(stage.notes.of("failed")) == 1
+        await stage.until(lambda: stage.notes.notices)
+        settled = {change.name[1] for changes, _ in stage.notes.of("settled") for change in changes}
+        assert settled == {"six", "s1", "s2", "s3", "bad"}
+        assert {commit.family for commit in stage.notes.commits if commit.ages} == {V4}
+        assert len(stage.notes.of("refused")) == 1
         assert not stage.engine.ready.is_set()
 
     play(scene, families=(V4, V6))
@@ -113,11 +114,11 @@ def test_rules_of_a_family_are_repaired_while_the_other_one_fails():
         four, six = stage.backends
         six.failures = [True] * 10_000
         stage.tell(*READY, service("a"), service("six", 6, V6))
-        await stage.until(lambda: stage.notes.of("failed") and stage.programmed(four))
+        await stage.until(lambda: stage.notes.of("refused") and stage.programmed(four))
         four.state.clear()
         four.is_touched, four.altered = True, Difference("chains or rules were changed")
         await stage.until(lambda: stage.programmed(four))
-        assert stage.notes.of("drifted") == [("chains or rules were changed",)]
+        assert stage.notes.notices == [Difference("chains or rules were changed")]
 
     play(scene, families=(V4, V6))
 
@@ -133,7 +134,7 @@ def test_a_family_that_fails_does_not_hold_the_other_one():
         assert set(stage.programmed(six)) == {"six", "c"}
         assert {kind for kind, _ in four.calls} == {"sync"}
         assert [kind for kind, _ in six.calls] == ["sync", "resync", "resync"]
-        assert {family for family, _ in stage.notes.of("failed")} == {V6}
+        assert {family for family, _ in stage.notes.of("refused")} == {V6}
 
     play(scene, families=(V4, V6))
 
@@ -144,20 +145,20 @@ def test_changes_are_reported_once_and_when_no_family_has_them_not_at_all():
         for backend in stage.backends:
             backend.failures = [True] * 10_000
         stage.tell(endpoints("a", 1, triggered="2026-01-01T00:00:00Z"))
-        await stage.until(lambda: len(stage.notes.of("failed")) >= 2)
-        assert stage.notes.of("applied") == []
-        assert stage.notes.of("programmed") == []
+        await stage.until(lambda: len(stage.notes.of("refused")) >= 2)
+        assert stage.notes.of("settled") == []
+        assert stage.notes.commits == []
         stage.tell(endpoints("a", 1, 2, triggered="2026-01-01T00:00:09Z"))
         for backend in stage.backends:
             backend.failures.clear()
         await stage.settled()
-        changes = [change for changes, _ in stage.notes.of("applied") for change in changes]
+        changes = [change for changes, _ in stage.notes.of("settled") for change in changes]
         assert {change.name[1] for change in changes} == {"a"}
         assert changes[0].before.plans[0].cluster == ()  # one change, or two when it was told between steps
         assert all(one.after == two.before for one, two in itertools.pairwise(changes))
         assert len(changes[-1].after.plans[0].cluster) == 2
-        assert sum(slices for _, slices in stage.notes.of("counted")) == 2
-        assert len(stage.notes.of("programmed")) == 2
+        assert sum(slices for _, slices in stage.notes.counts[0]) == 2
+        assert sum(len(commit.ages) for commit in stage.notes.commits) == 2
 
     play(scene, families=(V4, V6))
 
@@ -167,8 +168,8 @@ def test_attempts_that_fail_are_not_reported_as_done():
         await started(stage, service("a"))
         stage.backends[1].failures = [True] * 10_000
         stage.tell(service("six", 6, V6))
-        await stage.until(lambda: len(stage.notes.of("failed")) > 3)
-        [(changes, full)] = stage.notes.of("applied")
+        await stage.until(lambda: len(stage.notes.of("refused")) > 3)
+        [(changes, full)] = stage.notes.of("settled")
         assert ([change.name[1] for change in changes], full) == (["six"], False)
 
     play(scene, families=(V4, V6))
@@ -179,12 +180,12 @@ def test_what_a_family_has_is_known_while_the_other_one_is_refused():
         await started(stage, service("a"), service("six", 6, V6))
         stage.backends[1].failures = [True] * 10_000
         stage.tell(service("b", 2), endpoints("a", 7), gone("six"))
-        await stage.until(lambda: stage.notes.of("failed") and "b" in stage.programmed())
+        await stage.until(lambda: stage.notes.of("refused") and "b" in stage.programmed())
         engine, four = stage.engine, stage.programmed()
-        assert {name[1] for name in engine.unapplied} == {"a", "b", "six"}
+        assert {name[1] for name in engine.queued} == {"a", "b", "six"}
         for name in "a", "b":
-            assert tuple(engine.programmed(("ns", name))) == four[name]
-        assert [plan.key.family for plan in engine.programmed(("ns", "six"))] == [V6]
+            assert tuple(engine.committed(("ns", name))) == four[name]
+        assert [plan.key.family for plan in engine.committed(("ns", "six"))] == [V6]
 
     play(scene, families=(V4, V6))
 
@@ -214,15 +215,15 @@ def test_changes_are_pending_until_every_family_has_them():
         stage.backends[1].failures = [True] * 10_000
         stage.tell(service("a"), endpoints("a", 1))
         await stage.until(lambda: "a" in stage.programmed(stage.backends[0]))
-        await stage.until(lambda: stage.notes.of("failed"))
+        await stage.until(lambda: stage.notes.of("refused"))
         stage.tell(endpoints("a", 1, 2))
-        await stage.until(lambda: stage.notes.of("counted") == [(1, 1), (0, 1)])
-        await stage.until(lambda: len(stage.notes.of("failed")) > 2)
-        assert stage.notes.of("pending")[-1] == (1, 2)
+        await stage.until(lambda: stage.notes.counts[0] == [(1, 1), (0, 1)])
+        await stage.until(lambda: len(stage.notes.of("refused")) > 2)
+        assert stage.notes.counts[1][-1] == (1, 2)
         stage.backends[1].failures.clear()
         await stage.settled()
-        assert stage.notes.of("pending")[-1] == (0, 0)
-        assert stage.notes.of("counted") == [(1, 1), (0, 1)]
+        assert stage.notes.counts[1][-1] == (0, 0)
+        assert stage.notes.counts[0] == [(1, 1), (0, 1)]
 
     play(scene, families=(V4, V6))
 
@@ -268,20 +269,20 @@ def test_a_family_that_fails_does_not_hold_what_follows_from_changes_of_the_othe
         await started(stage, service("a"))
         stage.backends[1].failures = [True] * 10_000
         stage.tell(service("six", 6, V6))
-        await stage.until(lambda: stage.notes.of("failed"))
+        await stage.until(lambda: stage.notes.of("refused"))
         for number in (1, 2):
             stage.notes.made.clear()
             stage.tell(endpoints("a", number))
-            await stage.until(lambda: [c for f, found, _ in stage.notes.of("reached") for c in found])
-            [change] = [change for _, found, _ in stage.notes.of("reached") for change in found]
-            assert {(family, full) for family, _, full in stage.notes.of("reached")} == {(V4, False)}
+            await stage.until(lambda: [change for commit in stage.notes.commits for change in commit.changes])
+            [change] = [change for commit in stage.notes.commits for change in commit.changes]
+            assert {(commit.family, commit.everything) for commit in stage.notes.commits} == {(V4, False)}
             assert change.after.plans[0].cluster[0][3] == number
         stage.notes.made.clear()
         stage.tell(gone("a"))
         stage.backends[1].failures.clear()
         await stage.settled()
-        [found] = [found for family, found, full in stage.notes.of("reached") if family is V6 and full]
-        assert {change.name[1] for change in found} == {"a", "six"}
+        [commit] = [commit for commit in stage.notes.commits if commit.family is V6 and commit.everything]
+        assert {change.name[1] for change in commit.changes} == {"a", "six"}
 
     play(scene, families=(V4, V6))
 
@@ -292,9 +293,9 @@ def test_a_repair_may_concern_every_service():
         stage.engine.force(V4)
         stage.tell(endpoints("b", 1))
         await stage.settled()
-        [(family, changes, full)] = stage.notes.of("reached")
-        assert (family, full) == (V4, True)
-        assert {change.name[1]: change.before == change.after for change in changes} == {"a": True, "b": False}
+        [commit] = stage.notes.commits
+        assert (commit.family, commit.full, commit.everything) == (V4, True, True)
+        assert {c.name[1]: c.before == c.after for c in commit.changes} == {"a": True, "b": False}
 
     play(scene)
 
@@ -310,7 +311,7 @@ def test_services_that_come_and_go_while_the_kernel_refuses_are_forgotten():
             await stage.until(lambda: not stage.engine.planner.dirty)
             stage.tell(gone(f"s{number}"), Deleted("endpointslices", "ns", f"s{number}"))
             await stage.until(lambda: not stage.engine.planner.dirty)
-        for known in (stage.engine._unreported, *(b.changes for b in stage.engine._backlogs.values())):
+        for known in (stage.engine._unsettled, *(b.changes for b in stage.engine._backlogs.values())):
             assert known.keys() <= {("ns", "a"), ("ns", "old"), ("ns", "s49")}
         four.failures, six.failures = [], []
         await stage.settled()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from kubeproxy import engine as engine_module
+from kubeproxy import turns
 from kubeproxy.model import planner as planner_module
 from kubeproxy.model.events import Replaced
 from support.staged_engine import NODE, cidr, endpoints, gone, node, play, service, started
@@ -15,7 +15,7 @@ _sleep = asyncio.sleep
 @pytest.fixture
 def bit_by_bit(monkeypatch):
     """The loop runs after every object."""
-    monkeypatch.setattr(engine_module, "HOLD", -1.0)
+    monkeypatch.setattr(turns, "HOLD", -1.0)
     monkeypatch.setattr(planner_module, "STEP", 1)
 
 

@@ -1,6 +1,7 @@
 """What the loop reports: problems, pending changes, how long they took."""
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -20,7 +21,7 @@ def test_problems_are_reported_once():
         stage.tell(service("a", external_ips=["nonsense", "more nonsense"]))
         stage.engine.force(V4)
         await stage.settled()
-        reported = [(name, uid, problem.field, problem.reason) for name, uid, problem in stage.notes.of("problem")]
+        reported = [(name, uid, problem.field, problem.reason) for name, uid, problem in stage.notes.notices]
         assert [(name, uid, field) for name, uid, field, _ in reported] == [
             (("ns", "a"), "uid-a", "spec.externalIPs")
         ] * 2
@@ -35,7 +36,7 @@ def test_problems_survive_a_failed_sync():
         stage.backend.failures = [True]
         stage.tell(service("a", external_ips=["nonsense"]))
         await stage.settled()
-        assert len(stage.notes.of("problem")) == 1
+        assert len(stage.notes.notices) == 1
 
     play(scene)
 
@@ -45,7 +46,7 @@ def test_rejected_objects_are_reported_and_wake_nobody():
         await started(stage)
         rejected = Rejected("services", "ns", "a", "uid", "spec", "is no object")
         stage.tell(rejected)
-        assert stage.notes.of("rejected") == [(rejected,)]
+        assert stage.notes.notices == [rejected]
         await _sleep(0.005)
         assert stage.backend.calls == []
 
@@ -57,11 +58,11 @@ def test_pending_changes_are_counted_until_they_are_in_the_kernel():
         await started(stage)
         stage.tell(service("a"), endpoints("a", 1))
         stage.tell(endpoints("a", 2))
-        assert stage.notes.of("pending") == [(1, 1), (1, 2)]
+        assert stage.notes.counts == ([], [(1, 1), (1, 2)])
         await stage.settled()
-        assert stage.notes.of("counted") == [(1, 2)]
+        assert stage.notes.counts == ([(1, 2)], [(1, 1), (1, 2), (0, 0)])
         stage.tell(service("b", 2))
-        assert stage.notes.of("pending")[-1] == (1, 0)
+        assert stage.notes.counts[1][-1] == (1, 0)
 
     play(scene)
 
@@ -72,10 +73,9 @@ def test_what_comes_during_a_sync_is_pending_after_it():
         stage.tell_during_sync(endpoints("a", 1))
         stage.tell(service("a"))
         await stage.settled()
-        assert stage.notes.of("counted") == [(1, 0), (0, 1)]
-        told = [values for name, values in stage.notes.made if name == "pending"]
-        assert told[:3] == [(1, 0), (1, 1), (0, 1)]
-        assert told[-1] == (0, 0)
+        fresh, pending = stage.notes.counts
+        assert fresh == [(1, 0), (0, 1)]
+        assert [n for n, _ in itertools.groupby(pending)] == [(1, 0), (1, 1), (0, 1), (0, 0)]
 
     play(scene)
 
@@ -84,10 +84,11 @@ def test_changes_that_mean_nothing_are_not_pending_for_ever():
     async def scene(stage):
         await started(stage)
         stage.tell(service("a", type="ExternalName"))
-        assert stage.notes.of("pending")[-1] == (1, 0)
-        await stage.until(lambda: stage.notes.of("synced"))
+        assert stage.notes.counts[1][-1] == (1, 0)
+        await stage.until(lambda: stage.notes.commits)
         await stage.settled()
-        assert stage.notes.of("counted") == [(1, 0)]
+        assert stage.notes.counts[0] == [(1, 0)]
+        assert stage.notes.counts[1][-1] == (0, 0)
 
     play(scene)
 
@@ -107,14 +108,14 @@ def test_how_long_it_took_is_reported_where_it_is_known(triggered, known):
         await started(stage, service("a"))
         stage.tell(endpoints("a", 1, triggered=triggered))
         await stage.settled()
-        found = stage.notes.of("programmed")
-        assert [family for family, _ in found] == ([V4] if known else [])
-        assert all(seconds > 0 for _, seconds in found)
+        [commit] = stage.notes.commits
+        assert (commit.family, len(commit.ages)) == (V4, int(known))
+        assert all(seconds > 0 for seconds in commit.ages)
 
     play(scene)
 
 
-def test_queued_is_said_once_until_it_is_synced():
+def test_queued_is_said_once_until_it_is_committed():
     async def scene(stage):
         await started(stage, service("a"))
         for n in range(1, 4):
@@ -133,7 +134,7 @@ def test_what_is_queued_during_a_sync_still_waits_after_it():
         stage.tell_during_sync(endpoints("a", 1))
         stage.tell(service("a"))
         await stage.settled()
-        said = [name for name, _ in stage.notes.made if name in {"queued", "synced"}]
-        assert said == ["queued", "queued", "synced", "queued", "synced"]
+        said = [name for name, _ in stage.notes.made if name in {"queued", "committed"}]
+        assert said == ["queued", "queued", "committed", "queued", "committed"]
 
     play(scene)

@@ -70,9 +70,10 @@ def test_a_new_nodeport_address_concerns_every_service():
         await started(stage, service("a"))
         stage.addresses = {V4: [bytes([192, 0, 2, 5])]}
         stage.engine.addresses_changed()
-        await stage.until(lambda: stage.notes.of("reached"))
-        [(family, changes, full)] = stage.notes.of("reached")
-        assert (family, [change.name[1] for change in changes], full) == (V4, ["a"], True)
+        await stage.until(lambda: stage.notes.commits)
+        [commit] = stage.notes.commits
+        assert (commit.family, commit.full, commit.everything) == (V4, False, True)
+        assert [change.name[1] for change in commit.changes] == ["a"]
 
     play(scene, nodeport_addresses=("192.0.2.0/24",))
 

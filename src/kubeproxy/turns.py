@@ -1,0 +1,43 @@
+"""How long pieces of work share the event loop with everybody else."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+HOLD: Final = 0.01
+"""Seconds that a long piece of work may hold the event loop at a time: 44,000 Services are seconds of work, and health,
+watches and other programs' questions must not wait for that."""
+
+
+def end_of_turn() -> float:
+    """Return when a turn at the event loop that begins now is over, on time.monotonic()."""
+    return time.monotonic() + HOLD
+
+
+async def in_turns(steps: Iterable[T]) -> AsyncIterator[T]:
+    """Yield from steps of work, letting the loop run whenever it was held long enough."""
+    end = end_of_turn()
+    for step in steps:
+        yield step
+        if time.monotonic() > end:
+            await asyncio.sleep(0)
+            end = end_of_turn()
+
+
+async def exhaust(transactions: Iterator[int], *, in_thread: bool) -> None:
+    """Commit one transaction after the other, letting the loop run in between.
+
+    What may wait for long is done in a thread, so that health is answered meanwhile.
+    """
+    if in_thread:
+        while await asyncio.to_thread(next, transactions, None) is not None:
+            pass
+        return
+    next(transactions, None)
+    for _ in transactions:
+        await asyncio.sleep(0)
