@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from kubeproxy.api.credentials import Credentials, KeyPair
+from kubeproxy.api.reasons import os_reason, tls_words
 from kubeproxy.errors import ConfigError
 
 log = logging.getLogger("kubeproxy.api")
@@ -45,12 +46,17 @@ def parse_server(text: str, field: str, *, default_scheme: str = "http") -> Serv
 
     Raises ConfigError, starting with `field`, for anything that is no http or https URL.
     """
+    if "@" in text:  # not quoted: what is before it is a password more often than not
+        raise ConfigError(
+            f"{field}: the URL must not hold a user name or a password; give them to the kubeconfig's user"
+        )
     try:
         parts = urlsplit(text if "://" in text else f"{default_scheme}://{text}")
         port = parts.port
     except ValueError as error:
         raise ConfigError(f"{field}: {text!r} is no URL: {error}") from error
-    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment or parts.username:
+    text = text.partition("?")[0]  # the rest may be a secret
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
         raise ConfigError(f"{field}: {text!r} is no server URL; give one such as https://10.0.0.1:6443")
     if any(ord(char) <= 32 or ord(char) > 126 for char in text):
         raise ConfigError(f"{field}: {text!r} has characters that a URL cannot have")
@@ -76,6 +82,20 @@ class Trust(Struct, frozen=True, kw_only=True):
     cluster_field: str = "cluster"
     user_field: str = "user"
 
+    @property
+    def authorities(self) -> str:
+        """Where the certificates stand that the server's must be signed by, for messages."""
+        if self.ca_data:
+            return f"{self.cluster_field}.certificate-authority-data"
+        return self.ca_file or f"an authority of this system; give {self.cluster_field}.certificate-authority"
+
+    @property
+    def own_certificate(self) -> str:
+        """Where the certificate stands that is shown to the server, '' when none does."""
+        if self.certificate_data:
+            return f"{self.user_field}.client-certificate-data"
+        return self.certificate_file
+
     def signature(self) -> tuple[tuple[str, int, int], ...]:
         """Return what changes when one of the files is replaced: its path, mtime (ns) and size."""
         return tuple(_file_state(path) for path in (self.ca_file, self.certificate_file, self.key_file) if path)
@@ -98,7 +118,8 @@ class Trust(Struct, frozen=True, kw_only=True):
                 _load_pair(context, pair)
             except (ssl.SSLError, OSError, ValueError) as error:
                 field = f"{self.user_field}.client-certificate"
-                raise ConfigError(f"{field}: certificate and key cannot be used together: {error}") from error
+                why = tls_words(error) if isinstance(error, ssl.SSLError) else error
+                raise ConfigError(f"{field}: certificate and key cannot be used together: {why}") from error
         return context
 
     def _authorities(self) -> ssl.SSLContext:
@@ -109,7 +130,8 @@ class Trust(Struct, frozen=True, kw_only=True):
             return ssl.create_default_context(cafile=self.ca_file or None)
         except (OSError, ValueError) as error:
             source = "-data" if self.ca_data else f" {self.ca_file}"
-            raise ConfigError(f"{field}{source}: holds no usable certificates: {error}") from error
+            why = os_reason(error) if isinstance(error, OSError) else "it is no text"
+            raise ConfigError(f"{field}{source}: holds no usable certificates: {why}") from error
 
     def _own_pair(self) -> KeyPair | None:
         certificate = self.certificate_data or _read(self.certificate_file, f"{self.user_field}.client-certificate")
@@ -161,6 +183,17 @@ class Cluster:
     def url(self) -> str:
         """The server's URL."""
         return self.server.url
+
+    @property
+    def authorities(self) -> str:
+        """See Trust."""
+        return self._trust.authorities
+
+    @property
+    def identity(self) -> str:
+        """Who we say that we are, and where that stands, for messages."""
+        own = f"the client certificate in {self._trust.own_certificate}" if self._trust.own_certificate else ""
+        return self.credentials.name or own or "none are given"
 
     @property
     def server_hostname(self) -> str | None:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,8 @@ EXEC_TIMEOUT = 60.0
 
 _EXPIRY_MARGIN = 10.0
 
-Headers = Mapping[str, str]
+Headers = tuple[tuple[str, str], ...]
+"""Names and values; a name may occur more than once."""
 
 
 class KeyPair(NamedTuple):
@@ -39,10 +40,14 @@ class KeyPair(NamedTuple):
 
 
 class Credentials:
-    """Credentials that never change: the same headers for every request. Base of the others."""
+    """Credentials that never change: the same headers for every request. Base of the others.
 
-    def __init__(self, headers: Headers | None = None) -> None:
-        self._fixed: Headers = dict(headers or {})
+    `name` says for messages what they are and where they stand, '' when there are none.
+    """
+
+    def __init__(self, headers: Headers = (), name: str = "") -> None:
+        self._fixed = headers
+        self.name = name
 
     async def headers(self) -> Headers:
         """Return the headers of one request. Raises SourceError when there are none to be had now."""
@@ -64,10 +69,10 @@ class TokenFile(Credentials):
         path: str,
         *,
         token: str = "",
-        headers: Headers | None = None,
+        headers: Headers = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(headers)
+        super().__init__(headers, f"the token in {path}")
         self._path = path
         self._token = token
         self._clock = clock
@@ -77,20 +82,23 @@ class TokenFile(Credentials):
         """Return the headers with the file's token, read at most once in TOKEN_LIFETIME seconds."""
         if self._read_at is None or self._clock() - self._read_at >= TOKEN_LIFETIME:
             self._read()
-        return {**self._fixed, "Authorization": f"Bearer {self._token}"}
+        return (*self._fixed, _bearer(self._token))
 
     def invalidate(self, used: Headers) -> None:
         """Read the file before the next request."""
-        if used.get("Authorization") == f"Bearer {self._token}":
+        if _bearer(self._token) in used:
             self._read_at = None
 
     def _read(self) -> None:
         try:
-            token = check_token(Path(self._path).read_text(encoding="utf-8").strip())
+            token = check_token(Path(self._path).read_text(encoding="utf-8", errors="replace").strip())
+            if not token:  # as while it is written anew
+                raise ValueError("it is empty")
         except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
             if not self._token:
-                raise SourceError(f"token file {self._path} cannot be used: {error}") from error
-            log.warning("Keeping the last token, %s cannot be used: %s", self._path, error)
+                raise SourceError(f"the token file {self._path} cannot be used: {why}") from error
+            log.warning("Keeping the last token, %s cannot be used: %s", self._path, why)
         else:
             self._token = token
         self._read_at = self._clock()
@@ -135,8 +143,8 @@ class ExecPlugin(Credentials):
     gets no terminal.
     """
 
-    def __init__(self, config: ExecConfig, *, headers: Headers | None = None) -> None:
-        super().__init__(headers)
+    def __init__(self, config: ExecConfig, *, headers: Headers = ()) -> None:
+        super().__init__(headers, f"what {config.field}.command {config.command} prints")
         self._config = config
         self._status: _ExecStatus | None = None
         self._expires: float | None = None
@@ -160,7 +168,7 @@ class ExecPlugin(Credentials):
             self._status = None
 
     def _headers_of(self, status: _ExecStatus) -> Headers:
-        return {**self._fixed, "Authorization": f"Bearer {status.token}"} if status.token else self._fixed
+        return (*self._fixed, _bearer(status.token)) if status.token else self._fixed
 
     async def _current(self) -> _ExecStatus:
         async with self._lock:
@@ -184,7 +192,8 @@ class ExecPlugin(Credentials):
             )
         except (OSError, ValueError) as error:
             hint = f"; {config.install_hint.strip()}" if config.install_hint else ""
-            raise SourceError(f"{config.field}: {config.command} cannot be run: {error}{hint}") from error
+            why = error.strerror if isinstance(error, OSError) else error
+            raise SourceError(f"{config.field}: {config.command} cannot be run: {why}{hint}") from error
         try:
             async with asyncio.timeout(EXEC_TIMEOUT):
                 output, complaint = await process.communicate()
@@ -213,6 +222,10 @@ class ExecPlugin(Credentials):
         if status is None or not (status.token or (status.client_certificate_data and status.client_key_data)):
             raise SourceError(f"{field}: the plugin gave neither a token nor a client certificate with its key")
         return status
+
+
+def _bearer(token: str) -> tuple[str, str]:
+    return "Authorization", f"Bearer {token}"
 
 
 def check_token(token: str) -> str:

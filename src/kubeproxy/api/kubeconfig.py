@@ -18,6 +18,7 @@ from msgspec import Struct, field
 
 from kubeproxy.api.cluster import Cluster, Server, Trust, parse_server
 from kubeproxy.api.credentials import Credentials, ExecConfig, ExecEnv, ExecPlugin, TokenFile, check_token
+from kubeproxy.api.impersonation import impersonation
 from kubeproxy.api.proxy import proxy_of
 from kubeproxy.config.yaml_text import load_yaml
 from kubeproxy.errors import ConfigError
@@ -70,6 +71,7 @@ class _UserEntry(Struct, rename="kebab"):
     as_: str | None = field(default=None, name="as")
     as_uid: str | None = None
     as_groups: list[str] | None = None
+    as_user_extra: dict[str, list[str] | None] | None = None
 
 
 class _ContextEntry(Struct):
@@ -189,18 +191,16 @@ def _credentials(
 ) -> Credentials:
     if user.auth_provider is not None:
         raise ConfigError(f"{where}.auth-provider: was removed from Kubernetes in 1.26; use exec or a token instead")
-    headers = _impersonation(user, where)
+    headers = impersonation(user.as_ or "", user.as_uid or "", user.as_groups or (), user.as_user_extra or {}, where)
     token_given = bool(user.token or user.token_file)
-    if user.exec is not None:
-        if token_given or user.username:
-            raise ConfigError(f"{where}.exec: cannot be used together with a token or username; remove one")
-        return ExecPlugin(_exec(user.exec, server, cluster, trust, folder, where), headers=headers)
-    if user.username is not None or user.password is not None:
+    plugin = _exec(user.exec, server, cluster, trust, folder, where) if user.exec is not None else None
+    if user.username or user.password:
         if token_given:
             raise ConfigError(f"{where}.username: cannot be used together with a token; remove one")
-        pair = f"{user.username or ''}:{user.password or ''}".encode()
-        headers["Authorization"] = "Basic " + base64.b64encode(pair).decode()
-        return Credentials(headers)
+        pair = base64.b64encode(f"{user.username or ''}:{user.password or ''}".encode()).decode()
+        return Credentials((*headers, ("Authorization", f"Basic {pair}")), f"{where}.username and password")
+    if plugin is not None and not token_given:  # as in client-go: what is given goes before what would be asked for
+        return ExecPlugin(plugin, headers=headers)
     try:
         token = check_token((user.token or "").strip())
     except ValueError as error:
@@ -208,20 +208,8 @@ def _credentials(
     if user.token_file:
         return TokenFile(_resolve(user.token_file, folder), token=token, headers=headers)
     if token:
-        headers["Authorization"] = f"Bearer {token}"
+        return Credentials((*headers, ("Authorization", f"Bearer {token}")), f"{where}.token")
     return Credentials(headers)
-
-
-def _impersonation(user: _UserEntry, where: str) -> dict[str, str]:
-    if user.as_groups:
-        raise ConfigError(f"{where}.as-groups: is not supported; give the user its groups in RBAC instead")
-    headers = {}
-    for name, key, value in (("Impersonate-User", "as", user.as_), ("Impersonate-Uid", "as-uid", user.as_uid)):
-        if value:
-            if not value.isascii() or not value.isprintable():
-                raise ConfigError(f"{where}.{key}: has characters that cannot stand in a header")
-            headers[name] = value
-    return headers
 
 
 def _exec(

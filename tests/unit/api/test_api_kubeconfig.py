@@ -2,6 +2,7 @@ import asyncio
 import base64
 import json
 import os
+import re
 import stat
 import textwrap
 from pathlib import Path
@@ -74,6 +75,53 @@ def test_what_is_no_server(text):
         parse_server(text, "field")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://user:hunter2@10.0.0.1:6443",
+        "https://hunter2@10.0.0.1",
+        "user:hunter2@10.0.0.1:6443",
+        "https://user:hunter2/x@10.0.0.1",
+        "ftp://user:hunter2@x y",
+        "https://10.0.0.1?token=hunter2",
+    ],
+)
+def test_a_secret_in_the_url_is_refused_and_not_shown(text):
+    with pytest.raises(ConfigError, match=r"^field: ") as caught:
+        parse_server(text, "field")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_impersonation_sends_what_client_go_does(tmp_path):
+    user = {
+        "token": "t",
+        "as": "jane",
+        "as-uid": "42",
+        "as-groups": ["dev", "ops"],
+        "as-user-extra": {"acme.com/Scope": ["a", "b"], "50%é": [""], "none": None},
+    }
+    cluster = load_cluster(kubeconfig(tmp_path, user=user), "")
+    *ours, last = asyncio.run(cluster.credentials.headers())
+    assert last == ("Authorization", "Bearer t")
+    assert sorted(ours) == [
+        ("Impersonate-Extra-50%25%C3%A9", ""),
+        ("Impersonate-Extra-acme.com%2FScope", "a"),
+        ("Impersonate-Extra-acme.com%2FScope", "b"),
+        ("Impersonate-Group", "dev"),
+        ("Impersonate-Group", "ops"),
+        ("Impersonate-Uid", "42"),
+        ("Impersonate-User", "jane"),
+    ]
+
+
+@pytest.mark.parametrize("given", [{"token": "t"}, {"username": "u"}, {"tokenFile": "token"}])
+def test_a_plugin_beside_other_credentials_is_not_asked(tmp_path, given):
+    """As in client-go, where a request that has its Authorization already passes the plugin by."""
+    (tmp_path / "token").write_text("t")
+    user = {**given, "exec": {"apiVersion": EXEC, "command": "false"}}
+    assert list(headers_of(load_cluster(kubeconfig(tmp_path, user=user), ""))) == ["Authorization"]
+
+
 USERS = [
     ({}, {}),
     ({"token": " abc\n"}, {"Authorization": "Bearer abc"}),
@@ -104,9 +152,14 @@ WRONG = [
     ({"user": {"token": "a b"}}, r"users\[u\].user.token: the token has characters"),
     ({"user": {"auth-provider": {"name": "gcp"}}}, r"users\[u\].user.auth-provider: was removed"),
     ({"user": {"token": "t", "username": "u"}}, r"users\[u\].user.username"),
-    ({"user": {"token": "t", "exec": {}}}, r"users\[u\].user.exec: cannot be used together"),
-    ({"user": {"as-groups": ["g"]}}, r"users\[u\].user.as-groups"),
-    ({"user": {"as": "a\nb"}}, r"users\[u\].user.as"),
+    ({"user": {"token": "t", "exec": {}}}, r"users\[u\].user.exec.apiVersion"),
+    ({"user": {"as-groups": ["g"]}}, r"users\[u\].user.as: is missing"),
+    ({"user": {"as-uid": "1"}}, r"users\[u\].user.as: is missing"),
+    ({"user": {"as-user-extra": {"k": ["v"]}}}, r"users\[u\].user.as: is missing"),
+    ({"user": {"as": "a\nb"}}, r"users\[u\].user.as: has characters"),
+    ({"user": {"as": "a", "as-groups": ["g", "h\n"]}}, r"users\[u\].user.as-groups\[1\]: has characters"),
+    ({"user": {"as": "a", "as-user-extra": {"k": ["\x1b"]}}}, r"user.as-user-extra\[k\]\[0\]: has characters"),
+    ({"user": {"as": "a", "as-groups": "g"}}, r"users\[u\].user.as-groups: Expected `array"),
     ({"user": {"exec": {"command": "x"}}}, r"users\[u\].user.exec.apiVersion: '' is not supported"),
     ({"user": {"exec": {"apiVersion": "client.authentication.k8s.io/v1alpha1"}}}, "apiVersion"),
     ({"user": {"exec": {"apiVersion": EXEC}}}, r"exec.command: is missing"),
@@ -220,14 +273,14 @@ def test_outside_of_a_pod(tmp_path):
         in_cluster(environ=environ, service_account=str(tmp_path))
 
 
-def test_a_token_file_is_read_once_a_minute_and_when_refused(tmp_path):
+def test_a_token_file_is_read_once_a_minute_and_when_refused(tmp_path, caplog):
     now = 0.0
     path = tmp_path / "token"
     path.write_text("one")
     token = TokenFile(str(path), clock=lambda: now)
 
     def current():
-        return asyncio.run(token.headers())["Authorization"]
+        return dict(asyncio.run(token.headers()))["Authorization"]
 
     assert current() == "Bearer one"
     path.write_text("two")
@@ -236,14 +289,29 @@ def test_a_token_file_is_read_once_a_minute_and_when_refused(tmp_path):
     now = 60.0
     assert current() == "Bearer two"
     path.write_text("three")
-    token.invalidate({"Authorization": "Bearer one"})  # the answer to an older request
+    token.invalidate((("Authorization", "Bearer one"),))  # the answer to an older request
     assert current() == "Bearer two"
-    token.invalidate({"Authorization": "Bearer two"})
+    token.invalidate((("Authorization", "Bearer two"),))
+    assert current() == "Bearer three"
+    path.write_text("\n")  # as between the truncating and the writing of who rotates it
+    now = 120.0
+    assert current() == "Bearer three"
+    path.write_bytes(b"\xff\xfe")
+    now = 180.0
     assert current() == "Bearer three"
     path.unlink()
-    now = 200.0
+    now = 240.0
     assert current() == "Bearer three"
-    with pytest.raises(SourceError, match="token"):
+    path.write_text("four")
+    now = 300.0
+    assert current() == "Bearer four"
+    assert re.findall("cannot be used: (.*)", caplog.text) == [
+        "it is empty",
+        "the token has characters that cannot stand in a header",
+        "No such file or directory",
+    ]
+    path.write_text("")
+    with pytest.raises(SourceError, match=r"the token file .* cannot be used: it is empty"):
         asyncio.run(TokenFile(str(path)).headers())
 
 
@@ -276,9 +344,9 @@ def test_an_exec_plugin_runs_once_and_again_when_refused(tmp_path, version):
 
     async def use():
         together = await asyncio.gather(*(cluster.credentials.headers() for _ in range(4)))
-        assert together == [{"Authorization": "Bearer token"}] * 4
+        assert together == [(("Authorization", "Bearer token"),)] * 4
         assert runs(tmp_path) == 1
-        cluster.credentials.invalidate({})
+        cluster.credentials.invalidate(())
         await cluster.credentials.headers()
         assert runs(tmp_path) == 1
         cluster.credentials.invalidate(together[0])

@@ -1,0 +1,84 @@
+"""Why an API server cannot be reached, in the words of operators and not in Python's.
+
+Pure: exceptions in, text out. Names the file or field to look at where there is one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import ssl
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from kubeproxy.api.cluster import Cluster
+
+_ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
+_REFUSED: Final = 111
+REFUSED: Final = "connection refused"
+
+# X.509 verification results of OpenSSL (x509_vfy.h).
+_NOT_SIGNED: Final = frozenset((2, 18, 19, 20, 21))
+_NOT_YET_VALID: Final = 9
+_EXPIRED: Final = 10
+_OTHER_NAMES: Final = frozenset((62, 64))  # another host name, another address
+
+# What OpenSSL calls the reasons (ssl.SSLError.reason), by what operators can do about them.
+_NO_TLS: Final = frozenset(("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"))
+_OURS_REFUSED: Final = re.compile(r"ALERT_(?:BAD_CERTIFICATE|UNKNOWN_CA|CERTIFICATE_\w+|UNSUPPORTED_CERTIFICATE)$")
+
+
+def os_reason(error: OSError) -> str:
+    """Return what the system says of an error, whatever Python made of it."""
+    if isinstance(error, ssl.SSLError):
+        return tls_words(error)
+    if isinstance(error, socket.gaierror):
+        return f"the name cannot be resolved: {error.strerror}"
+    # asyncio has texts of its own, and quotes several errors in one that has no number.
+    number = error.errno or next(map(int, _ERRNO.findall(str(error))), 0)
+    if number == _REFUSED:
+        return REFUSED
+    return os.strerror(number) if number else str(error) or type(error).__name__
+
+
+def tls_words(error: ssl.SSLError) -> str:
+    """Return OpenSSL's reason as words, without the library's name and line."""
+    if reason := _code(error):
+        return reason.replace("_", " ").lower()
+    text = re.sub(r"^\[[^\]]*\] | \(_ssl\.c:\d+\)$", "", error.strerror or str(error))
+    return text or "unknown reason"
+
+
+def _code(error: ssl.SSLError) -> str:
+    return getattr(error, "reason", None) or ""  # missing where Python itself raised it
+
+
+def connection_reason(error: OSError, cluster: Cluster) -> str:
+    """Return why no connection to the server of `cluster` was made."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _certificate_reason(error, cluster)
+    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return "the connection was closed during the TLS handshake"
+    if isinstance(error, ssl.SSLError):
+        reason = _code(error)
+        if reason in _NO_TLS:
+            return "what listens there does not speak TLS: is the server's URL https, and its port right?"
+        if _OURS_REFUSED.search(reason):
+            return f"the server does not accept our credentials ({cluster.identity}): {tls_words(error)}"
+        return f"TLS failed: {tls_words(error)}"
+    return os_reason(error)
+
+
+def _certificate_reason(error: ssl.SSLCertVerificationError, cluster: Cluster) -> str:
+    code = error.verify_code
+    if code in _NOT_SIGNED:
+        return f"the server's certificate is not signed by {cluster.authorities}"
+    if code == _NOT_YET_VALID:
+        return "the server's certificate is not valid yet: compare the clocks of the server and of this node"
+    if code == _EXPIRED:
+        return "the server's certificate has expired, or the clock of this node is wrong"
+    if code in _OTHER_NAMES:
+        name = cluster.server_hostname
+        return f"the server's certificate is not for {name}: give an address that is in it, or tls-server-name"
+    return f"the server's certificate is refused: {error.verify_message}"
