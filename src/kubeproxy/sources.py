@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kubeproxy.api.source import ResourceStatus
+from kubeproxy.api.source import ResourceStatus, why_stale
 from kubeproxy.config.gates import gate_enabled
 from kubeproxy.config.options import Options
 from kubeproxy.model.events import Sink
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kubeproxy.sources")
 
-STALE_API = 300.0  # seconds without a word from the API server after which readiness says so
 NODE_PATIENCE = 30.0  # kube-proxy polls its Node that long before it falls back to loopback
 NODE_CIDR_PATIENCE = 300.0  # and that long for the pod networks of NodeCIDR mode
 
@@ -87,11 +86,7 @@ class ApiSources:
 
     def stale(self) -> str | None:
         """See Sources."""
-        now = time.monotonic()
-        for resource, status in self._source.statuses.items():
-            if status.synced and (age := status.staleness(now)) > STALE_API:
-                return f"nothing heard of {resource} from the API server for {age:.0f} s"
-        return None
+        return why_stale(self._source.statuses.values(), self._client.contact.trouble, time.monotonic())
 
     def node_patience(self, needs_pod_cidrs: bool) -> float:
         """See Sources."""

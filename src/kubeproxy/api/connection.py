@@ -13,6 +13,7 @@ from collections.abc import Callable
 import httptools
 
 from kubeproxy.api.patience import Progress
+from kubeproxy.api.reasons import os_reason
 from kubeproxy.api.status import ConnectionFailed, MalformedAnswer
 
 MAX_OVERHEAD = 64 << 10
@@ -149,8 +150,8 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserCallbackError as error:
             self._fail(error.__context__ if isinstance(error.__context__, Exception) else error)
             return
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(MalformedAnswer(f"{self._peer}: the answer is no HTTP: {error}"))
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._fail(MalformedAnswer(f"{self._peer}: the answer is no HTTP{_tls_hint(data)}"))
             return
         except Exception as error:
             self._fail(error)
@@ -167,7 +168,7 @@ class Connection(asyncio.Protocol):
         if exchange is not None and exc is None and exchange.until_close:
             self._end(None)
         else:
-            why = f": {exc}" if exc else ""
+            why = f": {os_reason(exc)}" if isinstance(exc, OSError) else ""
             self._end(ConnectionFailed(f"{self._peer}: the connection was closed before the end of the answer{why}"))
         self._parser = None  # it refers back to us
         self._on_lost(self)
@@ -255,3 +256,8 @@ class Connection(asyncio.Protocol):
 
     def _closing(self) -> bool:
         return self._transport is None or self._transport.is_closing()
+
+
+def _tls_hint(data: bytes) -> str:
+    # A TLS alert (RFC 8446, 6), which is what a server says to a client that speaks no TLS.
+    return ", but TLS: the server's URL must begin with https" if data.startswith(b"\x15\x03") else ""

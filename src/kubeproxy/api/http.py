@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from kubeproxy.api.cluster import Cluster
 from kubeproxy.api.connection import BytesSink, Connection, Exchange
 from kubeproxy.api.credentials import Headers
 from kubeproxy.api.proxy import open_tunnel
+from kubeproxy.api.reasons import REFUSED, connection_reason
 from kubeproxy.api.status import ConnectionFailed, decode_status, status_error
 
 CONNECT_TIMEOUT = 10.0
@@ -198,8 +198,11 @@ class HttpClient:
                 connection = await self._dial(context)
         except TimeoutError as error:
             raise ConnectionFailed(f"{route}: no connection in {self._connect_timeout:.0f} s") from error
+        except UnicodeError as error:  # what Python says of a name with an empty part
+            raise ConnectionFailed(f"{route}: the name cannot be resolved: it is no host name") from error
         except OSError as error:
-            raise _connect_error(route, error) from error
+            why = connection_reason(error, self.cluster)
+            raise ConnectionFailed(f"{route}: {why}", refused=why == REFUSED) from error
         self._open.add(connection)
         connection.context = context
         return connection, False
@@ -238,7 +241,7 @@ class HttpClient:
             f"Host: {server.authority}",
             f"User-Agent: {self._user_agent}",
             "Accept: application/json",
-            *(f"{name}: {value}" for name, value in headers.items()),
+            *(f"{name}: {value}" for name, value in headers),
             *(proxy.headers() if proxy is not None and forwarded else ()),
         ]
         if body or method not in {"GET", "DELETE"}:
@@ -282,15 +285,6 @@ class _Stopwatch:
         seconds = time.monotonic() - self._start
         host = self._client.cluster.server.authority
         self._client.report(Finished(self._method, host, self._code, seconds, self._sent, self._received))
-
-
-def _connect_error(peer: str, error: OSError) -> ConnectionFailed:
-    # Several addresses that refused come as one OSError without an errno, quoting them all.
-    if isinstance(error, ConnectionRefusedError) or (error.errno is None and "Errno 111" in str(error)):
-        return ConnectionFailed(f"{peer}: connection refused", refused=True)
-    if isinstance(error, socket.gaierror):
-        return ConnectionFailed(f"{peer}: the name cannot be resolved: {error.strerror}")
-    return ConnectionFailed(f"{peer}: {error.strerror or error}")
 
 
 def _is_address(host: str) -> bool:

@@ -16,6 +16,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from kubeproxy.api.cluster import Cluster, Proxy, Server
 from kubeproxy.api.connection import Connection
+from kubeproxy.api.reasons import os_reason
 from kubeproxy.api.status import ConnectionFailed
 from kubeproxy.config.addresses import parse_cidr, parse_ip, split_host_port
 from kubeproxy.errors import ConfigError, Unsupported
@@ -131,7 +132,7 @@ class Tunnel(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Say so, when there is no tunnel yet."""
-        self._end(f"the proxy closed the connection{f': {exc}' if exc else ''}")
+        self._end("the proxy closed the connection" + (f": {os_reason(exc)}" if isinstance(exc, OSError) else ""))
 
     def _end(self, trouble: str | None) -> None:
         if self.open.done():

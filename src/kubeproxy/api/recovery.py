@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from kubeproxy.api.client import Contact
+from kubeproxy.api.client import ApiClient
 from kubeproxy.api.source import Backoff, Pace, ResourceStatus
 from kubeproxy.api.status import (
     BadRequest,
@@ -83,7 +83,7 @@ class Recovery:
         self,
         target: Target,
         status: ResourceStatus,
-        contact: Contact,
+        client: ApiClient,
         support: WatchListSupport,
         pace: Pace,
         absent: Callable[[], None],
@@ -92,7 +92,8 @@ class Recovery:
         self.trouble = Trouble(lambda text: log.warning("Cannot watch: %s", text))
         self._target = target
         self._status = status
-        self._contact = contact
+        self._contact = client.contact
+        self._cluster = client.http.cluster
         self._support = support
         self._pace = pace
         self._absent = absent
@@ -178,7 +179,8 @@ class Recovery:
                 self._unauthorized = True  # the credentials were invalidated: once more with fresh ones
                 return 0.0
             case Unauthorized():
-                self._met(f"{resource}: the API server does not accept our credentials: {error}")
+                who = self._cluster.identity
+                self._met(f"{resource}: the API server does not accept our credentials ({who}): {error}")
             case Forbidden() if self._target.optional:
                 self._missing(self._permission(error))
             case Forbidden():

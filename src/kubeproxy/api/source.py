@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Final
 
 from msgspec import Struct
 
@@ -34,6 +35,25 @@ class ResourceStatus:
     def staleness(self, now: float) -> float:
         """Return how many seconds old the delivered state may be at `now`: 0.0 while changes arrive or none can."""
         return 0.0 if self.connected or self.absent else max(0.0, now - self.last_contact)
+
+
+STALE: Final = 300.0
+"""Seconds without a word of a resource after which readiness says so."""
+
+
+def why_stale(statuses: Iterable[ResourceStatus], unreachable: str, now: float) -> str | None:
+    """Return why what is known may be old or nothing at all, None when it is not.
+
+    `unreachable` is why the server cannot be reached, '' when it can; `now` is of time.monotonic().
+    """
+    for status in statuses:
+        age = status.staleness(now)
+        if status.synced and age <= STALE:
+            continue
+        what = "nothing heard of" if status.synced else "no list yet of"
+        why = f"cannot reach the API server at {unreachable}" if unreachable else status.trouble
+        return f"{what} {status.resource} from the API server for {age:.0f} s" + (f": {why}" if why else "")
+    return None
 
 
 class Pace(Struct, frozen=True, kw_only=True):

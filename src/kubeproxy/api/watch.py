@@ -89,7 +89,7 @@ class Reflector:
         self._contact = client.contact
         self._sink = sink
         self._pace = pace
-        self._recovery = Recovery(target, self.status, client.contact, support, pace, self._deliver_absence)
+        self._recovery = Recovery(target, self.status, client, support, pace, self._deliver_absence)
         self._asking = self._recovery.asking
         self._silence = Silence(pace)
         self._initial: _Initial | None = None

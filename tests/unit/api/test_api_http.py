@@ -2,16 +2,13 @@ import asyncio
 import contextlib
 import gc
 import json
-import ssl
 import weakref
 
 import pytest
 
 from kubeproxy.api import http
 from kubeproxy.api.client import ApiClient
-from kubeproxy.api.cluster import Cluster, Trust, parse_server
 from kubeproxy.api.connection import MAX_OVERHEAD, Exchange
-from kubeproxy.api.credentials import Credentials
 from kubeproxy.api.http import HttpClient
 from kubeproxy.api.patience import LEAST_PROGRESS
 from kubeproxy.api.status import (
@@ -26,25 +23,8 @@ from kubeproxy.api.status import (
     VersionTooLarge,
 )
 from kubeproxy.errors import SourceError
-from support.scripted import TLS, Recording, Server
-
-
-def cluster_at(url, credentials=None, **trust):
-    return Cluster(parse_server(url, "test"), Trust(**trust), credentials or Credentials())
-
-
-def run(script, use, *, credentials=None, **trust):
-    """Run `use(client, server)` against `script`; return what it returns, after all was closed."""
-
-    async def main():
-        async with Server(script, tls=bool(trust)) as server:
-            client = HttpClient(cluster_at(server.url, credentials, **trust))
-            try:
-                return await use(client, server)
-            finally:
-                await client.close()
-
-    return asyncio.run(main())
+from support.http_client import cluster_at, run
+from support.scripted import Recording, Server
 
 
 def test_requests_share_a_connection():
@@ -354,72 +334,6 @@ def test_headers_cannot_be_smuggled():
     for path in ("/x y", "/x\r\nX: y"):
         with pytest.raises(ValueError, match="forbids"):
             run(script, lambda client, _, path=path: client.request("GET", path))
-
-
-def test_tls_is_verified():
-    async def script(request, reply):
-        await reply.answer(200, b"{}")
-
-    def get(client, _):
-        return client.request("GET", "/x")
-
-    ca = (TLS / "ca.crt").read_bytes()
-    assert run(script, get, ca_data=ca).body == b"{}"
-    assert run(script, get, ca_file=str(TLS / "ca.crt"), server_name="kubernetes.default").body == b"{}"
-    assert run(script, get, insecure=True).body == b"{}"
-    with pytest.raises(ConnectionFailed, match=r"certificate|CERTIFICATE"):
-        run(script, get, ca_data=ca, server_name="other.example")
-    with pytest.raises(ConnectionFailed, match=r"certificate|CERTIFICATE"):
-        run(script, get, server_name="localhost")
-
-
-def test_certificates_of_clusters_need_no_key_identifiers(monkeypatch):
-    """As in Go; Python asks for them from 3.13 on."""
-    usual = ssl.create_default_context
-
-    def strict(**sources):
-        context = usual(**sources)
-        context.verify_flags |= ssl.VERIFY_X509_STRICT
-        return context
-
-    monkeypatch.setattr(ssl, "create_default_context", strict)
-    context = Trust(ca_file=str(TLS / "ca.crt")).context(None)
-    assert not context.verify_flags & ssl.VERIFY_X509_STRICT
-    assert context.verify_mode is ssl.CERT_REQUIRED
-
-
-def test_a_client_certificate_is_shown():
-    shown = []
-
-    async def script(request, reply):
-        shown.append(reply.writer.get_extra_info("peercert"))
-        await reply.answer(200, b"{}")
-
-    run(
-        script,
-        lambda client, _: client.request("GET", "/x"),
-        ca_file=str(TLS / "ca.crt"),
-        certificate_data=(TLS / "client.crt").read_bytes(),
-        key_data=(TLS / "client.key").read_bytes(),
-    )
-    assert dict(entry[0] for entry in shown[0]["subject"]) == {"commonName": "client"}
-
-
-def test_rotated_certificates_are_used_for_the_next_connection(tmp_path):
-    ca = tmp_path / "ca.crt"
-    ca.write_bytes((TLS / "ca.crt").read_bytes())
-    cluster = cluster_at("https://127.0.0.1:1", ca_file=str(ca))
-
-    async def contexts():
-        first = await cluster.tls_context()
-        same = await cluster.tls_context()
-        ca.write_bytes((TLS / "ca.crt").read_bytes() + b"\n")
-        rotated = await cluster.tls_context()
-        ca.write_bytes(b"half a cert")
-        kept = await cluster.tls_context()
-        return first is same, first is not rotated, rotated is kept, isinstance(rotated, ssl.SSLContext)
-
-    assert all(asyncio.run(contexts()))
 
 
 def test_the_client_of_few_words():

@@ -27,13 +27,19 @@ def test_a_refused_token_is_read_again(tmp_path):
     assert watch(script, use, credentials=TokenFile(str(token))) == ["list", "list"]
 
 
-def test_unknown_credentials_are_tried_slowly(caplog):
+def test_unknown_credentials_are_tried_slowly(tmp_path, caplog):
     async def use(seen, server, reflector):
         await asyncio.sleep(0.5)
-        return len(server.requests)
+        return len(server.requests), reflector.status.trouble
 
-    assert watch(scripted(fails(401)), use) < 25
+    token = tmp_path / "token"
+    token.write_text("wrong")
+    requests, trouble = watch(scripted(fails(401, "Unauthorized")), use, credentials=TokenFile(str(token)))
+    assert requests < 25
     assert caplog.text.count("does not accept our credentials") == 1
+    assert trouble == (
+        f"services: the API server does not accept our credentials (the token in {token}): Unauthorized (code 401)"
+    )
 
 
 def test_a_missing_permission_is_named_once(caplog):

@@ -1,0 +1,47 @@
+"""How old what is known may be, in words."""
+
+import pytest
+
+from kubeproxy.api.source import ResourceStatus, why_stale
+
+
+def status(resource, *, synced=True, connected=False, heard=0.0, trouble=""):
+    made = ResourceStatus(resource)
+    made.synced, made.connected, made.last_contact, made.trouble = synced, connected, heard, trouble
+    return made
+
+
+REFUSED = "10.0.0.1:6443: connection refused"
+
+
+@pytest.mark.parametrize(
+    ("services", "unreachable", "why"),
+    [
+        ({"connected": True}, "", None),
+        ({"connected": True, "trouble": "x"}, "", None),
+        ({"heard": 700.0}, REFUSED, None),
+        ({}, "", "nothing heard of services from the API server for 1000 s"),
+        ({"trouble": "forbidden"}, "", "nothing heard of services from the API server for 1000 s: forbidden"),
+        ({"synced": False, "heard": 990.0}, "", "no list yet of services from the API server for 10 s"),
+        (
+            {"synced": False, "heard": 990.0, "trouble": "Unauthorized"},
+            "",
+            "no list yet of services from the API server for 10 s: Unauthorized",
+        ),
+        (
+            {"synced": False, "heard": 990.0, "trouble": "from before"},
+            REFUSED,
+            f"no list yet of services from the API server for 10 s: cannot reach the API server at {REFUSED}",
+        ),
+    ],
+)
+def test_the_first_reason_is_given_with_what_is_known_of_it(services, unreachable, why):
+    statuses = [status("nodes", connected=True), status("services", **services)]
+    assert why_stale(statuses, unreachable, 1000.0) == why
+
+
+def test_a_source_that_has_just_begun_is_not_as_old_as_the_machine():
+    """Staleness counts from the start of the process until the server is first heard of."""
+    fresh = ResourceStatus("services")
+    assert 0.0 <= fresh.staleness(fresh.last_contact + 2.0) <= 2.0
+    assert fresh.last_contact > 0.0

@@ -1,0 +1,163 @@
+"""TLS to an API server, and how it is said why none can be reached."""
+
+import asyncio
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kubeproxy.api.cluster import Trust
+from kubeproxy.api.http import HttpClient
+from kubeproxy.api.reasons import connection_reason, os_reason
+from kubeproxy.api.status import ConnectionFailed
+from kubeproxy.errors import SourceError
+from support.http_client import cluster_at, run
+from support.scripted import TLS
+
+
+def test_tls_is_verified():
+    async def script(request, reply):
+        await reply.answer(200, b"{}")
+
+    def get(client, _):
+        return client.request("GET", "/x")
+
+    ca = (TLS / "ca.crt").read_bytes()
+    assert run(script, get, ca_data=ca).body == b"{}"
+    assert run(script, get, ca_file=str(TLS / "ca.crt"), server_name="kubernetes.default").body == b"{}"
+    assert run(script, get, insecure=True).body == b"{}"
+
+
+def reason(url, **trust):
+    """Why a server cannot be reached, without its address."""
+
+    async def main():
+        client = HttpClient(cluster_at(url, **trust))
+        with pytest.raises(ConnectionFailed) as caught:
+            await client.request("GET", "/x")
+        await client.close()
+        return str(caught.value).partition(": ")[2]
+
+    return asyncio.run(main())
+
+
+def listening(use, tls=None):
+    """`use(url)` while something is served that ends every connection after its first bytes."""
+
+    async def main():
+        async def serve(reader, writer):
+            await reader.read(10)
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            return await asyncio.to_thread(use, f"https://127.0.0.1:{port}")
+
+    return asyncio.run(main())
+
+
+@pytest.fixture
+def own_certificate(tmp_path):
+    """A server's TLS context, and the file of its certificate, which only that file's owner trusts."""
+    key, certificate = str(tmp_path / "key"), str(tmp_path / "certificate")
+    wanted = ["-nodes", "-keyout", key, "-out", certificate, "-subj", "/CN=x", "-addext", "subjectAltName=IP:127.0.0.1"]
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    subprocess.run(["openssl", "req", "-x509", *curve, *wanted], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return context, certificate
+
+
+def test_a_certificate_that_is_refused_is_named_with_what_to_look_at(own_certificate):
+    context, own = own_certificate
+    other = str(TLS / "ca.crt")
+    assert listening(lambda url: reason(url, ca_file=other), context) == (
+        f"the server's certificate is not signed by {other}"
+    )
+    data = {"ca_data": Path(other).read_bytes(), "cluster_field": "/k: clusters[c].cluster"}
+    assert listening(lambda url: reason(url, **data), context).endswith(
+        "is not signed by /k: clusters[c].cluster.certificate-authority-data"
+    )
+    assert listening(reason, context).endswith(
+        "is not signed by an authority of this system; give cluster.certificate-authority"
+    )
+    assert listening(lambda url: reason(url, ca_file=own, server_name="api.example"), context).startswith(
+        "the server's certificate is not for api.example: "
+    )
+    expired = ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED] certificate has expired (_ssl.c:1006)")
+    expired.verify_code = 10
+    assert connection_reason(expired, cluster_at("https://x")).startswith("the server's certificate has expired")
+
+
+def test_a_port_that_speaks_something_else_is_told_apart():
+    assert listening(reason).startswith("what listens there does not speak TLS")
+
+    async def alert(request, reply):
+        await reply.raw(b"\x15\x03\x01\x00\x02\x02\x46")
+        await reply.forever()
+
+    with pytest.raises(SourceError, match=r"is no HTTP, but TLS: the server's URL must begin with https$"):
+        run(alert, lambda client, _: client.request("GET", "/x"))
+
+
+def test_names_that_are_none_are_errors_as_any_other():
+    assert reason("http://a..b:1") == "the name cannot be resolved: it is no host name"
+
+
+def test_what_python_says_of_errors_is_not_what_operators_read():
+    assert os_reason(OSError("Multiple exceptions: [Errno 113] Connect call failed ('::1', 1)")) == "No route to host"
+    assert os_reason(ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 1)")) == "connection refused"
+    assert os_reason(TimeoutError(110, "x")) == "Connection timed out"
+    assert os_reason(ssl.SSLError(1, "[SSL: X] some words (_ssl.c:1006)")) == "some words"
+
+
+def test_certificates_of_clusters_need_no_key_identifiers(monkeypatch):
+    """As in Go; Python asks for them from 3.13 on."""
+    usual = ssl.create_default_context
+
+    def strict(**sources):
+        context = usual(**sources)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", strict)
+    context = Trust(ca_file=str(TLS / "ca.crt")).context(None)
+    assert not context.verify_flags & ssl.VERIFY_X509_STRICT
+    assert context.verify_mode is ssl.CERT_REQUIRED
+
+
+def test_a_client_certificate_is_shown():
+    shown = []
+
+    async def script(request, reply):
+        shown.append(reply.writer.get_extra_info("peercert"))
+        await reply.answer(200, b"{}")
+
+    run(
+        script,
+        lambda client, _: client.request("GET", "/x"),
+        ca_file=str(TLS / "ca.crt"),
+        certificate_data=(TLS / "client.crt").read_bytes(),
+        key_data=(TLS / "client.key").read_bytes(),
+    )
+    assert dict(entry[0] for entry in shown[0]["subject"]) == {"commonName": "client"}
+
+
+def test_rotated_certificates_are_used_for_the_next_connection(tmp_path):
+    ca = tmp_path / "ca.crt"
+    ca.write_bytes((TLS / "ca.crt").read_bytes())
+    cluster = cluster_at("https://127.0.0.1:1", ca_file=str(ca))
+
+    async def contexts():
+        first = await cluster.tls_context()
+        same = await cluster.tls_context()
+        ca.write_bytes((TLS / "ca.crt").read_bytes() + b"\n")
+        rotated = await cluster.tls_context()
+        ca.write_bytes(b"half a cert")
+        kept = await cluster.tls_context()
+        return first is same, first is not rotated, rotated is kept, isinstance(rotated, ssl.SSLContext)
+
+    assert all(asyncio.run(contexts()))
