@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range, merge_ranges, unpack
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range, merge_ranges, parse_network, unpack
 
 ServiceName = tuple[str, str]
 """Namespace and name of a Service."""
@@ -194,6 +194,26 @@ class Detector(Struct, frozen=True):
     def implemented(self) -> bool:
         """Return whether pod traffic can be told from other traffic at all."""
         return self.kind != "none"
+
+    @property
+    def words(self) -> str:
+        """Return how, for people."""
+        kinds = {
+            "none": "nothing",
+            "network": f"the pod network {self.value}",
+            "bridge": f"the interface {self.value}",
+            "prefix": f"interfaces {self.value}*",
+        }
+        return kinds[self.kind]
+
+    def holds(self, source: bytes, interface: str) -> bool:
+        """Return whether a packet from this address, which came in by this interface ('' if unknown), is a pod's."""
+        if self.kind == "network":
+            network = parse_network(self.value)
+            return network is not None and network[0] <= source <= network[1] and len(source) == len(network[0])
+        if self.kind == "prefix":
+            return interface.startswith(self.value)
+        return self.kind == "bridge" and interface == self.value
 
 
 class FamilyGlobals(Struct, frozen=True):

@@ -84,6 +84,10 @@ class Planner:
         """Return whether a Service is to be looked at again, so that its plan may be an old one."""
         return name in self._dirty or name in self._taken
 
+    def owner(self, family: Family, key: bytes) -> ServiceName | None:
+        """Return the Service that has a frontend (address, protocol and port, packed; a NodePort has no address)."""
+        return self._claims[family].owner(key)
+
     def apply(self, events: Iterable[Event]) -> list[Rejected]:
         """Take events in; return what in them cannot be used, for the user to see."""
         return [rejected for step in self.applying(events) for rejected in step]

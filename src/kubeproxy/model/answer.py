@@ -1,0 +1,368 @@
+"""What becomes of a connection on this node, and why: from plans and a packet to steps with their reasons. Pure.
+
+The same meaning that backends translate, told to a person: which Service an address is, who asks, what the policies and
+source ranges say, which endpoints are chosen from, and which are left out (absence.py). Proved by the recorded
+conformance cases: each answer is what real packets did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from enum import Enum
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from kubeproxy.model.absence import Absent, absent
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range, family_of, network_text, unpack
+from kubeproxy.model.plan import (
+    Action,
+    Compiled,
+    FamilyGlobals,
+    Frontend,
+    FrontendKind,
+    Policy,
+    Pool,
+    ServiceName,
+    ServicePlan,
+)
+from kubeproxy.model.planner import Planner
+
+_TCP = 6
+
+
+class Side(Enum):
+    """Where a connection comes from, as policies tell it apart."""
+
+    POD = "a pod"
+    NODE = "this node"
+    OUTSIDE = "outside"
+
+
+class Packet(NamedTuple):
+    """The first packet of a connection. Addresses are packed; no `source` means that this node picks one of its own.
+
+    `interface` is the one through which it comes, '' if unknown: some clusters recognise pods by it.
+    """
+
+    source: bytes | None
+    destination: bytes
+    protocol: int
+    port: int
+    interface: str = ""
+
+
+class Habits(NamedTuple):
+    """In what the proxies of different modes differ when nobody serves a connection.
+
+    `guards_addresses`: other ports of a cluster IP are refused, and addresses of ServiceCIDRs that no Service has
+    dropped. `refuses_node`: this node's own connections to external addresses are refused like all others, not sent
+    on to wherever their route leads. `ranges_first`: source ranges apply to a Service without endpoints as well.
+    `resets_tcp`: families in which TCP is refused by a reset, in place of an ICMP error. `loopback`: families in which
+    NodePorts answer on loopback, where they answer on all local addresses. `closes_everywhere`: a NodePort that nobody
+    serves is refused or dropped on all local addresses, those included on which NodePorts do not answer.
+    """
+
+    guards_addresses: bool = True
+    refuses_node: bool = True
+    ranges_first: bool = True
+    resets_tcp: tuple[Family, ...] = (Family.IPV4,)
+    loopback: tuple[Family, ...] = ()
+    closes_everywhere: bool = False
+
+
+class Outcome(Enum):
+    """What becomes of a connection."""
+
+    FORWARDED = "forwarded"
+    REFUSED = "refused"
+    DROPPED = "dropped"
+    NOT_OURS = "not ours"
+    HEALTH = "answered by the proxy"
+
+
+class Notice(Enum):
+    """What the client sees."""
+
+    ANSWER = "an answer"
+    RESET = "connection refused, by a reset"
+    ICMP = "connection refused, by an ICMP error"
+    LATE_ICMP = "connection refused after a second, as TCP over IPv6 mostly hears an ICMP error at its second SYN only"
+    TIMEOUT = "a timeout"
+    UNKNOWN = "whatever is behind the address without a proxy"
+
+
+class Step(NamedTuple):
+    """One thing that decides: whether it lets the connection pass, in words, and the field that it comes from."""
+
+    passes: bool
+    text: str
+    field: str = ""
+
+
+class Choice(NamedTuple):
+    """An endpoint that may be picked: packed address and port, its probability, whether it sees the node's address."""
+
+    destination: bytes
+    share: float
+    masqueraded: bool
+
+
+class Answer(Struct, frozen=True):
+    """What becomes of a packet. `affinity` is in seconds, 0 for none.
+
+    `local_endpoints` is the count that a health check port answers with: 200 with any, 503 with none. `absent` are the
+    endpoints left out, and why.
+    """
+
+    outcome: Outcome
+    steps: tuple[Step, ...]
+    notice: Notice
+    plan: ServicePlan | None = None
+    frontend: Frontend | None = None
+    choices: tuple[Choice, ...] = ()
+    affinity: int = 0
+    local_endpoints: int = 0
+    absent: tuple[Absent, ...] = ()
+
+
+def answer(planner: Planner, packet: Packet, local: Collection[bytes], habits: Habits | None = None) -> Answer:
+    """Return what becomes of a packet on the node whose packed addresses are `local`."""
+    question = _Question(planner, packet, local, habits or Habits())
+    owned = question.owner()
+    if owned is not None:
+        return question.served(*owned)
+    return question.health() or question.closed() or question.unowned()
+
+
+class _Question:
+    """One packet, and what is known of it."""
+
+    def __init__(self, planner: Planner, packet: Packet, local: Collection[bytes], habits: Habits) -> None:
+        self._planner = planner
+        self._packet = packet
+        self._local = local
+        self._habits = habits
+        self._family = family_of(packet.destination)
+        self._ours = planner.world.of(self._family) or FamilyGlobals()
+        self._tail = bytes((packet.protocol,)) + packet.port.to_bytes(2, "big")
+
+    # -- whose it is ------------------------------------------------------------------------------------------------
+
+    def owner(self) -> tuple[ServicePlan, Frontend] | None:
+        """Return the frontend that the packet is for; an address of a Service comes before a NodePort."""
+        own = self._frontend(self._packet.destination + self._tail)
+        return own or (self._frontend(self._tail) if self._answers_nodeports() else None)
+
+    def closed(self) -> Answer | None:
+        """Return the answer of a NodePort that nobody serves, on an address on which NodePorts do not answer."""
+        local = self._packet.destination in self._local
+        owned = self._frontend(self._tail) if self._habits.closes_everywhere and local else None
+        if owned is None or owned[0].external.outside.forwards:
+            return None
+        plan, frontend = owned
+        step = Step(
+            False, f"{self._where()} is closed: a NodePort of {_named(plan)}, which nobody serves", "spec.ports"
+        )
+        refused = plan.external.outside is Action.REJECT
+        return self._ended(plan, frontend, Outcome.REFUSED if refused else Outcome.DROPPED, [step], ())
+
+    def _frontend(self, key: bytes) -> tuple[ServicePlan, Frontend] | None:
+        name = self._planner.owner(self._family, key)
+        for plan in self._planner.compiled[name].plans if name in self._planner.compiled else ():
+            for frontend in plan.frontends:
+                if frontend.key == key and plan.key.family is self._family:
+                    return plan, frontend
+        return None
+
+    def _answers_nodeports(self) -> bool:
+        chosen, destination = self._ours.nodeport_ips, self._packet.destination
+        if chosen is not None:
+            return destination in chosen
+        return self._family in self._habits.loopback if _is_loopback(destination) else destination in self._local
+
+    def health(self) -> Answer | None:
+        """Return the answer of a health check port, None for any other one."""
+        if self._packet.protocol != _TCP or self._packet.destination not in self._local:
+            return None
+        for name, compiled in self._planner.compiled.items():
+            check = compiled.health
+            if check is not None and check.port == self._packet.port:
+                text = f"port {check.port} of this node is the health check of {'/'.join(name)}"
+                steps = (
+                    Step(True, text, "spec.healthCheckNodePort"),
+                    Step(check.local_endpoints > 0, f"{check.local_endpoints} ready endpoints are on this node"),
+                )
+                return Answer(Outcome.HEALTH, steps, Notice.ANSWER, local_endpoints=check.local_endpoints)
+        return None
+
+    def unowned(self) -> Answer:
+        """Return the answer for what is no frontend of any Service."""
+        here = list(self._services_here())
+        where = self._where()
+        if here:
+            plans = [plan for _, compiled in here for plan in compiled.plans if plan.key.family is self._family]
+            text = f"{where}: no such port; {_offers(here[0][0], plans, self._packet.destination)}"
+            steps = (Step(False, text, "spec.ports"),)
+            if self._habits.guards_addresses and any(_has(plan, self._packet.destination) for plan in plans):
+                return Answer(Outcome.REFUSED, steps, self._refusal())
+            return Answer(Outcome.NOT_OURS, steps, Notice.UNKNOWN)
+        if _within(self._packet.destination, self._ours.service_cidrs):
+            text = f"{where}: an address of the cluster's Services that none here has (another proxy may serve it)"
+            steps = (Step(False, text, "spec.clusterIPs"),)
+            if self._habits.guards_addresses:
+                return Answer(Outcome.DROPPED, steps, Notice.TIMEOUT)
+            return Answer(Outcome.NOT_OURS, steps, Notice.UNKNOWN)
+        steps = (Step(False, f"{where}: no Service has this address and port"),)
+        return Answer(Outcome.NOT_OURS, steps, Notice.UNKNOWN)
+
+    def _services_here(self) -> Iterator[tuple[ServiceName, Compiled]]:
+        for name, compiled in self._planner.compiled.items():
+            for plan in compiled.plans:
+                if any(frontend.address == self._packet.destination for frontend in plan.frontends):
+                    yield name, compiled
+                    break
+
+    # -- what becomes of it -----------------------------------------------------------------------------------------
+
+    def served(self, plan: ServicePlan, frontend: Frontend) -> Answer:
+        """Return the answer for a frontend of a Service."""
+        side, recognised = self._side()
+        kind, field = _KINDS[frontend.kind]
+        steps = [
+            Step(True, f"{self._where()} is the {kind} of {_named(plan)}", field),
+            Step(True, f"the client is {side.value}: {recognised}"),
+        ]
+        action = plan.traffic(frontend)[list(Side).index(side)]
+        turned_away = self._turned_away(plan, frontend, side, steps)
+        missing = tuple(self._absent(plan, plan.local if action.picks_local else plan.cluster, frontend))
+        if turned_away and (self._habits.ranges_first or plan.usable):
+            return self._ended(plan, frontend, Outcome.DROPPED, steps, missing)
+        policy = plan.policies.internal if frontend.kind is FrontendKind.CLUSTER else plan.policies.external
+        field = f"spec.{'internal' if frontend.kind is FrontendKind.CLUSTER else 'external'}TrafficPolicy"
+        if action is Action.REJECT:
+            steps.append(Step(False, "no endpoint anywhere takes new connections"))
+            if side is Side.NODE and frontend.kind is not FrontendKind.CLUSTER and not self._refuses_node(frontend):
+                return self._ended(plan, frontend, Outcome.NOT_OURS, steps, missing)
+            return self._ended(plan, frontend, Outcome.REFUSED, steps, missing)
+        if action is Action.DROP:
+            steps.append(Step(False, "policy Local, and none of the Service's endpoints is on this node", field))
+            return self._ended(plan, frontend, Outcome.DROPPED, steps, missing)
+        pool = plan.local if action.picks_local else plan.cluster
+        nearby = "those of this node" if action.picks_local else "all that are chosen from"
+        steps.append(Step(True, f"policy {Policy(policy).name.title()}: {len(pool)} endpoints, {nearby}", field))
+        choices = tuple(self._choices(plan, pool, action, side))
+        if plan.affinity:
+            text = f"a client that comes again within {plan.affinity} s gets the same endpoint"
+            steps.append(Step(True, text, "spec.sessionAffinityConfig.clientIP.timeoutSeconds"))
+        return Answer(
+            Outcome.FORWARDED, tuple(steps), Notice.ANSWER, plan, frontend, choices, plan.affinity, absent=missing
+        )
+
+    def _refuses_node(self, frontend: Frontend) -> bool:
+        """Return whether a connection of this node is refused: what is on the node itself always is, by the kernel."""
+        return self._habits.refuses_node or frontend.kind is FrontendKind.NODEPORT
+
+    def _ended(
+        self,
+        plan: ServicePlan,
+        frontend: Frontend,
+        outcome: Outcome,
+        steps: Iterable[Step],
+        missing: tuple[Absent, ...],
+    ) -> Answer:
+        notices = {Outcome.REFUSED: self._refusal(), Outcome.DROPPED: Notice.TIMEOUT, Outcome.NOT_OURS: Notice.UNKNOWN}
+        return Answer(outcome, tuple(steps), notices[outcome], plan, frontend, absent=missing)
+
+    def _refusal(self) -> Notice:
+        if self._packet.protocol != _TCP:
+            return Notice.ICMP
+        if self._family in self._habits.resets_tcp:
+            return Notice.RESET
+        return Notice.ICMP if self._family is Family.IPV4 else Notice.LATE_ICMP
+
+    def _side(self) -> tuple[Side, str]:
+        """Return where the packet comes from, and how that is known."""
+        packet, detector = self._packet, self._ours.detector
+        if packet.source is None:
+            return Side.NODE, "it begins here"
+        source = unpack(packet.source)
+        if detector.holds(packet.source, packet.interface):
+            return Side.POD, f"{source} is recognised by {detector.words}"
+        if packet.source in self._local:
+            return Side.NODE, f"{source} is its address"
+        return Side.OUTSIDE, f"{source} is neither a pod's nor this node's"
+
+    def _turned_away(self, plan: ServicePlan, frontend: Frontend, side: Side, steps: list[Step]) -> bool:
+        """Note what the source ranges say, if there are any; return whether they keep the client out."""
+        allowed = plan.sources(frontend)
+        if allowed is None:
+            return False
+        sources = (self._packet.source,) if self._packet.source is not None else self._ours.node_ips
+        fine = any(_within(source, allowed) for source in sources)
+        ranges = ", ".join(network_text(network) for network in plan.source_ranges or ()) or "none that can be read"
+        who = side.value if self._packet.source is None else unpack(self._packet.source)
+        text = f"{who} is {'' if fine else 'not '}among the source ranges ({ranges})"
+        steps.append(Step(fine, text, "spec.loadBalancerSourceRanges"))
+        return not fine
+
+    def _choices(self, plan: ServicePlan, pool: Pool, action: Action, side: Side) -> Iterator[Choice]:
+        masquerades = action in {Action.CLUSTER_MASQUERADE, Action.LOCAL_MASQUERADE}
+        for destination in pool:
+            address = destination[:-2]
+            to_itself = address == self._packet.source and address in plan.hairpin
+            # What is delivered on the node itself never passes the hook that translates sources.
+            stays = address in self._local and side is not Side.NODE
+            yield Choice(destination, 1 / len(pool), (masquerades or to_itself) and not stays)
+
+    def _absent(self, plan: ServicePlan, pool: Pool, frontend: Frontend) -> Iterator[Absent]:
+        key = plan.key
+        slices = self._planner.slices.get((key.namespace, key.name), {})
+        world = self._planner.world
+        local_only = plan.policies[0 if frontend.kind is FrontendKind.CLUSTER else 1] is Policy.LOCAL
+        return absent(slices, key, frozenset(pool), world.node_name, world.zone, local_only=local_only)
+
+    def _where(self) -> str:
+        address = unpack(self._packet.destination)
+        shown = f"[{address}]" if self._family is Family.IPV6 else address
+        return f"{shown}:{self._packet.port}/{PROTOCOL_NAMES.get(self._packet.protocol, self._packet.protocol)}"
+
+
+_KINDS = {
+    FrontendKind.CLUSTER: ("cluster IP", "spec.clusterIPs"),
+    FrontendKind.EXTERNAL: ("external IP", "spec.externalIPs"),
+    FrontendKind.LOADBALANCER: ("load balancer address", "status.loadBalancer.ingress"),
+    FrontendKind.NODEPORT: ("NodePort", "spec.ports[].nodePort"),
+}
+"""What people call a frontend, and the field that it comes from."""
+
+
+def _named(plan: ServicePlan) -> str:
+    port = f", port {plan.key.port_name}" if plan.key.port_name else ""
+    return f"{plan.key.namespace}/{plan.key.name}{port}"
+
+
+def _offers(name: ServiceName, plans: Iterable[ServicePlan], address: bytes) -> str:
+    """Return which ports a Service has at an address."""
+    ports = sorted(
+        {
+            f"{frontend.port}/{PROTOCOL_NAMES[frontend.protocol]}"
+            for plan in plans
+            for frontend in plan.frontends
+            if frontend.address == address
+        }
+    )
+    return f"{'/'.join(name)} has {', '.join(ports)} there"
+
+
+def _has(plan: ServicePlan, address: bytes) -> bool:
+    """Return whether an address is a plan's cluster IP."""
+    return any(f.kind is FrontendKind.CLUSTER and f.address == address for f in plan.frontends)
+
+
+def _within(address: bytes, ranges: Iterable[Range]) -> bool:
+    return any(first <= address <= last for first, last in ranges)
+
+
+def _is_loopback(address: bytes) -> bool:
+    return address[0] == 127 if len(address) == 4 else address == bytes(15) + b"\1"

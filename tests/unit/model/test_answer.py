@@ -1,0 +1,164 @@
+"""What an answer says: the steps and the fields they come from, what the client sees, who is left out and why."""
+
+from __future__ import annotations
+
+import pytest
+
+from kubeproxy.model.absence import Absent
+from kubeproxy.model.addresses import Family, pack
+from kubeproxy.model.answer import Answer, Habits, Notice, Outcome, Packet, answer
+from kubeproxy.model.events import Replaced
+from kubeproxy.model.objects import EndpointPort, Service, ServicePort
+from kubeproxy.model.plan import Detector
+from kubeproxy.model.planner import Planner
+from support.cluster_objects import HERE, NODE_IPS, THERE, dest, draining, endpoint, endpoint_slice, service, world
+
+TCP, UDP = 6, 17
+NODE = pack(NODE_IPS[Family.IPV4])
+POD, STRANGER = "10.244.7.7", "203.0.113.77"
+
+
+def planner(*objects, **globals_) -> Planner:
+    made = Planner(world(**globals_))
+    made.apply(
+        [
+            Replaced("services", [o for o in objects if isinstance(o, Service)]),
+            Replaced("endpointslices", [o for o in objects if not isinstance(o, Service)]),
+        ]
+    )
+    made.take()
+    return made
+
+
+def ask(
+    made: Planner, destination: str, port: int = 80, source: str | None = POD, protocol: int = TCP, **more
+) -> Answer:
+    habits = more.pop("habits", None)
+    return answer(made, Packet(pack(source), pack(destination), protocol, port, **more), {NODE}, habits)
+
+
+def told(made: Answer) -> str:
+    return "\n".join(f"{'ok' if step.passes else 'no'} {step.text} [{step.field}]" for step in made.steps)
+
+
+WEB = service("web", "10.96.0.10", ports=[ServicePort(port=80, name="http", node_port=30080)], ingress=["198.51.100.1"])
+UNNAMED = [EndpointPort(port=8080)]
+PORTS = [EndpointPort(port=8080, name="http", protocol="TCP")]
+
+
+def slice_of(*endpoints, ports=PORTS):
+    return endpoint_slice(*endpoints, ports=ports)
+
+
+def test_the_way_of_a_connection_is_told_step_by_step():
+    made = ask(planner(WEB, slice_of(endpoint("10.244.1.1", HERE), endpoint("10.244.2.1", THERE))), "10.96.0.10")
+    assert told(made) == (
+        "ok 10.96.0.10:80/TCP is the cluster IP of default/web, port http [spec.clusterIPs]\n"
+        "ok the client is a pod: 10.244.7.7 is recognised by the pod network 10.244.0.0/16 []\n"
+        "ok policy Cluster: 2 endpoints, all that are chosen from [spec.internalTrafficPolicy]"
+    )
+    assert (made.outcome, made.notice, made.affinity) == (Outcome.FORWARDED, Notice.ANSWER, 0)
+    assert [(c.destination, c.share, c.masqueraded) for c in made.choices] == [
+        (dest("10.244.1.1:8080"), 0.5, False),
+        (dest("10.244.2.1:8080"), 0.5, False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("habits", "protocol", "address", "notice"),
+    [
+        (Habits(), "TCP", "10.96.0.10", Notice.RESET),
+        (Habits(), "UDP", "10.96.0.10", Notice.ICMP),
+        (Habits(), "TCP", "fd00:96::10", Notice.LATE_ICMP),
+        (Habits(resets_tcp=()), "TCP", "10.96.0.10", Notice.ICMP),
+    ],
+)
+def test_what_a_refused_client_sees(habits, protocol, address, notice):
+    empty = service("web", address, ports=[ServicePort(port=80, protocol=protocol)])
+    made = ask(planner(empty), address, protocol={"TCP": TCP, "UDP": UDP}[protocol], habits=habits)
+    assert (made.outcome, made.notice) == (Outcome.REFUSED, notice)
+    assert told(made).endswith("no no endpoint anywhere takes new connections []")
+
+
+def test_a_client_that_the_source_ranges_keep_out():
+    closed = service(
+        "web", "10.96.0.10", ingress=["198.51.100.1"], load_balancer_source_ranges=["10.1.0.0/16", "10.2.0.0/16"]
+    )
+    made = ask(planner(closed, slice_of(endpoint("10.244.1.1"), ports=UNNAMED)), "198.51.100.1", source=STRANGER)
+    assert (made.outcome, made.notice) == (Outcome.DROPPED, Notice.TIMEOUT)
+    assert made.steps[-1] == (
+        False,
+        "203.0.113.77 is not among the source ranges (10.1.0.0/16, 10.2.0.0/16)",
+        "spec.loadBalancerSourceRanges",
+    )
+
+
+def test_policy_local_without_an_endpoint_here():
+    local = service("web", "10.96.0.10", ports=[ServicePort(port=80, node_port=30080)], external_traffic_policy="Local")
+    cluster = planner(local, slice_of(endpoint("10.244.2.1", THERE), ports=UNNAMED))
+    made = ask(cluster, NODE_IPS[Family.IPV4], 30080, source=STRANGER)
+    assert (made.outcome, made.steps[-1].field) == (Outcome.DROPPED, "spec.externalTrafficPolicy")
+    assert ask(cluster, NODE_IPS[Family.IPV4], 30080).outcome is Outcome.FORWARDED, "pods get the cluster's"
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason", "field"),
+    [
+        (endpoint("10.244.1.9", ready=False), "it is not ready", "conditions.ready"),
+        (draining("10.244.1.9"), "it is terminating, and others are ready", "conditions.terminating"),
+        (
+            endpoint("10.244.1.9", ready=False, serving=False, terminating=True),
+            "it is terminating and does not serve any more",
+            "conditions.serving",
+        ),
+    ],
+)
+def test_an_endpoint_that_gets_nothing(entry, reason, field):
+    made = ask(planner(WEB, slice_of(endpoint("10.244.1.1"), entry)), "10.96.0.10")
+    assert made.absent == (Absent(dest("10.244.1.9:8080"), "web-1", reason, field),)
+
+
+def test_an_endpoint_of_another_zone_node_or_port():
+    zoned = slice_of(endpoint("10.244.1.1", zones=["zone-a"]), endpoint("10.244.1.2", zones=["zone-b"]))
+    assert [a.field for a in ask(planner(WEB, zoned, zone="zone-a"), "10.96.0.10").absent] == ["hints.forZones"]
+    local = service("web", "10.96.0.10", internal_traffic_policy="Local")
+    spread = slice_of(endpoint("10.244.1.1", HERE), endpoint("10.244.2.1", THERE), ports=UNNAMED)
+    assert [a.reason for a in ask(planner(local, spread), "10.96.0.10").absent] == [
+        "it is on node-b, and the policy is Local"
+    ]
+    wrong = slice_of(endpoint("10.244.1.1"), ports=[EndpointPort(port=8080, name="web", protocol="TCP")])
+    made = ask(planner(WEB, wrong), "10.96.0.10")
+    assert [(a.reason, a.field) for a in made.absent] == [("the slice has no port http (TCP), but web (TCP)", "ports")]
+
+
+def test_a_port_that_no_service_has_at_the_address():
+    made = ask(planner(WEB, slice_of(endpoint("10.244.1.1"))), "10.96.0.10", 8443)
+    assert made.outcome is Outcome.REFUSED
+    assert made.steps[-1].text == "10.96.0.10:8443/TCP: no such port; default/web has 80/TCP there"
+    elsewhere = ask(planner(WEB), "10.96.0.10", 8443, habits=Habits(guards_addresses=False))
+    assert elsewhere.outcome is Outcome.NOT_OURS
+
+
+def test_an_address_of_nobody():
+    made = ask(planner(WEB), "192.0.2.200")
+    assert (made.outcome, made.notice) == (Outcome.NOT_OURS, Notice.UNKNOWN)
+    assert made.steps[-1].text == "192.0.2.200:80/TCP: no Service has this address and port"
+
+
+def test_a_pod_that_reaches_itself_is_masqueraded():
+    made = ask(planner(WEB, slice_of(endpoint("10.244.1.1", HERE))), "10.96.0.10", source="10.244.1.1")
+    assert [c.masqueraded for c in made.choices] == [True]
+
+
+@pytest.mark.parametrize(
+    ("detector", "interface", "who"),
+    [
+        (Detector("bridge", "cbr0"), "cbr0", "a pod"),
+        (Detector("bridge", "cbr0"), "cbr00", "outside"),
+        (Detector("prefix", "cali"), "cali123", "a pod"),
+        (Detector(), "cbr0", "outside"),
+    ],
+)
+def test_who_asks_is_known_by_the_detector(detector, interface, who):
+    made = ask(planner(WEB, slice_of(endpoint("10.244.1.1")), detector=detector), "10.96.0.10", interface=interface)
+    assert made.steps[1].text.startswith(f"the client is {who}: ")
