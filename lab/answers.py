@@ -44,13 +44,13 @@ class Answers:
         """The process id."""
         return self._process.pid if self._process else 0
 
-    async def open(self, namespace: str, pod: str, node: str, ports: list[tuple[str, int]]) -> None:
+    async def open(self, uid: str, namespace: str, pod: str, node: str, ports: list[tuple[str, int]]) -> None:
         """Answer on these (protocol, port) inside a namespace. Raises AnswerError when a port is taken."""
-        await self._ask({"do": "open", "netns": namespace, "pod": pod, "node": node, "ports": ports})
+        await self._ask({"do": "open", "uid": uid, "netns": namespace, "pod": pod, "node": node, "ports": ports})
 
-    async def close_pod(self, namespace: str) -> None:
-        """Answer no more there, and end the connections."""
-        await self._ask({"do": "close", "netns": namespace})
+    async def close_pod(self, uid: str) -> None:
+        """Answer no more for a pod, and end its connections."""
+        await self._ask({"do": "close", "uid": uid})
 
     async def _ask(self, command: dict[str, Any]) -> None:
         if self._process is None or self._process.stdin is None:
@@ -61,7 +61,7 @@ class Answers:
         self._process.stdin.write(json.dumps(command | {"id": self._last_id}).encode() + b"\n")
         answer = await reply
         if "error" in answer:
-            raise AnswerError(f"whoami {command['do']} in {command['netns']}: {answer['error']}")
+            raise AnswerError(f"whoami {command['do']} for pod {command['uid']}: {answer['error']}")
 
     async def _read(self) -> None:
         if self._process is None or self._process.stdout is None:

@@ -16,6 +16,8 @@ from lab.apiserver.resources import by_plural
 from lab.apiserver.rest import Rest, timestamp
 from lab.apiserver.status import ApiError
 from lab.apiserver.store import Change, Key
+from lab.controllers.scheduling import condition
+from lab.controllers.slices import lasting_containers
 from lab.iproute import LinkError
 from lab.topology import NODES, PodNet, Topology
 
@@ -35,7 +37,7 @@ def ports_of(pod: Json) -> list[tuple[str, int]]:
     """The (protocol, port) pairs that a pod's containers answer on. SCTP is not spoken."""
     ports = [
         (p.get("protocol", "TCP"), int(p["containerPort"]))
-        for c in pod["spec"].get("containers") or ()
+        for c in lasting_containers(pod)
         for p in c.get("ports") or ()
         if p.get("protocol", "TCP") in {"TCP", "UDP"}
     ]
@@ -58,15 +60,22 @@ def is_probed_ready(pod: Json) -> bool:
     return (pod["metadata"].get("annotations") or {}).get(READY_ANNOTATION) != "false"
 
 
+def is_ready(pod: Json) -> bool:
+    """Whether a running pod is ready: its probe succeeds and the condition of every readiness gate is True."""
+    gates = [gate["conditionType"] for gate in pod["spec"].get("readinessGates") or ()]
+    return is_probed_ready(pod) and all(condition(pod, gate) == "True" for gate in gates)
+
+
 def _condition(kind: str, holds: bool) -> Json:
     return {"type": kind, "status": "True" if holds else "False", "lastTransitionTime": timestamp()}
 
 
-def running_status(pod: Json, net: PodNet, *, ready: bool) -> Json:
+def running_status(pod: Json, net: PodNet) -> Json:
     """The status of a pod that runs."""
     old = {c["type"]: c for c in (pod.get("status") or {}).get("conditions") or ()}
-    states = {"PodScheduled": True, "Initialized": True, "ContainersReady": ready, "Ready": ready}
-    conditions = []
+    probed = is_probed_ready(pod)
+    states = {"PodScheduled": True, "Initialized": True, "ContainersReady": probed, "Ready": is_ready(pod)}
+    conditions = [of_others for kind, of_others in old.items() if kind not in states]
     for kind, holds in states.items():
         fresh = _condition(kind, holds)
         was = old.get(kind)
@@ -76,7 +85,7 @@ def running_status(pod: Json, net: PodNet, *, ready: bool) -> Json:
             "name": c["name"],
             "image": c.get("image", ""),
             "imageID": "",
-            "ready": ready,
+            "ready": probed,
             "started": True,
             "restartCount": 0,
             "state": {"running": {"startedAt": pod["metadata"]["creationTimestamp"]}},
@@ -159,13 +168,11 @@ class Kubelets:
 
     def _update_readiness(self, pod: Json) -> None:
         status = pod.get("status") or {}
-        ready = is_probed_ready(pod)
-        stated = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ())
-        if status.get("phase") == "Running" and ready != stated:
+        if status.get("phase") == "Running" and is_ready(pod) != (condition(pod, "Ready") == "True"):
             self._write_status(pod, self._nets[pod["metadata"]["uid"]])
 
     def _write_status(self, pod: Json, net: PodNet) -> None:
-        status = running_status(pod, net, ready=is_probed_ready(pod))
+        status = running_status(pod, net)
         body = {"metadata": {"uid": pod["metadata"]["uid"]}, "status": status}
         self._rest.update(_PODS, body, _key(pod), "status")
 
@@ -186,20 +193,24 @@ class Kubelets:
             await asyncio.gather(*(self._open(pod, net) for pod, net in planned))
 
     def _plan(self, pod: Json) -> PodNet | None:
+        node = _BY_NAME[pod["spec"]["nodeName"]]
+        if pod["spec"].get("hostNetwork"):
+            return self._topology.host_pod(node)
         try:
-            return self._topology.plan_pod(_BY_NAME[pod["spec"]["nodeName"]])
+            return self._topology.plan_pod(node)
         except LinkError as e:
             log.error("pod cannot be started pod=%s/%s err=%s", *_key(pod), e)
             return None
 
     async def _open(self, pod: Json, net: PodNet) -> None:
         try:
-            await self._answers.open(net.namespace, pod["metadata"]["name"], net.node.name, ports_of(pod))
+            metadata = pod["metadata"]
+            await self._answers.open(metadata["uid"], net.namespace, metadata["name"], net.node.name, ports_of(pod))
             record = self._rest.store.get("pods", _key(pod))
             now = record.decode() if record else None
-            if now is not None and now["metadata"]["uid"] == pod["metadata"]["uid"]:
+            if now is not None and now["metadata"]["uid"] == metadata["uid"]:
                 self._write_status(now, net)
-            elif pod["metadata"]["uid"] not in self._ending:
+            elif metadata["uid"] not in self._ending:
                 # It went while it was being started.
                 self._end(pod, 0.0)
         except (AnswerError, ApiError) as e:
@@ -217,7 +228,7 @@ class Kubelets:
         net = self._nets.pop(metadata["uid"], None)
         try:
             if net is not None:
-                await self._answers.close_pod(net.namespace)
+                await self._answers.close_pod(metadata["uid"])
             options = {"gracePeriodSeconds": 0, "preconditions": {"uid": metadata["uid"]}}
             if self._rest.store.get("pods", key) is not None:
                 self._rest.delete(_PODS, key, options)

@@ -69,7 +69,7 @@ NODES = (NODE_A, NODE_B)
 
 @dataclass(frozen=True, slots=True)
 class PodNet:
-    """The namespace and addresses of one pod."""
+    """The namespace and addresses of one pod; one in its node's network has no link."""
 
     namespace: str
     link: str
@@ -238,6 +238,10 @@ class Topology:
 
     # pods
 
+    def host_pod(self, node: NodeNet) -> PodNet:
+        """What a pod in its node's network has: nothing is reserved, made or removed."""
+        return PodNet(self.node(node), "", node, *node.addresses)
+
     def plan_pod(self, node: NodeNet) -> PodNet:
         """Reserve a namespace name and addresses. Raises LinkError when the node has no address left."""
         used = self._used[node.name]
@@ -252,6 +256,7 @@ class Topology:
 
     def add_pods(self, pods: list[PodNet]) -> None:
         """Make the namespaces and links of planned pods; about 10 ms for one, 4 ms for each of many."""
+        pods = [p for p in pods if p.link]
         with self._lock:
             if not self._is_up:
                 raise LinkError("the cluster is going down: no more pods")
@@ -265,6 +270,7 @@ class Topology:
 
     def remove_pods(self, pods: list[PodNet]) -> None:
         """Remove pods' namespaces; their links go with them."""
+        pods = [p for p in pods if p.link]
         with self._lock:
             existing = set(names(self.prefix))
             ip_batch(f"netns del {p.namespace}" for p in pods if p.namespace in existing)

@@ -3,10 +3,12 @@
 Runs as a process of its own with the standard library alone (no imports from this package). Reads commands from
 stdin, a JSON object a line, and answers each on stdout:
 
-    {"id": 1, "do": "open", "netns": "kd-x-pod1", "pod": "web-abcde", "node": "node-a", "ports": [["TCP", 3000]]}
-    {"id": 2, "do": "close", "netns": "kd-x-pod1"}
+    {"id": 1, "do": "open", "uid": "4f1", "netns": "kd-x-pod1", "pod": "web-abcde", "node": "node-a",
+     "ports": [["TCP", 3000]]}
+    {"id": 2, "do": "close", "uid": "4f1"}
 
-Sockets are opened inside the pod's network namespace and served from here. Ends with its stdin.
+(The first is one line.) Sockets are opened inside the pod's network namespace, which several pods may share, and
+served from here. Ends with its stdin.
 """
 
 from __future__ import annotations
@@ -121,30 +123,30 @@ class Whoami:
         self.selector = selectors.DefaultSelector()
         self.sockets: dict[str, set[socket.socket]] = {}
 
-    def open(self, netns: str, pod: str, node: str, ports: list[tuple[str, int]]) -> None:
+    def open(self, uid: str, netns: str, pod: str, node: str, ports: list[tuple[str, int]]) -> None:
         """Answer for a pod."""
-        self.sockets.setdefault(netns, set())
+        self.sockets.setdefault(uid, set())
         for (protocol, port), sock in zip(ports, open_inside(netns, ports), strict=True):
             who = {"pod": pod, "node": node, "proto": protocol.lower(), "port": port}
             handler = self._accept if protocol == "TCP" else self._datagram
-            self._register(netns, sock, functools.partial(handler, netns, sock, who))
+            self._register(uid, sock, functools.partial(handler, uid, sock, who))
 
-    def close(self, netns: str) -> None:
+    def close(self, uid: str) -> None:
         """Answer no more for a pod, and end its connections."""
-        for sock in list(self.sockets.pop(netns, ())):
+        for sock in list(self.sockets.pop(uid, ())):
             self.selector.unregister(sock)
             sock.close()
 
-    def _register(self, netns: str, sock: socket.socket, handler: Callable[[], None]) -> None:
-        self.sockets[netns].add(sock)
+    def _register(self, uid: str, sock: socket.socket, handler: Callable[[], None]) -> None:
+        self.sockets[uid].add(sock)
         self.selector.register(sock, selectors.EVENT_READ, handler)
 
-    def _drop(self, netns: str, sock: socket.socket) -> None:
-        self.sockets.get(netns, set()).discard(sock)
+    def _drop(self, uid: str, sock: socket.socket) -> None:
+        self.sockets.get(uid, set()).discard(sock)
         self.selector.unregister(sock)
         sock.close()
 
-    def _accept(self, netns: str, sock: socket.socket, who: dict[str, Any]) -> None:
+    def _accept(self, uid: str, sock: socket.socket, who: dict[str, Any]) -> None:
         try:
             accepted, peer = sock.accept()
         except OSError:
@@ -157,11 +159,11 @@ class Whoami:
 
         def readable() -> None:
             if not connection.on_readable():
-                self._drop(netns, accepted)
+                self._drop(uid, accepted)
 
-        self._register(netns, accepted, readable)
+        self._register(uid, accepted, readable)
 
-    def _datagram(self, _netns: str, sock: socket.socket, who: dict[str, Any]) -> None:
+    def _datagram(self, _uid: str, sock: socket.socket, who: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             _data, ancillary, _flags, peer = sock.recvmsg(2048, socket.CMSG_SPACE(IN6_PKTINFO.size))
             asked = next((c[2] for c in ancillary if c[1] == IPV6_PKTINFO), b"")
@@ -179,9 +181,9 @@ class Whoami:
         try:
             if asked["do"] == "open":
                 ports = [(str(protocol), int(port)) for protocol, port in asked["ports"]]
-                self.open(asked["netns"], asked["pod"], asked["node"], ports)
+                self.open(asked["uid"], asked["netns"], asked["pod"], asked["node"], ports)
             else:
-                self.close(asked["netns"])
+                self.close(asked["uid"])
         except OSError as e:
             answer["error"] = str(e)
         return json.dumps(answer).encode() + b"\n"

@@ -22,12 +22,18 @@ PortKey = tuple[tuple[str, str, int | None, str], ...]
 """The ports of a slice: (name, protocol, number, appProtocol)."""
 
 
+def lasting_containers(pod: Json) -> list[Json]:
+    """The containers of a pod that go on running: its own, and init containers that are restarted (sidecars)."""
+    sidecars = [c for c in pod["spec"].get("initContainers") or () if c.get("restartPolicy") == "Always"]
+    return [*(pod["spec"].get("containers") or ()), *sidecars]
+
+
 def target_port(service_port: Json, pod: Json) -> int | None:
     """The number of a pod's port that a Service's port leads to; None when the pod has none of that name."""
     target = service_port.get("targetPort", service_port["port"])
     if isinstance(target, int):
         return target
-    for container in pod["spec"].get("containers") or ():
+    for container in lasting_containers(pod):
         for port in container.get("ports") or ():
             if port.get("name") == target and port.get("protocol", "TCP") == service_port["protocol"]:
                 return int(port["containerPort"])

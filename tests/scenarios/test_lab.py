@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import os
 import ssl
 import subprocess
@@ -24,6 +25,7 @@ from lab.objects import service, whoami_rc
 from lab.probes import Answer, http_get
 from lab.proxyprocess import ProxyError
 from lab.runfolder import RUN
+from lab.topology import NODE_B
 
 
 def run_cluster(test: Callable[[LabCluster], Awaitable[None]], config: ClusterConfig | None = None) -> LabCluster:
@@ -126,6 +128,71 @@ def test_deleted_pod_terminates_while_it_drains() -> None:
         assert not isinstance(await cluster.probe("outside", "tcp", address, 3000, 0.1), Answer)
 
     run_cluster(test, ClusterConfig(drain=0.3))
+
+
+def test_pods_in_their_nodes_network_answer_on_its_addresses_and_go_one_by_one() -> None:
+    async def test(cluster: LabCluster) -> None:
+        for number in (1, 2):
+            ports = [{"containerPort": 3000 + number, "protocol": proto} for proto in ("TCP", "UDP")]
+            spec = {"hostNetwork": True, "nodeName": "node-b", "containers": [{"name": "c", "ports": ports}]}
+            cluster.create(
+                {"kind": "Pod", "metadata": {"name": f"host-{number}", "labels": {"on": "host"}}, "spec": spec}
+            )
+        for pod in await cluster.pods_ready("on=host", 2):
+            assert pod["status"]["podIPs"] == [{"ip": ip} for ip in NODE_B.addresses]
+        cluster.delete("pods", "host-1", grace=0)
+        await cluster.pods_ready("on=host", 1)
+        for proto, address in itertools.product(("tcp", "udp"), NODE_B.addresses):
+            answer = await cluster.probe("outside", proto, address, 3002)
+            assert isinstance(answer, Answer)
+            assert (answer.pod, answer.node) == ("host-2", "node-b")
+            assert await cluster.probe("outside", proto, address, 3001) == "refused"
+
+    run_cluster(test)
+
+
+def test_a_pod_with_readiness_gates_is_ready_when_their_conditions_hold() -> None:
+    async def test(cluster: LabCluster) -> None:
+        spec = {"readinessGates": [{"conditionType": "lab/green"}], "containers": [{"name": "c"}]}
+        cluster.create({"kind": "Pod", "metadata": {"name": "p", "labels": {"app": "p"}}, "spec": spec})
+
+        def conditions() -> dict[str, str]:
+            stated = cluster.get("pods", "p")["status"].get("conditions") or ()
+            return {c["type"]: c["status"] for c in stated}
+
+        await cluster.until(lambda: conditions().get("ContainersReady") == "True", "a running pod")
+        assert conditions()["Ready"] == "False"
+        for status in ("True", "False", "True"):
+            now = [c for c in cluster.get("pods", "p")["status"]["conditions"] if c["type"] != "lab/green"]
+            gate = {"type": "lab/green", "status": status}
+            cluster.patch("pods", "p", {"status": {"conditions": [*now, gate]}}, subresource="status")
+            await cluster.until(lambda status=status: conditions()["Ready"] == status, f"Ready is {status}")
+            assert conditions()["ContainersReady"] == "True"
+            assert conditions()["lab/green"] == status
+
+    run_cluster(test)
+
+
+def test_ports_of_sidecars_are_answered_on_and_found_by_name() -> None:
+    async def test(cluster: LabCluster) -> None:
+        port = {"name": "side", "containerPort": 3300}
+        once = {"name": "once", "ports": [{"name": "once", "containerPort": 3400}]}
+        sidecar = {"name": "sidecar", "restartPolicy": "Always", "ports": [port]}
+        spec = {"initContainers": [once, sidecar], "containers": [{"name": "c"}]}
+        cluster.create({"kind": "Pod", "metadata": {"name": "p", "labels": {"app": "p"}}, "spec": spec})
+        ports = [{"name": name, "port": n, "targetPort": name} for n, name in ((80, "side"), (81, "once"))]
+        cluster.create(service("p", {"app": "p"}, ports))
+        (pod,) = await cluster.pods_ready("app=p", 1)
+
+        def found() -> list[int]:
+            slices = cluster.select("endpointslices", "kubernetes.io/service-name=p")
+            return [p["port"] for s in slices for p in s["ports"] if s["endpoints"]]
+
+        await cluster.until(lambda: found() == [3300], "a slice with the sidecar's port alone")
+        assert isinstance(await cluster.probe("outside", "tcp", pod["status"]["podIP"], 3300), Answer)
+        assert await cluster.probe("outside", "tcp", pod["status"]["podIP"], 3400) == "refused"
+
+    run_cluster(test)
 
 
 def test_two_clusters_live_side_by_side() -> None:
