@@ -1,23 +1,18 @@
-"""Backends for the tests of this folder, each test in a network namespace of its own."""
+"""The ground of these tests is the real kernel, in a network namespace for each of them."""
 
 import pytest
 
-from kubeproxy.backends.nftables.backend import NftablesBackend
-from kubeproxy.backends.nftables.table import KernelTable
-from support.nftables_table import WORLD
+from support.nftables_ground import KernelGround
+
+
+@pytest.fixture(scope="session")
+def new_ground():
+    """Return what makes a ground, as a context manager."""
+    return KernelGround.fresh
 
 
 @pytest.fixture
-def start(netns):
-    """Return a function that makes backends, which are closed at the end."""
-    made = []
-
-    def make(globals_=WORLD):
-        (family,) = globals_.families
-        backend = NftablesBackend(KernelTable.open(family), globals_)
-        made.append(backend)
-        return backend
-
-    yield make
-    for backend in made:
-        backend.close()
+def ground(new_ground):
+    """Return a ground of the test's own."""
+    with new_ground() as made:
+        yield made

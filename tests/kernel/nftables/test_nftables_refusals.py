@@ -10,7 +10,8 @@ import pytest
 from kubeproxy.model.objects import ServicePort
 from support.cluster_objects import world
 from support.namespaces import inside, namespace, run
-from support.nftables_table import V4, V6, plans_of, resync
+from support.nftables_ground import resync
+from support.nftables_plans import V4, V6, plans_of
 
 NODE = {V4: "192.0.2.1", V6: "2001:db8::1"}
 CLIENT = {V4: "192.0.2.9", V6: "2001:db8::9"}
@@ -22,7 +23,7 @@ PATIENCE = 60.0
 
 
 @pytest.fixture
-def client(netns):
+def client(ground):
     """The name of a client's namespace; its way to Services is by this one, the node's."""
     with namespace() as name:
         run("ip", "link", "set", "lo", "up")
@@ -68,23 +69,23 @@ def refusals(address, port):
     return found.count("ECONNREFUSED"), repeated() - before
 
 
-def without_endpoints(start, family):
+def without_endpoints(ground, family):
     """A Service that nobody serves; where its TCP clients go, and where its UDP clients."""
     globals_ = world(families=[family])
-    resync(start(globals_), {("default", "a"): plans_of("a", 1, 0, globals_, PORTS)})
+    resync(ground.start(globals_), {("default", "a"): plans_of("a", 1, 0, globals_, PORTS)})
     return ((SERVICE[family], 80), (SERVICE[family], 81), (NODE[family], 30080)), (SERVICE[family], 53)
 
 
-def test_every_client_is_refused_with_its_first_packet(start, client):
-    places, _ = without_endpoints(start, V4)
+def test_every_client_is_refused_with_its_first_packet(ground, client):
+    places, _ = without_endpoints(ground, V4)
     for where in places:
         assert inside(client, lambda where=where: refusals(*where)) == (CLIENTS, 0)
         assert refusals(*where) == (CLIENTS, 0)
 
 
 @pytest.mark.parametrize("family", [V4, V6])
-def test_clients_are_refused(start, client, family):
-    places, datagrams = without_endpoints(start, family)
+def test_clients_are_refused(ground, client, family):
+    places, datagrams = without_endpoints(ground, family)
     for where, kind in (*((place, socket.SOCK_STREAM) for place in places), (datagrams, socket.SOCK_DGRAM)):
         assert inside(client, lambda where=where, kind=kind: outcome(*where, kind)) == "ECONNREFUSED"
         assert outcome(*where, kind) == "ECONNREFUSED"

@@ -1,40 +1,20 @@
 """Changes, one sync after another: what is written, and that it comes to the same as a resync."""
 
 import itertools
-from contextlib import closing
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kubeproxy.backends.nftables import backend as backend_module
-from kubeproxy.backends.nftables.backend import NftablesBackend
-from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.kernel import nfnetlink
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import ServicePort
 from kubeproxy.model.plan import FamilyGlobals, Globals
 from support.cluster_objects import HERE, endpoint, parsed, service, world
-from support.nftables_table import (
-    EVERYTHING,
-    V4,
-    WORLD,
-    chains,
-    cluster,
-    contents,
-    count,
-    disturb,
-    disturbed,
-    elements,
-    generation,
-    is_clean,
-    listing,
-    plans_of,
-    resync,
-    sticky,
-    sync,
-    without_slots,
-)
+from support.nftables_disturbances import disturbed
+from support.nftables_ground import resync, sync, without_slots
+from support.nftables_plans import EVERYTHING, V4, WORLD, cluster, plans_of, sticky
 from support.own_network import own_network
 from support.random_plans import histories
 
@@ -43,78 +23,80 @@ from support.random_plans import histories
 
 @settings(max_examples=20, deadline=None)
 @given(histories(min_size=2, max_size=4), st.data())
-def test_incremental_equals_resync(history, data):
+def test_incremental_equals_resync(new_ground, history, data):
     globals_, states = history
     (family,) = globals_.families
-    with own_network(), closing(NftablesBackend(KernelTable.open(family), globals_)) as backend:
+    with new_ground() as ground:
+        backend = ground.start(globals_)
         resync(backend, states[0])
         for earlier, later in itertools.pairwise(states):
             names = data.draw(st.permutations(sorted(earlier.keys() | later.keys())))
             changes = [(name, later.get(name, ())) for name in names if earlier.get(name) != later.get(name)]
             sync(backend, *changes)
-        incremental = contents(family)
-        is_clean(backend, states[-1])
-    with own_network(), closing(NftablesBackend(KernelTable.open(family), globals_)) as backend:
+        incremental = ground.contents(family)
+        ground.is_clean(backend, states[-1])
+    with new_ground() as ground:
+        backend = ground.start(globals_)
         resync(backend, states[-1])
-        assert without_slots(contents(family)) == without_slots(incremental)
+        assert without_slots(ground.contents(family)) == without_slots(incremental)
 
 
-def test_a_sync_without_changes_writes_nothing(start):
-    backend, _ = disturbed(start)
-    before = generation()
+def test_a_sync_without_changes_writes_nothing(ground):
+    backend, _ = disturbed(ground)
+    before = ground.generation()
     assert sync(backend) == 0
     assert sync(backend, (("default", "nobody"), ())) == 0
-    assert generation() == before
+    assert ground.generation() == before
 
 
-def test_one_changed_endpoint_is_one_transaction_of_one_element_replaced(start):
-    backend = start()
+def test_one_changed_endpoint_is_one_transaction_of_one_element_replaced(ground):
+    backend = ground.start()
     plans = compile_service(service(), [parsed(*[endpoint(f"10.244.1.{n}") for n in range(1, 11)])], WORLD).plans
     resync(backend, {("default", "web"): plans})
     changed = [endpoint(f"10.244.1.{n}") for n in (1, 2, 3, 4, 99, 6, 7, 8, 9, 10)]
-    before = generation()
+    before = ground.generation()
     plans = compile_service(service(), [parsed(*changed)], WORLD).plans
     assert sync(backend, (("default", "web"), plans)) == 2
-    assert generation() == before + 1
-    assert "10.96.0.1 . tcp . 80 . 4 : 10.244.1.99 . 8080" in listing()
+    assert ground.generation() == before + 1
+    assert "10.96.0.1 . tcp . 80 . 4 : 10.244.1.99 . 8080" in ground.elements("endpoints")
 
 
-def test_a_failed_sync_leaves_the_kernel_as_it_was_and_a_resync_mends_it(start):
-    backend, plans = disturbed(start)
-    disturb("delete element ip kube-proxy endpoints { 10.96.0.1 . tcp . 80 . 1 }")
-    before = contents()
+def test_a_failed_sync_leaves_the_kernel_as_it_was_and_a_resync_mends_it(ground):
+    backend, plans = disturbed(ground)
+    ground.disturb("delete element ip kube-proxy endpoints { 10.96.0.1 . tcp . 80 . 1 }")
+    before = ground.contents()
     del plans["default", "a"]
     plans["default", "new"] = plans_of("new", 7)
     with pytest.raises(nfnetlink.NetlinkError):
         sync(backend, (("default", "a"), ()), (("default", "new"), plans["default", "new"]))
-    assert contents() == before
+    assert ground.contents() == before
     resync(backend, plans)
-    is_clean(backend, plans)
+    ground.is_clean(backend, plans)
 
 
-def test_services_without_affinity_need_no_chains_of_their_own(start):
-    backend = start()
+def test_services_without_affinity_need_no_chains_of_their_own(ground):
+    backend = ground.start()
     resync(backend, {})
-    before, handles = chains(), nfnetlink.rule_handles(V4, "kube-proxy")
+    before, handles = ground.chains(), ground.rule_handles()
     more = {"ports": [ServicePort(port=80, node_port=30080)], "external_ips": ["203.0.113.1"]}
     for many in (1, 250):
         plans = {("default", "a"): plans_of("a", 1, many, external_traffic_policy="Local", **more)}
         sync(backend, *plans.items())
-        assert count("endpoints") == 2 * many
-        assert count("local-nodeport-endpoints") == many
-    assert chains() == before
-    assert nfnetlink.rule_handles(V4, "kube-proxy") == handles
-    assert len({name for name, found in contents().items() if name.endswith("-256") and found}) == 4
-    is_clean(backend, plans)
-    assert resync(start(), plans) == 0
+        assert ground.count("endpoints") == 2 * many
+        assert ground.count("local-nodeport-endpoints") == many
+    assert ground.chains() == before
+    assert ground.rule_handles() == handles
+    assert len({name for name, found in ground.contents().items() if name.endswith("-256") and found}) == 4
+    ground.is_clean(backend, plans)
+    assert resync(ground.start(), plans) == 0
 
 
-def test_chains_of_affinity_are_made_on_demand_for_counts_and_timeouts(start):
+def test_chains_of_affinity_are_made_on_demand_for_counts_and_timeouts(ground):
     more = {"ports": [ServicePort(port=80, node_port=30080)], "external_ips": ["203.0.113.1"]}
     plans = {("default", "a"): sticky("a", 1, 2, external_traffic_policy="Local", **more)}
-    backend = start()
+    backend = ground.start()
     resync(backend, {})
-    before = set(chains())
+    before = set(ground.chains())
     sync(backend, *plans.items())
     frontends = {
         f"{prefix}{kind}-2-30s"
@@ -127,28 +109,28 @@ def test_chains_of_affinity_are_made_on_demand_for_counts_and_timeouts(start):
     prefixes = ("", "local-", "nodeport-", "nodeport-local-")
     clients = {f"{p}affinity-{slot}-30s" for p in prefixes for slot in (0, 1)}
     slots = {f"{p}slot-{slot}" for p in prefixes for slot in (0, 1)}
-    assert set(chains()) - before == frontends | clients | slots
-    before = set(chains())
+    assert set(ground.chains()) - before == frontends | clients | slots
+    before = set(ground.chains())
     plans["default", "b"] = sticky("b", 2, 2)
     sync(backend, *plans.items())
-    assert set(chains()) == before
-    is_clean(backend, plans)
-    assert resync(start(), plans) == 0
+    assert set(ground.chains()) == before
+    ground.is_clean(backend, plans)
+    assert resync(ground.start(), plans) == 0
 
 
-def test_chains_made_on_demand_do_what_those_loaded_as_text_do(start):
+def test_chains_made_on_demand_do_what_those_loaded_as_text_do(ground):
     """Those of slots are cloned in the kernel; those of a table that is replaced are nft's."""
-    backend = start()
+    backend = ground.start()
     plans = cluster("a", endpoints=4, **EVERYTHING)
     resync(backend, {})
     sync(backend, *plans.items())
-    cloned = chains()
+    cloned = ground.chains()
     assert {f"slot-{slot}" for slot in range(4)} <= set(cloned)
     with own_network():
-        disturb("add table ip kube-proxy")  # so that all is loaded as text
-        other = start()
+        ground.disturb("add table ip kube-proxy")  # so that all is loaded as text
+        other = ground.start()
         resync(other, plans)
-        assert chains() == cloned
+        assert ground.chains() == cloned
 
 
 # -- the node's own sets -------------------------------------------------------------------------------------------
@@ -164,40 +146,40 @@ CIDR = (bytes([10, 96, 0, 0]), bytes([10, 96, 255, 255]))
 NEXT = (bytes([10, 98, 0, 0]), bytes([10, 98, 0, 3]))
 
 
-def test_node_addresses_and_service_cidrs_change_by_a_sync(start):
-    backend = start(node_world((ONE,), (CIDR,)))
+def test_node_addresses_and_service_cidrs_change_by_a_sync(ground):
+    backend = ground.start(node_world((ONE,), (CIDR,)))
     resync(backend, {})
     for nodeport_ips, cidrs in [((ONE, TWO), (CIDR,)), ((TWO,), (CIDR, NEXT)), ((), ()), ((ONE,), (NEXT,))]:
         assert backend.set_world(node_world(nodeport_ips, cidrs)) is False
         sync(backend)
-        assert count("nodeport-ips") == len(nodeport_ips)
-        assert count("service-cidrs") == len(cidrs)
-        is_clean(backend, {})
-    assert resync(start(node_world((ONE,), (NEXT,))), {}) == 0
+        assert ground.count("nodeport-ips") == len(nodeport_ips)
+        assert ground.count("service-cidrs") == len(cidrs)
+        ground.is_clean(backend, {})
+    assert resync(ground.start(node_world((ONE,), (NEXT,))), {}) == 0
 
 
-def test_node_addresses_change_while_nobody_looks(start):
-    resync(start(node_world((ONE,), (CIDR,))), {})
-    backend = start(node_world((TWO,), (NEXT,)))
+def test_node_addresses_change_while_nobody_looks(ground):
+    resync(ground.start(node_world((ONE,), (CIDR,))), {})
+    backend = ground.start(node_world((TWO,), (NEXT,)))
     resync(backend, {})
-    assert (elements("nodeport-ips"), count("service-cidrs")) == ({'"192.0.2.2"'}, 1)
-    is_clean(backend, {})
+    assert (ground.elements("nodeport-ips"), ground.count("service-cidrs")) == ({"192.0.2.2"}, 1)
+    ground.is_clean(backend, {})
 
 
-def test_a_world_with_other_rules_asks_for_a_resync(start):
-    backend = start(node_world((ONE,)))
+def test_a_world_with_other_rules_asks_for_a_resync(ground):
+    backend = ground.start(node_world((ONE,)))
     resync(backend, cluster("a"))
     changed = world(detector=False, families=[V4])
     assert backend.set_world(changed) is True
     plans = cluster("a", globals_=changed)
     resync(backend, plans)
-    assert chains()["cluster"] == ["goto pick"]
-    is_clean(backend, plans)
+    assert ground.chains()["cluster"] == ["goto pick"]
+    ground.is_clean(backend, plans)
 
 
-def test_chains_of_counts_and_timeouts_that_no_service_has_any_more_are_removed(start, monkeypatch):
+def test_chains_of_counts_and_timeouts_that_no_service_has_any_more_are_removed(ground, monkeypatch):
     monkeypatch.setattr(backend_module, "PRUNE_FROM", 60)
-    backend = start()
+    backend = ground.start()
     plans = {("default", "stays"): sticky("stays", 2, 2, 20), **cluster("plain")}
     resync(backend, plans)
     most = 0
@@ -207,18 +189,18 @@ def test_chains_of_counts_and_timeouts_that_no_service_has_any_more_are_removed(
             sync(backend, (("default", "a"), plans["default", "a"]))
             most = max(most, len(backend._chains))
     assert most < 100
-    assert {"pick-2-20s", "pick-5-139s", "nodeport-pick-5-139s"} <= set(chains())
-    is_clean(backend, plans)
-    assert resync(start(), plans) == 0
+    assert {"pick-2-20s", "pick-5-139s", "nodeport-pick-5-139s"} <= set(ground.chains())
+    ground.is_clean(backend, plans)
+    assert resync(ground.start(), plans) == 0
 
 
-def test_a_kernel_that_does_not_remove_unused_chains_keeps_them(start, monkeypatch):
+def test_a_kernel_that_does_not_remove_unused_chains_keeps_them(ground, monkeypatch):
     removals = nfnetlink.chain_removals
     monkeypatch.setattr(backend_module, "PRUNE_FROM", 5)
     monkeypatch.setattr(nfnetlink, "chain_removals", lambda *where: removals(*where)[-1:])  # with the rules to it there
-    backend = start()
+    backend = ground.start()
     plans = {("default", "a"): sticky("a", 1, 4, 10)}
     resync(backend, {("default", "a"): sticky("a", 1, 3, 20)})
     sync(backend, *plans.items())
-    assert {"pick-3-20s", "pick-4-10s"} <= set(chains())
-    is_clean(backend, plans)
+    assert {"pick-3-20s", "pick-4-10s"} <= set(ground.chains())
+    ground.is_clean(backend, plans)

@@ -1,29 +1,16 @@
 """Keys that go from one Service to another which stays, however the Services are spread over transactions."""
 
 import itertools
-from contextlib import closing
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kubeproxy.backends.nftables import backend as backend_module
-from kubeproxy.backends.nftables.backend import NftablesBackend
-from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.objects import ServicePort
-from support.nftables_table import (
-    WORLD,
-    contents,
-    difference,
-    generation,
-    is_clean,
-    plans_of,
-    resync,
-    sync,
-    without_slots,
-)
-from support.own_network import own_network
+from support.nftables_ground import resync, sync, without_slots
+from support.nftables_plans import WORLD, plans_of
 
 NAMES = [("default", f"s{number}") for number in range(1, 5)]
 ADDRESSES = [f"203.0.113.{number}" for number in range(1, 4)]
@@ -66,30 +53,30 @@ def changes(data, earlier, later):
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(states(), min_size=2, max_size=5), st.data())
-def test_keys_go_from_service_to_service_in_any_order(history, data):
-    with own_network(), closing(NftablesBackend(KernelTable.open(WORLD.families[0]), WORLD)) as backend:
+def test_keys_go_from_service_to_service_in_any_order(new_ground, history, data):
+    with new_ground() as ground:
+        backend = ground.start(WORLD)
         resync(backend, history[0])
         for earlier, later in itertools.pairwise(history):
             sync(backend, *changes(data, earlier, later))
-            assert difference(backend) is None
-        is_clean(backend, history[-1])
+            assert ground.difference(backend) is None
+        ground.is_clean(backend, history[-1])
 
 
 @settings(max_examples=12, deadline=None)
 @given(st.lists(states(), min_size=2, max_size=4), st.data())
-def test_a_full_sync_mends_what_a_failed_batch_left(history, data):
-    with own_network(), closing(NftablesBackend(KernelTable.open(WORLD.families[0]), WORLD)) as backend:
+def test_a_full_sync_mends_what_a_failed_batch_left(new_ground, history, data):
+    with new_ground() as ground:
+        backend = ground.start(WORLD)
         resync(backend, history[0])
-        commit = backend._table.commit
         left = [0]
 
-        def fail_later(parts):
+        def fail_later():
             if not left[0]:
                 raise ApplyError("the kernel is in a bad mood")
             left[0] -= 1
-            commit(parts)
 
-        backend._table.commit = fail_later
+        ground.before_commit = fail_later
         for earlier, later in itertools.pairwise(history):
             for work in (lambda: sync(backend, *changes(data, earlier, later)), lambda: resync(backend, later)):  # noqa: B023
                 left[0] = data.draw(st.integers(0, 4))
@@ -100,15 +87,16 @@ def test_a_full_sync_mends_what_a_failed_batch_left(history, data):
                 break
             left[0] = 1_000_000
             resync(backend, later)
-            assert difference(backend) is None
-        mended = contents()
-    with own_network(), closing(NftablesBackend(KernelTable.open(WORLD.families[0]), WORLD)) as backend:
+            assert ground.difference(backend) is None
+        mended = ground.contents()
+    with new_ground() as ground:
+        backend = ground.start(WORLD)
         resync(backend, history[-1])
-        assert without_slots(contents()) == without_slots(mended)
+        assert without_slots(ground.contents()) == without_slots(mended)
 
 
-def test_services_that_hand_keys_to_each_other_change_in_one_transaction(start):
-    backend = start()
+def test_services_that_hand_keys_to_each_other_change_in_one_transaction(ground):
+    backend = ground.start()
     one, two, three = NAMES[:3]
     first, second = ADDRESSES[:2]
     resync(
@@ -119,12 +107,12 @@ def test_services_that_hand_keys_to_each_other_change_in_one_transaction(start):
             three: plans_of("s3", 3, 1),
         },
     )
-    before = generation()
+    before = ground.generation()
     after = {
         one: plans_of("s1", 1, 2, external_ips=[second]),
         three: plans_of("s3", 3, 2),
         two: plans_of("s2", 2, 5, external_ips=[first]),
     }
     sync(backend, *after.items())
-    assert generation() == before + 2  # the third one has nothing to do with them
-    is_clean(backend, after)
+    assert ground.generation() == before + 2  # the third one has nothing to do with them
+    ground.is_clean(backend, after)

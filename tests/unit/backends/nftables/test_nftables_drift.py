@@ -4,22 +4,9 @@ import pytest
 
 from kubeproxy.backends.mode import Depth
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import nft
-from support.nftables_table import (
-    DISTURBANCES,
-    chains,
-    cluster,
-    contents,
-    difference,
-    disturb,
-    disturbed,
-    is_clean,
-    is_touched,
-    listing,
-    plans_of,
-    resync,
-    sync,
-)
+from support.nftables_disturbances import DISTURBANCES, disturbed
+from support.nftables_ground import resync, sync
+from support.nftables_plans import cluster, plans_of
 
 RULE_DRIFTS = {
     "flush ruleset": ["flush ruleset"],
@@ -34,45 +21,45 @@ RULE_DRIFTS = {
 
 
 @pytest.mark.parametrize("case", RULE_DRIFTS)
-def test_changed_rules_are_noticed_and_repaired(start, case):
-    backend, plans = disturbed(start)
-    before, rules = contents(), chains()
-    disturb(*RULE_DRIFTS[case])
+def test_changed_rules_are_noticed_and_repaired(ground, case):
+    backend, plans = disturbed(ground)
+    before, rules = ground.contents(), ground.chains()
+    ground.disturb(*RULE_DRIFTS[case])
     assert "chains or rules" in backend.inspect(Depth.QUICK).what
     resync(backend, plans)
-    assert (contents(), chains()) == (before, rules)
-    assert "dormant" not in listing()
-    is_clean(backend, plans)
+    assert (ground.contents(), ground.chains()) == (before, rules)
+    assert not ground.header().dormant
+    ground.is_clean(backend, plans)
 
 
 @pytest.mark.parametrize("case", DISTURBANCES)
-def test_changed_elements_are_noticed_and_repaired(start, case):
-    backend, plans = disturbed(start)
-    before = contents()
-    disturb(*DISTURBANCES[case])
+def test_changed_elements_are_noticed_and_repaired(ground, case):
+    backend, plans = disturbed(ground)
+    before = ground.contents()
+    ground.disturb(*DISTURBANCES[case])
     assert backend.inspect(Depth.QUICK) is None
     for _ in range(2):  # until it is repaired
         found = backend.inspect(Depth.THOROUGH)
         assert "elements of" in found.what
         assert not found.certain
     resync(backend, plans)
-    assert contents() == before
-    is_clean(backend, plans)
+    assert ground.contents() == before
+    ground.is_clean(backend, plans)
 
 
-def test_what_others_do_to_their_own_tables_is_no_drift(start):
-    backend, plans = disturbed(start)
-    disturb("add table ip mine", "add chain ip mine c", "add rule ip mine c drop")
-    assert is_touched(backend)
+def test_what_others_do_to_their_own_tables_is_no_drift(ground):
+    backend, plans = disturbed(ground)
+    ground.disturb("add table ip mine", "add chain ip mine c", "add rule ip mine c drop")
+    assert ground.is_touched(backend)
     assert backend.inspect(Depth.QUICK) is None
-    assert is_touched(backend)
+    assert ground.is_touched(backend)
     assert backend.inspect(Depth.THOROUGH) is None
-    assert not is_touched(backend)
-    is_clean(backend, plans)
+    assert not ground.is_touched(backend)
+    ground.is_clean(backend, plans)
 
 
-def test_our_own_transactions_are_no_drift(start):
-    backend, plans = disturbed(start)
+def test_our_own_transactions_are_no_drift(ground):
+    backend, plans = disturbed(ground)
     changes = [
         plans_of("a", 1, 5),
         plans_of("a", 1, 25),
@@ -82,10 +69,10 @@ def test_our_own_transactions_are_no_drift(start):
     ]
     for change in changes:
         sync(backend, (("default", "a"), change))
-        assert not is_touched(backend)
-        assert difference(backend) is None
+        assert not ground.is_touched(backend)
+        assert ground.difference(backend) is None
     del plans["default", "a"]
-    is_clean(backend, plans)
+    ground.is_clean(backend, plans)
 
 
 @pytest.mark.parametrize(
@@ -95,70 +82,68 @@ def test_our_own_transactions_are_no_drift(start):
         ("add rule ip kube-proxy filter-forward drop", "chains or rules"),
     ],
 )
-def test_what_others_do_during_a_resync_is_noticed_after_it(start, line, found):
-    backend, plans = disturbed(start)
+def test_what_others_do_during_a_resync_is_noticed_after_it(ground, line, found):
+    backend, plans = disturbed(ground)
     steps = backend.resync(plans)
     next(steps)
-    disturb(line)
+    ground.disturb(line)
     for _ in steps:
         pass
     assert found in backend.inspect(Depth.THOROUGH).what
     resync(backend, plans)
-    is_clean(backend, plans)
+    ground.is_clean(backend, plans)
 
 
 @pytest.fixture
-def meddle(monkeypatch):
+def meddle(ground):
     """Return a function that has another program commit right after the next text that we load."""
-    run = nft.run
 
     def meddle(*lines):
-        def run_and_disturb(text):
-            run(text)
-            monkeypatch.setattr(nft, "run", run)
-            disturb(*lines)
+        def disturb_once():
+            ground.after_run = lambda: None
+            ground.disturb(*lines)
 
-        monkeypatch.setattr(nft, "run", run_and_disturb)
+        ground.after_run = disturb_once
 
     return meddle
 
 
 @pytest.mark.parametrize("how", ["load", "replace"])
-def test_rules_of_others_are_not_taken_for_ours_when_the_table_is_made(start, meddle, how):
+def test_rules_of_others_are_not_taken_for_ours_when_the_table_is_made(ground, meddle, how):
     plans = cluster("a")
     if how == "replace":
-        disturb("add table ip kube-proxy")
-    backend = start()
+        ground.disturb("add table ip kube-proxy")
+    backend = ground.start()
     meddle("insert rule ip kube-proxy nat-prerouting accept")
     with pytest.raises(ApplyError, match="another program"):
         resync(backend, plans)
     resync(backend, plans)
-    is_clean(backend, plans)
+    ground.is_clean(backend, plans)
 
 
-def test_what_others_do_to_their_own_tables_is_no_drift_when_ours_is_made(start, meddle):
-    backend = start()
+def test_what_others_do_to_their_own_tables_is_no_drift_when_ours_is_made(ground, meddle):
+    backend = ground.start()
     meddle("add table ip mine")
     resync(backend, cluster("a"))
     assert backend.inspect(Depth.THOROUGH) is None
-    assert not is_touched(backend)
+    assert not ground.is_touched(backend)
 
 
-def test_rules_of_others_are_not_taken_for_ours_right_after_chains_are_made(start, meddle):
-    backend, plans = disturbed(start)
+def test_rules_of_others_are_not_taken_for_ours_right_after_chains_are_made(ground, meddle):
+    backend, plans = disturbed(ground)
     plans["default", "a"] = plans_of("a", 1, 9, session_affinity="ClientIP")
     meddle("insert rule ip kube-proxy nat-prerouting accept")
     with pytest.raises(ApplyError, match="another program"):
         sync(backend, (("default", "a"), plans["default", "a"]))
     resync(backend, plans)
-    is_clean(backend, plans)
+    ground.is_clean(backend, plans)
 
 
-def test_rules_of_others_are_not_taken_for_ours_when_chains_are_made(start):
-    backend, plans = disturbed(start)
-    disturb("insert rule ip kube-proxy nat-prerouting accept")
+def test_rules_of_others_are_not_taken_for_ours_when_chains_are_made(ground):
+    backend, plans = disturbed(ground)
+    ground.disturb("insert rule ip kube-proxy nat-prerouting accept")
     plans["default", "a"] = plans_of("a", 1, 9, session_affinity="ClientIP")
     with pytest.raises(ApplyError, match="chains or rules"):
         sync(backend, (("default", "a"), plans["default", "a"]))
     resync(backend, plans)
-    is_clean(backend, plans)
+    ground.is_clean(backend, plans)

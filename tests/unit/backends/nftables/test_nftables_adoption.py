@@ -1,82 +1,64 @@
 """A table that is there already: ours is adopted and repaired, another program's is replaced."""
 
-import subprocess
-
 import pytest
 
-from kubeproxy.kernel import nfnetlink
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import EndpointPort
 from support.cluster_objects import HERE, endpoint, parsed, service, world
-from support.nftables_table import (
-    DISTURBANCES,
-    EVERYTHING,
-    V4,
-    WORLD,
-    cluster,
-    contents,
-    count,
-    disturb,
-    disturbed,
-    generation,
-    is_clean,
-    listing,
-    plans_of,
-    readable,
-    resync,
-    sync,
-)
+from support.nftables_disturbances import DISTURBANCES, disturbed
+from support.nftables_ground import resync, sync
+from support.nftables_plans import EVERYTHING, V4, V6, WORLD, cluster, plans_of
 
 # -- adopting ------------------------------------------------------------------------------------------------------
 
 
-def test_a_restart_changes_nothing(start):
+def test_a_restart_changes_nothing(ground):
     plans = {**cluster("a", **EVERYTHING), ("default", "b"): plans_of("b", 2), ("default", "c"): plans_of("c", 3, 0)}
-    resync(start(), plans)
-    before, handle = contents(), nfnetlink.table(V4, "kube-proxy")
-    assert resync(start(), plans) == 0
-    assert contents() == before
-    assert nfnetlink.table(V4, "kube-proxy") == handle
+    resync(ground.start(), plans)
+    before, handle = ground.contents(), ground.header()
+    assert resync(ground.start(), plans) == 0
+    assert ground.contents() == before
+    assert ground.header() == handle
 
 
-def test_a_restart_adopts_slots_as_they_are(start):
-    backend = start()
+def test_a_restart_adopts_slots_as_they_are(ground):
+    backend = ground.start()
     resync(backend, cluster("a", endpoints=5))
     shuffled = [endpoint(f"10.244.0.{n}", HERE) for n in (9, 5, 4, 2)]
     plans = compile_service(service("a"), [parsed(*shuffled, ports=[EndpointPort(port=8080)])], WORLD).plans
     sync(backend, (("default", "a"), plans))
-    before = contents()
-    again = start()
+    before = ground.contents()
+    again = ground.start()
     assert resync(again, {("default", "a"): plans}) == 0
-    assert contents() == before
-    is_clean(again, {("default", "a"): plans})
+    assert ground.contents() == before
+    ground.is_clean(again, {("default", "a"): plans})
 
 
 @pytest.mark.parametrize("case", DISTURBANCES)
-def test_a_restart_repairs_elements_and_touches_nothing_else(start, case):
-    _, plans = disturbed(start)
-    before, handle = contents(), nfnetlink.table(V4, "kube-proxy")
-    disturb(*DISTURBANCES[case])
-    assert contents() != before
-    again = start()
+def test_a_restart_repairs_elements_and_touches_nothing_else(ground, case):
+    _, plans = disturbed(ground)
+    before, handle = ground.contents(), ground.header()
+    ground.disturb(*DISTURBANCES[case])
+    assert ground.contents() != before
+    again = ground.start()
     resync(again, plans)
-    assert contents() == before
-    assert nfnetlink.table(V4, "kube-proxy") == handle
-    is_clean(again, plans)
+    assert ground.contents() == before
+    assert ground.header() == handle
+    ground.is_clean(again, plans)
 
 
-def test_a_restart_makes_up_for_what_changed_meanwhile(start):
-    resync(start(), cluster("a", "b", "c", external_ips=[]))
+def test_a_restart_makes_up_for_what_changed_meanwhile(ground):
+    resync(ground.start(), cluster("a", "b", "c", external_ips=[]))
     plans = {("default", "b"): plans_of("b", 2, 7), ("default", "d"): plans_of("d", 9, 21)}
-    again = start()
+    again = ground.start()
     resync(again, plans)
-    assert count("cluster-ips") == 2
-    assert count("endpoints") == 7 + 21
-    assert count("hairpin-endpoints") == 21
-    assert readable("endpoints-16") == {"10.96.0.2 . tcp . 80"}
-    assert readable("endpoints-64") == {"10.96.0.9 . tcp . 80"}
-    assert count("endpoints-4") == 0
-    is_clean(again, plans)
+    assert ground.count("cluster-ips") == 2
+    assert ground.count("endpoints") == 7 + 21
+    assert ground.count("hairpin-endpoints") == 21
+    assert ground.elements("endpoints-16") == {"10.96.0.2 . tcp . 80"}
+    assert ground.elements("endpoints-64") == {"10.96.0.9 . tcp . 80"}
+    assert ground.count("endpoints-4") == 0
+    ground.is_clean(again, plans)
 
 
 @pytest.mark.parametrize(
@@ -92,20 +74,20 @@ def test_a_restart_makes_up_for_what_changed_meanwhile(start):
     ],
 )
 @pytest.mark.parametrize("how", ["restart", "sync"])
-def test_source_ranges_change(start, earlier, later, how):
+def test_source_ranges_change(ground, earlier, later, how):
     def plans(ranges):
         return cluster("a", ingress=["198.51.100.1"], load_balancer_source_ranges=ranges)
 
-    backend = start()
+    backend = ground.start()
     resync(backend, plans(earlier))
     if how == "restart":
-        backend = start()
+        backend = ground.start()
         resync(backend, plans(later))
     else:
         sync(backend, *plans(later).items())
-    assert count("firewalled-services") == bool(later)
-    assert count("firewall-allow") == len([r for r in later if r != "nonsense"])
-    is_clean(backend, plans(later))
+    assert ground.count("firewalled-services") == bool(later)
+    assert ground.count("firewall-allow") == len([r for r in later if r != "nonsense"])
+    ground.is_clean(backend, plans(later))
 
 
 # -- taking over ---------------------------------------------------------------------------------------------------
@@ -141,40 +123,36 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("whose", FOREIGN)
-def test_another_programs_table_is_replaced_in_one_transaction(start, whose):
-    disturb(*FOREIGN[whose])
+def test_another_programs_table_is_replaced_in_one_transaction(ground, whose):
+    ground.disturb(*FOREIGN[whose])
     plans = {**cluster("a", **EVERYTHING), ("default", "b"): plans_of("b", 2, 19)}
-    backend = start()
-    before = generation()
+    backend = ground.start()
+    before = ground.generation()
     resync(backend, plans)
-    assert generation() == before + 1
-    assert "10.96.0.99" not in listing()
-    replaced = contents()
-    is_clean(backend, plans)
-    disturb("delete table ip kube-proxy")
+    assert ground.generation() == before + 1
+    assert "10.96.0.99" not in ground.elements("cluster-ips")
+    replaced = ground.contents()
+    ground.is_clean(backend, plans)
+    ground.disturb("delete table ip kube-proxy")
     resync(backend, plans)
-    assert contents() == replaced
+    assert ground.contents() == replaced
 
 
-def test_a_table_of_other_globals_is_replaced_in_one_transaction(start):
-    resync(start(), cluster("a"))
+def test_a_table_of_other_globals_is_replaced_in_one_transaction(ground):
+    resync(ground.start(), cluster("a"))
     globals_ = world(masquerade_all=True, families=[V4])
-    backend = start(globals_)
-    before = generation()
+    backend = ground.start(globals_)
+    before = ground.generation()
     plans = cluster("a", globals_=globals_)
     resync(backend, plans)
-    assert generation() == before + 1
-    is_clean(backend, plans)
+    assert ground.generation() == before + 1
+    ground.is_clean(backend, plans)
 
 
-def test_tables_of_other_names_and_families_are_left_alone(start):
-    disturb("add table ip mine", "add table ip6 kube-proxy", "add chain ip6 kube-proxy c", "add table inet kube-proxy")
-    resync(start(), cluster("a"))
-    resync(start(), {})
-    tables = subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, check=True).stdout.split("\n")
-    assert sorted(filter(None, tables)) == [
-        "table inet kube-proxy",
-        "table ip kube-proxy",
-        "table ip mine",
-        "table ip6 kube-proxy",
-    ]
+def test_tables_of_other_names_and_families_are_left_alone(ground):
+    ground.disturb("add table ip mine", "add table ip6 kube-proxy", "add table inet kube-proxy")
+    ground.disturb("add chain ip6 kube-proxy c")
+    resync(ground.start(), cluster("a"))
+    resync(ground.start(), {})
+    assert ground.tables() == {"inet kube-proxy", "ip kube-proxy", "ip mine", "ip6 kube-proxy"}
+    assert ground.chains(V6).keys() == {"c"}

@@ -1,0 +1,9 @@
+"""The backend's tests on the fake kernel, once more on the real one: what holds there holds here."""
+
+from unit.backends.nftables.test_nftables_adoption import *  # noqa: F403
+from unit.backends.nftables.test_nftables_affinity import *  # noqa: F403
+from unit.backends.nftables.test_nftables_contents import *  # noqa: F403
+from unit.backends.nftables.test_nftables_drift import *  # noqa: F403
+from unit.backends.nftables.test_nftables_elements import *  # noqa: F403
+from unit.backends.nftables.test_nftables_handover import *  # noqa: F403
+from unit.backends.nftables.test_nftables_syncs import *  # noqa: F403

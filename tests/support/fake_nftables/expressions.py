@@ -1,0 +1,321 @@
+"""The language of rules, as far as our rules use it: text to steps, and what each step does to a packet.
+
+A step yields every way in which it may end, as numgen is a matter of chance: the state of the packet, and GO_ON, BREAK
+(the rule does not match) or a verdict. Rules in other words than ours are only understood when a packet gets there.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import NamedTuple
+
+from support.fake_nftables.objects import PROTOCOLS, Element, Set, Table
+
+
+class Remembered(NamedTuple):
+    """A client that a rule puts into a set; `timeout` is in milliseconds."""
+
+    set: str
+    key: bytes
+    timeout: int
+
+
+class State(NamedTuple):
+    """A packet on its way. `from_node`: its source is an address of this node; `translated`: its destination was."""
+
+    interface: str
+    from_node: bool
+    source: bytes
+    destination: bytes
+    to_node: bool
+    protocol: int
+    port: int
+    mark: int = 0
+    translated: bool = False
+    masqueraded: bool = False
+    remembered: tuple[Remembered, ...] = ()
+
+
+class Verdict(NamedTuple):
+    """The end of a rule: accept, drop, reject, return, or jump or goto with a target."""
+
+    kind: str
+    target: str = ""
+
+
+GO_ON = Verdict("go on")
+BREAK = Verdict("break")
+ACCEPT = Verdict("accept")
+
+Ways = Iterator[tuple[State, Verdict]]
+Step = Callable[[Table, int, State], Ways]
+"""Takes the table, the time in milliseconds and the packet."""
+
+_TOKENS = re.compile(r'"[^"]*"|[{},]|!=|==|[^\s{},]+')
+_FEW = 256
+"""Slots that are looked up one by one; of more, the map is searched."""
+
+
+@cache
+def steps(text: str) -> tuple[Step, ...]:
+    """Return the steps of a rule. Raises NotImplementedError."""
+    reader = _Reader(text)
+    found = []
+    while reader.left:
+        found.append(reader.step())
+    return tuple(found)
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.left = _TOKENS.findall(text)
+
+    def step(self) -> Step:
+        """Read one match or statement."""
+        for words, read in _READERS:
+            if self._take(*words):
+                return read(self)
+        return self._match()
+
+    def _take(self, *words: str) -> bool:
+        if tuple(self.left[: len(words)]) != words:
+            return False
+        del self.left[: len(words)]
+        return True
+
+    def word(self) -> str:
+        """Read one word."""
+        if not self.left:
+            raise NotImplementedError(self.text)
+        return self.left.pop(0)
+
+    def until(self, end: str) -> list[str]:
+        """Read the words before another one."""
+        at = self.left.index(end)
+        words = self.left[:at]
+        del self.left[: at + 1]
+        return words
+
+    def key(self) -> _Key:
+        """Read a concatenation."""
+        parts = [self._part()]
+        while self._take("."):
+            parts.append(self._part())
+        return _Key(tuple(parts))
+
+    def _part(self) -> _Part:
+        for words in _FIELDS:
+            if self._take(*words.split()):
+                return words
+        if self._take("numgen", "random", "mod"):
+            return _Numgen(int(self.word()), int(self.word()) if self._take("offset") else 0)
+        raise NotImplementedError(self.text)
+
+    def _match(self) -> Step:
+        key = self.key()
+        if self._take("vmap"):
+            return self._vmap(key)
+        negated = self._take("!=")
+        operand = self.word()
+        if operand.startswith("@"):
+            return _lookup(key, operand[1:], negated)
+        return _compare(key, operand, negated)
+
+    def _vmap(self, key: _Key) -> Step:
+        if not self._take("{"):
+            return _verdict_map(key, self.word().removeprefix("@"))
+        entries = " ".join(self.until("}")).split(" , ")
+        verdicts = {}
+        for entry in entries:
+            value, _, verdict = entry.partition(" : ")
+            verdicts[int(value).to_bytes(4, "little")] = Verdict(*verdict.split())
+        return _verdicts(key, verdicts)
+
+
+# -- keys ----------------------------------------------------------------------------------------------------------
+
+
+class _Numgen(NamedTuple):
+    modulus: int
+    offset: int
+
+
+_Part = str | _Numgen
+
+_FIELDS: dict[str, Callable[[State], bytes]] = {
+    "ip saddr": lambda state: state.source,
+    "ip daddr": lambda state: state.destination,
+    "ip6 saddr": lambda state: state.source,
+    "ip6 daddr": lambda state: state.destination,
+    "meta l4proto": lambda state: bytes([state.protocol, 0, 0, 0]),
+    "th dport": lambda state: state.port.to_bytes(2, "big") + b"\0\0",
+    "iifname": lambda state: state.interface.encode(),
+}
+
+
+class _Key(NamedTuple):
+    """A concatenation; only its last part may be a numgen."""
+
+    parts: tuple[_Part, ...]
+
+    def fixed(self, state: State) -> bytes:
+        """Return what is not a matter of chance."""
+        return b"".join(_FIELDS[part](state) for part in self.parts if isinstance(part, str))
+
+    @property
+    def numgen(self) -> _Numgen | None:
+        last = self.parts[-1]
+        return last if isinstance(last, _Numgen) else None
+
+    def elements(self, target: Set, now: int, state: State) -> tuple[list[Element], bool]:
+        """Return the elements that may be looked up, and whether there may be none."""
+        fixed, numgen = self.fixed(state), self.numgen
+        if numgen is None:
+            element = target.find(fixed, now)
+            return ([element] if element is not None else []), element is None
+        numbers: list[int] | range = range(numgen.offset, numgen.offset + numgen.modulus)
+        if numgen.modulus > _FEW:
+            size = len(fixed)
+            taken = (int.from_bytes(key[size:], "little") for key in target.elements if key[:size] == fixed)
+            numbers = [number for number in taken if number in numbers]
+        there = [target.find(fixed + number.to_bytes(4, "little"), now) for number in numbers]
+        elements = [element for element in there if element is not None]
+        return elements, len(elements) < numgen.modulus
+
+
+# -- what steps do -------------------------------------------------------------------------------------------------
+
+
+def _when(holds: bool, state: State) -> Ways:
+    yield state, GO_ON if holds else BREAK
+
+
+def _lookup(key: _Key, name: str, negated: bool) -> Step:
+    return lambda table, now, state: _when((table.set(name).find(key.fixed(state), now) is None) is negated, state)
+
+
+def _compare(key: _Key, operand: str, negated: bool) -> Step:
+    def run(table: Table, now: int, state: State) -> Ways:
+        value = key.fixed(state)
+        if operand.startswith('"'):
+            name = operand.strip('"').encode()
+            holds = value.startswith(name[:-1]) if name.endswith(b"*") else value == name
+        elif operand in PROTOCOLS:
+            holds = value[0] == PROTOCOLS[operand]
+        else:
+            holds = ipaddress.ip_address(value) in ipaddress.ip_network(operand)
+        return _when(holds is not negated, state)
+
+    return run
+
+
+def _verdict_map(key: _Key, name: str) -> Step:
+    def run(table: Table, now: int, state: State) -> Ways:
+        elements, perhaps_none = key.elements(table.set(name), now, state)
+        for element in elements:
+            yield state, Verdict("goto", element.value.decode())
+        if perhaps_none:
+            yield state, BREAK
+
+    return run
+
+
+def _verdicts(key: _Key, verdicts: dict[bytes, Verdict]) -> Step:
+    def run(table: Table, now: int, state: State) -> Ways:
+        assert key.numgen is not None
+        for number in range(key.numgen.offset, key.numgen.offset + key.numgen.modulus):
+            yield state, verdicts.get(number.to_bytes(4, "little"), BREAK)
+
+    return run
+
+
+def _end(kind: str) -> Callable[[_Reader], Step]:
+    return lambda reader: lambda table, now, state: iter([(state, Verdict(kind))])
+
+
+def _to(kind: str) -> Callable[[_Reader], Step]:
+    def read(reader: _Reader) -> Step:
+        verdict = Verdict(kind, reader.word())
+        return lambda table, now, state: iter([(state, verdict)])
+
+    return read
+
+
+def _mark_is(reader: _Reader) -> Step:
+    bits, _, value = int(reader.word(), 0), reader.word(), int(reader.word(), 0)
+    return lambda table, now, state: _when(state.mark & bits == value, state)
+
+
+def _set_mark(change: Callable[[int, int], int]) -> Callable[[_Reader], Step]:
+    def read(reader: _Reader) -> Step:
+        bits = int(reader.word(), 0)
+        return lambda table, now, state: iter([(state._replace(mark=change(state.mark, bits)), GO_ON)])
+
+    return read
+
+
+def _dnat(reader: _Reader) -> Step:
+    key = reader.key()
+    assert reader.word() == "map"
+    name = reader.word().removeprefix("@")
+
+    def run(table: Table, now: int, state: State) -> Ways:
+        elements, perhaps_none = key.elements(table.set(name), now, state)
+        for element in elements:
+            size = len(state.destination)
+            address, port = element.value[:size], int.from_bytes(element.value[size : size + 2], "big")
+            yield state._replace(destination=address, to_node=False, port=port, translated=True), ACCEPT
+        if perhaps_none:
+            yield state, BREAK
+
+    return run
+
+
+def _masquerade(reader: _Reader) -> Step:
+    assert reader.word() == "fully-random"
+    return lambda table, now, state: iter([(state._replace(masqueraded=True), ACCEPT)])
+
+
+def _remember(reader: _Reader) -> Step:
+    name = reader.word().removeprefix("@")
+    assert reader.word() == "{"
+    key = reader.key()
+    assert reader.word() == "timeout"
+    timeout = 1000 * int(reader.word().removesuffix("s"))
+    assert reader.word() == "}"
+
+    def run(table: Table, now: int, state: State) -> Ways:
+        target, client = table.set(name), key.fixed(state)
+        full = target.size is not None and len(list(target.alive(now))) >= target.size
+        if full and target.get(client, now) is None:
+            yield state, BREAK
+        else:
+            yield state._replace(remembered=(*state.remembered, Remembered(name, client, timeout))), GO_ON
+
+    return run
+
+
+_READERS: list[tuple[tuple[str, ...], Callable[[_Reader], Step]]] = [
+    (("goto",), _to("goto")),
+    (("jump",), _to("jump")),
+    (("return",), _end("return")),
+    (("accept",), _end("accept")),
+    (("drop",), _end("drop")),
+    (("reject", "with", "tcp", "reset"), _end("reject")),
+    (("reject",), _end("reject")),
+    (("masquerade",), _masquerade),
+    (("ct", "state", "new"), lambda reader: lambda table, now, state: _when(True, state)),
+    (("ct", "status", "dnat"), lambda reader: lambda table, now, state: _when(state.translated, state)),
+    (("fib", "saddr", "type", "local"), lambda reader: lambda table, now, state: _when(state.from_node, state)),
+    (("fib", "daddr", "type", "local"), lambda reader: lambda table, now, state: _when(state.to_node, state)),
+    (("meta", "mark", "set", "meta", "mark", "or"), _set_mark(lambda mark, bits: mark | bits)),
+    (("meta", "mark", "set", "meta", "mark", "xor"), _set_mark(lambda mark, bits: mark ^ bits)),
+    (("meta", "mark", "and"), _mark_is),
+    (("dnat", "ip", "addr", ".", "port", "to"), _dnat),
+    (("dnat", "ip6", "addr", ".", "port", "to"), _dnat),
+    (("update",), _remember),
+]

@@ -1,0 +1,150 @@
+"""The ruleset of one network namespace, and a family's Table as the backend sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from typing import TypeVar
+
+from kubeproxy.backends.nftables.layout import TABLE
+from kubeproxy.errors import ApplyError
+from kubeproxy.kernel import nfnetlink
+from kubeproxy.kernel.netlink import NetlinkError
+from kubeproxy.model.addresses import Family
+from support.fake_nftables import netlink, text
+from support.fake_nftables.objects import RefusedError, Table
+from support.fake_nftables.transaction import Ruleset, Transaction
+
+Step = TypeVar("Step")
+
+WORDS = {Family.IPV4: "ip", Family.IPV6: "ip6"}
+
+
+class FakeKernel:
+    """All tables; the generation of nf_tables; a clock in milliseconds that stands still unless it is moved."""
+
+    def __init__(self) -> None:
+        self.tables: Ruleset = {}
+        self.generation = 1
+        self.now = 0
+        self._handles = count(1)
+        self._refusal: tuple[int, int] | None = None  # how many messages are taken before one is refused, its errno
+
+    def open(self, family: Family) -> FakeTable:
+        """Return the table of a family."""
+        return FakeTable(self, family)
+
+    def table(self, family: Family, name: str = TABLE) -> Table:
+        """Return what there is of a table. Raises KeyError."""
+        return self.tables[WORDS[family], name]
+
+    def refuse(self, messages: int, code: int) -> None:
+        """Refuse one message, after so many that are taken; a line of text counts as one."""
+        self._refusal = messages, code
+
+    def commit(self, messages: Sequence[bytes]) -> None:
+        """Execute netlink messages as one transaction. Raises NetlinkError."""
+        try:
+            self._execute(netlink.execute, messages)
+        except RefusedError as error:
+            raise error.as_netlink() from error
+
+    def run(self, script: str) -> None:
+        """Execute nft's text as one transaction. Raises ApplyError."""
+        try:
+            self._execute(text.execute, filter(None, script.splitlines()))
+        except RefusedError as error:
+            raise ApplyError(f"nft -f -: Error: Could not process rule: {error}") from error
+
+    def _execute(self, execute: Callable[[Step, Transaction], None], steps: Iterable[Step]) -> None:
+        transaction = Transaction(self.tables, lambda: next(self._handles), self.now)
+        try:
+            for step in steps:
+                self._perhaps_refuse()
+                execute(step, transaction)
+        except BaseException:
+            transaction.abort()
+            raise
+        self.generation += transaction.changed
+
+    def _perhaps_refuse(self) -> None:
+        if self._refusal is None:
+            return
+        left, code = self._refusal
+        self._refusal = (left - 1, code) if left else None
+        if not left:
+            raise RefusedError(code, "as the test wants it")
+
+
+class FakeTable:
+    """See kubeproxy.backends.nftables.table.Table."""
+
+    def __init__(self, kernel: FakeKernel, family: Family) -> None:
+        self.family = family
+        self.kernel = kernel
+
+    def close(self) -> None:
+        pass
+
+    def commit(self, messages: Sequence[bytes]) -> None:
+        self.kernel.commit(messages)
+
+    def run(self, text: str) -> None:
+        self.kernel.run(text)
+
+    def generation(self) -> int:
+        return self.kernel.generation
+
+    def header(self) -> nfnetlink.TableHeader | None:
+        table = self._table(TABLE)
+        return nfnetlink.TableHeader(table.handle, table.comment, table.dormant) if table is not None else None
+
+    def rule_handles(self) -> tuple[int, ...]:
+        table = self._table(TABLE)
+        chains = table.chains.values() if table is not None else ()
+        return tuple(rule.handle for chain in chains for rule in chain.rules)
+
+    def chains(self, table: str) -> frozenset[str]:
+        found = self._table(table)
+        return frozenset(found.chains) if found is not None else frozenset()
+
+    def rules(self, table: str) -> list[nfnetlink.Rule]:
+        found = self._table(table)
+        rules = []
+        for chain in found.chains.values() if found is not None else ():
+            for rule in chain.rules:
+                expressions = netlink.expressions(rule.text)
+                shown = tuple((name, tuple(body.items())) for name, body in expressions)
+                rules.append(nfnetlink.Rule(chain.name, shown, netlink.packed(expressions)))
+        return rules
+
+    def sets(self) -> frozenset[str]:
+        table = self._table(TABLE)
+        return frozenset(table.sets) if table is not None else frozenset()
+
+    def elements(self, name: str) -> list[nfnetlink.Element]:
+        try:
+            table = self._table(TABLE)
+            target = table.set(name) if table is not None else None
+        except RefusedError as error:
+            raise NetlinkError(error.code, f"cannot read elements of {name}") from error
+        if target is None:
+            raise NetlinkError(2, f"cannot read elements of {name}")
+        now, listed = self.kernel.now, []
+        for key, element in target.alive(now):
+            if target.auto_merge:
+                first, last = key[: target.key.size], key[target.key.size :]
+                listed.append(nfnetlink.Element(first, b"", 0, 0))
+                listed.append(nfnetlink.Element(_following(last), b"", 0, 0))
+                continue
+            expires = element.until - now if element.until is not None else 0
+            listed.append(nfnetlink.Element(key, element.value, element.timeout, expires))
+        return listed
+
+    def _table(self, name: str) -> Table | None:
+        return self.kernel.tables.get((WORDS[self.family], name))
+
+
+def _following(address: bytes) -> bytes:
+    """Return where a range is over: the address after its last one."""
+    return ((int.from_bytes(address, "big") + 1) % (1 << 8 * len(address))).to_bytes(len(address), "big")

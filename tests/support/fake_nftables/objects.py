@@ -1,0 +1,187 @@
+"""Tables, chains, rules, sets and elements, as nf_tables has them. Data, and how a set finds an element.
+
+Keys and values are packed as in the kernel's registers: each field fills whole words of four bytes.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from kubeproxy.kernel.netlink import NetlinkError
+from kubeproxy.model.addresses import pack, unpack
+
+PROTOCOLS = {"icmp": 1, "tcp": 6, "udp": 17, "sctp": 132}
+_PROTOCOL_NAMES = {number: name for name, number in PROTOCOLS.items()}
+_SIZES = {"ipv4_addr": 4, "ipv6_addr": 16, "inet_proto": 1, "inet_service": 2, "integer": 4}
+
+
+class RefusedError(Exception):
+    """The kernel refuses a step; `code` is its errno."""
+
+    def __init__(self, code: int, what: str) -> None:
+        self.code = code
+        super().__init__(what)
+
+    def as_netlink(self) -> NetlinkError:
+        return NetlinkError(self.code, "the kernel refused an nf_tables transaction", str(self))
+
+
+@dataclass
+class Type:
+    """The type of a key or a value: the types of its fields, by nft's names."""
+
+    fields: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(_padded(_SIZES[name]) for name in self.fields)
+
+    def pack(self, words: list[str]) -> bytes:
+        """Pack one word for each field."""
+        return b"".join(_pack(name, word) for name, word in zip(self.fields, words, strict=True))
+
+    def words(self, value: bytes) -> list[str]:
+        """Return one word for each field."""
+        words, at = [], 0
+        for name in self.fields:
+            size = _SIZES[name]
+            words.append(_word(name, value[at : at + size]))
+            at += _padded(size)
+        return words
+
+
+def _padded(size: int) -> int:
+    return size + (-size & 3)
+
+
+def _pack(name: str, word: str) -> bytes:
+    if name in {"ipv4_addr", "ipv6_addr"}:
+        address = pack(word)
+        assert address is not None, f"{word!r} is no address"
+        assert len(address) == _SIZES[name], f"{word!r} is no {name}"
+        return address
+    if name == "inet_proto":
+        return bytes([PROTOCOLS[word], 0, 0, 0])
+    if name == "inet_service":
+        return int(word).to_bytes(2, "big") + b"\0\0"
+    return int(word).to_bytes(4, "little")  # as numgen leaves it
+
+
+def _word(name: str, value: bytes) -> str:
+    if name in {"ipv4_addr", "ipv6_addr"}:
+        return unpack(value)
+    if name == "inet_proto":
+        return _PROTOCOL_NAMES[value[0]]
+    return str(int.from_bytes(value, "big" if name == "inet_service" else "little"))
+
+
+@dataclass
+class Element:
+    """What a set has for a key: a value (a chain's name in verdict maps); times in milliseconds.
+
+    `until` is when it expires, None for never; a `timeout` of 0 is the set's own.
+    """
+
+    value: bytes = b""
+    timeout: int = 0
+    until: int | None = None
+
+
+@dataclass
+class Set:
+    """A set or map. Its elements are by key; that of a range is its first key and its last one."""
+
+    name: str
+    key: Type
+    value: Type | None = None  # of a map to values
+    verdicts: bool = False
+    interval: bool = False
+    dynamic: bool = False
+    auto_merge: bool = False
+    timeout: int | None = None  # milliseconds; None when elements stay
+    size: int | None = None
+    elements: dict[bytes, Element] = field(default_factory=dict)
+
+    @property
+    def keyword(self) -> str:
+        return "map" if self.verdicts or self.value is not None else "set"
+
+    def alive(self, now: int) -> Iterator[tuple[bytes, Element]]:
+        """Yield the elements that have not expired."""
+        return ((k, e) for k, e in self.elements.items() if e.until is None or e.until > now)
+
+    def get(self, stored: bytes | None, now: int) -> Element | None:
+        """Return the element of a key or range, None when there is none, or it has expired."""
+        element = self.elements.get(stored) if stored is not None else None
+        return element if element is None or element.until is None or element.until > now else None
+
+    def find(self, key: bytes, now: int) -> Element | None:
+        """Return the element that a packet's key is in."""
+        return self.get(self.around(key) if self.interval else key, now)
+
+    def around(self, key: bytes) -> bytes | None:
+        """Return the range that a key is in; of several the oldest."""
+        return next((stored for stored in self.elements if self.covers(stored, key)), None)
+
+    def covers(self, stored: bytes, key: bytes) -> bool:
+        """Return whether a key is in a range: each field on its own, where there are several."""
+        first, last = stored[: self.key.size], stored[self.key.size :]
+        at = 0
+        for name in self.key.fields:
+            end = at + _padded(_SIZES[name])
+            if not first[at:end] <= key[at:end] <= last[at:end]:
+                return False
+            at = end
+        return True
+
+    def same(self, other: Set) -> bool:
+        """Return whether another one is of the same type."""
+        mine, theirs = vars(self) | {"elements": 0, "size": 0}, vars(other) | {"elements": 0, "size": 0}
+        return mine == theirs
+
+
+@dataclass
+class Rule:
+    """A rule in nft's words."""
+
+    handle: int
+    text: str
+
+
+@dataclass
+class Chain:
+    """A chain; a base chain has a hook, in nft's words."""
+
+    name: str
+    hook: str = ""
+    rules: list[Rule] = field(default_factory=list)
+
+
+@dataclass
+class Table:
+    """A table; `family` is nft's word for it."""
+
+    FAMILIES: ClassVar = {1: "inet", 2: "ip", 10: "ip6"}
+
+    family: str
+    name: str
+    handle: int
+    comment: str = ""
+    dormant: bool = False
+    chains: dict[str, Chain] = field(default_factory=dict)
+    sets: dict[str, Set] = field(default_factory=dict)
+
+    def chain(self, name: str) -> Chain:
+        """Return a chain."""
+        if name not in self.chains:
+            raise RefusedError(errno.ENOENT, f"no chain {name} in table {self.family} {self.name}")
+        return self.chains[name]
+
+    def set(self, name: str) -> Set:
+        """Return a set or map."""
+        if name not in self.sets:
+            raise RefusedError(errno.ENOENT, f"no set {name} in table {self.family} {self.name}")
+        return self.sets[name]

@@ -1,0 +1,183 @@
+"""What a packet meets with: through the hooks in their order, and through chains as the kernel walks them.
+
+Every way that chance may take is gone. The first packet of a connection, as nat sees no other.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterator
+from typing import Literal, NamedTuple
+
+from kubeproxy.model.addresses import Family
+from support.fake_nftables.expressions import BREAK, GO_ON, State, Verdict, steps
+from support.fake_nftables.kernel import FakeKernel
+from support.fake_nftables.objects import Chain, Element, Table
+
+Origin = Literal["pod", "node", "outside"]
+
+_INTERFACES = {"pod": "cni0", "node": "", "outside": "eth0"}
+_CONTINUED = ("prerouting", "output", "input", "forward", "postrouting")
+
+
+class Packet(NamedTuple):
+    """The first packet of a connection, addresses packed. `to_node`: the destination is an address of this node."""
+
+    origin: Origin
+    source: bytes
+    destination: bytes
+    protocol: int
+    port: int
+    to_node: bool = False
+
+
+class Forwarded(NamedTuple):
+    """Every endpoint (address and port) that may get it, those of them that see another source, and affinity.
+
+    `affinity` is how long the client stays, in seconds; 0 where its next connection may go elsewhere.
+    """
+
+    endpoints: tuple[bytes, ...]
+    masqueraded: tuple[bytes, ...]
+    affinity: int
+
+
+Fate = Forwarded | Literal["reject", "drop", "pass"]
+
+
+class Way(NamedTuple):
+    """One way that a packet may take: where it ends, as which packet."""
+
+    end: Literal["reject", "drop", "pass"]
+    state: State
+
+    @property
+    def endpoint(self) -> bytes:
+        """Return the endpoint that gets it, b'' where its destination stays as it was."""
+        state = self.state
+        return state.destination + state.port.to_bytes(2, "big") if state.translated else b""
+
+
+def fate(kernel: FakeKernel, packet: Packet) -> Fate:
+    """Return what becomes of a packet, whichever way it takes. Fails when that is a matter of chance."""
+    every = ways(kernel, packet)
+    forwarded = {way for way in every if way.end == "pass" and way.endpoint}
+    if not forwarded:
+        (end,) = {way.end for way in every}
+        return end
+    assert forwarded == set(every), f"{packet} is sometimes forwarded: {every}"
+    endpoints = {way.endpoint: way.state.masqueraded for way in every}
+    assert len(endpoints) == len(every), f"{packet} may come to an endpoint in two ways: {every}"
+    (affinity,) = {sum(client.timeout for client in way.state.remembered) // 1000 for way in every}
+    masqueraded = tuple(sorted(endpoint for endpoint, hidden in endpoints.items() if hidden))
+    return Forwarded(tuple(sorted(endpoints)), masqueraded, affinity)
+
+
+def send(kernel: FakeKernel, packet: Packet, chance: random.Random) -> Way:
+    """Let a packet take one of its ways, and have its client remembered where it is to be."""
+    way = chance.choice(sorted(ways(kernel, packet)))
+    for client in way.state.remembered:
+        for table in _tables(kernel, packet):
+            if client.set in table.sets:
+                table.sets[client.set].elements[client.key] = Element(
+                    timeout=client.timeout, until=kernel.now + client.timeout
+                )
+    return way
+
+
+def ways(kernel: FakeKernel, packet: Packet) -> Collection[Way]:
+    """Return all ways that a packet may take."""
+    state = State(
+        _INTERFACES[packet.origin],
+        packet.origin == "node",
+        packet.source,
+        packet.destination,
+        packet.to_node,
+        packet.protocol,
+        packet.port,
+    )
+    tables = _tables(kernel, packet)
+    return set(_hooks(kernel, tables, "output" if state.from_node else "prerouting", state))
+
+
+def _tables(kernel: FakeKernel, packet: Packet) -> list[Table]:
+    family = "ip" if len(packet.source) == Family.IPV4.address_size else "ip6"
+    return [table for (word, _), table in kernel.tables.items() if word == family and not table.dormant]
+
+
+def _hooks(kernel: FakeKernel, tables: list[Table], hook: str, state: State) -> Iterator[Way]:
+    """Go through a hook and those after it."""
+    chains = [(chain, table) for table in tables for chain in table.chains.values() if f"hook {hook} " in chain.hook]
+    chains.sort(key=lambda place: _priority(place[0]))
+    for end, after in _base_chains(kernel, chains, state):
+        if end != "pass" or hook == "postrouting":
+            yield Way(end, after)
+        elif hook == "prerouting":
+            yield from _hooks(kernel, tables, "input" if after.to_node else "forward", after)
+        elif hook != "input":
+            yield from _hooks(kernel, tables, "postrouting", after)
+        else:
+            yield Way("pass", after)
+
+
+def _base_chains(kernel: FakeKernel, chains: list[tuple[Chain, Table]], state: State) -> Iterator[Way]:
+    if not chains:
+        yield Way("pass", state)
+        return
+    (chain, table), *others = chains
+    for after, verdict in _chain(kernel, table, chain, state):
+        if verdict.kind in {"drop", "reject"}:
+            yield Way(verdict.kind, after)
+        else:
+            yield from _base_chains(kernel, others, after)
+
+
+def _priority(chain: Chain) -> int:
+    words = chain.hook.replace(";", " ").split()
+    return int(words[words.index("priority") + 1])
+
+
+def _chain(kernel: FakeKernel, table: Table, chain: Chain, state: State) -> dict[tuple[State, Verdict], None]:
+    """Return the ways through a chain: with a verdict, or GO_ON where it came to its end."""
+    ends: dict[tuple[State, Verdict], None] = {}
+    begun: dict[State, None] = {state: None}
+    for rule in chain.rules:
+        going_on: dict[State, None] = {}
+        for before in begun:
+            for after, verdict in _rule(kernel, table, rule.text, before):
+                if verdict in {GO_ON, BREAK}:
+                    going_on[after] = None
+                elif verdict.kind == "return":
+                    ends[after, GO_ON] = None
+                else:
+                    ends[after, verdict] = None
+        begun = going_on
+    return ends | dict.fromkeys((after, GO_ON) for after in begun)
+
+
+def _rule(kernel: FakeKernel, table: Table, text: str, state: State) -> Iterator[tuple[State, Verdict]]:
+    """Yield the ways through a rule, and through the chains that it leads to.
+
+    What comes back from a goto is at the end of the chain that the rule is in, as if that had returned.
+    """
+    for after, verdict in _steps(kernel, table, text, state):
+        if verdict.kind not in {"jump", "goto"}:
+            yield after, verdict
+            continue
+        for end, result in _chain(kernel, table, table.chain(verdict.target), after):
+            back = Verdict("return") if verdict.kind == "goto" else GO_ON
+            yield end, back if result == GO_ON else result
+
+
+def _steps(kernel: FakeKernel, table: Table, text: str, state: State) -> Iterator[tuple[State, Verdict]]:
+    going_on = [state]
+    for step in steps(text):
+        begun, going_on = going_on, []
+        for before in begun:
+            for after, verdict in step(table, kernel.now, before):
+                if verdict == GO_ON:
+                    going_on.append(after)
+                else:
+                    yield after, verdict
+    for after in going_on:
+        yield after, GO_ON

@@ -1,0 +1,63 @@
+"""What other programs do to the elements of our table, and a table with some of everything in it to do it to."""
+
+from kubeproxy.backends.nftables.layout import Layout
+from support.nftables_ground import resync
+from support.nftables_plans import V4, cluster, plans_of, sticky
+
+DISTURBANCES = {
+    "missing endpoint": ["delete element ip kube-proxy endpoints { 10.96.0.1 . tcp . 80 . 1 }"],
+    "missing service": ["delete element ip kube-proxy cluster-services { 10.96.0.1 . tcp . 80 }"],
+    "missing class": ["delete element ip kube-proxy endpoints-4 { 10.96.0.1 . tcp . 80 }"],
+    "missing verdict": ["delete element ip kube-proxy affinity-services { 10.96.0.4 . tcp . 80 }"],
+    "missing cluster IP": ["delete element ip kube-proxy cluster-ips { 10.96.0.1 }"],
+    "missing hairpin": ["delete element ip kube-proxy hairpin-endpoints { 10.244.0.1 . 10.244.0.1 }"],
+    "missing node address": ["delete element ip kube-proxy nodeport-ips { 192.0.2.1 }"],
+    "missing range": [
+        "delete element ip kube-proxy firewall-allow { 198.51.100.1 . tcp . 80 . 172.16.0.0-172.16.0.255 }"
+    ],
+    "stray endpoint": ["add element ip kube-proxy endpoints { 10.96.0.1 . tcp . 80 . 3 : 10.9.9.9 . 99 }"],
+    "stray service": ["add element ip kube-proxy cluster-services { 10.96.9.9 . tcp . 80 }"],
+    "stray class": ["add element ip kube-proxy endpoints-1 { 10.96.0.1 . tcp . 80 }"],
+    "stray treatment": ["add element ip kube-proxy external-services { 10.96.0.1 . tcp . 80 }"],
+    "stray verdict": ["add element ip kube-proxy affinity-services { 10.96.9.9 . tcp . 80 : goto cluster-2-30s }"],
+    "stray cluster IP": ["add element ip kube-proxy cluster-ips { 10.96.9.9 }"],
+    "stray refusal": ["add element ip kube-proxy unserved-services { 10.96.0.1 . tcp . 80 }"],
+    "stray node address": ["add element ip kube-proxy nodeport-ips { 192.0.2.99 }"],
+    "stray range": ["add element ip kube-proxy firewall-allow { 198.51.100.1 . tcp . 80 . 10.0.0.0-10.255.255.255 }"],
+    "stray service CIDR": ["add element ip kube-proxy service-cidrs { 10.1.0.0/16 }"],
+    "changed endpoint": [
+        "delete element ip kube-proxy endpoints { 10.96.0.1 . tcp . 80 . 1 }",
+        "add element ip kube-proxy endpoints { 10.96.0.1 . tcp . 80 . 1 : 10.9.9.9 . 99 }",
+    ],
+    "changed verdict": [
+        "delete element ip kube-proxy affinity-services { 10.96.0.4 . tcp . 80 }",
+        "add element ip kube-proxy affinity-services { 10.96.0.4 . tcp . 80 : goto pick-2-30s }",
+    ],
+    "another class": [
+        "delete element ip kube-proxy endpoints-4 { 10.96.0.1 . tcp . 80 }",
+        "add element ip kube-proxy endpoints-16 { 10.96.0.1 . tcp . 80 }",
+    ],
+    "another treatment": [
+        "delete element ip kube-proxy external-services { 198.51.100.1 . tcp . 80 }",
+        "add element ip kube-proxy policy-local-services { 198.51.100.1 . tcp . 80 }",
+    ],
+    "wider range": [
+        "delete element ip kube-proxy firewall-allow { 198.51.100.1 . tcp . 80 . 172.16.0.0-172.16.0.255 }",
+        "add element ip kube-proxy firewall-allow { 198.51.100.1 . tcp . 80 . 172.16.0.0-172.16.255.255 }",
+    ],
+    "narrower range": [
+        "delete element ip kube-proxy firewall-allow { 198.51.100.1 . tcp . 80 . 172.16.0.0-172.16.0.255 }",
+        "add element ip kube-proxy firewall-allow { 198.51.100.1 . tcp . 80 . 172.16.0.1-172.16.0.2 }",
+    ],
+    "everything emptied": [f"flush {shape.keyword} ip kube-proxy {name}" for name, shape in Layout(V4).shapes.items()],
+}
+
+
+def disturbed(ground):
+    """A table with some of everything in it, and the plans that it was made of."""
+    more = {"ingress": ["198.51.100.1"], "load_balancer_source_ranges": ["172.16.0.0/24"]}
+    plans = {**cluster("a", **more), ("default", "b"): plans_of("b", 2), ("default", "c"): plans_of("c", 3, 0)}
+    plans["default", "d"] = sticky("d", 4, 2)
+    backend = ground.start()
+    resync(backend, plans)
+    return backend, plans

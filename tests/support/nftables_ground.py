@@ -1,0 +1,283 @@
+"""Where the nftables backend is tested: on the fake kernel, or on the real one in a network namespace of its own.
+
+A test takes the fixture `ground` and runs on either. On the real kernel `nft` is asked for the contents, so that the
+reader under test is not its own witness.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+
+from kubeproxy.backends.mode import Depth, Difference
+from kubeproxy.backends.nftables.backend import NftablesBackend
+from kubeproxy.backends.nftables.layout import TABLE, VERDICT_MAPS
+from kubeproxy.backends.nftables.table import KernelTable, Table
+from kubeproxy.kernel import nfnetlink, nft
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.plan import Globals
+from support.fake_nftables import FakeKernel, listing
+from support.nftables_plans import V4, WORLD
+from support.own_network import own_network
+
+Contents = dict[str, set[str]]
+"""Set or map to its elements as nft writes them: 'a . b', or 'a . b : c'; ranges as 'a-b'."""
+
+
+_CLIENTS = re.compile(r"affinity-\d+$")
+
+
+def resync(backend, plans):
+    """Resync; return the number of elements changed."""
+    return sum(backend.resync(plans))
+
+
+def sync(backend, *changes):
+    """Sync; return the number of elements changed."""
+    return sum(backend.sync(changes))
+
+
+class Ground(ABC):
+    """A kernel, and what tests ask of it. `before_commit` and `after_run` are called when a backend does that."""
+
+    def __init__(self) -> None:
+        self.before_commit: Callable[[], None] = lambda: None
+        self.after_run: Callable[[], None] = lambda: None
+        self.calls: list[str] = []
+        self._open = ExitStack()
+
+    def close(self) -> None:
+        """Close the backends."""
+        self._open.close()
+
+    def start(self, world: Globals = WORLD) -> NftablesBackend:
+        """Return a backend for the one family of a world."""
+        (family,) = world.families
+        return self._open.enter_context(closing(NftablesBackend(Interposed(self.table(family), self), world)))
+
+    @abstractmethod
+    def table(self, family: Family) -> Table:
+        """Return a family's table."""
+
+    @abstractmethod
+    def disturb(self, *lines: str) -> None:
+        """Do as another program, in one transaction."""
+
+    @abstractmethod
+    def contents(self, family: Family = V4) -> Contents:
+        """Return the elements of all sets and maps of our table."""
+
+    @abstractmethod
+    def chains(self, family: Family = V4) -> dict[str, list[str]]:
+        """Return the rules of each chain of our table, as text."""
+
+    @abstractmethod
+    def tables(self) -> set[str]:
+        """Return the names of all tables, each with its family."""
+
+    # -- of all kernels ---------------------------------------------------------------------------------------------
+
+    def elements(self, name: str, family: Family = V4) -> set[str]:
+        """Return the elements of one set or map."""
+        return self.contents(family).get(name, set())
+
+    def count(self, name: str, family: Family = V4) -> int:
+        """Return the number of elements of one set or map."""
+        return len(self.elements(name, family))
+
+    def verdicts(self, family: Family = V4) -> int:
+        """Return how many elements have verdicts."""
+        return sum(self.count(name, family) for name in VERDICT_MAPS)
+
+    def client_sets(self, family: Family = V4) -> set[str]:
+        """Return the names of the sets of clients."""
+        return {name for name in self.contents(family) if _CLIENTS.search(name)}
+
+    def generation(self) -> int:
+        """Return how many transactions there were."""
+        with closing(self.table(V4)) as table:
+            return table.generation()
+
+    def header(self, family: Family = V4) -> nfnetlink.TableHeader | None:
+        """Return the handle, comment and state of our table."""
+        with closing(self.table(family)) as table:
+            return table.header()
+
+    def rule_handles(self, family: Family = V4) -> tuple[int, ...]:
+        """Return the handles of our table's rules."""
+        with closing(self.table(family)) as table:
+            return table.rule_handles()
+
+    def packed(self, name: str, family: Family = V4) -> list[nfnetlink.Element]:
+        """Return the elements of one set or map as the kernel has them."""
+        with closing(self.table(family)) as table:
+            return list(table.elements(name))
+
+    def is_clean(self, backend: NftablesBackend, plans) -> None:
+        """Check that nothing was changed by another program, and that another look changes nothing."""
+        assert not self.is_touched(backend)
+        assert self.difference(backend) is None
+        header = self.header(backend.family)
+        assert resync(backend, plans) == 0
+        assert self.header(backend.family) == header
+        assert self.difference(backend) is None
+
+    def is_touched(self, backend: NftablesBackend) -> bool:
+        """Return whether a backend has anything to look for, as another program committed something."""
+        self.calls.clear()
+        backend.inspect(Depth.QUICK)
+        return self.calls != ["generation"]
+
+    def difference(self, backend: NftablesBackend) -> Difference | None:
+        """Return what a backend says that has to read everything."""
+        self.disturb("add table inet elsewhere", "delete table inet elsewhere")
+        return backend.inspect(Depth.THOROUGH)
+
+
+class Interposed:
+    """A table of a ground, with what the ground wants to know and to do in between."""
+
+    def __init__(self, table: Table, ground: Ground) -> None:
+        self.family = table.family
+        self._table = table
+        self._ground = ground
+
+    def __getattr__(self, name):
+        self._ground.calls.append(name)
+        return getattr(self._table, name)
+
+    def commit(self, messages):
+        self._ground.before_commit()
+        self._table.commit(messages)
+
+    def run(self, text):
+        self._table.run(text)
+        self._ground.after_run()
+
+
+class FakeGround(Ground):
+    """The fake kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = FakeKernel()
+
+    @classmethod
+    @contextmanager
+    def fresh(cls) -> Iterator[FakeGround]:
+        """A ground without any table."""
+        with closing(cls()) as ground:
+            yield ground
+
+    def table(self, family: Family) -> Table:
+        return self.kernel.open(family)
+
+    def disturb(self, *lines: str) -> None:
+        self.kernel.run("\n".join(lines))
+
+    def contents(self, family: Family = V4) -> Contents:
+        return listing.contents(self.kernel, family)
+
+    def chains(self, family: Family = V4) -> dict[str, list[str]]:
+        return listing.chains(self.kernel, family)
+
+    def tables(self) -> set[str]:
+        return {f"{family} {name}" for family, name in self.kernel.tables}
+
+
+class KernelGround(Ground):
+    """The real kernel."""
+
+    @classmethod
+    @contextmanager
+    def fresh(cls) -> Iterator[KernelGround]:
+        """A network namespace of its own."""
+        with own_network(), closing(cls()) as ground:
+            yield ground
+
+    def table(self, family: Family) -> Table:
+        return KernelTable.open(family)
+
+    def disturb(self, *lines: str) -> None:
+        nft.run("\n".join(lines) + "\n")
+
+    def contents(self, family: Family = V4) -> Contents:
+        """See Ground. Read again while an element is repeated: the kernel is resizing a hash table then."""
+        deadline = time.monotonic() + 20
+        while True:
+            listed = _listed(family)
+            distinct = {name: set(elements) for name, elements in listed.items()}
+            if all(len(distinct[name]) == len(elements) for name, elements in listed.items()):
+                return distinct
+            assert time.monotonic() < deadline, "nft repeats elements"
+            time.sleep(0.01)
+
+    def chains(self, family: Family = V4) -> dict[str, list[str]]:
+        bodies = re.findall(r"^\tchain (\S+) \{\n(.*?)^\t\}", list_table(family), re.MULTILINE | re.DOTALL)
+        return {name: [line.strip() for line in body.splitlines()] for name, body in bodies}
+
+    def tables(self) -> set[str]:
+        return {line.removeprefix("table ") for line in _nft("list", "tables").splitlines()}
+
+
+def list_table(family: Family, *options: str) -> str:
+    """Return what nft lists of our table."""
+    return _nft(*options, "list", "table", "ip" if family is V4 else "ip6", TABLE)
+
+
+def _nft(*arguments: str) -> str:
+    return subprocess.run(["nft", *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def _listed(family: Family) -> dict[str, list[str]]:
+    entries = json.loads(list_table(family, "-j"))["nftables"]
+    sets = (entry[kind] for entry in entries for kind in ("set", "map") if kind in entry)
+    return {found["name"]: [_element(element) for element in found.get("elem", ())] for found in sets}
+
+
+def _element(element) -> str:
+    return " : ".join(map(_words, element)) if isinstance(element, list) else _words(element)
+
+
+def _words(value) -> str:
+    match value:
+        case {"goto": {"target": target}}:
+            return f"goto {target}"
+        case {"concat": parts}:
+            return " . ".join(map(_words, parts))
+        case {"elem": {"val": inner}}:
+            return _words(inner)
+        case {"prefix": {"addr": address, "len": length}}:
+            network = ipaddress.ip_network(f"{address}/{length}")
+            return f"{network[0]}-{network[-1]}"
+        case {"range": [first, last]}:
+            return f"{first}-{last}"
+        case _:
+            return str(value)
+
+
+def without_slots(contents: Contents) -> dict[str, object]:
+    """The same with endpoints in no order: their slots depend on history, which slots there are does not.
+
+    Neither do the sets of clients, as they stay when no Service needs them any more.
+    """
+    result: dict[str, object] = {}
+    for name, elements in contents.items():
+        if not name.endswith("endpoints") or name == "hairpin-endpoints":
+            result[name] = elements
+            continue
+        pools: dict[str, tuple[set[str], list[str]]] = {}
+        for element in elements:
+            key, _, destination = element.partition(" : ")
+            frontend, _, slot = key.rpartition(" . ")
+            slots, destinations = pools.setdefault(frontend, (set(), []))
+            slots.add(slot)
+            destinations.append(destination)
+        result[name] = {frontend: (slots, sorted(found)) for frontend, (slots, found) in pools.items()}
+    return {name: elements for name, elements in result.items() if not _CLIENTS.search(name)}

@@ -1,0 +1,40 @@
+"""Plans for tests of nftables mode: Services by a word and a number, on addresses that follow from the number."""
+
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.compile import compile_service
+from kubeproxy.model.objects import ClientIPConfig, EndpointPort, ServicePort, SessionAffinityConfig
+from support.cluster_objects import HERE, endpoint, parsed, service, world
+
+V4, V6 = Family.IPV4, Family.IPV6
+WORLD = world(families=[V4])
+
+EVERYTHING = {
+    "ports": [ServicePort(port=80, node_port=30080), ServicePort(port=53, name="dns", protocol="UDP")],
+    "external_ips": ["203.0.113.1"],
+    "ingress": ["198.51.100.1"],
+    "load_balancer_source_ranges": ["172.16.0.0/24", "192.0.2.0/24"],
+    "external_traffic_policy": "Local",
+    "session_affinity": "ClientIP",
+}
+
+
+def plans_of(name, number, endpoints=3, globals_=WORLD, ports=None, local=HERE, **spec):
+    """A Service with a cluster IP and endpoints of its number."""
+    (family,) = globals_.families
+    cluster, pod = ("10.96.{}.{}", "10.244.{}.{}") if family is V4 else ("fd00:96::{:x}{:02x}", "fd00:244::{:x}{:02x}")
+    ports = ports or [ServicePort(port=80)]
+    members = [endpoint(pod.format(number >> 8, n), local) for n in range(1, endpoints + 1)]
+    slice_ports = [EndpointPort(port=8000 + p.port, name=p.name, protocol=p.protocol) for p in ports]
+    subject = service(name, cluster.format(number >> 8, number & 255), ports=ports, **spec)
+    return compile_service(subject, [parsed(*members, family=family.label, ports=slice_ports)], globals_).plans
+
+
+def cluster(*names, **more):
+    """Services of these names, numbered from 1 on."""
+    return {("default", name): plans_of(name, number, **more) for number, name in enumerate(names, 1)}
+
+
+def sticky(name, number, endpoints, seconds=30, **more):
+    """A Service with session affinity."""
+    config = SessionAffinityConfig(ClientIPConfig(seconds))
+    return plans_of(name, number, endpoints, session_affinity="ClientIP", session_affinity_config=config, **more)
