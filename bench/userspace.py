@@ -15,8 +15,8 @@ from bench.network import Network
 from bench.pods import CHECK_PORT, ECHO_PORT, SINK_PORT
 from bench.report import Column, Report, Row, panel_by_kind
 from bench.runs import Run
+from kubeproxy.backends.relay.datapath import DataPath
 from kubeproxy.backends.userspace.backend import UserspaceBackend
-from kubeproxy.backends.userspace.datapath import DataPath
 from kubeproxy.backends.userspace.listeners import Listeners
 from kubeproxy.backends.userspace.udp import Sessions
 from kubeproxy.model.addresses import Family

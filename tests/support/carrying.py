@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from kubeproxy.backends.userspace.datapath import DataPath
+from kubeproxy.backends.relay.datapath import DataPath
 from kubeproxy.backends.userspace.listeners import ListenerName, Listeners, PoolKind, Target
 from kubeproxy.backends.userspace.udp import Sessions
 from kubeproxy.model.addresses import Family, pack

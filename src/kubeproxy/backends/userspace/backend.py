@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from kubeproxy.backends.mode import Depth, Difference
-from kubeproxy.backends.userspace.datapath import DataPath
+from kubeproxy.backends.relay.datapath import DataPath
 from kubeproxy.backends.userspace.layout import TABLE, Elements, difference, elements, merged, packed
 from kubeproxy.backends.userspace.listeners import KINDS, ListenerName, Listeners, Target, targets
 from kubeproxy.backends.userspace.ruleset import Ruleset

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from kubeproxy.backends.userspace import tcp, udp
-from kubeproxy.backends.userspace.datapath import DataPath
+from kubeproxy.backends.relay import tcp
+from kubeproxy.backends.relay.datapath import DataPath
+from kubeproxy.backends.userspace import udp
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Pool, ServicePlan, ServicePortKey
 

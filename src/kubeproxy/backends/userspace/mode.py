@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from kubeproxy.backends.mode import Operations, Registry
+from kubeproxy.backends.relay.datapath import DataPath
 from kubeproxy.backends.userspace.backend import UserspaceBackend
-from kubeproxy.backends.userspace.datapath import DataPath
 from kubeproxy.backends.userspace.listeners import Listeners
 from kubeproxy.backends.userspace.udp import Sessions
 from kubeproxy.config.modes.userspace import parse_port_range

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubeproxy.backends.userspace import balance
-from kubeproxy.backends.userspace.balance import Balancer
+from kubeproxy.backends.relay import balance
+from kubeproxy.backends.relay.balance import Balancer
 
 POOL = tuple(bytes((10, 0, 0, n, 0, 80)) for n in range(1, 6))
 

@@ -15,8 +15,8 @@ from contextlib import suppress
 from select import EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLOUT
 from typing import Any, Final
 
-from kubeproxy.backends.userspace.balance import Balancer
-from kubeproxy.backends.userspace.datapath import DataPath
+from kubeproxy.backends.relay.balance import Balancer
+from kubeproxy.backends.relay.datapath import DataPath
 from kubeproxy.model.addresses import destination_text, unpack
 from kubeproxy.model.plan import Pool, ServicePortKey
 

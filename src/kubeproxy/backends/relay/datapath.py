@@ -22,7 +22,7 @@ from typing import Final, Protocol, TypeVar
 
 from kubeproxy.errors import ApplyError
 
-log = logging.getLogger("kubeproxy.userspace")
+log = logging.getLogger("kubeproxy.relay")
 
 T = TypeVar("T")
 
@@ -122,7 +122,7 @@ class DataPath:
         self._said: dict[str, float] = {}
         self._loop = asyncio.new_event_loop()
         self._loop.add_reader(self._epoll.fileno(), self._dispatch)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="userspace data path", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="relay", daemon=True)
         self._thread.start()
 
     # -- other threads ----------------------------------------------------------------------------------------------
@@ -138,9 +138,9 @@ class DataPath:
             return future.result(_PATIENCE)
         except TimeoutError as error:
             future.cancel()
-            raise ApplyError(f"the userspace data path did not answer in {_PATIENCE:.0f} s") from error
+            raise ApplyError(f"the relay did not answer in {_PATIENCE:.0f} s") from error
         except OSError as error:
-            raise ApplyError(f"the userspace data path: {error.strerror}") from error
+            raise ApplyError(f"the relay: {error.strerror}") from error
 
     def stop(self) -> None:
         """Accept nothing more, and end every connection (with a reset) and the thread. May be called again."""
