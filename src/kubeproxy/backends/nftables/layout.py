@@ -1,6 +1,6 @@
 """The shape of our table: which sets and maps there are, how their keys are packed, how chains are named.
 
-Pure data, shared by the text of the ruleset and by the elements. Source: docs/architecture.md, "The ruleset".
+Pure data, shared by the text of the ruleset and by the elements. Source: docs/nftables.md "Sets and maps by name".
 """
 
 from __future__ import annotations

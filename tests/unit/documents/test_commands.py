@@ -1,0 +1,122 @@
+"""Command lines that the documents show are taken: targets and variables of make, flags, names of benchmarks, pages."""
+
+import re
+import shlex
+
+from bench.__main__ import ALL as BENCHMARKS
+from kubeproxy.config.flags import BY_NAME
+from kubeproxy.observe.health import ProxyHealth
+from kubeproxy.observe.metrics import Metrics
+from kubeproxy.observe.pages import metrics_pages
+from kubeproxy.observe.profiling import profiling_pages
+from support.documents import Words, documents
+from support.places import ROOT
+
+# Flags of other programs that stand alone in the text.
+FOREIGN = {
+    "--allocate-node-cidrs": "kube-controller-manager",
+    "--node-labels": "kubelet",
+    "--peer": "bench",
+    "--peer-mode": "bench",
+    "--quick": "bench",
+    "--set": "helm",
+    "--skip-phases": "kubeadm",
+}
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+TARGETS = set(re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)[1].split())  # type: ignore[index]
+
+
+def shown() -> list[Words]:
+    """What a reader may copy into a shell: lines of code blocks without comment and prompt, and code spans."""
+    lines = [
+        Words(place, re.split(r"\s+#\s", text.strip().removeprefix("$ "))[0])
+        for document in documents()
+        for place, text in document.commands
+    ]
+    return lines + [words for document in documents() for words in document.spans()]
+
+
+def after(program: str) -> list[tuple[str, list[str]]]:
+    """The places and arguments of every command line with this program in it, of that program alone."""
+    pattern = re.compile(rf"(?:^|[\s/'`]){re.escape(program)} +(.*?)(?:$|[;|]|&&)")
+    found = []
+    for place, text in shown():
+        if match := pattern.search(text):
+            arguments = match[1].removesuffix("\\").replace("'", " ")
+            if arguments.count('"') % 2:  # the program itself stands in quotes
+                arguments = arguments.replace('"', " ")
+            found.append((place, shlex.split(arguments, comments=True)))
+    return found
+
+
+def test_make_knows_the_targets_and_variables() -> None:
+    calls = after("make")
+    assert len(calls) > 8
+    for place, words in calls:
+        assert words[0] in TARGETS, place
+        for word in words[1:]:
+            variable = word.partition("=")[0]
+            assert f"$({variable})" in MAKEFILE or f"$(if $({variable})" in MAKEFILE, f"{place}: {word}"
+
+
+def test_benchmarks_of_these_names_exist() -> None:
+    calls = after("python -m bench")
+    calls += [
+        (place, word.removeprefix("WHAT=").split())
+        for place, words in after("make bench")
+        for word in words
+        if word.startswith("WHAT=")
+    ]
+    calls += [(place, [text.removeprefix("bench ")]) for place, text in shown() if re.fullmatch(r"bench [a-z]+", text)]
+    assert len(calls) > 8
+    for place, words in calls:
+        names = [word for word in words if re.fullmatch("[a-z0-9]+", word)]
+        flags = [word for word in words if word.startswith("-")]
+        assert set(names[:1]) <= {*BENCHMARKS, "gate", "markdown"}, place
+        assert all(FOREIGN.get(flag) == "bench" for flag in flags if words[0] != "e2e"), place
+
+
+def test_the_proxy_has_the_flags() -> None:
+    flags = [(place, word) for place, words in after("kube-proxy") for word in words if word.startswith("-")]
+    # kubectl has an object of that name, before which no flags of ours stand.
+    kubectl = {place for place, text in shown() if "kubectl" in text or "helm" in text}
+    spans = [Words(place, text) for document in documents() for place, text in document.spans()]
+    flags += [(place, text) for place, text in spans if re.match("--[a-z]|-v", text)]
+    ours = [(place, flag) for place, flag in flags if place not in kubectl]
+    assert len(ours) > 15
+    for place, text in ours:
+        name = re.split("[= ]", text)[0]
+        if FOREIGN.get(name) is None:
+            assert name.lstrip("-") in BY_NAME, f"{place}: {text}"
+
+
+def test_pages_exist_on_the_port_that_is_asked() -> None:
+    nothing = dict.fromkeys(("configz", "statusz", "flagz", "state"), lambda: "")
+    metrics = Metrics()
+    pages = {
+        "10249": {*metrics_pages(metrics, str, **nothing), *profiling_pages(lambda _: None)},  # type: ignore[arg-type]
+        "10256": set(ProxyHealth(metrics, 30.0).routes()),
+    }
+    asked = [
+        (place, port, path) for place, text in shown() for port, path in re.findall(r":(10249|10256)(/[\w/-]*)", text)
+    ]
+    assert len(asked) > 8
+    for place, port, path in asked:
+        assert path in pages[port], f"{place}: {path} on {port}"
+
+
+def test_metrics_of_these_names_exist() -> None:
+    registered = {
+        name
+        for path in (ROOT / "src").rglob("*.py")
+        for name in re.findall(r'"((?:kubeproxy|rest_client|kubernetes)_\w+)"', path.read_text(encoding="utf-8"))
+    }
+    registered |= set(re.findall(r"^# TYPE (\w+)", Metrics().render().decode(), re.MULTILINE))
+    named = [
+        (place, name)
+        for place, text in shown()
+        for name in re.findall(r"\b(?:kubeproxy|rest_client|process|go)_[a-z_]+[a-z]\b", text)
+    ]
+    assert len(named) > 6
+    for place, name in named:
+        assert re.sub("_(bucket|sum|count)$", "", name) in registered, f"{place}: {name}"
