@@ -1,8 +1,14 @@
-"""Two Services that ask for the same address and port: the older one has it, the other is told and takes over."""
+"""Two Services that ask for the same address and port: whom the API server gave it has it, or the older one.
+
+The other one gets an event, and takes over.
+"""
 
 from __future__ import annotations
 
-from support.live import PORTS, Live
+import pytest
+
+from lab.topology import NODE_A
+from support.live import PORTS, Front, Live
 
 OLD, YOUNG = "2020-01-01T00:00:00Z", "2024-01-01T00:00:00Z"
 
@@ -48,3 +54,31 @@ async def test_only_the_port_that_collides_is_lost(live: Live) -> None:
     await live.expect(live.front("second"), {"outside": "b1"}, "tcp")
     live.cluster.patch("services", "first", {"spec": {"externalIPs": []}})
     await live.expect(live.front("second", "external"), {"outside": "b1"}, "tcp")
+
+
+MODES = {
+    "nftables": {"mode": "nftables"},
+    "iptables": {"mode": "iptables", "iptables": {"minSyncPeriod": "1ms"}},
+    "userspace": {"mode": "userspace"},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_an_older_external_ip_takes_neither_a_cluster_ip_nor_a_nodeport(bare: Live, mode: str) -> None:
+    await bare.start(MODES[mode])
+    bare.service("web", "b1", type="NodePort")
+    cluster, nodeport = bare.front("web"), bare.front("web", "nodeport")
+    same_number = {"name": "tcp", "port": nodeport.port, "protocol": "TCP", "targetPort": 3000}
+    aged(bare, "thief", "a1", cluster.address, OLD)
+    await bare.until(lambda: bare.events("thief"), "an event about the cluster IP")
+    assert any("is the cluster IP of Service default/web" in event for event in bare.events("thief"))
+    await bare.expect(cluster, {"pod": "b1", "outside": "b1", "node": "b1"})
+    elsewhere = "198.51.100.202"
+    bare.service("second-thief", "a1", ports=[same_number], externalIPs=[NODE_A.ip, elsewhere])
+    await bare.until(lambda: bare.events("second-thief"), "an event about the NodePort")
+    assert any("is a NodePort of Service default/web" in event for event in bare.events("second-thief"))
+    await bare.expect(nodeport, {"outside": "b1", "pod": "b1"}, "tcp")
+    await bare.expect(Front(elsewhere, nodeport.port), {"outside": "a1"}, "tcp")
+    bare.delete("web")
+    await bare.expect(nodeport, {"outside": "a1"}, "tcp")
+    await bare.expect(cluster, {"pod": "a1"})

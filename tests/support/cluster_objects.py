@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOLS, Family, pack
 from kubeproxy.model.endpoints import Slice, parse_slice
@@ -68,6 +69,7 @@ def world(
     detector: bool | Detector = True,
     masquerade_all: bool = False,
     families: Iterable[Family] = (Family.IPV4, Family.IPV6),
+    nodeports: Literal["primary", "all", "none"] = "primary",
 ) -> Globals:
     parts = {}
     for family in families:
@@ -75,7 +77,7 @@ def world(
         parts[family] = FamilyGlobals(
             detector=found if detector else Detector(),
             node_ips=(address(NODE_IPS[family]),),
-            nodeport_ips=(address(NODE_IPS[family]),),
+            nodeport_ips={"primary": (address(NODE_IPS[family]),), "all": None, "none": ()}[nodeports],
         )
     return Globals(
         node_name=node,

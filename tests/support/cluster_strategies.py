@@ -127,6 +127,7 @@ worlds = st.builds(
     node=st.sampled_from([HERE, HERE, ""]),
     detector=st.booleans(),
     masquerade_all=st.booleans(),
+    nodeports=st.sampled_from(["primary", "all", "none"]),
 )
 
 names = st.tuples(st.sampled_from(NAMESPACES), st.sampled_from(SERVICES + SLICES))
@@ -157,10 +158,23 @@ rivals = st.builds(
     st.sampled_from(["a", "b", "c"]),
     st.sampled_from(["10.96.0.1", "10.96.0.2", "None"]),
     created=st.sampled_from(["2024-01-01T00:00:00Z", "2024-02-01T00:00:00Z", "2025-01-01T00:00:00Z"]),
-    external_ips=st.sampled_from([["203.0.113.1"], ["203.0.113.1"], ["203.0.113.2", "203.0.113.1"], []]),
-    ports=st.sampled_from([[ServicePort(port=80)], [ServicePort(port=80, node_port=30080)]]),
+    external_ips=st.sampled_from(
+        [
+            ["203.0.113.1"],
+            ["203.0.113.1"],
+            ["203.0.113.2", "203.0.113.1"],
+            ["10.96.0.1", "192.0.2.1"],
+            ["192.0.2.1"],
+            [],
+        ]
+    ),
+    ports=st.sampled_from(
+        [[ServicePort(port=80)], [ServicePort(port=80, node_port=30080)], [ServicePort(port=30080)]],
+    ),
 )
-"""Services that ask for the same few addresses and NodePorts."""
+"""Services that ask for the same few addresses and NodePorts, and for each other's."""
+
+rival_worlds = st.builds(world, nodeports=st.sampled_from(["primary", "all", "none"]))
 
 rivalries = (
     st.builds(Upserted, st.just("services"), rivals)

@@ -40,6 +40,10 @@ from kubeproxy.model.plan import (
     Traffic,
 )
 
+# For what is done for every Service: Python 3.11 takes longer to look a member of an enumeration up than to add bytes.
+_CLUSTER_IP = FrontendKind.CLUSTER
+_EVERYWHERE, _HERE = Policy.CLUSTER, Policy.LOCAL
+
 DEFAULT_AFFINITY_SECONDS = 10800  # core/v1 DefaultClientIPServiceAffinitySeconds
 MAX_AFFINITY_SECONDS = 86400  # core/v1 validation of sessionAffinityConfig.clientIP.timeoutSeconds
 
@@ -257,21 +261,22 @@ def _plan(
     frontends = _frontends(facts, port, family, cluster_ip)
     policies = facts.policies
     accessible = len(frontends) > 1
-    uses_cluster = accessible or policies.internal is Policy.CLUSTER
-    uses_local = policies.internal is Policy.LOCAL or (accessible and policies.external is Policy.LOCAL)
+    uses_cluster = accessible or policies.internal is _EVERYWHERE
+    uses_local = policies.internal is _HERE or (accessible and policies.external is _HERE)
     view = _viewpoint(world.node_name, world.zone)
     chosen = select(slices, port.name, port.protocol, view, uses_cluster, uses_local)
-    stock = _Stock(bool(chosen.cluster), bool(chosen.local), chosen.usable)
     ours = world.of(family)
     pods_known = ours is not None and ours.detector.implemented
+    stock = bool(chosen.cluster), bool(chosen.local), chosen.usable
+    internal, external = _traffic(policies, stock, world.masquerade_all, pods_known)
     return ServicePlan(
         key=ServicePortKey(*facts.name, port.name, port.protocol, family),
         frontends=frontends,
         cluster=chosen.cluster,
         local=chosen.local,
         policies=policies,
-        internal=_internal(policies.internal, stock, world.masquerade_all, pods_known),
-        external=_external(policies.external, stock, pods_known),
+        internal=internal,
+        external=external,
         affinity=facts.affinity,
         hairpin=chosen.local_addresses,
         serving=chosen.serving,
@@ -301,7 +306,7 @@ _viewpoint = lru_cache(maxsize=8)(Viewpoint)
 
 def _frontends(facts: _Facts, port: _Port, family: Family, cluster_ip: bytes) -> tuple[Frontend, ...]:
     tail = bytes((port.protocol,)) + PORT_BYTES[port.port]
-    frontends = [Frontend(FrontendKind.CLUSTER, cluster_ip + tail)]
+    frontends = [Frontend(_CLUSTER_IP, cluster_ip + tail)]
     if facts.external_ips:
         frontends += [Frontend(FrontendKind.EXTERNAL, a + tail) for a in facts.external_ips.get(family, ())]
     if facts.balancer_ips:
@@ -323,7 +328,18 @@ class _Stock(NamedTuple):
     usable: bool
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
+def _traffic(
+    policies: Policies, stock: tuple[bool, bool, bool], masquerade_all: bool, pods_known: bool
+) -> tuple[Traffic, Traffic]:
+    """Return what traffic to the cluster IP gets, and what traffic to all other addresses. `stock` is a _Stock."""
+    there = _Stock(*stock)
+    return (
+        _internal(policies.internal, there, masquerade_all, pods_known),
+        _external(policies.external, there, pods_known),
+    )
+
+
 def _internal(policy: Policy, stock: _Stock, masquerade_all: bool, pods_known: bool) -> Traffic:
     """Return what cluster IP traffic gets."""
     local = policy is Policy.LOCAL
@@ -335,7 +351,6 @@ def _internal(policy: Policy, stock: _Stock, masquerade_all: bool, pods_known: b
     return Traffic(kept, hidden, hidden) if pods_known else Traffic(kept, kept, kept)
 
 
-@lru_cache(maxsize=64)
 def _external(policy: Policy, stock: _Stock, pods_known: bool) -> Traffic:
     """Return what traffic to external IPs, load balancers and NodePorts gets.
 

@@ -42,6 +42,10 @@ class FrontendKind(IntEnum):
     NODEPORT = 3
 
 
+WRITTEN: frozenset[FrontendKind] = frozenset({FrontendKind.EXTERNAL, FrontendKind.LOADBALANCER})
+"""Kinds of addresses that somebody writes into a Service; the others are given to one Service by the API server."""
+
+
 class Frontend(Struct, frozen=True, gc=False):
     """One address that a client uses.
 
@@ -55,6 +59,11 @@ class Frontend(Struct, frozen=True, gc=False):
     def address(self) -> bytes:
         """Return the packed address, b'' for a NodePort."""
         return self.key[:-3]
+
+    @property
+    def nodeport_key(self) -> bytes:
+        """Return the key of a NodePort of the same number."""
+        return self.key[-3:]
 
     @property
     def protocol(self) -> int:

@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from msgspec import Struct, structs
 
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.claims import Claimant, Claims
+from kubeproxy.model.claims import Claimant, Claims, Right
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.endpoints import Slice, parse_slice
 from kubeproxy.model.events import Deleted, Event, Rejected, Replaced, Upserted
 from kubeproxy.model.objects import EndpointSlice, Node, Object, Resource, Service
-from kubeproxy.model.plan import NOTHING, Compiled, Frontend, Globals, Problem, ServiceName, ServicePlan
+from kubeproxy.model.plan import NOTHING, WRITTEN, Compiled, Frontend, Globals, Problem, ServiceName, ServicePlan
 from kubeproxy.model.world import remembering
 
 NEEDED: tuple[Resource, ...] = ("services", "endpointslices")
@@ -28,6 +28,9 @@ IMPORTANT: frozenset[ServiceName] = frozenset({("default", "kubernetes"), ("kube
 
 STEP = 50
 """Objects, or Services, after which a long piece of work can be interrupted: under a millisecond, or a few if large."""
+
+
+_ALLOCATED = Right.ALLOCATED  # looked up once, as in model.compile
 
 
 class Change(Struct, frozen=True, gc=False):
@@ -86,7 +89,8 @@ class Planner:
 
     def owner(self, family: Family, key: bytes) -> ServiceName | None:
         """Return the Service that has a frontend (address, protocol and port, packed; a NodePort has no address)."""
-        return self._claims[family].owner(key)
+        owner = self._claims[family].owner(key)
+        return owner.service if owner is not None else None
 
     def apply(self, events: Iterable[Event]) -> list[Rejected]:
         """Take events in; return what in them cannot be used, for the user to see."""
@@ -115,6 +119,9 @@ class Planner:
         before, self.world = self.world, world
         if _compiled_from(before) != _compiled_from(world):
             self.mark_all()
+        for family, claims in self._claims.items():
+            if _nodeport_addresses(before, family) != _nodeport_addresses(world, family):
+                self._dirty.update(dict.fromkeys(claims.written))
 
     def mark_all(self) -> None:
         """Look at every Service again."""
@@ -164,7 +171,7 @@ class Planner:
         before, after = self._claimants.get(name), None
         old, fresh = self._wanted.get(name, NOTHING), NOTHING
         if service is not None:
-            after = (service.metadata.creation_timestamp or "", *name)
+            after = Claimant(_ALLOCATED, service.metadata.creation_timestamp or "", *name)
             slices = self.slices.get(name)
             fresh = compile_service(service, slices.values() if slices is not None else (), self.world)
             self._wanted[name] = fresh
@@ -172,17 +179,44 @@ class Planner:
         else:
             self._wanted.pop(name, None)
             self._claimants.pop(name, None)
-        if old.plans == fresh.plans and before == after:
+        if (
+            old.plans == fresh.plans
+            and before == after
+            and not any(name in claims.written for claims in self._claims.values())
+        ):
             return ()
         touched: set[ServiceName] = set()
         for family, claims in self._claims.items():
-            held, asked = _keys(old.plans, family), _keys(fresh.plans, family)
+            held, _ = _parted(old.plans, family)
+            asked, written = _parted(fresh.plans, family)
             if (held or asked) and (held != asked or before != after):
                 touched |= claims.replace(before, after, held, asked)
+            if written or name in claims.written:
+                touched |= claims.replace_written(name, before, after, self._keys(written, asked, family))
         return touched
 
+    def _keys(self, written: Sequence[Frontend], allocated: Collection[bytes], family: Family) -> tuple[bytes, ...]:
+        """Return the keys of frontends that somebody wrote, and of the NodePorts that they would take from others."""
+        addresses = _nodeport_addresses(self.world, family)
+        taken = [frontend.nodeport_key for frontend in written if frontend.address in addresses]
+        return tuple(dict.fromkeys([f.key for f in written] + [key for key in taken if key not in allocated]))
+
+    def _lost(self, frontend: Frontend, claimant: Claimant, family: Family) -> str:
+        """Return why a frontend is another Service's, '' when the claimant has it."""
+        claims = self._claims[family]
+        written = frontend.kind in WRITTEN
+        owner = claims.owner(frontend.key)
+        if owner is not None and owner != (claimant.writing if written else claimant):
+            beaten = written and owner.right is Right.ALLOCATED
+            return f"is the cluster IP of Service {owner}" if beaten else f"belongs to the older Service {owner}"
+        if written and frontend.address in _nodeport_addresses(self.world, family):
+            owner = claims.owner(frontend.nodeport_key)
+            if owner is not None and owner.right is Right.ALLOCATED and owner.service != claimant.service:
+                return f"is a NodePort of Service {owner}"
+        return ""
+
     def _settled(self, name: ServiceName) -> Compiled:
-        """Return what a Service means once the frontends that an older Service holds are taken away."""
+        """Return what a Service means once the frontends that another Service holds are taken away."""
         wanted = self._wanted.get(name, NOTHING)
         claimant = self._claimants.get(name)
         if claimant is None:
@@ -190,12 +224,13 @@ class Planner:
         plans: list[ServicePlan] = []
         problems: list[Problem] = []
         for plan in wanted.plans:
-            claims = self._claims[plan.key.family]
-            lost = [f for f in plan.frontends if not claims.owns(f.key, claimant)]
+            lost = {f: why for f in plan.frontends if (why := self._lost(f, claimant, plan.key.family))}
             if lost:
                 kept = tuple(f for f in plan.frontends if f not in lost)
                 plan = structs.replace(plan, frontends=kept)  # noqa: PLW2901 - the plan as it can be had
-                problems += (_collision(f, claims.owner(f.key)) for f in lost)
+                problems += [
+                    Problem("spec.ports", f"{f} {why}; not programmed for this one") for f, why in lost.items()
+                ]
             plans.append(plan)
         if not problems:
             return wanted
@@ -299,15 +334,28 @@ def _compiled_from(world: Globals) -> tuple[object, ...]:
     return world.node_name, world.zone, world.masquerade_all, parts
 
 
-def _keys(plans: tuple[ServicePlan, ...], family: Family) -> Sequence[bytes]:
-    if not plans:
+def _nodeport_addresses(world: Globals, family: Family) -> Collection[bytes]:
+    """Return the addresses on which a NodePort comes before what is written; of all local ones, the Node's own."""
+    ours = world.of(family)
+    if ours is None:
         return ()
-    return [f.key for plan in plans if plan.key.family is family for f in plan.frontends]
+    return ours.node_ips if ours.nodeport_ips is None else ours.nodeport_ips
 
 
-def _collision(frontend: Frontend, owner: ServiceName | None) -> Problem:
-    holder = "/".join(owner) if owner is not None else "another Service"
-    return Problem("spec.ports", f"{frontend} belongs to the older Service {holder}; not programmed for this one")
+def _parted(plans: tuple[ServicePlan, ...], family: Family) -> tuple[Sequence[bytes], Sequence[Frontend]]:
+    """Return the keys that the API server gave a Service in a family, and the frontends that somebody wrote into it."""
+    if not plans:
+        return (), ()
+    allocated: list[bytes] = []
+    written: list[Frontend] = []
+    for plan in plans:
+        if plan.key.family is family:
+            for frontend in plan.frontends:
+                if frontend.kind in WRITTEN:
+                    written.append(frontend)
+                else:
+                    allocated.append(frontend.key)
+    return allocated, written
 
 
 def _important_first(names: dict[ServiceName, None]) -> Iterable[ServiceName]:

@@ -422,6 +422,73 @@ def test_kinds_of_frontends_collide_with_each_other():
     assert owner_of(subject, key("10.96.0.2:80")) == "b"
 
 
+def test_an_older_external_ip_takes_no_cluster_ip():
+    """Or whoever may write externalIPs takes the cluster IPs of all Services that are younger than his own."""
+    thief = service("a", "10.96.0.1", created=OLD, external_ips=["10.96.0.2", "10.96.0.3"])
+    subject = planner(
+        thief,
+        service("b", "10.96.0.2", created=NEW),
+        service("c", "10.96.0.4", created=MID, ingress=["10.96.0.3"]),
+    )
+    assert owner_of(subject, key("10.96.0.2:80")) == "b"
+    assert owner_of(subject, key("10.96.0.3:80")) == "a"
+    (problem,) = reports(subject, "a")
+    assert problem.reason == (
+        "external 10.96.0.2 TCP 80 is the cluster IP of Service default/b; not programmed for this one"
+    )
+    assert set(taken(subject, upserted(service("d", "10.96.0.3", created=NEW)))) == {"a", "c", "d"}
+    assert owner_of(subject, key("10.96.0.3:80")) == "d"
+    assert "cluster IP of Service default/d" in reports(subject, "c")[0].reason
+    taken(subject, Deleted("services", "default", "b"))
+    assert owner_of(subject, key("10.96.0.2:80")) == "a"
+
+
+NODE_PORT = [ServicePort(port=80, node_port=30080)]
+SAME_NUMBER = [ServicePort(port=30080)]
+
+
+@pytest.mark.parametrize("nodeports", ["primary", "all"])
+@pytest.mark.parametrize("written", [{"external_ips": ["192.0.2.1"]}, {"ingress": ["192.0.2.1"]}])
+def test_an_address_of_the_node_takes_no_nodeport_of_another_service(written, nodeports):
+    subject = planner(service("a", "10.96.0.1", created=OLD, ports=SAME_NUMBER, **written))
+    subject.set_world(world(families=[Family.IPV4], nodeports=nodeports))
+    subject.take()
+    shared = key("192.0.2.1:30080")
+    assert owner_of(subject, shared) == "a"
+    assert set(taken(subject, upserted(service("b", "10.96.0.2", created=NEW, ports=NODE_PORT)))) == {"a", "b"}
+    assert owner_of(subject, shared) is None
+    assert owner_of(subject, key(":30080")) == "b"
+    (problem,) = reports(subject, "a")
+    assert problem.reason.endswith("is a NodePort of Service default/b; not programmed for this one")
+    assert set(taken(subject, upserted(service("b", "10.96.0.2", created=NEW)))) == {"a", "b"}
+    assert owner_of(subject, shared) == "a"
+
+
+def test_nodeports_come_first_on_the_addresses_that_they_answer_on():
+    subject = planner(
+        service("a", "10.96.0.1", ports=SAME_NUMBER, external_ips=["192.0.2.1", "203.0.113.1"]),
+        service("b", "10.96.0.2", ports=NODE_PORT),
+    )
+    here, elsewhere = key("192.0.2.1:30080"), key("203.0.113.1:30080")
+    assert (owner_of(subject, here), owner_of(subject, elsewhere)) == (None, "a")
+    subject.set_world(world(families=[Family.IPV4], nodeports="none"))
+    assert [change.name[1] for change in subject.take()] == ["a"]
+    assert owner_of(subject, here) == "a"
+    subject.set_world(world(families=[Family.IPV4]))
+    assert [change.name[1] for change in subject.take()] == ["a"]
+    assert owner_of(subject, here) is None
+
+
+def test_a_service_has_its_own_nodeport_as_an_external_ip_too():
+    ports = [ServicePort(port=30080, node_port=30080)]
+    subject = planner(
+        service("a", "10.96.0.1", created=OLD, ports=ports, external_ips=["192.0.2.1"]),
+        service("b", "10.96.0.2", created=NEW, ports=SAME_NUMBER, external_ips=["192.0.2.1"]),
+    )
+    assert owner_of(subject, key("192.0.2.1:30080")) == owner_of(subject, key(":30080")) == "a"
+    assert len(reports(subject, "b")) == 1
+
+
 def test_families_do_not_collide():
     node_port = [ServicePort(port=80, node_port=30080)]
     subject = planner(

@@ -13,7 +13,7 @@ from kubeproxy.model.events import Deleted, Replaced, Upserted
 from kubeproxy.model.plan import NOTHING
 from kubeproxy.model.planner import Planner
 from support.cluster_objects import world as simple_world
-from support.cluster_strategies import events, rivalries, services, slices, worlds
+from support.cluster_strategies import events, rival_worlds, rivalries, services, slices, worlds
 
 
 def full(objects, world):
@@ -76,7 +76,7 @@ def test_incremental_equals_full(data, world, sequence):
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.data(), st.lists(rivalries | st.just("take"), min_size=5, max_size=20))
+@given(st.data(), st.lists(rivalries | st.just("take") | rival_worlds, min_size=5, max_size=20))
 def test_incremental_equals_full_among_rivals(data, sequence):
     check_incremental(data, simple_world(), sequence)
 
