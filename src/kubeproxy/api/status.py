@@ -12,6 +12,9 @@ from msgspec import Struct, field
 
 from kubeproxy.errors import SourceError
 
+_LONGEST = 1000
+"""Characters of a Status's message that are passed on; it stands in logs, in readiness and in events."""
+
 _SNIPPET = 200
 """Characters of an answer that is no Status which are quoted in the message."""
 
@@ -62,7 +65,7 @@ class StatusError(SourceError):
     """The server answered with a Status of failure (HTTP status, or an ERROR event of a watch)."""
 
     def __init__(self, status: Status, *, retry_after: float | None = None) -> None:
-        text = status.message or status.reason or "no message"
+        text = (status.message or status.reason or "no message")[:_LONGEST]
         super().__init__(f"{text} (code {status.code})")
         self.status = status
         self.code = status.code

@@ -16,6 +16,7 @@ import msgspec
 from kubeproxy.model.objects import Node
 from kubeproxy.observe.http import JSON, Handler, Request, Response
 from kubeproxy.observe.metrics import Metrics
+from kubeproxy.observe.text import json_bytes
 
 TO_BE_DELETED_TAINT: Final = "ToBeDeletedByClusterAutoscaler"
 NEVER: Final = "0001-01-01T00:00:00Z"  # Go's zero time
@@ -131,7 +132,7 @@ class ProxyHealth:
 
     def _readyz(self, _: Request) -> Response:
         reasons = self.unready()
-        body = msgspec.json.encode({"ready": not reasons, "reasons": reasons})
+        body = json_bytes({"ready": not reasons, "reasons": reasons})
         return Response(503 if reasons else 200, JSON, body)
 
 

@@ -1,7 +1,8 @@
 """Log lines as kube-proxy writes them: klog's text or component-base's JSON, on standard error, without secrets.
 
-Formats, verbosity and the handler only; what is logged where is each room's own, as "Message key=%s key=%r". A reader
-that does not read never stops the proxy: lines are dropped and counted.
+Formats, verbosity and the handler only; what is logged where is each room's own, as "Message key=%s key=%r". A record
+is one line, whatever was in it (text.py). A reader that does not read never stops the proxy: lines are dropped and
+counted.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Final, Literal, NamedTuple
 
-import msgspec
-
 from kubeproxy.errors import ConfigError
+from kubeproxy.observe.text import clean, json_bytes, printable
 
 LogFormat = Literal["text", "json"]
 
@@ -30,15 +30,7 @@ _LETTERS: Final = ((logging.CRITICAL, "F"), (logging.ERROR, "E"), (logging.WARNI
 # POSIX: what a pipe takes whole, and without blocking when it polls as writable.
 _PIPE_BUF: Final = 4096
 _PATIENCE_MS: Final = 50
-
-_REDACTED: Final = r"\1<redacted>"
-_SECRETS: Final = re.compile(
-    r"""((?i:\bbearer\s+|\bbasic\s+|(?:token|password|client-key-data)["']?\s*[:=]\s*["']?))[A-Za-z0-9._~+/=-]{6,}"""
-)
-# A JSON Web Token, as service accounts have, wherever it stands: two dots between base64 that starts with '{"'.
-_JWT: Final = re.compile(r"(\b)eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*")
-# One of these is in whatever the two find; looking for them first makes a log line 10 us cheaper.
-_HINTS: Final = ("eyj", "bearer", "basic", "token", "password", "client-key")
+_TRACE_LINES: Final = 200
 
 
 def level(verbosity: int) -> int:
@@ -58,16 +50,8 @@ def verbosity_of(number: int) -> int:
     return 4 + logging.DEBUG - number
 
 
-def redact(text: str) -> str:
-    """Return the text without bearer tokens, passwords and the like, and without what UTF-8 cannot write."""
-    lowered = text.lower()
-    if any(hint in lowered for hint in _HINTS):
-        text = _JWT.sub(_REDACTED, _SECRETS.sub(_REDACTED, text))
-    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
-
-
 class TextFormatter(logging.Formatter):
-    """klog's format: Lmmdd hh:mm:ss.uuuuuu pid file:line] message, in local time; a traceback follows on own lines."""
+    """klog's format: Lmmdd hh:mm:ss.uuuuuu pid file:line] message, in local time; a traceback follows, indented."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,10 +66,21 @@ class TextFormatter(logging.Formatter):
             self._second = second, time.strftime("%m%d %H:%M:%S", time.localtime(second))
         moment = self._second[1]
         micros = int(record.created % 1 * 1e6)
-        text = f"{letter}{moment}.{micros:06d} {self._pid:7d} {record.filename}:{record.lineno}] {record.getMessage()}"
+        text = printable(clean(record.getMessage()))
+        line = f"{letter}{moment}.{micros:06d} {self._pid:7d} {record.filename}:{record.lineno}] {text}"
         if record.exc_info:
-            text += "\n" + self.formatException(record.exc_info)
-        return redact(text)
+            line += "".join(f"\n  {printable(clean(text))}" for text in _trace(self.formatException(record.exc_info)))
+        return line
+
+
+def _trace(text: str) -> list[str]:
+    """Return the lines of a traceback, those in the middle of a long one left out."""
+    lines = text.split("\n")
+    left_out = len(lines) - _TRACE_LINES
+    if left_out <= 0:
+        return lines
+    half = _TRACE_LINES // 2
+    return [*lines[:half], f"... ({left_out} more lines)", *lines[-half:]]
 
 
 _PAIR: Final = re.compile(r" ([A-Za-z_]\w*)=%(?:\.\d+f|[sdrg])")
@@ -106,7 +101,7 @@ def _pairs(template: str) -> tuple[str, tuple[str, ...]]:
 
 def _value(key: str, value: object) -> object:
     # A secret may be one by its key alone.
-    return value if isinstance(value, int | float) else redact(f"{key}={value}")[len(key) + 1 :]
+    return value if isinstance(value, int | float) else clean(f"{key}={value}")[len(key) + 1 :]
 
 
 class JsonFormatter(logging.Formatter):
@@ -122,16 +117,16 @@ class JsonFormatter(logging.Formatter):
         line: dict[str, object] = {
             "ts": round(record.created * 1000, 3),
             "caller": f"{'/'.join(record.pathname.rsplit('/', 2)[-2:])}:{record.lineno}",
-            "msg": redact(head if keys and values else record.getMessage()),
+            "msg": clean(head if keys and values else record.getMessage()),
         }
         if record.levelno < logging.ERROR:
             line["v"] = verbosity_of(record.levelno)
         if values:
             line |= {"err" if key == "error" else key: _value(key, v) for key, v in zip(keys, values, strict=True)}
         if record.exc_info and record.exc_info[1] is not None:
-            line["err"] = redact(str(record.exc_info[1]) or type(record.exc_info[1]).__name__)
-            line["stacktrace"] = redact(self.formatException(record.exc_info))
-        return msgspec.json.encode(line).decode()
+            line["err"] = clean(str(record.exc_info[1]) or type(record.exc_info[1]).__name__)
+            line["stacktrace"] = "\n".join(map(clean, _trace(self.formatException(record.exc_info))))
+        return json_bytes(line).decode()
 
 
 Patterns = Sequence[tuple[str, int]]

@@ -14,6 +14,7 @@ from kubeproxy.observe.http import JSON, TEXT, Handler, Headers, Request, Respon
 from kubeproxy.observe.metrics import Metrics
 from kubeproxy.observe.registry import CONTENT_TYPE
 from kubeproxy.observe.slis import health_pages
+from kubeproxy.observe.text import clean, printable
 
 _METRICS: Final[Headers] = (("Content-Type", CONTENT_TYPE),)
 _ZIPPED: Final[Headers] = (*_METRICS, ("Content-Encoding", "gzip"))
@@ -60,7 +61,9 @@ def metrics_pages(
 
 def flags_text(flags: Sequence[tuple[str, str]]) -> str:
     """Return what /flagz shows."""
-    return "\n".join(["kube-proxy flagz", _WARNING, "", *(f"{name}={value}" for name, value in flags), ""])
+    return "\n".join(
+        ["kube-proxy flagz", _WARNING, "", *(f"{name}={printable(clean(value))}" for name, value in flags), ""]
+    )
 
 
 def status_text(facts: Mapping[str, str], started: float, paths: Sequence[str], now: float | None = None) -> str:
@@ -72,7 +75,7 @@ def status_text(facts: Mapping[str, str], started: float, paths: Sequence[str], 
         "",
         f"Started: {time.strftime('%a %b %e %H:%M:%S UTC %Y', time.gmtime(started))}",
         f"Up: {minutes // 60} hr {minutes % 60:02d} min {seconds:02d} sec",
-        *(f"{name}: {value}" for name, value in facts.items()),
+        *(f"{name}: {printable(clean(value))}" for name, value in facts.items()),
         f"Paths: {' '.join(sorted(paths))}",
         "",
     ]

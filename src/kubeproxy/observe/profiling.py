@@ -18,9 +18,11 @@ from types import CodeType, FrameType
 from typing import Final
 
 from kubeproxy.observe.http import TEXT, Handler, Request, Response
+from kubeproxy.observe.text import printable, redact
 
 SECONDS: Final = 30.0  # as Go's profile without ?seconds=
 LONGEST: Final = 300.0
+_DIGITS: Final = 20  # Python refuses to convert thousands
 _PAUSE: Final = 0.01  # 100 samples a second, as Go
 LEVEL_PAGE: Final = "/debug/flags/v"
 
@@ -42,9 +44,11 @@ def profiling_pages(set_level: Callable[[int], None]) -> Mapping[str, Handler]:
         if request.method != "PUT":
             return Response(406, TEXT, b"unsupported http method\n")
         text = request.body.decode("ascii", "replace").strip()
-        if not (text.isascii() and text.isdigit() and int(text) < 1 << 31):
+        if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS and int(text) < 1 << 31):
             return Response(
-                400, TEXT, f"failed set klog.logging.verbosity {text[:40]}: not a number of 31 bits\n".encode()
+                400,
+                TEXT,
+                f"failed set klog.logging.verbosity {printable(text[:40])}: not a number of 31 bits\n".encode(),
             )
         set_level(int(text))
         return Response(200, TEXT, f"successfully set klog.logging.verbosity to {text}\n".encode())
@@ -56,7 +60,9 @@ def profiling_pages(set_level: Callable[[int], None]) -> Mapping[str, Handler]:
         "/debug/pprof/": index,
         "/debug/pprof/goroutine": lambda _: Response(200, TEXT, stacks().encode(errors="replace")),
         "/debug/pprof/profile": _profile_page(),
-        "/debug/pprof/cmdline": lambda _: Response(200, TEXT, "\0".join(sys.orig_argv).encode(errors="replace")),
+        "/debug/pprof/cmdline": lambda _: Response(
+            200, TEXT, "\0".join(map(redact, sys.orig_argv)).encode(errors="replace")
+        ),
         "/debug/flags": lambda _: Response(200, TEXT, flags),
         "/debug/flags/": lambda _: Response(200, TEXT, flags),
         LEVEL_PAGE: put_level,

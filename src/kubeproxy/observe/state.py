@@ -12,8 +12,6 @@ from heapq import merge
 from ipaddress import ip_address, summarize_address_range
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from kubeproxy import __version__
 from kubeproxy.model.addresses import PROTOCOL_NAMES, destination_text, unpack
 from kubeproxy.model.plan import (
@@ -31,6 +29,7 @@ from kubeproxy.model.planner import Change, Planner
 from kubeproxy.observe.health import ProxyHealth
 from kubeproxy.observe.http import JSON, TEXT, Request, Response
 from kubeproxy.observe.state_text import node_text, service_text
+from kubeproxy.observe.text import clean, json_bytes, printable
 
 _AT_ONCE: Final = 16  # Services written before the loop has its turn: 1 ms
 _RUN: Final = 200  # names looked at before the loop has its turn: below 1 ms
@@ -93,9 +92,9 @@ class ProgrammedState:
         try:
             query = parse_query(request)
         except ValueError as error:
-            return Response(400, TEXT, f"{error}\n".encode())
+            return Response(400, TEXT, f"{printable(clean(str(error)))}\n".encode())
         if query.namespace and query.name and not self._exists((query.namespace, query.name)):
-            return Response(404, TEXT, f"no Service {query.namespace}/{query.name}\n".encode())
+            return Response(404, TEXT, f"{printable(clean(f'no Service {query.namespace}/{query.name}'))}\n".encode())
         return Response(200, TEXT if query.text else JSON, self._pieces(query))
 
     def node(self) -> Json:
@@ -184,7 +183,7 @@ class ProgrammedState:
             if query.limit and count == query.limit:
                 more = True
                 break
-            batch += service_text(found) if query.text else (b",\n" if count else b"\n") + msgspec.json.encode(found)
+            batch += service_text(found) if query.text else (b",\n" if count else b"\n") + json_bytes(found)
             count, last = count + 1, name
             if count % _AT_ONCE == 0:
                 yield bytes(batch)
@@ -192,9 +191,9 @@ class ProgrammedState:
                 await asyncio.sleep(0)
         token = f"{last[0]}/{last[1]}" if more and last is not None else ""
         if query.text:
-            batch += f"\nmore: add continue={token}\n".encode() * bool(token)
+            batch += f"\nmore: add continue={printable(token)}\n".encode() * bool(token)
         else:
-            batch += b'\n],"continue":' + msgspec.json.encode(token or None) + b"}\n"
+            batch += b'\n],"continue":' + json_bytes(token or None) + b"}\n"
         yield bytes(batch)
 
 
@@ -287,4 +286,4 @@ def _add_rest(found: Json, compiled: Compiled) -> None:
 
 def _open(node: Json) -> bytes:
     """Return the JSON of the node, open for the list of Services."""
-    return msgspec.json.encode(node)[:-1] + b',\n"services":['
+    return json_bytes(node)[:-1] + b',\n"services":['

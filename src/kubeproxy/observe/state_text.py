@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from kubeproxy.observe.text import printable
+
 Json = dict[str, Any]
 
 
@@ -21,7 +23,7 @@ def node_text(node: Json) -> bytes:
         lines.append(f"{family}: last synced {facts['lastSynced'] or 'never'}")
         lines.append(f"  traffic of pods: {facts['podTraffic']}; NodePorts on: {where}")
         lines += [f"  refused: {facts['refused']}"] * bool(facts["refused"])
-    return ("\n".join(lines) + "\n").encode(errors="replace")
+    return _page(lines)
 
 
 def service_text(found: Json) -> bytes:
@@ -35,7 +37,11 @@ def service_text(found: Json) -> bytes:
     for key, title in (("ports", ""), ("programmed", "in the kernel: ")):
         for port in found.get(key, ()):
             lines += _port_lines(port, title)
-    return ("\n" + "\n".join(lines) + "\n").encode(errors="replace")
+    return b"\n" + _page(lines)
+
+
+def _page(lines: list[str]) -> bytes:
+    return "".join(f"{printable(line)}\n" for line in lines).encode()
 
 
 def _version(version: str | None) -> str:

@@ -12,6 +12,8 @@ import socket
 from collections.abc import Callable, MutableMapping
 from typing import Final
 
+from kubeproxy.observe.text import clean, printable
+
 _log = logging.getLogger("kubeproxy.observe")
 
 STATUS_SECONDS: Final = 5.0
@@ -57,7 +59,7 @@ class Notifier:
         pause = min(STATUS_SECONDS, self._watchdog / 2) if self._watchdog else STATUS_SECONDS
         while True:
             lines = ["WATCHDOG=1"] if self._watchdog and healthy() else []
-            said = " ".join(status().split())
+            said = printable(clean(" ".join(status().split())))
             if said != self._status:
                 self._status = said
                 lines.append(f"STATUS={said}")

@@ -71,3 +71,9 @@ def test_status_and_flags_begin_as_those_of_other_components() -> None:
     ]
     lines = flags_text((("a", "b"), ("v", "2"))).splitlines()
     assert (lines[0], lines[3:]) == ("kube-proxy flagz", ["a=b", "v=2"])
+
+
+def test_flags_and_facts_are_a_line_each_and_show_no_secret() -> None:
+    text = flags_text([("master", "https://u:hunter2@h\n"), ("v", "2")])
+    assert "master=https://<redacted>@h\\n\nv=2\n" in text
+    assert "Ready: a\\nb\n" in status_text({"Ready": "a\nb"}, 0.0, [], now=1.0)

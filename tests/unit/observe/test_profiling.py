@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import threading
 import weakref
 
@@ -25,6 +26,7 @@ def pages(levels=None):
         ("PUT", b"4\n", 200, b"successfully set klog.logging.verbosity to 4\n"),
         ("PUT", b"loud", 400, b"failed set klog.logging.verbosity loud: not a number of 31 bits\n"),
         ("PUT", b"2147483648", 400, b"failed set klog.logging.verbosity 2147483648: not a number of 31 bits\n"),
+        ("PUT", b"5" * 5000, 400, b"failed set klog.logging.verbosity " + b"5" * 40 + b": not a number of 31 bits\n"),
         ("PUT", b"", 400, b"failed set klog.logging.verbosity : not a number of 31 bits\n"),
         ("GET", b"", 406, b"unsupported http method\n"),
     ],
@@ -40,6 +42,12 @@ def test_other_pages_are_read_only():
     assert pages()(Request("PUT", "/debug/pprof/", "")).status == 405
     assert b"profile" in pages()(Request("GET", "/debug/pprof/", "")).body
     assert b"python" in pages()(Request("GET", "/debug/pprof/cmdline", "")).body
+
+
+def test_the_command_line_shows_no_password(monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", ["kube-proxy", "--master=https://u:hunter2@h"])
+    body = pages()(Request("GET", "/debug/pprof/cmdline", "")).body
+    assert body == b"kube-proxy\0--master=https://<redacted>@h"
 
 
 def test_stacks_of_threads_and_tasks():

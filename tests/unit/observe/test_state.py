@@ -290,6 +290,25 @@ def test_text_is_for_people():
     assert kit.ask("format=text&limit=1")[1].endswith("\nmore: add continue=default/web\n")
 
 
+def test_names_and_messages_forge_no_lines():
+    """An API server's message, or a name that nobody checked, stands where it belongs and in one line."""
+    forged = "x\nIPv4: last synced now\x1b[1A\u202e"
+    kit = Kit(service("web", version=forged))
+    kit.refused["IPv4"] = forged
+    kit.health.ready_when("api", lambda: forged)
+    _, text = kit.ask("format=text")
+    lines = text.split("\n")
+    assert [line for line in lines if line.startswith("IPv4: last synced now")] == []
+    assert text.count(r"x\nIPv4: last synced now\x1b[1A\u202e") == 3
+    _, page = kit.ask()
+    assert page.replace("\n", "").isprintable()
+    assert json.loads(page)["services"][0]["resourceVersion"] == forged
+    for query in ("x%0Ay=1", "namespace=a%0A&name=b%1B"):
+        status, answer = kit.ask(query)
+        assert status in {400, 404}
+        assert answer[:-1].isprintable()
+
+
 def test_manifests_have_no_versions():
     kit = Kit(service("web", version=None), endpoints("web", "10.244.0.1", version=None))
     assert kit.one()["slices"] == {"web-x": None}
