@@ -265,7 +265,7 @@ def test_replication_scales_and_collects() -> None:
         assert get(rest, "replicationcontrollers", "web")["status"]["replicas"] == 1
         rest.delete(rcs, ("default", "web"))
         await settle()
-        assert all("deletionTimestamp" in r.decode()["metadata"] for r in rest.store.records("pods"))
+        assert ["deletionTimestamp" in r.decode()["metadata"] for r in rest.store.records("pods")] == [True] * 3
 
     run(test)
 

@@ -196,6 +196,7 @@ async def test_events_that_repeat_change_nothing(bare: Live) -> None:
     syncs = 'kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family="IPv4"}'
     store = bare.cluster.store
     before = await bare.metric(syncs)
+    assert before > 0
     for _ in range(20):
         for storage in ("services", "endpointslices", "nodes"):
             for record in list(store.records(storage)):

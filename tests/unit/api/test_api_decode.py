@@ -312,7 +312,7 @@ def test_every_single_cut_does_not_matter():
         decoder = WatchDecoder("services")
         first, second = decoder.feed(STREAM[:cut]), decoder.feed(STREAM[cut:])
         assert first.events + second.events == WHOLE.events
-        assert second.version == WHOLE.version or not second.version
+        assert (second.version or first.version) == "245"
 
 
 def _fed(chunks):

@@ -193,10 +193,12 @@ def strict(monkeypatch):
 def test_a_chain_that_others_use_is_emptied_and_left(strict, caplog, uses_nft):
     state = {a("web"): plans("web", 1, "10.244.0.1"), a("other"): plans("other", 2, "10.244.0.2")}
     made = opened(state, uses_nft=uses_nft)
+    endpoint = "nat", f"KUBE-SEP-{chain_hash('default/webtcp10.244.0.1:8080')}"
+    assert made.tables.chains[endpoint]
     made.tables.chains["nat", "OUTPUT"].append(f"-A OUTPUT -d 192.0.2.1/32 -j {WEB}")
     list(made.sync([(a("web"), ()), (a("new"), plans("new", 3, "10.244.0.3"))]))
     assert made.tables.chains["nat", WEB] == []
-    assert ("nat", f"KUBE-SEP-{chain_hash('default/webtcp10.244.0.1:8080')}") not in made.tables.chains
+    assert endpoint not in made.tables.chains
     del state[a("web")]
     state[a("new")] = plans("new", 3, "10.244.0.3")
     for _ in range(2):
