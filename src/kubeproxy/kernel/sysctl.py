@@ -1,7 +1,7 @@
 """Reading and writing kernel parameters under /proc/sys, and which ones connection tracking is configured with.
 
-`conntrack_settings` is pure; nothing here decides when they are written. Source: kube-proxy's conntrack options
-(cmd/kube-proxy/app/conntrack.go), Documentation/networking/nf_conntrack-sysctl.rst.
+`conntrack_settings` is pure; nothing here decides when they are written. Source: kube-proxy v1.36
+pkg/proxy/conntrack/sysctls.go, Documentation/networking/nf_conntrack-sysctl.rst.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ TCP_TIMEOUT_CLOSE_WAIT: Final = "net/netfilter/nf_conntrack_tcp_timeout_close_wa
 TCP_BE_LIBERAL: Final = "net/netfilter/nf_conntrack_tcp_be_liberal"
 UDP_TIMEOUT: Final = "net/netfilter/nf_conntrack_udp_timeout"
 UDP_TIMEOUT_STREAM: Final = "net/netfilter/nf_conntrack_udp_timeout_stream"
+
+LARGEST_SCALED: Final = 1_048_576
+"""The largest table that the number of CPUs leads to, else hundreds of them take much memory (kube-proxy 1.36)."""
 
 _HASHSIZE: Final = Path("/sys/module/nf_conntrack/parameters/hashsize")
 
@@ -73,10 +76,14 @@ def conntrack_settings(config: ConntrackConfig, cpus: int) -> list[tuple[str, in
 
 
 def conntrack_max(config: ConntrackConfig, cpus: int) -> int:
-    """Return the wanted size of the table: maxPerCore times CPUs, at least min; 0 leaves it alone."""
+    """Return the wanted size of the table: maxPerCore times CPUs, at least min; 0 leaves it alone.
+
+    LARGEST_SCALED is the most that CPUs can ask for, and where they ask for more, min counts no more either.
+    """
     if not config.max_per_core:
         return 0
-    return max(config.max_per_core * cpus, config.min or 0)
+    scaled = config.max_per_core * cpus
+    return LARGEST_SCALED if scaled > LARGEST_SCALED else max(scaled, config.min or 0)
 
 
 def read_sysctl(key: str, root: Path = ROOT) -> str:
@@ -107,20 +114,15 @@ def write_sysctl(key: str, value: int, root: Path = ROOT) -> bool:
 def apply_settings(settings: Sequence[tuple[str, int]], root: Path = ROOT, hashsize: Path = _HASHSIZE) -> list[str]:
     """Write the settings that differ; return the keys that were written. Raises as `write_sysctl`.
 
-    A larger nf_conntrack_max raises the hash table to a quarter of it when that is smaller, as kube-proxy does; the
-    table is only slower otherwise, so it is no error when that cannot be done (as in a container). In a network
-    namespace other than the first nf_conntrack_max is read-only: that is an error only when it is less than asked for.
+    nf_conntrack_max is only ever raised (kubernetes pull request 142035, after 1.36.2): an operator's own size stays, and
+    a network namespace other than the first, where it is read-only, is no obstacle while it is large enough. The hash
+    table is raised to a quarter of it when that is smaller, as kube-proxy does; the table is only slower otherwise, so
+    it is no error when that cannot be done (as in a container).
     """
     written = []
     for key, value in settings:
-        try:
-            changed = write_sysctl(key, value, root)
-        except ApplyError as error:
-            if key != NF_CONNTRACK_MAX or int(read_sysctl(key, root)) < value:
-                raise
-            _log.warning("%s; it is larger, so this is passed over", error)
-            continue
-        if changed:
+        enough = key == NF_CONNTRACK_MAX and int(read_sysctl(key, root)) > value
+        if not enough and write_sysctl(key, value, root):
             written.append(key)
         if key == NF_CONNTRACK_MAX:
             _raise_hashsize(value // 4, hashsize)

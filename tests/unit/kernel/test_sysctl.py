@@ -20,7 +20,10 @@ LEAVE = ConntrackConfig(0, 0, 0, 0, False, 0, 0)
         (LEAVE, 8, {}),
         (ConntrackConfig(None, None, None, None, False, None, None), 8, {}),
         (ConntrackConfig(), 2, {"max": 131072, "tcp_timeout_established": 86400, "tcp_timeout_close_wait": 3600}),
-        (ConntrackConfig(), 64, {"max": 2097152, "tcp_timeout_established": 86400, "tcp_timeout_close_wait": 3600}),
+        (ConntrackConfig(), 64, {"max": 1048576, "tcp_timeout_established": 86400, "tcp_timeout_close_wait": 3600}),
+        (ConntrackConfig(10, 2097152, 0, 0), 64, {"max": 2097152}),
+        (ConntrackConfig(32768, 2097152, 0, 0), 32, {"max": 2097152}),
+        (ConntrackConfig(32768, 2097152, 0, 0), 33, {"max": 1048576}),  # above the limit min counts no more
         (ConntrackConfig(0, 131072, 0, 0), 64, {}),
         (ConntrackConfig(10, None, 0, 0), 3, {"max": 30}),
         (
@@ -53,8 +56,10 @@ def test_only_what_differs_is_written(tree: Path) -> None:
     assert apply_settings(settings, tree, tree / "hashsize") == []
 
 
-def test_a_larger_hash_table_stays(tree: Path) -> None:
-    apply_settings([("net/netfilter/nf_conntrack_max", 100)], tree, tree / "hashsize")
+def test_a_larger_table_stays(tree: Path) -> None:
+    """An operator's own size, above what the proxy would ask for (kubernetes issue 141943)."""
+    assert apply_settings([("net/netfilter/nf_conntrack_max", 100)], tree, tree / "hashsize") == []
+    assert (tree / "net/netfilter/nf_conntrack_max").read_text() == "1000\n"
     assert (tree / "hashsize").read_text() == "256\n"
 
 
