@@ -22,7 +22,8 @@ import msgspec
 from kubeproxy import __version__, collector, host, modes
 from kubeproxy.backends.mode import FlowsEnd, Mode
 from kubeproxy.config.addresses import split_host_port
-from kubeproxy.config.gates import gate_enabled, gate_states, gate_warnings
+from kubeproxy.config.gates import gate_enabled, gate_states
+from kubeproxy.config.notices import notices
 from kubeproxy.config.options import Options
 from kubeproxy.config.types import Logging
 from kubeproxy.config.watch import watch as watch_config
@@ -69,8 +70,8 @@ def run(options: Options) -> int:
     raise_net_admin()
     for name, value in options.flags if log.isEnabledFor(logs.level(1)) else ():
         log.log(logs.level(1), 'FLAG: --%s="%s"', name, value)
-    for warning in gate_warnings(config.feature_gates):
-        log.warning("%s", warning)
+    for notice in notices(config):
+        log.warning("%s", notice)
     if options.cleanup:
         return _clean_up()
     mode = modes.named(config.active_mode)

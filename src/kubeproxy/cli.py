@@ -99,9 +99,9 @@ def _flag_help(flag: Flag) -> str:
     default = "" if flag.default in ("", "false") else f" (default {shown_default(flag)})"
     text = f"  {names}{kind}\n" + _wrapped(flag.usage + default, 12)
     if flag.name == "feature-gates":
-        from kubeproxy.config.gates import PROXY_GATES  # noqa: PLC0415 - only for this text
+        from kubeproxy.config.gates import proxy_gates  # noqa: PLC0415 - only for this text
 
-        text += "".join(f"{'':14}{name}=true|false ({stage})\n" for name, stage in PROXY_GATES)
+        text += "".join(f"{'':14}{name}=true|false ({stage})\n" for name, stage in proxy_gates())
     return text
 
 

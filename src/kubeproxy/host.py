@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
+from kubeproxy.config.gates import gate_enabled
 from kubeproxy.config.modes.description import EVERY_ADDRESS
 from kubeproxy.config.types import Conntrack, KubeProxyConfiguration
 from kubeproxy.errors import ConfigError, Unsupported
@@ -67,6 +68,7 @@ def settings(config: KubeProxyConfiguration) -> Settings:
         bind_address=bind if any(bind) else b"",
         masquerade_all=config.masquerade_all,
         masquerade_mark=1 << config.masquerade_bit,
+        external_ips="served" if gate_enabled(config.feature_gates, "AllowServiceExternalIPs") else "ignored",
     )
 
 

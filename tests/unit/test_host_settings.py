@@ -9,6 +9,7 @@ import pytest
 from kubeproxy import host
 from kubeproxy.config.modes.iptables import IPTables
 from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.model.world import Surroundings, build
 
 ALL = ("0.0.0.0/0", "::/0")
 
@@ -30,3 +31,11 @@ def test_nodeport_addresses(config, addresses, loopback, warned, caplog):
     with caplog.at_level(logging.WARNING, "kubeproxy.host"):
         host.check_nodeport_addresses(made)
     assert bool(caplog.records) is warned
+
+
+@pytest.mark.parametrize(("gates", "expected"), [({}, "served"), ({"AllowServiceExternalIPs": False}, "ignored")])
+def test_the_gate_of_external_ips_is_read(gates, expected):
+    config = KubeProxyConfiguration(hostname_override="node-a", feature_gates=gates)
+    settings = host.settings(config)
+    assert settings.external_ips == expected
+    assert build(settings, Surroundings()).external_ips == expected

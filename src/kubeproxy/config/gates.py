@@ -1,8 +1,8 @@
 """Feature gates that Kubernetes 1.36 knows: their stage and default, which ones are locked, and what is set.
 
 Clusters often give all components the same list, so every gate of the release is accepted, though only a few mean
-anything to a proxy. A gate that has graduated is locked: it may be named, but only with its final value. KubeProxyIPVS
-is of later releases (KEP-5495), for those who keep mode ipvs; here that mode needs no gate.
+anything to a proxy: those it reads, or says why not (NOT_SWITCHED). A gate that has graduated is locked: it may be
+named, but only with its final value. Gates of a proxy's own that later releases have are accepted early (LATER).
 
 Source: test/compatibility_lifecycle/reference of Kubernetes (which holds the history of each gate), with the gates of
 client-go, which all components share, and those of component-base.
@@ -15,8 +15,6 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from kubeproxy.config.messages import did_you_mean
-
-LOGGING_ALPHA = "LoggingAlphaOptions"
 
 
 class Stage(StrEnum):
@@ -116,7 +114,7 @@ _GA_LOCKED = """
     VolumeAttributesClass WinDSR WinOverlay
 """
 _DEPRECATED = """
-    DisableCPUQuotaWithExclusiveCPUs InformerResourceVersion KubeletPodResourcesListUseActivePods KubeProxyIPVS
+    DisableCPUQuotaWithExclusiveCPUs InformerResourceVersion KubeletPodResourcesListUseActivePods
     ServiceCIDRStatusFieldWiping StorageNamespaceIndex
 """
 _DEPRECATED_OFF = """
@@ -141,17 +139,40 @@ _TABLE = (
     (_DEPRECATED_LOCKED, Gate(Stage.DEPRECATED, default=True, locked=True)),
     (_DEPRECATED_OFF_LOCKED, Gate(Stage.DEPRECATED, default=False, locked=True)),
 )
-GATES: Mapping[str, Gate] = {name: gate for names, gate in _TABLE for name in names.split()}
+LATER: dict[str, Gate] = {
+    # KEP-5495: deprecated from 1.37 on, off in 1.40, gone with ipvs mode in 1.43.
+    "KubeProxyIPVS": Gate(Stage.DEPRECATED, default=True, locked=False),
+    # 1.37 (kubernetes pull request 137536).
+    "NFTablesNetlink": Gate(Stage.BETA, default=True, locked=False),
+    # KEP-6032: alpha in 1.37, beta and on in 1.38.
+    "KubeProxyNFTablesLocalhostNodePorts": Gate(Stage.ALPHA, default=False, locked=False),
+}
+"""Gates of a proxy that are not in 1.36."""
+
+GATES: Mapping[str, Gate] = {name: gate for names, gate in _TABLE for name in names.split()} | LATER
 """Every gate by its name."""
 
 _READ_HERE = """
-    AllAlpha AllBeta ComponentFlagz ComponentStatusz LoggingAlphaOptions LoggingBetaOptions NativeHistograms
-    WatchListClient
+    AllAlpha AllBeta AllowServiceExternalIPs ComponentFlagz ComponentStatusz KubeProxyIPVS LoggingAlphaOptions
+    LoggingBetaOptions WatchListClient
 """
-PROXY_GATES = tuple(
-    (name, f"{GATES[name].stage} - default={'true' if GATES[name].default else 'false'}") for name in _READ_HERE.split()
-)
-"""The gates that a proxy reads, as --help shows them."""
+_QUEUES = "the queues of Kubernetes' client library are not used"
+_CBOR = "the API server is spoken to in JSON"
+NOT_SWITCHED: Mapping[str, tuple[bool, str]] = {
+    "AtomicFIFO": (True, _QUEUES),
+    "ClientsAllowCARotation": (False, "the certificate authority of the API server is read at the start"),
+    "ClientsAllowCBOR": (False, _CBOR),
+    "ClientsAllowTLSCacheGC": (True, "there is no such cache"),
+    "ClientsPreferCBOR": (False, _CBOR),
+    "ContextualLogging": (True, "log lines always say what they are about"),
+    "InformerResourceVersion": (True, _QUEUES),
+    "InOrderInformersBatchProcess": (True, _QUEUES),
+    "KubeProxyNFTablesLocalhostNodePorts": (False, "NodePorts do not answer on loopback in nftables mode"),
+    "NativeHistograms": (False, "metrics are served as text, which has none"),
+    "NFTablesNetlink": (True, "rules are always read over netlink"),
+    "UnlockWhileProcessingFIFO": (True, _QUEUES),
+}
+"""The other gates that change what the Go kube-proxy does: which of its two ways is ours, and why the other is not."""
 
 _ALL_OF = {Stage.ALPHA: "AllAlpha", Stage.BETA: "AllBeta"}
 
@@ -167,12 +188,16 @@ def gate_problem(name: str, value: bool) -> str | None:
 
 
 def gate_warnings(gates: Mapping[str, bool]) -> Iterator[str]:
-    """What to tell those who set valid gates that a later release will not know any more."""
+    """What to tell those who set valid gates: those that a later release will not know, those without effect."""
     for name, value in sorted(gates.items()):
         stage = GATES[name].stage
         if stage in (Stage.GA, Stage.DEPRECATED):
             kind = stage.lower() or "GA"
             yield f"Setting {kind} feature gate {name}={_word(value)}. It will be removed in a future release."
+    for name, (ours, why) in NOT_SWITCHED.items():
+        asked = gates.keys() & {name, _ALL_OF.get(GATES[name].stage)}
+        if asked and gate_enabled(gates, name) is not ours:
+            yield f"Feature gate {name}={_word(not ours)} has no effect here: {why}."
 
 
 def gate_enabled(gates: Mapping[str, bool], name: str) -> bool:
@@ -188,9 +213,11 @@ def gate_states(gates: Mapping[str, bool]) -> Iterator[State]:
     return (State(name, gate.stage, gate_enabled(gates, name)) for name, gate in GATES.items())
 
 
-def alpha_logging(gates: Mapping[str, bool]) -> bool:
-    """Whether LoggingAlphaOptions is on: by name, or by AllAlpha."""
-    return gate_enabled(gates, LOGGING_ALPHA)
+def proxy_gates() -> Iterator[tuple[str, str]]:
+    """The gates that a proxy reads, with stage and default as --help shows them."""
+    for name in _READ_HERE.split():
+        gate = GATES[name]
+        yield name, f"{gate.stage} - default={_word(gate.default)}" if gate.stage else f"default={_word(gate.default)}"
 
 
 def _word(value: bool) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from kubeproxy.config.addresses import parse_cidr, parse_ip, split_host_port
-from kubeproxy.config.gates import alpha_logging, gate_problem
+from kubeproxy.config.gates import gate_enabled, gate_problem
 from kubeproxy.config.messages import Mistake
 from kubeproxy.config.modes import DEFAULT, MODES
 from kubeproxy.config.modes.iptables import bit_mistakes
@@ -28,7 +29,8 @@ def validate(config: KubeProxyConfiguration) -> list[Mistake]:
     """Every mistake in the values of a configuration whose types are right; empty when it can be run."""
     return [
         *_gates(config),
-        *_logging(config.logging, alpha_options=alpha_logging(config.feature_gates)),
+        *_logging(config.logging),
+        *_gated_logging(config),
         *_numbers(config),
         *_durations(config),
         *_modes(config),
@@ -45,7 +47,7 @@ def _gates(config: KubeProxyConfiguration) -> Iterator[Mistake]:
             yield Mistake(f"featureGates.{name}", mistake)
 
 
-def _logging(logging: Logging, *, alpha_options: bool) -> Iterator[Mistake]:
+def _logging(logging: Logging) -> Iterator[Mistake]:
     if logging.format not in ("text", "json"):
         yield Mistake("logging.format", f'expected text or json, got "{logging.format}"')
     if logging.flush_frequency <= 0:
@@ -60,9 +62,15 @@ def _logging(logging: Logging, *, alpha_options: bool) -> Iterator[Mistake]:
             yield Mistake(f"logging.vmodule[{index}].filePattern", message)
         if item.verbosity > _MAX_VERBOSITY:
             yield Mistake(f"logging.vmodule[{index}].verbosity", f"must be at most {_MAX_VERBOSITY}")
-    if not alpha_options:
+
+
+def _gated_logging(config: KubeProxyConfiguration) -> Iterator[Mistake]:
+    on, logging = partial(gate_enabled, config.feature_gates), config.logging
+    if not on("LoggingAlphaOptions"):
         yield from _routing("logging.options.text", logging.options.text)
         yield from _routing("logging.options.json", logging.options.json)
+    if logging.format == "json" and not on("LoggingBetaOptions"):
+        yield Mistake("logging.format", "json needs the feature gate LoggingBetaOptions=true")
 
 
 def _routing(path: str, options: OutputRouting) -> Iterator[Mistake]:

@@ -28,6 +28,7 @@ from kubeproxy.model.plan import (
     NOTHING,
     Action,
     Compiled,
+    ExternalIPs,
     Frontend,
     FrontendKind,
     Globals,
@@ -54,7 +55,7 @@ def compile_service(service: Service, slices: Iterable[Slice], world: Globals) -
     if skipped(spec):
         return NOTHING
     problems: list[Problem] = []
-    facts = _read(service, problems)
+    facts = _read(service, world.external_ips, problems)
     pieces = list(slices)
     plans: list[ServicePlan] = []
     for family in world.families:
@@ -97,15 +98,16 @@ class _Facts(Struct, frozen=True, gc=False):
     health_port: int
 
 
-def _read(service: Service, problems: list[Problem]) -> _Facts:
+def _read(service: Service, external_ips: ExternalIPs, problems: list[Problem]) -> _Facts:
     spec, meta = service.spec, service.metadata
     ingress = service.status.load_balancer.ingress if service.status and service.status.load_balancer else None
     balancer_ips = [i.ip for i in ingress or () if i.ip and i.ip_mode in (None, "", "VIP")]
+    outside = spec.external_ips if external_ips == "served" else None
     return _Facts(
         name=(meta.namespace or "", meta.name),
         ports=_ports(spec.ports or (), problems),
         cluster_ips=_cluster_ips(spec, problems),
-        external_ips=_addresses(spec.external_ips or (), "spec.externalIPs", problems),
+        external_ips=_addresses(outside or (), "spec.externalIPs", problems),
         balancer_ips=_addresses(balancer_ips, "status.loadBalancer.ingress", problems),
         source_ranges=_source_ranges(spec.load_balancer_source_ranges or (), problems),
         policies=_policies(spec.internal_traffic_policy, spec.external_traffic_policy, problems),

@@ -238,6 +238,10 @@ class FamilyGlobals(Struct, frozen=True):
     service_cidrs: tuple[Range, ...] = ()
 
 
+ExternalIPs = Literal["served", "ignored"]
+"""What becomes of spec.externalIPs, of all Services."""
+
+
 class Globals(Struct, frozen=True):
     """What holds for all Services: the node and the configuration."""
 
@@ -245,6 +249,7 @@ class Globals(Struct, frozen=True):
     zone: str = ""
     masquerade_all: bool = False
     masquerade_mark: int = 0x4000
+    external_ips: ExternalIPs = "served"
     ipv4: FamilyGlobals | None = FamilyGlobals()
     ipv6: FamilyGlobals | None = FamilyGlobals()
 

@@ -21,7 +21,7 @@ from kubeproxy.model.addresses import (
     parse_networks,
 )
 from kubeproxy.model.objects import Node, NodeAddress, NodeSpec, NodeStatus
-from kubeproxy.model.plan import Detector, FamilyGlobals, Globals
+from kubeproxy.model.plan import Detector, ExternalIPs, FamilyGlobals, Globals
 
 LocalMode = Literal["ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"]
 PRIMARY = "primary"
@@ -44,6 +44,7 @@ class Settings(Struct, frozen=True):
     bind_address: bytes = b""
     masquerade_all: bool = False
     masquerade_mark: int = 0x4000
+    external_ips: ExternalIPs = "served"
 
 
 class Surroundings(NamedTuple):
@@ -64,6 +65,7 @@ def build(settings: Settings, around: Surroundings) -> Globals:
         zone=(labels.zone or "") if labels is not None else "",
         masquerade_all=settings.masquerade_all,
         masquerade_mark=settings.masquerade_mark,
+        external_ips=settings.external_ips,
         ipv4=parts.get(Family.IPV4),
         ipv6=parts.get(Family.IPV6),
     )

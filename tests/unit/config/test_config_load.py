@@ -259,6 +259,15 @@ VALUES = [
         'portRange: expected ports like 300-2000, 300+1700 or 300, got "2000-300"',
     ),
     ("mode: userspace\nudpIdleTimeout: -1s", "udpIdleTimeout: must be greater than 0, got -1s"),
+    ("mode: ipvs\nfeatureGates: {KubeProxyIPVS: false}", "mode: ipvs needs the feature gate KubeProxyIPVS=true"),
+    (
+        "logging: {format: json}\nfeatureGates: {LoggingBetaOptions: false}",
+        "logging.format: json needs the feature gate LoggingBetaOptions=true",
+    ),
+    (
+        "logging: {format: json}\nfeatureGates: {AllBeta: false}",
+        "logging.format: json needs the feature gate LoggingBetaOptions=true",
+    ),
     ("mode: ipvs\nipvs: {udpTimeout: -1s}", "ipvs.udpTimeout: must not be negative, got -1s"),
     ("logging: {format: json, vmodule: [{filePattern: a}]}", "logging.vmodule: only works with the text log format"),
     ("logging: {verbosity: 3000000000}", "logging.verbosity: must be at most 2147483647, got 3000000000"),
@@ -288,6 +297,7 @@ FINE = [
     "nodePortAddresses: [primary]",
     "portRange: 0-0\nmode: userspace",
     "portRange: 300+1700\nmode: userspace",
+    "featureGates: {KubeProxyIPVS: false}",
     "portRange: 2000-300",
     "portRange: nope\nudpIdleTimeout: -1s\nmode: ipvs",
 ]

@@ -1,16 +1,26 @@
 """Feature gates: known, locked and unknown ones."""
 
+import re
+
 import pytest
 
 from kubeproxy.config.gates import (
     GATES,
-    PROXY_GATES,
+    LATER,
+    NOT_SWITCHED,
     Stage,
-    alpha_logging,
     gate_enabled,
     gate_problem,
     gate_states,
     gate_warnings,
+    proxy_gates,
+)
+from support.places import ROOT
+
+SOURCE = "".join(
+    path.read_text()
+    for path in (ROOT / "src" / "kubeproxy").rglob("*.py")
+    if path.name != "gates.py" or path.parent.name != "config"
 )
 
 
@@ -54,9 +64,30 @@ def test_refused_gates(name, value, problem):
     assert gate_problem(name, value) == problem
 
 
-def test_the_gates_that_help_shows_are_known():
-    assert ("NativeHistograms", "ALPHA - default=false") in PROXY_GATES
-    assert {name for name, _ in PROXY_GATES} <= GATES.keys()
+def test_the_gates_that_help_shows_are_known_and_read():
+    assert ("AllowServiceExternalIPs", "default=true") in proxy_gates()
+    assert ("LoggingAlphaOptions", "ALPHA - default=false") in proxy_gates()
+    shown = {name for name, _ in proxy_gates()}
+    assert shown <= GATES.keys()
+    assert not shown & NOT_SWITCHED.keys()
+    read = {name for name in GATES if re.search(rf'"{name}"', SOURCE)}
+    assert read == shown - {"AllAlpha", "AllBeta"}
+
+
+@pytest.mark.parametrize(
+    ("gates", "told"),
+    [
+        ({"NativeHistograms": True}, ["NativeHistograms=true has no effect here: metrics are served as text"]),
+        ({"NativeHistograms": False}, []),
+        ({"NFTablesNetlink": False}, ["NFTablesNetlink=false has no effect here: rules are always read over netlink"]),
+        ({"NFTablesNetlink": True, "ContextualLogging": True}, []),
+        ({"AllAlpha": True, "NativeHistograms": False}, ["ClientsAllowCBOR=true has", "ClientsPreferCBOR=true has"]),
+    ],
+)
+def test_what_cannot_be_switched_here_is_told(gates, told):
+    found = [line.removeprefix("Feature gate ") for line in gate_warnings(gates) if "no effect" in line]
+    assert bool(found) is bool(told)
+    assert all(any(line.startswith(start) for line in found) for start in told)
 
 
 def test_stages_and_defaults():
@@ -67,7 +98,7 @@ def test_stages_and_defaults():
         "KMSv1": (Stage.DEPRECATED, False, False),
         "WinDSR": (Stage.GA, True, True),
     }
-    assert len(GATES) == 244
+    assert len(GATES) == 243 + len(LATER)
 
 
 def states(**gates):
@@ -95,10 +126,3 @@ def test_who_sets_what_will_go_is_told():
         "Setting deprecated feature gate KMSv1=false. It will be removed in a future release.",
         "Setting GA feature gate NFTablesProxyMode=true. It will be removed in a future release.",
     ]
-
-
-def test_alpha_logging():
-    assert alpha_logging({"LoggingAlphaOptions": True})
-    assert alpha_logging({"AllAlpha": True})
-    assert not alpha_logging({"AllAlpha": True, "LoggingAlphaOptions": False})
-    assert not alpha_logging({})

@@ -4,6 +4,7 @@ Source: REFERENCE "Service semantics"; kube-proxy v1.36 pkg/proxy/serviceport.go
 """
 
 import pytest
+from msgspec.structs import replace
 
 from kubeproxy.model.addresses import Family, network_text
 from kubeproxy.model.compile import compile_service, skipped
@@ -166,6 +167,18 @@ def test_stored_addresses_are_read_as_the_go_kube_proxy_reads_them():
     assert frontend_keys(plan, CLUSTER) == {key("10.96.0.1:80")}
     assert frontend_keys(plan, EXTERNAL) == {key("203.0.113.1:80"), key("203.0.113.2:80")}
     assert frontend_keys(plan, LOADBALANCER) == {key("198.51.100.1:80")}
+
+
+def test_external_ips_that_are_not_served_mean_nothing():
+    """Gate AllowServiceExternalIPs=false: who may write Services takes no addresses of others (CVE-2020-8554)."""
+    subject = service(
+        external_ips=["203.0.113.1", "nonsense"], ingress=["198.51.100.1"], external_traffic_policy="Local"
+    )
+    (plan,) = compile_service(subject, (), replace(world(families=[V4]), external_ips="ignored")).plans
+    assert [str(frontend) for frontend in plan.frontends] == [
+        "cluster 10.96.0.1 TCP 80",
+        "loadbalancer 198.51.100.1 TCP 80",
+    ]
 
 
 def test_an_external_ip_that_is_the_cluster_ip_stays_internal():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from kubeproxy.config.addresses import parse_cidr
 from kubeproxy.config.durations import Duration
+from kubeproxy.config.gates import gate_enabled
 from kubeproxy.config.messages import Mistake
 from kubeproxy.config.modes.description import ModeConfig
 from kubeproxy.config.struct import ConfigStruct
@@ -32,7 +33,9 @@ class IpvsMode(ModeConfig, frozen=True, kw_only=True):
     """Its block is checked only when it is the mode to run."""
 
     def mistakes(self, config: KubeProxyConfiguration) -> Iterator[Mistake]:
-        """Timeouts below 0, and networks that are none."""
+        """The gate that is off, timeouts below 0, and networks that are none."""
+        if not gate_enabled(config.feature_gates, "KubeProxyIPVS"):
+            yield Mistake("mode", "ipvs needs the feature gate KubeProxyIPVS=true")
         block = config.ipvs
         for path, value in (
             ("ipvs.tcpTimeout", block.tcp_timeout),

@@ -1,0 +1,21 @@
+"""What is told of a configuration that is valid."""
+
+import pytest
+
+from kubeproxy.config.notices import notices
+from kubeproxy.config.types import KubeProxyConfiguration
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"mode": "nftables"}, []),
+        ({"mode": "iptables"}, []),
+        ({}, ["mode is not set: that means nftables here, and iptables in the Go kube-proxy before 1.40"]),
+        ({"mode": "ipvs", "feature_gates": {"KubeProxyIPVS": True}}, ["Setting deprecated feature gate KubeProxyIPVS"]),
+    ],
+)
+def test_notices(config, told):
+    found = list(notices(KubeProxyConfiguration(**config)))
+    assert len(found) == len(told)
+    assert all(line.startswith(start) for line, start in zip(found, told, strict=True))
