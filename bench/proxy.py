@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from bench import objects
-from kubeproxy import collector
+from kubeproxy import garbage
 from kubeproxy.api.decode import decode_object, decode_page
 from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.table import KernelTable
@@ -54,7 +54,7 @@ class Listener:
         for age in commit.ages:
             self.lags.append(age)
 
-    def settled(self, changes: Sequence[Change], full: bool) -> None:  # noqa: ARG002
+    def settled(self, changes: Sequence[Change]) -> None:
         """See observer.Observer."""
         if self.on_settled is not None:
             self.on_settled(changes)
@@ -78,11 +78,11 @@ def local_addresses() -> Mapping[Family, Sequence[bytes]]:
 
 def collect_as_the_proxy_does() -> None:
     """Set the garbage collector as app.run does."""
-    collector.postpone()
+    garbage.postpone()
 
 
 def settled() -> None:
-    """Set the garbage collector as collector.resume_when does, without the garbage of the benchmark itself."""
+    """Set the garbage collector as garbage.resume_when does, without the garbage of the benchmark itself."""
     gc.collect()
     gc.freeze()
     gc.enable()

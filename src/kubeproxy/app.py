@@ -1,4 +1,4 @@
-"""Builds the parts of the program, runs them, and stops them in order. The only module that knows them all.
+"""Builds the parts of the program and wires them: the only module that knows them all. Their end is in lifetime.py.
 
 sources (API or manifests) --events--> engine --transactions--> backends
                                          |--> reporter --> metrics, health, events, service health, conntrack
@@ -13,19 +13,20 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from kubeproxy import __version__, collector, host, modes
-from kubeproxy.backends.mode import FlowsEnd, Mode
+from kubeproxy import __version__, garbage, host, modes
+from kubeproxy.backends.mode import Backend, FlowsEnd, Mode, Operations
 from kubeproxy.config.addresses import split_host_port
 from kubeproxy.config.gates import gate_enabled, gate_states
 from kubeproxy.config.notices import notices
 from kubeproxy.config.options import Options
-from kubeproxy.config.types import Logging
+from kubeproxy.config.types import KubeProxyConfiguration, Logging
 from kubeproxy.config.watch import watch as watch_config
 from kubeproxy.config.write import describe
 from kubeproxy.engine import Engine, Pace
@@ -33,6 +34,7 @@ from kubeproxy.errors import ApplyError, ConfigError
 from kubeproxy.flows import FlowCleaner
 from kubeproxy.kernel.addresses import AddressMonitor
 from kubeproxy.kernel.capability import raise_net_admin
+from kubeproxy.lifetime import Lifetime
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event
 from kubeproxy.model.plan import FamilyGlobals, Globals
@@ -48,6 +50,7 @@ from kubeproxy.observe.service_health import ServiceHealth
 from kubeproxy.observe.slis import SLIS_PAGE
 from kubeproxy.observe.state import ProgrammedState
 from kubeproxy.observe.systemd import Notifier
+from kubeproxy.pacing import Backoff
 from kubeproxy.reporter import Reporter
 from kubeproxy.sources import Sources, open_sources
 
@@ -80,16 +83,48 @@ def run(options: Options) -> int:
     operations.check(config, settings.families)
     host.check_families(settings)
     host.check_nodeport_addresses(config)
-    host.tune(config.conntrack, config.oom_score_adj)
-    operations.prepare(config)
     if options.init_only:
+        _prepare_host(operations, config)
         return 0
-    collector.postpone()
+    garbage.postpone()
     return asyncio.run(_main(options, settings, mode, output))
 
 
 async def _main(options: Options, settings: Settings, mode: Mode, output: logs.Output) -> int:
-    return await App(options, settings, mode, output).run()
+    async with opened(options, settings, mode, output) as app:
+        return await app.run()
+
+
+@asynccontextmanager
+async def opened(options: Options, settings: Settings, mode: Mode, output: logs.Output) -> AsyncIterator[App]:
+    """Make the program, ready to run. The host is left alone until nothing stands in the way of that.
+
+    Raises ConfigError, Unsupported or ApplyError.
+    """
+    config, operations = options.config, mode.operations()
+    metrics = Metrics()
+    if mode.refusals:
+        metrics.count_refusals(*mode.refusals)
+    metrics.show_features(gate_states(config.feature_gates))
+
+    def deliver(events: Sequence[Event]) -> None:
+        app.take(events)
+
+    async with AsyncExitStack() as stack:
+        sources = open_sources(options, settings.node_name, deliver, metrics)
+        stack.push_async_callback(sources.close)
+        _prepare_host(operations, config)
+        backends = operations.open(config, _bare(settings), metrics.registry)
+        for backend in backends:
+            stack.callback(backend.close)
+        app = App(options, settings, mode, output, metrics, sources, backends)
+        yield app
+
+
+def _prepare_host(operations: Operations, config: KubeProxyConfiguration) -> None:
+    """Set what the program needs of the kernel as a whole. Raises ApplyError or Unsupported."""
+    host.tune(config.conntrack, config.oom_score_adj)
+    operations.prepare(config)
 
 
 def _set_up_logs(config: Logging) -> logs.Output:
@@ -117,10 +152,30 @@ def _bare(settings: Settings) -> Globals:
     return Globals(settings.node_name, ipv4=ours.get(Family.IPV4), ipv6=ours.get(Family.IPV6))
 
 
+async def remove_others(mode: Mode, backoff: Backoff) -> None:
+    """Remove what other modes left; again later what could not be, as when another program held iptables' lock."""
+    logged: set[str] = set()
+    while failures := await asyncio.to_thread(modes.remove_others, mode):
+        for failure in failures:
+            if failure not in logged:
+                log.error("Cannot remove the rules of another mode error=%r", failure)
+        logged.update(failures)
+        await asyncio.sleep(backoff.failed())
+
+
 class App:
     """One running proxy. Made and run on the event loop."""
 
-    def __init__(self, options: Options, settings: Settings, mode: Mode, output: logs.Output) -> None:
+    def __init__(
+        self,
+        options: Options,
+        settings: Settings,
+        mode: Mode,
+        output: logs.Output,
+        metrics: Metrics,
+        sources: Sources,
+        backends: Sequence[Backend],
+    ) -> None:
         config = self._config = options.config
         self._output = output
         self._systemd = Notifier.of_environment(os.environ)
@@ -128,12 +183,10 @@ class App:
         self._options = options
         self._settings = settings
         self._node = ObjectReference("Node", settings.node_name, "", settings.node_name)
-        self._metrics = Metrics()
-        if mode.refusals:
-            self._metrics.count_refusals(*mode.refusals)
-        self._metrics.show_features(gate_states(config.feature_gates))
+        self._metrics = metrics
+        self._sources = sources
+        self._lifetime = Lifetime(output.handler.flush)
         self._health = ProxyHealth(self._metrics, config.sync_period)
-        self._sources: Sources = open_sources(options, settings.node_name, self._take, self._metrics)
         self._events = EventRecorder(settings.node_name, self._sources.post)
         self._service_health = ServiceHealth(self._health.healthy, self._service_health_failed)
         self._flows = FlowCleaner(
@@ -142,35 +195,30 @@ class App:
         self._reporter = Reporter(
             self._metrics, self._health, self._service_health, self._events, self._flows, self._node
         )
-        self._backends = mode.operations().open(config, _bare(settings), self._metrics.registry)
         pace = Pace(config.min_sync_period, config.sync_period)
         self._engine = Engine(
             settings,
-            self._backends,
+            backends,
             self._reporter,
             pace,
             self._local_addresses,
             node_patience=self._sources.node_patience(settings.local_mode == "NodeCIDR"),
         )
         self._servers: list[HttpServer] = []
-        self._done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._pod_cidrs: tuple[str, ...] = ()
         self._started = time.time()
 
     async def run(self) -> int:
         """Run until told to stop; return the exit code."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._told_to_stop, number)
-        loop.add_signal_handler(
-            signal.SIGHUP, log.info, "Ignored SIGHUP: a changed configuration file is noticed anyway"
-        )
+        self._lifetime.heed_signals()
         monitor = AddressMonitor.open(ignored=modes.interfaces())
         loop.add_reader(monitor.fileno(), self._addresses, monitor)
         self._health.ready_when("api", self._sources.stale)
         self._health.ready_when("kernel", lambda: next(iter(self._refusals().values()), None))
         self._serve()
-        tasks = [self._spawn(name, work) for name, work in self._work().items()]
+        for name, work in self._work().items():
+            self._lifetime.start(name, work)
         log.info(
             "Starting version=%s mode=%s node=%s families=%s",
             __version__,
@@ -180,19 +228,14 @@ class App:
         )
         self._events.record(self._node, "Normal", "Starting", "StartKubeProxy", "")
         try:
-            return await self._done
+            return await self._lifetime.end()
         finally:
             self._systemd.stopping()
             loop.remove_reader(monitor.fileno())
             monitor.close()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await self._sources.close()
+            await self._lifetime.cancel_parts()
             await self._service_health.stop()
             await asyncio.gather(*(server.stop() for server in self._servers))
-            for backend in self._backends:
-                backend.close()
 
     def _work(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Return all that runs for as long as the program does, by name."""
@@ -200,7 +243,7 @@ class App:
             "engine": self._engine.run(),
             "events": self._events.run(),
             "flows": self._flows.run(),
-            "settle": self._settle(),
+            "first sync": self._after_first_sync(),
             "systemd": self._systemd.run(self._health.healthy, self._summary),
             **self._sources.work(),
         }
@@ -210,36 +253,7 @@ class App:
             work["config"] = self._watch_config()
         return work
 
-    def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a part; one that ends with an error ends the program, for the supervisor to start it anew."""
-        task = asyncio.get_running_loop().create_task(work, name=name)
-
-        def ended(task: asyncio.Task[None]) -> None:
-            if task.cancelled():  # by others than `run`, which does so at the end
-                self._fail(RuntimeError(f"{name} was cancelled"))
-            elif (error := task.exception()) is not None:
-                self._fail(error)
-
-        task.add_done_callback(ended)
-        return task
-
-    def _told_to_stop(self, number: signal.Signals) -> None:
-        if self._done.done():
-            log.warning("Ending at once signal=%s", number.name)
-            self._output.handler.flush()
-            os._exit(1)
-        log.info("Stopping, the rules stay signal=%s", number.name)
-        self._stop(0)
-
-    def _stop(self, code: int) -> None:
-        if not self._done.done():
-            self._done.set_result(code)
-
-    def _fail(self, error: BaseException) -> None:
-        if not self._done.done():
-            self._done.set_exception(error)
-
-    def _take(self, events: Sequence[Event]) -> None:
+    def take(self, events: Sequence[Event]) -> None:
         """Hand events on, and note what concerns the proxy itself: its own Node."""
         self._engine.arrive(events)
         node = self._engine.planner.nodes.get(self._settings.node_name)
@@ -248,11 +262,11 @@ class App:
             try:
                 host.check_pod_cidrs(self._settings, node)
             except ConfigError as error:
-                self._fail(error)
+                self._lifetime.fail(error)
             cidrs = pod_cidrs(node)
             if self._pod_cidrs and cidrs and cidrs != self._pod_cidrs:
                 log.error("The Node's podCIDRs changed old=%s new=%s; restarting", self._pod_cidrs, cidrs)
-                self._stop(1)
+                self._lifetime.stop(1)
             self._pod_cidrs = cidrs or self._pod_cidrs
 
     def _refusals(self) -> Mapping[str, str]:
@@ -319,7 +333,7 @@ class App:
             log.error("%s", error)
             self._events.record(self._node, "Warning", reason, "StartKubeProxy", str(error))
             if self._config.bind_address_hard_fail:
-                self._fail(error)
+                self._lifetime.fail(error)
 
         server.start_retrying([address], failed)
 
@@ -347,25 +361,13 @@ class App:
             return "Not ready: " + "; ".join(reasons.values())
         return f"Ready: {len(self._engine.planner.compiled)} Services in {self._config.active_mode} mode"
 
-    async def _settle(self) -> None:
+    async def _after_first_sync(self) -> None:
         """What is done once, when our own rules are in place."""
-        await collector.resume_when(self._engine.ready)
+        await garbage.resume_when(self._engine.ready)
         self._systemd.ready()
-        await self._remove_others()
-
-    async def _remove_others(self) -> None:
-        """Remove what other modes left; again later what could not be, as when another program held iptables' lock."""
-        told: set[str] = set()
-        wait = FIRST_REMOVAL_RETRY
-        while failures := await asyncio.to_thread(modes.remove_others, self._mode):
-            for failure in failures:
-                if failure not in told:
-                    log.error("Cannot remove the rules of another mode error=%r", failure)
-            told.update(failures)
-            await asyncio.sleep(wait)
-            wait = min(2 * wait, SLOWEST_REMOVAL_RETRY)
+        await remove_others(self._mode, Backoff(FIRST_REMOVAL_RETRY, SLOWEST_REMOVAL_RETRY))
 
     async def _watch_config(self) -> None:
         async for change in watch_config(self._options.config_file, self._config, self._options.resolve):
             log.warning("The configuration changed, restarting: %s", "; ".join(change.difference))
-            self._stop(CONFIG_CHANGED)
+            self._lifetime.stop(CONFIG_CHANGED)

@@ -76,7 +76,7 @@ class Engine:
         self._begun = False
         self._never_committed = set(self._families)
 
-    # -- what others may ask ------------------------------------------------------------------------------------------
+    # -- what may be asked of it --------------------------------------------------------------------------------------
 
     @property
     def queued(self) -> Mapping[ServiceName, Change]:
@@ -112,14 +112,14 @@ class Engine:
     def _taken_in(self) -> None:
         if self._intake.is_empty:
             self._count(Counts())
-            self.poke()
+            self._poke()
 
     def _count(self, fresh: Counts) -> None:
         uncommitted, arrived = self._uncommitted, self.planner.counts
         pending = Counts(uncommitted.services + arrived.services, uncommitted.endpoints + arrived.endpoints)
         self._observer.counted(fresh, pending)
 
-    def poke(self) -> None:
+    def _poke(self) -> None:
         """Look soon whether there is something to do."""
         if self.planner.dirty and not self._queued:
             self._queued = True
@@ -225,17 +225,14 @@ class Engine:
         self._uncommitted.endpoints += counts.endpoints
         fresh = await self._compile()
         current: list[Family] = []
-        full = False
         # Those that were refused come last: their attempts may be long.
         for backend in sorted(self._backends, key=lambda backend: self._backlogs[backend.family].stale):
             backlog = self._backlogs[backend.family]
             if backlog.resting:
                 continue
             if backlog.changes or backlog.stale or world_changed:
-                stale = backlog.stale
                 if not await self._commit(backend, backlog, fresh, world_changed):
                     continue
-                full = full or stale
             elif queued:  # what was queued came to nothing: that is up to date as well
                 self._observer.committed(Commit(backend.family))
             current.append(backend.family)
@@ -243,7 +240,7 @@ class Engine:
             self._uncommitted = Counts()
         self._count(counts)
         if current:
-            self._settle(full)
+            self._settle()
             if self._queued:  # during the sync, whose end said that nothing waits any more
                 self._observer.queued(self._families)
         if not self._never_committed:
@@ -292,9 +289,9 @@ class Engine:
         backlog.resting = False
         self._wake.set()
 
-    def _settle(self, full: bool) -> None:
+    def _settle(self) -> None:
         """Say what is settled: families that are refused are not waited for."""
-        if not (self._unsettled or full):
+        if not self._unsettled:
             return
         changes = list(self._unsettled.values())
         self._unsettled.clear()
@@ -303,7 +300,7 @@ class Engine:
                 for problem in change.after.problems:
                     if problem not in change.before.problems:
                         self._observer.noticed(ServiceProblem(change.name, change.uid, problem))
-        self._observer.settled(changes, full)
+        self._observer.settled(changes)
 
 
 def _resync(backend: Backend, backlog: Backlog, compiled: Mapping[ServiceName, Compiled]) -> Iterator[int]:

@@ -60,8 +60,8 @@ class Observer(Protocol):
     def committed(self, commit: Commit) -> None:
         """A family is up to date; what was queued may have come to nothing."""
 
-    def settled(self, changes: Sequence[Change], full: bool) -> None:
-        """Every family that is not refused has these changes; each is told once. A full comparison was part of it."""
+    def settled(self, changes: Sequence[Change]) -> None:
+        """Every family that is not refused has these changes. Each settles once."""
 
     def refused(self, family: Family, error: ApplyError) -> None:
         """The kernel did not take what was queued for a family, which is tried again."""

@@ -76,7 +76,10 @@ class Reporter:
         """See observer.Observer."""
         label, metrics, seconds = commit.family.label, self._metrics, commit.seconds
         if log.isEnabledFor(EACH_SYNC):
-            log.log(EACH_SYNC, "Synced family=%s full=%s seconds=%.6f", label, commit.full, seconds)
+            log.log(EACH_SYNC, "Committed family=%s full=%s seconds=%.6f", label, commit.full, seconds)
+        if commit.full:
+            services = len({change.name for change in commit.changes if change.after.plans})
+            log.info("Committed everything family=%s services=%d seconds=%.3f", label, services, seconds)
         metrics.sync_duration.labels(label).observe(seconds)
         (metrics.sync_full_duration if commit.full else metrics.sync_partial_duration).labels(label).observe(seconds)
         metrics.last_sync.labels(label).set(time.time())
@@ -92,7 +95,7 @@ class Reporter:
         # A repair that does not get through makes the node unhealthy as a change does that waits as long.
         self._health.queued(family.label)
 
-    def settled(self, changes: Sequence[Change], full: bool) -> None:
+    def settled(self, changes: Sequence[Change]) -> None:
         """See observer.Observer."""
         checks_changed = False
         for change in changes:
@@ -105,12 +108,10 @@ class Reporter:
             self._count_without_local(change)
         if checks_changed:
             self._service_health.sync(_ports(self._checks))
-        if full:
-            log.info("Synced everything services=%d", len(changes))
         if log.isEnabledFor(EACH_SERVICE):
             for change in changes:
                 pools = [len(plan.cluster or plan.local) for plan in change.after.plans]
-                log.log(EACH_SERVICE, "Programmed service=%s endpoints=%s", "/".join(change.name), pools)
+                log.log(EACH_SERVICE, "Settled service=%s endpoints=%s", "/".join(change.name), pools)
 
     def _count_without_local(self, change: Change) -> None:
         for compiled, step in ((change.before, -1), (change.after, 1)):

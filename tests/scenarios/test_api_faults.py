@@ -172,7 +172,7 @@ async def test_a_continue_token_that_expires_between_pages(bare: Live) -> None:
     set_faults(bare, fail_watch_list=True, delay=0.15)
     await bare.start(ready_within=None)
     requests = 0
-    while not bare.logged("Synced everything"):
+    while not bare.logged("Committed everything"):
         bare.cluster.store.compact()
         requests += 1
         assert requests < 300, bare.proxy.tail()
@@ -220,7 +220,7 @@ async def test_a_node_that_is_missing_is_waited_for_but_not_for_ever(bare: Live)
     await bare.start(ready_within=None)
     await bare.until(lambda: bare.logged("Starting version"), "a start")
     await asyncio.sleep(0.5)
-    assert not bare.logged("Synced everything")
+    assert not bare.logged("Committed everything")
     bare.cluster.store.put("nodes", record.decode())
     await bare.expect(bare.front("web"), {"pod": "a1 b1"})
     bare.cluster.store.remove("nodes", ("", "node-a"))

@@ -102,7 +102,7 @@ async def test_the_unit_file_of_the_article(bare: Live) -> None:
     assert (await run_in_async(node, lambda: http_get("127.0.0.1", 10256, "/healthz")))[0] == 200
     assert (await bare.page("/proxyMode", METRICS_PORT))[1] == "iptables"
     assert bare.logged(r'^I\d{4} [\d:.]+ +\d+ app\.py:\d+\] FLAG: --master="http://172.17.8.100:8080"')
-    await bare.until(lambda: bare.logged(r"Programmed service=default/web endpoints=\[2, 2\]"), "a line at -v=4")
+    await bare.until(lambda: bare.logged(r"Settled service=default/web endpoints=\[2, 2\]"), "a line at -v=4")
     wanted = min(max(32768 * (os.cpu_count() or 1), 131072), 1048576)
     sizes = [(bare.cluster.folder / name).read_text("ascii").split()[0] for name in ("nf_conntrack_max", "hashsize")]
     assert sizes == [str(wanted), str(wanted // 4)]
@@ -197,7 +197,7 @@ async def test_profiling_pages(live: Live) -> None:
     status, out, _ = await live.cluster.exec("node", ["curl", "-sS", "-X", "PUT", "-d", "4", url])
     assert (status, out) == (0, "successfully set klog.logging.verbosity to 4\n")
     live.service("loud", "a1")
-    await live.until(lambda: live.logged("Programmed service=default/loud"), "more in the log")
+    await live.until(lambda: live.logged("Settled service=default/loud"), "more in the log")
 
 
 @pytest.fixture

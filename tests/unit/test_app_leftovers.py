@@ -10,17 +10,14 @@ from kubeproxy.backends import leftovers
 from kubeproxy.backends.mode import Mode
 from kubeproxy.errors import Unsupported
 from kubeproxy.kernel.xtables import Table
+from kubeproxy.pacing import Backoff
 
 
 def test_a_removal_that_failed_is_tried_again_and_told_once(monkeypatch, caplog):
     """As when another program holds the lock of iptables just then: its stale rules would be met until a restart."""
     answers = [["held"], ["held"], ["held", "other"], []]
     monkeypatch.setattr(modes, "remove_others", lambda mode: answers.pop(0))
-    monkeypatch.setattr(app, "FIRST_REMOVAL_RETRY", 0.001)
-    monkeypatch.setattr(app.collector, "resume_when", Mock(return_value=asyncio.sleep(0)))
-    part = object.__new__(app.App)
-    part._mode, part._engine, part._systemd = Mock(), Mock(), Mock()
-    asyncio.run(part._settle())
+    asyncio.run(app.remove_others(modes.named("nftables"), Backoff(0.001, 0.001)))
     assert answers == []
     assert [record.getMessage().rpartition("=")[2] for record in caplog.records] == ["'held'", "'other'"]
 

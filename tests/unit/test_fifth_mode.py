@@ -101,6 +101,7 @@ def configured(tmp_path, period="30s"):
 
 def test_it_is_programmed_by_the_program_as_any_other(memory, tmp_path, monkeypatch):
     monkeypatch.setattr(modes, "remove_others", lambda mode: [])  # this machine's rules are none of our business
+    monkeypatch.setattr(host, "tune", lambda *_: None)  # nor are its sysctls
     folder = tmp_path / "manifests"
     folder.mkdir()
     (folder / "web.yaml").write_text(SERVICE)
@@ -108,13 +109,12 @@ def test_it_is_programmed_by_the_program_as_any_other(memory, tmp_path, monkeypa
     mode = modes.named(config.active_mode)
 
     async def run():
-        output = SimpleNamespace(handler=SimpleNamespace(buffered=False))
+        output = SimpleNamespace(handler=SimpleNamespace(buffered=False, flush=lambda: None))
         options = Options(config=config, manifests=str(folder))
-        program = app.App(options, host.settings(config), mode, output)
-        running = asyncio.create_task(program.run())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(30), app.opened(options, host.settings(config), mode, output) as program:
+            running = asyncio.create_task(program.run())
             await program._engine.ready.wait()
-            program._stop(0)
+            program._lifetime.stop(0)
             assert await running == 0
         return program._metrics.render().decode()
 

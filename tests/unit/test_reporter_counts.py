@@ -66,7 +66,7 @@ def test_services_without_local_endpoints_are_counted(plans, internal, external)
     def counts():
         return [metrics.no_local_endpoints.labels(policy, "IPv4").value for policy in ("internal", "external")]
 
-    reporter.settled([Change(("ns", "web"), NOTHING, plans)], full=False)
+    reporter.settled([Change(("ns", "web"), NOTHING, plans)])
     assert counts() == [internal, external]
-    reporter.settled([Change(("ns", "web"), plans, NOTHING)], full=False)
+    reporter.settled([Change(("ns", "web"), plans, NOTHING)])
     assert counts() == [0, 0]

@@ -100,7 +100,7 @@ def test_changes_of_a_family_do_not_wait_for_the_retries_of_the_other_one(monkey
             await stage.until(lambda: f"s{number}" in stage.programmed(four))  # noqa: B023
         stage.tell(service("bad", 9, external_ips=["nonsense"]))
         await stage.until(lambda: stage.notes.notices)
-        settled = {change.name[1] for changes, _ in stage.notes.of("settled") for change in changes}
+        settled = {change.name[1] for (changes,) in stage.notes.of("settled") for change in changes}
         assert settled == {"six", "s1", "s2", "s3", "bad"}
         assert {commit.family for commit in stage.notes.commits if commit.ages} == {V4}
         assert len(stage.notes.of("refused")) == 1
@@ -152,7 +152,7 @@ def test_changes_are_reported_once_and_when_no_family_has_them_not_at_all():
         for backend in stage.backends:
             backend.failures.clear()
         await stage.settled()
-        changes = [change for changes, _ in stage.notes.of("settled") for change in changes]
+        changes = [change for (changes,) in stage.notes.of("settled") for change in changes]
         assert {change.name[1] for change in changes} == {"a"}
         assert changes[0].before.plans[0].cluster == ()  # one change, or two when it was told between steps
         assert all(one.after == two.before for one, two in itertools.pairwise(changes))
@@ -169,8 +169,8 @@ def test_attempts_that_fail_are_not_reported_as_done():
         stage.backends[1].failures = [True] * 10_000
         stage.tell(service("six", 6, V6))
         await stage.until(lambda: len(stage.notes.of("refused")) > 3)
-        [(changes, full)] = stage.notes.of("settled")
-        assert ([change.name[1] for change in changes], full) == (["six"], False)
+        [(changes,)] = stage.notes.of("settled")
+        assert [change.name[1] for change in changes] == ["six"]
 
     play(scene, families=(V4, V6))
 

@@ -1,0 +1,87 @@
+"""In which order a start asks whether it may, and touches the host."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from kubeproxy import app, host
+from kubeproxy.backends.mode import Operations
+from kubeproxy.config.options import Options
+from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.errors import ConfigError, Unsupported
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.world import Settings
+
+
+class Sources:
+    """A source that is opened and closed."""
+
+    post = None
+
+    def __init__(self, steps):
+        self.steps = steps
+        steps.append("sources")
+
+    async def close(self):
+        self.steps.append("sources closed")
+
+    def node_patience(self, needs_pod_cidrs):
+        return 0.0
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """What a start did, in order."""
+    made = []
+    monkeypatch.setattr(app, "open_sources", lambda *_: Sources(made))
+    monkeypatch.setattr(host, "tune", lambda *_: made.append("sysctls"))
+    return made
+
+
+def start(steps, fails=None):
+    """Make the program and end it; a backend may fail to open."""
+
+    def opens(config, world, registry):
+        steps.append("backends")
+        if fails is not None:
+            raise fails
+        return [SimpleNamespace(family=family, close=lambda: steps.append("closed")) for family in world.families]
+
+    operations = Operations(check=lambda *_: None, open=opens, prepare=lambda _: steps.append("mode's sysctls"))
+    mode = SimpleNamespace(name="m", refusals=None, flows_end=None, operations=lambda: operations)
+    output = SimpleNamespace(handler=SimpleNamespace(flush=lambda: None))
+
+    async def run():
+        async with app.opened(
+            Options(config=KubeProxyConfiguration()), Settings(node_name="node-a", families=tuple(Family)), mode, output
+        ):
+            steps.append("made")
+
+    asyncio.run(run())
+
+
+def test_the_host_is_touched_when_the_source_is_known_to_be_good(steps):
+    start(steps)
+    assert steps == [
+        *["sources", "sysctls", "mode's sysctls", "backends", "made"],
+        *["closed", "closed", "sources closed"],
+    ]
+
+
+def test_a_source_that_cannot_be_opened_leaves_the_host_alone(steps, monkeypatch):
+    def refuse(*_):
+        raise ConfigError("clientConnection.kubeconfig: no such file")
+
+    monkeypatch.setattr(app, "open_sources", refuse)
+    with pytest.raises(ConfigError, match="no such file"):
+        start(steps)
+    assert steps == []
+
+
+def test_what_was_opened_is_closed_when_the_start_fails(steps):
+    with pytest.raises(Unsupported):
+        start(steps, Unsupported("no such table"))
+    assert steps[-1] == "sources closed"
