@@ -338,8 +338,10 @@ class App:
         server.start_retrying([address], failed)
 
     def _service_health_failed(self, namespace: str, name: str, port: int, why: str) -> None:
-        service = ObjectReference("Service", name, namespace)
-        note = f"port {port}: {why}"
+        # Note and uid are those of the Go kube-proxy, by which people may look for it.
+        service = ObjectReference("Service", name, namespace, f"{namespace}/{name}")
+        node = self._settings.node_name
+        note = f'node {node} failed to start healthcheck "{namespace}/{name}" on port {port}: {why}'
         self._events.record(service, "Warning", "FailedToStartServiceHealthcheck", "Listen", note)
 
     def _facts(self) -> Mapping[str, str]:

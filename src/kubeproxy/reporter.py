@@ -20,7 +20,7 @@ from kubeproxy.observe.events import EventRecorder, ObjectReference
 from kubeproxy.observe.health import ProxyHealth
 from kubeproxy.observe.logs import level
 from kubeproxy.observe.metrics import Metrics
-from kubeproxy.observe.service_health import LocalEndpoints, ServiceHealth
+from kubeproxy.observe.service_health import LocalEndpoints, Place, ServiceHealth
 from kubeproxy.observer import Commit, Notice, ServiceProblem
 
 log = logging.getLogger("kubeproxy.reporter")
@@ -137,7 +137,7 @@ class Reporter:
 
     def world(self, world: Globals) -> None:
         """See observer.Observer."""
-        addresses: list[str] | None = []
+        addresses: dict[Family, list[str] | None] = {}
         for family in world.families:
             ours = world.of(family)
             if ours is None:
@@ -145,10 +145,8 @@ class Reporter:
             for policy in ("internal", "external"):
                 count = self._without_local[policy, family]
                 self._metrics.no_local_endpoints.labels(policy, family.label).set(count)
-            if ours.nodeport_ips is None or addresses is None:
-                addresses = None
-            else:
-                addresses += (unpack(ip) for ip in ours.nodeport_ips)
+            chosen = ours.nodeport_ips
+            addresses[family] = None if chosen is None else [unpack(ip) for ip in chosen]
         self._service_health.listen_on(addresses)
         self._flows.world(world)
 
@@ -163,9 +161,10 @@ def _without_local(compiled: Compiled) -> Iterable[tuple[str, Family]]:
             yield "external", plan.key.family
 
 
-def _ports(checks: Mapping[ServiceName, HealthCheck]) -> dict[int, LocalEndpoints]:
+def _ports(checks: Mapping[ServiceName, HealthCheck]) -> dict[Place, LocalEndpoints]:
     """Return what each port serves; of two Services with the same port the first by name has it."""
-    found: dict[int, LocalEndpoints] = {}
+    ports: dict[Place, LocalEndpoints] = {}
     for (namespace, name), check in sorted(checks.items()):
-        found.setdefault(check.port, LocalEndpoints(namespace, name, check.local_endpoints))
-    return found
+        for family, count in check.counts:
+            ports.setdefault(Place(family, check.port), LocalEndpoints(namespace, name, count))
+    return ports

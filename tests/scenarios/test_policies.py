@@ -6,13 +6,14 @@ Each row is a Service, its endpoints in steps, and who must get which answer aft
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any, NamedTuple
 
 import pytest
 
-from lab.netns import run_in_async
+from lab.netns import open_socket_in, run_in_async
 from lab.probes import http_get
-from lab.topology import SECOND_OUTSIDE_IP
+from lab.topology import NODE_A, SECOND_OUTSIDE_IP
 from support.live import Front, Live
 
 Wanted = dict[str, dict[str, str]]
@@ -172,6 +173,39 @@ async def test_a_service_cidr_of_later_counts(live: Live) -> None:
         return "" if await listed() else "the range is still dropped"
 
     await live.eventually(gone)
+
+
+async def test_each_family_counts_its_own_endpoints(live: Live) -> None:
+    service = live.service("counted", "", type="LoadBalancer", ipFamilyPolicy="RequireDualStack", **LOCAL)
+    place, port = live.cluster.namespace_of("outside"), service["spec"]["healthCheckNodePort"]
+    record = live.cluster.store.get("endpointslices", ("default", "counted-ipv6"))
+    live.endpoints("counted", "a1 a2")
+    assert record is not None
+    live.cluster.store.put("endpointslices", record.decode())
+
+    async def check() -> str:
+        try:
+            answers = [
+                await run_in_async(place, lambda ip=ip: http_get(ip, port, "/")) for ip in live.ips["node"].values()
+            ]
+        except OSError as error:
+            return str(error)
+        right = [status for status, _ in answers] == [200, 503] and b'"localEndpoints": 2,' in answers[0][1]
+        return "" if right else f"{answers}"
+
+    await live.eventually(check)
+
+
+async def test_a_health_check_port_that_is_taken_is_an_event_as_the_go_kube_proxys(live: Live) -> None:
+    port = 32123
+    taken = open_socket_in(live.cluster.namespace_of("node"), lambda: socket.create_server((NODE_A.ip, port)))
+    with taken:
+        live.service("taken", "a1", type="LoadBalancer", healthCheckNodePort=port, **LOCAL)
+        wanted = (
+            f'FailedToStartServiceHealthcheck: node node-a failed to start healthcheck "default/taken" on port {port}'
+        )
+        await live.until(lambda: any(event.startswith(wanted) for event in live.events("taken")), "an event")
+    live.delete("taken")
 
 
 @pytest.mark.parametrize("family", ["IPv4", "IPv6"])

@@ -183,17 +183,19 @@ class _Question:
 
     def health(self) -> Answer | None:
         """Return the answer of a health check port, None for any other one."""
-        if self._packet.protocol != _TCP or self._packet.destination not in self._local:
+        chosen = self._ours.nodeport_ips
+        if self._packet.protocol != _TCP or self._packet.destination not in (self._local if chosen is None else chosen):
             return None
         for name, compiled in self._planner.compiled.items():
             check = compiled.health
-            if check is not None and check.port == self._packet.port:
+            count = check.local_endpoints(self._family) if check is not None else None
+            if check is not None and count is not None and check.port == self._packet.port:
                 text = f"port {check.port} of this node is the health check of {'/'.join(name)}"
                 steps = (
                     Step(True, text, "spec.healthCheckNodePort"),
-                    Step(check.local_endpoints > 0, f"{check.local_endpoints} ready endpoints are on this node"),
+                    Step(count > 0, f"{count} ready endpoints are on this node"),
                 )
-                return Answer(Outcome.HEALTH, steps, Notice.ANSWER, local_endpoints=check.local_endpoints)
+                return Answer(Outcome.HEALTH, steps, Notice.ANSWER, local_endpoints=count)
         return None
 
     def unowned(self) -> Answer:

@@ -63,11 +63,7 @@ def compile_service(service: Service, slices: Iterable[Slice], world: Globals) -
         if cluster_ip is not None:
             ours = [piece for piece in pieces if piece.family is family]
             plans += [_plan(facts, port, family, cluster_ip, ours, world) for port in facts.ports]
-    health = None
-    if spec.health_check_node_port:
-        first = next((family for family in facts.cluster_ips if family in world.families), None)
-        if first is not None:
-            health = _health(spec, [piece for piece in pieces if piece.family is first], world, problems)
+    health = _health(spec, pieces, plans, world, problems) if spec.health_check_node_port else None
     return Compiled(tuple(plans), health, tuple(problems))
 
 
@@ -368,19 +364,28 @@ def _external(policy: Policy, stock: _Stock, pods_known: bool) -> Traffic:
     return Traffic(pod, node, outside)
 
 
-def _health(spec: ServiceSpec, slices: Sequence[Slice], world: Globals, problems: list[Problem]) -> HealthCheck | None:
+def _health(
+    spec: ServiceSpec,
+    slices: Sequence[Slice],
+    plans: Sequence[ServicePlan],
+    world: Globals,
+    problems: list[Problem],
+) -> HealthCheck | None:
     """Return the health check of a LoadBalancer with externalTrafficPolicy Local.
 
-    Ready endpoints of this node are counted by address, over all ports of the slices of the Service's first family.
+    Ready endpoints of this node are counted by address, over all ports of a family's slices.
     """
     port = _health_port(spec)
-    if not port:
-        if _wants_health_check(spec):
-            wrong = f"{spec.health_check_node_port} is not between 1 and 65535; no health check"
-            problems.append(Problem("spec.healthCheckNodePort", wrong))
+    if not port and _wants_health_check(spec):
+        wrong = f"{spec.health_check_node_port} is not between 1 and 65535; no health check"
+        problems.append(Problem("spec.healthCheckNodePort", wrong))
+    if not port or not plans:
         return None
-    ready = {e.address for piece in slices for e in piece.endpoints if e.ready and e.node == world.node_name}
-    return HealthCheck(port, len(ready))
+    ready: dict[Family, set[bytes]] = {plan.key.family: set() for plan in plans}
+    for piece in slices:
+        if piece.ports and piece.family in ready:
+            ready[piece.family] |= {e.address for e in piece.endpoints if e.ready and e.node == world.node_name}
+    return HealthCheck(port, tuple((family, len(addresses)) for family, addresses in ready.items()))
 
 
 def _wants_health_check(spec: ServiceSpec) -> bool:

@@ -169,10 +169,14 @@ class ServicePlan(Struct, frozen=True, gc=False):
 
 
 class HealthCheck(NamedTuple):
-    """A Service's health check port and how many ready endpoints this node has."""
+    """A Service's health check port, and how many ready endpoints this node has in each family of the Service."""
 
     port: int
-    local_endpoints: int
+    counts: tuple[tuple[Family, int], ...]
+
+    def local_endpoints(self, family: Family) -> int | None:
+        """Return the count of a family, None when the port is not answered in it."""
+        return dict(self.counts).get(family)
 
 
 class Problem(NamedTuple):

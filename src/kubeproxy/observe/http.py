@@ -120,6 +120,11 @@ def bind(host: str, port: int) -> socket.socket:
             if host == "::" or error.errno not in {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}:
                 raise
         return _bind(socket.AF_INET, "0.0.0.0", port, only_v6=False)  # noqa: S104
+    return bind_exactly(host, port)
+
+
+def bind_exactly(host: str, port: int) -> socket.socket:
+    """Return a listening TCP socket of the family of its address, even if that is unspecified. Raises OSError."""
     return _bind(socket.AF_INET6 if ":" in host else socket.AF_INET, host, port, only_v6=True)
 
 
@@ -140,12 +145,13 @@ def _bind(family: int, host: str, port: int, *, only_v6: bool) -> socket.socket:
 class HttpServer:
     """One handler served on one or more addresses. Made, then started and stopped on the event loop's thread.
 
-    `name` is for the log, such as 'healthz'.
+    `name` is for the log, such as 'healthz'; `bind` makes its sockets.
     """
 
-    def __init__(self, name: str, handler: Handler) -> None:
+    def __init__(self, name: str, handler: Handler, bind: Callable[[str, int], socket.socket] = bind) -> None:
         self.name = name
         self._handler = handler
+        self._bind = bind
         self._sockets: list[socket.socket] = []
         self._connections: dict[_Connection, None] = {}
         self._retries: set[asyncio.Task[None]] = set()
@@ -157,7 +163,7 @@ class HttpServer:
         sockets: list[socket.socket] = []
         for host, port in addresses:
             try:
-                sockets.append(bind(host, port))
+                sockets.append(self._bind(host, port))
             except OSError as error:
                 for sock in sockets:
                     sock.close()

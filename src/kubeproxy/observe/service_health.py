@@ -14,7 +14,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.observe.http import JSON, RETRY_SECONDS, HttpServer, Response
+from kubeproxy.model.addresses import Family
+from kubeproxy.observe.http import JSON, RETRY_SECONDS, HttpServer, Response, bind_exactly
 
 _log = logging.getLogger("kubeproxy.observe")
 
@@ -38,77 +39,95 @@ class LocalEndpoints(NamedTuple):
     endpoints: int
 
 
+class Place(NamedTuple):
+    """Where a health check is answered: a port, on the addresses of a family that NodePorts answer on."""
+
+    family: Family
+    port: int
+
+
 Failed = Callable[[str, str, int, str], None]
 """Told once when a port cannot be opened: namespace, name, port and why (event FailedToStartServiceHealthcheck)."""
+
+_EVERY_ADDRESS: Final = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 - kube-proxy's default
 
 
 class ServiceHealth:
     """All health check ports of this node. On the event loop's thread; `stop` it at the end.
 
-    A port that is taken is tried again every `retry` seconds, without disturbing the others.
+    Each family has ports of its own, with its own counts. A port that is taken is tried again every `retry` seconds,
+    without disturbing the others.
     """
 
     def __init__(self, healthy: Callable[[], bool], failed: Failed, retry: float = RETRY_SECONDS) -> None:
         self._healthy = healthy
         self._failed = failed
         self._retry = retry
-        self._wanted: Mapping[int, LocalEndpoints] = {}
-        self._addresses: tuple[str, ...] = ("0.0.0.0",)  # noqa: S104 - kube-proxy's default: every address
-        self._servers: dict[int, list[HttpServer]] = {}
+        self._wanted: Mapping[Place, LocalEndpoints] = {}
+        self._addresses: Mapping[Family, tuple[str, ...]] = {}
+        self._servers: dict[Place, list[HttpServer]] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        self._reported: set[int] = set()
+        self._reported: set[Place] = set()
 
-    def listen_on(self, addresses: Sequence[str] | None) -> None:
-        """Serve on these node addresses instead (None or none: on all); open ports move when they differ."""
-        chosen = tuple(addresses or ("0.0.0.0",))  # noqa: S104
-        if chosen != self._addresses:
-            self._addresses = chosen
-            for port in list(self._servers):
-                self._close(port)
-            self.sync(self._wanted)
+    def listen_on(self, addresses: Mapping[Family, Sequence[str] | None]) -> None:
+        """Serve on these node addresses instead (None: on all of a family); open ports move when they differ.
 
-    def sync(self, wanted: Mapping[int, LocalEndpoints]) -> None:
+        A family without any address is not served, and before the first call none is.
+        """
+        before = self._addresses
+        self._addresses = {
+            family: (_EVERY_ADDRESS[family],) if chosen is None else tuple(chosen)
+            for family, chosen in addresses.items()
+        }
+        for place in list(self._servers):
+            if before.get(place.family) != self._addresses.get(place.family):
+                self._close(place)
+        self.sync(self._wanted)
+
+    def sync(self, wanted: Mapping[Place, LocalEndpoints]) -> None:
         """Open, close and update the ports so that exactly these are served."""
         self._wanted = dict(wanted)
-        for port in self._servers.keys() - wanted.keys():
-            self._close(port)
-        for port in sorted(wanted.keys() - self._servers.keys()):
-            self._open(port)
+        served = {place for place in wanted if self._addresses.get(place.family)}
+        for place in self._servers.keys() - served:
+            self._close(place)
+        for place in sorted(served - self._servers.keys()):
+            self._open(place)
 
     async def stop(self) -> None:
         """Close all ports and wait until their connections are gone."""
-        for port in list(self._servers):
-            self._close(port)
+        for place in list(self._servers):
+            self._close(place)
         await asyncio.gather(*self._closing)
 
-    def _open(self, port: int) -> None:
-        service = self._wanted[port]
-        _log.info("Opening health check port=%d service=%s/%s", port, service.namespace, service.name)
-        group = self._servers[port] = []
-        for address in self._addresses:
+    def _open(self, place: Place) -> None:
+        service, (family, port) = self._wanted[place], place
+        name = f"{service.namespace}/{service.name}"
+        _log.info("Opening health check port=%d family=%s service=%s", port, family.label, name)
+        group = self._servers[place] = []
+        for address in self._addresses[family]:
             # To any path and any method, as kube-proxy: HAProxy asks OPTIONS *.
-            server = HttpServer(f"health checks of {service.namespace}/{service.name}", lambda _: self._answer(port))
+            server = HttpServer(f"health checks of {name}", lambda _: self._answer(place), bind_exactly)
             group.append(server)
-            server.start_retrying([(address, port)], lambda error: self._report(port, error), self._retry)
+            server.start_retrying([(address, port)], lambda error: self._report(place, error), self._retry)
 
-    def _close(self, port: int) -> None:
-        _log.info("Closing health check port=%d", port)
-        for server in self._servers.pop(port):
+    def _close(self, place: Place) -> None:
+        _log.info("Closing health check port=%d family=%s", place.port, place.family.label)
+        for server in self._servers.pop(place):
             server.close()  # the address is free when this returns, for another Service or another program
             task = asyncio.get_running_loop().create_task(server.stop())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
-        self._reported.discard(port)
+        self._reported.discard(place)
 
-    def _report(self, port: int, error: ApplyError) -> None:
-        service = self._wanted.get(port)
-        if service is not None and port not in self._reported:
-            self._reported.add(port)
+    def _report(self, place: Place, error: ApplyError) -> None:
+        service = self._wanted.get(place)
+        if service is not None and place not in self._reported:
+            self._reported.add(place)
             _log.warning("%s; trying again every %g s", error, self._retry)
-            self._failed(service.namespace, service.name, port, str(error))
+            self._failed(service.namespace, service.name, place.port, str(error))
 
-    def _answer(self, port: int) -> Response:
-        service = self._wanted[port]
+    def _answer(self, place: Place) -> Response:
+        service = self._wanted[place]
         healthy = self._healthy()
         headers = (*JSON, ("X-Load-Balancing-Endpoint-Weight", str(service.endpoints)))
         body = _BODY % (

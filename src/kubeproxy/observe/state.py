@@ -279,7 +279,8 @@ def _networks(first: bytes, last: bytes) -> list[str]:
 
 def _add_rest(found: Json, compiled: Compiled) -> None:
     if compiled.health is not None:
-        found["healthCheck"] = {"port": compiled.health.port, "localEndpoints": compiled.health.local_endpoints}
+        counts = {family.label: count for family, count in compiled.health.counts}
+        found["healthCheck"] = {"port": compiled.health.port, "localEndpoints": counts}
     if compiled.problems:
         found["problems"] = [f"{problem.field}: {problem.reason}" for problem in compiled.problems]
 

@@ -33,7 +33,8 @@ def service_text(found: Json) -> bytes:
     lines += [f"  problem: {problem}" for problem in found.get("problems", ())]
     if "healthCheck" in found:
         health = found["healthCheck"]
-        lines.append(f"  health check port {health['port']}, local endpoints: {health['localEndpoints']}")
+        counts = ", ".join(f"{count} {family}" for family, count in health["localEndpoints"].items())
+        lines.append(f"  health check port {health['port']}, local endpoints: {counts}")
     for key, title in (("ports", ""), ("programmed", "in the kernel: ")):
         for port in found.get(key, ()):
             lines += _port_lines(port, title)

@@ -356,7 +356,7 @@ LOCAL_BALANCER = {"type": "LoadBalancer", "external_traffic_policy": "Local", "h
 )
 def test_who_has_a_health_check(change, expected):
     health = compiled(service(**(LOCAL_BALANCER | change)), parsed(endpoint("10.244.0.1", HERE))).health
-    assert health == (HealthCheck(32000, 1) if expected else None)
+    assert health == (HealthCheck(32000, ((V4, 1),)) if expected else None)
 
 
 def test_the_health_check_counts_ready_addresses_of_this_node_once():
@@ -371,27 +371,40 @@ def test_the_health_check_counts_ready_addresses_of_this_node_once():
         parsed(endpoint("fd00:10:244::1", HERE), name="web-6", family="IPv6"),
     ]
     subject = service("web", "10.96.0.1", "fd00:10:96::1", ip_families=["IPv4", "IPv6"], **LOCAL_BALANCER)
-    assert compiled(subject, *slices).health == HealthCheck(32000, 2)
+    assert compiled(subject, *slices).health == HealthCheck(32000, ((V4, 2), (V6, 1)))
 
 
 @pytest.mark.parametrize(
-    ("cluster_ips", "ip_families", "node_families", "count"),
+    ("cluster_ips", "node_families", "counts"),
     [
-        (("10.96.0.1", "fd00::1"), ["IPv4", "IPv6"], (V4, V6), 2),
-        (("fd00::1", "10.96.0.1"), ["IPv6", "IPv4"], (V4, V6), 1),
-        (("fd00::1", "10.96.0.1"), None, (V4, V6), 1),  # as in a manifest that leaves ipFamilies out
-        (("fd00::1",), None, (V4, V6), 1),
-        (("fd00::1", "10.96.0.1"), ["IPv6", "IPv4"], (V4,), 2),
-        (("10.96.0.1",), ["IPv9"], (V4, V6), 2),
+        (("10.96.0.1", "fd00::1"), (V4, V6), ((V4, 2), (V6, 1))),
+        (("fd00::1", "10.96.0.1"), (V4, V6), ((V4, 2), (V6, 1))),
+        (("fd00::1",), (V4, V6), ((V6, 1),)),
+        (("fd00::1", "10.96.0.1"), (V4,), ((V4, 2),)),
+        (("10.96.0.1",), (V4, V6), ((V4, 2),)),
     ],
 )
-def test_the_health_check_counts_in_the_services_first_family(cluster_ips, ip_families, node_families, count):
+def test_the_health_check_counts_in_each_family_of_the_service(cluster_ips, node_families, counts):
     slices = [
         parsed(endpoint("10.244.0.1", HERE), endpoint("10.244.0.2", HERE)),
         parsed(endpoint("fd00:10:244::1", HERE), name="web-6", family="IPv6"),
     ]
-    subject = service("web", *cluster_ips, ip_families=ip_families, **LOCAL_BALANCER)
-    assert compiled(subject, *slices, families=node_families).health == HealthCheck(32000, count)
+    subject = service("web", *cluster_ips, **LOCAL_BALANCER)
+    check = compiled(subject, *slices, families=node_families).health
+    assert check == HealthCheck(32000, counts)
+    assert [check.local_endpoints(family) for family in (V4, V6)] == [dict(counts).get(family) for family in (V4, V6)]
+
+
+def test_endpoints_without_a_port_are_not_counted():
+    slices = [parsed(endpoint("10.244.0.1", HERE), ports=[])]
+    assert compiled(service(**LOCAL_BALANCER), *slices).health == HealthCheck(32000, ((V4, 0),))
+
+
+@pytest.mark.parametrize("change", [{"ports": []}, {"cluster_ips": ["fd00::1"], "cluster_ip": "fd00::1"}])
+def test_no_health_check_without_a_plan(change):
+    subject = service(**LOCAL_BALANCER)
+    subject = replace(subject, spec=replace(subject.spec, **change))
+    assert compiled(subject, families=[V4]).health is None
 
 
 # -- bad input -----------------------------------------------------------------------------------------------------

@@ -146,7 +146,7 @@ def test_a_programmed_service():
                 "affinitySeconds": 10800,
             }
         ],
-        "healthCheck": {"port": 30081, "localEndpoints": 1},
+        "healthCheck": {"port": 30081, "localEndpoints": {"IPv4": 1}},
     }
 
 
@@ -261,7 +261,7 @@ IPv6: last synced never
 
 default/web: programmed, version 7
   slice web-x, version 8
-  health check port 30081, local endpoints: 1
+  health check port 30081, local endpoints: 1 IPv4
   http TCP IPv4, affinity 10800 s
     cluster      10.96.0.1:80          pods -> endpoints; node, outside -> endpoints, masqueraded
     loadbalancer 192.0.2.9:80          pods -> endpoints; node -> endpoints, masqueraded; outside -> local endpoints
