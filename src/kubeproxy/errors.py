@@ -1,4 +1,4 @@
-"""The errors of the program, sorted by what is done about them. See docs/architecture.md, "Errors"."""
+"""The errors of the program, sorted by what is done about them. See docs/architecture.md, "Errors, by reaction"."""
 
 
 class KubeProxyError(Exception):

@@ -1,7 +1,7 @@
 """Tracked UDP flows that a change made wrong: which they are, and when they are removed.
 
-What a flow is, and how the kernel removes it, lives in kernel/conntrack.py. Source: REFERENCE "Conntrack clean-up";
-Services that lost all endpoints, or are gone, count as having none.
+What a flow is, and how the kernel removes it, lives in kernel/conntrack.py. Services that lost all endpoints, or are
+gone, count as having none. Source: docs/reference.md "Conntrack clean-up".
 """
 
 from __future__ import annotations

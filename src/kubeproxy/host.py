@@ -1,6 +1,6 @@
 """What the node itself is asked and told at the start: its name, its families, its sysctls, its place in an OOM.
 
-Source: REFERENCE "Start" 3, 7, 8 and 12.
+Source: docs/reference.md "Start" 3, 7, 8 and 12.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def settings(config: KubeProxyConfiguration) -> Settings:
 def check_nodeport_addresses(config: KubeProxyConfiguration) -> None:
     """Warn of NodePorts that answer on more addresses than one may think.
 
-    Source: REFERENCE "Start" 6; checkBadConfig of cmd/kube-proxy.
+    Source: docs/reference.md "Start" 6; checkBadConfig of cmd/kube-proxy.
     """
     given = config.node_port_addresses
     if not given and config.of_mode.nodeport_addresses == EVERY_ADDRESS:
@@ -124,7 +124,7 @@ def check_families(wanted: Settings) -> None:
     """Look whether the detector has something for each family; pods of one without cannot be told from others.
 
     Warns of a family without. Raises ConfigError when all of clusterCIDR is of a family that this node does not have.
-    Source: REFERENCE "Start" 9; checkBadIPConfig of cmd/kube-proxy.
+    Source: docs/reference.md "Start" 9; checkBadIPConfig of cmd/kube-proxy.
     """
     if wanted.local_mode != "ClusterCIDR":
         return

@@ -1,6 +1,6 @@
 """A table that executes changes as strictly as the kernel, and does with a packet what our chains would do.
 
-Knows the elements and what each chain of a name means (REFERENCE "nftables mode"), nothing of how they are made.
+Knows the elements and what each chain of a name means (docs/nftables.md "Reading it"), nothing of how they are made.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the configuration says of NodePort addresses, by mode. Source: REFERENCE "Start" 6."""
+"""What the configuration says of NodePort addresses, by mode. Source: docs/reference.md "Start" 6."""
 
 from __future__ import annotations
 

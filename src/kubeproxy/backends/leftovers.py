@@ -1,8 +1,8 @@
 """What a kube-proxy of another mode left on the node: its iptables rules would go on serving what is long gone.
 
 Removed once our own rules are in place, so that nothing is ever without. Kubelet's chains are left alone, and so are
-those of others whose names begin with KUBE- as well. Source: REFERENCE "Start" 2; kube-proxy v1.36 CleanupLeftovers
-of iptables and ipvs mode.
+those of others whose names begin with KUBE- as well. Source: docs/reference.md "Start" 2; kube-proxy v1.36
+CleanupLeftovers of iptables and ipvs mode.
 """
 
 from __future__ import annotations

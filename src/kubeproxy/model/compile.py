@@ -1,7 +1,7 @@
 """The compiler: one Service and its slices in, its ServicePlans out. Pure, and the only place that knows the rules.
 
-Source: REFERENCE "Service semantics" (kube-proxy v1.36 pkg/proxy/serviceport.go and the proxiers). Deviations: a
-load balancer whose source ranges cannot be read stays closed instead of open to all.
+Source: docs/reference.md "Service semantics", which also says what is different here; kube-proxy v1.36
+pkg/proxy/serviceport.go and the proxiers.
 """
 
 from __future__ import annotations

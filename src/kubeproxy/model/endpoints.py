@@ -1,6 +1,6 @@
 """Which endpoints a Service has, and which of them take new connections: readiness, termination, topology.
 
-Source: kube-proxy v1.36 pkg/proxy/topology.go and endpointslicecache.go, as REFERENCE "Service semantics" states them.
+Source: docs/reference.md "Service semantics"; kube-proxy v1.36 pkg/proxy/topology.go and endpointslicecache.go.
 """
 
 from __future__ import annotations

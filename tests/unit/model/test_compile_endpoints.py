@@ -1,6 +1,6 @@
 """Which endpoints are chosen: readiness, termination, hints, locality, duplicates, ports, slices.
 
-Source: REFERENCE "Service semantics"; kube-proxy v1.36 pkg/proxy/topology.go, endpointslicecache.go.
+Source: docs/reference.md "Service semantics"; kube-proxy v1.36 pkg/proxy/topology.go, endpointslicecache.go.
 """
 
 import itertools

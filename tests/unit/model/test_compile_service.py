@@ -1,6 +1,6 @@
 """A Service's own fields: frontends of every kind, families, source ranges, affinity, health checks, bad input.
 
-Source: REFERENCE "Service semantics"; kube-proxy v1.36 pkg/proxy/serviceport.go.
+Source: docs/reference.md "Service semantics"; kube-proxy v1.36 pkg/proxy/serviceport.go.
 """
 
 import pytest

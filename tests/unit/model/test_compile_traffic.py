@@ -1,6 +1,6 @@
 """What each kind of traffic gets, for every combination of policies, endpoints, detector and masqueradeAll.
 
-Source: REFERENCE "Service semantics"; kube-proxy v1.36 pkg/proxy/nftables (the jumps to its masquerade chain).
+Source: docs/reference.md "Service semantics"; kube-proxy v1.36 pkg/proxy/nftables (the jumps to its masquerade chain).
 """
 
 import pytest

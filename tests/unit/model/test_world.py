@@ -1,6 +1,6 @@
 """The node's part of the plans: addresses, detectors, NodePort addresses, service CIDRs.
 
-Source: REFERENCE "Start" 4 to 6 and 9; kube-proxy v1.36 pkg/proxy/util/nodeport_addresses.go.
+Source: docs/reference.md "Start" 4 to 6 and 9; kube-proxy v1.36 pkg/proxy/util/nodeport_addresses.go.
 """
 
 import pytest

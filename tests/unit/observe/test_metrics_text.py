@@ -101,7 +101,7 @@ def test_numbers_survive(value: float) -> None:
     assert float(number_text(value)) == value
 
 
-# Name, kind and labels as kube-proxy v1.36 has them (REFERENCE: pkg/proxy/metrics).
+# Name, kind and labels as kube-proxy v1.36 has them (docs/reference.md "Metrics"; pkg/proxy/metrics).
 FAMILY = {"ip_family"}
 KUBE_PROXY = {
     "kubeproxy_sync_proxy_rules_duration_seconds": ("histogram", FAMILY),

@@ -23,7 +23,7 @@ from kubeproxy.model.plan import Pool, ServicePortKey
 DIAL_TIMEOUTS: Final = (0.25, 0.5, 1.0, 2.0)
 """Seconds that the first, second, ... endpoint that does not answer is waited for.
 
-Source: REFERENCE "userspace mode"; kube-proxy before v1.26.
+Source: docs/reference.md "userspace mode"; kube-proxy before v1.26.
 """
 
 _KIND: Final = "connections"  # what descriptors are for
