@@ -87,6 +87,16 @@ async def test_configuration(bare: Live, row: Row) -> None:
         await bare.expect(Front(address, number), wanted, "tcp")
 
 
+@pytest.mark.parametrize("config", [{}, {"mode": "iptables", "iptables": {"minSyncPeriod": "1ms"}}], ids=str)
+async def test_external_ips_are_served_by_nobody_when_their_gate_is_closed(bare: Live, config: dict[str, Any]) -> None:
+    await bare.start(config | {"featureGates": {"AllowServiceExternalIPs": False}})
+    bare.service("web", "a1", type="LoadBalancer", externalIPs=["198.51.100.203"])
+    for kind in ("cluster", "nodeport", "loadbalancer"):
+        await bare.expect(bare.front("web", kind), {"outside": "a1"})
+    await bare.expect(bare.front("web", "external"), {"outside": "timeout", "pod": "timeout"}, "udp")
+    assert not bare.events("web")
+
+
 async def test_an_address_that_comes_later_answers_nodeports(bare: Live) -> None:
     await bare.start({"nodePortAddresses": ["172.31.0.0/16"]})
     bare.service("web", "a1", type="NodePort")
