@@ -242,6 +242,9 @@ class App:
         work = {
             "engine": self._engine.run(),
             "events": self._events.run(),
+            "resyncs": self._reporter.count_resyncs(
+                self._config.config_sync_period, lambda: self._engine.planner.objects
+            ),
             "flows": self._flows.run(),
             "first sync": self._after_first_sync(),
             "systemd": self._systemd.run(self._health.healthy, self._summary),

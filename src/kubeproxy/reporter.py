@@ -5,10 +5,11 @@ Everything here is a consequence: nothing in it decides what is programmed.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kubeproxy.backends.mode import Difference
 from kubeproxy.errors import ApplyError
@@ -54,6 +55,7 @@ class Reporter:
         self._events = events
         self._flows = flows
         self._node = node
+        self._families = 1  # until the world is known
         self._checks: dict[ServiceName, HealthCheck] = {}
         self._without_local: Counter[tuple[str, Family]] = Counter()
 
@@ -67,10 +69,23 @@ class Reporter:
     def counted(self, fresh: Counts, pending: Counts) -> None:
         """See observer.Observer."""
         metrics = self._metrics
-        metrics.service_changes.inc(fresh.services)
-        metrics.endpoint_changes.inc(fresh.endpoints)
+        self._count(fresh)
         metrics.service_changes_pending.set(pending.services)
         metrics.endpoint_changes_pending.set(pending.endpoints)
+
+    async def count_resyncs(self, period: float, objects: Callable[[], Counts]) -> None:
+        """Count all objects as changed once more every `period` seconds (configSyncPeriod), until cancelled.
+
+        In the Go kube-proxy informers deliver them anew, and its counters count that.
+        """
+        while True:
+            await asyncio.sleep(period)
+            self._count(objects())
+
+    def _count(self, changed: Counts) -> None:
+        """Count as the Go kube-proxy: a Service in each family, a slice in its own."""
+        self._metrics.service_changes.inc(changed.services * self._families)
+        self._metrics.endpoint_changes.inc(changed.endpoints)
 
     def committed(self, commit: Commit) -> None:
         """See observer.Observer."""
@@ -137,6 +152,7 @@ class Reporter:
 
     def world(self, world: Globals) -> None:
         """See observer.Observer."""
+        self._families = len(world.families)
         addresses: dict[Family, list[str] | None] = {}
         for family in world.families:
             ours = world.of(family)

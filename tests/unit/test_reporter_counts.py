@@ -1,7 +1,8 @@
-"""Services without local endpoints are counted by policy and family, as changes come and go."""
+"""What is counted: changes, as the Go kube-proxy counts them, and Services without local endpoints."""
 
 from __future__ import annotations
 
+import asyncio
 from unittest.mock import Mock
 
 import pytest
@@ -19,15 +20,20 @@ from kubeproxy.model.plan import (
     ServicePortKey,
     Traffic,
 )
-from kubeproxy.model.planner import Change
+from kubeproxy.model.planner import Change, Counts
 from kubeproxy.observe.events import ObjectReference
 from kubeproxy.observe.metrics import Metrics
 from kubeproxy.reporter import Reporter
+from support.cluster_objects import world
 
 POD = bytes([10, 244, 0, 1, 0, 80])
 CLUSTER_IP = Frontend(FrontendKind.CLUSTER, bytes([10, 96, 0, 1, 6, 0, 80]))
 NODE_PORT = Frontend(FrontendKind.NODEPORT, bytes([6, 0x75, 0x30]))
 DROPPED, REJECTED = (Traffic(action, action, action) for action in (Action.DROP, Action.REJECT))
+
+
+def made(metrics: Metrics) -> Reporter:
+    return Reporter(metrics, Mock(), Mock(), Mock(), Mock(), ObjectReference("Node", "node-a"))
 
 
 def meaning(policies: Policies, *, local=(), traffic=DROPPED, frontends=(CLUSTER_IP, NODE_PORT)) -> Compiled:
@@ -60,8 +66,7 @@ def meaning(policies: Policies, *, local=(), traffic=DROPPED, frontends=(CLUSTER
 )
 def test_services_without_local_endpoints_are_counted(plans, internal, external):
     metrics = Metrics()
-    node = ObjectReference("Node", "node-a")
-    reporter = Reporter(metrics, Mock(), Mock(), Mock(), Mock(), node)
+    reporter = made(metrics)
 
     def counts():
         return [metrics.no_local_endpoints.labels(policy, "IPv4").value for policy in ("internal", "external")]
@@ -70,3 +75,31 @@ def test_services_without_local_endpoints_are_counted(plans, internal, external)
     assert counts() == [internal, external]
     reporter.settled([Change(("ns", "web"), plans, NOTHING)])
     assert counts() == [0, 0]
+
+
+@pytest.mark.parametrize(("families", "services"), [((Family.IPV4,), 3), ((Family.IPV4, Family.IPV6), 6)])
+def test_changes_count_in_each_family_as_in_the_go_kube_proxy(families, services):
+    """A slice is of one family only."""
+    metrics = Metrics()
+    reporter = made(metrics)
+    reporter.world(world(families=families))
+    reporter.counted(Counts(3, 5), Counts(1, 2))
+    assert (metrics.service_changes.value, metrics.endpoint_changes.value) == (services, 5)
+    assert (metrics.service_changes_pending.value, metrics.endpoint_changes_pending.value) == (1, 2)
+
+
+def test_all_objects_count_again_with_every_resync():
+    metrics = Metrics()
+    reporter = made(metrics)
+    reporter.world(world())
+    asked = []
+
+    def objects() -> Counts:
+        if len(asked) == 2:
+            raise EOFError
+        asked.append(True)
+        return Counts(10, 20)
+
+    with pytest.raises(EOFError):
+        asyncio.run(reporter.count_resyncs(0.0, objects))
+    assert (metrics.service_changes.value, metrics.endpoint_changes.value) == (40, 40)

@@ -44,7 +44,7 @@ class Change(Struct, frozen=True, gc=False):
 
 
 class Counts(Struct):
-    """How many objects changed since the counts were last taken."""
+    """Numbers of objects, as of those that changed since the counts were last taken."""
 
     services: int = 0
     endpoints: int = 0
@@ -77,6 +77,11 @@ class Planner:
     def complete(self) -> bool:
         """Return whether every needed resource has been listed, so that plans can be trusted."""
         return not self._missing
+
+    @property
+    def objects(self) -> Counts:
+        """Return how many objects there are, of those whose changes are counted."""
+        return Counts(len(self.services), len(self._service_of))
 
     @property
     def dirty(self) -> int:

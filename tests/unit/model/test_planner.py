@@ -18,7 +18,7 @@ from kubeproxy.model.objects import (
     ServicePort,
 )
 from kubeproxy.model.plan import NOTHING, FrontendKind
-from kubeproxy.model.planner import Planner
+from kubeproxy.model.planner import Counts, Planner
 from support.cluster_objects import (
     HERE,
     dests,
@@ -206,6 +206,13 @@ def test_what_a_list_could_not_decode_keeps_its_last_good_state():
 def test_lists_of_other_kinds_leave_services_alone():
     subject = planner(service())
     assert taken(subject, Replaced("nodes", [node_object()]), Replaced("servicecidrs", [])) == {}
+
+
+def test_objects_are_those_whose_changes_are_counted():
+    subject = planner(service(), service("other", "10.96.0.2"), endpoint_slice(ONE))
+    assert subject.objects == Counts(2, 1)
+    subject.apply([upserted(endpoint_slice(name="nobodys", of=None)), Deleted("services", "default", "other")])
+    assert subject.objects == Counts(1, 1)
 
 
 # -- nodes and service CIDRs ---------------------------------------------------------------------------------------
