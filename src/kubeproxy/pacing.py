@@ -1,4 +1,4 @@
-"""How often something may be tried or done: delays that double after failures, and tokens that come back with time."""
+"""How often something may be tried or done: delays that double after failures, tokens that come back with time."""
 
 from __future__ import annotations
 
@@ -51,3 +51,33 @@ class Backoff:
     def succeeded(self) -> None:
         """Begin anew."""
         self._failures = 0
+
+
+class TokenBucket:
+    """So many at once, and then so many a second: `burst` tokens, of which `rate` come back in a second."""
+
+    def __init__(self, rate: float, burst: int, clock: Clock = time.monotonic) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._clock = clock
+        self._tokens = float(burst)
+        self._at = clock()
+
+    def take(self) -> bool:
+        """Take a token if there is one; return whether there was."""
+        self._refill()
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+    def reserve(self) -> float:
+        """Take a token, there or not; return how many seconds from now it is there."""
+        self._refill()
+        self._tokens -= 1
+        return max(0.0, -self._tokens / self._rate)
+
+    def _refill(self) -> None:
+        now = self._clock()
+        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
+        self._at = now

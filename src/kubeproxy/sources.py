@@ -15,6 +15,7 @@ from kubeproxy.config.options import Options
 from kubeproxy.model.events import Sink
 from kubeproxy.observe.events import Post
 from kubeproxy.observe.metrics import Metrics
+from kubeproxy.pacing import TokenBucket
 
 if TYPE_CHECKING:
     from kubeproxy.api.http import Finished
@@ -115,20 +116,13 @@ class RateLimit:
     """
 
     def __init__(self, qps: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._qps = qps or 5.0
-        self._burst = burst or 10
-        self._clock = clock
-        self._tokens = float(self._burst)
-        self._at = clock()
+        self._bucket = TokenBucket(qps or 5.0, burst or 10, clock) if qps >= 0 else None
 
     async def turn(self) -> float:
         """Return when a request may be sent, with the seconds that it had to wait."""
-        if self._qps < 0:
+        if self._bucket is None:
             return 0.0
-        now = self._clock()
-        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._qps) - 1
-        self._at = now
-        wait = max(0.0, -self._tokens / self._qps)
+        wait = self._bucket.reserve()
         if wait:
             await asyncio.sleep(wait)
         return wait

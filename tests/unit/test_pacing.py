@@ -1,6 +1,6 @@
-"""Delays that double."""
+"""Delays that double, tokens that come back."""
 
-from kubeproxy.pacing import Backoff
+from kubeproxy.pacing import Backoff, TokenBucket
 
 
 def delays(backoff, count):
@@ -33,3 +33,21 @@ def test_a_million_failures_are_no_overflow():
     backoff = Backoff(0.05, 10.0, jitter=lambda: 0.5)
     backoff._failures = 1_000_000
     assert backoff.failed() == 10.0
+
+
+def test_a_bucket_gives_its_burst_and_then_one_at_a_time():
+    now = [0.0]
+    bucket = TokenBucket(0.5, 2, lambda: now[0])
+    assert [bucket.take() for _ in range(3)] == [True, True, False]
+    now[0] = 2.0
+    assert [bucket.take() for _ in range(2)] == [True, False]
+    now[0] = 100.0
+    assert [bucket.take() for _ in range(3)] == [True, True, False]
+
+
+def test_tokens_that_are_not_there_yet_can_be_reserved():
+    now = [0.0]
+    bucket = TokenBucket(2.0, 1, lambda: now[0])
+    assert [bucket.reserve() for _ in range(3)] == [0.0, 0.5, 1.0]
+    now[0] = 1.0
+    assert bucket.reserve() == 0.5

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kubeproxy.api.client import ApiClient
-from kubeproxy.api.source import Backoff, Pace, ResourceStatus
+from kubeproxy.api.source import Pace, ResourceStatus
 from kubeproxy.api.status import (
     BadRequest,
     ConnectionFailed,
@@ -31,6 +31,7 @@ from kubeproxy.api.status import (
 from kubeproxy.api.targets import Target
 from kubeproxy.api.trouble import Trouble
 from kubeproxy.errors import SourceError
+from kubeproxy.pacing import Backoff
 
 log = logging.getLogger("kubeproxy.api")
 
@@ -97,11 +98,11 @@ class Recovery:
         self._support = support
         self._pace = pace
         self._absent = absent
-        self._listing = Backoff(pace, time.monotonic)
+        self._listing = pace.backoff(pace.first)
         # Apart: junk in watches says nothing of lists, which succeed in between.
-        self._watching = Backoff(pace, time.monotonic)
+        self._watching = pace.backoff(pace.first)
         # Apart as well: however long the server was away, what it says when it is back is its first word.
-        self._connecting = Backoff(pace, time.monotonic)
+        self._connecting = pace.backoff(pace.first_connect)
         self._listed_at = float("-inf")
         self._failures = 0
         self._unauthorized = False
@@ -138,12 +139,12 @@ class Recovery:
     def ended_at_once(self) -> float:
         """Return the seconds to wait after a watch that said nothing and ended soon."""
         self._met(f"the server ends the watch of {self._target.resource} at once")
-        return self._watching.next(self._pace.first)
+        return self._watching.failed()
 
     def internal_error(self) -> float:
         """Have everything listed; return the seconds to wait after an error of our own."""
         self.asking.list_needed = True
-        return self._listing.next(self._pace.first)
+        return self._listing.failed()
 
     def react(self, error: SourceError, *, listing: bool, streamed: bool) -> float:
         """Decide what is done about `error`; return the seconds until then.
@@ -153,7 +154,7 @@ class Recovery:
         if isinstance(error, ConnectionFailed):
             self._contact.failed(str(error))
             self._unreachable = True
-            return self._connecting.next(self._pace.first_connect)
+            return self._connecting.failed()
         self._failures += 1
         backoff = self._listing if listing else self._watching
         match error:
@@ -170,7 +171,7 @@ class Recovery:
         self._met(str(error))
         if isinstance(error, MalformedAnswer) and self._failures >= _RESUMES - 1:
             self.asking.list_needed = self.asking.list_plainly = True
-        return backoff.next(self._pace.first)
+        return backoff.failed()
 
     def _react_to_status(self, error: StatusError, backoff: Backoff, *, listing: bool, streamed: bool) -> float:
         resource, asking = self._target.resource, self.asking
@@ -199,7 +200,7 @@ class Recovery:
                 self._met(f"{resource}: {error}")
                 if self._failures >= _RESUMES and not isinstance(error, TooManyRequests):
                     asking.list_newest()
-        return max(backoff.next(self._pace.first), min(error.retry_after or 0.0, _MAX_RETRY_AFTER))
+        return max(backoff.failed(), min(error.retry_after or 0.0, _MAX_RETRY_AFTER))
 
     def _expired(self, backoff: Backoff, *, listing: bool) -> float:
         """List again, soon if this is the first time in a while."""
@@ -208,7 +209,7 @@ class Recovery:
         if listing:
             self.asking.list_from = ""
         log.info("Listing %s again, the version known is too old for the API server", self._target.resource)
-        return backoff.next(self._pace.first) if listing or recent else self._spread()
+        return backoff.failed() if listing or recent else self._spread()
 
     def _spread(self) -> float:
         return random.uniform(0.0, self._pace.relist)  # noqa: S311 - spreads load only

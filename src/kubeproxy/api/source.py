@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from msgspec import Struct
 
 from kubeproxy.model.objects import Resource
+from kubeproxy.pacing import Backoff
 
 
 class ResourceStatus:
@@ -84,27 +84,6 @@ class Pace(Struct, frozen=True, kw_only=True):
     relist: float = 0.5
     """Most that a new list after 410 Gone is put off: all nodes get theirs at once."""
 
-
-class Backoff:
-    """Doubling delays with jitter. `clock` gives seconds, `jitter` a number in [0, 1)."""
-
-    def __init__(self, pace: Pace, clock: Callable[[], float], jitter: Callable[[], float] = random.random) -> None:
-        self._pace = pace
-        self._clock = clock
-        self._jitter = jitter
-        self._failures = 0
-        self._until = 0.0
-
-    def next(self, first: float) -> float:
-        """Count a failure; return how many seconds to wait: `first` doubled with each, times 0.5 to 1.5."""
-        now = self._clock()
-        if now - self._until > self._pace.healthy:
-            self._failures = 0
-        delay = min(self._pace.cap, first * 2.0 ** min(self._failures, 32)) * (0.5 + self._jitter())
-        self._failures += 1
-        self._until = now + delay
-        return delay
-
-    def succeeded(self) -> None:
-        """Begin anew."""
-        self._failures = 0
+    def backoff(self, first: float) -> Backoff:
+        """Return delays that begin with `first` seconds."""
+        return Backoff(first, self.cap, spread=0.5, healthy=self.healthy)

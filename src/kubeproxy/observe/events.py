@@ -18,6 +18,7 @@ from typing import Final, Literal, NamedTuple, TypeVar
 import msgspec
 
 from kubeproxy.errors import SourceError
+from kubeproxy.pacing import TokenBucket
 
 _log = logging.getLogger("kubeproxy.observe")
 
@@ -72,22 +73,6 @@ class _Series:
         self.written_at = now
 
 
-class _Bucket:
-    """The tokens left for one object."""
-
-    def __init__(self, now: float) -> None:
-        self.tokens = float(BURST)
-        self.at = now
-
-    def take(self, now: float) -> bool:
-        self.tokens = min(BURST, self.tokens + (now - self.at) / REFILL_SECONDS)
-        self.at = now
-        if self.tokens < 1:
-            return False
-        self.tokens -= 1
-        return True
-
-
 class EventRecorder:
     """Records events of this node's proxy; all on the event loop's thread. `host` is the node's name.
 
@@ -106,7 +91,7 @@ class EventRecorder:
         self._clock = clock
         self._wall_clock = wall_clock
         self._series: OrderedDict[_Key, _Series] = OrderedDict()
-        self._buckets: OrderedDict[ObjectReference, _Bucket] = OrderedDict()
+        self._buckets: OrderedDict[ObjectReference, TokenBucket] = OrderedDict()
         self._queue: deque[tuple[str, str, bytes, _Key]] = deque()
         self._wake = asyncio.Event()
         self._last_name = 0
@@ -157,8 +142,8 @@ class EventRecorder:
                 del self._series[key]
 
     def _create(self, key: _Key, now: float) -> None:
-        bucket = _remembered(self._buckets, key.regarding, lambda: _Bucket(now))
-        if not bucket.take(now):
+        bucket = _remembered(self._buckets, key.regarding, lambda: TokenBucket(1 / REFILL_SECONDS, BURST, self._clock))
+        if not bucket.take():
             _log.debug("Event about %s %s left out: too many", key.regarding.kind, key.regarding.name)
             return
         namespace = key.regarding.namespace or "default"

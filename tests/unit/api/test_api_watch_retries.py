@@ -11,7 +11,7 @@ from kubeproxy.api.client import ApiClient
 from kubeproxy.api.cluster import Cluster, Trust, parse_server
 from kubeproxy.api.credentials import Credentials
 from kubeproxy.api.recovery import WatchListSupport
-from kubeproxy.api.source import Backoff, Pace
+from kubeproxy.api.source import Pace
 from kubeproxy.api.watch import ApiSource, Reflector
 from support.scripted import Server, eventually, service
 from support.watch_scripts import PACE, SERVICES, Seen, lists, watches
@@ -82,10 +82,7 @@ def test_a_bug_in_the_sink_does_not_end_the_watch(caplog):
     assert "internal error" in caplog.text
 
 
-def test_backoff_doubles_to_its_cap_and_starts_anew_when_healthy():
-    now = 0.0
-    backoff = Backoff(Pace(), lambda: now, jitter=lambda: 0.5)
-    assert [backoff.next(0.8) for _ in range(8)] == [0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
-    now = 95.0
-    assert backoff.next(0.05) == 0.05
-    assert Backoff(Pace(), lambda: 0.0, jitter=lambda: 0.0).next(0.8) == 0.4
+def test_delays_are_those_of_client_go():
+    backoff = Pace().backoff(0.8)
+    for n, middle in enumerate([0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]):
+        assert 0.5 * middle <= backoff.failed() <= 1.5 * middle, n
