@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from kubeproxy.config.gates import gate_enabled
-from kubeproxy.config.modes.description import EVERY_ADDRESS
+from kubeproxy.config.modes.description import EVERY_ADDRESS, NODEPORT_WORDS
 from kubeproxy.config.types import Conntrack, KubeProxyConfiguration
 from kubeproxy.errors import ConfigError, Unsupported
 from kubeproxy.kernel.addresses import local_addresses
@@ -63,13 +63,18 @@ def settings(config: KubeProxyConfiguration) -> Settings:
         cluster_cidrs=config.cluster_cidrs,
         bridge=config.detect_local.bridge_interface,
         prefix=config.detect_local.interface_name_prefix,
-        nodeport_addresses=config.node_port_addresses or config.of_mode.nodeport_addresses,
+        nodeport_addresses=_spelled_out(config.node_port_addresses) or config.of_mode.nodeport_addresses,
         loopback_nodeports=config.of_mode.loopback_nodeports(config),
         bind_address=bind if any(bind) else b"",
         masquerade_all=config.masquerade_all,
         masquerade_mark=1 << config.masquerade_bit,
         external_ips="served" if gate_enabled(config.feature_gates, "AllowServiceExternalIPs") else "ignored",
     )
+
+
+def _spelled_out(addresses: Sequence[str]) -> tuple[str, ...]:
+    """Return nodePortAddresses with networks in place of words, but for the one whose meaning is not known yet."""
+    return tuple([network for part in addresses for network in NODEPORT_WORDS.get(part, (part,))])
 
 
 def check_nodeport_addresses(config: KubeProxyConfiguration) -> None:
@@ -83,7 +88,8 @@ def check_nodeport_addresses(config: KubeProxyConfiguration) -> None:
             "nodePortAddresses is unset: NodePorts answer on all local addresses; [primary] would be the node's own"
         )
     dual_stack = any(all(_any_of(family, networks) for family in Family) for networks in config.network_lists)
-    missing = [family.label for family in Family if given and given != ("primary",) and not _any_of(family, given)]
+    worded = any(part in NODEPORT_WORDS for part in given)  # and words are of both families
+    missing = [family.label for family in Family if given and not worded and not _any_of(family, given)]
     if dual_stack and missing:
         log.warning(
             "nodePortAddresses has no %s network, but the cluster appears to be dual-stack: NodePorts answer on all "

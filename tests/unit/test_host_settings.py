@@ -12,6 +12,7 @@ from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.model.world import Surroundings, build
 
 ALL = ("0.0.0.0/0", "::/0")
+LOOPBACK = ("127.0.0.0/8", "::1/128")
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,14 @@ ALL = ("0.0.0.0/0", "::/0")
         ({"mode": "iptables", "iptables": IPTables(localhost_node_ports=False)}, ALL, "never", True),
         ({"mode": "iptables", "node_port_addresses": ("primary",)}, ("primary",), "ipv4", False),
         ({"mode": "ipvs"}, ALL, "never", True),
+        ({"mode": "ipvs", "node_port_addresses": ("primary", "all")}, ("primary", *ALL), "never", False),
+        ({"mode": "nftables", "node_port_addresses": ("primary", "localhost")}, ("primary", *LOOPBACK), "never", False),
+        (
+            {"mode": "nftables", "feature_gates": {"KubeProxyNFTablesLocalhostNodePorts": True}},
+            ("primary",),
+            "relayed",
+            False,
+        ),
     ],
 )
 def test_nodeport_addresses(config, addresses, loopback, warned, caplog):

@@ -153,8 +153,8 @@ GATES: Mapping[str, Gate] = {name: gate for names, gate in _TABLE for name in na
 """Every gate by its name."""
 
 _READ_HERE = """
-    AllAlpha AllBeta AllowServiceExternalIPs ComponentFlagz ComponentStatusz KubeProxyIPVS LoggingAlphaOptions
-    LoggingBetaOptions WatchListClient
+    AllAlpha AllBeta AllowServiceExternalIPs ComponentFlagz ComponentStatusz KubeProxyIPVS
+    KubeProxyNFTablesLocalhostNodePorts LoggingAlphaOptions LoggingBetaOptions WatchListClient
 """
 _QUEUES = "the queues of Kubernetes' client library are not used"
 _CBOR = "the API server is spoken to in JSON"
@@ -167,7 +167,6 @@ NOT_SWITCHED: Mapping[str, tuple[bool, str]] = {
     "ContextualLogging": (True, "log lines always say what they are about"),
     "InformerResourceVersion": (True, _QUEUES),
     "InOrderInformersBatchProcess": (True, _QUEUES),
-    "KubeProxyNFTablesLocalhostNodePorts": (False, "NodePorts do not answer on loopback in nftables mode"),
     "NativeHistograms": (False, "metrics are served as text, which has none"),
     "NFTablesNetlink": (True, "rules are always read over netlink"),
     "UnlockWhileProcessingFIFO": (True, _QUEUES),

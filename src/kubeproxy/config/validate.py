@@ -14,6 +14,7 @@ from kubeproxy.config.addresses import parse_cidr, parse_ip, split_host_port
 from kubeproxy.config.gates import gate_enabled, gate_problem
 from kubeproxy.config.messages import Mistake
 from kubeproxy.config.modes import DEFAULT, MODES
+from kubeproxy.config.modes.description import NODEPORT_WORDS
 from kubeproxy.config.modes.iptables import bit_mistakes
 from kubeproxy.config.types import KubeProxyConfiguration, Logging, OutputRouting
 
@@ -166,12 +167,10 @@ def _cidrs(config: KubeProxyConfiguration) -> Iterator[Mistake]:
         if len(families) < len(networks) or len(networks) > 2 or len(set(families)) < len(families):
             yield Mistake("clusterCIDR", f'{_DUAL_STACK}; got "{config.cluster_cidr}"')
     for index, part in enumerate(config.node_port_addresses):
-        if part == "primary" and len(config.node_port_addresses) > 1:
-            yield Mistake(f"nodePortAddresses[{index}]", '"primary" cannot be combined with CIDRs')
-        elif part != "primary" and parse_cidr(part) is None:
-            yield Mistake(
-                f"nodePortAddresses[{index}]", f'expected a CIDR like 192.0.2.0/24, or "primary", got "{part}"'
-            )
+        if part not in NODEPORT_WORDS and parse_cidr(part) is None:
+            words = ", ".join(f'"{word}"' for word in NODEPORT_WORDS)
+            message = f'expected a CIDR like 192.0.2.0/24, or one of {words}, got "{part}"'
+            yield Mistake(f"nodePortAddresses[{index}]", message)
 
 
 def _legacy(config: KubeProxyConfiguration) -> Iterator[Mistake]:

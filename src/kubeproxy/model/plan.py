@@ -5,7 +5,7 @@ Plans are frozen, hold packed addresses and share what they can: 100,000 endpoin
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -229,6 +229,14 @@ class Detector(Struct, frozen=True):
         return self.kind == "bridge" and interface == self.value
 
 
+class Loopback(Enum):
+    """What NodePorts do on loopback addresses, besides what rules for all local addresses do there."""
+
+    NOTHING = "nothing"
+    REFUSED = "refused"  # and counted
+    RELAYED = "relayed"  # TCP, by the proxy itself; other protocols are refused and counted
+
+
 class FamilyGlobals(Struct, frozen=True):
     """What holds for all Services of one family.
 
@@ -240,6 +248,7 @@ class FamilyGlobals(Struct, frozen=True):
     node_ips: tuple[bytes, ...] = ()
     nodeport_ips: tuple[bytes, ...] | None = ()
     service_cidrs: tuple[Range, ...] = ()
+    loopback: Loopback = Loopback.NOTHING
 
 
 ExternalIPs = Literal["served", "ignored"]

@@ -21,7 +21,7 @@ from kubeproxy.model.addresses import (
     parse_networks,
 )
 from kubeproxy.model.objects import Node, NodeAddress, NodeSpec, NodeStatus
-from kubeproxy.model.plan import Detector, ExternalIPs, FamilyGlobals, Globals
+from kubeproxy.model.plan import Detector, ExternalIPs, FamilyGlobals, Globals, Loopback
 
 LocalMode = Literal["ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"]
 PRIMARY = "primary"
@@ -30,7 +30,8 @@ PRIMARY = "primary"
 class Settings(Struct, frozen=True):
     """What the configuration says. `bind_address` is packed, b'' when unspecified; CIDRs are text.
 
-    `loopback_nodeports` says whether loopback may be among the NodePort addresses: in iptables mode it may for IPv4.
+    `nodeport_addresses` are networks, and `primary` for the node's own address. `loopback_nodeports` says whether
+    loopback may be among them: by the rules, for IPv4, or by a relay, for whichever family names a loopback network.
     """
 
     node_name: str
@@ -40,7 +41,7 @@ class Settings(Struct, frozen=True):
     bridge: str = ""
     prefix: str = ""
     nodeport_addresses: tuple[str, ...] = (PRIMARY,)
-    loopback_nodeports: Literal["never", "ipv4"] = "never"
+    loopback_nodeports: Literal["never", "ipv4", "relayed"] = "never"
     bind_address: bytes = b""
     masquerade_all: bool = False
     masquerade_mark: int = 0x4000
@@ -126,7 +127,17 @@ def _family(settings: Settings, around: Surroundings, family: Family) -> FamilyG
         node_ips=own,
         nodeport_ips=_nodeport_ips(settings, own, around, family),
         service_cidrs=merge_ranges(parse_networks(around.service_cidrs, family)),
+        loopback=_loopback(settings, family),
     )
+
+
+def _loopback(settings: Settings, family: Family) -> Loopback:
+    """Return what a relay has to do, if there is one: only a network within loopback asks for it (KEP-6032)."""
+    if settings.loopback_nodeports != "relayed":
+        return Loopback.NOTHING
+    named = parse_networks(settings.nodeport_addresses, family)
+    within = any(all(ipaddress.ip_address(end).is_loopback for end in network) for network in named)
+    return Loopback.RELAYED if within else Loopback.REFUSED
 
 
 def _detector(settings: Settings, node: Node | None, family: Family) -> Detector:
@@ -143,17 +154,15 @@ def _nodeport_ips(
     settings: Settings, own: tuple[bytes, ...], around: Surroundings, family: Family
 ) -> tuple[bytes, ...] | None:
     """Return the addresses that NodePorts answer on, None for all."""
-    if PRIMARY in settings.nodeport_addresses:
-        # Loopback stands for an address that nobody knows, and that is no network for NewNodePortAddresses either.
-        if own == (_LOOPBACK[family],):
-            return None
-        chosen: Iterable[bytes] = own
-    else:
-        ranges = parse_networks(settings.nodeport_addresses, family)
-        # No network of this family counts as all of them, as in kube-proxy's NewNodePortAddresses.
-        if not ranges or any(covers_all(network) for network in ranges):
-            return None
-        local = around.local_addresses.get(family, ())
-        chosen = (a for a in local if any(first <= a <= last for first, last in ranges))
+    primary = PRIMARY in settings.nodeport_addresses
+    ranges = parse_networks(settings.nodeport_addresses, family)
+    # Loopback stands for an address that nobody knows, and that is no network for NewNodePortAddresses either. No
+    # network of this family counts as all of them there.
+    if (own == (_LOOPBACK[family],) if primary else not ranges) or any(covers_all(network) for network in ranges):
+        return None
+    local = around.local_addresses.get(family, ())
+    chosen = [a for a in local if any(first <= a <= last for first, last in ranges)]
+    if primary:
+        chosen += own
     loopback = settings.loopback_nodeports == "ipv4" and family is Family.IPV4
     return tuple(sorted({a for a in chosen if loopback or not ipaddress.ip_address(a).is_loopback}))

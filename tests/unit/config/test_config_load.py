@@ -214,7 +214,7 @@ def test_all_mistakes_at_once():
               syncPeriod: 1s
               minSyncPeriod: 2s
             conntrack: []
-            nodePortAddresses: [primary, 10.0.0.0/8]
+            nodePortAddresses: [loopback, 10.0.0.0/8]
             featureGates: {KubeProxyIPVSS: true, NFTablesProxyMode: false}
             logging:
               vmodule: [{filePattern: "a=b", verbosity: 1}, {filepattern: x}]
@@ -242,8 +242,11 @@ VALUES = [
     ("clusterCIDR: 10.0.0.0/8, fd00::/8", "clusterCIDR: expected one CIDR or one of each IP family"),
     ("clusterCIDR: 10.0.0.0/8,fd00::/8,fd01::/16", "clusterCIDR: expected one CIDR or one of each IP family"),
     ("clusterCIDR: pods", "clusterCIDR: expected one CIDR or one of each IP family"),
-    ("nodePortAddresses: [10.0.0.1]", 'nodePortAddresses[0]: expected a CIDR like 192.0.2.0/24, or "primary"'),
-    ("nodePortAddresses: [10.0.0.0/8, primary]", 'nodePortAddresses[1]: "primary" cannot be combined with CIDRs'),
+    ("nodePortAddresses: [10.0.0.1]", 'nodePortAddresses[0]: expected a CIDR like 192.0.2.0/24, or one of "primary", '),
+    (
+        "nodePortAddresses: [all, Primary]",
+        'nodePortAddresses[1]: expected a CIDR like 192.0.2.0/24, or one of "primary", ',
+    ),
     ("detectLocalMode: InterfaceNamePrefix", "detectLocal.interfaceNamePrefix: must not be empty with detectLocalMode"),
     ("nftables: {syncPeriod: -1s}", "nftables.syncPeriod: must be greater than 0, got -1s"),
     ("nftables: {minSyncPeriod: -1s}", "nftables.minSyncPeriod: must not be negative, got -1s"),
@@ -295,6 +298,7 @@ FINE = [
     "logging: {options: {text: {splitStream: true}}}\nfeatureGates: {AllAlpha: true}",
     "featureGates: {NFTablesProxyMode: true, GitRepoVolumeDriver: false, AllBeta: true}",
     "nodePortAddresses: [primary]",
+    "nodePortAddresses: [primary, localhost, all, 10.0.0.0/8]",
     "portRange: 0-0\nmode: userspace",
     "portRange: 300+1700\nmode: userspace",
     "featureGates: {KubeProxyIPVS: false}",

@@ -7,7 +7,7 @@ import pytest
 
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.objects import Node, ObjectMeta
-from kubeproxy.model.plan import Detector
+from kubeproxy.model.plan import Detector, Loopback
 from kubeproxy.model.world import Settings, Surroundings, build, node_addresses, pod_cidrs, remembering
 from support.cluster_objects import HERE, address, node_object
 
@@ -233,6 +233,13 @@ NODEPORT_CASES = {
     "loopback only": (("127.0.0.0/8", "::1/128"), (), ()),
     "loopback beside others": (("127.0.0.0/8", "192.0.2.1/32"), packed("192.0.2.1"), None),
     "none given": ((), None, None),
+    "primary beside a network": (
+        ("primary", "198.51.100.0/24"),
+        packed("192.0.2.1", "198.51.100.1"),
+        packed("2001:db8::1"),
+    ),
+    "primary beside loopback": (("primary", "127.0.0.0/8", "::1/128"), packed("192.0.2.1"), packed("2001:db8::1")),
+    "primary beside all": (("primary", "0.0.0.0/0", "::/0"), None, None),
 }
 
 
@@ -241,6 +248,24 @@ def test_nodeport_addresses(case):
     chosen, v4, v6 = NODEPORT_CASES[case]
     world = build(settings(nodeport_addresses=chosen), Surroundings(NODE, (), LOCAL))
     assert (world.ipv4.nodeport_ips, world.ipv6.nodeport_ips) == (v4, v6)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "v4", "v6"),
+    [
+        (("primary",), Loopback.REFUSED, Loopback.REFUSED),
+        (("0.0.0.0/0", "::/0"), Loopback.REFUSED, Loopback.REFUSED),
+        (("primary", "127.0.0.0/8", "::1/128"), Loopback.RELAYED, Loopback.RELAYED),
+        (("0.0.0.0/0", "127.0.0.1/32"), Loopback.RELAYED, Loopback.REFUSED),
+        (("::1/128",), Loopback.REFUSED, Loopback.RELAYED),
+    ],
+)
+def test_only_a_network_within_loopback_asks_for_the_relay(chosen, v4, v6):
+    """As the Go kube-proxy of 1.37 (KEP-6032); without its gate there is nothing on loopback."""
+    world = build(settings(nodeport_addresses=chosen, loopback_nodeports="relayed"), Surroundings(NODE, (), LOCAL))
+    assert (world.ipv4.loopback, world.ipv6.loopback) == (v4, v6)
+    without = build(settings(nodeport_addresses=chosen), Surroundings(NODE, (), LOCAL))
+    assert {without.ipv4.loopback, without.ipv6.loopback} == {Loopback.NOTHING}
 
 
 PRIMARY_CASES = {

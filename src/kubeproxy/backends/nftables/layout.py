@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import IntEnum, StrEnum
 from typing import Final, NamedTuple
 
-from kubeproxy.model.addresses import Family
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
 
 TABLE: Final = "kube-proxy"
 
@@ -41,6 +41,7 @@ class SetId(StrEnum):
     LOCAL_AFFINITY_SERVICES = "local-affinity-services"
     AFFINITY_NODEPORTS = "affinity-nodeports"
     LOCAL_AFFINITY_NODEPORTS = "local-affinity-nodeports"
+    STICKY_NODEPORTS = "sticky-nodeports"  # those of affinity-nodeports, where no verdict is asked for
     CLUSTER_IPS = "cluster-ips"
     HAIRPIN = "hairpin-endpoints"
     NO_ENDPOINT_SERVICES = "unserved-services"
@@ -66,6 +67,10 @@ VERDICT_MAPS: Final = (
 )
 SHARED: Final = (SetId.CLUSTER_IPS, SetId.HAIRPIN)
 """Sets whose elements several service ports ask for: they stay until the last one lets go."""
+
+
+COUNTERS: Final = {f"localhost-{name.lower()}": name for name in PROTOCOL_NAMES.values()}
+"""The table's named counters, and the protocol that each counts the refused packets of."""
 
 
 def class_set(endpoint_map: SetId, size: int) -> str:

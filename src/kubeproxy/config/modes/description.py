@@ -19,11 +19,20 @@ from kubeproxy.config.struct import json_name
 if TYPE_CHECKING:
     from kubeproxy.config.types import KubeProxyConfiguration
 
-LoopbackNodePorts = Literal["never", "ipv4"]
-"""Whether loopback may be among the addresses that NodePorts answer on."""
+LoopbackNodePorts = Literal["never", "ipv4", "relayed"]
+"""Whether loopback may be among the addresses that NodePorts answer on: never, for IPv4, or by a relay of the proxy."""
 
 EVERY_ADDRESS = ("0.0.0.0/0", "::/0")
 PRIMARY_ADDRESS = ("primary",)
+NODEPORT_WORDS = {
+    "primary": PRIMARY_ADDRESS,
+    "localhost": ("127.0.0.0/8", "::1/128"),
+    "all": EVERY_ADDRESS,
+}
+"""What nodePortAddresses may say besides networks; the node's own addresses are known only when it runs.
+
+Kubernetes 1.37 (KEP-6032) has all of them, in any mixture; 1.36 has `primary` alone.
+"""
 
 
 class SyncBlock(Protocol):

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from kubeproxy.config.durations import Duration
+from kubeproxy.config.gates import gate_enabled
 from kubeproxy.config.messages import Mistake
-from kubeproxy.config.modes.description import PRIMARY_ADDRESS, ModeConfig
+from kubeproxy.config.modes.description import PRIMARY_ADDRESS, LoopbackNodePorts, ModeConfig
 from kubeproxy.config.modes.iptables import IPTables, bit_mistakes
 from kubeproxy.config.struct import ConfigStruct, json_name
 
 if TYPE_CHECKING:
     from kubeproxy.config.types import KubeProxyConfiguration
 
+LOCALHOST_GATE: Final = "KubeProxyNFTablesLocalhostNodePorts"
 INHERITED: Final = ("masquerade_bit", "sync_period", "min_sync_period")
 
 
@@ -62,6 +64,10 @@ class NftablesMode(ModeConfig, frozen=True, kw_only=True):
         }
         everything = config.nftables.masquerade_all or config.iptables.masquerade_all
         return replace(config, nftables=replace(config.nftables, **values, masquerade_all=everything))
+
+    def loopback_nodeports(self, config: KubeProxyConfiguration) -> LoopbackNodePorts:
+        """By a relay, with the gate of Kubernetes 1.37: rules of this mode lead no packet away from loopback."""
+        return "relayed" if gate_enabled(config.feature_gates, LOCALHOST_GATE) else "never"
 
 
 MODE: Final = NftablesMode(

@@ -1,0 +1,243 @@
+"""NodePorts on loopback: connections to 127.0.0.1 and ::1 are taken here and carried to an endpoint.
+
+Rules cannot lead a packet away from loopback without opening it to neighbours (route_localnet, kubernetes issue 90259),
+and with IPv6 not at all. So TCP is relayed; what else comes to a NodePort there is refused by the rules, and counted.
+Opted into by a loopback network in nodePortAddresses. Source: KEP-6032 of Kubernetes 1.37.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+from kubeproxy.backends.mode import Backend, Counter, Depth, Difference, Gauge, Registry
+from kubeproxy.backends.nftables.layout import COUNTERS, TABLE
+from kubeproxy.backends.relay import tcp
+from kubeproxy.backends.relay.datapath import SWITCH_INTERVAL, DataPath
+from kubeproxy.errors import ApplyError
+from kubeproxy.kernel import nft_counters
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.plan import (
+    FrontendKind,
+    Globals,
+    Loopback,
+    Policy,
+    Pool,
+    ServiceName,
+    ServicePlan,
+    ServicePortKey,
+)
+
+log = logging.getLogger("kubeproxy.nftables")
+
+AGAIN: Final = 10.0
+"""Seconds after which a port that was taken by another program is tried again."""
+
+_LOOPBACK: Final = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
+
+
+class Wish(NamedTuple):
+    """What a listener is to do: whose port it is, its endpoints, affinity in seconds (0 for none)."""
+
+    key: ServicePortKey
+    pool: Pool
+    affinity: int
+
+
+class RelayMetrics(NamedTuple):
+    """What one family's relay reports."""
+
+    listeners: Gauge
+    failures: Counter
+
+
+class LocalhostRelay:
+    """The listeners of one family, by NodePort. Used by one thread at a time; what they carry runs on the path's."""
+
+    def __init__(self, family: Family, path: DataPath, metrics: RelayMetrics) -> None:
+        self._family = family
+        self._path = path
+        self._metrics = metrics
+        self._wishes: dict[ServiceName, dict[int, Wish]] = {}
+        self._open: dict[int, tcp.TcpListener] = {}
+        self._missing: dict[int, Wish] = {}
+        self._again = 0.0
+
+    def take(self, services: Iterable[tuple[ServiceName, Iterable[ServicePlan]]]) -> None:
+        """Serve what these Services want from now on. A port that cannot be had is logged, and tried again later."""
+        before: dict[int, Wish] = {}
+        after: dict[int, Wish] = {}
+        for name, plans in services:
+            before |= self._wishes.pop(name, {})
+            if wanted := dict(wishes(plans)):
+                self._wishes[name] = wanted
+                after |= wanted
+        for port in before.keys() - after.keys():
+            self._close(port)
+        for port, wish in after.items():
+            if before.get(port) != wish or port not in self._open:
+                self._serve(port, wish)
+        self._metrics.listeners.set(len(self._open))
+
+    def retain(self, names: Collection[ServiceName]) -> None:
+        """Close what belongs to no Service of these."""
+        self.take([(name, ()) for name in self._wishes if name not in names])
+
+    def upkeep(self) -> None:
+        """Try once more what could not be had, now and then."""
+        if self._missing and time.monotonic() >= self._again:
+            for port, wish in list(self._missing.items()):
+                self._serve(port, wish)
+            self._metrics.listeners.set(len(self._open))
+
+    def close(self) -> None:
+        """End all connections."""
+        self._path.stop()
+
+    def _serve(self, port: int, wish: Wish) -> None:
+        listener = self._open.get(port)
+        try:
+            if listener is None or listener.key != wish.key:
+                self._close(port)
+                listener = self._opened(port, wish.key)
+            self._path.call(lambda: listener.retarget(wish.pool, wish.affinity, wish.pool))
+        except (OSError, ApplyError) as error:
+            self._note_failure(port, wish, error)
+            return
+        self._missing.pop(port, None)
+
+    def _opened(self, port: int, key: ServicePortKey) -> tcp.TcpListener:
+        sock = socket.socket(self._family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tcp.prepare(sock)
+            sock.bind((_LOOPBACK[self._family], port))
+            sock.listen(tcp.BACKLOG)
+        except OSError:
+            sock.close()
+            raise
+        listener = self._open[port] = tcp.TcpListener(self._path, sock, key)
+        self._path.call(listener.open)
+        return listener
+
+    def _close(self, port: int) -> None:
+        self._missing.pop(port, None)
+        listener = self._open.pop(port, None)
+        if listener is not None:
+            self._path.call(listener.close)
+
+    def _note_failure(self, port: int, wish: Wish, error: Exception) -> None:
+        if port not in self._missing:
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            where = f"{_LOOPBACK[self._family]} port {port}"
+            log.error("%s: its NodePort does not answer on %s: %s; is another program listening?", wish.key, where, why)
+            self._metrics.failures.inc()
+        self._missing[port] = wish
+        self._again = time.monotonic() + AGAIN
+
+
+def wishes(plans: Iterable[ServicePlan]) -> Iterator[tuple[int, Wish]]:
+    """Yield the NodePorts that are relayed: TCP with endpoints; under policy Local, with those of this node."""
+    for plan in plans:
+        if plan.key.protocol != socket.IPPROTO_TCP:
+            continue
+        pool = plan.local if plan.policies.external is Policy.LOCAL else plan.cluster
+        for frontend in plan.frontends if pool else ():
+            if frontend.kind is FrontendKind.NODEPORT:
+                yield frontend.port, Wish(plan.key, pool, plan.affinity)
+
+
+def relaying(backends: Iterable[Backend], registry: Registry, world: Globals) -> list[Backend]:
+    """Return backends with a relay beside each. All have one thread that carries bytes."""
+    listeners = registry.gauge(
+        "kubeproxy_nftables_localhost_nodeport_listeners",
+        "[ALPHA] Number of NodePorts that are relayed from loopback",
+        "ip_family",
+    )
+    failures = registry.counter(
+        "kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total",
+        "[ALPHA] Number of NodePorts that could not be listened for on loopback",
+        "ip_family",
+    )
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    path = DataPath(0.0)
+    found: list[Backend] = []
+    for backend in backends:
+        label = backend.family.label
+        relay = LocalhostRelay(backend.family, path, RelayMetrics(listeners.labels(label), failures.labels(label)))
+        found.append(RelayingBackend(backend, relay, world))
+    return found
+
+
+def count_refusals(registry: Registry, families: Iterable[Family]) -> None:
+    """Have the packets reported that the rules refuse on loopback NodePorts."""
+    refusals = registry.counter(
+        "kubeproxy_nftables_localhost_nodeport_rejected_packets_total",
+        "[ALPHA] Number of packets rejected on localhost NodePorts: UDP and SCTP always, TCP where it is not relayed",
+        "ip_family",
+        "protocol",
+    )
+    for family in families:
+        for counter, protocol in COUNTERS.items():
+            refusals.labels(family.label, protocol).follow(partial(_counted, family, counter))
+
+
+def _counted(family: Family, counter: str) -> float:
+    """Return what a counter has counted, 0 whenever the table is not there."""
+    try:
+        return nft_counters.packets(family, TABLE).get(counter, 0)
+    except ApplyError:
+        return 0.0
+
+
+class RelayingBackend:
+    """See backends.mode.Backend: one that programs the kernel, with a relay for what its rules cannot do."""
+
+    def __init__(self, backend: Backend, relay: LocalhostRelay, world: Globals) -> None:
+        self.family = backend.family
+        self.blocking = backend.blocking
+        self._backend = backend
+        self._relay = relay
+        self._relays = _relays(world, self.family)
+
+    def set_world(self, world: Globals) -> bool:
+        """Take changed globals in; return whether a resync is due."""
+        before, self._relays = self._relays, _relays(world, self.family)
+        return self._backend.set_world(world) or before != self._relays
+
+    def sync(self, changes: Sequence[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> Iterator[int]:
+        """Program changed Services."""
+        yield from self._backend.sync(changes)
+        if self._relays:
+            self._relay.take(changes)
+
+    def resync(self, wanted: Mapping[ServiceName, tuple[ServicePlan, ...]]) -> Iterator[int]:
+        """Make the kernel hold exactly this."""
+        yield from self._backend.resync(wanted)
+        served = wanted if self._relays else {}
+        self._relay.retain(served)
+        self._relay.take(served.items())
+
+    def inspect(self, depth: Depth) -> Difference | None:
+        """Return how the kernel differs from what was committed."""
+        return self._backend.inspect(depth)
+
+    def upkeep(self) -> None:
+        """Do what is due without any change."""
+        self._backend.upkeep()
+        self._relay.upkeep()
+
+    def close(self) -> None:
+        """Let go of the kernel; the rules stay, relayed connections end."""
+        self._backend.close()
+        self._relay.close()
+
+
+def _relays(world: Globals, family: Family) -> bool:
+    ours = world.of(family)
+    return ours is not None and ours.loopback is Loopback.RELAYED

@@ -1,0 +1,94 @@
+"""NodePorts on loopback in nftables mode, for those who ask: TCP is relayed, the rest refused and counted."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from lab.netns import run_in
+from support.live import Front, Live
+
+DUAL = {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv4", "IPv6"]}
+GATE = {"KubeProxyNFTablesLocalhostNodePorts": True}
+RELAYED = {"mode": "nftables", "featureGates": GATE, "nodePortAddresses": ["primary", "localhost"]}
+LOOPBACK = {"IPv4": "127.0.0.1", "IPv6": "::1"}
+REJECTED = 'kubeproxy_nftables_localhost_nodeport_rejected_packets_total{{ip_family="{}",protocol="{}"}}'
+LISTENERS = 'kubeproxy_nftables_localhost_nodeport_listeners{{ip_family="{}"}}'
+
+
+def loopback(live: Live, name: str, family: str, port: int = 0) -> Front:
+    return Front(LOOPBACK[family], live.front(name, "nodeport", family, port=port).port)
+
+
+async def test_tcp_is_relayed_and_the_rest_is_refused_and_counted(bare: Live) -> None:
+    bare.service("web", "a1 b1", type="NodePort", **DUAL)
+    bare.service("near", "a2 b2", type="NodePort", externalTrafficPolicy="Local", **DUAL)
+    bare.service("far", "b3", type="NodePort", externalTrafficPolicy="Local", **DUAL)
+    bare.service("sticky", "a1 b1", type="NodePort", sessionAffinity="ClientIP", **DUAL)
+    await bare.start(RELAYED)
+    for family in LOOPBACK:
+        await bare.expect(loopback(bare, "web", family), {"node": "a1 b1"}, "tcp")
+        await bare.expect(loopback(bare, "near", family), {"node": "a2"}, "tcp")
+        await bare.expect(loopback(bare, "far", family), {"node": "refused"}, "tcp")
+        assert await bare.metric(LISTENERS.format(family)) == 3
+        for name in ("web", "sticky"):
+            before = await bare.metric(REJECTED.format(family, "UDP"))
+            assert await bare.cluster.probe("node", "udp", *loopback(bare, name, family, 1), 3.0, None) == "refused"
+            assert await bare.metric(REJECTED.format(family, "UDP")) == before + 1
+        met = {await answered(bare, loopback(bare, "sticky", family)) for _ in range(6)}
+        assert len(met) == 1, f"affinity: {met}"
+    # What NodePorts do on the node's own addresses stays.
+    await bare.expect(bare.front("web", "nodeport"), {"outside": "a1 b1", "node": "a1 b1"})
+    bare.endpoints("web", "b1")
+    await bare.expect(loopback(bare, "web", "IPv4"), {"node": "b1"}, "tcp")
+    bare.delete("web")
+    await bare.eventually(lambda: listeners(bare, 2))
+
+
+async def listeners(live: Live, wanted: int) -> str:
+    found = await live.metric(LISTENERS.format("IPv4"))
+    return "" if found == wanted else f"{found} listeners"
+
+
+async def answered(live: Live, front: Front) -> str:
+    answer = await live.cluster.probe("node", "tcp", *front, 3.0, None)
+    return str(getattr(answer, "pod", answer))
+
+
+@pytest.mark.parametrize("addresses", [["primary"], ["all"]])
+async def test_nobody_is_served_who_did_not_ask_for_loopback(bare: Live, addresses: list[str]) -> None:
+    bare.service("web", "a1", type="NodePort", **DUAL)
+    await bare.start(RELAYED | {"nodePortAddresses": addresses})
+    await bare.expect(bare.front("web", "nodeport"), {"outside": "a1"})
+    for family in LOOPBACK:
+        assert await answered(bare, loopback(bare, "web", family)) == "refused"
+        assert await bare.metric(REJECTED.format(family, "TCP")) >= 1
+
+
+async def test_a_restart_with_other_addresses_serves_at_once(bare: Live) -> None:
+    """Upstream's bug 142183: what was refused before the restart stayed refused after it."""
+    bare.service("web", "a1", type="NodePort", **DUAL)
+    await bare.start(RELAYED | {"nodePortAddresses": ["primary"]})
+    assert await answered(bare, loopback(bare, "web", "IPv4")) == "refused"
+    await bare.proxy.kill()
+    await bare.start(RELAYED)
+    for family in LOOPBACK:
+        await bare.expect(loopback(bare, "web", family), {"node": "a1"}, "tcp")
+    await bare.proxy.stop()
+    await bare.start({"mode": "nftables", "nodePortAddresses": ["primary", "localhost"]})
+    assert "localhost" not in await bare.nft("list", "table", "ip", "kube-proxy"), "without the gate nothing is there"
+
+
+async def test_a_port_of_another_program_is_named_and_taken_when_it_is_free(bare: Live) -> None:
+    bare.service("web", "a1", type="NodePort", **DUAL)
+    front = loopback(bare, "web", "IPv4")
+    other = run_in(bare.cluster.namespace_of("node"), lambda: socket.create_server(front))
+    with other:
+        await bare.start(RELAYED)
+        await bare.until(
+            lambda: bare.logged("does not answer on 127.0.0.1 port .* is another program listening"), "a word"
+        )
+        failures = 'kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total{ip_family="IPv4"}'
+        assert await bare.metric(failures) == 1
+    await bare.expect(front, {"node": "a1"}, "tcp")
