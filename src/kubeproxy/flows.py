@@ -202,6 +202,13 @@ class FlowCleaner:
                 self._first[family] = joined((first, wrong))
                 self._wake.set()
 
+    def recheck(self, compiled: Iterable[Compiled]) -> None:
+        """Look at all flows to UDP frontends once more: another proxy's rules led some of them until just now."""
+        services = [entry for entry in compiled if any(plan.key.protocol == UDP for plan in entry.plans)]
+        names = [(entry.plans[0].key.namespace, entry.plans[0].key.name) for entry in services]
+        changes = [Change(name, entry, entry) for name, entry in zip(names, services, strict=True)]
+        self.changed(changes, full=True)
+
     async def run(self) -> None:
         """Clean whenever something changed, until cancelled."""
         loop = asyncio.get_running_loop()

@@ -256,6 +256,19 @@ def test_two_looks_at_once_are_for_what_both_are_for():
     assert joined([one, anything]) == joined([anything, one]) == anything
 
 
+def test_a_recheck_looks_at_all_udp_flows_and_no_others(soon):
+    async def scene():
+        notes = Notes()
+        cleaner = FlowCleaner(Metrics(), [V4], dict, notes)
+        cleaner.recheck([meaning(A), meaning(B, protocol=TCP, vip=EXTERNAL), NOTHING])
+        task = asyncio.create_task(cleaner.run())
+        await asyncio.sleep(0.05)
+        task.cancel()
+        return notes.calls
+
+    assert asyncio.run(scene())[0] == ({(VIP, 53): frozenset({A})}, {})
+
+
 def test_nothing_is_looked_for_when_nothing_went(soon):
     assert cleaned(change(meaning(A), meaning(A, B)), looks=[0]) == []
 
