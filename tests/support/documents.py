@@ -34,7 +34,8 @@ class Document:
         self.path = path
         self.name = str(path.relative_to(ROOT))
         self.headings: list[str] = []
-        self._prose: list[Words] = []
+        self.prose: list[Words] = []
+        """The lines outside of code blocks."""
         self.commands: list[Words] = []
         """The lines of code blocks."""
         fenced = False
@@ -46,20 +47,20 @@ class Document:
             elif fenced or (line.startswith("    ") and not before.lstrip().startswith(("- ", "1. "))):
                 self.commands.append(words)
             else:
-                self._prose.append(words)
+                self.prose.append(words)
                 if heading := _HEADING.fullmatch(line):
                     self.headings.append(heading[2])
             before = line if line.strip() else ""
 
     def spans(self) -> Iterator[Words]:
         """Yield what stands in backticks outside of code blocks."""
-        for place, text in self._prose:
+        for place, text in self.prose:
             for span in _SPAN.findall(text):
                 yield Words(place, span)
 
     def links(self) -> Iterator[Words]:
         """Yield the targets of links."""
-        for place, text in self._prose:
+        for place, text in self.prose:
             for target in _LINK.findall(text):
                 yield Words(place, target)
 
