@@ -1,5 +1,6 @@
 """Command lines that the documents show are taken: targets and variables of make, flags, names of benchmarks, pages."""
 
+import json
 import re
 import shlex
 
@@ -120,6 +121,20 @@ def test_pages_exist_on_the_port_that_is_asked() -> None:
     assert len(asked) > 8
     for place, port, path in asked:
         assert path in pages[port], f"{place}: {path} on {port}"
+
+
+def test_what_is_installed_exists() -> None:
+    """Folders of kustomize, and values of the chart."""
+    folders = [(place, name) for place, text in shown() for name in re.findall(r"kubectl \w+ -k (\S+)", text)]
+    values = [(place, name) for place, text in shown() for name in re.findall(r"--set ([\w]+)", text)]
+    assert len(folders) >= 2
+    assert len(values) >= 4
+    known = json.loads((ROOT / "deploy/chart/values.schema.json").read_text(encoding="utf-8"))["properties"]
+    for place, name in folders:
+        path = ROOT / name if name.startswith("deploy/") else ROOT / "deploy/kustomize" / name
+        assert (path / "kustomization.yaml").exists(), f"{place}: {name}"
+    for place, name in values:
+        assert name in known, f"{place}: {name}"
 
 
 def test_metrics_of_these_names_exist() -> None:
