@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from kubeproxy.api.directory import DirectoryWatch
 from kubeproxy.api.documents import FileContent, Key, is_watched, read_documents
-from kubeproxy.api.inotify import DirectoryWatch
 from kubeproxy.api.source import ResourceStatus
 from kubeproxy.errors import ConfigError
 from kubeproxy.model.events import Deleted, Event, Rejected, Replaced, Sink, Upserted

@@ -1,0 +1,69 @@
+"""What happens to files and directories, by inotify(7) through libc. Best effort: where it cannot watch, it says so."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from typing import Final, Self
+
+# linux/inotify.h
+IN_ATTRIB: Final = 0x4
+IN_CLOSE_WRITE: Final = 0x8
+IN_OPEN: Final = 0x20
+IN_MOVED_FROM: Final = 0x40
+IN_MOVED_TO: Final = 0x80
+IN_CREATE: Final = 0x100
+IN_DELETE: Final = 0x200
+IN_DELETE_SELF: Final = 0x400
+IN_MOVE_SELF: Final = 0x800
+IN_IGNORED: Final = 0x8000
+IN_ONLYDIR: Final = 0x1000000
+
+_EVENT: Final = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
+_BUFFER: Final = 65536
+
+
+class Inotify:
+    """One descriptor that watches any number of paths; -1 stands for none, that never says anything."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    @classmethod
+    def open(cls) -> Self:
+        """Open a descriptor, or none where the system gives out no more."""
+        return cls(ctypes.CDLL(None, use_errno=True).inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+
+    def fileno(self) -> int:
+        """Return the descriptor, which is readable when something happened."""
+        return self._descriptor
+
+    def watch(self, path: str | os.PathLike[str], mask: int) -> bool:
+        """Watch a path for events; return whether that is possible."""
+        if self._descriptor < 0:
+            return False
+        libc = ctypes.CDLL(None, use_errno=True)
+        watched: int = libc.inotify_add_watch(self._descriptor, os.fsencode(path), ctypes.c_uint32(mask))
+        return watched >= 0
+
+    def happened(self) -> int:
+        """Return all that happened since the last question, as one mask; 0 for nothing."""
+        mask = 0
+        while self._descriptor >= 0:
+            try:
+                data = os.read(self._descriptor, _BUFFER)
+            except BlockingIOError:
+                break
+            offset = 0
+            while offset + _EVENT.size <= len(data):
+                _, event, _, length = _EVENT.unpack_from(data, offset)
+                mask |= event
+                offset += _EVENT.size + length
+        return mask
+
+    def close(self) -> None:
+        """Stop watching. May be called again."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
