@@ -227,6 +227,8 @@ class App:
             ",".join(f.label for f in self._settings.families),
         )
         self._events.record(self._node, "Normal", "Starting", "StartKubeProxy", "")
+        if (old := self._mode.deprecation) is not None:
+            self._events.record(self._node, "Warning", old.reason, "StartKubeProxy", old.note)
         try:
             return await self._lifetime.end()
         finally:

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from kubeproxy import app, host, modes
-from kubeproxy.backends.mode import FlowsEnd, Metric, Mode, Operations
+from kubeproxy.backends.mode import Deprecation, FlowsEnd, Metric, Mode, Operations
 from kubeproxy.config.load import load_file
 from kubeproxy.config.messages import Mistake
 from kubeproxy.config.modes import MODES
@@ -18,8 +18,10 @@ from kubeproxy.config.modes.description import ModeConfig
 from kubeproxy.config.options import Options
 from kubeproxy.errors import ConfigError
 from kubeproxy.model.addresses import unpack
+from kubeproxy.observe.events import EventRecorder
 
 ROOM = "kubeproxy.backends.memory"
+OLD = Deprecation("MemoryDeprecation", "Memory fades")
 FILE = """
 apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
@@ -84,7 +86,7 @@ def memory(monkeypatch):
 
     config = MemoryConfig(name="memory", syncs="iptables", masquerades="iptables", flags={})
     refusals = Metric("memory_refusals_total", "Syncs that the memory refused")
-    mode = Mode(config, ROOM, interface="memory0", flows_end=FlowsEnd.PROXY, refusals=refusals)
+    mode = Mode(config, ROOM, interface="memory0", flows_end=FlowsEnd.PROXY, refusals=refusals, deprecation=OLD)
     operations = Operations(check=lambda config, families: None, open=open_all)
     monkeypatch.setitem(MODES, config.name, config)
     monkeypatch.setitem(sys.modules, ROOM, SimpleNamespace(MODE=mode))
@@ -102,6 +104,8 @@ def configured(tmp_path, period="30s"):
 def test_it_is_programmed_by_the_program_as_any_other(memory, tmp_path, monkeypatch):
     monkeypatch.setattr(modes, "remove_others", lambda mode: [])  # this machine's rules are none of our business
     monkeypatch.setattr(host, "tune", lambda *_: None)  # nor are its sysctls
+    events = []
+    monkeypatch.setattr(EventRecorder, "record", lambda recorder, *event: events.append(event[1:]))
     folder = tmp_path / "manifests"
     folder.mkdir()
     (folder / "web.yaml").write_text(SERVICE)
@@ -123,6 +127,7 @@ def test_it_is_programmed_by_the_program_as_any_other(memory, tmp_path, monkeypa
     assert unpack(plan.frontends[0].address) == "10.96.0.10"
     assert "\nmemory_written_total " in metrics
     assert "memory_refusals_total{" not in metrics  # nothing was refused
+    assert ("Warning", "MemoryDeprecation", "StartKubeProxy", "Memory fades") in events
 
 
 def test_what_the_configuration_says_of_it_counts(memory, tmp_path):

@@ -153,6 +153,13 @@ class Metric(NamedTuple):
     text: str
 
 
+class Deprecation(NamedTuple):
+    """What is told of a mode that Kubernetes gives up, as a warning event of the Node: its reason and its note."""
+
+    reason: str
+    note: str
+
+
 class Mode(NamedTuple):
     """One proxy mode, as others must know it before it runs, or when another one does.
 
@@ -166,6 +173,7 @@ class Mode(NamedTuple):
     interface: str = ""
     flows_end: FlowsEnd = FlowsEnd.ENDPOINTS
     refusals: Metric | None = None
+    deprecation: Deprecation | None = None
 
     @property
     def name(self) -> str:

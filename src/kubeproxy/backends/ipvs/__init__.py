@@ -1,9 +1,18 @@
 """ipvs mode: virtual servers on kube-ipvs0, ipsets, and fixed iptables chains that match them."""
 
-from kubeproxy.backends.mode import Mode
+from kubeproxy.backends.mode import Deprecation, Mode
 from kubeproxy.config.modes import ipvs
 
 INTERFACE = "kube-ipvs0"
 """The dummy interface that carries the addresses of Services, so that their packets come in at all."""
 
-MODE = Mode(ipvs.MODE, __name__, interface=INTERFACE)
+MODE = Mode(
+    ipvs.MODE,
+    __name__,
+    interface=INTERFACE,
+    # Kubernetes' own words (pull request 134539), which people look for.
+    deprecation=Deprecation(
+        "IPVSDeprecation",
+        "The ipvs proxier is now deprecated and may be removed in a future release. Please use 'nftables' instead.",
+    ),
+)
