@@ -24,7 +24,7 @@ from bench.runs import Run
 from bench.worker import enter_new_namespace
 from kubeproxy.backends.ipvs import probe
 from kubeproxy.backends.ipvs.backend import IpvsBackend
-from kubeproxy.backends.ipvs.layout import SCHEDULERS
+from kubeproxy.backends.ipvs.layout import scheduler_named
 from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.kernel import ipvs, modules, xtables
 from kubeproxy.kernel.netlink import HEADER, NLM_F_DUMP, NLMSG_ERROR, Netlink, messages
@@ -104,7 +104,7 @@ def replay(sends: Sequence[Sent]) -> float:
 
 def inside(size: objects.Size, pairs: int) -> dict[str, float]:
     """Measure in the kernel that this runs on; syncs in ms, changes in us."""
-    modules.require(modules.ipvs_modules(_PLAIN, modules.release()), "the benchmark")
+    modules.require(modules.ipvs_modules(modules.release()), "the benchmark")
     proxy.collect_as_the_proxy_does()
     planner = Planner(proxy.world())
     planner.apply(
@@ -137,7 +137,7 @@ def inside(size: objects.Size, pairs: int) -> dict[str, float]:
 
 def _backend() -> IpvsBackend:
     enter_new_namespace()
-    scheduler = SCHEDULERS[_PLAIN]
+    scheduler = scheduler_named(_PLAIN)
     kernel = NodeKernel(Family.IPV4, scheduler, probe.variant(Family.IPV4))
     return IpvsBackend(Family.IPV4, proxy.world(), kernel, scheduler)
 

@@ -41,10 +41,10 @@ def kernel_version(release: str) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
-def ipvs_modules(scheduler: str, release: str) -> list[str]:
-    """Return the modules that ipvs mode needs with a scheduler ('' is rr) on a kernel of this release."""
+def ipvs_modules(release: str) -> list[str]:
+    """Return the modules that ipvs mode needs with any scheduler on a kernel of this release."""
     conntrack = "nf_conntrack_ipv4" if kernel_version(release) < _MERGED_CONNTRACK else "nf_conntrack"
-    return list(dict.fromkeys([*_IPVS, f"ip_vs_{scheduler or 'rr'}", conntrack]))
+    return [*_IPVS, conntrack]
 
 
 def release(files: ModuleFiles | None = None) -> str:

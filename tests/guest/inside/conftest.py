@@ -13,7 +13,7 @@ from support.own_network import own_network
 
 @pytest.fixture(autouse=True, scope="session")
 def modules() -> None:
-    require(ipvs_modules("rr", release()), "the test")
+    require(ipvs_modules(release()), "the test")
 
 
 @pytest.fixture(autouse=True)

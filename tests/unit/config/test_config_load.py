@@ -271,6 +271,7 @@ VALUES = [
         "logging: {format: json}\nfeatureGates: {AllBeta: false}",
         "logging.format: json needs the feature gate LoggingBetaOptions=true",
     ),
+    ("mode: ipvs\nipvs: {scheduler: --help}", 'ipvs.scheduler: expected the name of a scheduler like lc, or "" for rr'),
     ("mode: ipvs\nipvs: {udpTimeout: -1s}", "ipvs.udpTimeout: must not be negative, got -1s"),
     ("logging: {format: json, vmodule: [{filePattern: a}]}", "logging.vmodule: only works with the text log format"),
     ("logging: {verbosity: 3000000000}", "logging.verbosity: must be at most 2147483647, got 3000000000"),

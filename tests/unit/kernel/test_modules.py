@@ -47,17 +47,16 @@ def test_versions(text: str, version: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheduler", "kernel", "last"),
+    ("kernel", "last"),
     [
-        ("", "6.1.0", ["nf_conntrack"]),
-        ("rr", "4.19.0", ["nf_conntrack"]),
-        ("sh", "4.18.20", ["nf_conntrack_ipv4"]),
-        ("mh", "6.1.0", ["ip_vs_mh", "nf_conntrack"]),
-        ("lc", "3.10.0-957.el7", ["ip_vs_lc", "nf_conntrack_ipv4"]),
+        ("6.1.0", "nf_conntrack"),
+        ("4.19.0", "nf_conntrack"),
+        ("4.18.20", "nf_conntrack_ipv4"),
+        ("3.10.0-957.el7", "nf_conntrack_ipv4"),
     ],
 )
-def test_what_ipvs_needs(scheduler: str, kernel: str, last: list[str]) -> None:
-    assert ipvs_modules(scheduler, kernel) == ["ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_sh", *last]
+def test_what_ipvs_needs(kernel: str, last: str) -> None:
+    assert ipvs_modules(kernel) == ["ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_sh", last]
 
 
 def test_loaded_and_built_in_modules_are_present(tmp_path: Path) -> None:
@@ -76,7 +75,7 @@ def test_a_kernel_without_loadable_modules_is_asked_by_its_configuration(tmp_pat
         "CONFIG_IP_VS=y\nCONFIG_IP_VS_RR=m\n# CONFIG_IP_VS_SH is not set\nCONFIG_NF_CONNTRACK=y\nXCONFIG_IP_VS_WRR=y\n"
     )
     found = files(tmp_path, loaded=None, config=config)
-    assert present(ipvs_modules("rr", RELEASE), found) == {"ip_vs", "nf_conntrack"}
+    assert present(ipvs_modules(RELEASE), found) == {"ip_vs", "nf_conntrack"}
 
 
 def test_unreadable_files_name_nothing(tmp_path: Path) -> None:

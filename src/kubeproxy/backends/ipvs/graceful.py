@@ -1,8 +1,9 @@
 """Virtual servers from one state to the next, as operations, and the real servers that are let go gracefully.
 
 A real server that is not wanted any more gets weight 0: its connections go on, new ones go elsewhere. It is deleted
-when it has no connections left, or when its time is up. UDP servers go at once: the kernel then moves their flows to
-others (expire_nodest_conn), where with weight 0 they would talk to nobody for as long as the client does not pause.
+when it has no connections left, or when its time is up. UDP and SCTP servers go at once, as in kube-proxy: the kernel
+then moves UDP flows to others (expire_nodest_conn), where with weight 0 they would talk to nobody for as long as the
+client does not pause.
 Pure: the clock and the counts are handed in.
 """
 
@@ -142,7 +143,7 @@ class Draining:
                     yield Operation(Verb.DELETE_SERVER, key, destination=destination)
 
     def _let_go(self, key: bytes, destination: bytes, now: float) -> Operation:
-        if key[-3] == socket.IPPROTO_UDP or not self._scheduler.skips_draining:
+        if key[-3] != socket.IPPROTO_TCP or not self._scheduler.skips_draining:
             self._forget(key, destination)
             return Operation(Verb.DELETE_SERVER, key, destination=destination)
         if not self._deadlines:

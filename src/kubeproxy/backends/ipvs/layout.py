@@ -77,13 +77,7 @@ class Scheduler(NamedTuple):
 
 
 DEFAULT_SCHEDULER: Final = "rr"
-_ALL: Final = (
-    Scheduler("rr"),
-    Scheduler("wrr"),
-    Scheduler("lc"),
-    Scheduler("wlc"),
-    Scheduler("sed"),
-    Scheduler("nq"),
+_ODD: Final = (
     # A hash knows no weight 0 (net/netfilter/ipvs/ip_vs_sh.c, ip_vs_mh.c): without the fallback a draining server
     # refuses its share of the clients. kube-proxy gives mh the port flag, and neither of them the fallback.
     Scheduler("sh", FALLBACK),
@@ -91,4 +85,9 @@ _ALL: Final = (
     # dh has no fallback at all (ip_vs_dh.c): its servers go at once.
     Scheduler("dh", skips_draining=False),
 )
-SCHEDULERS: Final[dict[str, Scheduler]] = {scheduler.name: scheduler for scheduler in _ALL}
+_BY_NAME: Final = {scheduler.name: scheduler for scheduler in _ODD}
+
+
+def scheduler_named(name: str) -> Scheduler:
+    """Return how a scheduler of this name is used, '' for the default one. Which ones there are the kernel knows."""
+    return _BY_NAME.get(name) or Scheduler(name or DEFAULT_SCHEDULER)

@@ -10,6 +10,7 @@ from typing import Final
 from kubeproxy.backends.ipvs import probe
 from kubeproxy.backends.ipvs.backend import IpvsBackend
 from kubeproxy.backends.ipvs.chains import CHAINS
+from kubeproxy.backends.ipvs.layout import scheduler_named
 from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.backends.mode import Operations, Registry
 from kubeproxy.config.modes.ipvs import IPVS
@@ -67,7 +68,7 @@ def _prepare(config: KubeProxyConfiguration) -> None:
 
 
 def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) -> list[IpvsBackend]:  # noqa: ARG001
-    block, scheduler = config.ipvs, probe.scheduler_of(config.ipvs)
+    block, scheduler = config.ipvs, scheduler_named(config.ipvs.scheduler)
     return [
         IpvsBackend(
             family,

@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 from collections.abc import Sequence
 from functools import cache
 from typing import Final
 
-from kubeproxy.backends.ipvs.layout import DEFAULT_SCHEDULER, SCHEDULERS, Scheduler
+from kubeproxy.backends.ipvs.layout import Scheduler, scheduler_named
 from kubeproxy.config.modes.ipvs import IPVS
-from kubeproxy.errors import ApplyError, ConfigError, Unsupported
+from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel import iptables_variant, modules, xtables
 from kubeproxy.kernel.ipset import Ipsets
-from kubeproxy.kernel.ipvs import Ipvs
+from kubeproxy.kernel.ipvs import (
+    ADD_SERVICE,
+    DELETE_SERVICE,
+    SET_SERVICE,
+    Ipvs,
+    Operation,
+    RefusedError,
+    ServerKey,
+    VirtualServer,
+)
 from kubeproxy.model.addresses import Family
 
-
-def scheduler_of(config: IPVS) -> Scheduler:
-    """Return the configured scheduler. Raises ConfigError for one that there is not."""
-    name = config.scheduler or DEFAULT_SCHEDULER
-    if name not in SCHEDULERS:
-        raise ConfigError(f"ipvs.scheduler: there is no {name!r}; use one of {', '.join(sorted(SCHEDULERS))}")
-    return SCHEDULERS[name]
+TEST_SERVER: Final = ServerKey(socket.AF_INET, socket.IPPROTO_TCP, bytes((198, 51, 100, 0)), 20000)
+"""An address for documentation (RFC 5737), which nobody serves; kube-proxy tries with the same."""
 
 
 def check(config: IPVS, families: Sequence[Family]) -> None:
     """Raise Unsupported when this node cannot run the mode."""
-    scheduler = scheduler_of(config)
-    modules.require(modules.ipvs_modules(scheduler.name, modules.release()), "ipvs mode")
-    Ipvs.open().close()
+    modules.require(modules.ipvs_modules(modules.release()), "ipvs mode")
+    with Ipvs.open() as kernel:
+        _try_scheduler(kernel, scheduler_named(config.scheduler))
     try:
         with Ipsets.open() as sets:
             sets.counts()
@@ -38,6 +44,28 @@ def check(config: IPVS, families: Sequence[Family]) -> None:
         ) from error
     for family in families:
         variant(family)
+
+
+def _try_scheduler(kernel: Ipvs, scheduler: Scheduler) -> None:
+    """Make a virtual server with a scheduler, and remove it: nothing less tells whether the kernel has it."""
+    module = f"ip_vs_{scheduler.name}"
+    if not modules.present([module]):
+        modules.load([module])
+    server = VirtualServer(TEST_SERVER, scheduler.name, scheduler.flags)
+    try:
+        kernel.apply([Operation(ADD_SERVICE, server)])
+    except RefusedError as error:
+        code = error.refused[0][1].code
+        if code == errno.EEXIST:  # left by one that was killed right here
+            kernel.apply([Operation(SET_SERVICE, server)])
+        elif code == errno.ENOENT:
+            raise Unsupported(
+                f"ipvs.scheduler: this kernel ({modules.release()}) has no scheduler {scheduler.name!r}: take another "
+                f"one, or install its module {module}"
+            ) from error
+        else:
+            raise
+    kernel.apply([Operation(DELETE_SERVICE, server)])
 
 
 TRIAL: Final = "*filter\n:KUBE-IPVS-TRIAL - [0:0]\n-X KUBE-IPVS-TRIAL\nCOMMIT\n"

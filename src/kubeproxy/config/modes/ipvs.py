@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +30,9 @@ class IPVS(ConfigStruct, frozen=True, kw_only=True):
     udp_timeout: Duration = Duration(0)
 
 
+_SCHEDULER: Final = re.compile(r"[a-z0-9_]{0,15}")  # IP_VS_SCHEDNAME_MAXLEN; a module's name as well
+
+
 class IpvsMode(ModeConfig, frozen=True, kw_only=True):
     """Its block is checked only when it is the mode to run."""
 
@@ -37,6 +41,10 @@ class IpvsMode(ModeConfig, frozen=True, kw_only=True):
         if not gate_enabled(config.feature_gates, "KubeProxyIPVS"):
             yield Mistake("mode", "ipvs needs the feature gate KubeProxyIPVS=true")
         block = config.ipvs
+        if not _SCHEDULER.fullmatch(block.scheduler):
+            yield Mistake(
+                "ipvs.scheduler", f'expected the name of a scheduler like lc, or "" for rr, got "{block.scheduler}"'
+            )
         for path, value in (
             ("ipvs.tcpTimeout", block.tcp_timeout),
             ("ipvs.tcpFinTimeout", block.tcp_fin_timeout),

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 
 from kubeproxy.backends.ipvs.backend import IpvsBackend
 from kubeproxy.backends.ipvs.graceful import CHECK, DEADLINE, Verb
-from kubeproxy.backends.ipvs.layout import SCHEDULERS, SetId
+from kubeproxy.backends.ipvs.layout import SetId, scheduler_named
 from kubeproxy.backends.ipvs.render import server_key
 from kubeproxy.backends.mode import Depth
 from kubeproxy.kernel.ipset import Entry
@@ -36,7 +36,7 @@ class Clock:
 def started(globals_, kernel=None, scheduler="rr", clock=None, excluded=()):
     family = globals_.families[0]
     kernel = kernel if kernel is not None else FakeKernel()
-    backend = IpvsBackend(family, globals_, kernel, SCHEDULERS[scheduler], excluded, clock or Clock())
+    backend = IpvsBackend(family, globals_, kernel, scheduler_named(scheduler), excluded, clock or Clock())
     run(backend.resync({}))
     return backend, kernel
 
@@ -110,7 +110,7 @@ def test_a_restart_adopts_whatever_is_there_and_writes_only_the_difference(histo
 
 
 def started_with(globals_, kernel):
-    return IpvsBackend(globals_.families[0], globals_, kernel, SCHEDULERS["rr"], (), Clock()), kernel
+    return IpvsBackend(globals_.families[0], globals_, kernel, scheduler_named("rr"), (), Clock()), kernel
 
 
 def test_one_endpoint_is_one_operation():
@@ -171,7 +171,7 @@ def test_draining_goes_on_after_a_restart():
     assert kernel.virtual[SERVER][1] == {at(A): 1, at(B): 1}
 
 
-@pytest.mark.parametrize(("protocol", "scheduler"), [("UDP", "rr"), ("TCP", "dh")])
+@pytest.mark.parametrize(("protocol", "scheduler"), [("UDP", "rr"), ("SCTP", "rr"), ("TCP", "dh")])
 def test_what_cannot_drain_goes_at_once(protocol, scheduler):
     backend, kernel = started(v4_world(), scheduler=scheduler)
     run(backend.sync([(NAME, plans([A, B], protocol=protocol))]))

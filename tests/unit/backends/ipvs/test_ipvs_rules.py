@@ -9,9 +9,8 @@ import pytest
 from kubeproxy.backends.ipvs import probe
 from kubeproxy.backends.ipvs.chains import CHAINS, JUMPS, Rules
 from kubeproxy.backends.ipvs.cleanup import removal
-from kubeproxy.backends.ipvs.layout import SetId
+from kubeproxy.backends.ipvs.layout import Scheduler, SetId, scheduler_named
 from kubeproxy.backends.ipvs.mode import CONN_REUSE, OPERATIONS, STRICT_ARP, excluded, settings
-from kubeproxy.backends.ipvs.probe import scheduler_of
 from kubeproxy.backends.leftovers import removal as remove_leftovers
 from kubeproxy.config.modes.ipvs import IPVS
 from kubeproxy.errors import ConfigError
@@ -112,7 +111,6 @@ def test_excluded_networks_are_by_family() -> None:
 
 
 def test_the_scheduler_is_rr_unless_said_otherwise() -> None:
-    assert scheduler_of(IPVS()).name == "rr"
-    assert scheduler_of(IPVS(scheduler="mh")).name == "mh"
-    with pytest.raises(ConfigError, match=r"ipvs\.scheduler: there is no 'fastest'"):
-        scheduler_of(IPVS(scheduler="fastest"))
+    assert scheduler_named("") == Scheduler("rr")
+    assert scheduler_named("twos") == Scheduler("twos")
+    assert scheduler_named("mh").flags
