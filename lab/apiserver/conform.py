@@ -9,8 +9,10 @@ import enum
 from typing import Any
 
 import msgspec
+import yaml
 
-from lab.apiserver.schema import KINDS, ListOf, MapOf, Scalar, Struct, Type
+from lab.apiserver.fieldtypes import ListOf, MapOf, Scalar, Struct, Type
+from lab.apiserver.schema import KINDS
 from lab.apiserver.status import ApiError, Json, bad_request
 
 
@@ -85,6 +87,29 @@ def decode_body(raw: bytes, kind: str) -> Json:
     if not isinstance(value, dict):
         why = f"couldn't get version/kind; json parse error: cannot unmarshal {json_type(value)} into Go value"
         raise bad_request(f"the object provided is unrecognized (must be of type {kind}): {why}")
+    return value
+
+
+class _Yaml(yaml.SafeLoader):
+    """YAML as Kubernetes reads it: what looks like a time is text."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - of the class that it is made from
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+def decode_yaml(raw: bytes, kind: str) -> Json:
+    """The object of a body in YAML (or JSON, which is YAML); raises ApiError 400."""
+    try:
+        value = yaml.load(raw, _Yaml)  # noqa: S506 - a safe loader, below
+    except (yaml.YAMLError, UnicodeDecodeError) as e:
+        raise bad_request(f"error decoding YAML: {e}") from e
+    if not isinstance(value, dict):
+        raise bad_request(f"the object provided is unrecognized (must be of type {kind}): it is no object")
+    for name in ("apiVersion", "kind"):
+        if not value.get(name):
+            raise bad_request(f"the object provided is unrecognized (must be of type {kind}): {name} is missing")
     return value
 
 

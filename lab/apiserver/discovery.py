@@ -1,13 +1,8 @@
-"""What the server tells about itself: version, groups, resources (plain and aggregated), OpenAPI. Pure.
-
-Enough for kubectl: its RESTMapper reads the aggregated form, `apply` looks in OpenAPI v3 for the fieldValidation
-parameter and then leaves validation to the server, `explain` reads the schemas.
-"""
+"""What the server says about itself: version, groups, resources (plain and aggregated, which kubectl reads). Pure."""
 
 from __future__ import annotations
 
 from lab.apiserver.resources import GROUPS, Resource, of_group
-from lab.apiserver.schema import KINDS, ListOf, MapOf, Scalar, Struct, Type
 from lab.apiserver.status import Json
 
 AGGREGATED = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
@@ -121,57 +116,3 @@ def aggregated(groups: tuple[str, ...]) -> Json:
     ]
     header = {"kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}}
     return header | {"items": items}
-
-
-_JSON_TYPES = {"bool": "boolean", "int32": "integer", "int64": "integer"}
-
-
-def _schema(type_: Type) -> Json:
-    if isinstance(type_, Scalar):
-        if type_.go == "intstr.IntOrString":
-            return {"type": "string", "format": "int-or-string"}
-        return {} if len(type_.json) > 2 else {"type": _JSON_TYPES.get(type_.go, "string")}
-    if isinstance(type_, ListOf):
-        return {"type": "array", "items": _schema(type_.item)}
-    if isinstance(type_, MapOf):
-        return {"type": "object", "additionalProperties": _schema(type_.item)}
-    return _struct(type_)
-
-
-def _struct(struct: Struct) -> Json:
-    schema: Json = {"type": "object", "properties": {name: _schema(t) for name, t in struct.fields.items()}}
-    if struct.is_open:
-        schema["x-kubernetes-preserve-unknown-fields"] = True
-    return schema
-
-
-def _base(group_name: str) -> str:
-    return f"apis/{group_name}/v1" if group_name else "api/v1"
-
-
-def openapi_index() -> Json:
-    """/openapi/v3."""
-    return {"paths": {_base(g): {"serverRelativeURL": f"/openapi/v3/{_base(g)}"} for g in ("", *GROUPS)}}
-
-
-def openapi(group_name: str) -> Json:
-    """/openapi/v3/... of one group."""
-    paths: Json = {}
-    schemas: Json = {}
-    for r in of_group(group_name):
-        gvk = {"group": r.group, "version": r.version, "kind": r.kind}
-        definition = f"io.k8s.api.{r.group or 'core'}.{r.version}.{r.kind}"
-        schemas[definition] = _struct(KINDS[r.api_version, r.kind]) | {"x-kubernetes-group-version-kind": [gvk]}
-        validation = {"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}
-        answer = {"content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{definition}"}}}}
-        path = f"/{_base(group_name)}/" + ("namespaces/{namespace}/" if r.namespaced else "") + r.plural
-        common = {"x-kubernetes-group-version-kind": gvk, "responses": {"200": answer}}
-        write = common | {"parameters": [validation]}
-        paths[path] = {"post": write | {"x-kubernetes-action": "post"}}
-        paths[path + "/{name}"] = {
-            "get": common | {"x-kubernetes-action": "get"},
-            "put": write | {"x-kubernetes-action": "put"},
-            "patch": write | {"x-kubernetes-action": "patch"},
-        }
-    info = {"title": "Kubernetes lab", "version": VERSION["gitVersion"]}
-    return {"openapi": "3.0.0", "info": info, "paths": paths, "components": {"schemas": schemas}}

@@ -7,6 +7,7 @@ lab's users meet them, and the recordings.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Callable
 
 from lab.apiserver.names import DNS_LABEL_MESSAGE, dns_label, dns_subdomain, port_name_error
@@ -27,6 +28,10 @@ NODE_INFO = (
     "kubeProxyVersion",
     "operatingSystem",
     "architecture",
+)
+BAD_CONFIG_KEY = (
+    "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name', or 'KEY_NAME', or "
+    "'key-name', regex used for validation is '[-._a-zA-Z0-9]+')"
 )
 MAX_ENDPOINTS, MAX_ADDRESSES, MAX_PORTS = 1000, 100, 20000
 
@@ -135,20 +140,69 @@ def _event(obj: Json, _old: Json | None, errors: FieldErrors) -> None:
     obj.setdefault("reportingInstance", "")
 
 
+def _config_map(obj: Json, old: Json | None, errors: FieldErrors) -> None:
+    parts = {name: obj.get(name) or {} for name in ("data", "binaryData")}
+    for name, entries in parts.items():
+        for key in entries:
+            if not re.fullmatch(r"[-._a-zA-Z0-9]{1,253}", key) or key in {".", ".."}:
+                errors.invalid(f"{name}[{key}]", key, BAD_CONFIG_KEY)
+    for key in parts["data"].keys() & parts["binaryData"].keys():
+        errors.invalid(f"data[{key}]", key, "duplicate of key present in binaryData")
+    if old is not None and old.get("immutable"):
+        if not obj.get("immutable"):
+            errors.forbidden("immutable", "field is immutable when `immutable` is set")
+        for name, entries in parts.items():
+            if entries != (old.get(name) or {}):
+                errors.forbidden(name, "field is immutable when `immutable` is set")
+
+
+def _endpoints(obj: Json, _old: Json | None, errors: FieldErrors) -> None:
+    for i, subset in enumerate(obj.get("subsets") or ()):
+        where = f"subsets[{i}]"
+        if not subset.get("addresses") and not subset.get("notReadyAddresses"):
+            errors.required(where, "must specify `addresses` or `notReadyAddresses`")
+        for name in ("addresses", "notReadyAddresses"):
+            for j, address in enumerate(subset.get(name) or ()):
+                _usable_address(address.get("ip") or "", f"{where}.{name}[{j}].ip", errors)
+        ports = subset.get("ports") or ()
+        for j, port in enumerate(ports):
+            port["protocol"] = port.get("protocol") or "TCP"
+            if not port.get("name") and len(ports) > 1:
+                errors.required(f"{where}.ports[{j}].name")
+            if not 1 <= (port.get("port") or 0) <= 65535:
+                errors.invalid(f"{where}.ports[{j}].port", port.get("port") or 0, PORT_RANGE)
+            if port["protocol"] not in PROTOCOLS:
+                errors.unsupported(f"{where}.ports[{j}].protocol", port["protocol"], PROTOCOLS)
+
+
+def _lease(obj: Json, _old: Json | None, errors: FieldErrors) -> None:
+    spec = obj["spec"] = obj.get("spec") or {}
+    if spec.get("leaseDurationSeconds") is not None and spec["leaseDurationSeconds"] <= 0:
+        errors.invalid("spec.leaseDurationSeconds", spec["leaseDurationSeconds"], "must be greater than 0")
+    if (spec.get("leaseTransitions") or 0) < 0:
+        errors.invalid("spec.leaseTransitions", spec["leaseTransitions"], "must be greater than or equal to 0")
+
+
+def _usable_address(value: str, path: str, errors: FieldErrors) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        ip = ipaddress.ip_address(value)
+    except ValueError:
+        errors.invalid(path, value, BAD_IP)
+        return None
+    if ip.is_loopback or ip.is_unspecified or ip.is_link_local or ip.is_multicast:
+        errors.invalid(path, value, "may not be unspecified, in the loopback, link-local or multicast range")
+        return None
+    return ip
+
+
 def _slice_address(value: str, address_type: str, path: str, errors: FieldErrors) -> None:
     if address_type == "FQDN":
         if not dns_subdomain(value):
             errors.invalid(path, value, "a lowercase RFC 1123 subdomain is expected")
         return
-    try:
-        ip = ipaddress.ip_address(value)
-    except ValueError:
-        errors.invalid(path, value, BAD_IP)
-        return
-    if f"IPv{ip.version}" != address_type:
+    ip = _usable_address(value, path, errors)
+    if ip is not None and f"IPv{ip.version}" != address_type:
         errors.invalid(path, value, f"must be an {address_type} address")
-    elif ip.is_loopback or ip.is_unspecified or ip.is_link_local or ip.is_multicast:
-        errors.invalid(path, value, "may not be unspecified, in the loopback, link-local or multicast range")
 
 
 def _endpoint_slice(obj: Json, old: Json | None, errors: FieldErrors) -> None:
@@ -213,6 +267,9 @@ def _nothing(_obj: Json, _old: Json | None, _errors: FieldErrors) -> None:
 
 
 CHECKS: dict[str, Check] = {
+    "ConfigMap": _config_map,
+    "Endpoints": _endpoints,
+    "Lease": _lease,
     "Namespace": _namespace,
     "Node": _node,
     "Pod": _pod,

@@ -9,12 +9,15 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from lab.apiserver.schema import KINDS, ListOf, Struct, Type
+from lab.apiserver.fieldtypes import ListOf, Struct, Type
+from lab.apiserver.schema import KINDS
 from lab.apiserver.status import ApiError, Json, bad_request
 
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+"""Not one of those here: what is applied depends on who owns what (managers.py)."""
 FORMATS = (JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH)
 
 
@@ -83,6 +86,8 @@ def _merge_value(current: Any, patch: Any, type_: Type | None, order: list[Any] 
         return _merge_struct(current, patch, type_)
     if isinstance(patch, list) and isinstance(type_, ListOf) and type_.merge_key:
         return _merge_list(current or [], patch, type_, order)
+    if isinstance(patch, list) and isinstance(type_, ListOf) and type_.is_set:
+        return list(dict.fromkeys([*(current or ()), *patch]))
     return copy.deepcopy(patch)
 
 

@@ -6,6 +6,7 @@ k8s.io/api and apimachinery 1.36; fields that are not in the tables are passed o
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import functools
 from collections.abc import Callable
@@ -22,10 +23,10 @@ Scalar = Literal["string", "int", "bool", "time", "micro", "int-or-string"]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field: its JSON name and what it is; lists gather what repeats, maps are from strings to strings."""
+    """One field: its JSON name and what it is; lists gather what repeats, maps are from strings to strings or bytes."""
 
     name: str
-    kind: Scalar | Literal["message", "map"]
+    kind: Scalar | Literal["message", "map", "bytes-map"]
     message: Message | None = None
     is_list: bool = False
 
@@ -66,7 +67,31 @@ _SOURCE = _fields("1 component, 2 host")
 _SERIES: Message = {1: Field("count", "int"), 2: Field("lastObservedTime", "micro")}
 _METADATA: Message = {1: Field("metadata", "message", _META)}
 
+_ENDPOINT_ADDRESS: Message = {
+    **_fields("1 ip, 3 hostname, 4 nodeName"),
+    2: Field("targetRef", "message", _REFERENCE),
+}
+_ENDPOINT_PORT: Message = {**_fields("1 name, 3 protocol, 4 appProtocol"), **_fields("2 port", "int")}
+_ENDPOINT_SUBSET: Message = {
+    1: Field("addresses", "message", _ENDPOINT_ADDRESS, is_list=True),
+    2: Field("notReadyAddresses", "message", _ENDPOINT_ADDRESS, is_list=True),
+    3: Field("ports", "message", _ENDPOINT_PORT, is_list=True),
+}
+_LEASE_SPEC: Message = {
+    **_fields("1 holderIdentity, 6 strategy, 7 preferredHolder"),
+    **_fields("2 leaseDurationSeconds, 5 leaseTransitions", "int"),
+    **_fields("3 acquireTime, 4 renewTime", "micro"),
+}
+
 MESSAGES: dict[tuple[str, str], Message] = {
+    ("v1", "ConfigMap"): {
+        **_METADATA,
+        2: Field("data", "map"),
+        3: Field("binaryData", "bytes-map"),
+        **_fields("4 immutable", "bool"),
+    },
+    ("v1", "Endpoints"): {**_METADATA, 2: Field("subsets", "message", _ENDPOINT_SUBSET, is_list=True)},
+    ("coordination.k8s.io/v1", "Lease"): {**_METADATA, 2: Field("spec", "message", _LEASE_SPEC)},
     ("v1", "Namespace"): _METADATA,
     ("v1", "ServiceAccount"): _METADATA,
     ("v1", "Service"): {**_METADATA, 2: Field("spec", "message", _SERVICE_SPEC)},
@@ -145,9 +170,11 @@ def _message(raw: bytes, message: Message) -> Json:
         field = message.get(number)
         if field is None:
             continue
-        if field.kind == "map":
+        if field.kind in {"map", "bytes-map"}:
             entry = dict(_split(value))
-            result.setdefault(field.name, {})[entry.get(1, b"").decode()] = entry.get(2, b"").decode()
+            content = entry.get(2, b"")
+            text = content.decode() if field.kind == "map" else base64.b64encode(content).decode()
+            result.setdefault(field.name, {})[entry.get(1, b"").decode()] = text
         elif field.is_list:
             result.setdefault(field.name, []).append(_value(value, field))
         else:

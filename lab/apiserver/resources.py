@@ -56,6 +56,8 @@ EVENT_FIELDS = (
 )
 
 RESOURCES: tuple[Resource, ...] = (
+    Resource("configmaps", "configmap", "ConfigMap", short_names=("cm",), subresources=()),
+    Resource("endpoints", "endpoints", "Endpoints", short_names=("ep",), subresources=()),
     Resource("events", "event", "Event", short_names=("ev",), subresources=(), fields=EVENT_FIELDS),
     Resource(
         "namespaces",
@@ -107,10 +109,11 @@ RESOURCES: tuple[Resource, ...] = (
     ),
     Resource("events", "event", "Event", "events.k8s.io", short_names=("ev",), subresources=(), fields=EVENT_FIELDS),
     Resource("servicecidrs", "servicecidr", "ServiceCIDR", "networking.k8s.io", namespaced=False),
+    Resource("leases", "lease", "Lease", "coordination.k8s.io", subresources=()),
     Resource("endpointslices", "endpointslice", "EndpointSlice", "discovery.k8s.io", subresources=(), generation=True),
 )
 
-GROUPS: tuple[str, ...] = ("events.k8s.io", "networking.k8s.io", "discovery.k8s.io")
+GROUPS: tuple[str, ...] = ("events.k8s.io", "networking.k8s.io", "coordination.k8s.io", "discovery.k8s.io")
 _BY_PATH = {(r.group, r.version, r.plural): r for r in RESOURCES}
 _BY_KIND = {(r.api_version, r.kind): r for r in RESOURCES}
 

@@ -16,7 +16,9 @@ import msgspec
 from lab.apiserver import status
 from lab.apiserver.allocation import Allocations
 from lab.apiserver.event_versions import from_core, to_core
+from lab.apiserver.fieldsets import paths_of
 from lab.apiserver.kinds import CHECKS
+from lab.apiserver.managers import Manager, Operation, Owners, apply_to
 from lab.apiserver.names import (
     DNS_1035_MESSAGE,
     SUBDOMAIN_MESSAGE,
@@ -24,12 +26,14 @@ from lab.apiserver.names import (
     dns_subdomain,
     generated,
 )
+from lab.apiserver.ownership import LAB, Write, Writer, kind_of
 from lab.apiserver.patching import apply_patch
 from lab.apiserver.resources import Resource, by_plural
 from lab.apiserver.services import ServiceStrategy
 from lab.apiserver.status import FieldErrors, Json
 from lab.apiserver.store import Key, Record, Store
 
+_APISERVER = Writer("kube-apiserver")
 _NAMESPACES = by_plural("namespaces")
 _KEPT_METADATA = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation")
 
@@ -65,18 +69,28 @@ class Rest:
         """What a kube-apiserver makes itself: the namespaces, the ServiceCIDR and the Service of the API."""
         for name in ("default", "kube-node-lease", "kube-public", "kube-system"):
             self.create(_NAMESPACES, {"metadata": {"name": name}})
-        cidr = self.create(
-            by_plural("servicecidrs"), {"metadata": {"name": "kubernetes"}, "spec": {"cidrs": self._cidrs}}
-        )
-        ready = {"type": "Ready", "status": "True", "lastTransitionTime": timestamp(), "reason": ""}
-        message = "Kubernetes default Service CIDR is ready"
-        self.store.put("servicecidrs", cidr.decode() | {"status": {"conditions": [ready | {"message": message}]}})
+        cidrs = by_plural("servicecidrs")
+        self.create(cidrs, {"metadata": {"name": "kubernetes"}, "spec": {"cidrs": self._cidrs}}, writer=_APISERVER)
+        self._make_ready(cidrs)
         first = str(self.allocations.ranges[0].network[1])
         service = {
             "metadata": {"name": "kubernetes", "labels": {"component": "apiserver", "provider": "kubernetes"}},
-            "spec": {"clusterIP": first, "ports": [{"name": "https", "port": 443, "targetPort": 6443}]},
+            "spec": {
+                "clusterIP": first,
+                "ipFamilyPolicy": "SingleStack",
+                "ports": [{"name": "https", "port": 443, "targetPort": 6443}],
+            },
         }
-        self.create(by_plural("services"), service, "default")
+        self.create(by_plural("services"), service, "default", writer=_APISERVER)
+
+    def _make_ready(self, cidrs: Resource) -> None:
+        """What the controller of ServiceCIDRs applies; the empty reason is what Go makes of none."""
+        cidr = self.get(cidrs, ("", "kubernetes")).decode()
+        ready = {"type": "Ready", "status": "True", "lastTransitionTime": timestamp()}
+        ready["message"] = "Kubernetes default Service CIDR is ready"
+        self.store.put(cidrs.storage, cidr | {"status": {"conditions": [ready | {"reason": ""}]}})
+        state = {"status": {"conditions": [ready]}}
+        self.apply(cidrs, state, ("", "kubernetes"), "status", name="kubernetes-service-cidr-controller")
 
     # reading
 
@@ -89,8 +103,17 @@ class Rest:
 
     # writing
 
-    def create(self, resource: Resource, obj: Json, namespace: str = "", *, dry_run: bool = False) -> Record:
+    def create(
+        self,
+        resource: Resource,
+        obj: Json,
+        namespace: str = "",
+        *,
+        dry_run: bool = False,
+        writer: Writer | None = None,
+    ) -> Record:
         """Create an object from a body; returns what was stored."""
+        write = Write(resource, "", writer, paths_of(obj, kind_of(resource))) if writer else None
         if resource.group == "events.k8s.io":
             obj = to_core(obj)
         metadata = obj["metadata"] = obj.get("metadata") or {}
@@ -114,21 +137,33 @@ class Rest:
         if "status" in resource.subresources:
             obj.pop("status", None)
         self._finish(resource, obj, None)
+        if write is not None:
+            metadata["managedFields"] = write.entries(None, obj, [], timestamp())
         return self._write(resource, obj, dry_run)
 
     def update(
-        self, resource: Resource, obj: Json, key: Key, subresource: str = "", *, dry_run: bool = False
+        self,
+        resource: Resource,
+        obj: Json,
+        key: Key,
+        subresource: str = "",
+        *,
+        dry_run: bool = False,
+        writer: Writer | None = None,
     ) -> Record:
-        """Replace an object (or its status) by a body; returns what is stored then."""
-        if resource.group == "events.k8s.io":
-            obj = to_core(obj)
+        """Replace an object (or its status) by a body; returns what is stored then.
+
+        What an apply made of managedFields comes in the body, as its writer knows it; other writers' are taken over.
+        """
         record = self.get(resource, key)
         old = record.decode()
+        managed = writer or old["metadata"].get("managedFields")
+        write = Write(resource, subresource, writer or LAB, paths_of(obj, kind_of(resource))) if managed else None
+        if resource.group == "events.k8s.io":
+            obj = to_core(obj)
         metadata = obj["metadata"] = obj.get("metadata") or {}
         self._settle_namespace(resource, metadata, key[0])
-        if metadata.setdefault("name", key[1]) != key[1]:
-            why = f"the name of the object ({metadata['name']}) does not match the name on the URL ({key[1]})"
-            raise status.bad_request(why)
+        self._settle_name(metadata, key[1])
         given = metadata.get("resourceVersion")
         if given and given != "0" and given != str(record.revision):
             raise status.conflict(resource.plural, resource.group, key[1])
@@ -136,9 +171,14 @@ class Rest:
             is_now = old["metadata"]["uid"]
             why = f"Precondition failed: UID in precondition: {metadata['uid']}, UID in object meta: {is_now}"
             raise status.conflict(resource.plural, resource.group, key[1], why)
+        entries = metadata.get("managedFields", old["metadata"].get("managedFields"))
         new = self._merge_parts(resource, obj, old, subresource)
         if subresource != "status":
             self._finish(resource, new, old)
+        if write is not None and write.writer.operation is Operation.UPDATE:
+            entries = write.entries(old, new, entries or [], timestamp())
+        if entries:
+            new["metadata"]["managedFields"] = entries
         new["metadata"]["resourceVersion"] = str(record.revision)
         new.pop("kind", None)
         new.pop("apiVersion", None)
@@ -165,6 +205,41 @@ class Rest:
         current = msgspec.json.decode(render(resource, record))
         patched = apply_patch((resource.api_version, resource.kind), current, patch, content_type)
         return self.update(resource, patched, key, subresource, dry_run=dry_run)
+
+    def apply(
+        self,
+        resource: Resource,
+        config: Json,
+        key: Key,
+        subresource: str = "",
+        *,
+        name: str,
+        force: bool = False,
+        dry_run: bool = False,
+    ) -> tuple[Record, bool]:
+        """Apply a configuration as a manager of that name; returns what is stored then, and whether it was created.
+
+        Raises ApiError 409 when others own a field that would change, unless `force`.
+        """
+        writer = Writer(name, Operation.APPLY)
+        metadata = config["metadata"] = config.get("metadata") or {}
+        if metadata.get("managedFields"):
+            raise status.bad_request("metadata.managedFields must be nil")
+        self._settle_name(metadata, key[1])
+        record = self.store.get(resource.storage, key)
+        if record is None and not subresource:
+            return self.create(resource, config, key[0], dry_run=dry_run, writer=writer), True
+        live = self.get(resource, key).decode()
+        for part in ("status",) if "status" in resource.subresources and not subresource else ():
+            config.pop(part, None)
+        if subresource:
+            config = {"metadata": {"name": key[1]}, subresource: config.get(subresource) or {}}
+        owners = Owners(live["metadata"].get("managedFields") or [], timestamp())
+        manager = Manager(name, Operation.APPLY, resource.api_version, subresource)
+        result = apply_to(live, config, kind_of(resource), owners, manager, force=force)
+        result["metadata"]["managedFields"] = owners.entries()
+        result["metadata"]["resourceVersion"] = metadata.get("resourceVersion") or ""
+        return self.update(resource, result, key, subresource, dry_run=dry_run, writer=writer), False
 
     def delete(self, resource: Resource, key: Key, options: Json | None = None) -> Record:
         """Delete an object, or begin to: pods end after their grace, finalizers hold, namespaces empty first."""
@@ -213,6 +288,12 @@ class Rest:
         return self.get_scale(resource, key)
 
     # parts
+
+    @staticmethod
+    def _settle_name(metadata: Json, name: str) -> None:
+        if metadata.setdefault("name", name) != name:
+            why = f"the name of the object ({metadata['name']}) does not match the name on the URL ({name})"
+            raise status.bad_request(why)
 
     def _settle_namespace(self, resource: Resource, metadata: Json, namespace: str) -> None:
         if not resource.namespaced:

@@ -1,74 +1,32 @@
-"""The fields of each kind and their types, for refusing wrong JSON, dropping unknown fields and for OpenAPI.
+"""The fields of each kind: for refusing wrong JSON, dropping unknown fields, patches, server-side apply and OpenAPI.
 
-Tables only; `conform` in conform.py applies them. Open structs keep what they do not name (a Pod has hundreds of
+Tables only; what they are made of is in fieldtypes.py. Open structs keep what they do not name (a Pod has hundreds of
 fields that nothing here reads). Source: core/v1, discovery.k8s.io/v1, networking.k8s.io/v1, events.k8s.io/v1.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from lab.apiserver.fieldtypes import (
+    BOOL,
+    INT32,
+    INT64,
+    INT_OR_STRING,
+    LABEL_SELECTOR,
+    QUANTITY,
+    STRING,
+    STRING_MAP,
+    STRING_SET,
+    STRINGS,
+    TIME,
+    ListOf,
+    MapOf,
+    Struct,
+    Type,
+    list_map,
+    named,
+)
 
-
-@dataclass(frozen=True, slots=True)
-class Scalar:
-    """A JSON scalar: `go` is the Go type that error messages name, `json` the JSON types that it takes."""
-
-    go: str
-    json: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ListOf:
-    """A list; `merge_key` names the field that a strategic merge patch tells its items apart by."""
-
-    item: Type
-    merge_key: str = ""
-
-    @property
-    def go(self) -> str:
-        """The Go type."""
-        return f"[]{self.item.go}"
-
-
-@dataclass(frozen=True, slots=True)
-class MapOf:
-    """A map from strings."""
-
-    item: Type
-
-    @property
-    def go(self) -> str:
-        """The Go type."""
-        return f"map[string]{self.item.go}"
-
-
-@dataclass(frozen=True, slots=True)
-class Struct:
-    """An object with named fields; `is_open` keeps fields that are not named."""
-
-    go: str
-    fields: dict[str, Type]
-    is_open: bool = False
-
-
-Type = Scalar | ListOf | MapOf | Struct
-
-STRING = Scalar("string", ("string",))
-BOOL = Scalar("bool", ("bool",))
-INT32 = Scalar("int32", ("number",))
-INT64 = Scalar("int64", ("number",))
-TIME = Scalar("v1.Time", ("string",))
-QUANTITY = Scalar("resource.Quantity", ("string", "number"))
-INT_OR_STRING = Scalar("intstr.IntOrString", ("string", "number"))
-ANY = Scalar("runtime.RawExtension", ("string", "number", "bool", "array", "object"))
-STRINGS = ListOf(STRING)
-STRING_MAP = MapOf(STRING)
-
-
-def named(go: str) -> Scalar:
-    """A string of a named Go type."""
-    return Scalar(go, ("string",))
-
+MICRO_TIME = named("v1.MicroTime")
 
 OWNER = Struct(
     "v1.OwnerReference",
@@ -80,6 +38,7 @@ OWNER = Struct(
         "controller": BOOL,
         "blockOwnerDeletion": BOOL,
     },
+    is_atomic=True,
 )
 OBJECT_META = Struct(
     "v1.ObjectMeta",
@@ -96,8 +55,8 @@ OBJECT_META = Struct(
         "deletionGracePeriodSeconds": INT64,
         "labels": STRING_MAP,
         "annotations": STRING_MAP,
-        "ownerReferences": ListOf(OWNER, "uid"),
-        "finalizers": STRINGS,
+        "ownerReferences": list_map(OWNER, "uid"),
+        "finalizers": STRING_SET,
         "managedFields": ListOf(Struct("v1.ManagedFieldsEntry", {}, is_open=True)),
     },
 )
@@ -114,7 +73,7 @@ CONDITION = Struct(
         "message": STRING,
     },
 )
-CONDITIONS = ListOf(CONDITION, "type")
+CONDITIONS = list_map(CONDITION, "type")
 OBJECT_REFERENCE = Struct(
     "v1.ObjectReference",
     {
@@ -126,6 +85,7 @@ OBJECT_REFERENCE = Struct(
         "resourceVersion": STRING,
         "fieldPath": STRING,
     },
+    is_atomic=True,
 )
 
 SERVICE_PORT = Struct(
@@ -142,8 +102,8 @@ SERVICE_PORT = Struct(
 SERVICE_SPEC = Struct(
     "v1.ServiceSpec",
     {
-        "ports": ListOf(SERVICE_PORT, "port"),
-        "selector": STRING_MAP,
+        "ports": list_map(SERVICE_PORT, "port", "protocol"),
+        "selector": LABEL_SELECTOR,
         "clusterIP": STRING,
         "clusterIPs": STRINGS,
         "type": named("v1.ServiceType"),
@@ -156,7 +116,9 @@ SERVICE_SPEC = Struct(
         "healthCheckNodePort": INT32,
         "publishNotReadyAddresses": BOOL,
         "sessionAffinityConfig": Struct(
-            "v1.SessionAffinityConfig", {"clientIP": Struct("v1.ClientIPConfig", {"timeoutSeconds": INT32})}
+            "v1.SessionAffinityConfig",
+            {"clientIP": Struct("v1.ClientIPConfig", {"timeoutSeconds": INT32}, is_pointer=True)},
+            is_pointer=True,
         ),
         "ipFamilies": ListOf(named("v1.IPFamily")),
         "ipFamilyPolicy": named("v1.IPFamilyPolicy"),
@@ -187,18 +149,18 @@ CONTAINER = Struct(
         "image": STRING,
         "command": STRINGS,
         "args": STRINGS,
-        "ports": ListOf(CONTAINER_PORT, "containerPort"),
-        "env": ListOf(Struct("v1.EnvVar", {"name": STRING, "value": STRING}, is_open=True), "name"),
-        "readinessProbe": Struct("v1.Probe", {}, is_open=True),
+        "ports": list_map(CONTAINER_PORT, "containerPort", "protocol"),
+        "env": list_map(Struct("v1.EnvVar", {"name": STRING, "value": STRING}, is_open=True), "name"),
+        "readinessProbe": Struct("v1.Probe", {}, is_open=True, is_pointer=True),
     },
     is_open=True,
 )
 POD_SPEC = Struct(
     "v1.PodSpec",
     {
-        "containers": ListOf(CONTAINER, "name"),
+        "containers": list_map(CONTAINER, "name", is_required=True),
         "nodeName": STRING,
-        "nodeSelector": STRING_MAP,
+        "nodeSelector": LABEL_SELECTOR,
         "terminationGracePeriodSeconds": INT64,
         "hostNetwork": BOOL,
         "restartPolicy": named("v1.RestartPolicy"),
@@ -211,31 +173,31 @@ POD_STATUS = Struct(
         "phase": named("v1.PodPhase"),
         "conditions": CONDITIONS,
         "podIP": STRING,
-        "podIPs": ListOf(Struct("v1.PodIP", {"ip": STRING}), "ip"),
+        "podIPs": list_map(Struct("v1.PodIP", {"ip": STRING}), "ip"),
         "hostIP": STRING,
     },
     is_open=True,
 )
-POD_TEMPLATE = Struct("v1.PodTemplateSpec", {"metadata": OBJECT_META, "spec": POD_SPEC})
+POD_TEMPLATE = Struct("v1.PodTemplateSpec", {"metadata": OBJECT_META, "spec": POD_SPEC}, is_pointer=True)
 
 NODE_SPEC = Struct(
     "v1.NodeSpec",
     {
         "podCIDR": STRING,
-        "podCIDRs": STRINGS,
+        "podCIDRs": STRING_SET,
         "providerID": STRING,
         "unschedulable": BOOL,
         "taints": ListOf(
-            Struct("v1.Taint", {"key": STRING, "value": STRING, "effect": named("v1.TaintEffect"), "timeAdded": TIME}),
-            "key",
+            Struct("v1.Taint", {"key": STRING, "value": STRING, "effect": named("v1.TaintEffect"), "timeAdded": TIME})
         ),
     },
     is_open=True,
 )
+NODE_ADDRESS = Struct("v1.NodeAddress", {"type": named("v1.NodeAddressType"), "address": STRING})
 NODE_STATUS = Struct(
     "v1.NodeStatus",
     {
-        "addresses": ListOf(Struct("v1.NodeAddress", {"type": named("v1.NodeAddressType"), "address": STRING}), "type"),
+        "addresses": list_map(NODE_ADDRESS, "type"),
         "conditions": CONDITIONS,
         "capacity": MapOf(QUANTITY),
         "allocatable": MapOf(QUANTITY),
@@ -266,7 +228,32 @@ ENDPOINT = Struct(
 ENDPOINT_PORT = Struct(
     "v1.EndpointPort", {"name": STRING, "protocol": named("v1.Protocol"), "port": INT32, "appProtocol": STRING}
 )
-EVENT_SERIES = Struct("v1.EventSeries", {"count": INT32, "lastObservedTime": TIME})
+ENDPOINT_ADDRESS = Struct(
+    "v1.EndpointAddress",
+    {"ip": STRING, "hostname": STRING, "nodeName": STRING, "targetRef": OBJECT_REFERENCE},
+    is_atomic=True,
+)
+ENDPOINT_SUBSET = Struct(
+    "v1.EndpointSubset",
+    {
+        "addresses": ListOf(ENDPOINT_ADDRESS),
+        "notReadyAddresses": ListOf(ENDPOINT_ADDRESS),
+        "ports": ListOf(ENDPOINT_PORT),
+    },
+)
+LEASE_SPEC = Struct(
+    "v1.LeaseSpec",
+    {
+        "holderIdentity": STRING,
+        "leaseDurationSeconds": INT32,
+        "acquireTime": MICRO_TIME,
+        "renewTime": MICRO_TIME,
+        "leaseTransitions": INT32,
+        "strategy": named("v1.CoordinatedLeaseStrategy"),
+        "preferredHolder": STRING,
+    },
+)
+EVENT_SERIES = Struct("v1.EventSeries", {"count": INT32, "lastObservedTime": TIME}, is_pointer=True)
 EVENT_SOURCE = Struct("v1.EventSource", {"component": STRING, "host": STRING})
 
 _TYPE_META: dict[str, Type] = {"kind": STRING, "apiVersion": STRING, "metadata": OBJECT_META}
@@ -289,10 +276,13 @@ KINDS: dict[tuple[str, str], Struct] = {
         "ReplicationController",
         spec=Struct(
             "v1.ReplicationControllerSpec",
-            {"replicas": INT32, "minReadySeconds": INT32, "selector": STRING_MAP, "template": POD_TEMPLATE},
+            {"replicas": INT32, "minReadySeconds": INT32, "selector": LABEL_SELECTOR, "template": POD_TEMPLATE},
         ),
         status=Struct("v1.ReplicationControllerStatus", {"replicas": INT32}, is_open=True),
     ),
+    ("v1", "ConfigMap"): _kind("ConfigMap", data=STRING_MAP, binaryData=STRING_MAP, immutable=BOOL),
+    ("v1", "Endpoints"): _kind("Endpoints", subsets=ListOf(ENDPOINT_SUBSET)),
+    ("coordination.k8s.io/v1", "Lease"): _kind("Lease", spec=LEASE_SPEC),
     ("v1", "ServiceAccount"): Struct("v1.ServiceAccount", dict(_TYPE_META), is_open=True),
     ("v1", "Event"): _kind(
         "Event",
@@ -304,7 +294,7 @@ KINDS: dict[tuple[str, str], Struct] = {
         lastTimestamp=TIME,
         count=INT32,
         type=STRING,
-        eventTime=named("v1.MicroTime"),
+        eventTime=MICRO_TIME,
         series=EVENT_SERIES,
         action=STRING,
         related=OBJECT_REFERENCE,
@@ -313,7 +303,7 @@ KINDS: dict[tuple[str, str], Struct] = {
     ),
     ("events.k8s.io/v1", "Event"): _kind(
         "Event",
-        eventTime=named("v1.MicroTime"),
+        eventTime=MICRO_TIME,
         series=EVENT_SERIES,
         reportingController=STRING,
         reportingInstance=STRING,
@@ -331,8 +321,8 @@ KINDS: dict[tuple[str, str], Struct] = {
     ("discovery.k8s.io/v1", "EndpointSlice"): _kind(
         "EndpointSlice",
         addressType=named("v1.AddressType"),
-        endpoints=ListOf(ENDPOINT),
-        ports=ListOf(ENDPOINT_PORT),
+        endpoints=ListOf(ENDPOINT, is_required=True),
+        ports=ListOf(ENDPOINT_PORT, is_required=True),
     ),
     ("networking.k8s.io/v1", "ServiceCIDR"): _kind(
         "ServiceCIDR",

@@ -15,10 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import msgspec
 from aiohttp import web
 
-from lab.apiserver import discovery, status
+from lab.apiserver import discovery, openapi, openapi_protobuf, status
 from lab.apiserver.authentication import Tokens
 from lab.apiserver.authorization import Rbac, Request
 from lab.apiserver.faults import Faults
@@ -77,7 +76,6 @@ class ApiServer:
         self._listeners: list[Listener] = []
         self._servers: list[asyncio.Server] = []
         self._verbs = Verbs(self.rest, self.faults, self.config.bookmark_period)
-        self._refusal: asyncio.Task[None] | None = None
         self.rest.create_system_objects()
 
     # life
@@ -127,9 +125,6 @@ class ApiServer:
 
     async def close(self) -> None:
         """Stop serving."""
-        if self._refusal is not None:
-            self._refusal.cancel()
-            await asyncio.gather(self._refusal, return_exceptions=True)
         self.end_watches()
         servers, self._servers = self._servers, []
         for server in servers:
@@ -148,8 +143,6 @@ class ApiServer:
     # requests
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        if request.path.startswith("/lab/"):
-            return await self._control(request)
         try:
             target = parse_path(request.path)
             if struck := await self._strike(request, target.resource.plural if target else ""):
@@ -206,7 +199,8 @@ class ApiServer:
 
     def _not_a_resource(self, request: web.Request) -> web.Response:
         path = request.path.rstrip("/")
-        wants_aggregated = wants(request, "APIGroupDiscoveryList")
+        # Its v2beta1, all that kubectl up to 1.29 knows, is gone: those get the lists of each group.
+        wants_aggregated = wants(request, "APIGroupDiscoveryList", "v2")
         if path in {"/healthz", "/livez", "/readyz"}:
             return web.Response(text="ok")
         if path in {"/api", "/apis"} and wants_aggregated:
@@ -215,54 +209,27 @@ class ApiServer:
         body = self._document(path)
         if body is None:
             return web.Response(text="404 page not found\n", status=404)
+        if path == "/openapi/v2" and "protobuf" in request.headers.get("Accept", ""):
+            content_type = {"Content-Type": openapi_protobuf.CONTENT_TYPE}
+            return web.Response(body=openapi_protobuf.document(body), headers=content_type)
         return answer(body)
 
     def _document(self, path: str) -> Json | None:
         if path == "/api":
             host, port = (self.addresses or [("", 0)])[0]
             return discovery.api_versions(f"{host}:{port}")
+        version = discovery.VERSION["gitVersion"]
         fixed: dict[str, Callable[[], Json]] = {
             "/version": lambda: discovery.VERSION,
             "/apis": discovery.group_list,
-            "/openapi/v3": discovery.openapi_index,
+            "/openapi/v2": functools.partial(openapi.v2, version),
+            "/openapi/v3": openapi.v3_index,
         }
         for group in ("", *GROUPS):
-            base = f"/apis/{group}/v1" if group else "/api/v1"
-            fixed[base] = functools.partial(discovery.resource_list, group)
-            fixed[f"/openapi/v3{base}"] = functools.partial(discovery.openapi, group)
+            base = openapi.base(group)
+            fixed[f"/{base}"] = functools.partial(discovery.resource_list, group)
+            fixed[f"/openapi/v3/{base}"] = functools.partial(openapi.v3, group, version)
             if group:
                 fixed[f"/apis/{group}"] = functools.partial(discovery.one_group, group)
         make = fixed.get(path)
         return make() if make else None
-
-    async def _control(self, request: web.Request) -> web.Response:
-        """The lab's own paths: compact, faults and refuse below /lab/."""
-        if request.path == "/lab/compact" and request.method == "POST":
-            self.store.compact()
-            return answer({"revision": self.store.revision})
-        if request.path == "/lab/refuse" and request.method == "POST":
-            return await self._refuse_for(request)
-        if request.path == "/lab/faults":
-            if request.method == "POST":
-                try:
-                    self.faults.update(msgspec.json.decode(await request.read(), type=dict))
-                except (KeyError, TypeError, msgspec.DecodeError) as e:
-                    return answer(status.bad_request(f"no such fault: {e}").body, 400)
-            return answer(msgspec.to_builtins(self.faults))
-        return web.Response(text="404 page not found\n", status=404)
-
-    async def _refuse_for(self, request: web.Request) -> web.Response:
-        """Refuse connections for so many seconds, a moment after this answer."""
-
-        async def refuse(seconds: float) -> None:
-            await asyncio.sleep(0.01)
-            await self.refuse()
-            await asyncio.sleep(seconds)
-            await self.listen()
-
-        try:
-            seconds = float(msgspec.json.decode(await request.read(), type=dict)["seconds"])
-        except (KeyError, TypeError, ValueError, msgspec.DecodeError):
-            return answer(status.bad_request('send {"seconds": NUMBER}').body, 400)
-        self._refusal = asyncio.create_task(refuse(seconds))
-        return answer({"seconds": seconds})

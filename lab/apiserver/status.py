@@ -116,6 +116,22 @@ def conflict(plural: str, group: str, name: str, why: str = "") -> ApiError:
     return ApiError(409, "Conflict", message, _details(plural, group, name))
 
 
+def apply_conflict(owned: list[tuple[str, str]]) -> ApiError:
+    """409: what is applied would change fields of others; (manager, path) of each, in the order of the managers."""
+    count = f"{len(owned)} conflict" + ("" if len(owned) == 1 else "s")
+    if len(owned) == 1:
+        text = f"conflict with {owned[0][0]}: {owned[0][1]}"
+    else:
+        managers = dict.fromkeys(manager for manager, _ in owned)
+        lines = [[f"conflicts with {m}:", *(f"- {path}" for other, path in owned if other == m)] for m in managers]
+        text = "\n".join(line for group in lines for line in group)
+    causes = [
+        {"reason": "FieldManagerConflict", "message": f"conflict with {manager}", "field": path}
+        for manager, path in owned
+    ]
+    return ApiError(409, "Conflict", f"Apply failed with {count}: {text}", {"causes": causes})
+
+
 def bad_request(message: str) -> ApiError:
     """400: the request itself makes no sense."""
     return ApiError(400, "BadRequest", message)
@@ -127,7 +143,7 @@ def method_not_allowed() -> ApiError:
 
 
 def unsupported_media_type(given: str, accepted: tuple[str, ...]) -> ApiError:
-    """415: a body in a format that is not spoken here (protobuf, server-side apply)."""
+    """415: a body in a format that is not spoken here, or not for this resource."""
     message = f"the body of the request was in an unknown format ({given}) - accepted media types include: "
     return ApiError(415, "UnsupportedMediaType", message + ", ".join(accepted))
 

@@ -133,6 +133,25 @@ def _endpoint_slice(obj: Json) -> list[Any]:
     return [*cells, _created(obj)]
 
 
+def _endpoints(obj: Json) -> list[Any]:
+    shown = [
+        f"[{a['ip']}]:{p['port']}" if ":" in a["ip"] else f"{a['ip']}:{p['port']}"
+        for subset in obj.get("subsets") or ()
+        for p in subset.get("ports") or ()
+        for a in subset.get("addresses") or ()
+    ]
+    return [obj["metadata"]["name"], _few(shown, NONE), _created(obj)]
+
+
+def _config_map(obj: Json) -> list[Any]:
+    count = len(obj.get("data") or ()) + len(obj.get("binaryData") or ())
+    return [obj["metadata"]["name"], count, _created(obj)]
+
+
+def _lease(obj: Json) -> list[Any]:
+    return [obj["metadata"]["name"], (obj.get("spec") or {}).get("holderIdentity", ""), _created(obj)]
+
+
 def _event(obj: Json) -> list[Any]:
     involved = obj.get("involvedObject") or {}
     last = obj.get("lastTimestamp") or obj.get("eventTime") or obj["metadata"].get("creationTimestamp")
@@ -179,6 +198,9 @@ TABLES: dict[str, tuple[list[Json], Row]] = {
         _replication_controller,
     ),
     "EndpointSlice": (_columns("Name|AddressType|Ports|Endpoints|Age"), _endpoint_slice),
+    "Endpoints": (_columns("Name|Endpoints|Age"), _endpoints),
+    "ConfigMap": (_columns("Name|Data#|Age"), _config_map),
+    "Lease": (_columns("Name|Holder|Age"), _lease),
     "ServiceCIDR": (_columns("Name|CIDRs|Age"), _service_cidr),
     "Event": (
         _columns("Last Seen|Type|Reason|Object|Subobject+|Source+|Message|First Seen+|Count+|Name+"),

@@ -9,14 +9,15 @@ import msgspec
 from aiohttp import web
 
 from lab.apiserver import protobuf, status
-from lab.apiserver.conform import FieldValidation, conform, decode_body
+from lab.apiserver.conform import FieldValidation, conform, decode_body, decode_yaml
 from lab.apiserver.faults import Faults
 from lab.apiserver.listing import list_page, page_body
 from lab.apiserver.options import ListOptions, parse_options
-from lab.apiserver.patching import FORMATS, apply_patch
+from lab.apiserver.ownership import Writer
+from lab.apiserver.patching import APPLY_PATCH, FORMATS, apply_patch
 from lab.apiserver.paths import Target
 from lab.apiserver.rest import Rest, render
-from lab.apiserver.status import Json
+from lab.apiserver.status import FieldErrors, Json
 from lab.apiserver.store import Record
 from lab.apiserver.table import table
 from lab.apiserver.watching import Watch
@@ -106,28 +107,54 @@ class Verbs:
 
     async def _create(self, request: web.Request, target: Target) -> web.Response:
         obj, warnings = await self._body(request, target)
-        record = self._rest.create(target.resource, obj, target.namespace, dry_run=_is_dry(request))
+        record = self._rest.create(
+            target.resource, obj, target.namespace, dry_run=_is_dry(request), writer=_writer(request)
+        )
         return self._object(request, target, record, 201, warnings)
 
     async def _update(self, request: web.Request, target: Target) -> web.Response:
         obj, warnings = await self._body(request, target)
-        record = self._rest.update(target.resource, obj, target.key, target.subresource, dry_run=_is_dry(request))
+        record = self._rest.update(
+            target.resource, obj, target.key, target.subresource, dry_run=_is_dry(request), writer=_writer(request)
+        )
         return self._object(request, target, record, 200, warnings)
 
     async def _patch(self, request: web.Request, target: Target) -> web.Response:
+        if _content_type(request) == APPLY_PATCH:
+            return await self._apply(request, target)
         patch = await self._patch_body(request, target)
         resource = target.resource
         current = msgspec.json.decode(render(resource, self._rest.get(resource, target.key)))
         patched = apply_patch((resource.api_version, resource.kind), current, patch, _content_type(request))
         warnings = conform(patched, resource.api_version, resource.kind, _validation(request))
-        record = self._rest.update(resource, patched, target.key, target.subresource, dry_run=_is_dry(request))
+        record = self._rest.update(
+            resource, patched, target.key, target.subresource, dry_run=_is_dry(request), writer=_writer(request)
+        )
         return self._object(request, target, record, 200, warnings)
+
+    async def _apply(self, request: web.Request, target: Target) -> web.Response:
+        """Server-side apply. The two versions of Event share their objects, so that nobody owns fields in one."""
+        resource = target.resource
+        if resource.kind == "Event":
+            raise status.unsupported_media_type(APPLY_PATCH, FORMATS)
+        config = decode_yaml(await request.read(), resource.kind)
+        warnings = conform(config, resource.api_version, resource.kind, _validation(request))
+        record, is_new = self._rest.apply(
+            resource,
+            config,
+            target.key,
+            target.subresource,
+            name=_applier(request),
+            force=request.query.get("force", "").lower() in {"1", "true"},
+            dry_run=_is_dry(request),
+        )
+        return self._object(request, target, record, 201 if is_new else 200, warnings)
 
     async def _patch_body(self, request: web.Request, target: Target) -> object:
         given = _content_type(request)
         raw = await request.read()
         if given not in FORMATS:
-            raise status.unsupported_media_type(given, FORMATS)
+            raise status.unsupported_media_type(given, (*FORMATS, APPLY_PATCH))
         try:
             return msgspec.json.decode(raw)
         except msgspec.DecodeError as e:
@@ -203,10 +230,10 @@ class Verbs:
         return answer(table(resource.kind, resource.api_version, objects, metadata, include))
 
 
-def wants(request: web.Request, kind: str) -> bool:
-    """Whether the first format that the client accepts is JSON as `kind`."""
-    first = request.headers.get("Accept", "").partition(",")[0]
-    return f"as={kind}" in first.replace(" ", "").split(";") and JSON in first
+def wants(request: web.Request, kind: str, version: str = "v1") -> bool:
+    """Whether the first format that the client accepts is JSON as `kind` of that version."""
+    media, *parameters = request.headers.get("Accept", "").partition(",")[0].replace(" ", "").split(";")
+    return media == JSON and f"as={kind}" in parameters and f"v={version}" in parameters
 
 
 def _content_type(request: web.Request) -> str:
@@ -218,6 +245,21 @@ def _validation(request: web.Request) -> FieldValidation:
         return FieldValidation(request.query.get("fieldValidation") or "Warn")
     except ValueError as e:
         raise status.bad_request(f"invalid fieldValidation: {e}") from e
+
+
+def _writer(request: web.Request) -> Writer:
+    """Who writes: the fieldManager of the query, else the client's program (curl/7.88 is curl)."""
+    agent = request.headers.get("User-Agent", "").partition("/")[0]
+    return Writer((request.query.get("fieldManager") or agent or "unknown")[:128])
+
+
+def _applier(request: web.Request) -> str:
+    name = request.query.get("fieldManager", "")
+    if not name:
+        errors = FieldErrors()
+        errors.required("fieldManager", "is required for apply patch")
+        errors.raise_if_any("PatchOptions", "meta.k8s.io", "")
+    return name
 
 
 def _is_dry(request: web.Request) -> bool:

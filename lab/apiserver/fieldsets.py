@@ -1,0 +1,149 @@
+"""Which fields an object has, as sets of paths that managers of fields own (KEP-555). Pure.
+
+A path is a tuple of elements as metadata.managedFields writes them: f:NAME for a field or the key of a map, k:{KEYS}
+for an item of a list that is told apart by keys, v:VALUE for a member of a set. What is applied as a whole (atomic
+lists and maps, what an open struct does not name) is one path, whatever is in it. Checked against recordings of a
+kube-apiserver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from lab.apiserver.fieldtypes import ListOf, MapOf, Struct, Type
+from lab.apiserver.status import Json
+
+Path = tuple[str, ...]
+Fields = dict[Path, object]
+
+# What says which object it is, and what the server keeps, is nobody's field.
+_NOBODYS = {
+    "name",
+    "namespace",
+    "creationTimestamp",
+    "selfLink",
+    "uid",
+    "generation",
+    "managedFields",
+    "resourceVersion",
+}
+_TOP = {"apiVersion", "kind"}
+_PRESENT = object()
+"""The value of a path that is a container: it is there, and what is in it has paths of its own."""
+
+
+class Sets(NamedTuple):
+    """The paths of an object: `leaves` with their values, `items` of lists, `containers` (all the others)."""
+
+    leaves: Fields
+    items: set[Path]
+    containers: set[Path]
+
+    @property
+    def applied(self) -> set[Path]:
+        """What whoever applies this object owns."""
+        return {*self.leaves, *self.items}
+
+    @property
+    def everything(self) -> Fields:
+        """All paths, with the values of leaves."""
+        return {**dict.fromkeys((*self.items, *self.containers), _PRESENT), **self.leaves}
+
+
+def paths_of(obj: Json, kind: Struct) -> Sets:
+    """The paths of an object; those of its metadata that are nobody's are left out."""
+    sets = Sets({}, set(), set())
+    for name, value in obj.items():
+        if name not in _TOP:
+            part = {k: v for k, v in value.items() if k not in _NOBODYS} if name == "metadata" else value
+            _walk((f"f:{name}",), part, kind.fields.get(name), sets)
+    return sets
+
+
+def _walk(path: Path, value: Any, type_: Type | None, sets: Sets) -> None:
+    if isinstance(type_, Struct) and isinstance(value, dict) and not type_.is_atomic:
+        if type_.is_pointer:
+            sets.containers.add(path)
+        for name, inner in value.items():
+            _walk((*path, f"f:{name}"), inner, type_.fields.get(name), sets)
+    elif isinstance(type_, MapOf) and isinstance(value, dict) and not type_.is_atomic:
+        sets.containers.add(path)
+        for name, inner in value.items():
+            _walk((*path, f"f:{name}"), inner, type_.item, sets)
+    elif isinstance(type_, ListOf) and isinstance(value, list) and (type_.keys or type_.is_set):
+        if not type_.is_required:
+            sets.containers.add(path)
+        for item in value:
+            at = (*path, element(item, type_))
+            sets.items.add(at)
+            if isinstance(type_.item, Struct):
+                _walk(at, item, type_.item, sets)
+    elif value is not None:
+        sets.leaves[path] = value
+
+
+def element(item: Any, type_: ListOf) -> str:
+    """The element of a path that names an item of a list."""
+    if type_.is_set:
+        return "v:" + _json(item)
+    defaults = {"protocol": "TCP"}
+    return "k:" + _json({key: item.get(key, defaults.get(key)) for key in sorted(type_.keys)})
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def changed(old: Sets, new: Sets) -> tuple[set[Path], set[Path]]:
+    """(paths that are new or have another value, paths that are gone)."""
+    before, after = old.everything, new.everything
+    written = {path for path, value in after.items() if path not in before or before[path] != value}
+    return written, before.keys() - after.keys()
+
+
+def encoded(paths: Iterable[Path]) -> Json:
+    """The paths as fieldsV1."""
+    tree: Json = {}
+    for path in sorted(paths):
+        node = tree
+        for part in path:
+            node = node.setdefault(part, {})
+        node["."] = {}
+    return _pruned(tree)
+
+
+def _pruned(tree: Json) -> Json:
+    """Without the dot of what has nothing below: an empty map says the same."""
+    return {
+        name: {} if node.keys() == {"."} else _pruned(node) if name != "." else {}
+        for name, node in sorted(tree.items())
+    }
+
+
+def decoded(fields: Json, path: Path = ()) -> Iterator[Path]:
+    """The paths of fieldsV1."""
+    for name, node in fields.items():
+        if name == ".":
+            yield path
+        elif node:
+            yield from decoded(node, (*path, name))
+        else:
+            yield (*path, name)
+
+
+def shown(path: Path) -> str:
+    """A path as messages have it: .spec.ports[port=80,protocol="TCP"].targetPort."""
+    text = ""
+    for part in path:
+        kind, _, rest = part.partition(":")
+        if kind == "f":
+            text += f".{rest}"
+        elif kind == "v":
+            text += f"[={rest}]"
+        else:
+            keys = msgspec.json.decode(rest)
+            text += "[" + ",".join(f"{name}={_json(value)}" for name, value in sorted(keys.items())) + "]"
+    return text
