@@ -24,8 +24,8 @@ from support.places import ROOT
 PROXY = {"enableProfiling": True}
 UNIT = ROOT / "deploy/systemd/kube-proxy.service"
 
-# /usr/lib/systemd/system/kube-proxy.service of the article that this project started from, as it stands there.
-ARTICLE = """\
+# A unit file as guides of the first years give it: no readiness, flags alone, an API server without TLS.
+OLD_GUIDE = """\
 [Unit]
 Description=Kubernetes Proxy Service
 Documentation=http://kubernetes.com
@@ -85,14 +85,14 @@ async def ended(live: Live, proxy: Proxy) -> int | None:
     return proxy.returncode
 
 
-async def test_the_unit_file_of_the_article(bare: Live) -> None:
+async def test_the_unit_file_of_an_old_guide(bare: Live) -> None:
     bare.service("web", "a1 b1")
     node = bare.cluster.namespace_of("node")
     rule = "ip daddr 172.17.8.100 tcp dport 8080 redirect to :6443"
     await bare.nft(f"table ip master {{ chain out {{ type nat hook output priority -100; {rule}; }}; }}")
     status, _, err = await bare.cluster.exec("node", ["ip", "addr", "add", "172.17.8.100/32", "dev", "lo"])
     assert status == 0, err
-    start = re.search(r"^ExecStart=/usr/bin/kube-proxy (.*?[^\\])$", ARTICLE, re.M | re.S)
+    start = re.search(r"^ExecStart=/usr/bin/kube-proxy (.*?[^\\])$", OLD_GUIDE, re.M | re.S)
     assert start is not None
     flags = start[1].replace("\\\n", " ").split()
     assert flags == ["--master=http://172.17.8.100:8080", "--v=4", "--proxy-mode=iptables"]
