@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 import pytest
 
 from kubeproxy.backends.userspace import listeners
-from kubeproxy.backends.userspace.listeners import ListenerName, PoolKind, Target
+from kubeproxy.backends.userspace.listeners import Assignment, ListenerName, PoolKind
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServicePortKey
@@ -162,7 +162,7 @@ def test_ports_that_are_all_taken_are_looked_at_once(monkeypatch):
     monkeypatch.setattr(listeners, "_listening", taken)
     with stage(ports=range(4100, 4200)) as made:
         keys = [ServicePortKey("ns", str(number), "", socket.IPPROTO_TCP, Family.IPV4) for number in range(50)]
-        made.listeners.take({ListenerName(key, PoolKind.CLUSTER): Target((), 0, ()) for key in keys})
+        made.listeners.take({ListenerName(key, PoolKind.CLUSTER): Assignment((), 0, ()) for key in keys})
         assert len(tried) == 100
-        made.listeners.take({ListenerName(keys[0], PoolKind.CLUSTER): Target((), 0, ())})
+        made.listeners.take({ListenerName(keys[0], PoolKind.CLUSTER): Assignment((), 0, ())})
         assert len(tried) == 200

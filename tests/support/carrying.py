@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from kubeproxy.backends.relay.datapath import DataPath
-from kubeproxy.backends.userspace.listeners import ListenerName, Listeners, PoolKind, Target
+from kubeproxy.backends.userspace.listeners import Assignment, ListenerName, Listeners, PoolKind
 from kubeproxy.backends.userspace.udp import Sessions
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.plan import ServicePortKey
@@ -44,7 +44,7 @@ class Stage:
         """Give a service port these endpoints; return where its listener is."""
         pool = tuple(e if isinstance(e, bytes) else destination(e) for e in endpoints)
         listener = ListenerName(ServicePortKey("ns", name, "", protocol, family), PoolKind.CLUSTER)
-        self.listeners.take({listener: Target(pool, affinity, pool)})
+        self.listeners.take({listener: Assignment(pool, affinity, pool)})
         port = self.listeners.port(listener)
         assert port is not None
         return LOOPBACK[family], port

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kubeproxy.backends.ipvs.backend import Addresses, SetCount
-from kubeproxy.backends.ipvs.graceful import Found, Verb
+from kubeproxy.backends.ipvs.graceful import ActualServer, Verb
 from kubeproxy.backends.ipvs.layout import SetId
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
@@ -35,7 +35,7 @@ class FakeKernel:
         return self.survey(self.virtual)[1]
 
     def survey(self, keys):
-        found = {k: Found(self.virtual[k][0], True, dict(self.virtual[k][1])) for k in keys if k in self.virtual}
+        found = {k: ActualServer(self.virtual[k][0], True, dict(self.virtual[k][1])) for k in keys if k in self.virtual}
         return set(self.virtual), found
 
     def connections(self, keys):

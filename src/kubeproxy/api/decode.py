@@ -12,11 +12,12 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
-from kubeproxy.api.salvage import Problem, mended, salvage
+from kubeproxy.api.salvage import mended, salvage
 from kubeproxy.api.status import MalformedAnswer, decode_status, status_error
 from kubeproxy.errors import SourceError
 from kubeproxy.model.events import Deleted, Event, Rejected, Upserted
 from kubeproxy.model.objects import TYPES, EndpointSlice, Node, Object, Resource, Service, ServiceCIDR
+from kubeproxy.model.plan import Problem
 
 MAX_LINE = 32 << 20
 """Longest watch line in bytes. An object in etcd has at most 1.5 MB by default; the rest is a broken stream."""

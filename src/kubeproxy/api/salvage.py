@@ -25,6 +25,7 @@ from kubeproxy.model.objects import (
     ServiceSpec,
     SliceEndpoint,
 )
+from kubeproxy.model.plan import Problem
 
 DEPTH = 64
 """Deepest nesting that is looked at; no field that is used lies deeper than 8."""
@@ -56,13 +57,6 @@ _ESCAPE = re.compile(
     re.DOTALL,
 )
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
-
-
-class Problem(NamedTuple):
-    """One wrong value: its JSON path ('' for the object itself) and what is wrong with it."""
-
-    field: str
-    reason: str
 
 
 class Salvaged(NamedTuple):

@@ -25,7 +25,7 @@ Resolve = Callable[[KubeProxyConfiguration], KubeProxyConfiguration]
 _Look = tuple[int, int, int, int] | None
 
 
-class Change(Struct, frozen=True):
+class NewConfiguration(Struct, frozen=True):
     """A valid configuration that differs from the running one, and how: lines "path: old -> new"."""
 
     config: KubeProxyConfiguration
@@ -37,8 +37,8 @@ async def watch(
     running: KubeProxyConfiguration,
     resolve: Resolve = lambda config: config,
     interval: float = 1.0,
-) -> AsyncIterator[Change]:
-    """Yield a Change each time the file holds another valid configuration than the one yielded (or running) before.
+) -> AsyncIterator[NewConfiguration]:
+    """Yield each valid configuration that the file holds, when it is another one than that yielded (or running) before.
 
     resolve puts the flags that outrank the file over what it says (Options.resolve). A file that cannot be read or
     is invalid is logged once, with every mistake, and changes nothing. A new look of the file must last for one
@@ -67,7 +67,7 @@ async def watch(
                     log_lenient(strict)
                 if difference:
                     running = config
-                    yield Change(config, difference)
+                    yield NewConfiguration(config, difference)
             first = False
         previous = current
         await asyncio.sleep(interval)

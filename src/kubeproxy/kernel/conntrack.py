@@ -32,7 +32,7 @@ from kubeproxy.kernel.netlink import (
     nested,
 )
 
-Family = Literal[2, 10]  # AF_INET, AF_INET6 on Linux
+FamilyNumber = Literal[2, 10]  # AF_INET, AF_INET6 on Linux
 
 Endpoints = frozenset[bytes]
 """Serving endpoints, each as its packed address followed by its port in two bytes, big endian."""
@@ -84,7 +84,7 @@ class Flow(Struct, frozen=True, gc=False):
     `entry` holds all its attributes as the kernel sent them: tuple, zone and id name exactly this entry when deleting.
     """
 
-    family: Family
+    family: FamilyNumber
     source: bytes
     source_port: int
     destination: bytes
@@ -164,7 +164,7 @@ class Conntrack:
 
     def udp_flows(
         self,
-        family: Family,
+        family: FamilyNumber,
         frontends: Collection[tuple[bytes, int]] | None = None,
         ports: Collection[int] = (),
     ) -> Iterator[Flow]:
@@ -181,7 +181,7 @@ class Conntrack:
     def delete(self, flows: Iterable[Flow]) -> int:
         """Delete exactly these entries; return how many were there. Raises ApplyError when the kernel refuses any."""
         deleted = 0
-        by_family: dict[Family, list[bytes]] = {}
+        by_family: dict[FamilyNumber, list[bytes]] = {}
         for flow in flows:
             by_family.setdefault(flow.family, []).append(_nfgenmsg(flow.family) + _identity(flow.entry))
         for payloads in by_family.values():
@@ -195,7 +195,7 @@ class Conntrack:
             deleted += sum(code == 0 for code, _ in results)
         return deleted
 
-    def forget(self, family: Family, translations: Collection[Translation]) -> int | None:
+    def forget(self, family: FamilyNumber, translations: Collection[Translation]) -> int | None:
         """Delete the flows of a few translations; return how many, or None when the kernel cannot or they are many.
 
         The kernel does not say how many it deleted: they are what its count of entries fell by meanwhile, and what
@@ -221,7 +221,7 @@ class Conntrack:
 
     def clean(
         self,
-        family: Family,
+        family: FamilyNumber,
         services: Mapping[tuple[bytes, int], Endpoints],
         nodeports: Mapping[int, Endpoints],
         node_addresses: Collection[bytes],
@@ -233,7 +233,11 @@ class Conntrack:
         return self.delete(stale_flows(flows, services, nodeports, node_addresses))
 
     def _dump(
-        self, family: Family, payload: bytes, frontends: Collection[tuple[bytes, int]] | None, ports: Collection[int]
+        self,
+        family: FamilyNumber,
+        payload: bytes,
+        frontends: Collection[tuple[bytes, int]] | None,
+        ports: Collection[int],
     ) -> Iterator[Flow]:
         layout = _LAYOUTS[family]
         with self._socket() as netlink:
@@ -256,7 +260,7 @@ class _Layout:
     A message with another layout is read attribute by attribute.
     """
 
-    def __init__(self, family: Family) -> None:
+    def __init__(self, family: FamilyNumber) -> None:
         size = 4 if family == 2 else 16
         first = 1 if family == 2 else 3  # CTA_IP_V4_SRC or CTA_IP_V6_SRC
         ip = 4 + 2 * (4 + size)
@@ -321,14 +325,14 @@ class _Layout:
                 )
 
 
-_LAYOUTS: Final[Mapping[Family, _Layout]] = {2: _Layout(2), 10: _Layout(10)}
+_LAYOUTS: Final[Mapping[FamilyNumber, _Layout]] = {2: _Layout(2), 10: _Layout(10)}
 
 
-def _nfgenmsg(family: Family) -> bytes:
+def _nfgenmsg(family: FamilyNumber) -> bytes:
     return bytes([family, 0, 0, 0])
 
 
-def _questions(family: Family, frontends: Collection[tuple[bytes, int]], ports: Collection[int]) -> list[bytes]:
+def _questions(family: FamilyNumber, frontends: Collection[tuple[bytes, int]], ports: Collection[int]) -> list[bytes]:
     """Return the dump requests that find each flow to these destinations once."""
     whole = set(ports)
     if family == 10:
@@ -338,7 +342,7 @@ def _questions(family: Family, frontends: Collection[tuple[bytes, int]], ports: 
     return [_only(family, port) for port in whole] + by_address
 
 
-def _only(family: Family, port: int | None = None, address: bytes | None = None) -> bytes:
+def _only(family: FamilyNumber, port: int | None = None, address: bytes | None = None) -> bytes:
     """Pack a dump request for UDP flows, all of them or those to an original port, and an IPv4 address."""
     compare = _COMPARE_PROTOCOL
     fields = [attribute(_CTA_PROTO_NUM, bytes([socket.IPPROTO_UDP]))]
@@ -390,7 +394,7 @@ def _wanted(flow: Flow, frontends: Collection[tuple[bytes, int]], ports: Collect
     return flow.destination_port in ports or (flow.destination, flow.destination_port) in frontends
 
 
-def _flow(family: Family, data: bytes, start: int, end: int) -> Flow | None:
+def _flow(family: FamilyNumber, data: bytes, start: int, end: int) -> Flow | None:
     """Read one entry attribute by attribute; None when it is no UDP flow."""
     original = reply = None
     for kind, begin, stop in attributes(data, start, end):

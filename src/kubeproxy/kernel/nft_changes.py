@@ -40,7 +40,7 @@ _DELETIONS: Final = frozenset({SUBSYSTEM << 8 | 2, SUBSYSTEM << 8 | 5, SUBSYSTEM
 _LONGEST: Final = 10_000  # transactions that are remembered
 
 
-class Change(NamedTuple):
+class ChainChange(NamedTuple):
     """A chain or a rule of it was made or deleted; `chain` is '' when it was the table."""
 
     family: int
@@ -55,14 +55,14 @@ class Changes:
     `concerns` says of a change whether it is to be remembered; if it is no deletion, some name near it has the word.
     """
 
-    def __init__(self, opened: socket.socket, where: int, concerns: Callable[[Change], bool], word: bytes) -> None:
+    def __init__(self, opened: socket.socket, where: int, concerns: Callable[[ChainChange], bool], word: bytes) -> None:
         self.users = 0
         self._socket = opened
         self._where = where
         self._concerns = concerns
         self._word = word
-        self._found: dict[int, frozenset[Change]] = {}  # by generation
-        self._so_far: set[Change] = set()  # in the transaction whose end was not read yet
+        self._found: dict[int, frozenset[ChainChange]] = {}  # by generation
+        self._so_far: set[ChainChange] = set()  # in the transaction whose end was not read yet
         self._lost = False  # of that transaction
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ class Changes:
             self._socket.close()
             _listening.pop(self._where, None)
 
-    def between(self, after: int, until: int) -> frozenset[Change] | None:
+    def between(self, after: int, until: int) -> frozenset[ChainChange] | None:
         """Return what matters of all transactions after a generation, until another; None when some were missed."""
         self._read()
         wanted = range(after + 1, until + 1)
@@ -97,7 +97,7 @@ class Changes:
             self._so_far, self._lost = set(), False
             self._socket.setsockopt(SOL_NETLINK, _ADD_MEMBERSHIP, _GROUP)
 
-    def _remember(self, generation: int, changes: frozenset[Change]) -> None:
+    def _remember(self, generation: int, changes: frozenset[ChainChange]) -> None:
         self._found.pop(generation, None)
         self._found[generation] = changes
         if len(self._found) > _LONGEST:
@@ -146,7 +146,7 @@ _listening: dict[int, Changes] = {}
 """By network namespace."""
 
 
-def listen(concerns: Callable[[Change], bool], word: bytes) -> Changes:
+def listen(concerns: Callable[[ChainChange], bool], word: bytes) -> Changes:
     """Return what listens in the caller's network namespace (see Changes), the same for all, who are to close it.
 
     The kernel wants CAP_NET_ADMIN. Raises ApplyError.
@@ -182,10 +182,10 @@ def _generation(data: bytes, start: int, end: int) -> int:
     return next((int.from_bytes(data[s:e], "big") for kind, s, e in attributes(data, start, end) if kind == 1), 0)
 
 
-def _change(data: bytes, kind: int, start: int, end: int) -> Change:
+def _change(data: bytes, kind: int, start: int, end: int) -> ChainChange:
     name = _NAME_OF_CHAIN[kind]
     found = {k: data[s : e - 1].decode(errors="replace") for k, s, e in _first(data, start + _GENERIC_SIZE, end)}
-    return Change(data[start], found.get(1, ""), found.get(name, "") if name else "", kind in _DELETIONS)
+    return ChainChange(data[start], found.get(1, ""), found.get(name, "") if name else "", kind in _DELETIONS)
 
 
 def _first(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:

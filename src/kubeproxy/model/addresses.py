@@ -90,16 +90,16 @@ def _port_text(port: bytes) -> str:
 
 def destination_texts(destinations: Iterable[bytes]) -> dict[str, str]:
     """Return the addresses of packed destinations of one family by `destination_text`, all in text form."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for destination in destinations:
         address, port = destination[:-2], _port_text(destination[-2:])
         if len(address) == 4:
-            text = inet_ntop(_INET, address)
-            found[f"{text}:{port}"] = text
+            address_text = inet_ntop(_INET, address)
+            texts[f"{address_text}:{port}"] = address_text
         else:
-            text = inet_ntop(_INET6, address)
-            found[f"[{text}]:{port}"] = text
-    return found
+            address_text = inet_ntop(_INET6, address)
+            texts[f"[{address_text}]:{port}"] = address_text
+    return texts
 
 
 Range = tuple[bytes, bytes]

@@ -79,7 +79,7 @@ class Claims:
     def replace_written(
         self, name: ServiceName, old: Claimant | None, new: Claimant | None, after: tuple[bytes, ...]
     ) -> set[ServiceName]:
-        """Replace what a Service asks for because somebody wrote it; return the others as `replace` does."""
+        """Replace what a Service asks for because somebody wrote it; return whom that concerns, as `replace` does."""
         before = self.written.pop(name, ())
         if after:
             self.written[name] = after

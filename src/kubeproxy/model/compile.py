@@ -119,8 +119,8 @@ def _shown(text: str | None) -> str:
 
 def _ports(entries: Sequence[ServicePort], problems: list[Problem]) -> Sequence[_Port]:
     if len(entries) == 1 and not entries[0].node_port:  # most often, and the same in many Services
-        ports, found = _one_port(entries[0].port, entries[0].name, entries[0].protocol)
-        problems += found
+        ports, wrong = _one_port(entries[0].port, entries[0].name, entries[0].protocol)
+        problems += wrong
         return ports
     return _read_ports(entries, problems)
 
@@ -167,15 +167,15 @@ def _read_ports(entries: Sequence[ServicePort], problems: list[Problem]) -> Sequ
 
 
 def _cluster_ips(spec: ServiceSpec, problems: list[Problem]) -> dict[Family, bytes]:
-    found: dict[Family, bytes] = {}
+    usable: dict[Family, bytes] = {}
     for text in spec.cluster_ips or (spec.cluster_ip or "",):
         address = pack(text)
         if address is None or not any(address):
             field = "spec.clusterIPs" if spec.cluster_ips else "spec.clusterIP"
             problems.append(Problem(field, f"{_shown(text)} is no usable IP address; skipped"))
         else:
-            found.setdefault(family_of(address), address)
-    return found
+            usable.setdefault(family_of(address), address)
+    return usable
 
 
 _NO_ADDRESSES: Mapping[Family, Sequence[bytes]] = {}
@@ -185,16 +185,16 @@ _NO_RANGES: Mapping[Family, tuple[Range, ...]] = {}
 def _addresses(texts: Sequence[str], field: str, problems: list[Problem]) -> Mapping[Family, Sequence[bytes]]:
     if not texts:
         return _NO_ADDRESSES
-    found: dict[Family, list[bytes]] = {}
+    by_family: dict[Family, list[bytes]] = {}
     for text in texts:
         address = pack(text)
         if address is None or not any(address):
             problems.append(Problem(field, f"{_shown(text)} is no usable IP address; skipped"))
             continue
-        addresses = found.setdefault(family_of(address), [])
+        addresses = by_family.setdefault(family_of(address), [])
         if address not in addresses:
             addresses.append(address)
-    return found
+    return by_family
 
 
 def _source_ranges(texts: Sequence[str], problems: list[Problem]) -> Mapping[Family, tuple[Range, ...]]:

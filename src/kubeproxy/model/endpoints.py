@@ -127,7 +127,7 @@ def _one_by_one(entries: Sequence[SliceEndpoint], family: Family) -> tuple[tuple
 
 
 def _ports(entries: Sequence[EndpointPort]) -> tuple[tuple[SlicePort, ...], tuple[Problem, ...]]:
-    """Return the ports that can be used, and what is wrong with the others."""
+    """Return the ports that can be used, and what is wrong with those that cannot."""
     if len(entries) == 1:  # nearly always, and the same in many slices
         return _one_port(entries[0].name, entries[0].protocol, entries[0].port)
     problems: list[Problem] = []

@@ -42,8 +42,11 @@ class FrontendKind(IntEnum):
     NODEPORT = 3
 
 
+NODEPORT_KEY = 3
+"""Bytes of a frontend's key that has no address."""
+
 WRITTEN: frozenset[FrontendKind] = frozenset({FrontendKind.EXTERNAL, FrontendKind.LOADBALANCER})
-"""Kinds of addresses that somebody writes into a Service; the others are given to one Service by the API server."""
+"""Kinds of addresses that somebody writes into a Service, where the API server gives the other kinds to one alone."""
 
 
 class Frontend(Struct, frozen=True, gc=False):
@@ -63,7 +66,7 @@ class Frontend(Struct, frozen=True, gc=False):
     @property
     def nodeport_key(self) -> bytes:
         """Return the key of a NodePort of the same number."""
-        return self.key[-3:]
+        return self.key[-NODEPORT_KEY:]
 
     @property
     def protocol(self) -> int:
@@ -205,7 +208,7 @@ class Detector(Struct, frozen=True):
 
     @property
     def implemented(self) -> bool:
-        """Return whether pod traffic can be told from other traffic at all."""
+        """Return whether pod traffic is recognised at all."""
         return self.kind != "none"
 
     @property

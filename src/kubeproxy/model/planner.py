@@ -16,7 +16,17 @@ from kubeproxy.model.compile import compile_service
 from kubeproxy.model.endpoints import Slice, parse_slice
 from kubeproxy.model.events import Deleted, Event, Rejected, Replaced, Upserted
 from kubeproxy.model.objects import EndpointSlice, Node, Object, Resource, Service
-from kubeproxy.model.plan import NOTHING, WRITTEN, Compiled, Frontend, Globals, Problem, ServiceName, ServicePlan
+from kubeproxy.model.plan import (
+    NODEPORT_KEY,
+    NOTHING,
+    WRITTEN,
+    Compiled,
+    Frontend,
+    Globals,
+    Problem,
+    ServiceName,
+    ServicePlan,
+)
 from kubeproxy.model.world import remembering
 
 NEEDED: tuple[Resource, ...] = ("services", "endpointslices")
@@ -95,16 +105,18 @@ class Planner:
     def owner(self, family: Family, key: bytes) -> ServiceName | None:
         """Return the Service that has a frontend (address, protocol and port, packed; a NodePort has no address)."""
         owner = self._claims[family].owner(key)
-        return owner.service if owner is not None else None
+        if owner is None or (len(key) == NODEPORT_KEY and owner.right is Right.WRITTEN):
+            return None  # an address of the node waits there for the NodePort's end
+        return owner.service
 
     def apply(self, events: Iterable[Event]) -> list[Rejected]:
         """Take events in; return what in them cannot be used, for the user to see."""
         return [rejected for step in self.applying(events) for rejected in step]
 
     def applying(self, events: Iterable[Event]) -> Iterator[list[Rejected]]:
-        """Do the work of `apply` in steps of at most STEP objects; yield what each of them found.
+        """Do the work of `apply` in steps of at most STEP objects; yield what each cannot use.
 
-        Between the steps the planner may be used, but for other events of the same resource. A list that is being
+        Between the steps the planner may be used, except for other events of the same resource. A list that is being
         applied counts as listed only at its end.
         """
         for event in events:

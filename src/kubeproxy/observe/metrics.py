@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from kubeproxy import __version__
-from kubeproxy.observe.registry import Counter, Family, Registry, Single
+from kubeproxy.observe.registry import Counter, MetricFamily, Registry, Single
 
 KUBERNETES: Final = ("1", "36")
 
@@ -37,7 +37,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = Registry()
-        self.refusals: list[Family[Counter]] = []
+        self.refusals: list[MetricFamily[Counter]] = []
         self._sync(self.registry)
         self._changes(self.registry)
         self._own(self.registry)

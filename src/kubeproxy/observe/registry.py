@@ -107,7 +107,7 @@ class Histogram:
         yield "_count", "", seen
 
 
-class Family(Generic[C]):
+class MetricFamily(Generic[C]):
     """All time series of one name: one for each combination of label values that was asked for."""
 
     __slots__ = ("_children", "_help", "_make", "_names", "kind", "name")
@@ -160,21 +160,21 @@ class Registry:
     """The families of one program, created explicitly: there is no global one."""
 
     def __init__(self) -> None:
-        self._families: dict[str, Family[Counter] | Family[Gauge] | Family[Histogram]] = {}
+        self._families: dict[str, MetricFamily[Counter] | MetricFamily[Gauge] | MetricFamily[Histogram]] = {}
         self._collectors: list[Callable[[], Iterable[Single]]] = []
 
-    def counter(self, name: str, text: str, *labels: str) -> Family[Counter]:
+    def counter(self, name: str, text: str, *labels: str) -> MetricFamily[Counter]:
         """Make a family of counters; the name ends with _total by convention."""
-        return self._add(Family(name, "counter", text, labels, Counter))
+        return self._add(MetricFamily(name, "counter", text, labels, Counter))
 
-    def gauge(self, name: str, text: str, *labels: str) -> Family[Gauge]:
+    def gauge(self, name: str, text: str, *labels: str) -> MetricFamily[Gauge]:
         """Make a family of gauges."""
-        return self._add(Family(name, "gauge", text, labels, Gauge))
+        return self._add(MetricFamily(name, "gauge", text, labels, Gauge))
 
-    def histogram(self, name: str, text: str, bounds: Sequence[float], *labels: str) -> Family[Histogram]:
+    def histogram(self, name: str, text: str, bounds: Sequence[float], *labels: str) -> MetricFamily[Histogram]:
         """Make a family of histograms with these ascending upper bounds; the last one, infinity, is added."""
         texts = [f'le="{number_text(bound)}"' for bound in (*bounds, math.inf)]
-        return self._add(Family(name, "histogram", text, labels, lambda: Histogram(bounds, texts)))
+        return self._add(MetricFamily(name, "histogram", text, labels, lambda: Histogram(bounds, texts)))
 
     def collect(self, collector: Callable[[], Iterable[Single]]) -> None:
         """Ask this function for more series whenever metrics are rendered; it must be quick and not raise."""
@@ -195,7 +195,7 @@ class Registry:
         return family
 
 
-F = TypeVar("F", Family[Counter], Family[Gauge], Family[Histogram])
+F = TypeVar("F", MetricFamily[Counter], MetricFamily[Gauge], MetricFamily[Histogram])
 
 
 def escape_label(value: str) -> str:

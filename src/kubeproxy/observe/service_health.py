@@ -1,4 +1,4 @@
-"""The health check ports of Services (healthCheckNodePort): one small server each, telling load balancers what is here.
+"""The health check ports of Services (healthCheckNodePort): small servers that load balancers ask for local endpoints.
 
 Which Services want one, and how many endpoints they have on this node, is decided by the model. Answers as in
 pkg/proxy/healthcheck/service_health.go of Kubernetes 1.36.
@@ -47,7 +47,7 @@ class Place(NamedTuple):
 
 
 Failed = Callable[[str, str, int, str], None]
-"""Told once when a port cannot be opened: namespace, name, port and why (event FailedToStartServiceHealthcheck)."""
+"""Called once when a port cannot be opened: namespace, name, port and why (event FailedToStartServiceHealthcheck)."""
 
 _EVERY_ADDRESS: Final = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 - kube-proxy's default
 

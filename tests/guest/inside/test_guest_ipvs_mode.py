@@ -14,7 +14,7 @@ import pytest
 
 from kubeproxy.backends.ipvs import INTERFACE, probe
 from kubeproxy.backends.ipvs.cleanup import cleanup
-from kubeproxy.backends.ipvs.graceful import DEADLINE, Found, Operation, Verb
+from kubeproxy.backends.ipvs.graceful import DEADLINE, ActualServer, Operation, Verb
 from kubeproxy.backends.ipvs.layout import SetId, scheduler_named
 from kubeproxy.backends.ipvs.mode import OPERATIONS
 from kubeproxy.backends.ipvs.render import server_key
@@ -130,7 +130,7 @@ def test_every_scheduler_is_taken_and_read_back(name: str) -> None:
     key = server_key(pack(VIPS[V4]), socket.IPPROTO_TCP, 80)
     with closing(NodeKernel(V4, scheduler_named(name), "")) as kernel:
         kernel.operate([Operation(Verb.ADD_SERVICE, key, affinity=30)])
-        assert kernel.servers()[key] == Found(30, True, {})
+        assert kernel.servers()[key] == ActualServer(30, True, {})
         kernel.operate([Operation(Verb.DELETE_SERVICE, key)])
 
 

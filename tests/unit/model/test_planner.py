@@ -462,7 +462,9 @@ def test_an_address_of_the_node_takes_no_nodeport_of_another_service(written, no
     subject.take()
     shared = key("192.0.2.1:30080")
     assert owner_of(subject, shared) == "a"
+    assert subject.owner(Family.IPV4, key(":30080")) is None
     assert set(taken(subject, upserted(service("b", "10.96.0.2", created=NEW, ports=NODE_PORT)))) == {"a", "b"}
+    assert subject.owner(Family.IPV4, key(":30080")) == ("default", "b")
     assert owner_of(subject, shared) is None
     assert owner_of(subject, key(":30080")) == "b"
     (problem,) = reports(subject, "a")

@@ -22,7 +22,7 @@ INVALID_COUNTER: Final = "ct_state_invalid_dropped_pkts"
 class Style(NamedTuple):
     """What rules of all Services of a family have in common.
 
-    `if_local` and `if_not_local` recognise pod traffic, '' when it cannot be told. `prefix_length` is that of a single
+    `if_local` and `if_not_local` recognise pod traffic, '' when nothing does. `prefix_length` is that of a single
     address. With `localhost_counter` NodePort connections to loopback are counted.
     """
 
@@ -77,8 +77,8 @@ class _Port:
 
     def match(self, address: str, port: int, words: str) -> str:
         """Return the part of a rule that recognises a frontend."""
-        told = f'-m comment --comment "{self.text}{words}"'
-        return f"-d {address} -p {self.proto} {told} -m {self.proto} --dport {port}"
+        label = f'-m comment --comment "{self.text}{words}"'
+        return f"-d {address} -p {self.proto} {label} -m {self.proto} --dport {port}"
 
 
 def suffixes(plans: Sequence[ServicePlan]) -> list[str]:
@@ -159,12 +159,12 @@ def chains(plan: ServicePlan, suffix: str, style: Style, detail: Detail) -> dict
     port = _Port(plan, suffix)
     if not plan.usable:
         return {}
-    found: dict[str, str] = {}
+    rules_by_chain: dict[str, str] = {}
     kinds = {frontend.kind for frontend in plan.frontends}
     if kinds - {FrontendKind.CLUSTER}:
-        found[port.ext] = _external_rules(plan, port, style)
+        rules_by_chain[port.ext] = _external_rules(plan, port, style)
     if FrontendKind.LOADBALANCER in kinds and plan.source_ranges is not None:
-        found[port.fw] = _firewall_rules(port, plan.source_ranges)
+        rules_by_chain[port.fw] = _firewall_rules(port, plan.source_ranges)
     addresses: dict[str, str] = {}
     choices: list[tuple[str, list[str]]] = []
     for chain, pool in ((port.svc, plan.cluster), (port.svl, plan.local)):
@@ -176,17 +176,17 @@ def chains(plan: ServicePlan, suffix: str, style: Style, detail: Detail) -> dict
     seps = {text: SEP + end for text, end in zip(addresses, ends, strict=True)}
     for chain, ordered in choices:
         rules = _masquerade_rule(plan, port, chain, style) if port.internal_chain(plan.internal) == chain else ""
-        found[chain] = rules + _choice_rules(plan, port, chain, ordered, seps, detail)
-    return found | _endpoint_chains(plan, port, addresses, seps, style, detail)
+        rules_by_chain[chain] = rules + _choice_rules(plan, port, chain, ordered, seps, detail)
+    return rules_by_chain | _endpoint_chains(plan, port, addresses, seps, style, detail)
 
 
 def _endpoint_chains(
     plan: ServicePlan, port: _Port, addresses: Mapping[str, str], seps: Mapping[str, str], style: Style, detail: Detail
 ) -> dict[str, str]:
     """Return the chain of each endpoint and its rules; `addresses` and `seps` are by destination."""
-    told = f' -m comment --comment "{port.text}"' if detail is Detail.FULL else ""
-    source = f"/{style.prefix_length}{told} -j KUBE-MARK-MASQ\n-A "
-    proto = f" -p {port.proto}{told}"
+    label = f' -m comment --comment "{port.text}"' if detail is Detail.FULL else ""
+    source = f"/{style.prefix_length}{label} -j KUBE-MARK-MASQ\n-A "
+    proto = f" -p {port.proto}{label}"
     target = f" -m {port.proto} -j DNAT --to-destination "
     recent = " -m recent --set --name " if plan.affinity else ""
     return {
@@ -196,7 +196,7 @@ def _endpoint_chains(
 
 
 def _masquerade_rule(plan: ServicePlan, port: _Port, chain: str, style: Style) -> str:
-    """Return the rule that masquerades cluster IP traffic of others than pods, or all of it."""
+    """Return the rule that masquerades cluster IP traffic: all of it, or what does not come from pods."""
     cluster_ip = next((f for f in plan.frontends if f.kind is FrontendKind.CLUSTER), None)
     if cluster_ip is None:
         return ""
@@ -215,18 +215,18 @@ def _external_rules(plan: ServicePlan, port: _Port, style: Style) -> str:
     """Return the rules of the chain that all addresses but the cluster IP lead to."""
     ext = port.ext
 
-    def told(words: str) -> str:
+    def label(words: str) -> str:
         return f'-m comment --comment "{words} for {port.text} external destinations"'
 
     if plan.policies.external is Policy.CLUSTER:
-        return f"-A {ext} {told('masquerade traffic')} -j KUBE-MARK-MASQ\n-A {ext} -j {port.svc}\n"
+        return f"-A {ext} {label('masquerade traffic')} -j KUBE-MARK-MASQ\n-A {ext} -j {port.svc}\n"
     rules = ""
     if plan.cluster:
         node = "-m addrtype --src-type LOCAL"
         if style.if_local:
-            rules = f"-A {ext} {style.if_local} {told('pod traffic')} -j {port.svc}\n"
-        rules += f"-A {ext} {told('masquerade LOCAL traffic')} {node} -j KUBE-MARK-MASQ\n"
-        rules += f"-A {ext} {told('route LOCAL traffic')} {node} -j {port.svc}\n"
+            rules = f"-A {ext} {style.if_local} {label('pod traffic')} -j {port.svc}\n"
+        rules += f"-A {ext} {label('masquerade LOCAL traffic')} {node} -j KUBE-MARK-MASQ\n"
+        rules += f"-A {ext} {label('route LOCAL traffic')} {node} -j {port.svc}\n"
     return rules + (f"-A {ext} -j {port.svl}\n" if plan.local else "")
 
 
@@ -240,8 +240,8 @@ def _choice_rules(
     plan: ServicePlan, port: _Port, chain: str, texts: Sequence[str], seps: Mapping[str, str], detail: Detail
 ) -> str:
     """Return the rules that choose one of these destinations."""
-    told = f' -m comment --comment "{port.text} -> ' if detail is Detail.FULL else ""
-    starts = [f'-A {chain}{told}{text}"' for text in texts] if told else [f"-A {chain}"] * len(texts)
+    label = f' -m comment --comment "{port.text} -> ' if detail is Detail.FULL else ""
+    starts = [f'-A {chain}{label}{text}"' for text in texts] if label else [f"-A {chain}"] * len(texts)
     names = [seps[text] for text in texts]
     rules: list[str] = []
     if plan.affinity:

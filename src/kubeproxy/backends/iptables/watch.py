@@ -19,7 +19,7 @@ from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nfnetlink
 from kubeproxy.kernel.iptables_info import TableInfo
 from kubeproxy.kernel.lock_watch import lock_watch
-from kubeproxy.kernel.nft_changes import Change, listen
+from kubeproxy.kernel.nft_changes import ChainChange, listen
 from kubeproxy.kernel.xtables import Commands, Incompatible
 
 REST: Final = 20.0
@@ -169,7 +169,7 @@ class NftWatch:
         return any(word in raw for _, raw in nfnetlink.chain_rules(self._family, jump.table, jump.chain))
 
 
-def _concerns(change: Change) -> bool:
+def _concerns(change: ChainChange) -> bool:
     """Return whether a change may be one of what is ours: chains with our names, deletions of built-in ones."""
     if change.table not in CANARY_TABLES:
         return False

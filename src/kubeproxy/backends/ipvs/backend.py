@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 from kubeproxy.backends.ipvs.chains import Jump, Rules
-from kubeproxy.backends.ipvs.graceful import WEIGHT, Draining, Found, Operation, deletions
+from kubeproxy.backends.ipvs.graceful import WEIGHT, ActualServer, Draining, Operation, deletions
 from kubeproxy.backends.ipvs.layout import Scheduler, SetId
 from kubeproxy.backends.ipvs.render import NO_WISH, NodeAddresses, Virtual, render
 from kubeproxy.backends.ipvs.state import State, Touched, untouched
@@ -54,10 +54,10 @@ class Kernel(Protocol):
     def prepare(self) -> None:
         """Make the interface and the sets where they are missing."""
 
-    def servers(self) -> Mapping[bytes, Found]:
+    def servers(self) -> Mapping[bytes, ActualServer]:
         """Return all virtual servers with their real servers."""
 
-    def survey(self, keys: Iterable[bytes]) -> tuple[set[bytes], Mapping[bytes, Found]]:
+    def survey(self, keys: Iterable[bytes]) -> tuple[set[bytes], Mapping[bytes, ActualServer]]:
         """Return all virtual servers, and these ones, as far as they are there, with their real servers."""
 
     def connections(self, keys: Iterable[bytes]) -> Mapping[bytes, Mapping[bytes, int]]:
@@ -231,7 +231,7 @@ class IpvsBackend:
         self._written = kernel.rules(self._rules)
         yield len(gone) + len(foreign) + sum(map(len, strays.values()))
 
-    def _adopt(self, found: Mapping[bytes, Found]) -> Iterator[int]:
+    def _adopt(self, found: Mapping[bytes, ActualServer]) -> Iterator[int]:
         self._draining.retain(found)
         operations: list[Operation] = []
         for key, virtual in self._state.servers.items():
@@ -356,7 +356,7 @@ class IpvsBackend:
             return "iptables rules were changed"
         return ""
 
-    def _differs(self, key: bytes, wanted: Virtual, found: Found) -> bool:
+    def _differs(self, key: bytes, wanted: Virtual, found: ActualServer) -> bool:
         weights = dict.fromkeys(wanted.pool, WEIGHT) | dict.fromkeys(self._draining.of(key), 0)
         return not found.same or found.affinity != wanted.affinity or dict(found.weights) != weights
 

@@ -48,7 +48,7 @@ class Operation(NamedTuple):
     weight: int = WEIGHT
 
 
-class Found(NamedTuple):
+class ActualServer(NamedTuple):
     """A virtual server as the kernel has it: `same` says whether its scheduler and flags are ours; weights."""
 
     affinity: int
@@ -85,7 +85,7 @@ class Draining:
         """Return the draining real servers of a virtual server."""
         return self._deadlines.get(key, {})
 
-    def retain(self, found: Mapping[bytes, Found]) -> None:
+    def retain(self, found: Mapping[bytes, ActualServer]) -> None:
         """Forget those that the kernel does not have."""
         for key in self.keys():
             for destination in self._deadlines[key].keys() - found.get(key, _NOTHING).weights.keys():
@@ -111,7 +111,7 @@ class Draining:
         for destination in sorted(old - new):
             yield self._let_go(key, destination, now)
 
-    def adopt(self, key: bytes, found: Found, after: Virtual, now: float) -> Iterator[Operation]:
+    def adopt(self, key: bytes, found: ActualServer, after: Virtual, now: float) -> Iterator[Operation]:
         """Yield the operations from what the kernel has to a wish."""
         if found.affinity != after.affinity or not found.same:
             yield Operation(Verb.SET_SERVICE, key, after.affinity)
@@ -161,7 +161,7 @@ class Draining:
         return known
 
 
-_NOTHING: Final = Found(0, same=False, weights={})
+_NOTHING: Final = ActualServer(0, same=False, weights={})
 
 
 def deletions(keys: Iterable[bytes]) -> list[Operation]:

@@ -14,7 +14,7 @@ from typing import Final
 from kubeproxy.backends.ipvs import INTERFACE
 from kubeproxy.backends.ipvs.backend import Addresses, Entries, SetCount
 from kubeproxy.backends.ipvs.chains import JUMPS, Jump, Rules
-from kubeproxy.backends.ipvs.graceful import Found, Operation, Verb
+from kubeproxy.backends.ipvs.graceful import ActualServer, Operation, Verb
 from kubeproxy.backends.ipvs.layout import MAX_ELEMENTS, Scheduler, SetId, kind_of
 from kubeproxy.kernel import ipvs, links, xtables
 from kubeproxy.kernel.addresses import AddressMonitor, local_addresses
@@ -86,11 +86,11 @@ class NodeKernel:
 
     # -- virtual servers --------------------------------------------------------------------------------------------
 
-    def servers(self) -> Mapping[bytes, Found]:
+    def servers(self) -> Mapping[bytes, ActualServer]:
         """Return all virtual servers with their real servers."""
         return dict(self._with_weights(self._listed()))
 
-    def survey(self, keys: Iterable[bytes]) -> tuple[set[bytes], Mapping[bytes, Found]]:
+    def survey(self, keys: Iterable[bytes]) -> tuple[set[bytes], Mapping[bytes, ActualServer]]:
         """Return all virtual servers, and these ones, as far as they are there, with their real servers."""
         listed = {_packed(server.key): server for server in self._listed()}
         return set(listed), dict(self._with_weights(listed[key] for key in keys if key in listed))
@@ -113,14 +113,14 @@ class NodeKernel:
     def _listed(self) -> Iterator[ipvs.VirtualServer]:
         return (server for server in self._ipvs.servers() if server.key.family == self._family)
 
-    def _with_weights(self, servers: Iterable[ipvs.VirtualServer]) -> Iterator[tuple[bytes, Found]]:
+    def _with_weights(self, servers: Iterable[ipvs.VirtualServer]) -> Iterator[tuple[bytes, ActualServer]]:
         for server in servers:
             key = _packed(server.key)
             affinity = server.timeout if server.flags & ipvs.PERSISTENT else 0
             # Not compared: the timeout of a virtual server without persistence, which means nothing.
             same = server._replace(timeout=affinity) == self._virtual(key, affinity)
             reals = self._ipvs.destinations(server.key).values()
-            yield key, Found(affinity, same, {_destination(real.key): real.weight for real in reals})
+            yield key, ActualServer(affinity, same, {_destination(real.key): real.weight for real in reals})
 
     def _virtual(self, key: bytes, affinity: int) -> ipvs.VirtualServer:
         flags = self._scheduler.flags | (ipvs.PERSISTENT if affinity else 0)

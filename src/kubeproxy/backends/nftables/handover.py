@@ -11,10 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from kubeproxy.backends.nftables.render import Placed
 from kubeproxy.model.plan import ServiceName, ServicePlan
 
-Change = tuple[ServiceName, tuple[ServicePlan, ...]]
+WantedPlans = tuple[ServiceName, tuple[ServicePlan, ...]]
 
 
-def groups(changes: Iterable[Change], placed: Mapping[ServiceName, Sequence[Placed]]) -> Iterable[Sequence[Change]]:
+def groups(
+    changes: Iterable[WantedPlans], placed: Mapping[ServiceName, Sequence[Placed]]
+) -> Iterable[Sequence[WantedPlans]]:
     """Return the changes in their order, but those that belong into one transaction together, at the first one's turn.
 
     `placed` is what each Service has in the kernel. What Services share is counted, and binds none of them together.
@@ -38,7 +40,7 @@ def groups(changes: Iterable[Change], placed: Mapping[ServiceName, Sequence[Plac
             _join(together, giver, name)
     if not together:
         return [(change,) for change in ordered]
-    found: dict[ServiceName, list[Change]] = {}
+    found: dict[ServiceName, list[WantedPlans]] = {}
     first: dict[ServiceName, ServiceName] = {}
     for change in ordered:
         name = change[0]

@@ -75,7 +75,7 @@ class Packers:
 class Transaction:
     """What one transaction removes and adds. `elements` counts both.
 
-    As the target of render.translate it takes what is new; what is shared is added for its first user only.
+    As the recipient of render.translate it takes what is new; what is shared is added for its first user only.
     """
 
     def __init__(self, packers: Packers, users: Users) -> None:

@@ -70,7 +70,7 @@ def assign(before: Pool, wanted: Pool) -> Pool:
     return tuple(d or next(queue) for d in result)
 
 
-class Target(Protocol):
+class Recipient(Protocol):
     """What a plan is translated into."""
 
     def entry(self, set_id: str, key: bytes, data: bytes) -> None:
@@ -81,7 +81,7 @@ class Target(Protocol):
 
 
 class _Dicts:
-    """A target that keeps elements to compare them."""
+    """A recipient that keeps elements to compare them."""
 
     def __init__(self) -> None:
         self.elements: Elements = {}
@@ -97,40 +97,40 @@ class _Dicts:
 
 def render(placed: Iterable[Placed]) -> Elements:
     """Return the elements of a Service in one family."""
-    target = _Dicts()
+    recipient = _Dicts()
     for item in placed:
-        translate(item, target)
-    return target.elements
+        translate(item, recipient)
+    return recipient.elements
 
 
-def translate(item: Placed, target: Target) -> None:
-    """Hand a plan's elements to a target."""
+def translate(item: Placed, recipient: Recipient) -> None:
+    """Hand a plan's elements to a recipient."""
     plan = item.plan
     for frontend in plan.frontends:
-        _frontend(item, frontend, plan.traffic(frontend), target)
+        _frontend(item, frontend, plan.traffic(frontend), recipient)
     for address in plan.hairpin:
-        target.entry(SetId.HAIRPIN, address + address, b"")
+        recipient.entry(SetId.HAIRPIN, address + address, b"")
 
 
-def _frontend(item: Placed, frontend: Frontend, traffic: Traffic, target: Target) -> None:
+def _frontend(item: Placed, frontend: Frontend, traffic: Traffic, recipient: Recipient) -> None:
     kind = frontend.kind
     nodeport = kind is FrontendKind.NODEPORT
     key = service_key(frontend.key)
     if kind is FrontendKind.CLUSTER:
-        target.entry(SetId.CLUSTER_IPS, frontend.address, b"")
+        recipient.entry(SetId.CLUSTER_IPS, frontend.address, b"")
     elif (sources := item.plan.sources(frontend)) is not None:
-        target.entry(SetId.FIREWALL_IPS, key, b"")
+        recipient.entry(SetId.FIREWALL_IPS, key, b"")
         for first, last in sources:
-            target.entry(SetId.FIREWALL_ALLOW, key + first + key + last, b"")
+            recipient.entry(SetId.FIREWALL_ALLOW, key + first + key + last, b"")
     if traffic.node.forwards:
-        _forward(item, frontend, traffic, target)
+        _forward(item, frontend, traffic, recipient)
     if traffic.outside is Action.REJECT:
-        target.entry(SetId.NO_ENDPOINT_NODEPORTS if nodeport else SetId.NO_ENDPOINT_SERVICES, key, b"")
+        recipient.entry(SetId.NO_ENDPOINT_NODEPORTS if nodeport else SetId.NO_ENDPOINT_SERVICES, key, b"")
     elif traffic.outside is Action.DROP:
-        target.entry(SetId.NO_LOCAL_ENDPOINT_NODEPORTS if nodeport else SetId.NO_LOCAL_ENDPOINT_SERVICES, key, b"")
+        recipient.entry(SetId.NO_LOCAL_ENDPOINT_NODEPORTS if nodeport else SetId.NO_LOCAL_ENDPOINT_SERVICES, key, b"")
 
 
-def _forward(item: Placed, frontend: Frontend, traffic: Traffic, target: Target) -> None:
+def _forward(item: Placed, frontend: Frontend, traffic: Traffic, recipient: Recipient) -> None:
     nodeport = frontend.kind is FrontendKind.NODEPORT
     key = service_key(frontend.key)
     pool, treatment = item.cluster, "policy-local"
@@ -146,16 +146,16 @@ def _forward(item: Placed, frontend: Frontend, traffic: Traffic, target: Target)
         pools.append((near, "local-pick", item.local))
     affinity = item.plan.affinity
     if not affinity:
-        target.entry(_TREATMENT_SETS[nodeport, treatment], key, b"")
+        recipient.entry(_TREATMENT_SETS[nodeport, treatment], key, b"")
     elif nodeport:
-        target.entry(SetId.STICKY_NODEPORTS, key, b"")
+        recipient.entry(SetId.STICKY_NODEPORTS, key, b"")
     for endpoint_map, chain_treatment, members in pools:
-        target.pool(endpoint_map, key, members)
+        recipient.pool(endpoint_map, key, members)
         if affinity:
             chain = affinity_chain(nodeport, chain_treatment, len(members), affinity)
-            target.entry(_AFFINITY_MAPS[endpoint_map], key, chain)
+            recipient.entry(_AFFINITY_MAPS[endpoint_map], key, chain)
         else:
-            target.entry(_class_set(endpoint_map, len(members)), key, b"")
+            recipient.entry(_class_set(endpoint_map, len(members)), key, b"")
 
 
 _TREATMENT_SETS: dict[tuple[bool, str], SetId] = {

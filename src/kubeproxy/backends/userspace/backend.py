@@ -14,7 +14,7 @@ from itertools import islice
 from kubeproxy.backends.mode import Depth, Difference
 from kubeproxy.backends.relay.datapath import DataPath
 from kubeproxy.backends.userspace.layout import TABLE, Elements, difference, elements, merged, packed
-from kubeproxy.backends.userspace.listeners import KINDS, ListenerName, Listeners, Target, targets
+from kubeproxy.backends.userspace.listeners import KINDS, Assignment, ListenerName, Listeners, assignments
 from kubeproxy.backends.userspace.ruleset import Ruleset
 from kubeproxy.kernel import nfnetlink, nft
 from kubeproxy.kernel.addresses import SCOPE_UNIVERSE, local_addresses
@@ -44,7 +44,7 @@ class UserspaceBackend:
         self._ruleset = Ruleset(family, world, self._landing)
         self._link = nfnetlink.Transactions.open()
         self._elements: dict[ServiceName, Elements] = {}
-        self._needed: dict[ServiceName, dict[ListenerName, Target]] = {}
+        self._needed: dict[ServiceName, dict[ListenerName, Assignment]] = {}
         self._waiting: dict[ServiceName, tuple[ServicePlan, ...]] = {}  # those that got no port
         self._signature = _UNKNOWN
         self._generation = 0
@@ -88,8 +88,10 @@ class UserspaceBackend:
 
     def _program(self, changes: Sequence[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> tuple[int, int]:
         """Program Services in one transaction; return how many listeners were closed, and the transaction's size."""
-        needed = {name: _targets(plans) for name, plans in changes}
-        self._listeners.take({listener: target for part in needed.values() for listener, target in part.items()})
+        needed = {name: _assignments(plans) for name, plans in changes}
+        self._listeners.take(
+            {listener: assignment for part in needed.values() for listener, assignment in part.items()}
+        )
         after = {name: merged(elements(plan, self._listeners) for plan in plans) for name, plans in changes}
         before = merged(self._elements.get(name, {}) for name in after)
         removed, added = difference(before, merged(after.values()))
@@ -108,7 +110,7 @@ class UserspaceBackend:
     def _note_waiting(
         self,
         wanted: Iterable[tuple[ServiceName, tuple[ServicePlan, ...]]],
-        needed: Mapping[ServiceName, dict[ListenerName, Target]],
+        needed: Mapping[ServiceName, dict[ListenerName, Assignment]],
     ) -> None:
         for name, plans in wanted:
             self._waiting.pop(name, None)
@@ -123,7 +125,7 @@ class UserspaceBackend:
             yield from nfnetlink.element_messages(kind, self.family, TABLE, name, data)
 
     def _note(
-        self, after: Mapping[ServiceName, Elements], needed: Mapping[ServiceName, dict[ListenerName, Target]]
+        self, after: Mapping[ServiceName, Elements], needed: Mapping[ServiceName, dict[ListenerName, Assignment]]
     ) -> None:
         for name, found in after.items():
             if found:
@@ -138,8 +140,8 @@ class UserspaceBackend:
         """Put the whole table in place of whatever is there; yield its size. Raises ApplyError."""
         self._update_rules()
         self._path.mark = self._world.masquerade_mark
-        needed = {name: _targets(plans) for name, plans in wanted.items()}
-        names = {listener: target for part in needed.values() for listener, target in part.items()}
+        needed = {name: _assignments(plans) for name, plans in wanted.items()}
+        names = {listener: assignment for part in needed.values() for listener, assignment in part.items()}
         # Nothing is redirected to what earlier attempts opened, which were refused.
         used = {listener for part in self._needed.values() for listener in part}
         self._listeners.drop(set(self._listeners.names()).difference(names, used))
@@ -197,8 +199,8 @@ class UserspaceBackend:
         return (table.handle if table is not None else 0, nfnetlink.rule_handles(self.family, TABLE))
 
 
-def _targets(plans: Iterable[ServicePlan]) -> dict[ListenerName, Target]:
-    found: dict[ListenerName, Target] = {}
+def _assignments(plans: Iterable[ServicePlan]) -> dict[ListenerName, Assignment]:
+    found: dict[ListenerName, Assignment] = {}
     for plan in plans:
         if plan.key.protocol not in KINDS:
             log.warning(
@@ -206,7 +208,7 @@ def _targets(plans: Iterable[ServicePlan]) -> dict[ListenerName, Target]:
                 plan.key,
                 PROTOCOL_NAMES[plan.key.protocol],
             )
-        found.update(targets(plan))
+        found.update(assignments(plan))
     return found
 
 

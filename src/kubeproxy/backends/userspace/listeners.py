@@ -38,7 +38,7 @@ class ListenerName(NamedTuple):
     kind: PoolKind
 
 
-class Target(NamedTuple):
+class Assignment(NamedTuple):
     """What a listener is to do: its endpoints, affinity in seconds, and the endpoints that may keep sessions."""
 
     pool: Pool
@@ -49,7 +49,7 @@ class Target(NamedTuple):
 Listener = tcp.TcpListener | udp.UdpListener
 
 
-def targets(plan: ServicePlan) -> dict[ListenerName, Target]:
+def assignments(plan: ServicePlan) -> dict[ListenerName, Assignment]:
     """Return the listeners that a plan needs."""
     found = {}
     for frontend in plan.frontends:
@@ -57,7 +57,7 @@ def targets(plan: ServicePlan) -> dict[ListenerName, Target]:
             if action.forwards and plan.key.protocol in KINDS:
                 kind = PoolKind.LOCAL if action.picks_local else PoolKind.CLUSTER
                 pool = plan.local if action.picks_local else plan.cluster
-                found[ListenerName(plan.key, kind)] = Target(pool, plan.affinity, plan.serving)
+                found[ListenerName(plan.key, kind)] = Assignment(pool, plan.affinity, plan.serving)
     return found
 
 
@@ -71,7 +71,7 @@ class Listeners:
         self._next = 0
         self._full: set[int] = set()  # protocols for which no port was free just now
         self._open: dict[ListenerName, Listener] = {}
-        self._targets: dict[ListenerName, Target] = {}
+        self._assignments: dict[ListenerName, Assignment] = {}
         self._silent: list[Listener] = []  # bound, but nobody listens yet
 
     def port(self, name: ListenerName) -> int | None:
@@ -83,32 +83,32 @@ class Listeners:
         """Return all that are open."""
         return self._open.keys()
 
-    def take(self, wanted: dict[ListenerName, Target]) -> None:
-        """Open the listeners that are missing and give all of them their targets, before this returns."""
-        changed = {name: target for name, target in wanted.items() if self._targets.get(name) != target}
+    def take(self, wanted: dict[ListenerName, Assignment]) -> None:
+        """Open the listeners that are missing and give all of them their assignments, before this returns."""
+        changed = {name: assignment for name, assignment in wanted.items() if self._assignments.get(name) != assignment}
         self._full.clear()
         for name in changed:
             if name not in self._open and (listener := self._opened(name)) is not None:
                 self._open[name] = listener
                 self._silent.append(listener)
-        work = [(self._open[name], target) for name, target in changed.items() if name in self._open]
+        work = [(self._open[name], assignment) for name, assignment in changed.items() if name in self._open]
 
         def apply() -> None:
-            for listener, target in work:
-                listener.retarget(*target)
+            for listener, assignment in work:
+                listener.retarget(*assignment)
             while self._silent:
                 self._silent[-1].open()
                 self._silent.pop()
 
         if work:
             self._path.call(apply)
-        self._targets.update((name, target) for name, target in changed.items() if name in self._open)
+        self._assignments.update((name, assignment) for name, assignment in changed.items() if name in self._open)
 
     def drop(self, names: Iterable[ListenerName]) -> None:
         """Close listeners that nothing is redirected to any more."""
         gone = []
         for name in list(names):
-            self._targets.pop(name, None)
+            self._assignments.pop(name, None)
             if (listener := self._open.pop(name, None)) is not None:
                 gone.append(listener)
 
