@@ -26,7 +26,7 @@ def test_what_needs_the_guests_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     argv = [sys.executable, "-m", "pytest", "--color=no", *(f"-pno:{name}" for name in plugins), *map(str, tests)]
     done = run_in_guest(argv, 360, environment={"KUBEPROXY_GUEST": "1"})
     assert done.status == 0, done.output
-    summary = re.search(r"^(\d+) passed, 5 skipped in .*$", done.output, re.MULTILINE)
+    summary = re.search(r"^(\d+) passed(, \d+ deselected)? in .*$", done.output, re.MULTILINE)
     assert summary, f"not all tests ran and passed:\n{done.output}"
 
 

@@ -6,17 +6,25 @@ Under xdist each worker has clusters of its own; their names are random, so they
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from lab.cluster import LabCluster
 from support.live import Live, leftovers
+from support.modes import GUEST, MODES, NFTABLES, ScenarioMode
 
 
 @pytest.fixture(scope="module")
-def live(request: pytest.FixtureRequest, loop) -> Iterator[Live]:
+def mode(request: pytest.FixtureRequest) -> ScenarioMode:
+    """The mode of the clusters' proxies: nftables, where a test is not marked with others (support.modes)."""
+    return MODES[getattr(request, "param", NFTABLES.name)]
+
+
+@pytest.fixture(scope="module")
+def live(request: pytest.FixtureRequest, loop, mode: ScenarioMode) -> Iterator[Live]:
     """A cluster with pods and a ready proxy; the module's PROXY replaces fields of its configuration."""
-    made = _up(loop)
+    made = _up(loop, mode)
     try:
         loop.run(made.start(getattr(request.module, "PROXY", None)))
         yield made
@@ -25,19 +33,34 @@ def live(request: pytest.FixtureRequest, loop) -> Iterator[Live]:
 
 
 @pytest.fixture
-def bare(loop) -> Iterator[Live]:
+def bare(loop, mode: ScenarioMode) -> Iterator[Live]:
     """A cluster with pods, for tests that start and end proxies themselves or harm the API server."""
-    made = _up(loop)
+    made = _up(loop, mode)
     try:
         yield made
     finally:
         _down(loop, made)
 
 
-def _up(loop) -> Live:
-    made = Live(LabCluster())
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Under the guest's kernel scenarios run in its mode alone."""
+    if not GUEST:
+        return
+    elsewhere = [item for item in items if Path(__file__).parent in item.path.parents and _mode_of(item) != "ipvs"]
+    config.hook.pytest_deselected(items=elsewhere)
+    items[:] = [item for item in items if item not in elsewhere]
+
+
+def _mode_of(item: pytest.Item) -> str:
+    callspec = getattr(item, "callspec", None)
+    return "" if callspec is None else callspec.params.get("mode", "")
+
+
+def _up(loop, mode: ScenarioMode) -> Live:
+    made = Live(LabCluster(), mode)
     loop.run(made.cluster.__aenter__())
     try:
+        loop.run(made.choose_variant(mode.variant))
         loop.run(made.add_pods())
     except BaseException:
         _down(loop, made)

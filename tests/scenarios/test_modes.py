@@ -10,37 +10,26 @@ import fcntl
 from pathlib import Path
 
 import pytest
-from test_restart import DUAL, kept, streams
 
 from kubeproxy.backends.iptables.names import chain_hash
 from lab.proxyprocess import proxy_command
 from support.live import Live
-from support.traffic import Traffic
+from support.modes import MODES
+from support.traffic import DUAL, Traffic, kept, streams
 
-IPTABLES = {"mode": "iptables", "iptables": {"minSyncPeriod": "1ms"}}
-
-
-async def choose(live: Live, variant: str) -> None:
-    """Leave the hint by which a variant of iptables is chosen, as a kubelet does."""
-    await run(live, f"iptables-{variant}", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
-
-
-async def run(live: Live, *command: str) -> str:
-    status, out, err = await live.cluster.exec("node", list(command))
-    assert status == 0, f"{command}: {err}"
-    return out
+IPTABLES = MODES["iptables-nft"].config
 
 
 async def chains(live: Live, variant: str) -> set[str]:
     """A kube-proxy's chains of both families."""
-    text = "".join([await run(live, f"{name}-{variant}-save") for name in ("iptables", "ip6tables")])
+    text = "".join([await live.run(f"{name}-{variant}-save") for name in ("iptables", "ip6tables")])
     found = {line[1:].split()[0] for line in text.splitlines() if line.startswith(":KUBE-")}
     return found - {"KUBE-IPTABLES-HINT", "KUBE-FIREWALL", "KUBE-MARK-MASQ"}
 
 
 @pytest.mark.parametrize("variant", ["nft", "legacy"])
 async def test_nftables_to_iptables_and_back(bare: Live, variant: str) -> None:
-    await choose(bare, variant)
+    await bare.choose_variant(variant)
     bare.service("web", "a1 a2 b1", type="NodePort", **DUAL)
     await bare.start()
     await bare.expect(bare.front("web", "nodeport"), {"outside": "a1 a2 b1"})
@@ -65,19 +54,19 @@ async def iptables_gone(live: Live, variant: str) -> str:
     return " ".join(await chains(live, variant))
 
 
-@pytest.mark.parametrize("mode", ["iptables", "nftables"])
-async def test_the_go_proxys_rules_are_taken_over(bare: Live, mode: str) -> None:
+@pytest.mark.parametrize("by", ["iptables", "nftables"])
+async def test_the_go_proxys_rules_are_taken_over(bare: Live, by: str) -> None:
     bare.service("web", type="NodePort", **DUAL)
     bare.endpoints("web", "a1 a2 b1")
     for family, name in (("IPv4", "iptables"), ("IPv6", "ip6tables")):
         file = bare.cluster.folder / f"foreign-{family}.rules"
         file.write_text(foreign(bare, family))
-        await run(bare, f"{name}-nft-restore", "--noflush", str(file))
+        await bare.run(f"{name}-nft-restore", "--noflush", str(file))
     # What another proxy of this mode left of the other variant serves what is gone, and goes as well.
-    await run(bare, "iptables-legacy", "-t", "nat", "-N", "KUBE-SVC-AAAAAAAAAAAAAAAA")
+    await bare.run("iptables-legacy", "-t", "nat", "-N", "KUBE-SVC-AAAAAAAAAAAAAAAA")
     await bare.expect(bare.front("web", "nodeport"), {"outside": "a1"})
     async with Traffic(bare, *streams(bare)) as traffic:
-        await bare.start(IPTABLES | {"mode": mode})
+        await bare.start({**IPTABLES, "mode": by})
         await bare.expect(bare.front("web"), {"pod": "a1 a2 b1 kept", "outside": "a1 a2 b1 masqueraded"})
         await traffic.flow()
     assert traffic.failures == []
@@ -85,7 +74,7 @@ async def test_the_go_proxys_rules_are_taken_over(bare: Live, mode: str) -> None
     await bare.eventually(lambda: iptables_gone(bare, "legacy"))
     left = await chains(bare, "nft")
     assert "KUBE-SVC-STALESTALESTALES" not in left
-    assert mode == "iptables" or not left
+    assert by == "iptables" or not left
 
 
 def foreign(live: Live, family: str) -> str:
@@ -108,19 +97,19 @@ def foreign(live: Live, family: str) -> str:
 
 @pytest.mark.parametrize("variant", ["nft", "legacy"])
 async def test_a_flush_is_repaired_and_told(bare: Live, variant: str) -> None:
-    await choose(bare, variant)
+    await bare.choose_variant(variant)
     bare.service("web", "a1 b1", **DUAL)
     await bare.start(IPTABLES)
     await bare.expect(bare.front("web"), {"pod": "a1 b1", "outside": "a1 b1"})
     for name in (f"iptables-{variant}", f"ip6tables-{variant}"):
-        await run(bare, name, "-t", "nat", "-F")
+        await bare.run(name, "-t", "nat", "-F")
     for family in ("IPv4", "IPv6"):
         await bare.expect(bare.front("web", "cluster", family), {"pod": "a1 b1", "outside": "a1 b1"})
     await bare.until(lambda: any("RulesChangedByOthers" in e for e in bare.events("node-a")), "an event")
 
 
 async def test_a_lock_that_stays_anothers_turns_health_bad(bare: Live, tmp_path: Path) -> None:
-    await choose(bare, "legacy")
+    await bare.choose_variant("legacy")
     lock = tmp_path / "xtables.lock"
     bare.service("web", "a1")
     timing = {"minSyncPeriod": "1ms", "syncPeriod": "1s"}
@@ -146,7 +135,7 @@ async def livez(live: Live, wanted: int) -> str:
 
 @pytest.mark.parametrize("variant", ["nft", "legacy"])
 async def test_harm_inside_a_services_chains_is_repaired_and_told(bare: Live, variant: str) -> None:
-    await choose(bare, variant)
+    await bare.choose_variant(variant)
     bare.service("web", "a1", **DUAL)
     await bare.start(IPTABLES)
     service = f"KUBE-SVC-{chain_hash('default/web:tcptcp')}"
@@ -163,7 +152,7 @@ async def test_harm_inside_a_services_chains_is_repaired_and_told(bare: Live, va
             "IPv6": [["-D", endpoint, "2"], ["-I", service, "-p", "tcp", "-j", "RETURN"]],
         }
         for command in harm[family]:
-            await run(bare, f"{name}-{variant}", "-w", "-t", "nat", *command)
+            await bare.run(f"{name}-{variant}", "-w", "-t", "nat", *command)
             said = rf"Repairing: chain {command[1]} of Service default/web \({family}\) was changed by another program"
             await bare.until(lambda said=said: bare.logged(said), f"the repair of {command}")
             await bare.expect(front, {"pod": "a1"})
@@ -172,12 +161,12 @@ async def test_harm_inside_a_services_chains_is_repaired_and_told(bare: Live, va
 
 async def test_loopback_is_opened_for_a_nodeport_only(bare: Live) -> None:
     where = "net.ipv4.conf.all.route_localnet"
-    await run(bare, "sysctl", "-qw", f"{where}=0")
+    await bare.run("sysctl", "-qw", f"{where}=0")
     bare.service("web", "a1")
     await bare.start(IPTABLES)
     await bare.expect(bare.front("web"), {"pod": "a1"})
-    assert await run(bare, "sysctl", "-n", where) == "0\n"
+    assert await bare.run("sysctl", "-n", where) == "0\n"
     bare.service("open", "a1 b1", type="NodePort")
     port = bare.front("open", "nodeport").port
     await bare.expect(type(bare.front("open"))("127.0.0.1", port), {"node": "a1 b1"})
-    assert await run(bare, "sysctl", "-n", where) == "1\n"
+    assert await bare.run("sysctl", "-n", where) == "1\n"

@@ -7,33 +7,17 @@ between two changes of the kernel.
 
 from __future__ import annotations
 
-import os
 import subprocess
 
 import pytest
-from test_modes import choose, run
 
 from support.crowd import Crowd
 from support.live import Live
+from support.modes import GUEST, MODES, modes
 
-GUEST = bool(os.environ.get("KUBEPROXY_GUEST"))
-"""Whether this runs under the guest's kernel: IPVS is there, and one slow CPU."""
 CLIENTS = 40 if GUEST else 400
 """Of each place: some 1,600 questions a second from each."""
 ROUNDS = 6
-MODES = {
-    "nftables": {"mode": "nftables"},
-    "iptables-nft": {"mode": "iptables", "iptables": {"minSyncPeriod": "1ms"}},
-    "iptables-legacy": {"mode": "iptables", "iptables": {"minSyncPeriod": "1ms"}},
-    "userspace": {"mode": "userspace", "udpIdleTimeout": "10s", "iptables": {"minSyncPeriod": "1ms"}},
-}
-HERE = {"ipvs": {"mode": "ipvs"}} if GUEST else MODES
-
-
-async def chosen(live: Live, mode: str) -> None:
-    """Have the mode's variant of iptables be the node's, if it is of one."""
-    if mode.startswith("iptables-"):
-        await choose(live, mode.removeprefix("iptables-"))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -43,16 +27,11 @@ def bridged_packets_are_translated() -> None:
         subprocess.run(["modprobe", "br_netfilter"], check=True)
 
 
-async def started(live: Live, mode: str) -> None:
-    await chosen(live, mode)
-    await live.start((MODES | HERE)[mode])
-
-
-@pytest.mark.parametrize("mode", HERE)
-async def test_no_client_is_lost_when_the_only_endpoint_cycles(bare: Live, mode: str) -> None:
+@modes(*MODES)
+async def test_no_client_is_lost_when_the_only_endpoint_cycles(bare: Live) -> None:
     bare.service("web", "a1", type="NodePort")
     bare.service("local", "a1", type="NodePort", externalTrafficPolicy="Local", internalTrafficPolicy="Local")
-    await started(bare, mode)
+    await bare.start()
     cluster, nodeport = bare.front("web", port=1), bare.front("web", "nodeport", port=1)
     ways = [
         ("node", cluster),
@@ -71,14 +50,14 @@ async def test_no_client_is_lost_when_the_only_endpoint_cycles(bare: Live, mode:
             await crowd.all_notice("a1")
 
 
-@pytest.mark.skipif(GUEST, reason="modes that the guest's kernel does not have")
-@pytest.mark.parametrize("modes", [("nftables", "iptables-legacy"), ("iptables-nft", "userspace")], ids="-".join)
-async def test_no_client_is_lost_when_the_mode_changes(bare: Live, modes: tuple[str, str]) -> None:
+@pytest.mark.parametrize("names", [("nftables", "iptables-legacy"), ("iptables-nft", "userspace")], ids="-".join)
+async def test_no_client_is_lost_when_the_mode_changes(bare: Live, names: tuple[str, str]) -> None:
+    pair = [MODES[name] for name in names]
     bare.service("web", "a1", type="NodePort")
     bare.service("idle", "")
-    for mode in modes:
-        await chosen(bare, mode)
-    await bare.start(MODES[modes[0]])
+    for mode in pair:
+        await bare.choose_variant(mode.variant)
+    await bare.start(pair[0].config)
     fronts = [bare.front("web", port=1), bare.front("web", "nodeport", port=1), bare.front("idle", port=1)]
     ways = [("node", fronts[0]), ("outside", fronts[1]), ("pod", fronts[2])]
     with Crowd(bare, ways, CLIENTS) as crowd:
@@ -87,22 +66,21 @@ async def test_no_client_is_lost_when_the_mode_changes(bare: Live, modes: tuple[
             await bare.proxy.stop()
             bare.endpoints("web", pod)
             bare.endpoints("idle", pod if turn % 2 else "")
-            await bare.start(MODES[modes[(turn + 1) % 2]])
+            await bare.start(pair[(turn + 1) % 2].config)
             await crowd.all_notice(pod, among=fronts[: 3 if turn % 2 else 2])
 
 
-@pytest.mark.skipif(GUEST, reason="modes that the guest's kernel does not have")
-@pytest.mark.parametrize("mode", ["nftables", "iptables-nft", "iptables-legacy"])
-async def test_no_client_is_lost_when_another_program_flushes_the_rules(bare: Live, mode: str) -> None:
+@modes("nftables", "iptables-nft", "iptables-legacy")
+async def test_no_client_is_lost_when_another_program_flushes_the_rules(bare: Live) -> None:
     bare.service("web", "a1", type="NodePort")
-    await started(bare, mode)
+    await bare.start()
     command = ["nft", "delete", "table", "ip", "kube-proxy"]
-    if mode != "nftables":
-        command = [mode, "-t", "nat", "-F"]
+    if bare.mode.variant:
+        command = [f"iptables-{bare.mode.variant}", "-t", "nat", "-F"]
     ways = [("node", bare.front("web", port=1)), ("outside", bare.front("web", "nodeport", port=1))]
     with Crowd(bare, ways, CLIENTS) as crowd:
         await crowd.all_notice("a1")
         for pod in ("b1", "a1"):
-            await run(bare, *command)
+            await bare.run(*command)
             bare.endpoints("web", pod)
             await crowd.all_notice(pod)

@@ -11,7 +11,6 @@ import re
 import socket
 
 import pytest
-from test_policies import CASES, Case
 from test_udp_flows import NOBODY, client
 
 from lab.netns import run_in_async
@@ -19,12 +18,6 @@ from support.live import Front, Live
 
 PROXY = {"mode": "userspace", "iptables": {"minSyncPeriod": "1ms"}}
 DUAL = {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv4", "IPv6"]}
-POLICIES = ("external-local", "internal-local", "both-local", "terminating", "source-ranges", "source-ranges-local")
-
-
-def masqueraded(answer: str) -> str:
-    """The same answer when the proxy carries the bytes: who is asked sees the node."""
-    return answer.replace("kept", "masqueraded")
 
 
 async def test_every_address_leads_to_all_endpoints(live: Live) -> None:
@@ -38,22 +31,6 @@ async def test_every_address_leads_to_all_endpoints(live: Live) -> None:
     nodeport = live.front("fronts", "nodeport").port
     for loopback in ("127.0.0.1", "::1"):
         await live.expect(Front(loopback, nodeport), {"node": "a2 b1"})
-
-
-@pytest.mark.parametrize("name", POLICIES)
-async def test_policy(live: Live, name: str) -> None:
-    case: Case = CASES[name]
-    external = f"198.51.100.{16 + POLICIES.index(name)}"
-    live.service(name, type="LoadBalancer", externalIPs=[external], **case.spec)
-    await live.until(lambda: live.cluster.get("services", name)["status"]["loadBalancer"].get("ingress"), "a VIP")
-    for endpoints, wanted in case.steps:
-        live.endpoints(name, endpoints)
-        fronts = {kind: (live.front(name, kind), places) for kind, places in wanted.items()}
-        looks = (
-            live.expect(front, {place: masqueraded(answer) for place, answer in places.items()})
-            for front, places in fronts.values()
-        )
-        await asyncio.gather(*looks)
 
 
 async def test_udp_clients_follow_their_service_to_another_listener(live: Live) -> None:

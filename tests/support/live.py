@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
+import json
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from lab.netns import names, run_in_async
 from lab.probes import Answer, NoAnswer, http_get
 from lab.proxyprocess import HEALTH_PORT, METRICS_PORT, Proxy
 from lab.topology import NODE_A, NODE_B, OUTSIDE_IP, OUTSIDE_IP6, NodeNet
+from support.modes import NFTABLES, ScenarioMode
 
 Json = dict[str, Any]
 PODS = ("a1", "a2", "a3", "a4", "b1", "b2", "b3")
@@ -54,8 +56,9 @@ class Front(NamedTuple):
 class Live:
     """A cluster with its pods, and the proxy if it runs. All in the event loop's thread."""
 
-    def __init__(self, cluster: LabCluster) -> None:
+    def __init__(self, cluster: LabCluster, mode: ScenarioMode = NFTABLES) -> None:
         self.cluster = cluster
+        self.mode = mode
         self.proxies: list[Proxy] = []
         self.ips: dict[str, dict[str, str]] = {
             "pod": {"IPv4": "10.244.0.2", "IPv6": "fd00:244::2"},
@@ -78,8 +81,12 @@ class Live:
         *,
         ready_within: float | None = PATIENCE,
     ) -> Proxy:
-        """Start a proxy on node-a, and wait until all families are programmed unless `ready_within` is None."""
-        self.proxies.append(await self.cluster.start_proxy(overrides, args, command, ready_within=ready_within))
+        """Start a proxy on node-a, and wait until all families are programmed unless `ready_within` is None.
+
+        It is of the cluster's mode; `overrides` replace fields of the configuration, that of the mode too.
+        """
+        config = {**self.mode.config, **(overrides or {})}
+        self.proxies.append(await self.cluster.start_proxy(config, args, command, ready_within=ready_within))
         if ready_within is not None:
             where = str((overrides or {}).get("healthzBindAddress", HEALTH_PORT))
             await self.eventually(lambda: self.unready(int(where.rpartition(":")[2])))
@@ -111,11 +118,20 @@ class Live:
                 return float(value)
         return 0.0
 
+    async def choose_variant(self, variant: str) -> None:
+        """Leave the hint by which a variant of iptables ("nft", "legacy", '' for none) is chosen, as a kubelet does."""
+        if variant:
+            await self.run(f"iptables-{variant}", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
+
+    async def run(self, *command: str) -> str:
+        """Run a command on the node and return what it printed."""
+        status, out, err = await self.cluster.exec("node", list(command))
+        assert status == 0, f"{command}: {err}"
+        return out
+
     async def nft(self, *arguments: str) -> str:
         """Run nft on the node."""
-        status, out, err = await self.cluster.exec("node", ["nft", *arguments])
-        assert status == 0, f"nft {' '.join(arguments)}: {err}"
-        return out
+        return await self.run("nft", *arguments)
 
     # objects
 
@@ -186,14 +202,31 @@ class Live:
         return {f"{by_ip.get(ip, ip)}:{port}" for ip, port in re.findall(rf"{head} \. \d+ : (\S+) \. (\d+)", text)}
 
     async def programmed(self, front: Front, pods: str, port: int = 3000) -> None:
-        """Wait until the kernel has exactly these endpoints for a cluster IP."""
+        """Wait until the kernel has exactly these endpoints for a cluster IP; the proxy is asked in other modes."""
         wanted = {f"{pod}:{port}" for pod in pods.split()}
+        ask = self.destinations if self.mode.name == "nftables" else self._said
 
         async def check() -> str:
-            found = await self.destinations(front)
-            return "" if found == wanted else f"{front}: {wanted} expected in the kernel, found {found}"
+            there = await ask(front)
+            return "" if there == wanted else f"{front}: {wanted} expected in the kernel, found {there}"
 
         await self.eventually(check)
+
+    async def _said(self, front: Front) -> set[str]:
+        """The endpoints that the proxy says are programmed for a cluster IP; its state while that is another."""
+        services = [record.decode() for record in self.cluster.store.records("services")]
+        (name,) = [s["metadata"]["name"] for s in services if front.address in (s["spec"].get("clusterIPs") or ())]
+        status, text = await self.page(f"/debug/state?namespace=default&name={name}", METRICS_PORT)
+        if status != 200:  # not heard of it yet
+            return {text}
+        (service,) = json.loads(text)["services"]
+        if service["state"] != "programmed":
+            return {service["state"]}
+        family = "IPv6" if ":" in front.address else "IPv4"
+        by_ip = {ip: name for name, ips in self.ips.items() for ip in ips.values()}
+        texts = [text for port in service["ports"] if port["family"] == family for text in port["endpoints"]]
+        ends = [text.rpartition(":") for text in texts]
+        return {f"{by_ip.get(ip.strip('[]'), ip)}:{port}" for ip, _, port in ends}
 
     # waiting and asking
 

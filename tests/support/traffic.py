@@ -39,6 +39,25 @@ class Stream(NamedTuple):
         return f"{self.kind} from {self.place} to {self.front.address}:{self.front.port}"
 
 
+DUAL = {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv4", "IPv6"]}
+
+
+def streams(live: Live, name: str = "web", families: tuple[str, ...] = ("IPv4", "IPv6")) -> list[Stream]:
+    """All kinds of traffic to a NodePort Service."""
+    found = []
+    for family in families:
+        cluster, nodeport = live.front(name, "cluster", family), live.front(name, "nodeport", family)
+        found += [
+            Stream("outside", "tcp", nodeport),
+            Stream("pod", "tcp", cluster),
+            Stream("outside", "udp", nodeport),
+            Stream("pod", "udp", cluster),
+            Stream("outside", "lasting", nodeport),
+            Stream("pod", "lasting", cluster),
+        ]
+    return [*found, Stream("node", "tcp", live.front(name))]
+
+
 class Traffic:
     """An async context manager; `failures` has a line for each failure, `asked` counts by stream."""
 
@@ -151,3 +170,8 @@ def _udp(front: Front) -> str:
         sock.connect(front)
         sock.send(b"?")
         return str(json.loads(sock.recv(2048))["pod"])
+
+
+def kept(traffic: Traffic) -> bool:
+    """Whether every lasting connection has met one pod only."""
+    return all(len(pods) == 1 for stream, pods in traffic.pods.items() if stream.kind == "lasting")
