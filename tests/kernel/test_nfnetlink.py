@@ -8,15 +8,15 @@ import time
 import pytest
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import nfnetlink, nft
+from kubeproxy.kernel import nfnetlink, nft, nft_elements
 from kubeproxy.kernel.netlink import HEADER, NetlinkError
 from kubeproxy.model.addresses import Family
 
 pytestmark = pytest.mark.usefixtures("netns")
 
 TABLE = "t"
-SET = nfnetlink.Packer.of(4, 0)
-MAP = nfnetlink.Packer.of(4, 4)
+SET = nft_elements.Packer.of(4, 0)
+MAP = nft_elements.Packer.of(4, 4)
 
 
 @pytest.fixture
@@ -73,14 +73,14 @@ def refusal(link, parts):
 
 def test_elements_of_every_kind_read_back(link):
     one, two = address(1), address(2)
-    head, tail = nfnetlink.goto_frame(4, b"target")
+    head, tail = nft_elements.goto_frame(4, b"target")
     link.commit(
         [
             *add("addresses", [SET.pack(one, b"")]),
             *add("pairs", [MAP.pack(one, two)]),
             *add("verdicts", [head + one + tail]),
-            *add("spans", [nfnetlink.interval_element(one + one + one + two)]),
-            *add("clients", [nfnetlink.timed_element(one, 60_000, 30_000)]),
+            *add("spans", [nft_elements.interval_element(one + one + one + two)]),
+            *add("clients", [nft_elements.timed_element(one, 60_000, 30_000)]),
         ]
     )
 
@@ -163,7 +163,7 @@ def test_an_unknown_set_table_or_chain_is_refused(link):
     assert refusal(link, add("nobody", [SET.pack(address(1), b"")])).code == errno.ENOENT
     missing = nfnetlink.element_messages(nfnetlink.NEW_ELEMENT, Family.IPV4, "nobody", "s", [SET.pack(address(1), b"")])
     assert refusal(link, missing).code == errno.ENOENT
-    head, tail = nfnetlink.goto_frame(4, b"nobody")
+    head, tail = nft_elements.goto_frame(4, b"nobody")
     assert refusal(link, add("verdicts", [head + address(1) + tail])).code == errno.ENOENT
 
 

@@ -14,10 +14,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import Final, NamedTuple, Self
 
+from kubeproxy.kernel import nfta
 from kubeproxy.kernel.netlink import (
+    ATTRIBUTE,
     HEADER,
     NETLINK_CAP_ACK,
     NETLINK_EXT_ACK,
+    NLA_F_NESTED,
     NLM_F_ACK,
     NLM_F_REQUEST,
     NLMSG_ERROR,
@@ -54,7 +57,7 @@ _BATCH_BEGIN: Final = 16
 _BATCH_END: Final = 17
 
 _GENERIC: Final = struct.Struct("=BBH")  # family, version, resource id: struct nfgenmsg
-_GOTO: Final = struct.pack(">i", -4)  # NFT_GOTO
+_DORMANT: Final = 1  # NFT_TABLE_F_DORMANT
 
 # A nested attribute's length has 16 bits; the list of a message's elements must stay under it.
 _LIST_LIMIT: Final = 60_000
@@ -66,52 +69,6 @@ _TIMEOUT: Final = 60.0  # seconds
 _ANONYMOUS: Final = re.compile(rb"__(set|map)\d+\0")
 
 
-class Packer(NamedTuple):
-    """Packs the elements of one set: the bytes around the key and around the data never change.
-
-    `key_size` and `data_size` are in bytes; data_size 0 is a plain set, or an element that is removed. `size` is that
-    of the whole element.
-    """
-
-    before_key: bytes
-    before_data: bytes
-    size: int
-
-    @classmethod
-    def of(cls, key_size: int, data_size: int) -> Packer:
-        """Return the packer of a set, or of a map to fixed-size values."""
-        data = nested(2, attribute(1, bytes(data_size))) if data_size else b""
-        key = nested(1, attribute(1, bytes(key_size)))
-        element = nested(1, key, data)
-        return cls(element[: len(element) - len(data) - key_size], data[: len(data) - data_size], len(element))
-
-    def pack(self, key: bytes, data: bytes) -> bytes:
-        """Return one element; sizes are multiples of four, as the kernel pads its registers."""
-        return self.before_key + key + self.before_data + data
-
-
-def goto_frame(key_size: int, chain: bytes) -> tuple[bytes, bytes]:
-    """Return what stands before and after the key in the element of a verdict map whose verdict is `goto chain`."""
-    verdict = nested(2, nested(2, attribute(1, _GOTO), attribute(2, chain + b"\0")))
-    element = nested(1, nested(1, attribute(1, bytes(key_size))), verdict)
-    return element[: len(element) - len(verdict) - key_size], verdict
-
-
-def interval_element(key: bytes) -> bytes:
-    """Return the element of a concatenated interval set. `key` is its first key followed by its last one."""
-    half = len(key) // 2
-    return nested(1, nested(1, attribute(1, key[:half])), nested(10, attribute(1, key[half:])))
-
-
-def timed_element(key: bytes, timeout: int, expires: int) -> bytes:
-    """Return the element of a set with timeouts; both in milliseconds.
-
-    A timeout of 0 is the set's own: kernels from 6.12 on leave that one out of a dump, and refuse a 0 with an expiry.
-    """
-    times = (attribute(4, timeout.to_bytes(8, "big")) if timeout else b"", attribute(5, expires.to_bytes(8, "big")))
-    return nested(1, nested(1, attribute(1, key)), *times)
-
-
 def element_messages(
     kind: int, family: int, table: str, name: str, elements: Sequence[bytes], size: int = 0
 ) -> list[bytes]:
@@ -120,12 +77,17 @@ def element_messages(
     `size` is that of each element when they are all alike; `elements` may then hold pieces of several elements.
     """
     flags = NLM_F_REQUEST | (NLM_F_CREATE if kind == NEW_ELEMENT else 0)
-    where = _GENERIC.pack(family, 0, 0) + attribute(1, table.encode() + b"\0") + attribute(2, name.encode() + b"\0")
+    names = _text(nfta.SET_ELEM_LIST_TABLE, table) + _text(nfta.SET_ELEM_LIST_SET, name)
+    where = _GENERIC.pack(family, 0, 0) + names
     found = []
     for chunk in _cut(b"".join(elements), size) if size else _chunks(elements):
-        payload = where + attribute(3 | 0x8000, chunk)
+        payload = where + attribute(nfta.SET_ELEM_LIST_ELEMENTS | NLA_F_NESTED, chunk)
         found.append(HEADER.pack(HEADER.size + len(payload), kind, flags, 0, 0) + payload)
     return found
+
+
+def _text(kind: int, text: str) -> bytes:
+    return attribute(kind, text.encode() + b"\0")
 
 
 def _cut(joined: bytes, size: int) -> Iterator[bytes]:
@@ -149,16 +111,16 @@ def _chunks(elements: Sequence[bytes]) -> Iterator[bytes]:
 
 def chain_message(family: int, table: str, chain: str) -> bytes:
     """Return the message that makes a chain without a hook."""
-    payload = _GENERIC.pack(family, 0, 0) + attribute(1, table.encode() + b"\0") + attribute(3, chain.encode() + b"\0")
+    payload = _GENERIC.pack(family, 0, 0) + _text(nfta.CHAIN_TABLE, table) + _text(nfta.CHAIN_NAME, chain)
     return HEADER.pack(HEADER.size + len(payload), NEW_CHAIN, NLM_F_REQUEST | NLM_F_CREATE, 0, 0) + payload
 
 
 def chain_removals(family: int, table: str, names: Iterable[str]) -> list[bytes]:
     """Return the messages that remove chains, which may lead to each other, with their rules."""
-    where = _GENERIC.pack(family, 0, 0) + attribute(1, table.encode() + b"\0")
-    found = list(names)
-    payloads = [(DELETE_RULE, where + attribute(2, chain.encode() + b"\0")) for chain in found]  # all rules of it
-    payloads += [(DELETE_CHAIN, where + attribute(3, chain.encode() + b"\0")) for chain in found]
+    where = _GENERIC.pack(family, 0, 0) + _text(nfta.RULE_TABLE, table)
+    chains = list(names)
+    payloads = [(DELETE_RULE, where + _text(nfta.RULE_CHAIN, chain)) for chain in chains]  # all rules of it
+    payloads += [(DELETE_CHAIN, where + _text(nfta.CHAIN_NAME, chain)) for chain in chains]
     return [HEADER.pack(HEADER.size + len(p), kind, NLM_F_REQUEST, 0, 0) + p for kind, p in payloads]
 
 
@@ -168,18 +130,14 @@ def numgen_rule_message(family: int, table: str, chain: str, template: bytes, mo
     for _, first, last in attributes(template, 0, len(template)):
         parts = {kind: (s, e) for kind, s, e in attributes(template, first, last)}
         body = template[first:last]
-        if template[slice(*parts[1])] == b"numgen\0":
-            values = {kind: template[s:e] for kind, s, e in attributes(template, *parts[2])}
-            values |= {2: modulus.to_bytes(4, "big"), 4: offset.to_bytes(4, "big")}
+        if template[slice(*parts[nfta.EXPR_NAME])] == b"numgen\0":
+            values = {kind: template[s:e] for kind, s, e in attributes(template, *parts[nfta.EXPR_DATA])}
+            values |= {nfta.NG_MODULUS: modulus.to_bytes(4, "big"), nfta.NG_OFFSET: offset.to_bytes(4, "big")}
             packed = (attribute(kind, value) for kind, value in sorted(values.items()))
-            body = attribute(1, b"numgen\0") + nested(2, *packed)
-        expressions.append(attribute(1 | 0x8000, body))
-    payload = (
-        _GENERIC.pack(family, 0, 0)
-        + attribute(1, table.encode() + b"\0")
-        + attribute(2, chain.encode() + b"\0")
-        + nested(4, *expressions)
-    )
+            body = _text(nfta.EXPR_NAME, "numgen") + nested(nfta.EXPR_DATA, *packed)
+        expressions.append(attribute(nfta.LIST_ELEM | NLA_F_NESTED, body))
+    names = _text(nfta.RULE_TABLE, table) + _text(nfta.RULE_CHAIN, chain)
+    payload = _GENERIC.pack(family, 0, 0) + names + nested(nfta.RULE_EXPRESSIONS, *expressions)
     flags = NLM_F_REQUEST | NLM_F_CREATE | NLM_F_APPEND
     return HEADER.pack(HEADER.size + len(payload), NEW_RULE, flags, 0, 0) + payload
 
@@ -254,7 +212,7 @@ class Transactions:
                     raise NetlinkError(acknowledgement(data, at)[0], "cannot read the nf_tables generation")
                 if at.sequence == sequence:
                     for kind, start, end in attributes(data, at.start + _GENERIC.size, at.end):
-                        if kind == 1:
+                        if kind == nfta.GEN_ID:
                             return int.from_bytes(data[start:end], "big")
 
     def _send(self, data: bytes) -> None:
@@ -319,9 +277,9 @@ def table(family: int, name: str, link: Netlink | None = None) -> TableHeader | 
     """Return a table, None when it is missing."""
     for data, start, end in _dump(GET_TABLE, family, b"", "nf_tables tables", link):
         found = {kind: data[s:e] for kind, s, e in attributes(data, start, end)}
-        if found.get(1) == name.encode() + b"\0":
-            dormant = bool(int.from_bytes(found.get(2, b""), "big") & 1)  # NFT_TABLE_F_DORMANT
-            return TableHeader(int.from_bytes(found.get(4, b""), "big"), _comment(found.get(6, b"")), dormant)
+        if found.get(nfta.TABLE_NAME) == name.encode() + b"\0":
+            handle, flags = (int.from_bytes(found.get(k, b""), "big") for k in (nfta.TABLE_HANDLE, nfta.TABLE_FLAGS))
+            return TableHeader(handle, _comment(found.get(nfta.TABLE_USERDATA, b"")), bool(flags & _DORMANT))
     return None
 
 
@@ -334,12 +292,12 @@ def _comment(userdata: bytes) -> str:
 
 def rule_handles(family: int, table_name: str, link: Netlink | None = None) -> tuple[int, ...]:
     """Return the handles of a table's rules in order: any rule added, replaced or removed changes them."""
-    request = attribute(1, table_name.encode() + b"\0")
+    request = _text(nfta.RULE_TABLE, table_name)
     return tuple(
         int.from_bytes(data[s:e], "big")
         for data, start, end in _dump(GET_RULE, family, request, "nf_tables rules", link)
         for kind, s, e in attributes(data, start, end)
-        if kind == 3
+        if kind == nfta.RULE_HANDLE
     )
 
 
@@ -356,24 +314,24 @@ class Rule(NamedTuple):
 
 def rules(family: int, table_name: str, link: Netlink | None = None) -> list[Rule]:
     """Return a table's rules, chain by chain, in a form that two tables with the same rules share."""
-    request = attribute(1, table_name.encode() + b"\0")
+    request = _text(nfta.RULE_TABLE, table_name)
     found = []
     for data, start, end in _dump(GET_RULE, family, request, "nf_tables rules", link):
         parts = {kind: (s, e) for kind, s, e in attributes(data, start, end)}
-        chain = data[slice(*parts[2])].rstrip(b"\0").decode()
-        raw = data[slice(*parts[4])] if 4 in parts else b""
+        chain = data[slice(*parts[nfta.RULE_CHAIN])].rstrip(b"\0").decode()
+        raw = data[slice(*parts.get(nfta.RULE_EXPRESSIONS, (0, 0)))]
         found.append(Rule(chain, _expressions(raw), raw))
     return found
 
 
 def chain_rules(family: int, table_name: str, chain: str, link: Netlink | None = None) -> list[tuple[int, bytes]]:
     """Return the handle and the expressions, as the kernel sent them, of each rule of one chain."""
-    request = attribute(1, table_name.encode() + b"\0") + attribute(2, chain.encode() + b"\0")
+    request = _text(nfta.RULE_TABLE, table_name) + _text(nfta.RULE_CHAIN, chain)
     found = []
     for data, start, end in _dump(GET_RULE, family, request, f"rules of {chain}", link):
         parts = {kind: (s, e) for kind, s, e in attributes(data, start, end)}
-        raw = data[slice(*parts[4])] if 4 in parts else b""
-        found.append((int.from_bytes(data[slice(*parts[3])], "big"), raw))
+        raw = data[slice(*parts.get(nfta.RULE_EXPRESSIONS, (0, 0)))]
+        found.append((int.from_bytes(data[slice(*parts[nfta.RULE_HANDLE])], "big"), raw))
     return found
 
 
@@ -382,20 +340,20 @@ def _expressions(data: bytes) -> tuple[object, ...]:
     found = []
     for _, first, last in attributes(data, 0, len(data)):
         parts = {kind: (s, e) for kind, s, e in attributes(data, first, last)}
-        body = [(kind, data[s:e]) for kind, s, e in attributes(data, *parts[2])] if 2 in parts else []
+        body = [(kind, data[s:e]) for kind, s, e in attributes(data, *parts.get(nfta.EXPR_DATA, (0, 0)))]
         values = tuple((kind, b"anonymous" if _ANONYMOUS.fullmatch(value) else value) for kind, value in body)
-        found.append((data[slice(*parts[1])], values))
+        found.append((data[slice(*parts[nfta.EXPR_NAME])], values))
     return tuple(found)
 
 
 def chains(family: int, table_name: str, link: Netlink | None = None) -> frozenset[str]:
     """Return the names of a table's chains."""
-    return frozenset(_names(GET_CHAIN, family, table_name, 3, "nf_tables chains", link))
+    return frozenset(_names(GET_CHAIN, family, table_name, nfta.CHAIN_NAME, "nf_tables chains", link))
 
 
 def has_chain(family: int, table_name: str, chain: str) -> bool:
     """Return whether a table has a chain; costs the same whatever else is in there. Raises NetlinkError."""
-    request = attribute(1, table_name.encode() + b"\0") + attribute(3, chain.encode() + b"\0")
+    request = _text(nfta.CHAIN_TABLE, table_name) + _text(nfta.CHAIN_NAME, chain)
     with Netlink.open(NETLINK_NETFILTER) as link:
         try:
             link.ask(GET_CHAIN, _GENERIC.pack(family, 0, 0) + request, f"chain {chain}")
@@ -408,17 +366,18 @@ def has_chain(family: int, table_name: str, chain: str) -> bool:
 
 def sets(family: int, table_name: str, link: Netlink | None = None) -> frozenset[str]:
     """Return the names of a table's sets and maps, those of its rules (anonymous ones) among them."""
-    return frozenset(_names(GET_SET, family, table_name, 2, "nf_tables sets", link))
+    return frozenset(_names(GET_SET, family, table_name, nfta.SET_NAME, "nf_tables sets", link))
 
 
 def _names(
     kind: int, family: int, table_name: str, name_attribute: int, what: str, link: Netlink | None
 ) -> Iterator[str]:
     wanted = table_name.encode() + b"\0"
-    request = attribute(1, wanted) if kind == GET_SET else b""
+    # The table's name is the same attribute of sets and of chains.
+    request = attribute(nfta.SET_TABLE, wanted) if kind == GET_SET else b""
     for data, start, end in _dump(kind, family, request, what, link):
-        found = {k: data[s:e] for k, s, e in attributes(data, start, end) if k in (1, name_attribute)}
-        if found.get(1) == wanted:
+        found = {k: data[s:e] for k, s, e in attributes(data, start, end) if k in (nfta.SET_TABLE, name_attribute)}
+        if found.get(nfta.SET_TABLE) == wanted:
             yield found[name_attribute].rstrip(b"\0").decode()
 
 
@@ -436,10 +395,10 @@ class Element(NamedTuple):
 
 def elements(family: int, table_name: str, set_name: str, link: Netlink | None = None) -> Iterator[Element]:
     """Yield the elements of a set. Raises NetlinkError, with code ENOENT when the set is missing."""
-    request = attribute(1, table_name.encode() + b"\0") + attribute(2, set_name.encode() + b"\0")
+    request = _text(nfta.SET_ELEM_LIST_TABLE, table_name) + _text(nfta.SET_ELEM_LIST_SET, set_name)
     for data, start, end in _dump(GET_ELEMENT, family, request, f"elements of {set_name}", link):
         for kind, s, e in attributes(data, start, end):
-            if kind == 3:
+            if kind == nfta.SET_ELEM_LIST_ELEMENTS:
                 for _, first, last in attributes(data, s, e):
                     yield _element(data, first, last)
 
@@ -448,25 +407,25 @@ def _element(data: bytes, start: int, end: int) -> Element:
     key = end_key = value = b""
     timeout = expires = 0
     for kind, s, e in attributes(data, start, end):
-        if kind == 1:
-            key = data[s + 4 : e]
-        elif kind == 2:
+        if kind == nfta.SET_ELEM_KEY:
+            key = data[s + ATTRIBUTE.size : e]
+        elif kind == nfta.SET_ELEM_DATA:
             value = _value(data, s, e)
-        elif kind == 10:
-            end_key = data[s + 4 : e]
-        elif kind == 4:
+        elif kind == nfta.SET_ELEM_KEY_END:
+            end_key = data[s + ATTRIBUTE.size : e]
+        elif kind == nfta.SET_ELEM_TIMEOUT:
             timeout = int.from_bytes(data[s:e], "big")
-        elif kind == 5:
+        elif kind == nfta.SET_ELEM_EXPIRATION:
             expires = int.from_bytes(data[s:e], "big")
     return Element(key + end_key, value, timeout, expires)
 
 
 def _value(data: bytes, start: int, end: int) -> bytes:
     for kind, s, e in attributes(data, start, end):
-        if kind == 1:
+        if kind == nfta.DATA_VALUE:
             return data[s:e]
         for inner, first, last in attributes(data, s, e):
-            if inner == 2:
+            if inner == nfta.VERDICT_CHAIN:
                 return data[first:last].rstrip(b"\0")
     return b""
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Final
 
-from kubeproxy.kernel.netlink import ATTRIBUTE, HEADER, NLM_F_CREATE, NLM_F_REQUEST, attribute, nested
+from kubeproxy.kernel import nfta
+from kubeproxy.kernel.netlink import ATTRIBUTE, HEADER, NLA_F_NESTED, NLM_F_CREATE, NLM_F_REQUEST, attribute, nested
 from kubeproxy.kernel.nfnetlink import (
     DELETE_CHAIN,
     DELETE_RULE,
@@ -58,11 +59,12 @@ class _Table:
     def __init__(self, family: Family, name: str) -> None:
         self.messages: list[bytes] = []
         self._family = family
-        self._start = struct.pack("=BBH", family, 0, 0) + attribute(1, name.encode() + b"\0")
+        self._start = struct.pack("=BBH", family, 0, 0) + attribute(nfta.RULE_TABLE, name.encode() + b"\0")
 
     def message(self, kind: int, flags: int, chain: str) -> bytes:
-        """Return a message about a chain: its name is attribute 3 of chains, 2 of rules."""
-        payload = self._start + attribute(3 if kind in (NEW_CHAIN, DELETE_CHAIN) else 2, chain.encode() + b"\0")
+        """Return a message about a chain, or about all rules of it."""
+        name = nfta.CHAIN_NAME if kind in (NEW_CHAIN, DELETE_CHAIN) else nfta.RULE_CHAIN
+        payload = self._start + attribute(name, chain.encode() + b"\0")
         return HEADER.pack(HEADER.size + len(payload), kind, NLM_F_REQUEST | flags, 0, 0) + payload
 
     def make(self, line: str) -> None:
@@ -87,10 +89,10 @@ class _Table:
         name = chain.encode() + b"\0"
         payload = (
             self._start
-            + ATTRIBUTE.pack(4 + len(name), 2)
+            + ATTRIBUTE.pack(ATTRIBUTE.size + len(name), nfta.RULE_CHAIN)
             + name
             + bytes(-len(name) & 3)
-            + ATTRIBUTE.pack(4 + len(expressions), 4 | 0x8000)
+            + ATTRIBUTE.pack(ATTRIBUTE.size + len(expressions), nfta.RULE_EXPRESSIONS | NLA_F_NESTED)
             + expressions
             + compat
         )
@@ -103,29 +105,44 @@ _APPENDED: Final = NLM_F_REQUEST | NLM_F_CREATE | NLM_F_APPEND
 # -- expressions of nf_tables ---------------------------------------------------------------------------------------
 
 
+_IIFNAME, _L4PROTO = 6, 16  # enum nft_meta_keys
+_VERDICT_REGISTER, _REGISTER = 0, 1  # enum nft_registers: NFT_REG_VERDICT, NFT_REG_1
+_SAME, _UNEQUAL = 0, 1  # enum nft_cmp_ops: NFT_CMP_EQ, NFT_CMP_NEQ
+_NETWORK_HEADER = 1  # NFT_PAYLOAD_NETWORK_HEADER
+
+
 def _number(kind: int, value: int) -> bytes:
     return attribute(kind, value.to_bytes(4, "big"))
 
 
 def _expression(name: str, *attributes: bytes) -> bytes:
-    return nested(1, attribute(1, name.encode() + b"\0"), nested(2, *attributes))
+    return nested(nfta.LIST_ELEM, attribute(nfta.EXPR_NAME, name.encode() + b"\0"), nested(nfta.EXPR_DATA, *attributes))
 
 
 def _compared(value: bytes, unequal: bool) -> bytes:
-    return _expression("cmp", _number(1, 1), _number(2, 1 if unequal else 0), nested(3, attribute(1, value)))
+    return _expression(
+        "cmp",
+        _number(nfta.CMP_SREG, _REGISTER),
+        _number(nfta.CMP_OP, _UNEQUAL if unequal else _SAME),
+        nested(nfta.CMP_DATA, attribute(nfta.DATA_VALUE, value)),
+    )
 
 
 def _meta(key: int) -> bytes:
-    return _expression("meta", _number(2, key), _number(1, 1))
+    return _expression("meta", _number(nfta.META_KEY, key), _number(nfta.META_DREG, _REGISTER))
 
 
-_COUNTER: Final = _expression("counter", attribute(1, bytes(8)), attribute(2, bytes(8)))
-_IIFNAME, _L4PROTO = 6, 16  # enum nft_meta_keys
+_COUNTER: Final = _expression(
+    "counter", attribute(nfta.COUNTER_BYTES, bytes(8)), attribute(nfta.COUNTER_PACKETS, bytes(8))
+)
 
 
 def _verdict(code: int, chain: bytes = b"") -> bytes:
-    verdict = _number(1, code & 0xFFFFFFFF) + (attribute(2, chain + b"\0") if chain else b"")
-    return _expression("immediate", _number(1, 0), nested(2, nested(2, verdict)))
+    verdict = _number(nfta.VERDICT_CODE, code & 0xFFFFFFFF)
+    if chain:
+        verdict += attribute(nfta.VERDICT_CHAIN, chain + b"\0")
+    data = nested(nfta.IMMEDIATE_DATA, nested(nfta.DATA_VERDICT, verdict))
+    return _expression("immediate", _number(nfta.IMMEDIATE_DREG, _VERDICT_REGISTER), data)
 
 
 @lru_cache(maxsize=1024)
@@ -174,7 +191,9 @@ def _protocol(word: str) -> tuple[bytes, bytes]:
     number = PROTOCOLS.get(word.upper())
     if number is None:
         raise Unknown(f"-p {word}")
-    return _meta(_L4PROTO) + _compared(bytes([number]), False), nested(5, _number(1, number), _number(2, 0))
+    return _meta(_L4PROTO) + _compared(bytes([number]), False), nested(
+        nfta.RULE_COMPAT, _number(nfta.RULE_COMPAT_PROTO, number), _number(nfta.RULE_COMPAT_FLAGS, 0)
+    )
 
 
 _OFFSETS: Final = {(Family.IPV4, "-s"): 12, (Family.IPV4, "-d"): 16, (Family.IPV6, "-s"): 8, (Family.IPV6, "-d"): 24}
@@ -183,14 +202,23 @@ _OFFSETS: Final = {(Family.IPV4, "-s"): 12, (Family.IPV4, "-d"): 16, (Family.IPV
 @lru_cache(maxsize=1024)
 def _load(family: Family, option: str, prefix: int) -> bytes:
     size = family.address_size
-    load = _expression("payload", _number(1, 1), _number(2, 1), _number(3, _OFFSETS[family, option]), _number(4, size))
+    load = _expression(
+        "payload",
+        _number(nfta.PAYLOAD_DREG, _REGISTER),
+        _number(nfta.PAYLOAD_BASE, _NETWORK_HEADER),
+        _number(nfta.PAYLOAD_OFFSET, _OFFSETS[family, option]),
+        _number(nfta.PAYLOAD_LEN, size),
+    )
     if prefix == 8 * size:
         return load
     mask = (((1 << prefix) - 1) << (8 * size - prefix)).to_bytes(size, "big")
     masked = _expression(
         "bitwise",
-        *[_number(1, 1), _number(2, 1), _number(3, size)],
-        *[nested(4, attribute(1, mask)), nested(5, attribute(1, bytes(size)))],
+        _number(nfta.BITWISE_SREG, _REGISTER),
+        _number(nfta.BITWISE_DREG, _REGISTER),
+        _number(nfta.BITWISE_LEN, size),
+        nested(nfta.BITWISE_MASK, attribute(nfta.DATA_VALUE, mask)),
+        nested(nfta.BITWISE_XOR, attribute(nfta.DATA_VALUE, bytes(size))),
     )
     return load + masked
 
@@ -219,7 +247,12 @@ def _address(option: str, text: str, unequal: bool, family: Family) -> bytes:
 def _xt(kind: str, name: str, revision: int, info: bytes) -> bytes:
     """Return a match or a target; what it is told is aligned to eight bytes (XT_ALIGN)."""
     info += bytes(-len(info) & 7)
-    return _expression(kind, attribute(1, name.encode() + b"\0"), _number(2, revision), attribute(3, info))
+    return _expression(
+        kind,
+        attribute(nfta.MATCH_NAME, name.encode() + b"\0"),
+        _number(nfta.MATCH_REV, revision),
+        attribute(nfta.MATCH_INFO, info),
+    )
 
 
 @lru_cache(maxsize=4096)

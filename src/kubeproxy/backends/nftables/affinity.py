@@ -12,7 +12,7 @@ from typing import NamedTuple
 from kubeproxy.backends.nftables.layout import TABLE, ChainName, service_key
 from kubeproxy.backends.nftables.render import Placed
 from kubeproxy.backends.nftables.table import Table
-from kubeproxy.kernel import nfnetlink
+from kubeproxy.kernel import nfnetlink, nft_elements
 from kubeproxy.model.plan import Pool
 
 
@@ -63,7 +63,7 @@ def messages(wanted: Iterable[Move], table: Table) -> list[bytes]:
         clients = list(table.elements(source))
         for move in group:
             packed = [
-                nfnetlink.timed_element(client.key, client.timeout, client.expires)
+                nft_elements.timed_element(client.key, client.timeout, client.expires)
                 for client in clients
                 if client.key.endswith(move.suffix) and client.expires > 0
             ]

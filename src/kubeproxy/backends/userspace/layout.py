@@ -11,8 +11,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from kubeproxy.backends.userspace.listeners import ListenerName, Listeners, PoolKind
-from kubeproxy.kernel.netlink import attribute, nested
-from kubeproxy.kernel.nfnetlink import interval_element
+from kubeproxy.kernel.nft_elements import interval_element, plain_element
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, Family, unpack
 from kubeproxy.model.plan import Action, Frontend, FrontendKind, ServicePlan
 
@@ -124,10 +123,7 @@ def difference(before: Elements, after: Elements) -> tuple[Elements, Elements]:
 
 def packed(shape: Shape, key: bytes, value: bytes) -> bytes:
     """Return an element for a netlink message."""
-    if shape.kind is Kind.INTERVAL:
-        return interval_element(key)
-    data = (nested(2, attribute(1, value)),) if value else ()
-    return nested(1, nested(1, attribute(1, key)), *data)
+    return interval_element(key) if shape.kind is Kind.INTERVAL else plain_element(key, value)
 
 
 def line(shape: Shape, table: str, key: bytes, value: bytes) -> str:

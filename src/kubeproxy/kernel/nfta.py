@@ -1,0 +1,79 @@
+"""The numbers of nf_tables' attributes: NFTA_... of include/uapi/linux/netfilter/nf_tables.h of Linux 6.18.
+
+In each kind of message the attributes begin anew at 1.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+TABLE_NAME: Final = 1
+TABLE_FLAGS: Final = 2
+TABLE_HANDLE: Final = 4
+TABLE_USERDATA: Final = 6
+
+CHAIN_TABLE: Final = 1
+CHAIN_NAME: Final = 3
+
+RULE_TABLE: Final = 1
+RULE_CHAIN: Final = 2
+RULE_HANDLE: Final = 3
+RULE_EXPRESSIONS: Final = 4
+RULE_COMPAT: Final = 5
+RULE_COMPAT_PROTO: Final = 1
+RULE_COMPAT_FLAGS: Final = 2
+
+SET_TABLE: Final = 1
+SET_NAME: Final = 2
+
+SET_ELEM_LIST_TABLE: Final = 1
+SET_ELEM_LIST_SET: Final = 2
+SET_ELEM_LIST_ELEMENTS: Final = 3
+
+SET_ELEM_KEY: Final = 1
+SET_ELEM_DATA: Final = 2
+SET_ELEM_TIMEOUT: Final = 4
+SET_ELEM_EXPIRATION: Final = 5
+SET_ELEM_KEY_END: Final = 10
+
+LIST_ELEM: Final = 1
+"""Each entry of a list: the elements of a set, the expressions of a rule."""
+
+DATA_VALUE: Final = 1
+DATA_VERDICT: Final = 2
+VERDICT_CODE: Final = 1
+VERDICT_CHAIN: Final = 2
+
+GEN_ID: Final = 1
+
+OBJ_TABLE: Final = 1
+OBJ_NAME: Final = 2
+OBJ_DATA: Final = 4
+
+# Expressions, each with a name and attributes of its own.
+EXPR_NAME: Final = 1
+EXPR_DATA: Final = 2
+NG_MODULUS: Final = 2
+NG_OFFSET: Final = 4
+COUNTER_BYTES: Final = 1
+COUNTER_PACKETS: Final = 2
+IMMEDIATE_DREG: Final = 1
+IMMEDIATE_DATA: Final = 2
+META_DREG: Final = 1
+META_KEY: Final = 2
+CMP_SREG: Final = 1
+CMP_OP: Final = 2
+CMP_DATA: Final = 3
+PAYLOAD_DREG: Final = 1
+PAYLOAD_BASE: Final = 2
+PAYLOAD_OFFSET: Final = 3
+PAYLOAD_LEN: Final = 4
+BITWISE_SREG: Final = 1
+BITWISE_DREG: Final = 2
+BITWISE_LEN: Final = 3
+BITWISE_MASK: Final = 4
+BITWISE_XOR: Final = 5
+MATCH_NAME: Final = 1
+MATCH_REV: Final = 2
+MATCH_INFO: Final = 3
+"""Of targets as well: NFTA_TARGET_NAME, NFTA_TARGET_REV, NFTA_TARGET_INFO (nf_tables_compat.h)."""
