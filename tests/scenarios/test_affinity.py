@@ -41,7 +41,7 @@ async def choices(live: Live, front: Front, proto: str = "tcp", times: int = 2) 
     return dict(zip(CLIENTS[family], await asyncio.gather(*map(choice, CLIENTS[family])), strict=True))
 
 
-@modes("nftables", "iptables-nft", "userspace", "ipvs")
+@modes("nftables", "iptables-nft", "userspace")
 @pytest.mark.parametrize("kind", ["cluster", "nodeport", "external"])
 @pytest.mark.parametrize("proto", ["tcp", "udp"])
 @pytest.mark.parametrize("family", ["IPv4", "IPv6"])
@@ -58,7 +58,7 @@ async def test_clients_stay_and_spread(sticky: Live, family: str, proto: str, ki
     assert await choices(sticky, front, proto) == first
 
 
-@modes("nftables", "iptables-nft", "userspace", "ipvs")
+@modes("nftables", "iptables-nft", "userspace")
 async def test_stays_through_changes_of_other_endpoints(sticky: Live) -> None:
     sticky.service("changes", "a1 b1 b2", type="LoadBalancer", externalTrafficPolicy="Local", **STICKY)
     front = sticky.front("changes")
@@ -80,7 +80,7 @@ async def test_stays_through_changes_of_other_endpoints(sticky: Live) -> None:
         assert await choices(sticky, front) == after
 
 
-@modes("nftables", "iptables-nft", "userspace", "ipvs")
+@modes("nftables", "iptables-nft", "userspace")
 async def test_local_policy_keeps_clients_apart_from_the_cluster_pool(sticky: Live) -> None:
     sticky.service("sticky-local", "a1 a2 b1 b2", type="NodePort", externalTrafficPolicy="Local", **STICKY)
     await sticky.programmed(sticky.front("sticky-local"), "a1 a2 b1 b2")
@@ -94,7 +94,7 @@ async def test_local_policy_keeps_clients_apart_from_the_cluster_pool(sticky: Li
     assert len(pods) == 1
 
 
-@modes("nftables", "iptables-nft", "userspace", "ipvs")
+@modes("nftables", "iptables-nft", "userspace")
 async def test_tcp_and_udp_of_one_port_are_two_affinities(sticky: Live) -> None:
     sticky.service("two", "a1 a2 b1 b2", **STICKY)
     front = sticky.front("two")
@@ -104,7 +104,7 @@ async def test_tcp_and_udp_of_one_port_are_two_affinities(sticky: Live) -> None:
     assert await choices(sticky, front, "tcp") == tcp
 
 
-@modes("nftables", "iptables-nft", "userspace", "ipvs")
+@modes("nftables", "iptables-nft", "userspace")
 async def test_affinity_expires_after_its_timeout(sticky: Live) -> None:
     brief = {"clientIP": {"timeoutSeconds": 1}}
     sticky.service("brief", "a1 a2 b1 b2", sessionAffinityConfig=brief, **STICKY)
@@ -119,7 +119,7 @@ async def test_affinity_expires_after_its_timeout(sticky: Live) -> None:
     assert lasting_then == lasting_first
 
 
-@modes("nftables", "iptables-nft", "userspace", "ipvs")
+@modes("nftables", "iptables-nft", "userspace")
 async def test_affinity_comes_and_goes_with_the_field(sticky: Live) -> None:
     sticky.service("switched", "a1 a2 b1 b2")
     front = sticky.front("switched")
@@ -135,7 +135,7 @@ async def test_affinity_comes_and_goes_with_the_field(sticky: Live) -> None:
     await sticky.expect(front, {"pod": "a1 a2 b1 b2", "outside": "a1 a2 b1 b2"})
 
 
-@modes("nftables", "iptables-nft", "ipvs")
+@modes("nftables", "iptables-nft")
 @pytest.mark.parametrize("change", ["nothing", "another-comes", "another-goes"])
 async def test_affinity_survives_a_restart(bare: Live, change: str) -> None:
     await add_clients(bare)

@@ -133,7 +133,7 @@ def in_mode(mode: ScenarioMode, kind: str, endpoints: str, places: dict[str, str
     return {place: mode.seen(answer) for place, answer in places.items()}
 
 
-@modes("nftables", "iptables-nft", "userspace", "ipvs")
+@modes("nftables", "iptables-nft", "userspace")
 @pytest.mark.parametrize(("name", "family", "case"), ROWS, ids=[f"{name}-{family}" for name, family, _ in ROWS])
 async def test_policy(live: Live, name: str, family: str, case: Case) -> None:
     number = 16 + [row[:2] for row in ROWS].index((name, family))
@@ -188,7 +188,7 @@ async def test_a_service_cidr_of_later_counts(live: Live) -> None:
     await live.eventually(gone)
 
 
-@modes("nftables", "iptables-nft", "userspace", "ipvs")
+@modes("nftables", "iptables-nft", "userspace")
 async def test_each_family_counts_its_own_endpoints(live: Live) -> None:
     service = live.service("counted", "", type="LoadBalancer", ipFamilyPolicy="RequireDualStack", **LOCAL)
     place, port = live.cluster.namespace_of("outside"), service["spec"]["healthCheckNodePort"]
@@ -210,7 +210,7 @@ async def test_each_family_counts_its_own_endpoints(live: Live) -> None:
     await live.eventually(check)
 
 
-@modes("nftables", "iptables-nft", "userspace", "ipvs")
+@modes("nftables", "iptables-nft", "userspace")
 async def test_a_health_check_port_that_is_taken_is_an_event_as_the_go_kube_proxys(live: Live) -> None:
     port = 32123
     taken = open_socket_in(live.cluster.namespace_of("node"), lambda: socket.create_server((NODE_A.ip, port)))
@@ -223,7 +223,7 @@ async def test_a_health_check_port_that_is_taken_is_an_event_as_the_go_kube_prox
     live.delete("taken")
 
 
-@modes("nftables", "iptables-nft", "userspace", "ipvs")
+@modes("nftables", "iptables-nft", "userspace")
 @pytest.mark.parametrize("family", ["IPv4", "IPv6"])
 async def test_health_check_node_port(live: Live, family: str) -> None:
     name = f"checked-{family.lower()}"
