@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from kubeproxy.backends.elements import Delta, Elements
 from kubeproxy.backends.nftables.layout import CLASSES, Layout, SetId, class_set, parse_chain_name
-from kubeproxy.backends.nftables.render import Delta, Elements
 from kubeproxy.model.plan import FamilyGlobals, Globals
 
 Origin = Literal["pod", "node", "outside"]

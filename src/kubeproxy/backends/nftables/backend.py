@@ -12,12 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kubeproxy.backends.ahead import Ahead
+from kubeproxy.backends.elements import difference
 from kubeproxy.backends.mode import Depth, Difference
 from kubeproxy.backends.nftables import affinity, audit
 from kubeproxy.backends.nftables.handover import groups
 from kubeproxy.backends.nftables.layout import SHARED, TABLE, VERDICT_MAPS, ChainName, SetId
 from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, chain_names
-from kubeproxy.backends.nftables.render import Elements, Placed, difference, place, render, translate
+from kubeproxy.backends.nftables.render import Elements, Placed, place, render, translate
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.table import Table
 from kubeproxy.backends.nftables.text import element_lines, interval_lines

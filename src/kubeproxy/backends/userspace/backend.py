@@ -8,12 +8,13 @@ replaced, with the ports of the new listeners, in one transaction.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import islice
 
+from kubeproxy.backends.elements import difference
 from kubeproxy.backends.mode import Depth, Difference
 from kubeproxy.backends.relay.datapath import DataPath
-from kubeproxy.backends.userspace.layout import TABLE, Elements, difference, elements, merged, packed
+from kubeproxy.backends.userspace.layout import TABLE, Elements, elements, merged, packed
 from kubeproxy.backends.userspace.listeners import KINDS, Assignment, ListenerName, Listeners, assignments
 from kubeproxy.backends.userspace.ruleset import Ruleset
 from kubeproxy.kernel import nfnetlink, nft
@@ -95,7 +96,11 @@ class UserspaceBackend:
         after = {name: merged(elements(plan, self._listeners) for plan in plans) for name, plans in changes}
         before = merged(self._elements.get(name, {}) for name in after)
         removed, added = difference(before, merged(after.values()))
-        messages = [*self._messages(nfnetlink.DELETE_ELEMENT, removed), *self._messages(nfnetlink.NEW_ELEMENT, added)]
+        gone_elements = {name: [(key, b"") for key in keys] for name, keys in removed.items()}
+        messages = [
+            *self._messages(nfnetlink.DELETE_ELEMENT, gone_elements),
+            *self._messages(nfnetlink.NEW_ELEMENT, added),
+        ]
         if messages:
             self._link.commit(messages)
             self._generation += 1
@@ -117,11 +122,9 @@ class UserspaceBackend:
             if any(self._listeners.port(listener) is None for listener in needed[name]):
                 self._waiting[name] = plans  # the last in the queue
 
-    def _messages(self, kind: int, part: Elements) -> Iterator[bytes]:
+    def _messages(self, kind: int, part: Mapping[str, Sequence[tuple[bytes, bytes]]]) -> Iterator[bytes]:
         for name, entries in part.items():
-            shape = self._ruleset.shapes[name]
-            adding = kind == nfnetlink.NEW_ELEMENT
-            data = [packed(shape, key, value if adding else b"") for key, value in entries.items()]
+            data = [packed(self._ruleset.shapes[name], key, value) for key, value in entries]
             yield from nfnetlink.element_messages(kind, self.family, TABLE, name, data)
 
     def _note(
@@ -212,5 +215,5 @@ def _assignments(plans: Iterable[ServicePlan]) -> dict[ListenerName, Assignment]
     return found
 
 
-def _count(part: Elements) -> int:
+def _count(part: Mapping[str, Sized]) -> int:
     return sum(len(entries) for entries in part.values())

@@ -108,19 +108,6 @@ def merged(parts: Iterable[Elements]) -> Elements:
     return found
 
 
-def difference(before: Elements, after: Elements) -> tuple[Elements, Elements]:
-    """Return what is to be removed and what is to be added; an element with another value is both."""
-    removed: Elements = {}
-    added: Elements = {}
-    for name in before.keys() | after.keys():
-        old, new = before.get(name, {}), after.get(name, {})
-        if gone := {key: value for key, value in old.items() if new.get(key) != value}:
-            removed[name] = gone
-        if fresh := {key: value for key, value in new.items() if old.get(key) != value}:
-            added[name] = fresh
-    return removed, added
-
-
 def packed(shape: Shape, key: bytes, value: bytes) -> bytes:
     """Return an element for a netlink message."""
     return interval_element(key) if shape.kind is Kind.INTERVAL else plain_element(key, value)

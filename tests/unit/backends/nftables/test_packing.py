@@ -5,10 +5,11 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 
+from kubeproxy.backends.elements import difference
 from kubeproxy.backends.nftables import packing
 from kubeproxy.backends.nftables.layout import SHARED, VERDICT_MAPS, Layout, SetId
 from kubeproxy.backends.nftables.packing import Packers, Transaction
-from kubeproxy.backends.nftables.render import Placed, difference, render, translate
+from kubeproxy.backends.nftables.render import Placed, render, translate
 from kubeproxy.kernel import nfnetlink
 from kubeproxy.kernel.netlink import HEADER, attributes, messages
 from kubeproxy.model.addresses import Family

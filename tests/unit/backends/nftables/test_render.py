@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from kubeproxy.backends.elements import difference
 from kubeproxy.backends.nftables.layout import CLASSES, ENDPOINT_MAPS, SHARED, VERDICT_MAPS, Layout, SetId
-from kubeproxy.backends.nftables.render import Placed, assign, difference, place, render
+from kubeproxy.backends.nftables.render import Placed, assign, place, render
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import ServicePort
