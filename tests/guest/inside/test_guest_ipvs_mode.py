@@ -279,3 +279,86 @@ def answer(client: socket.socket, expected: str) -> bool:
         except OSError:
             continue
     return False
+
+
+# -- after the Go kube-proxy took over -------------------------------------------------------------------------------
+
+# What its ipvs mode writes anew at each sync, and what its other modes and --cleanup remove (pkg/proxy/ipvs of v1.36,
+# iptablesChains and iptablesCleanupChains); nothing else of ours goes with it.
+GO_CHAINS = {
+    "nat": ("KUBE-SERVICES", "KUBE-POSTROUTING", "KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-MARK-MASQ"),
+    "filter": (
+        *("KUBE-FORWARD", "KUBE-NODE-PORT", "KUBE-PROXY-FIREWALL", "KUBE-SOURCE-RANGES-FIREWALL"),
+        *("KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER"),
+    ),
+}
+GO_SETS = {set_id for set_id in SetId if set_id not in (SetId.DROP, SetId.DROP_OUTSIDE)}
+
+
+def go_writes() -> None:
+    """Empty the chains that the Go proxy declares."""
+    text = ""
+    for table, chains in GO_CHAINS.items():
+        text += f"*{table}\n" + "".join(f":{chain} - [0:0]\n" for chain in chains) + "COMMIT\n"
+    xtables.restore(probe.variant(V4), text)
+
+
+def go_removes() -> None:
+    """Remove what leads to its chains, and the chains."""
+    for table in xtables.tables(probe.variant(V4)):
+        chains = [chain for chain in GO_CHAINS.get(table.name, ()) if chain in table.chains]
+        outside = [rule for rule in table.rules if xtables.chain_of(rule) not in chains]
+        rules = [f"-D{rule[2:]}" for rule in outside if xtables.target_of(rule) in chains]
+        lines = [f":{chain} - [0:0]" for chain in chains] + rules + [f"-X {chain}" for chain in chains]
+        if lines:
+            xtables.restore(probe.variant(V4), "\n".join([f"*{table.name}", *lines, "COMMIT", ""]))
+
+
+DROPPING = {
+    "a local policy without local endpoints": {"internal_traffic_policy": "Local"},
+    "source ranges": {"ingress": ["203.0.113.1"], "load_balancer_source_ranges": ["198.51.100.0/24"]},
+}
+
+
+def is_answered(address: str) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as client:
+        client.settimeout(2.5)  # two SYNs
+        try:
+            client.connect((address, 80))
+        except TimeoutError:
+            return False
+        return bool(ask(client))
+
+
+@pytest.mark.parametrize("case", DROPPING)
+def test_what_drops_the_nodes_own_connections_goes_when_the_go_proxy_writes_its_rules(pods, case) -> None:
+    spec = DROPPING[case]
+    front = spec.get("ingress", [VIPS[V4]])[0]
+    ports = [ServicePort(port=80, name="p", protocol="TCP")]
+    ends = parsed(endpoint(PODS[V4][0], "node-b"), ports=[EndpointPort(port=8080, name="p", protocol="TCP")])
+    plans = {NAME: compile_service(service("web", VIPS[V4], ports=ports, **spec), [ends], WORLDS[V4]).plans}
+    with opened() as backend:
+        do(backend.resync(plans))
+        assert not is_answered(front)
+        go_writes()
+        with Ipvs.open() as kernel:
+            server = next(one for one in kernel.servers() if one.key.address == pack(front))
+            if not kernel.destinations(server.key):
+                real = ipvs.RealServer(ipvs.DestinationKey(pack(PODS[V4][0]), 8080))
+                kernel.apply([ipvs.Operation(ipvs.ADD_DESTINATION, server, real)])
+        assert is_answered(front)
+
+
+def test_nothing_of_ours_is_left_in_iptables_when_the_go_proxy_removes_its_own() -> None:
+    with opened() as backend:
+        do(
+            backend.resync(
+                wanted(V4, PODS[V4], ingress=["203.0.113.1"], load_balancer_source_ranges=["198.51.100.0/24"])
+            )
+        )
+        go_removes()
+        left = [rule for table in xtables.tables(probe.variant(V4)) for rule in (*table.chains, *table.rules)]
+        assert not [text for text in left if "KUBE-" in text]
+        with Ipsets.open() as sets:
+            for set_id in GO_SETS:
+                sets.destroy(set_id.named(V4))

@@ -31,6 +31,10 @@ BATCH: Final = 2000
 EXAMINED: Final = 500
 """Virtual servers whose real servers are compared in one thorough look; the next look goes on with the next ones."""
 
+TABLES_AT_ONCE: Final = (("filter", "nat"), ())
+TABLES_IN_TURN: Final = (("filter",), ("nat",))
+"""Tables whose rules are written before and after the virtual servers."""
+
 Entries = Mapping[SetId, Iterable[Entry]]
 
 
@@ -213,16 +217,17 @@ class IpvsBackend:
         missing, strays = self._compare_entries()
         kernel.add_entries(missing)
         yield sum(map(len, missing.values()))
-        # The rules that refuse come before what could be reached without them; those that only translate come last,
-        # for in their place may be those of iptables mode, which serve until then.
+        # The rules that refuse come before what could be reached without them; but where something leads to nat chains
+        # of our names, those may be iptables mode's, which refuse and serve until ours come last.
         jumps = kernel.missing_jumps()
-        kernel.write_rules(self._rules, ("mangle", "filter"), jumps)
+        first, last = TABLES_AT_ONCE if any(jump.table == "nat" for jump in jumps) else TABLES_IN_TURN
+        kernel.write_rules(self._rules, first, jumps)
         found = kernel.servers()
         yield from self._adopt(found)
         come = [address for address in state.addresses if address not in there.bound]
         kernel.bind(come)
         yield len(come)
-        kernel.write_rules(self._rules, ("nat",), jumps)
+        kernel.write_rules(self._rules, last, jumps)
         gone = [address for address in there.bound if not state.has_address(address)]
         kernel.unbind(gone)
         foreign = [key for key in found if key not in state.servers and not self._is_excluded(key)]

@@ -1,9 +1,10 @@
 """The fixed iptables rules of ipvs mode, as iptables-restore text. Pure; none of them is about a single Service.
 
 Source: kube-proxy v1.36 pkg/proxy/ipvs writeIptablesRules. Where it differs: this node's own connections under policy
-Local are masqueraded, and those to a load balancer with source ranges are checked in mangle OUTPUT, for ipvs takes
-them before they get to filter OUTPUT (ip_vs_local_request4 has priority NF_IP_PRI_NAT_DST + 2). The rules are there
-whether the sets hold anything or not.
+Local are masqueraded, and those that are to be dropped are dropped in nat, for ipvs takes them before they get to
+filter OUTPUT (ip_vs_local_request4 has priority NF_IP_PRI_NAT_DST + 2). All chains are kube-proxy's: those that it
+writes anew when it takes over, and removes when it cleans up. The rules are there whether the sets hold anything or
+not.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ class Jump(NamedTuple):
 
 
 JUMPS: Final = (
-    Jump("mangle", "OUTPUT", "KUBE-IPVS-OUT-FILTER", "kubernetes ipvs access filter"),
     Jump("filter", "INPUT", "KUBE-NODE-PORT", "kubernetes health check rules"),
     Jump("filter", "INPUT", "KUBE-PROXY-FIREWALL", "kube-proxy firewall rules"),
     Jump("filter", "FORWARD", "KUBE-PROXY-FIREWALL", "kube-proxy firewall rules"),
@@ -45,7 +45,6 @@ JUMPS: Final = (
 )
 
 CHAINS: Final = {
-    "mangle": ("KUBE-IPVS-OUT-FILTER",),
     "filter": (
         "KUBE-FORWARD",
         "KUBE-NODE-PORT",
@@ -60,6 +59,9 @@ CHAINS: Final = {
 Chains = dict[str, Sequence[str]]
 _NEW: Final = "-m conntrack --ctstate NEW"
 _LOCAL_SOURCE: Final = "-m addrtype --src-type LOCAL"
+DROP_IN_NAT: Final = '-m comment --comment "drop: nobody reads this queue" -j NFQUEUE --queue-num 65535'
+"""iptables refuses DROP in nat. A packet for a queue that no program reads is dropped as well (nf_queue): the sender is
+not told, and connection tracking forgets it."""
 
 
 class Rules:
@@ -71,7 +73,6 @@ class Rules:
         self._masquerade_all = world.masquerade_all
         self._mark = f"{world.masquerade_mark:#x}"
         self.tables: dict[str, Chains] = {
-            "mangle": {"KUBE-IPVS-OUT-FILTER": self._out_filter()},
             "filter": {
                 "KUBE-FORWARD": self._forward(),
                 "KUBE-NODE-PORT": (f"{self._in(SetId.HEALTH_CHECK_NODE_PORT, 'dst')} -j ACCEPT",),
@@ -108,19 +109,24 @@ class Rules:
     def _in(self, set_id: SetId, fields: str = "dst,dst") -> str:
         return f"-m set --match-set {set_id.named(self._family)} {fields}"
 
+    def _not_in(self, set_id: SetId, fields: str) -> str:
+        return f"-m set ! --match-set {set_id.named(self._family)} {fields}"
+
     def _allowed_sources(self) -> tuple[str, ...]:
         sets = (SetId.LOAD_BALANCER_SOURCE_CIDR, SetId.LOAD_BALANCER_SOURCE_IP)
         return tuple(f"{self._in(set_id, 'dst,dst,src')} -j RETURN" for set_id in sets)
 
-    def _out_filter(self) -> tuple[str, ...]:
+    def _own_connections(self) -> tuple[str, ...]:
+        """Drop connections of this node to what drops everybody, and to load balancers that it may not use."""
+        ranged = self._in(SetId.LOAD_BALANCER_FW)
+        not_named = self._not_in(SetId.LOAD_BALANCER_SOURCE_IP, "dst,dst,src")
+        not_in_range = self._not_in(SetId.LOAD_BALANCER_SOURCE_CIDR, "dst,dst,src")
         # The source that the kernel picks is the frontend's own address, whatever the node may (render.py, _sources).
-        not_services = f"-m set ! --match-set {SetId.IPVS_IPS.named(self._family)} src"
+        from_service = self._in(SetId.IPVS_IPS, "src")
         return (
-            "-m conntrack ! --ctstate NEW -j RETURN",
-            f"{self._in(SetId.DROP)} -j DROP",
-            f"{self._in(SetId.LOAD_BALANCER_SOURCE_IP, 'dst,dst,src')} -j RETURN",
-            f"{not_services} {self._in(SetId.LOAD_BALANCER_SOURCE_CIDR, 'dst,dst,src')} -j RETURN",
-            f"{self._in(SetId.LOAD_BALANCER_FW)} -j DROP",
+            f"{self._in(SetId.DROP)} {_LOCAL_SOURCE} {DROP_IN_NAT}",
+            f"{ranged} {not_named} {not_in_range} {_LOCAL_SOURCE} {DROP_IN_NAT}",
+            f"{ranged} {not_named} {from_service} {_LOCAL_SOURCE} {DROP_IN_NAT}",
         )
 
     def _forward(self) -> tuple[str, ...]:
@@ -145,6 +151,7 @@ class Rules:
         loopback = "127.0.0.0/8" if self._family is Family.IPV4 else "::1/128"
         accepted = (SetId.EXTERNAL_IP, SetId.EXTERNAL_IP_LOCAL, SetId.CLUSTER_IP, SetId.LOAD_BALANCER)
         return (
+            *self._own_connections(),
             f"-s {loopback} -j RETURN",
             f"{self._in(SetId.LOAD_BALANCER)} -j KUBE-LOAD-BALANCER",
             self._cluster_ip(),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Final
 
+from kubeproxy.backends.ipvs.chains import DROP_IN_NAT
 from kubeproxy.backends.ipvs.layout import Scheduler, scheduler_named
 from kubeproxy.config.modes.ipvs import IPVS
 from kubeproxy.errors import ApplyError, Unsupported
@@ -68,7 +69,18 @@ def _try_scheduler(kernel: Ipvs, scheduler: Scheduler) -> None:
     kernel.apply([Operation(DELETE_SERVICE, server)])
 
 
-TRIAL: Final = "*filter\n:KUBE-IPVS-TRIAL - [0:0]\n-X KUBE-IPVS-TRIAL\nCOMMIT\n"
+TRIAL: Final = "\n".join(
+    (
+        "*nat",
+        ":KUBE-IPVS-TRIAL - [0:0]",
+        f"-A KUBE-IPVS-TRIAL {DROP_IN_NAT}",
+        "-F KUBE-IPVS-TRIAL",
+        "-X KUBE-IPVS-TRIAL",
+        "COMMIT",
+        "",
+    )
+)
+"""With the one target of ours that a kernel with iptables may lack."""
 
 
 @cache

@@ -186,7 +186,8 @@ class NodeKernel:
 
     def write_rules(self, rules: Rules, tables: Sequence[str], missing: Sequence[Jump]) -> None:
         """Make tables hold our chains, and the jumps that are missing."""
-        xtables.restore(self._variant, rules.text(tables, missing))
+        if tables:
+            xtables.restore(self._variant, rules.text(tables, missing))
 
     def rules(self, rules: Rules) -> Sequence[str]:
         """Return the rules that are in our chains, and those that lead to them."""

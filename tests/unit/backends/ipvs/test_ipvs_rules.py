@@ -64,7 +64,7 @@ def test_references_of_sets_are_counted_as_the_kernel_does() -> None:
     found = rules(family=Family.IPV6)
     assert found.references(SetId.LOOP_BACK) == 1
     assert found.references(SetId.LOAD_BALANCER) == 3
-    assert found.references(SetId.LOAD_BALANCER_FW) == 2
+    assert found.references(SetId.LOAD_BALANCER_FW) == 3
     assert all(found.references(set_id) for set_id in SetId)
 
 
