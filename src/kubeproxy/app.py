@@ -73,10 +73,10 @@ def run(options: Options) -> int:
     raise_net_admin()
     for name, value in options.flags if log.isEnabledFor(logs.level(1)) else ():
         log.log(logs.level(1), 'FLAG: --%s="%s"', name, value)
-    for notice in notices(config):
-        log.warning("%s", notice)
     if options.cleanup:
         return _clean_up()
+    for notice in notices(config):
+        log.warning("%s", notice)
     mode = modes.named(config.active_mode)
     operations = mode.operations()
     settings = host.settings(config)

@@ -38,14 +38,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(line: CommandLine) -> int:
     if line.given.get("help"):
-        print(help_text(), end="")
+        _say(help_text())
         return 0
     if any(line.words):
         words = " ".join(quote(word) for word in line.words)
         raise ConfigError(f'"kube-proxy" does not take any arguments, got [{words}]')
     version = line.given.get("version", "false")
     if version != "false":
-        print(version_text(version))
+        _say(version_text(version) + "\n")
         return 0
     from kubeproxy.config.options import build_options  # noqa: PLC0415 - the line above must answer fast
     from kubeproxy.config.write import write_file  # noqa: PLC0415
@@ -63,6 +63,18 @@ def _run(line: CommandLine) -> int:
     from kubeproxy.app import run  # noqa: PLC0415 - help, version and errors do not need it
 
     return run(options)
+
+
+def _say(text: str) -> None:
+    """Write to standard output. Raises KubeProxyError when that takes nothing."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        sys.stdout = None  # else the interpreter tries to write what is left in it once more, and complains
+        if isinstance(error, BrokenPipeError):  # a reader that has seen enough, as `head`
+            sys.exit(1)
+        raise KubeProxyError(f"cannot write to standard output: {error.strerror}") from None
 
 
 def version_text(wanted: str) -> str:

@@ -48,6 +48,24 @@ def test_help_shows_every_flag_in_its_group(capsys):
     assert "WatchListClient=true|false (BETA - default=true)" in out
 
 
+@pytest.mark.parametrize("flag", ["--help", "--version", "--version=raw"])
+def test_what_cannot_be_printed_is_an_error_without_a_traceback(flag):
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "kubeproxy.cli", flag]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == "Error: cannot write to standard output: No space left on device\n"
+
+
+def test_a_reader_that_went_away_is_not_told():
+    command = [sys.executable, "-m", "kubeproxy.cli", "--help"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait(60) == 1
+
+
 def test_short_help_wins_over_words(capsys):
     assert main(["word", "-h"]) == 0
     assert "Usage:" in capsys.readouterr().out

@@ -46,7 +46,10 @@ def remove_iptables_rules(keeps: Keeps = keeps_nothing) -> list[str]:
     `keeps` says of which chains, given with their table, the running mode is the owner.
     """
     failures = []
-    for name in xtables.installed():
+    names = xtables.installed()
+    if not names:
+        log.info("iptables is not installed here: rules of a kube-proxy in iptables or ipvs mode were not looked for")
+    for name in names:
         try:
             commands = xtables.commands(name)
             text = removal(xtables.tables(name), partial(keeps, commands))

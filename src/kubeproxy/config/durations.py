@@ -20,6 +20,7 @@ _UNITS = {
     "m": 60_000_000_000,
     "h": 3_600_000_000_000,
 }
+_LONGEST = 64  # digits; Python itself reads no more than 4,300
 _DIGITS = frozenset("0123456789")
 
 
@@ -99,8 +100,9 @@ def _term(rest: str, text: str) -> tuple[int, str]:
     unit = _UNITS.get(name)
     if unit is None:
         raise ValueError(f"time: unknown unit {quote(name)} in duration {quote(text)}")
-    amount = int(whole or "0") * unit
-    if amount > _MAX + 1:
+    digits = whole.lstrip("0")
+    amount = int(digits[:_LONGEST] or "0") * unit
+    if amount > _MAX + 1 or len(digits) > _LONGEST:
         raise _invalid(text)
     if fraction:
         amount += _fraction(fraction, unit)

@@ -137,8 +137,7 @@ def _long(line: CommandLine, argument: str, rest: list[str]) -> None:
         raise ConfigError(f"bad flag syntax: {argument}")
     flag = BY_NAME.get(name.replace("_", "-"))
     if flag is None:
-        names = frozenset(f"--{known.name}" for known in FLAGS if not known.hidden)
-        raise ConfigError(f"unknown flag: --{name}" + did_you_mean(f"--{name}", names))
+        raise ConfigError(f"unknown flag: --{name}" + _hint(name))
     if not equals:
         if flag.kind in _WITHOUT_VALUE:
             value = "true"
@@ -147,6 +146,14 @@ def _long(line: CommandLine, argument: str, rest: list[str]) -> None:
         else:
             raise ConfigError(f"flag needs an argument: --{name}")
     _set(line, flag, value)
+
+
+def _hint(name: str) -> str:
+    """The flag that sets the field of this name (`mode`, `clusterCIDR`), else those of names like it, as a question."""
+    fields = {flag.path.rpartition(".")[2]: flag.name for flag in reversed(FLAGS) if flag.path}
+    if name in fields:
+        return f"; did you mean --{fields[name]}?"
+    return did_you_mean(f"--{name}", frozenset(f"--{known.name}" for known in FLAGS if not known.hidden))
 
 
 def _short(line: CommandLine, argument: str, rest: list[str]) -> None:

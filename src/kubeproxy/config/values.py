@@ -17,6 +17,8 @@ _SUFFIXES = {
     "": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18,
     "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60,
 }  # fmt: skip
+_LONGEST = 64
+"""Digits that are read as a number: more than any value here has. Python itself stops at 4,300, in words of its own."""
 _INTEGER = re.compile(
     r"[+-]?(0[xX]_?[0-9a-fA-F]+(_[0-9a-fA-F]+)*|0[bB]_?[01]+(_[01]+)*|0[oO]?_?[0-7]+(_[0-7]+)*|0|[1-9][0-9]*(_[0-9]+)*)"
 )
@@ -34,6 +36,8 @@ def parse_int32(text: str) -> int:
     if not _INTEGER.fullmatch(text):
         raise ValueError(f"strconv.ParseInt: parsing {quote(text)}: invalid syntax")
     digits = text.lstrip("+-")
+    if len(digits.replace("_", "").lstrip("0")) > _LONGEST:
+        raise ValueError(f"strconv.ParseInt: parsing {quote(text)}: value out of range")
     base = 8 if re.fullmatch(r"0[0-7_]+", digits) else 0
     value = int(text, base)
     if not -(1 << 31) <= value < 1 << 31:
@@ -45,7 +49,7 @@ def parse_level(text: str) -> int:
     """A log verbosity: a decimal number of at most 31 bits."""
     if not text.isascii() or not text.isdigit():
         raise ValueError(f"strconv.ParseUint: parsing {quote(text)}: invalid syntax")
-    if int(text) >= 1 << 31:
+    if len(text.lstrip("0")) > _LONGEST or int(text) >= 1 << 31:
         raise ValueError(f"strconv.ParseUint: parsing {quote(text)}: value out of range")
     return int(text)
 
@@ -63,6 +67,8 @@ def parse_quantity(text: str) -> int:
     if match is None or match[3] not in _SUFFIXES:
         raise ValueError(f"{quote(text)} is no quantity of bytes; write a number with an optional suffix like Ki or M")
     fraction = match[2] or ""
+    if len(match[1].lstrip("0")) > _LONGEST or len(fraction) > _LONGEST:
+        raise ValueError(f"{quote(text)} is no whole number of bytes within 63 bits")
     divisor: int = 10 ** len(fraction)
     amount, rest = divmod(int(match[1] + fraction) * _SUFFIXES[match[3]], divisor)
     if rest or amount >= 1 << 63:

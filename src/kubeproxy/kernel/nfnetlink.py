@@ -42,6 +42,7 @@ NLM_F_CREATE: Final = 0x400
 NLM_F_APPEND: Final = 0x800
 
 GET_TABLE: Final = SUBSYSTEM << 8 | 1
+DELETE_TABLE: Final = SUBSYSTEM << 8 | 2
 NEW_CHAIN: Final = SUBSYSTEM << 8 | 3
 GET_CHAIN: Final = SUBSYSTEM << 8 | 4
 DELETE_CHAIN: Final = SUBSYSTEM << 8 | 5
@@ -107,6 +108,12 @@ def _chunks(elements: Sequence[bytes]) -> Iterator[bytes]:
         used += len(element)
     if chunk:
         yield b"".join(chunk)
+
+
+def table_removal(family: int, name: str) -> bytes:
+    """Return the message that removes a table with all that is in it."""
+    payload = _GENERIC.pack(family, 0, 0) + attribute(1, name.encode() + b"\0")
+    return HEADER.pack(HEADER.size + len(payload), DELETE_TABLE, NLM_F_REQUEST, 0, 0) + payload
 
 
 def chain_message(family: int, table: str, chain: str) -> bytes:

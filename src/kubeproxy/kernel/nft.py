@@ -10,6 +10,7 @@ import os
 import re
 import socket
 import subprocess
+from contextlib import closing
 
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel import nfnetlink
@@ -17,6 +18,7 @@ from kubeproxy.kernel.modules import kernel_version
 from kubeproxy.kernel.netlink import NetlinkError
 
 _TIMEOUT = 120.0
+_VERSION_TIMEOUT = 10.0
 OLDEST = (1, 0, 1)  # of nft, as for the Go kube-proxy
 
 
@@ -28,11 +30,18 @@ def run(text: str) -> None:
 def version() -> tuple[int, ...]:
     """Return the version of nft. Raises Unsupported when it is missing."""
     try:
-        out = subprocess.run(["nft", "--version"], capture_output=True, text=True, check=False, timeout=10).stdout
+        command = ["nft", "--version"]
+        out = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_VERSION_TIMEOUT).stdout
     except FileNotFoundError as error:
         raise Unsupported("nft is missing: install the package nftables (apt-get install nftables)") from error
     except PermissionError as error:  # it has a capability of its own, as in our image, that this process may not have
         raise Unsupported("nft cannot be started: give the process the capability CAP_NET_ADMIN") from error
+    except OSError as error:
+        raise Unsupported(f"nft cannot be started: {error.strerror}") from error
+    except subprocess.TimeoutExpired as error:
+        raise Unsupported(
+            f"nft --version did not answer within {_VERSION_TIMEOUT:.0f} s: look what it waits for"
+        ) from error
     found = re.search(r"v(\d+(?:\.\d+)+)", out)
     return tuple(int(part) for part in found[1].split(".")) if found else (0,)
 
@@ -75,18 +84,24 @@ def _nft(arguments: list[str], text: str | None = None) -> str:
 
 
 def remove_table(name: str) -> list[str]:
-    """Remove the table of this name from both families, where it is there; return what could not be removed."""
+    """Remove the table of this name from both families, where it is there; return what could not be removed.
+
+    Needs no nft: a node that is cleaned up may have lost it.
+    """
     failures = []
-    for ip, family in (("ip", socket.AF_INET), ("ip6", socket.AF_INET6)):
+    for family in (socket.AF_INET, socket.AF_INET6):
         try:
             if nfnetlink.table(family, name) is None:
                 continue
-            # `add` first: deleting a table that is missing would be an error, and nft 1.0.6 knows no `destroy`.
-            run(f"add table {ip} {name}\ndelete table {ip} {name}\n")
         except NetlinkError as error:
             # A kernel without nf_tables has no tables either.
             if error.code in {errno.EPERM, errno.EACCES}:
                 failures.append(str(error))
-        except ApplyError as error:
-            failures.append(str(error))
+            continue
+        try:
+            with closing(nfnetlink.Transactions.open()) as transactions:
+                transactions.commit([nfnetlink.table_removal(family, name)])
+        except NetlinkError as error:
+            if error.code != errno.ENOENT:  # another program was faster
+                failures.append(f"cannot remove the table {name}: {error}")
     return failures

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.config import values
+from kubeproxy.config.durations import Duration
 
 ACCEPTED = [
     (values.parse_bool, "t", True),
@@ -99,6 +100,12 @@ def test_refused(parse, text, message):
     with pytest.raises(ValueError) as caught:
         parse(text)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("parse", [values.parse_int32, values.parse_level, values.parse_quantity, Duration.parse])
+def test_numbers_longer_than_python_reads_are_refused_in_our_words(parse):
+    with pytest.raises(ValueError, match=r"range|63 bits|invalid duration"):
+        parse("9" * 5000 + ("s" if parse == Duration.parse else ""))
 
 
 def test_a_stray_quote_in_a_list_is_refused():
