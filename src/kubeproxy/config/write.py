@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,23 @@ def dump(config: KubeProxyConfiguration) -> str:
 
 
 def write_file(config: KubeProxyConfiguration, path: str | Path) -> None:
-    """Write the configuration as YAML; ConfigError when the file cannot be written."""
+    """Write the configuration as YAML, for its owner alone, whole or not at all; ConfigError when that cannot be done.
+
+    A symbolic link is refused: root would write to wherever somebody made it point.
+    """
+    target = Path(path)
+    if target.is_symlink():
+        raise ConfigError(f"--write-config-to: {path} is a symbolic link; name the file itself")
+    fresh = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        Path(path).write_text(dump(config), encoding="utf-8")
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.write(dump(config))
+            fresh.replace(target)
+        except BaseException:
+            fresh.unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise ConfigError(f"--write-config-to: cannot write {path}: {error.strerror}") from None
 

@@ -58,6 +58,20 @@ def test_describe_is_plain_values_under_kubernetes_names():
     assert yaml.safe_load(dump(KubeProxyConfiguration())) == described
 
 
+def test_what_is_written_is_the_owners_alone_and_no_link_is_followed(tmp_path):
+    out, other, link = tmp_path / "out.yaml", tmp_path / "other", tmp_path / "link"
+    out.write_text("what was there")
+    out.chmod(0o644)
+    write_file(KubeProxyConfiguration(mode="ipvs"), out)
+    assert out.stat().st_mode & 0o777 == 0o600
+    other.write_text("mine")
+    link.symlink_to(other)
+    with pytest.raises(ConfigError, match=r"--write-config-to: .*/link is a symbolic link"):
+        write_file(KubeProxyConfiguration(), link)
+    assert other.read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "other", "out.yaml"]
+
+
 def test_write_file(tmp_path):
     write_file(KubeProxyConfiguration(mode="ipvs"), tmp_path / "out.yaml")
     assert load_text((tmp_path / "out.yaml").read_text()).mode == "ipvs"
