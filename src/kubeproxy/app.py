@@ -34,6 +34,7 @@ from kubeproxy.errors import ApplyError, ConfigError
 from kubeproxy.flows import FlowCleaner
 from kubeproxy.kernel.addresses import AddressMonitor
 from kubeproxy.kernel.capability import raise_net_admin
+from kubeproxy.kernel.descriptors import raise_limit
 from kubeproxy.lifetime import Lifetime
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event
@@ -42,10 +43,11 @@ from kubeproxy.model.world import Settings, pod_cidrs
 from kubeproxy.observe import logs
 from kubeproxy.observe.events import EventRecorder, ObjectReference
 from kubeproxy.observe.health import ProxyHealth, eligible
-from kubeproxy.observe.http import Handler, HttpServer, routes
+from kubeproxy.observe.http import Handler, routes
 from kubeproxy.observe.metrics import KUBERNETES, Metrics
 from kubeproxy.observe.pages import flags_text, metrics_pages, status_text
 from kubeproxy.observe.profiling import LEVEL_PAGE, profiling_pages
+from kubeproxy.observe.server import HttpServer
 from kubeproxy.observe.service_health import ServiceHealth
 from kubeproxy.observe.slis import SLIS_PAGE
 from kubeproxy.observe.state import ProgrammedState
@@ -71,6 +73,7 @@ def run(options: Options) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     output = _set_up_logs(config.logging)
     raise_net_admin()
+    raise_limit()
     for name, value in options.flags if log.isEnabledFor(logs.level(1)) else ():
         log.log(logs.level(1), 'FLAG: --%s="%s"', name, value)
     if options.cleanup:

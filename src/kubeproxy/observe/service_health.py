@@ -15,7 +15,8 @@ import msgspec
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
-from kubeproxy.observe.http import JSON, RETRY_SECONDS, HttpServer, Response, bind_exactly
+from kubeproxy.observe.http import JSON, Response
+from kubeproxy.observe.server import RETRY_SECONDS, HttpServer, bind_exactly
 
 _log = logging.getLogger("kubeproxy.observe")
 

@@ -16,8 +16,11 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.observe import http
-from kubeproxy.observe.http import TEXT, HttpServer, Request, Response, routes
+from kubeproxy.observe import connection, server
+from kubeproxy.observe.admission import Admission
+from kubeproxy.observe.connection import Connection
+from kubeproxy.observe.http import TEXT, Request, Response, routes
+from kubeproxy.observe.server import HttpServer, bind
 
 Talk = Callable[[int], Awaitable[None]]
 
@@ -68,9 +71,12 @@ HANDLER = routes(
 )
 
 
-def serve(talk: Talk) -> None:
+def serve(talk: Talk, admission: Admission | None = None) -> None:
+    """Serve HANDLER on loopback while somebody talks to it; all is closed and counted out then."""
+    admission = admission or Admission(lambda: (100, 10))
+
     async def run() -> None:
-        server = HttpServer("test", HANDLER)
+        server = HttpServer("test", HANDLER, admission=admission)
         server.start([("127.0.0.1", 0)])
         try:
             async with asyncio.timeout(20):
@@ -79,6 +85,7 @@ def serve(talk: Talk) -> None:
             await server.stop()
         assert not server._connections
         assert not server._accepting
+        assert (admission.connected, admission.listening) == (0, 0)
 
     asyncio.run(run())
 
@@ -94,7 +101,7 @@ async def exchange(port: int, data: bytes) -> bytes:
 
 
 def get(path: str, *, version: str = "1.1", method: str = "GET", headers: str = "Connection: close\r\n") -> bytes:
-    return f"{method} {path} HTTP/{version}\r\nHost: x\r\n{headers}\r\n".encode()
+    return f"{method} {path} HTTP/{version}\r\nHost: localhost\r\n{headers}\r\n".encode()
 
 
 TOO_LARGE = (b"HTTP/1.1 431 Request Header Fields Too Large", b"431 Request Header Fields Too Large\n")
@@ -146,6 +153,64 @@ def test_requests_are_answered(
         serve(talk)
 
 
+def test_a_page_elsewhere_cannot_read_ours_by_a_name_that_leads_here() -> None:
+    async def talk(port: int) -> None:
+        for host, status in ((b"evil.example", b"403"), (b"127.0.0.1:1", b"200"), (b"localhost", b"200")):
+            answer = await exchange(port, get("/hello").replace(b"Host: localhost", b"Host: " + host))
+            assert answer.split(b" ")[1] == status
+        assert b"hello" in await exchange(port, get("/hello", version="1.0").replace(b"Host: localhost\r\n", b""))
+
+    serve(talk)
+
+
+def test_half_open_requests_of_one_client_keep_nobody_else_out() -> None:
+    """Over all servers: each had 256 of its own once, and health check ports are as many as there are Services."""
+    admission = Admission(lambda: (10, 2))
+
+    async def run() -> None:
+        servers = [HttpServer(str(n), HANDLER, admission=admission) for n in range(2)]
+        for each in servers:
+            each.start([("127.0.0.1", 0)])
+        loop = asyncio.get_running_loop()
+        flood = [await from_address("127.0.0.9", servers[n % 2].ports[0]) for n in range(40)]
+        for sock in flood:
+            with suppress(ConnectionError):
+                await loop.sock_sendall(sock, b"GET /hel")
+        assert 8 <= admission.connected <= 10
+        for each in servers:
+            assert b"hello" in await exchange(each.ports[0], get("/hello"))
+        assert admission.connected <= 10
+        for each in servers:
+            await each.stop()
+        for sock in flood:
+            sock.close()
+
+    asyncio.run(run())
+
+
+async def from_address(source: str, port: int) -> socket.socket:
+    sock = socket.socket()
+    sock.setblocking(False)
+    sock.bind((source, 0))
+    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+    return sock
+
+
+def test_more_servers_than_descriptors_allow_are_refused_with_the_remedy() -> None:
+    async def run() -> None:
+        admission = Admission(lambda: (10, 1))
+        first, second = HttpServer("one", HANDLER, admission=admission), HttpServer("two", HANDLER, admission=admission)
+        first.start([("127.0.0.1", 0)])
+        with pytest.raises(ApplyError, match=r"cannot serve two on 127.0.0.1:0: too few open files .* LimitNOFILE"):
+            second.start([("127.0.0.1", 0)])
+        await first.stop()
+        second.start([("127.0.0.1", 0)])
+        await second.stop()
+        assert admission.listening == 0
+
+    asyncio.run(run())
+
+
 def test_a_connection_is_kept_for_more_requests_even_when_sent_at_once_or_byte_by_byte() -> None:
     async def talk(port: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -177,7 +242,7 @@ def test_http_1_0_may_ask_to_keep_the_connection() -> None:
 def limits(**values: float) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in values.items():
-            patch.setattr(http, name, value)
+            patch.setattr(connection, name, value)
         yield
 
 
@@ -246,8 +311,7 @@ def test_the_oldest_connection_makes_room() -> None:
         for _, writer in pairs:
             writer.close()
 
-    with limits(CONNECTIONS=3):
-        serve(talk)
+    serve(talk, Admission(lambda: (3, 1)))
 
 
 @pytest.mark.parametrize(
@@ -353,7 +417,7 @@ def test_running_out_of_file_descriptors_is_waited_out(caplog: pytest.LogCapture
 
     async def run() -> None:
         server = HttpServer("test", HANDLER)
-        full = Full(http.bind("127.0.0.1", 0))
+        full = Full(bind("127.0.0.1", 0))
         server._sockets.append(full)
         server._listen(full)
         async with asyncio.timeout(10):
@@ -366,7 +430,11 @@ def test_running_out_of_file_descriptors_is_waited_out(caplog: pytest.LogCapture
 
 
 def test_connections_leave_nothing_for_the_garbage_collector() -> None:
-    made: list[weakref.ref[http._Connection]] = []
+    made: list[weakref.ref[Connection]] = []
+
+    def noted(one: Connection) -> Connection:
+        made.append(weakref.ref(one))
+        return one
 
     async def talk(port: int) -> None:
         for _ in range(3):
@@ -378,8 +446,7 @@ def test_connections_leave_nothing_for_the_garbage_collector() -> None:
         writer.transport.abort()
 
     with collecting_nothing(), pytest.MonkeyPatch.context() as noting:
-        opened = http.HttpServer._opened
-        noting.setattr(http.HttpServer, "_opened", lambda self, one: (made.append(weakref.ref(one)), opened(self, one)))
+        noting.setattr(server, "Connection", lambda *given: noted(Connection(*given)))
         serve(talk)
         assert len(made) >= 5
         assert [one for one in made if one() is not None] == []

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import resource
 import select
 import socket
 import threading
@@ -21,6 +20,7 @@ from fcntl import F_SETPIPE_SZ, fcntl
 from typing import Final, Protocol, TypeVar
 
 from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.descriptors import shares
 
 log = logging.getLogger("kubeproxy.relay")
 
@@ -37,8 +37,6 @@ ROOM: Final = 256 << 10
 
 _PIPE: Final = 1 << 20  # its slots hold one piece of a packet each, so that it needs more of them than ROOM has pages
 _EVENTS: Final = 256
-_RESERVE: Final = 512  # descriptors for the rest of the program: API, health, netlink, nft
-_MOST: Final = 1 << 18  # descriptors: some systems set no limit, but connections need memory as well
 _QUIET: Final = 10.0  # seconds between two log lines about one thing
 _PATIENCE: Final = 30.0
 
@@ -102,23 +100,13 @@ class Descriptors:
         return max(0, self.limit // 4)
 
 
-def descriptor_limit() -> int:
-    """Raise this process's soft limit of open files to the hard one; return how many of them traffic may use."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            soft = hard
-    return min(max(soft - _RESERVE, soft // 2), _MOST)
-
-
 class DataPath:
     """The loop in its thread. `call` and `stop` are for other threads, all else is for the loop's own."""
 
     def __init__(self, udp_idle: float, limit: int | None = None) -> None:
         self.udp_idle = udp_idle
         self.mark = 0
-        self.descriptors = Descriptors(descriptor_limit() if limit is None else limit)
+        self.descriptors = Descriptors(shares().relayed if limit is None else limit)
         self.buffer = memoryview(bytearray(65536))  # one datagram, wherever it goes
         self._pipe = _new_pipe()
         self._epoll = select.epoll()
