@@ -105,7 +105,7 @@ class Server:
         self.connections = 0
         self.port = port
         self._tls = None
-        self._tasks = set()
+        self._tasks = {}
         if tls:
             self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             self._tls.load_cert_chain(TLS / "server.crt", TLS / "server.key")
@@ -113,21 +113,24 @@ class Server:
             self._tls.verify_mode = ssl.CERT_OPTIONAL
 
     async def __aenter__(self):
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self._tls)
+        self._server = await asyncio.start_server(self._accepted, "127.0.0.1", self.port, ssl=self._tls)
         self.port = self._server.sockets[0].getsockname()[1]
         self.url = f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
         return self
 
     async def __aexit__(self, *_):
         self._server.close()
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        for writer in self._tasks:  # of a task that was cancelled before it began
+            writer.close()
         await self._server.wait_closed()
 
+    def _accepted(self, reader, writer):
+        self._tasks[writer] = asyncio.create_task(self._serve(reader, writer))
+
     async def _serve(self, reader, writer):
-        task = asyncio.current_task()
-        self._tasks.add(task)
         self.connections += 1
         try:
             while request := await self._read(reader):
@@ -136,7 +139,7 @@ class Server:
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
-            self._tasks.discard(task)
+            self._tasks.pop(writer, None)
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()

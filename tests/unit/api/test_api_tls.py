@@ -1,8 +1,11 @@
 """TLS to an API server, and how it is said why none can be reached."""
 
 import asyncio
+import contextlib
+import socket
 import ssl
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -43,20 +46,23 @@ def reason(url, **trust):
 
 
 def listening(use, tls=None):
-    """`use(url)` while something is served that ends every connection after its first bytes."""
+    """`use(url)` while something is served that ends its one connection after the first bytes."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(20)
 
-    async def main():
-        async def serve(reader, writer):
-            await reader.read(10)
-            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-            writer.close()
+        def serve():
+            with listener.accept()[0] as sock, contextlib.suppress(OSError):
+                sock.settimeout(20)
+                with tls.wrap_socket(sock, server_side=True) if tls else sock as spoken:
+                    spoken.recv(10)
+                    spoken.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
-        server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
-        async with server:
-            port = server.sockets[0].getsockname()[1]
-            return await asyncio.to_thread(use, f"https://127.0.0.1:{port}")
-
-    return asyncio.run(main())
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            return use(f"https://127.0.0.1:{listener.getsockname()[1]}")
+        finally:
+            thread.join()
 
 
 @pytest.fixture
