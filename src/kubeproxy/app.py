@@ -88,6 +88,7 @@ def run(options: Options) -> int:
     host.check_nodeport_addresses(config)
     if options.init_only:
         _prepare_host(operations, config)
+        operations.initialize(config)
         return 0
     garbage.postpone()
     return asyncio.run(_main(options, settings, mode, output))

@@ -128,7 +128,8 @@ class Operations(NamedTuple):
 
     `check` raises Unsupported when this node cannot run it, and says how to get what is missing. `open` makes the
     backends, one a family, that know of no Service yet. `prepare` sets what needs more than CAP_NET_ADMIN, unless it is
-    set; --init-only does so for a proxy with less. `keeps` says what is not to be removed, and `remove_strays` removes
+    set; --init-only does so for a proxy with less, and then does what `initialize` is for: what a proxy with the rights
+    for it does later by itself. `keeps` says what is not to be removed, and `remove_strays` removes
     what this mode itself has left elsewhere, as in another variant of iptables; it returns what could not be removed.
     """
 
@@ -137,6 +138,7 @@ class Operations(NamedTuple):
     prepare: Callable[[KubeProxyConfiguration], None] = _prepare_nothing
     keeps: Keeps = keeps_nothing
     remove_strays: Callable[[], list[str]] = _no_strays
+    initialize: Callable[[KubeProxyConfiguration], None] = _prepare_nothing
 
 
 class FlowsEnd(Enum):

@@ -119,7 +119,7 @@ class IptablesBackend:
 
     def sync(self, changes: Changes) -> Iterator[int]:
         """Program changed Services; yield the number of lines after each restore. Raises ApplyError."""
-        if time.monotonic() >= self._full_due:
+        if time.monotonic() >= self._full_due and not self._contents.is_large:
             yield from self._resync(self._with(changes))
             return
         delta = self._contents.delta(changes)

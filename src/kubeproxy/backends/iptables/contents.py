@@ -64,6 +64,11 @@ class Contents:
         self.endpoints = 0
         self.nat_rules = 0
 
+    @property
+    def is_large(self) -> bool:
+        """Return whether a large cluster does without what costs the more the larger it is."""
+        return self.detail(self.endpoints) is Detail.SPARSE
+
     def delta(self, changes: Changes) -> Delta:
         """Return what changes come to; nothing is remembered before `take`. Costs what changed."""
         entries = self._entries(changes)

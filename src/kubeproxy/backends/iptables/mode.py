@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 from kubeproxy.backends import leftovers
-from kubeproxy.backends.iptables.backend import IptablesBackend
+from kubeproxy.backends.iptables.backend import ROUTE_LOCALNET, IptablesBackend
 from kubeproxy.backends.iptables.metrics import Metrics
-from kubeproxy.backends.iptables.options import Options
+from kubeproxy.backends.iptables.options import Options, names_loopback
 from kubeproxy.backends.iptables.render import INVALID_COUNTER, LOCALHOST_COUNTER
 from kubeproxy.backends.mode import Operations, Registry
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ApplyError, KubeProxyError, Unsupported
 from kubeproxy.kernel import iptables_variant, nfacct
-from kubeproxy.kernel.sysctl import TCP_BE_LIBERAL, read_sysctl
+from kubeproxy.kernel.sysctl import TCP_BE_LIBERAL, read_sysctl, write_sysctl
 from kubeproxy.kernel.xtables import Commands, Incompatible
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
@@ -112,4 +112,10 @@ def _remove_strays() -> list[str]:
     return leftovers.remove_iptables_rules(_keeps)
 
 
-OPERATIONS = Operations(_check, _open, keeps=_keeps, remove_strays=_remove_strays)
+def _initialize(config: KubeProxyConfiguration) -> None:
+    """Allow NodePorts on 127.0.0.1 for a proxy that cannot write sysctls, as in a container that is not privileged."""
+    if config.iptables.localhost_node_ports and names_loopback(config.node_port_addresses):
+        write_sysctl(ROUTE_LOCALNET, 1)
+
+
+OPERATIONS = Operations(_check, _open, keeps=_keeps, remove_strays=_remove_strays, initialize=_initialize)

@@ -6,6 +6,7 @@ import pytest
 
 from kubeproxy import modes
 from kubeproxy.backends.iptables import mode
+from kubeproxy.config.modes.iptables import IPTables
 from kubeproxy.config.types import DetectLocal, KubeProxyConfiguration
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel import iptables_variant
@@ -25,6 +26,25 @@ class Node:
         if isinstance(self._rules, ApplyError):
             raise self._rules
         return self._rules
+
+
+@pytest.mark.parametrize(
+    ("config", "written"),
+    [
+        ({}, True),
+        ({"node_port_addresses": ("127.0.0.0/8", "fd00::/8")}, True),
+        ({"node_port_addresses": ("primary", "localhost")}, True),
+        ({"node_port_addresses": ("fd00::/8",)}, True),
+        ({"node_port_addresses": ("primary",)}, False),
+        ({"node_port_addresses": ("192.0.2.0/24",)}, False),
+        ({"iptables": IPTables(localhost_node_ports=False)}, False),
+    ],
+)
+def test_init_only_allows_nodeports_on_loopback_for_a_proxy_with_fewer_rights(monkeypatch, config, written):
+    sysctls = []
+    monkeypatch.setattr(mode, "write_sysctl", lambda key, value: sysctls.append((key, value)))
+    mode.OPERATIONS.initialize(KubeProxyConfiguration(mode="iptables", **config))
+    assert sysctls == ([("net/ipv4/conf/all/route_localnet", 1)] if written else [])
 
 
 @pytest.mark.parametrize(
