@@ -41,7 +41,7 @@ from lab.netns import open_socket_in, run_in_async
 from lab.pods import Kubelets
 from lab.probes import Answer, NoAnswer, ask, ask_many
 from lab.runfolder import claim, release, run_folder
-from lab.topology import LB_RANGE, LB_RANGE6, NODE_A, NODES, OUTSIDE_IP, Topology, requirements
+from lab.topology import LB_RANGE, LB_RANGE6, NODE_A, NODES, OUTSIDE_IP, NodeNet, Topology, requirements
 
 log = logging.getLogger("lab")
 
@@ -296,16 +296,18 @@ class LabCluster:
         args: Sequence[str] = (),
         command: Sequence[str] = (),
         *,
+        node: NodeNet = NODE_A,
         ready_within: float | None = 10.0,
     ) -> proxyprocess.Proxy:
-        """Run kube-proxy on node-a and wait until it is ready (None: do not wait). Raises ProxyError.
+        """Run kube-proxy on a node and wait until it is ready (None: do not wait). Raises ProxyError.
 
         `overrides` replace fields of its configuration, `args` follow on its command line, `command` is another
         binary to run, with its first arguments.
         """
-        config = proxyprocess.configuration(self.node_kubeconfig, overrides)
+        kubeconfig = self.node_kubeconfig if node is NODE_A else self.neighbour_kubeconfig
+        config = proxyprocess.configuration(kubeconfig, {"hostnameOverride": node.name} | (overrides or {}))
         command = command or [proxyprocess.proxy_command()]
-        proxy = await proxyprocess.start(self.topology.node(NODE_A), self.folder, config, command, args)
+        proxy = await proxyprocess.start(self.topology.node(node), self.folder, config, command, args)
         self._proxies.append(proxy)
         if ready_within is not None:
             await proxy.wait_ready(ready_within)
@@ -329,11 +331,20 @@ class LabCluster:
         """For programs inside node-a."""
         return self.folder / "node.kubeconfig"
 
+    @property
+    def neighbour_kubeconfig(self) -> Path:
+        """For programs inside node-b."""
+        return self.folder / "neighbour.kubeconfig"
+
     def _write_kubeconfigs(self) -> None:
-        port = self.server.addresses[0][1]
-        for path, where in ((self.kubeconfig, port), (self.node_kubeconfig, objects.API_PORT)):
+        files = {
+            self.kubeconfig: f"127.0.0.1:{self.server.addresses[0][1]}",
+            self.node_kubeconfig: f"127.0.0.1:{objects.API_PORT}",
+            self.neighbour_kubeconfig: f"{OUTSIDE_IP}:{objects.API_PORT}",
+        }
+        for path, address in files.items():
             path.touch(mode=0o600)
-            path.write_text(yaml.safe_dump(self._kubeconfig(f"127.0.0.1:{where}")))
+            path.write_text(yaml.safe_dump(self._kubeconfig(address)))
 
     def _kubeconfig(self, address: str) -> Json:
         cluster: Json = {"server": f"http://{address}"}

@@ -156,12 +156,12 @@ class Kubelets:
         if pod["spec"].get("nodeName") not in _BY_NAME:
             return
         uid = metadata["uid"]
-        if metadata.get("deletionTimestamp"):
-            if uid not in self._ending:
-                self._end(pod, drain_seconds(pod, self._drain))
-        elif uid in self._nets:
-            self._update_readiness(pod)
-        else:
+        is_deleted = bool(metadata.get("deletionTimestamp"))
+        if is_deleted and uid not in self._ending:
+            self._end(pod, drain_seconds(pod, self._drain))
+        if uid in self._nets:
+            self._update_readiness(pod)  # probes go on while it terminates
+        elif not is_deleted:
             self._waiting[_key(pod)] = None
             if self._starter is None or self._starter.done():
                 self._starter = asyncio.create_task(self._start_waiting())

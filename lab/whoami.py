@@ -1,5 +1,7 @@
 """Answers for all pods of a cluster: over HTTP and UDP it says which pod was reached, and from where.
 
+GET /echo?msg=TEXT, and the datagram "echo TEXT", are answered with TEXT instead.
+
 Runs as a process of its own with the standard library alone (no imports from this package). Reads commands from
 stdin, a JSON object a line, and answers each on stdout:
 
@@ -30,6 +32,7 @@ CLONE_NEWNET = 0x40000000
 IPV6_RECVPKTINFO, IPV6_PKTINFO = 49, 50  # linux/in6.h
 IN6_PKTINFO = struct.Struct("16sI")
 MAX_REQUEST = 16384
+ECHO, ECHO_DATAGRAM = b"/echo?msg=", b"echo "
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -108,7 +111,9 @@ class Connection:
                 head = (
                     b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: %s\r\n\r\n"
                 )
-                self.sock.sendall(head % (len(self.said), ends) + self.said)
+                target = request.split(b" ", 2)[1:2]
+                body = target[0].removeprefix(ECHO) if target and target[0].startswith(ECHO) else self.said
+                self.sock.sendall(head % (len(body), ends) + body)
                 if not stays:
                     return False
         except OSError:
@@ -165,14 +170,16 @@ class Whoami:
 
     def _datagram(self, _uid: str, sock: socket.socket, who: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
-            _data, ancillary, _flags, peer = sock.recvmsg(2048, socket.CMSG_SPACE(IN6_PKTINFO.size))
+            data, ancillary, _flags, peer = sock.recvmsg(65536, socket.CMSG_SPACE(IN6_PKTINFO.size))
             asked = next((c[2] for c in ancillary if c[1] == IPV6_PKTINFO), b"")
             address = asked[:16]
             here = plain(socket.inet_ntop(socket.AF_INET6, address)) if address else ""
             said = who | {"ip": here, "client": plain(peer[0]), "clientPort": peer[1]}
             # A datagram's answer leaves from the address that was asked, whichever the pod has first.
             source = [(socket.IPPROTO_IPV6, IPV6_PKTINFO, IN6_PKTINFO.pack(address, 0))] if address else []
-            sock.sendmsg([json.dumps(said).encode() + b"\n"], source, 0, peer)
+            is_echo = data.startswith(ECHO_DATAGRAM)
+            answer = data.removeprefix(ECHO_DATAGRAM) if is_echo else json.dumps(said).encode() + b"\n"
+            sock.sendmsg([answer], source, 0, peer)
 
     def command(self, line: bytes) -> bytes:
         """Do what a line asks; the answer to it."""

@@ -82,6 +82,7 @@ class Allocations:
 
     def __init__(self, store: Store, cidrs: tuple[str, ...]) -> None:
         self.ranges = [Range(ipaddress.ip_network(c)) for c in cidrs]
+        self._store = store
         self._addresses: Counter[str] = Counter()
         self._ports: Counter[NodePort] = Counter()
         # KEP-3668: the lower part of the range is left to ports chosen by hand.
@@ -117,11 +118,16 @@ class Allocations:
     def why_not_address(self, address: str) -> str:
         """Why this address cannot be had, or an empty string when it is free."""
         ip = ipaddress.ip_address(address)
-        if not any(ip in r.network for r in self.ranges):
+        if not any(ip in network for network in self._networks()):
             return f"failed to allocate IP {address}: the provided network does not match the current range"
         if str(ip) in self._addresses:
             return f"failed to allocate IP {address}: provided IP is already allocated"
         return ""
+
+    def _networks(self) -> list[Network]:
+        """Where addresses may be asked for: what is handed out unasked, and ServiceCIDRs of later (KEP-1880)."""
+        later = [c for record in self._store.records("servicecidrs") for c in record.decode()["spec"]["cidrs"]]
+        return [*(r.network for r in self.ranges), *map(ipaddress.ip_network, later)]
 
     def next_port(self, avoid: set[NodePort]) -> int | None:
         """A node port that is free for every protocol; None when there is none."""

@@ -19,10 +19,11 @@ HERE = Path(__file__).parent
 
 @pytest.mark.timeout(400)
 def test_what_needs_the_guests_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of inside/ and UDP clients in ipvs mode, in one guest: without xdist (one CPU), writing nothing here."""
+    """All of inside/ and scenarios in ipvs mode, in one guest: without xdist (one CPU), writing nothing here."""
     monkeypatch.chdir(ROOT)
     plugins = ("xdist", "randomly", "cacheprovider", "cov")
-    tests = [HERE / "inside", ROOT / "tests/scenarios/test_udp_clients.py"]
+    scenarios = ROOT / "tests/scenarios"
+    tests = [HERE / "inside", scenarios / "test_udp_clients.py", scenarios / "e2e"]
     argv = [sys.executable, "-m", "pytest", "--color=no", *(f"-pno:{name}" for name in plugins), *map(str, tests)]
     done = run_in_guest(argv, 360, environment={"KUBEPROXY_GUEST": "1"})
     assert done.status == 0, done.output

@@ -260,3 +260,12 @@ def test_namespace_must_exist() -> None:
     body = {"metadata": {"name": "a"}, "spec": {"ports": [{"port": 1}]}}
     with refused(404):
         make().create(SERVICES, body, "nowhere")
+
+
+def test_addresses_of_a_later_range_may_be_asked_for() -> None:
+    rest = make()
+    with pytest.raises(ApiError):
+        create(rest, clusterIP="10.98.0.7")
+    rest.create(by_plural("servicecidrs"), {"metadata": {"name": "more"}, "spec": {"cidrs": ["10.98.0.0/24"]}})
+    assert create(rest, clusterIP="10.98.0.7")["spec"]["clusterIPs"] == ["10.98.0.7"]
+    assert create(rest, "unasked")["spec"]["clusterIP"].startswith("10.96.")

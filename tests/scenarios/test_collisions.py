@@ -5,10 +5,9 @@ The other one gets an event, and takes over.
 
 from __future__ import annotations
 
-import pytest
-
 from lab.topology import NODE_A
 from support.live import PORTS, Front, Live
+from support.modes import modes
 
 OLD, YOUNG = "2020-01-01T00:00:00Z", "2024-01-01T00:00:00Z"
 
@@ -56,16 +55,9 @@ async def test_only_the_port_that_collides_is_lost(live: Live) -> None:
     await live.expect(live.front("second", "external"), {"outside": "b1"}, "tcp")
 
 
-MODES = {
-    "nftables": {"mode": "nftables"},
-    "iptables": {"mode": "iptables", "iptables": {"minSyncPeriod": "1ms"}},
-    "userspace": {"mode": "userspace"},
-}
-
-
-@pytest.mark.parametrize("mode", MODES)
-async def test_an_older_external_ip_takes_neither_a_cluster_ip_nor_a_nodeport(bare: Live, mode: str) -> None:
-    await bare.start(MODES[mode])
+@modes("nftables", "iptables-nft", "userspace")
+async def test_an_older_external_ip_takes_neither_a_cluster_ip_nor_a_nodeport(bare: Live) -> None:
+    await bare.start()
     bare.service("web", "b1", type="NodePort")
     cluster, nodeport = bare.front("web"), bare.front("web", "nodeport")
     same_number = {"name": "tcp", "port": nodeport.port, "protocol": "TCP", "targetPort": 3000}

@@ -2,7 +2,8 @@
 
 Pods are a1 to a4 on node-a (where the proxy runs) and b1 to b3 on node-b; all answer on TCP and UDP 3000 and 3001.
 Endpoints are written "a1 b1/draining", expected answers "a1 b1 kept", "a1 masqueraded", "refused" or "timeout", the
-places that ask "pod", "node", "outside", a pod's name, or "outside@192.168.100.50" with an address of their own.
+places that ask "pod", "node", "neighbour" (the other node), "outside", a pod's name, or "outside@192.168.100.50" with
+an address of their own.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ PATIENCE = 15.0
 """Seconds that anything may take which is waited for; nearly all of it takes milliseconds."""
 ENOUGH = 120
 """Connections after which an endpoint that was never met is taken for missing: 1 in 2^60 for three endpoints."""
+
+_NO_PODS = {"kept", "masqueraded", *NoAnswer}
+"""Words of an expected answer that name no pod."""
+_HOSTS = {"node": NODE_A, "neighbour": NODE_B}
 
 _STATES: dict[str, Json] = {
     "": {"ready": True, "serving": True, "terminating": False},
@@ -63,6 +68,7 @@ class Live:
         self.ips: dict[str, dict[str, str]] = {
             "pod": {"IPv4": "10.244.0.2", "IPv6": "fd00:244::2"},
             "node": {"IPv4": NODE_A.ip, "IPv6": NODE_A.ip6},
+            "neighbour": {"IPv4": NODE_B.ip, "IPv6": NODE_B.ip6},
             "outside": {"IPv4": OUTSIDE_IP, "IPv6": OUTSIDE_IP6},
         }
 
@@ -263,7 +269,7 @@ class Live:
     async def look(self, place: str, proto: str, front: Front, wanted: str) -> str:
         """Return how what a place gets differs from what it should, '' when it does not."""
         words = wanted.split()
-        pods, source = {w for w in words if w in PODS}, words[-1]
+        pods, source = set(words) - _NO_PODS, words[-1]
         where, _, own = place.partition("@")
         if not pods:
             timeout = 0.25 if wanted == "timeout" else 3.0
@@ -274,16 +280,18 @@ class Live:
             for answer in await self.cluster.probes(where, proto, *front, 6, 3.0, own or None):
                 if isinstance(answer, NoAnswer) or answer.pod not in pods:
                     return f"{place} {proto} {front}: {wanted} expected, got {answer}"
-                if source in {"kept", "masqueraded"} and not self._has_source(place, answer, source):
+                if source in {"kept", "masqueraded"} and not self._has_source(place, front, answer, source):
                     return f"{place} {proto} {front}: source {source} expected, got {answer}"
                 seen.add(answer.pod)
             if seen == pods:
                 return ""
         return f"{place} {proto} {front}: {wanted} expected, met only {sorted(seen)}"
 
-    def _has_source(self, place: str, answer: Answer, source: str) -> bool:
-        if place == "node" and answer.node != NODE_A.name:
-            return True  # what the node sends leaves with the same address either way
+    def _has_source(self, place: str, front: Front, answer: Answer, source: str) -> bool:
+        host = _HOSTS.get(place)
+        others = {address for node in _HOSTS.values() if node is not host for address in node.addresses}
+        if host and answer.node != host.name and front.address not in others:
+            return True  # what a node sends through its own proxy leaves with the same address either way
         where, _, own = place.partition("@")
         return (answer.client in ({own} if own else self.ips[where].values())) == (source == "kept")
 

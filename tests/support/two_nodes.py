@@ -1,0 +1,57 @@
+"""The cluster of upstream's scenarios: both nodes run a proxy in one mode, and each has a client pod."""
+
+from __future__ import annotations
+
+import asyncio
+
+from lab.cluster import LabCluster
+from lab.proxyprocess import Proxy
+from lab.topology import NODE_A, NODE_B
+from support.live import PATIENCE, Json, Live
+from support.mode_setups import GUEST, configuration, prepare
+
+CLIENTS = {"client-a": NODE_A, "client-b": NODE_B}
+"""Pods that ask and serve nothing, by the node that they are on."""
+START_IN_GUEST = 90.0
+"""Seconds that two proxies may take to start on the guest's one slow CPU, when the machine is busy too."""
+
+
+class TwoNodes(Live):
+    """A cluster as such a scenario finds it; those that stop proxies or change Nodes put everything back."""
+
+    def __init__(self, cluster: LabCluster, mode: str) -> None:
+        super().__init__(cluster)
+        self.mode = mode
+
+    @property
+    def proxy(self) -> Proxy:
+        """The proxy of node-a."""
+        return self.proxies[0]
+
+    async def up(self) -> None:
+        """Start the clients and the proxies."""
+        for name, node in CLIENTS.items():
+            spec = {"nodeName": node.name, "containers": [{"name": "client"}]}
+            self.cluster.create({"kind": "Pod", "metadata": {"name": name, "labels": {"role": "client"}}, "spec": spec})
+        for pod in await self.cluster.pods_ready("role=client", len(CLIENTS), timeout=PATIENCE):
+            self.note_addresses(pod["metadata"]["name"], pod)
+        for place in ("node", "neighbour"):
+            await prepare(self, self.mode, place)
+        await self.start_proxies()
+
+    async def start_proxies(self, overrides: Json | None = None) -> None:
+        """Run a proxy on each node, and wait until both are ready."""
+        config = configuration(self.mode) | (overrides or {})
+        patience = START_IN_GUEST if GUEST else PATIENCE
+        starts = (self.cluster.start_proxy(config, node=node, ready_within=patience) for node in CLIENTS.values())
+        self.proxies += await asyncio.gather(*starts)
+
+    async def stop_proxies(self) -> None:
+        """End all proxies, and forget them."""
+        await asyncio.gather(*(proxy.stop() for proxy in self.proxies))
+        self.proxies.clear()
+
+    def note_addresses(self, place: str, pod: Json) -> None:
+        """Know a pod's addresses, for answers that say which client they saw."""
+        v4, v6 = (entry["ip"] for entry in pod["status"]["podIPs"])
+        self.ips[place] = {"IPv4": v4, "IPv6": v6}
