@@ -44,11 +44,13 @@ def sync(backend, *changes):
 
 
 class Ground(ABC):
-    """A kernel, and what tests ask of it. `before_commit` and `after_run` are called when a backend does that."""
+    """A kernel, and what tests ask of it. The functions are called when a backend does what they are named by."""
 
     def __init__(self) -> None:
         self.before_commit: Callable[[], None] = lambda: None
+        self.after_commit: Callable[[], None] = lambda: None
         self.after_run: Callable[[], None] = lambda: None
+        self.before_read: Callable[[], None] = lambda: None
         self.calls: list[str] = []
         self._open = ExitStack()
 
@@ -56,9 +58,10 @@ class Ground(ABC):
         """Close the backends."""
         self._open.close()
 
-    def start(self, world: Globals = WORLD) -> NftablesBackend:
-        """Return a backend for the one family of a world."""
-        (family,) = world.families
+    def start(self, world: Globals = WORLD, family: Family | None = None) -> NftablesBackend:
+        """Return a backend for a family; without it, for the one family of the world."""
+        if family is None:
+            (family,) = world.families
         return self._open.enter_context(closing(NftablesBackend(Interposed(self.table(family), self), world)))
 
     @abstractmethod
@@ -150,11 +153,14 @@ class Interposed:
 
     def __getattr__(self, name):
         self._ground.calls.append(name)
+        if name != "close":
+            self._ground.before_read()
         return getattr(self._table, name)
 
     def commit(self, messages):
         self._ground.before_commit()
         self._table.commit(messages)
+        self._ground.after_commit()
 
     def run(self, text):
         self._table.run(text)

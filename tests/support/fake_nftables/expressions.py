@@ -245,6 +245,11 @@ def _to(kind: str) -> Callable[[_Reader], Step]:
     return read
 
 
+def _count(reader: _Reader) -> Step:
+    reader.word()
+    return lambda table, now, state: _when(True, state)
+
+
 def _mark_is(reader: _Reader) -> Step:
     bits, _, value = int(reader.word(), 0), reader.word(), int(reader.word(), 0)
     return lambda table, now, state: _when(state.mark & bits == value, state)
@@ -318,4 +323,5 @@ _READERS: list[tuple[tuple[str, ...], Callable[[_Reader], Step]]] = [
     (("dnat", "ip", "addr", ".", "port", "to"), _dnat),
     (("dnat", "ip6", "addr", ".", "port", "to"), _dnat),
     (("update",), _remember),
+    (("counter", "name"), _count),
 ]

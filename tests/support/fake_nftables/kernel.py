@@ -42,6 +42,10 @@ class FakeKernel:
         """Refuse one message, after so many that are taken; a line of text counts as one."""
         self._refusal = messages, code
 
+    def accept(self) -> None:
+        """Refuse nothing any more."""
+        self._refusal = None
+
     def commit(self, messages: Sequence[bytes]) -> None:
         """Execute netlink messages as one transaction. Raises NetlinkError."""
         try:
@@ -110,13 +114,8 @@ class FakeTable:
 
     def rules(self, table: str) -> list[nfnetlink.Rule]:
         found = self._table(table)
-        rules = []
-        for chain in found.chains.values() if found is not None else ():
-            for rule in chain.rules:
-                expressions = netlink.expressions(rule.text)
-                shown = tuple((name, tuple(body.items())) for name, body in expressions)
-                rules.append(nfnetlink.Rule(chain.name, shown, netlink.packed(expressions)))
-        return rules
+        chains = found.chains.values() if found is not None else ()
+        return [nfnetlink.Rule(c.name, *netlink.expressions(rule.text)) for c in chains for rule in c.rules]
 
     def sets(self) -> frozenset[str]:
         table = self._table(TABLE)

@@ -32,6 +32,7 @@ def as_text(kernel: FakeKernel, family: Family) -> str:
     lines += (
         f"add {target.keyword} {name} {target.name} {{ {_declaration(target)} }}" for target in table.sets.values()
     )
+    lines += (f"add counter {name} {counter}" for counter in table.counters)
     for chain in table.chains.values():
         lines.append(f"add chain {name} {chain.name}" + (f" {{ {chain.hook} }}" if chain.hook else ""))
     lines += _elements(kernel, table, name)

@@ -6,7 +6,8 @@ Attribute numbers are those of include/uapi/linux/netfilter/nf_tables.h. What th
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import cache
 
 from kubeproxy.kernel import nfnetlink
 from kubeproxy.kernel.netlink import HEADER, attribute, attributes, nested
@@ -82,27 +83,25 @@ def _value(parts: Parts) -> bytes:
 _NUMGEN = "numgen random mod "
 
 
-def expressions(text: str) -> list[tuple[bytes, dict[int, bytes]]]:
-    """Return a rule as expressions: names and attributes."""
+@cache
+def expressions(text: str) -> tuple[tuple[object, ...], bytes]:
+    """Return a rule as expressions, names with their attributes, and those as the kernel sends them."""
     head, *rest = text.split(_NUMGEN)
-    result = [(b"words\0", {1: head.encode()})]
+    listed = [_expression("words", {1: head.encode()})]
     for part in rest:
         modulus, _, words = part.partition(" ")
         offset = "0"
         if words.startswith("offset "):
             _, offset, words = words.split(" ", 2)
         numbers = {1: 1, 2: int(modulus), 3: 1, 4: int(offset)}  # register, modulus, random, offset
-        result.append((b"numgen\0", {kind: number.to_bytes(4, "big") for kind, number in numbers.items()}))
-        result.append((b"words\0", {1: words.encode()}))
-    return result
+        listed.append(_expression("numgen", {kind: number.to_bytes(4, "big") for kind, number in numbers.items()}))
+        listed.append(_expression("words", {1: words.encode()}))
+    return tuple(shown for shown, _ in listed), b"".join(packed for _, packed in listed)
 
 
-def packed(rule: Sequence[tuple[bytes, dict[int, bytes]]]) -> bytes:
-    """Return expressions as the kernel sends them."""
-    return b"".join(
-        nested(1, attribute(1, name), nested(2, *(attribute(kind, value) for kind, value in body.items())))
-        for name, body in rule
-    )
+def _expression(name: str, body: Parts) -> tuple[object, bytes]:
+    values = nested(2, *(attribute(kind, value) for kind, value in body.items()))
+    return (name, tuple(body.items())), nested(1, attribute(1, name.encode() + b"\0"), values)
 
 
 def rule_text(data: bytes) -> str:

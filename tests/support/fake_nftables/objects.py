@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar
 
 from kubeproxy.kernel.netlink import NetlinkError
@@ -29,13 +30,13 @@ class RefusedError(Exception):
         return NetlinkError(self.code, "the kernel refused an nf_tables transaction", str(self))
 
 
-@dataclass
+@dataclass(frozen=True)
 class Type:
     """The type of a key or a value: the types of its fields, by nft's names."""
 
     fields: tuple[str, ...]
 
-    @property
+    @cached_property
     def size(self) -> int:
         return sum(_padded(_SIZES[name]) for name in self.fields)
 
@@ -128,7 +129,10 @@ class Set:
 
     def covers(self, stored: bytes, key: bytes) -> bool:
         """Return whether a key is in a range: each field on its own, where there are several."""
-        first, last = stored[: self.key.size], stored[self.key.size :]
+        half = len(stored) // 2
+        first, last = stored[:half], stored[half:]
+        if not first <= key <= last:
+            return False
         at = 0
         for name in self.key.fields:
             end = at + _padded(_SIZES[name])
@@ -173,6 +177,7 @@ class Table:
     dormant: bool = False
     chains: dict[str, Chain] = field(default_factory=dict)
     sets: dict[str, Set] = field(default_factory=dict)
+    counters: list[str] = field(default_factory=list)
 
     def chain(self, name: str) -> Chain:
         """Return a chain."""

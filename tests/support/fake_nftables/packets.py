@@ -16,8 +16,7 @@ from support.fake_nftables.objects import Chain, Element, Table
 
 Origin = Literal["pod", "node", "outside"]
 
-_INTERFACES = {"pod": "cni0", "node": "", "outside": "eth0"}
-_CONTINUED = ("prerouting", "output", "input", "forward", "postrouting")
+INTERFACES = {"pod": "cni0", "node": "", "outside": "eth0"}
 
 
 class Packet(NamedTuple):
@@ -88,7 +87,7 @@ def send(kernel: FakeKernel, packet: Packet, chance: random.Random) -> Way:
 def ways(kernel: FakeKernel, packet: Packet) -> Collection[Way]:
     """Return all ways that a packet may take."""
     state = State(
-        _INTERFACES[packet.origin],
+        INTERFACES[packet.origin],
         packet.origin == "node",
         packet.source,
         packet.destination,
@@ -110,14 +109,23 @@ def _hooks(kernel: FakeKernel, tables: list[Table], hook: str, state: State) -> 
     chains = [(chain, table) for table in tables for chain in table.chains.values() if f"hook {hook} " in chain.hook]
     chains.sort(key=lambda place: _priority(place[0]))
     for end, after in _base_chains(kernel, chains, state):
-        if end != "pass" or hook == "postrouting":
-            yield Way(end, after)
-        elif hook == "prerouting":
-            yield from _hooks(kernel, tables, "input" if after.to_node else "forward", after)
-        elif hook != "input":
-            yield from _hooks(kernel, tables, "postrouting", after)
+        following = _following(hook, after)
+        if end == "pass" and following:
+            yield from _hooks(kernel, tables, following, after)
         else:
-            yield Way("pass", after)
+            yield Way(end, after)
+
+
+def _following(hook: str, state: State) -> str:
+    """Return the hook that comes next, '' for none. From the node to itself it leaves, and comes in by loopback.
+
+    That is modelled without its second prerouting, where our chains do nothing that output has not done already.
+    """
+    if hook == "prerouting":
+        return "input" if state.to_node else "forward"
+    if hook == "postrouting":
+        return "input" if state.from_node and state.to_node else ""
+    return "" if hook == "input" else "postrouting"
 
 
 def _base_chains(kernel: FakeKernel, chains: list[tuple[Chain, Table]], state: State) -> Iterator[Way]:

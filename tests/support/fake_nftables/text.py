@@ -9,6 +9,7 @@ import errno
 import ipaddress
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 
 from support.fake_nftables.objects import Element, RefusedError, Set, Table, Type
 from support.fake_nftables.transaction import Transaction
@@ -73,6 +74,10 @@ def _flush_chain(transaction: Transaction, table: Table, rest: str) -> None:
     transaction.flush_chain(table.chain(rest))
 
 
+def _add_counter(transaction: Transaction, table: Table, name: str) -> None:
+    transaction.add_counter(table, name)
+
+
 def _add_rule(transaction: Transaction, table: Table, rest: str) -> None:
     chain, _, text = rest.partition(" ")
     transaction.add_rule(table, table.chain(chain), text.replace(" offset 0 ", " "))
@@ -122,6 +127,7 @@ def _take_type(target: Set, text: str) -> None:
     target.value = _type(value) if value and not target.verdicts else None
 
 
+@cache
 def _type(text: str) -> Type:
     return Type(tuple("integer" if w.startswith("numgen") else _TYPES.get(w, w) for w in text.split(" . ")))
 
@@ -200,6 +206,7 @@ _COMMANDS: dict[tuple[str, str], Callable[..., None]] = {
     ("add", "chain"): _add_chain,
     ("delete", "chain"): _delete_chain,
     ("flush", "chain"): _flush_chain,
+    ("add", "counter"): _add_counter,
     ("add", "rule"): _add_rule,
     ("insert", "rule"): _insert_rule,
     ("add", "set"): _add_set,

@@ -15,6 +15,7 @@ Ruleset = dict[tuple[str, str], Table]
 """All tables, by family and name."""
 
 _TARGETS = re.compile(r"\b(?:goto|jump) ([^\s,}]+)")
+_COUNTERS = re.compile(r'counter name "([^"]*)"')
 _LOOKUPS = re.compile(r"@([^\s,}]+)")
 
 
@@ -90,12 +91,21 @@ class Transaction:
         del table.chains[chain.name]
         self._undo.append(lambda: table.chains.__setitem__(chain.name, chain))
 
+    def add_counter(self, table: Table, name: str) -> None:
+        """Make a named counter."""
+        if name not in table.counters:
+            table.counters.append(name)
+            self._undo.append(lambda: table.counters.remove(name))
+
     def add_rule(self, table: Table, chain: Chain, text: str, first: bool = False) -> None:
         """Make a rule, the last one of its chain or the first one."""
         for target in _TARGETS.findall(text):
             self._require_target(table, target)
         for name in _LOOKUPS.findall(text):
             table.set(name)
+        for name in _COUNTERS.findall(text):
+            if name not in table.counters:
+                raise RefusedError(errno.ENOENT, f"no counter {name} in table {table.family} {table.name}")
         rule = Rule(self._handle(), text)
         chain.rules.insert(0 if first else len(chain.rules), rule)
         self._undo.append(lambda: chain.rules.remove(rule))

@@ -9,15 +9,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kubeproxy.backends.elements import difference
-from kubeproxy.backends.nftables.layout import CLASSES, ENDPOINT_MAPS, SHARED, VERDICT_MAPS, Layout, SetId
+from kubeproxy.backends.nftables.layout import CLASSES, ENDPOINT_MAPS, SHARED, VERDICT_MAPS, SetId
 from kubeproxy.backends.nftables.render import Placed, assign, place, render
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import ServicePort
-from kubeproxy.model.plan import Action, FrontendKind
 from support.cluster_objects import HERE, THERE, address, dest, endpoint, parsed, service, world
-from support.fake_table import NODEPORTS, SERVICES, FakeTable, Forwarded, Packet
-from support.random_plans import ADDRESSES, histories
+from support.random_plans import histories
 
 # -- slots ---------------------------------------------------------------------------------------------------------
 
@@ -71,12 +69,15 @@ element_sets = st.dictionaries(
 
 @given(element_sets, element_sets)
 def test_a_difference_leads_from_one_to_the_other(before, after):
-    table = FakeTable(world(families=[Family.IPV4]))
-    names = Layout(Family.IPV4).shapes
-    table.elements = {name: dict(before.get(name, {})) for name in names}
     delta = difference(before, after)
-    table.execute(delta)
-    assert table.elements == {name: after.get(name, {}) for name in names}
+    elements = {name: dict(entries) for name, entries in before.items()}
+    for name, keys in delta.removed.items():
+        for key in keys:
+            del elements[name][key]
+    for name, entries in delta.added.items():
+        assert not elements.setdefault(name, {}).keys() & dict(entries).keys()
+        elements[name].update(entries)
+    assert {n: found for n, found in elements.items() if found} == {n: found for n, found in after.items() if found}
     for set_id, entries in delta.added.items():
         assert entries
         assert all(before.get(set_id, {}).get(key) != data for key, data in entries)
@@ -90,64 +91,7 @@ def test_no_difference_between_equals(elements):
     assert difference(elements, elements) == ({}, {})
 
 
-# -- what packets meet with ----------------------------------------------------------------------------------------
-
-
-def sources(family):
-    where = ADDRESSES[family]
-    outside = [("outside", address(where.outside.format(n))) for n in (1, 9, 77)]
-    return [("pod", address(where.pod.format(3))), ("node", address(where.node)), *outside]
-
-
-def expected(plan, frontend, origin, source, detector):
-    allowed = plan.sources(frontend)
-    if allowed is not None and not any(first <= source <= last for first, last in allowed):
-        return "drop"
-    traffic = plan.traffic(frontend)
-    # Without a detector a pod is somebody from outside.
-    action = getattr(traffic, origin if detector or origin != "pod" else "outside")
-    if action is Action.REJECT:
-        return "reject"
-    if action is Action.DROP:
-        return "drop"
-    pool = plan.local if action.picks_local else plan.cluster
-    return Forwarded(pool, action in {Action.CLUSTER_MASQUERADE, Action.LOCAL_MASQUERADE}, plan.affinity)
-
-
-def check_packets(table, globals_, plans):
-    (family,) = globals_.families
-    detector = globals_.of(family).detector.implemented
-    for plan in (plan for found in plans.values() for plan in found):
-        for frontend in plan.frontends:
-            nodeport = frontend.kind is FrontendKind.NODEPORT
-            target = address(ADDRESSES[family].node) if nodeport else frontend.address
-            for origin, source in sources(family):
-                packet = Packet(origin, source, target, frontend.protocol, frontend.port, nodeport)
-                assert table.send(packet) == expected(plan, frontend, origin, source, detector), (frontend, packet)
-        cluster_ip = plan.frontends[0].address
-        for origin, source in sources(family):
-            assert table.send(Packet(origin, source, cluster_ip, plan.key.protocol, 9)) == "reject"
-
-
-@settings(max_examples=150, deadline=None)
-@given(histories())
-def test_packets_meet_with_what_the_plan_says_in_every_state(history):
-    globals_, states = history
-    table = FakeTable(globals_)
-    placed, elements = {}, {}
-    for plans in states:
-        placed = {
-            name: tuple(place(p, {q.plan.key: q for q in placed.get(name, ())}.get(p.key)) for p in found)
-            for name, found in plans.items()
-        }
-        after = render(item for items in placed.values() for item in items)
-        table.execute(difference(elements, after))
-        elements = after
-        check_packets(table, globals_, plans)
-        hairpin = {a + a for found in plans.values() for plan in found for a in plan.hairpin}
-        assert set(table.elements[SetId.HAIRPIN]) == hairpin
-    table.execute(difference(elements, {}))
-    assert not any(table.elements.values())
+# -- histories --------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=75, deadline=None)
@@ -315,7 +259,10 @@ def test_verdicts_are_for_affinity_alone(history):
         assert not plan.affinity or not any("endpoints-" in s or s in TREATED for s in elements)
 
 
-TREATED = {*SERVICES, *NODEPORTS}
+TREATED = {
+    *(SetId.CLUSTER_SERVICES, SetId.EXTERNAL_SERVICES, SetId.POLICY_LOCAL_SERVICES),
+    *(SetId.EXTERNAL_NODEPORTS, SetId.POLICY_LOCAL_NODEPORTS),
+}
 
 
 def test_more_endpoints_than_the_last_class_has_slots_are_served_by_as_many():
