@@ -156,6 +156,13 @@ class Layout:
         return SetShape(name, typeof, fields, kind)
 
 
+def client_set(endpoint_map: SetId, slot: int) -> str:
+    """Return the name of the set of clients that stay with a slot of a map."""
+    nodeport = "nodeport-" if "nodeport" in endpoint_map else ""
+    local = "local-" if endpoint_map.startswith("local-") else ""
+    return f"{nodeport}{local}affinity-{slot}"
+
+
 def slot_bytes(count: int) -> list[bytes]:
     """Return the packed slot numbers 0 to count - 1, and possibly more: host byte order, as numgen leaves them."""
     if count > len(_SLOTS):
@@ -204,7 +211,7 @@ class ChainName(NamedTuple):
 
     def affinity_set(self, slot: int) -> str:
         """Return the name of the set of clients that stay with a slot."""
-        return f"{'nodeport-' if self.nodeport else ''}{self.local}affinity-{slot}"
+        return client_set(self.endpoint_map, slot)
 
 
 TREATMENTS: Final = (

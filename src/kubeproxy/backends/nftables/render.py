@@ -133,6 +133,33 @@ def _frontend(item: Placed, frontend: Frontend, traffic: Traffic, recipient: Rec
 def _forward(item: Placed, frontend: Frontend, traffic: Traffic, recipient: Recipient) -> None:
     nodeport = frontend.kind is FrontendKind.NODEPORT
     key = service_key(frontend.key)
+    pools = _pools(item, frontend, traffic)
+    affinity = item.plan.affinity
+    if not affinity:
+        _, treatment, _ = pools[0]
+        recipient.entry(_TREATMENT_SETS[nodeport, treatment], key, b"")
+    elif nodeport:
+        recipient.entry(SetId.STICKY_NODEPORTS, key, b"")
+    for endpoint_map, treatment, members in pools:
+        recipient.pool(endpoint_map, key, members)
+        if affinity:
+            chain = affinity_chain(nodeport, treatment, len(members), affinity)
+            recipient.entry(_AFFINITY_MAPS[endpoint_map], key, chain)
+        else:
+            recipient.entry(_class_set(endpoint_map, len(members)), key, b"")
+
+
+def pools(item: Placed, frontend: Frontend) -> dict[SetId, Pool]:
+    """Return the maps that hold endpoints of a frontend, with those endpoints in slot order."""
+    traffic = item.plan.traffic(frontend)
+    if not traffic.node.forwards:
+        return {}
+    return {endpoint_map: members for endpoint_map, _, members in _pools(item, frontend, traffic)}
+
+
+def _pools(item: Placed, frontend: Frontend, traffic: Traffic) -> list[tuple[SetId, str, Pool]]:
+    """Return each map that a frontend picks from, the treatment of the chain that does, and the endpoints there."""
+    nodeport = frontend.kind is FrontendKind.NODEPORT
     pool, treatment = item.cluster, "policy-local"
     if frontend.kind is FrontendKind.CLUSTER:
         treatment = "cluster"
@@ -140,22 +167,11 @@ def _forward(item: Placed, frontend: Frontend, traffic: Traffic, recipient: Reci
             pool = item.local
     elif traffic.outside is Action.CLUSTER_MASQUERADE:
         treatment = "external"
-    pools = [(SetId.NODEPORT_ENDPOINTS if nodeport else SetId.ENDPOINTS, treatment, pool)]
+    found = [(SetId.NODEPORT_ENDPOINTS if nodeport else SetId.ENDPOINTS, treatment, pool)]
     if treatment == "policy-local" and traffic.outside is Action.LOCAL:
         near = SetId.LOCAL_NODEPORT_ENDPOINTS if nodeport else SetId.LOCAL_ENDPOINTS
-        pools.append((near, "local-pick", item.local))
-    affinity = item.plan.affinity
-    if not affinity:
-        recipient.entry(_TREATMENT_SETS[nodeport, treatment], key, b"")
-    elif nodeport:
-        recipient.entry(SetId.STICKY_NODEPORTS, key, b"")
-    for endpoint_map, chain_treatment, members in pools:
-        recipient.pool(endpoint_map, key, members)
-        if affinity:
-            chain = affinity_chain(nodeport, chain_treatment, len(members), affinity)
-            recipient.entry(_AFFINITY_MAPS[endpoint_map], key, chain)
-        else:
-            recipient.entry(_class_set(endpoint_map, len(members)), key, b"")
+        found.append((near, "local-pick", item.local))
+    return found
 
 
 _TREATMENT_SETS: dict[tuple[bool, str], SetId] = {

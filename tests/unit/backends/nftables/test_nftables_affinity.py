@@ -1,16 +1,9 @@
 """Session affinity: the sets of clients, and clients who stay where they are."""
 
-import random
-import socket
-
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import ClientIPConfig, EndpointPort, SessionAffinityConfig
-from support.cluster_objects import HERE, address, endpoint, parsed, service
-from support.fake_nftables import packets
-from support.nftables_ground import FakeGround, resync, sync
+from support.cluster_objects import HERE, endpoint, parsed, service
+from support.nftables_ground import resync, sync
 from support.nftables_plans import EVERYTHING, WORLD, sticky
 
 
@@ -59,47 +52,3 @@ def test_affinity_of_every_kind_of_frontend_loads(ground):
         f"{prefix}affinity-{slot}" for prefix in ("", "local-", "nodeport-", "nodeport-local-") for slot in (0, 1)
     }
     ground.is_clean(backend, plans)
-
-
-pools = st.lists(st.integers(1, 9), max_size=6, unique=True)
-
-
-@settings(max_examples=75)
-@given(st.lists(pools, min_size=2, max_size=8), st.randoms(use_true_random=False))
-def test_clients_stay_with_their_endpoints_whatever_becomes_of_the_others(states, chance):
-    key = (address("10.96.0.1"), socket.IPPROTO_TCP, 80)
-    clients = [address(f"172.16.0.{n}") for n in range(1, 9)]
-    last = {}
-    with FakeGround.fresh() as ground:
-        backend = ground.start()
-        resync(backend, {})
-        for numbers in states:
-            plans = sticky_to(*numbers)
-            sync(backend, (("default", "web"), plans))
-            last = {client: endpoint for client, endpoint in last.items() if numbers and endpoint in plans[0].cluster}
-            for client in clients:
-                way = packets.send(ground.kernel, packets.Packet("outside", client, *key), chance)
-                if not numbers:
-                    assert way.end == "reject"
-                    continue
-                assert way.endpoint in plans[0].cluster
-                assert way.endpoint == last.setdefault(client, way.endpoint)
-            ground.kernel.now += 1000
-
-
-def test_a_client_that_was_quiet_for_too_long_may_go_elsewhere():
-    packet = packets.Packet("outside", address("172.16.0.1"), address("10.96.0.1"), socket.IPPROTO_TCP, 80)
-    with FakeGround.fresh() as ground:
-        resync(ground.start(), {("default", "web"): sticky_to(1, 2)})
-        first = packets.send(ground.kernel, packet, random.Random(1)).endpoint
-        ground.kernel.now += 29_999
-        assert packets.fate(ground.kernel, packet).endpoints == (first,)
-        ground.kernel.now += 1
-        assert len(packets.fate(ground.kernel, packet).endpoints) == 2
-
-
-def sticky_to(*numbers):
-    config = SessionAffinityConfig(ClientIPConfig(30))
-    subject = service(session_affinity="ClientIP", session_affinity_config=config)
-    members = [endpoint(f"10.244.0.{n}", HERE) for n in numbers]
-    return compile_service(subject, [parsed(*members, ports=[EndpointPort(port=8080)])], WORLD).plans

@@ -1,0 +1,89 @@
+"""Clients with session affinity: each stays with its endpoint for as long as that serves, whatever else changes."""
+
+import random
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from kubeproxy.model.compile import compile_service
+from kubeproxy.model.objects import ClientIPConfig, EndpointPort, ServicePort, SessionAffinityConfig
+from kubeproxy.model.plan import FrontendKind
+from support.cluster_objects import HERE, NODE_IPS, THERE, address, endpoint, parsed, service
+from support.fake_nftables import packets
+from support.nftables_ground import FakeGround, resync, sync
+from support.nftables_plans import V4, WORLD
+
+WEB = ("default", "web")
+NODE = address(NODE_IPS[V4])
+CLIENTS = [
+    *(("outside", address(f"172.16.0.{n}")) for n in range(1, 6)),
+    *(("pod", address(f"10.244.9.{n}")) for n in range(1, 4)),
+    ("node", NODE),
+]
+
+
+def sticky(numbers, **policies):
+    """Endpoints of these numbers, the even ones of this node."""
+    config = SessionAffinityConfig(ClientIPConfig(30))
+    subject = service(
+        ports=[ServicePort(port=80, node_port=30080)],
+        external_ips=["203.0.113.1"],
+        session_affinity="ClientIP",
+        session_affinity_config=config,
+        **policies,
+    )
+    members = [endpoint(f"10.244.0.{n}", THERE if n % 2 else HERE) for n in numbers]
+    return compile_service(subject, [parsed(*members, ports=[EndpointPort(port=8080)])], WORLD).plans
+
+
+def frontends(plan):
+    """Where clients connect to, with the port."""
+    for frontend in plan.frontends:
+        yield (NODE if frontend.kind is FrontendKind.NODEPORT else frontend.address), frontend.protocol, frontend.port
+
+
+def everybody_stays(states, chance, **policies):
+    last = {}
+    with FakeGround.fresh() as ground:
+        backend = ground.start()
+        resync(backend, {})
+        for numbers in states:
+            (plan,) = plans = sticky(numbers, **policies)
+            sync(backend, (WEB, plans))
+            serving = {*plan.cluster, *plan.local}
+            last = {client: endpoint for client, endpoint in last.items() if endpoint in serving}
+            for destination, protocol, port in frontends(plan):
+                for origin, source in CLIENTS:
+                    packet = packets.Packet(origin, source, destination, protocol, port, destination == NODE)
+                    way = packets.send(ground.kernel, packet, chance)
+                    if way.endpoint:
+                        assert way.endpoint == last.setdefault((source, destination), way.endpoint), packet
+            ground.kernel.now += 1000
+
+
+pools = st.lists(st.integers(1, 9), max_size=6, unique=True)
+policy = st.sampled_from(["Cluster", "Local"])
+
+
+@settings(max_examples=60)
+@given(st.lists(pools, min_size=2, max_size=6), st.randoms(use_true_random=False), policy, policy)
+@example([[1, 2, 3, 4, 5, 6], [], [1, 9, 2], [], [7, 1, 2, 3], [3, 8, 7]], random.Random(1), "Cluster", "Cluster")
+def test_clients_stay_with_their_endpoints_whatever_becomes_of_the_others(states, chance, internal, external):
+    everybody_stays(states, chance, internal_traffic_policy=internal, external_traffic_policy=external)
+
+
+def test_a_client_whose_endpoint_was_moved_does_not_go_with_who_came_after_it():
+    """Endpoint 4 goes to the slot of 2 with its clients; 9 gets the slot that was 4's, and goes on to that of 1."""
+    for seed in range(10):
+        everybody_stays([[1, 2, 3, 4], [1, 3, 4], [1, 3, 4, 9], [3, 4, 9]], random.Random(seed))
+
+
+def test_a_client_that_was_quiet_for_too_long_may_go_elsewhere():
+    packet = packets.Packet("outside", address("172.16.0.1"), address("10.96.0.1"), 6, 80)
+    with FakeGround.fresh() as ground:
+        resync(ground.start(), {WEB: sticky([1, 2])})
+        first = packets.send(ground.kernel, packet, random.Random(1)).endpoint
+        ground.kernel.now += 29_999
+        assert packets.fate(ground.kernel, packet).endpoints == (first,)
+        ground.kernel.now += 1
+        assert len(packets.fate(ground.kernel, packet).endpoints) == 2
