@@ -23,6 +23,7 @@ from bench.runs import Run
 from bench.worker import another_namespace
 from kubeproxy.backends.iptables.backend import IptablesBackend, writer_of
 from kubeproxy.backends.iptables.options import Options
+from kubeproxy.backends.iptables.watch import watch
 from kubeproxy.kernel import iptables_variant
 from kubeproxy.kernel.xtables import Commands, Writer
 from kubeproxy.kernel.xtables_lock import NOT_WAITED, Waited
@@ -136,7 +137,7 @@ def _measure(wanted: objects.Size, variant: str) -> dict[str, float]:
 def _opened(commands: Commands, *, idle: bool = False) -> tuple[Recorder, IptablesBackend]:
     recorder = Recorder(commands, idle=idle)
     options = Options(localhost_nodeports=True, liberal=False, counters=False)
-    return recorder, IptablesBackend(recorder, proxy.world(), options, Silent(), writer=recorder)
+    return recorder, IptablesBackend(recorder, proxy.world(), options, Silent(), watch(recorder), recorder)
 
 
 def _inputs(commands: Commands, plans: Mapping[ServiceName, tuple[ServicePlan, ...]]) -> list[str]:

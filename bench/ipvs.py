@@ -138,7 +138,7 @@ def inside(size: objects.Size, pairs: int) -> dict[str, float]:
 def _backend() -> IpvsBackend:
     enter_new_namespace()
     scheduler = scheduler_named(_PLAIN)
-    kernel = NodeKernel(Family.IPV4, scheduler, probe.variant(Family.IPV4))
+    kernel = NodeKernel.open(Family.IPV4, scheduler, probe.variant(Family.IPV4))
     return IpvsBackend(Family.IPV4, proxy.world(), kernel, scheduler)
 
 

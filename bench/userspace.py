@@ -49,7 +49,7 @@ Target = tuple[str, int]
 def measure(connections: int, rounds: int, seconds: float) -> dict[str, float]:
     """Measure with so many connections: requests a second, us, Gbit/s. With one, streams are measured as well."""
     network = Network()
-    path = DataPath(0.25)
+    path = DataPath.open(0.25)
     try:
         network.pods.ask("accept")
         endpoint = objects.endpoints_of(0, 1)[0]
@@ -79,7 +79,7 @@ def _program(path: DataPath, endpoint: str, ports: Sequence[int]) -> UserspaceBa
         for at, port in enumerate(ports)
     ]
     planner.apply([Replaced("services", services), Replaced("endpointslices", slices)])
-    backend = UserspaceBackend(Family.IPV4, world, path, Listeners(path, Sessions(path), range(0)))
+    backend = UserspaceBackend.open(Family.IPV4, world, path, Listeners(path, Sessions(path), range(0)))
     for _ in backend.resync({change.name: change.after.plans for change in planner.take()}):
         pass
     return backend

@@ -93,7 +93,7 @@ class Node:
 
     def __init__(self, made: Stage, family: Family, ports: range = range(0)) -> None:
         self.stage = made
-        self.backend = UserspaceBackend(
+        self.backend = UserspaceBackend.open(
             family, world(family), made.path, Listeners(made.path, Sessions(made.path), ports)
         )
         self.wanted: dict[tuple[str, str], tuple[ServicePlan, ...]] = {}
@@ -260,7 +260,7 @@ def test_connections_survive_a_resync_and_a_failed_sync(monkeypatch: pytest.Monk
                 raise ApplyError("no")
 
             with monkeypatch.context() as broken:
-                broken.setattr(made.backend._link, "commit", refuse)
+                broken.setattr(made.backend._transactions, "commit", refuse)
                 with pytest.raises(ApplyError):
                     made.sync("more", plan("more", [frontend("10.96.0.2", 80)], [server]))
                 with pytest.raises(ApplyError):
@@ -282,7 +282,9 @@ def test_what_syncs_leave_is_what_a_resync_makes(history) -> None:
     globals_, states = history
     (family,) = globals_.families
     with stage() as made:
-        backend = UserspaceBackend(family, globals_, made.path, Listeners(made.path, Sessions(made.path), range(0)))
+        backend = UserspaceBackend.open(
+            family, globals_, made.path, Listeners(made.path, Sessions(made.path), range(0))
+        )
         with closing(backend):
             list(backend.resync({}))
             for earlier, later in pairwise([{}, *states]):

@@ -30,7 +30,7 @@ class Stage:
     """A network of its own with a data path."""
 
     def __init__(self, limit: int | None = None, ports: range = range(0), udp_idle: float = 0.25) -> None:
-        self.path = DataPath(udp_idle, limit)
+        self.path = DataPath.open(udp_idle, limit)
         self.listeners = Listeners(self.path, Sessions(self.path), ports)
 
     def carry(

@@ -23,7 +23,7 @@ SHARED_CHAINS = frozenset(chain for _, chain in SHARED)
 
 
 def opened(variant: str, family: Family = Family.IPV4, told: Told | None = None) -> IptablesBackend:
-    return IptablesBackend(iptables_variant.commands(family, variant), WORLD, OPTIONS, told or Told())
+    return IptablesBackend.open(iptables_variant.commands(family, variant), WORLD, OPTIONS, told or Told())
 
 
 def plans(name: str, number: int, *addresses: str, **spec):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Self
 
 from kubeproxy.kernel import inotify
 
@@ -28,10 +28,20 @@ _INTERESTING: Final = (
 class DirectoryWatch:
     """Calls `on_change` on the running loop after anything changed in `path`, until it is closed."""
 
-    def __init__(self, path: str, on_change: Callable[[], None]) -> None:
+    def __init__(self, on_change: Callable[[], None], watching: inotify.Inotify) -> None:
+        self.alive = False
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
-        self._inotify = inotify.Inotify.open()
+        self._inotify = watching
+
+    @classmethod
+    def open(cls, path: str, on_change: Callable[[], None]) -> Self:
+        """Watch a directory from now on; not `alive` where that cannot be done."""
+        directory = cls(on_change, inotify.Inotify.open())
+        directory._watch(path)
+        return directory
+
+    def _watch(self, path: str) -> None:
         self.alive = self._inotify.watch(path, _INTERESTING)
         if self.alive:
             self._loop.add_reader(self._inotify.fileno(), self._readable)

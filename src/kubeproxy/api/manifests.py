@@ -84,13 +84,13 @@ class ManifestSource:
     async def run(self) -> None:
         """Follow the folder until cancelled."""
         changed = asyncio.Event()
-        watch = DirectoryWatch(str(self._folder), changed.set)
+        watch = DirectoryWatch.open(str(self._folder), changed.set)
         try:
             while True:
                 self.scan()
                 if not watch.alive:
                     watch.close()
-                    watch = DirectoryWatch(str(self._folder), changed.set)
+                    watch = DirectoryWatch.open(str(self._folder), changed.set)
                     if watch.alive:
                         self.scan()
                 await self._wait(changed, live=watch.alive)

@@ -9,7 +9,7 @@ import ctypes
 import os
 import socket
 import struct
-from typing import Final
+from typing import Final, Self
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
@@ -20,11 +20,16 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class TableInfo:
-    """A socket that asks, in the network namespace it was made in. The kernel wants CAP_NET_ADMIN."""
+    """A socket that asks about the tables of a family. The kernel wants CAP_NET_ADMIN."""
 
-    def __init__(self, family: Family) -> None:
+    def __init__(self, family: Family, opened: socket.socket) -> None:
         self._level = socket.IPPROTO_IPV6 if family is Family.IPV6 else socket.IPPROTO_IP
-        self._socket = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self._socket = opened
+
+    @classmethod
+    def open(cls, family: Family) -> Self:
+        """Open a socket in the network namespace of the caller."""
+        return cls(family, socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC))
 
     def close(self) -> None:
         """Close the socket."""

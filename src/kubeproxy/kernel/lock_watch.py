@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from functools import cache
 from pathlib import Path
+from typing import Self
 
 from kubeproxy.kernel import xtables_lock
 from kubeproxy.kernel.inotify import IN_DELETE_SELF, IN_IGNORED, IN_OPEN, Inotify
@@ -21,7 +22,13 @@ class LockWatch:
         self._path = path
         self._inotify = inotify
         self._taken = 0
-        self._add()
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Watch a file from now on; it is made where it is missing."""
+        watching = cls(path, Inotify.open())
+        watching._add()
+        return watching
 
     def taken(self) -> int:
         """Return how often others were seen at the lock: another number means that they were there once more."""
@@ -48,7 +55,7 @@ class LockWatch:
 
 @cache
 def _of(path: Path) -> LockWatch:
-    return LockWatch(path, Inotify.open())
+    return LockWatch.open(path)
 
 
 def lock_watch() -> LockWatch:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, Self
 
 from kubeproxy.kernel import xt_rules
 from kubeproxy.kernel.netlink import NetlinkError
@@ -27,20 +27,25 @@ log = logging.getLogger("kubeproxy.iptables")
 
 
 class NftCompat:
-    """An xtables.Writer for a variant that uses nf_tables. To be made in the network namespace that it works on."""
+    """An xtables.Writer for a variant that uses nf_tables."""
 
-    def __init__(self, commands: Commands) -> None:
+    def __init__(self, commands: Commands, transactions: Transactions) -> None:
         self._commands = commands
-        self._link = Transactions.open()
+        self._transactions = transactions
+
+    @classmethod
+    def open(cls, commands: Commands) -> Self:
+        """Return one for the network namespace of the caller. Raises NetlinkError."""
+        return cls(commands, Transactions.open())
 
     @property
     def chains_at_once(self) -> int:
         """See Writer: about 0.4 s. At the end of each transaction the kernel walks all rules of the table."""
-        return min(10_000, max(1, self._link.room // _CHAIN))
+        return min(10_000, max(1, self._transactions.room // _CHAIN))
 
     def close(self) -> None:
         """Close the socket."""
-        self._link.close()
+        self._transactions.close()
 
     def prepared(self, text: str) -> Callable[[], Waited]:
         """See Writer."""
@@ -55,7 +60,7 @@ class NftCompat:
         done = 0
         try:
             for messages in tables:
-                self._link.commit(messages)
+                self._transactions.commit(messages)
                 done += 1
         except NetlinkError as error:
             log.debug("Left to %s: %s", self._commands.name, error)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from kubeproxy.backends.ahead import Ahead
 from kubeproxy.backends.iptables import skeleton
@@ -62,19 +62,19 @@ class IptablesBackend:
         world: Globals,
         options: Options,
         metrics: Metrics,
-        watching: Watch | None = None,
-        writer: Writer | None = None,
+        watching: Watch,
+        writer: Writer,
     ) -> None:
         self.family: Family = commands.family
         self._commands = commands
-        self._writer = writer or writer_of(commands)
+        self._writer = writer
         self._options = options
         self._metrics = metrics
         self._world = world
         self._settings = self._settings_of(world)
         self._contents = Contents(self._style())
         self._nodeport_rules = ""  # as written last
-        self._watch = watching or watch(commands)
+        self._watch = watching
         self._audit = Audit(commands, self._restore_text)
         self._stale = Stale(commands, self._writer.chains_at_once, self._restore_text)
         self._fixed: dict[Place, str] = {}  # chains that no Service changes, as written last
@@ -84,6 +84,11 @@ class IptablesBackend:
         self._full_due = 0.0
         self._counts: dict[int, int] = {}  # rules in each shared chain, by its place in SHARED
         self._loopback_tried = False
+
+    @classmethod
+    def open(cls, commands: Commands, world: Globals, options: Options, metrics: Metrics) -> Self:
+        """Return one for the network namespace of the caller. Raises ApplyError."""
+        return cls(commands, world, options, metrics, watch(commands), writer_of(commands))
 
     def close(self) -> None:
         """Let go of the kernel; the rules stay."""
@@ -356,7 +361,7 @@ class IptablesBackend:
 
 def writer_of(commands: Commands) -> Writer:
     """Return what changes a variant's rules fastest."""
-    return NftCompat(commands) if commands.uses_nft else commands
+    return NftCompat.open(commands) if commands.uses_nft else commands
 
 
 class _Piece(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 from kubeproxy.backends.iptables.audit import MOST_PLACES, Place, flushed, removed
 from kubeproxy.backends.iptables.names import SERVICE_PREFIXES
@@ -18,8 +18,8 @@ from kubeproxy.backends.mode import Difference
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nfnetlink
 from kubeproxy.kernel.iptables_info import TableInfo
-from kubeproxy.kernel.lock_watch import lock_watch
-from kubeproxy.kernel.nft_changes import ChainChange, listen
+from kubeproxy.kernel.lock_watch import LockWatch, lock_watch
+from kubeproxy.kernel.nft_changes import ChainChange, Changes, listen
 from kubeproxy.kernel.xtables import Commands, Incompatible
 
 REST: Final = 20.0
@@ -62,7 +62,7 @@ class Watch(Protocol):
 
 def watch(commands: Commands) -> Watch:
     """Return what watches a variant's tables."""
-    return NftWatch(commands) if commands.uses_nft else LegacyWatch(commands)
+    return NftWatch.open(commands) if commands.uses_nft else LegacyWatch.open(commands)
 
 
 class NftWatch:
@@ -70,11 +70,11 @@ class NftWatch:
 
     rest = REST
 
-    def __init__(self, commands: Commands) -> None:
+    def __init__(self, commands: Commands, transactions: nfnetlink.Transactions, changes: Changes) -> None:
         self._commands = commands
         self._family = commands.family
-        self._link = nfnetlink.Transactions.open()
-        self._changes = listen(_concerns, b"KUBE-")
+        self._transactions = transactions
+        self._changes = changes
         self._generation = -1  # up to which everything is noted or our own
         self._noted: set[Place] = set()
         self._unknown = False  # whether there is more than what is noted
@@ -82,9 +82,14 @@ class NftWatch:
         self._expected: dict[Place, int] = {}
         self._handles: dict[Place, list[int]] = {}
 
+    @classmethod
+    def open(cls, commands: Commands) -> Self:
+        """Return one for the network namespace of the caller. Raises ApplyError."""
+        return cls(commands, nfnetlink.Transactions.open(), listen(_concerns, b"KUBE-"))
+
     def close(self) -> None:
         """See Watch."""
-        self._link.close()
+        self._transactions.close()
         self._changes.close()
 
     def present(self, table: str) -> Present:
@@ -102,7 +107,7 @@ class NftWatch:
     @contextmanager
     def own_change(self, commits: int) -> Iterator[None]:
         """See Watch."""
-        before = self._link.generation()
+        before = self._transactions.generation()
         if self._generation >= 0:
             self._note(before)
         self._generation = before
@@ -118,7 +123,7 @@ class NftWatch:
 
     def touched(self) -> bool:
         """See Watch."""
-        self._note(self._link.generation())
+        self._note(self._transactions.generation())
         return self._unknown or bool(self._noted)
 
     def _note(self, generation: int) -> None:
@@ -134,7 +139,7 @@ class NftWatch:
 
     def inspect(self) -> Difference | None:
         """See Watch."""
-        self._note(self._link.generation())
+        self._note(self._transactions.generation())
         unknown = self._unknown or len(self._noted) > MOST_PLACES
         if difference := self._compare() if unknown else self._missing(j for j in JUMPS if j[:2] in self._noted):
             return difference
@@ -183,13 +188,18 @@ class LegacyWatch:
 
     places: frozenset[Place] | None = None
 
-    def __init__(self, commands: Commands) -> None:
+    def __init__(self, commands: Commands, info: TableInfo, lock: LockWatch) -> None:
         self._commands = commands
-        self._info = TableInfo(commands.family)
-        self._lock = lock_watch()
+        self._info = info
+        self._lock = lock
         self._known: list[tuple[int, ...]] | None = None
         self._taken = self._lock.taken()
         self.rest = REST
+
+    @classmethod
+    def open(cls, commands: Commands) -> Self:
+        """Return one for the network namespace of the caller."""
+        return cls(commands, TableInfo.open(commands.family), lock_watch())
 
     def close(self) -> None:
         """See Watch."""

@@ -73,7 +73,7 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) ->
         IpvsBackend(
             family,
             world,
-            NodeKernel(family, scheduler, probe.variant(family)),
+            NodeKernel.open(family, scheduler, probe.variant(family)),
             scheduler,
             excluded(block, family),
         )

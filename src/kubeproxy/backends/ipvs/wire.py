@@ -8,8 +8,9 @@ from __future__ import annotations
 import ipaddress
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import lru_cache
-from typing import Final
+from typing import Final, Self
 
 from kubeproxy.backends.ipvs import INTERFACE
 from kubeproxy.backends.ipvs.backend import Addresses, Entries, SetCount
@@ -36,16 +37,34 @@ _SPARE: Final = "KUBE-SPARE"  # a set that is filled before it takes another's n
 
 
 class NodeKernel:
-    """The kernel of the network namespace that this is made in."""
+    """The kernel of one network namespace; `variant` is the iptables command that is used there."""
 
-    def __init__(self, family: Family, scheduler: Scheduler, variant: str) -> None:
+    def __init__(
+        self,
+        family: Family,
+        scheduler: Scheduler,
+        variant: str,
+        servers: ipvs.Ipvs,
+        sets: Ipsets,
+        monitor: AddressMonitor,
+    ) -> None:
         self._family = family
         self._scheduler = scheduler
         self._variant = variant
         self._interface = 0
-        self._ipvs = ipvs.Ipvs.open()
-        self._sets = Ipsets.open()
-        self._monitor = AddressMonitor.open()
+        self._ipvs = servers
+        self._sets = sets
+        self._monitor = monitor
+
+    @classmethod
+    def open(cls, family: Family, scheduler: Scheduler, variant: str) -> Self:
+        """Return that of the caller's network namespace. Raises NetlinkError, and Unsupported without IPVS."""
+        with ExitStack() as opened:
+            servers = opened.enter_context(ipvs.Ipvs.open())
+            sets = opened.enter_context(Ipsets.open())
+            kernel = cls(family, scheduler, variant, servers, sets, AddressMonitor.open())
+            opened.pop_all()
+        return kernel
 
     def close(self) -> None:
         """Let go of the sockets."""

@@ -165,7 +165,7 @@ def relaying(backends: Iterable[Backend], registry: Registry, world: Globals) ->
         "ip_family",
     )
     sys.setswitchinterval(SWITCH_INTERVAL)
-    path = DataPath(0.0)
+    path = DataPath.open(0.0)
     found: list[Backend] = []
     for backend in backends:
         label = backend.family.label

@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from fcntl import F_SETPIPE_SZ, fcntl
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, Self, TypeVar
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.descriptors import shares
@@ -101,23 +101,40 @@ class Descriptors:
 
 
 class DataPath:
-    """The loop in its thread. `call` and `stop` are for other threads, all else is for the loop's own."""
+    """The loop in its thread. `call` and `stop` are for other threads, all else is for the loop's own.
 
-    def __init__(self, udp_idle: float, limit: int | None = None) -> None:
+    `open` makes one that runs. `udp_idle` is in seconds, `pipe` has the descriptors of a reading and a writing end.
+    """
+
+    def __init__(
+        self,
+        udp_idle: float,
+        descriptors: Descriptors,
+        epoll: select.epoll,
+        pipe: tuple[int, int],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
         self.udp_idle = udp_idle
         self.mark = 0
-        self.descriptors = Descriptors(shares().relayed if limit is None else limit)
+        self.descriptors = descriptors
         self.buffer = memoryview(bytearray(65536))  # one datagram, wherever it goes
-        self._pipe = _new_pipe()
-        self._epoll = select.epoll()
+        self._pipe = pipe
+        self._epoll = epoll
         self._watched: dict[int, Watched] = {}
         self._released: list[socket.socket] = []
         self._dispatching = False
         self._said: dict[str, float] = {}
-        self._loop = asyncio.new_event_loop()
-        self._loop.add_reader(self._epoll.fileno(), self._dispatch)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="relay", daemon=True)
-        self._thread.start()
+        self._loop = loop
+        self._thread = threading.Thread(target=loop.run_forever, name="relay", daemon=True)
+
+    @classmethod
+    def open(cls, udp_idle: float, limit: int | None = None) -> Self:
+        """Start a thread; `limit` is how many descriptors traffic may use, without it the share that is kept for it."""
+        descriptors = Descriptors(shares().relayed if limit is None else limit)
+        path = cls(udp_idle, descriptors, select.epoll(), _new_pipe(), asyncio.new_event_loop())
+        path._loop.add_reader(path._epoll.fileno(), path._dispatch)
+        path._thread.start()
+        return path
 
     # -- other threads ----------------------------------------------------------------------------------------------
 

@@ -8,8 +8,10 @@ replaced, with the ports of the new listeners, in one transaction.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from functools import partial
 from itertools import islice
+from typing import Self
 
 from kubeproxy.backends.elements import difference
 from kubeproxy.backends.mode import Depth, Difference
@@ -28,6 +30,9 @@ Signature = tuple[int, tuple[int, ...]]
 """Handles of the table and its rules: another program that touches them changes these."""
 
 
+Addresses = Callable[[], Sequence[bytes]]
+"""Reads the node's addresses, packed, that other hosts reach; those of one family. Raises NetlinkError."""
+
 _UNKNOWN: Signature = (-1, ())
 
 
@@ -36,24 +41,38 @@ class UserspaceBackend:
 
     blocking = True  # it waits for the data path's thread to listen
 
-    def __init__(self, family: Family, world: Globals, path: DataPath, listeners: Listeners) -> None:
+    def __init__(
+        self,
+        family: Family,
+        world: Globals,
+        path: DataPath,
+        listeners: Listeners,
+        transactions: nfnetlink.Transactions,
+        addresses: Addresses,
+    ) -> None:
         self.family = family
         self._path = path
         self._listeners = listeners
         self._world = world
-        self._landing = self._find_landing()
-        self._ruleset = Ruleset(family, world, self._landing)
-        self._link = nfnetlink.Transactions.open()
+        self._transactions = transactions
+        self._addresses = addresses
+        self._landing: bytes | None = None
+        self._ruleset = Ruleset(family, world, None)
         self._elements: dict[ServiceName, Elements] = {}
         self._needed: dict[ServiceName, dict[ListenerName, Assignment]] = {}
         self._waiting: dict[ServiceName, tuple[ServicePlan, ...]] = {}  # those that got no port
         self._signature = _UNKNOWN
         self._generation = 0
 
+    @classmethod
+    def open(cls, family: Family, world: Globals, path: DataPath, listeners: Listeners) -> Self:
+        """Return one for the network namespace of the caller. Raises NetlinkError."""
+        return cls(family, world, path, listeners, nfnetlink.Transactions.open(), partial(reachable_addresses, family))
+
     def close(self) -> None:
         """End all connections and let go of the kernel; the rules stay."""
         self._path.stop()
-        self._link.close()
+        self._transactions.close()
 
     def set_world(self, world: Globals) -> bool:
         """Take changed globals in; return whether the rules are others now, so that a resync is due."""
@@ -69,7 +88,7 @@ class UserspaceBackend:
 
     def _find_landing(self) -> bytes | None:
         """Return the local address that connections from outside are sent to: the node's own if it has it."""
-        local = [a.ip for a in local_addresses(self.family) if a.scope == SCOPE_UNIVERSE]
+        local = self._addresses()
         ours = self._world.of(self.family) or FamilyGlobals()
         candidates = [*(ip for ip in ours.node_ips if ip in local), *sorted(local)]
         return candidates[0] if candidates else None
@@ -102,7 +121,7 @@ class UserspaceBackend:
             *self._messages(nfnetlink.NEW_ELEMENT, added),
         ]
         if messages:
-            self._link.commit(messages)
+            self._transactions.commit(messages)
             self._generation += 1
         gone = {listener for name in after for listener in self._needed.get(name, {})}
         self._note(after, needed)
@@ -151,7 +170,7 @@ class UserspaceBackend:
         self._listeners.take(names)
         after = {name: merged(elements(plan, self._listeners) for plan in plans) for name, plans in wanted.items()}
         total = merged(after.values())
-        expected = self._link.generation() + 1
+        expected = self._transactions.generation() + 1
         nft.run(self._ruleset.replacement(total))
         self._elements, self._needed = {}, {}
         self._note(after, needed)
@@ -160,7 +179,7 @@ class UserspaceBackend:
         self._waiting = {}
         self._note_waiting(wanted.items(), needed)
         self._signature, self._generation = self._sign(), expected
-        if self._link.generation() != expected:
+        if self._transactions.generation() != expected:
             self._signature = _UNKNOWN  # somebody committed meanwhile: to the next look it counts as a change of ours
         yield _count(total)
         if gone and self._waiting:
@@ -175,7 +194,7 @@ class UserspaceBackend:
         """See backends.mode.Backend. Two short requests, unless another program committed to nf_tables."""
         if self._find_landing() != self._landing:
             return Difference("the node's addresses changed, and connections from outside are sent to one of them")
-        generation = self._link.generation()
+        generation = self._transactions.generation()
         if generation == self._generation:
             return None
         if self._sign() != self._signature:
@@ -200,6 +219,11 @@ class UserspaceBackend:
     def _sign(self) -> Signature:
         table = nfnetlink.table(self.family, TABLE)
         return (table.handle if table is not None else 0, nfnetlink.rule_handles(self.family, TABLE))
+
+
+def reachable_addresses(family: Family) -> list[bytes]:
+    """Return the addresses, packed, by which other hosts reach this network namespace. Raises NetlinkError."""
+    return [address.ip for address in local_addresses(family) if address.scope == SCOPE_UNIVERSE]
 
 
 def _assignments(plans: Iterable[ServicePlan]) -> dict[ListenerName, Assignment]:

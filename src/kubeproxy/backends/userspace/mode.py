@@ -26,10 +26,10 @@ def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None: 
 
 def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) -> list[UserspaceBackend]:  # noqa: ARG001
     sys.setswitchinterval(SWITCH_INTERVAL)
-    path = DataPath(config.udp_idle_timeout)
+    path = DataPath.open(config.udp_idle_timeout)
     path.mark = world.masquerade_mark
     ports, sessions = parse_port_range(config.port_range) or range(0), Sessions(path)
-    return [UserspaceBackend(family, world, path, Listeners(path, sessions, ports)) for family in world.families]
+    return [UserspaceBackend.open(family, world, path, Listeners(path, sessions, ports)) for family in world.families]
 
 
 OPERATIONS = Operations(_check, _open)

@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from kubeproxy.backends.ipvs import cleanup
-from kubeproxy.backends.ipvs.layout import MAX_ELEMENTS, SetId, kind_of
+from kubeproxy.backends.ipvs.layout import MAX_ELEMENTS, SetId, kind_of, scheduler_named
 from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.ipset import Entry, IpsetError, Ipsets, SetCounts
@@ -63,10 +63,10 @@ class Sets:
 @pytest.mark.parametrize("left", [{}, {"KUBE-SPARE": (set(), 5)}], ids=["first", "after a kill"])
 def test_a_small_set_gets_room(left):
     name, entries = "KUBE-CLUSTER-IP", {Entry(b"\x0a\x60\0\x01", 6, 80)}
-    kernel = object.__new__(NodeKernel)
-    kernel._family, kernel._sets = Family.IPV4, Sets(**{name: (set(entries), 65536)}, **left)
+    sets = Sets(**{name: (set(entries), 65536)}, **left)
+    kernel = NodeKernel(Family.IPV4, scheduler_named("rr"), "iptables", servers=None, sets=sets, monitor=None)
     try:
         kernel._prepare_set(name, SetId.CLUSTER_IP, SetCounts(1, 65536, 2))
     except ApplyError as error:
         pytest.fail(str(error))
-    assert kernel._sets.there == {name: (entries, MAX_ELEMENTS)}
+    assert sets.there == {name: (entries, MAX_ELEMENTS)}

@@ -1,0 +1,19 @@
+"""The backend of userspace mode before anything is programmed: it asks neither the kernel nor the node."""
+
+from kubeproxy.backends.userspace.backend import UserspaceBackend
+from kubeproxy.model.addresses import Family
+from support.cluster_objects import world
+
+
+def test_nothing_is_read_before_the_world_changes():
+    reads = []
+
+    def addresses():
+        reads.append(1)
+        return [bytes([192, 0, 2, 7])]
+
+    backend = UserspaceBackend(Family.IPV4, world(), path=None, listeners=None, transactions=None, addresses=addresses)
+    assert not reads
+    assert backend.set_world(world()) is True  # the rules name an address now
+    assert backend.set_world(world()) is False
+    assert len(reads) == 2
