@@ -15,7 +15,6 @@ from support.cluster_objects import HERE, endpoint, parsed, service, world
 from support.nftables_disturbances import disturbed
 from support.nftables_ground import resync, sync, without_slots
 from support.nftables_plans import EVERYTHING, V4, WORLD, cluster, plans_of, sticky
-from support.own_network import own_network
 from support.random_plans import histories
 
 # -- incremental ---------------------------------------------------------------------------------------------------
@@ -118,7 +117,7 @@ def test_chains_of_affinity_are_made_on_demand_for_counts_and_timeouts(ground):
     assert resync(ground.start(), plans) == 0
 
 
-def test_chains_made_on_demand_do_what_those_loaded_as_text_do(ground):
+def test_chains_made_on_demand_do_what_those_loaded_as_text_do(ground, new_ground):
     """Those of slots are cloned in the kernel; those of a table that is replaced are nft's."""
     backend = ground.start()
     plans = cluster("a", endpoints=4, **EVERYTHING)
@@ -126,11 +125,10 @@ def test_chains_made_on_demand_do_what_those_loaded_as_text_do(ground):
     sync(backend, *plans.items())
     cloned = ground.chains()
     assert {f"slot-{slot}" for slot in range(4)} <= set(cloned)
-    with own_network():
-        ground.disturb("add table ip kube-proxy")  # so that all is loaded as text
-        other = ground.start()
-        resync(other, plans)
-        assert ground.chains() == cloned
+    with new_ground() as elsewhere:
+        elsewhere.disturb("add table ip kube-proxy")  # so that all is loaded as text
+        resync(elsewhere.start(), plans)
+        assert elsewhere.chains() == cloned
 
 
 # -- the node's own sets -------------------------------------------------------------------------------------------
