@@ -377,7 +377,7 @@ class App:
         await garbage.resume_when(self._engine.ready)
         self._systemd.ready()
         await remove_others(self._mode, Backoff(FIRST_REMOVAL_RETRY, SLOWEST_REMOVAL_RETRY))
-        self._flows.recheck(self._engine.planner.compiled.values())
+        self._flows.recheck(self._engine.planner.compiled)
 
     async def _watch_config(self) -> None:
         async for change in watch_config(self._options.config_file, self._config, self._options.resolve):

@@ -16,7 +16,7 @@ from typing import Final, Literal, NamedTuple
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.conntrack import Conntrack, Endpoints, Translation
 from kubeproxy.model.addresses import PORT_BYTES, Family
-from kubeproxy.model.plan import Compiled, FrontendKind, Globals
+from kubeproxy.model.plan import Compiled, FrontendKind, Globals, ServiceName
 from kubeproxy.model.planner import Change
 from kubeproxy.observe.metrics import Metrics
 
@@ -202,12 +202,10 @@ class FlowCleaner:
                 self._first[family] = joined((first, wrong))
                 self._wake.set()
 
-    def recheck(self, compiled: Iterable[Compiled]) -> None:
+    def recheck(self, compiled: Mapping[ServiceName, Compiled]) -> None:
         """Look at all flows to UDP frontends once more: another proxy's rules led some of them until just now."""
-        services = [entry for entry in compiled if any(plan.key.protocol == UDP for plan in entry.plans)]
-        names = [(entry.plans[0].key.namespace, entry.plans[0].key.name) for entry in services]
-        changes = [Change(name, entry, entry) for name, entry in zip(names, services, strict=True)]
-        self.changed(changes, full=True)
+        udp = [name for name, entry in compiled.items() if any(plan.key.protocol == UDP for plan in entry.plans)]
+        self.changed([Change(name, compiled[name], compiled[name]) for name in udp], full=True)
 
     async def run(self) -> None:
         """Clean whenever something changed, until cancelled."""

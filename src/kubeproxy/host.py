@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from kubeproxy.config.gates import gate_enabled
-from kubeproxy.config.modes.description import EVERY_ADDRESS, NODEPORT_WORDS
+from kubeproxy.config.modes.description import EVERY_ADDRESS, NODEPORT_WORDS, spelled_out
 from kubeproxy.config.types import Conntrack, KubeProxyConfiguration
 from kubeproxy.errors import ConfigError, Unsupported
 from kubeproxy.kernel.addresses import local_addresses
@@ -63,18 +63,13 @@ def settings(config: KubeProxyConfiguration) -> Settings:
         cluster_cidrs=config.cluster_cidrs,
         bridge=config.detect_local.bridge_interface,
         prefix=config.detect_local.interface_name_prefix,
-        nodeport_addresses=_spelled_out(config.node_port_addresses) or config.of_mode.nodeport_addresses,
+        nodeport_addresses=spelled_out(config.node_port_addresses) or config.of_mode.nodeport_addresses,
         loopback_nodeports=config.of_mode.loopback_nodeports(config),
         bind_address=bind if any(bind) else b"",
         masquerade_all=config.masquerade_all,
         masquerade_mark=1 << config.masquerade_bit,
         external_ips="served" if gate_enabled(config.feature_gates, "AllowServiceExternalIPs") else "ignored",
     )
-
-
-def _spelled_out(addresses: Sequence[str]) -> tuple[str, ...]:
-    """Return nodePortAddresses with networks in place of words, but for the one whose meaning is not known yet."""
-    return tuple([network for part in addresses for network in NODEPORT_WORDS.get(part, (part,))])
 
 
 def check_nodeport_addresses(config: KubeProxyConfiguration) -> None:

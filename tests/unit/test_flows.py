@@ -260,7 +260,9 @@ def test_a_recheck_looks_at_all_udp_flows_and_no_others(soon):
     async def scene():
         notes = Notes()
         cleaner = FlowCleaner(Metrics(), [V4], dict, notes)
-        cleaner.recheck([meaning(A), meaning(B, protocol=TCP, vip=EXTERNAL), NOTHING])
+        cleaner.recheck(
+            {("ns", "udp"): meaning(A), ("ns", "tcp"): meaning(B, protocol=TCP, vip=EXTERNAL), ("ns", "none"): NOTHING}
+        )
         task = asyncio.create_task(cleaner.run())
         await asyncio.sleep(0.05)
         task.cancel()

@@ -9,30 +9,27 @@ import struct
 from typing import Final
 
 from kubeproxy.kernel import nfta
-from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink, attribute, attributes, messages
+from kubeproxy.kernel.netlink import Netlink, attribute, attributes, messages
 
 _SUBSYSTEM: Final = 10 << 8  # NFNL_SUBSYS_NFTABLES
 _NEW_OBJECT: Final = _SUBSYSTEM | 18  # NFT_MSG_NEWOBJ
 _GET_OBJECT: Final = _SUBSYSTEM | 19  # NFT_MSG_GETOBJ
 
 
-def packets(family: int, table: str) -> dict[str, int]:
+def packets(family: int, table: str, link: Netlink) -> dict[str, int]:
     """Return the packets that each named counter of a table has counted; empty for no such table. Raises ApplyError."""
     header = struct.pack("=BBH", family, 0, 0)
     name = table.encode() + b"\0"
     found: dict[str, int] = {}
-    with Netlink.open(NETLINK_NETFILTER) as link:
-        for data in link.dump_all(
-            _GET_OBJECT, header + attribute(nfta.OBJ_TABLE, name), f"the counters of table {table}"
-        ):
-            for at in messages(data):
-                if at.kind != _NEW_OBJECT:
-                    continue
-                parts = {kind: (start, end) for kind, start, end in attributes(data, at.start + len(header), at.end)}
-                if nfta.OBJ_DATA not in parts or data[slice(*parts[nfta.OBJ_TABLE])] != name:
-                    continue
-                for kind, start, end in attributes(data, *parts[nfta.OBJ_DATA]):
-                    if kind == nfta.COUNTER_PACKETS:
-                        counter = data[slice(*parts[nfta.OBJ_NAME])].rstrip(b"\0").decode()
-                        found[counter] = int.from_bytes(data[start:end], "big")
+    for data in link.dump_all(_GET_OBJECT, header + attribute(nfta.OBJ_TABLE, name), f"the counters of table {table}"):
+        for at in messages(data):
+            if at.kind != _NEW_OBJECT:
+                continue
+            parts = {kind: (start, end) for kind, start, end in attributes(data, at.start + len(header), at.end)}
+            if nfta.OBJ_DATA not in parts or data[slice(*parts[nfta.OBJ_TABLE])] != name:
+                continue
+            for kind, start, end in attributes(data, *parts[nfta.OBJ_DATA]):
+                if kind == nfta.COUNTER_PACKETS:
+                    counter = data[slice(*parts[nfta.OBJ_NAME])].rstrip(b"\0").decode()
+                    found[counter] = int.from_bytes(data[start:end], "big")
     return found

@@ -134,6 +134,16 @@ def parse_networks(texts: Iterable[str], family: Family) -> tuple[Range, ...]:
     return tuple([network for network in networks if network is not None and family_of(network[0]) is family])
 
 
+def within(address: bytes, ranges: Iterable[Range]) -> bool:
+    """Return whether any of some ranges holds an address of their family."""
+    return any(first <= address <= last for first, last in ranges)
+
+
+def is_loopback(address: bytes) -> bool:
+    """Return whether a packed address is of 127.0.0.0/8, or ::1."""
+    return address[0] == 127 if len(address) == 4 else address == b"\0" * 15 + b"\1"
+
+
 def covers_all(network: Range) -> bool:
     """Return whether a range holds every address of its family."""
     first, last = network

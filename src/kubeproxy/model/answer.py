@@ -14,7 +14,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from kubeproxy.model.absence import Absent, absent
-from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range, family_of, network_text, unpack
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, family_of, is_loopback, network_text, unpack, within
 from kubeproxy.model.plan import (
     Action,
     Compiled,
@@ -179,7 +179,7 @@ class _Question:
         chosen, destination = self._ours.nodeport_ips, self._packet.destination
         if chosen is not None:
             return destination in chosen
-        return self._family in self._habits.loopback if _is_loopback(destination) else destination in self._local
+        return self._family in self._habits.loopback if is_loopback(destination) else destination in self._local
 
     def health(self) -> Answer | None:
         """Return the answer of a health check port, None for any other one."""
@@ -209,7 +209,7 @@ class _Question:
             if self._habits.guards_addresses and any(_has(plan, self._packet.destination) for plan in plans):
                 return Answer(Outcome.REFUSED, steps, self._refusal())
             return Answer(Outcome.NOT_OURS, steps, Notice.UNKNOWN)
-        if _within(self._packet.destination, self._ours.service_cidrs):
+        if within(self._packet.destination, self._ours.service_cidrs):
             text = f"{where}: an address of the cluster's Services that none here has (another proxy may serve it)"
             steps = (Step(False, text, "spec.clusterIPs"),)
             if self._habits.guards_addresses:
@@ -240,7 +240,6 @@ class _Question:
         missing = tuple(self._absent(plan, plan.local if action.picks_local else plan.cluster, frontend))
         if turned_away and (self._habits.ranges_first or plan.usable):
             return self._ended(plan, frontend, Outcome.DROPPED, steps, missing)
-        policy = plan.policies.internal if frontend.kind is FrontendKind.CLUSTER else plan.policies.external
         field = f"spec.{'internal' if frontend.kind is FrontendKind.CLUSTER else 'external'}TrafficPolicy"
         if action is Action.REJECT:
             steps.append(Step(False, "no endpoint anywhere takes new connections"))
@@ -252,7 +251,7 @@ class _Question:
             return self._ended(plan, frontend, Outcome.DROPPED, steps, missing)
         pool = plan.local if action.picks_local else plan.cluster
         nearby = "those of this node" if action.picks_local else "all that are chosen from"
-        steps.append(Step(True, f"policy {Policy(policy).name.title()}: {len(pool)} endpoints, {nearby}", field))
+        steps.append(Step(True, f"policy {plan.policy(frontend).name.title()}: {len(pool)} endpoints, {nearby}", field))
         choices = tuple(self._choices(plan, pool, action, side))
         if plan.affinity:
             text = f"a client that comes again within {plan.affinity} s gets the same endpoint"
@@ -301,7 +300,7 @@ class _Question:
         if allowed is None:
             return False
         sources = (self._packet.source,) if self._packet.source is not None else self._ours.node_ips
-        fine = any(_within(source, allowed) for source in sources)
+        fine = any(within(source, allowed) for source in sources)
         ranges = ", ".join(network_text(network) for network in plan.source_ranges or ()) or "none that can be read"
         who = side.value if self._packet.source is None else unpack(self._packet.source)
         text = f"{who} is {'' if fine else 'not '}among the source ranges ({ranges})"
@@ -321,7 +320,7 @@ class _Question:
         key = plan.key
         slices = self._planner.slices.get((key.namespace, key.name), {})
         world = self._planner.world
-        local_only = plan.policies[0 if frontend.kind is FrontendKind.CLUSTER else 1] is Policy.LOCAL
+        local_only = plan.policy(frontend) is Policy.LOCAL
         return absent(slices, key, frozenset(pool), world.node_name, world.zone, local_only=local_only)
 
     def _where(self) -> str:
@@ -360,11 +359,3 @@ def _offers(name: ServiceName, plans: Iterable[ServicePlan], address: bytes) -> 
 def _has(plan: ServicePlan, address: bytes) -> bool:
     """Return whether an address is a plan's cluster IP."""
     return any(f.kind is FrontendKind.CLUSTER and f.address == address for f in plan.frontends)
-
-
-def _within(address: bytes, ranges: Iterable[Range]) -> bool:
-    return any(first <= address <= last for first, last in ranges)
-
-
-def _is_loopback(address: bytes) -> bool:
-    return address[0] == 127 if len(address) == 4 else address == bytes(15) + b"\1"

@@ -21,6 +21,7 @@ from kubeproxy.model.addresses import (
     family_of,
     pack,
     parse_network,
+    within,
 )
 from kubeproxy.model.endpoints import Slice, Viewpoint, select
 from kubeproxy.model.objects import Service, ServicePort, ServiceSpec
@@ -294,7 +295,7 @@ def _allowed(facts: _Facts, family: Family, world: Globals) -> tuple[Range, ...]
         return None
     ours = world.of(family)
     node_ips = ours.node_ips if ours is not None else ()
-    if any(first <= ip <= last for ip in node_ips for first, last in ranges):
+    if any(within(ip, ranges) for ip in node_ips):
         return (*ranges, *[(address, address) for address in balancers])
     return ranges
 

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range, merge_ranges, parse_network, unpack
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range, merge_ranges, parse_network, unpack, within
 
 ServiceName = tuple[str, str]
 """Namespace and name of a Service."""
@@ -164,6 +164,10 @@ class ServicePlan(Struct, frozen=True, gc=False):
         """Return what governs a frontend."""
         return self.internal if frontend.kind is FrontendKind.CLUSTER else self.external
 
+    def policy(self, frontend: Frontend) -> Policy:
+        """Return the policy that the Service asks for at a frontend."""
+        return self.policies.internal if frontend.kind is FrontendKind.CLUSTER else self.policies.external
+
     def sources(self, frontend: Frontend) -> tuple[Range, ...] | None:
         """Return the disjoint, sorted ranges that may use a frontend, None when it is open to all."""
         if self.source_ranges is None or frontend.kind is not FrontendKind.LOADBALANCER:
@@ -226,7 +230,7 @@ class Detector(Struct, frozen=True):
         """Return whether a packet from this address, which came in by this interface ('' if unknown), is a pod's."""
         if self.kind == "network":
             network = parse_network(self.value)
-            return network is not None and network[0] <= source <= network[1] and len(source) == len(network[0])
+            return network is not None and len(source) == len(network[0]) and within(source, (network,))
         if self.kind == "prefix":
             return interface.startswith(self.value)
         return self.kind == "bridge" and interface == self.value

@@ -5,7 +5,6 @@ Source: docs/reference.md "Start" 4 to 6 and 9; kube-proxy v1.36 cmd/kube-proxy/
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
@@ -15,10 +14,12 @@ from kubeproxy.model.addresses import (
     Family,
     covers_all,
     family_of,
+    is_loopback,
     merge_ranges,
     network_text,
     pack,
     parse_networks,
+    within,
 )
 from kubeproxy.model.objects import Node, NodeAddress, NodeSpec, NodeStatus
 from kubeproxy.model.plan import Detector, ExternalIPs, FamilyGlobals, Globals, Loopback
@@ -136,7 +137,7 @@ def _loopback(settings: Settings, family: Family) -> Loopback:
     if settings.loopback_nodeports != "relayed":
         return Loopback.NOTHING
     named = parse_networks(settings.nodeport_addresses, family)
-    within = any(all(ipaddress.ip_address(end).is_loopback for end in network) for network in named)
+    within = any(all(map(is_loopback, network)) for network in named)
     return Loopback.RELAYED if within else Loopback.REFUSED
 
 
@@ -161,8 +162,8 @@ def _nodeport_ips(
     if (own == (_LOOPBACK[family],) if primary else not ranges) or any(covers_all(network) for network in ranges):
         return None
     local = around.local_addresses.get(family, ())
-    chosen = [a for a in local if any(first <= a <= last for first, last in ranges)]
+    chosen = [a for a in local if within(a, ranges)]
     if primary:
         chosen += own
     loopback = settings.loopback_nodeports == "ipv4" and family is Family.IPV4
-    return tuple(sorted({a for a in chosen if loopback or not ipaddress.ip_address(a).is_loopback}))
+    return tuple(sorted({a for a in chosen if loopback or not is_loopback(a)}))

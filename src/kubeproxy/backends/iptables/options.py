@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from kubeproxy.config.modes.description import NODEPORT_WORDS
-from kubeproxy.model.addresses import Family, parse_networks
+from kubeproxy.config.modes.description import spelled_out
+from kubeproxy.model.addresses import Family, is_loopback, parse_networks, within
 
 
 class Options(NamedTuple):
@@ -21,13 +20,13 @@ class Options(NamedTuple):
         """Return whether NodePorts answer on loopback, given the addresses they answer on (None for all)."""
         if not self.localhost_nodeports:
             return False
-        return nodeport_ips is None or any(ipaddress.ip_address(ip).is_loopback for ip in nodeport_ips)
+        return nodeport_ips is None or any(map(is_loopback, nodeport_ips))
 
 
 def names_loopback(nodeport_addresses: Iterable[str]) -> bool:
     """Return whether NodePorts answer on 127.0.0.1 by nodePortAddresses: unset, or with a network that has it."""
-    words = tuple(nodeport_addresses)
-    networks = parse_networks([n for word in words for n in NODEPORT_WORDS.get(word, (word,))], Family.IPV4)
+    addresses = spelled_out(nodeport_addresses)
+    networks = parse_networks(addresses, Family.IPV4)
     if not networks:
-        return "primary" not in words  # no network of the family counts as all of them
-    return any(first <= b"\x7f\0\0\1" <= last for first, last in networks)
+        return "primary" not in addresses  # no network of the family counts as all of them
+    return within(b"\x7f\0\0\1", networks)

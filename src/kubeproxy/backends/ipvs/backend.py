@@ -20,7 +20,7 @@ from kubeproxy.backends.ipvs.render import NO_WISH, NodeAddresses, Virtual, rend
 from kubeproxy.backends.ipvs.state import State, Touched, untouched
 from kubeproxy.backends.mode import Depth, Difference
 from kubeproxy.kernel.ipset import Entry
-from kubeproxy.model.addresses import Family, Range
+from kubeproxy.model.addresses import Family, Range, within
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
 
 log = logging.getLogger("kubeproxy.ipvs")
@@ -270,7 +270,7 @@ class IpvsBackend:
         return set(self._state.entries(set_id))
 
     def _is_excluded(self, key: bytes) -> bool:
-        return any(first <= key[:-3] <= last for first, last in self._excluded)
+        return within(key[:-3], self._excluded)
 
     def _node_of(self, there: Addresses) -> NodeAddresses:
         ours = self._ours(self._world)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from kubeproxy.backends.ipvs.layout import SetId
 from kubeproxy.kernel.ipset import Entry
-from kubeproxy.model.addresses import Range, unpack
+from kubeproxy.model.addresses import Range, unpack, within
 from kubeproxy.model.plan import Action, Frontend, FrontendKind, Policy, Pool, ServicePlan, Traffic
 
 
@@ -141,7 +141,7 @@ def _memberships(frontend: Frontend, keys: Iterable[bytes], *, local: bool) -> I
             yield SetId.LOAD_BALANCER_LOCAL, entry
 
 
-def _sources(frontend: Frontend, allowed: Iterable[Range] | None, node: NodeAddresses) -> Iterator[tuple[SetId, Entry]]:
+def _sources(frontend: Frontend, allowed: Sequence[Range] | None, node: NodeAddresses) -> Iterator[tuple[SetId, Entry]]:
     """Yield who may use a frontend, `allowed` being its source ranges, or None.
 
     The node's own connections come from the frontend's address itself, for that is on kube-ipvs0. They may when one of
@@ -151,7 +151,7 @@ def _sources(frontend: Frontend, allowed: Iterable[Range] | None, node: NodeAddr
         return
     entry = service_entry(frontend.key)
     yield SetId.LOAD_BALANCER_FW, entry
-    if any(first <= address <= last for address in node.primary for first, last in allowed):
+    if any(within(address, allowed) for address in node.primary):
         yield SetId.LOAD_BALANCER_SOURCE_IP, entry._replace(ip2=frontend.address)
     for first, last in allowed:
         if first == last:

@@ -20,7 +20,7 @@ from kubeproxy.backends.ipvs.layout import MAX_ELEMENTS, Scheduler, SetId, kind_
 from kubeproxy.kernel import ipvs, links, xtables
 from kubeproxy.kernel.addresses import AddressMonitor, local_addresses
 from kubeproxy.kernel.ipset import Entry, Ipsets, SetCounts
-from kubeproxy.model.addresses import Family
+from kubeproxy.model.addresses import Family, is_loopback
 
 log = logging.getLogger("kubeproxy.ipvs")
 
@@ -235,5 +235,4 @@ def _destination(key: ipvs.DestinationKey) -> bytes:
 
 
 def _is_private_to_host(ip: bytes) -> bool:
-    address = ipaddress.ip_address(ip)
-    return address.is_loopback or (len(ip) == 16 and address.is_link_local)
+    return is_loopback(ip) or (len(ip) == 16 and ipaddress.ip_address(ip).is_link_local)

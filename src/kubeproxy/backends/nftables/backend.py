@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kubeproxy.backends.ahead import Ahead
-from kubeproxy.backends.elements import difference
+from kubeproxy.backends.elements import altered, difference, inspected
 from kubeproxy.backends.mode import Depth, Difference
 from kubeproxy.backends.nftables import affinity, audit
 from kubeproxy.backends.nftables.handover import groups
@@ -158,7 +158,8 @@ class NftablesBackend:
         if not missing:
             return
         if self._is_altered():
-            raise ChangedByOthersError(self._altered())  # a resync repairs it; the new signature must not cover it
+            # A resync repairs it; the new signature must not cover it.
+            raise ChangedByOthersError(altered(self._ruleset.name))
         slots = sorted(name for name in missing if name.is_slot)
         if slots:
             self._transact(audit.clones(slots, self._table))
@@ -221,7 +222,7 @@ class NftablesBackend:
         """Take the signature of what we just made. Raises ChangedByOthersError when that is not what is there."""
         self._signature = audit.signature(self._table)
         if self._table.generation() != self._generation and not self._intact():
-            raise ChangedByOthersError(self._altered())
+            raise ChangedByOthersError(altered(self._ruleset.name))
 
     def _load(self) -> None:
         """Make the table, empty of Services."""
@@ -313,22 +314,14 @@ class NftablesBackend:
         generation = self._table.generation()
         if generation == self._generation:
             return None
-        if self._is_altered():
-            return Difference(self._altered())
-        if depth is Depth.QUICK:
-            return None
-        if which := self._changed_elements():
-            what = f"elements of {which} in table {self._ruleset.name} were changed by another program"
-            return Difference(what, certain=False)
-        self._generation = generation
-        return None
+        seen = inspected(self._ruleset.name, depth, self._is_altered, self._changed_elements)
+        if seen is None and depth is Depth.THOROUGH:
+            self._generation = generation
+        return seen
 
     def _is_altered(self) -> bool:
         """Return whether another program changed our table's chains or rules. Cheap at any size."""
         return audit.signature(self._table) != self._signature
-
-    def _altered(self) -> str:
-        return f"chains or rules of table {self._ruleset.name} were changed by another program"
 
     def _changed_elements(self) -> str:
         """Return the set or map whose elements differ from what was committed, '' for none; reads all of them."""

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import islice
 from typing import Self
 
-from kubeproxy.backends.elements import difference
+from kubeproxy.backends.elements import difference, inspected
 from kubeproxy.backends.mode import Depth, Difference
 from kubeproxy.backends.relay.datapath import DataPath
 from kubeproxy.backends.userspace.layout import TABLE, Elements, elements, merged, packed
@@ -197,15 +197,13 @@ class UserspaceBackend:
         generation = self._transactions.generation()
         if generation == self._generation:
             return None
-        if self._sign() != self._signature:
-            return Difference(f"chains or rules of table {self._ruleset.name} were changed by another program")
-        if depth is Depth.QUICK:
-            return None
-        if which := self._changed_elements():
-            what = f"elements of {which} in table {self._ruleset.name} were changed by another program"
-            return Difference(what, certain=False)
-        self._generation = generation
-        return None
+        seen = inspected(self._ruleset.name, depth, self._is_altered, self._changed_elements)
+        if seen is None and depth is Depth.THOROUGH:
+            self._generation = generation
+        return seen
+
+    def _is_altered(self) -> bool:
+        return self._sign() != self._signature
 
     def _changed_elements(self) -> str:
         """Return the set or map whose elements differ from what was committed, '' for none; reads all of them."""

@@ -6,7 +6,7 @@ mode programs the kernel: that is in kubeproxy.backends, in the folder of the mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -33,6 +33,11 @@ NODEPORT_WORDS = {
 
 Kubernetes 1.37 (KEP-6032) has all of them, in any mixture; 1.36 has `primary` alone.
 """
+
+
+def spelled_out(addresses: Iterable[str]) -> tuple[str, ...]:
+    """NodePort addresses with networks in place of words, but for the one whose meaning is not known yet."""
+    return tuple([network for part in addresses for network in NODEPORT_WORDS.get(part, (part,))])
 
 
 class SyncBlock(Protocol):

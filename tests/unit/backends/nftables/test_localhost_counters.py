@@ -1,0 +1,40 @@
+"""What a scrape reads of the counters of refused packets: the table once for each family, over one socket."""
+
+from __future__ import annotations
+
+from kubeproxy.backends.nftables import localhost
+from kubeproxy.errors import ApplyError
+from kubeproxy.model.addresses import Family
+
+
+class Link:
+    """A socket that is opened and closed."""
+
+    opened = closed = 0
+
+    @classmethod
+    def open(cls, protocol):
+        cls.opened += 1
+        return cls()
+
+    def close(self):
+        type(self).closed += 1
+
+
+def test_a_scrape_reads_the_table_once(monkeypatch):
+    monkeypatch.setattr(Link, "opened", 0)
+    monkeypatch.setattr(Link, "closed", 0)
+    monkeypatch.setattr(localhost, "Netlink", Link)
+    answers = [{"localhost-udp": 1}, {"localhost-udp": 2, "localhost-tcp": 3}, ApplyError("no"), {"localhost-udp": 4}]
+
+    def packets(family, table, link):
+        answer = answers.pop(0)
+        if isinstance(answer, ApplyError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(localhost.nft_counters, "packets", packets)
+    counters = localhost.TableCounters(Family.IPV4)
+    scrapes = [[counters.packets(name) for name in ("localhost-tcp", "localhost-udp")] for _ in range(4)]
+    assert scrapes == [[0, 1], [3, 2], [0, 0], [0, 4]]
+    assert (Link.opened, Link.closed) == (2, 1)
