@@ -7,13 +7,11 @@ between two changes of the kernel.
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
 
 from support.crowd import Crowd
 from support.live import Live
-from support.modes import GUEST, MODES, modes
+from support.modes import GUEST, MODES, modes, translate_bridged_packets
 
 CLIENTS = 40 if GUEST else 400
 """Of each place: some 1,600 questions a second from each."""
@@ -22,9 +20,7 @@ ROUNDS = 6
 
 @pytest.fixture(autouse=True, scope="module")
 def bridged_packets_are_translated() -> None:
-    """What pods of one node send each other passes the node's rules, as on every node of a cluster."""
-    if GUEST:
-        subprocess.run(["modprobe", "br_netfilter"], check=True)
+    translate_bridged_packets()
 
 
 @modes(*MODES)

@@ -124,14 +124,14 @@ class Live:
                 return float(value)
         return 0.0
 
-    async def choose_variant(self, variant: str) -> None:
+    async def choose_variant(self, variant: str, place: str = "node") -> None:
         """Leave the hint by which a variant of iptables ("nft", "legacy", '' for none) is chosen, as a kubelet does."""
         if variant:
-            await self.run(f"iptables-{variant}", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
+            await self.run(f"iptables-{variant}", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT", place=place)
 
-    async def run(self, *command: str) -> str:
-        """Run a command on the node and return what it printed."""
-        status, out, err = await self.cluster.exec("node", list(command))
+    async def run(self, *command: str, place: str = "node") -> str:
+        """Run a command on a node and return what it printed."""
+        status, out, err = await self.cluster.exec(place, list(command))
         assert status == 0, f"{command}: {err}"
         return out
 

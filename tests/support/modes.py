@@ -7,6 +7,7 @@ for proxies of that mode then. IPVS is there under the guest's kernel alone, whi
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -39,6 +40,12 @@ _ALL = (
 )
 MODES = {mode.name: mode for mode in _ALL}
 HERE = [name for name in MODES if (name == "ipvs") == GUEST]
+
+
+def translate_bridged_packets() -> None:
+    """Have what pods of one node send each other pass the node's rules, as on every node of a cluster."""
+    if GUEST:
+        subprocess.run(["modprobe", "br_netfilter"], check=True)
 
 
 def modes(*names: str) -> pytest.MarkDecorator:

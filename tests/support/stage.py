@@ -220,7 +220,7 @@ class Stage:
 
     def _answer(self, answer: str) -> str:
         # A proxy that carries the bytes asks from the node's own address.
-        return answer.replace("kept", "masqueraded") if self.mode == "userspace" else answer
+        return self.mode.seen(answer)
 
     async def health(self, host: str, port: int, wanted: int | None) -> None:
         """Wait until a node's health check port answers with a status, or is closed for None."""

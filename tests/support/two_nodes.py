@@ -8,7 +8,7 @@ from lab.cluster import LabCluster
 from lab.proxyprocess import Proxy
 from lab.topology import NODE_A, NODE_B
 from support.live import PATIENCE, Json, Live
-from support.mode_setups import GUEST, configuration, prepare
+from support.modes import GUEST, MODES
 
 CLIENTS = {"client-a": NODE_A, "client-b": NODE_B}
 """Pods that ask and serve nothing, by the node that they are on."""
@@ -20,8 +20,7 @@ class TwoNodes(Live):
     """A cluster as such a scenario finds it; those that stop proxies or change Nodes put everything back."""
 
     def __init__(self, cluster: LabCluster, mode: str) -> None:
-        super().__init__(cluster)
-        self.mode = mode
+        super().__init__(cluster, MODES[mode])
 
     @property
     def proxy(self) -> Proxy:
@@ -36,12 +35,12 @@ class TwoNodes(Live):
         for pod in await self.cluster.pods_ready("role=client", len(CLIENTS), timeout=PATIENCE):
             self.note_addresses(pod["metadata"]["name"], pod)
         for place in ("node", "neighbour"):
-            await prepare(self, self.mode, place)
+            await self.choose_variant(self.mode.variant, place)
         await self.start_proxies()
 
     async def start_proxies(self, overrides: Json | None = None) -> None:
         """Run a proxy on each node, and wait until both are ready."""
-        config = configuration(self.mode) | (overrides or {})
+        config = {**self.mode.config, **(overrides or {})}
         patience = START_IN_GUEST if GUEST else PATIENCE
         starts = (self.cluster.start_proxy(config, node=node, ready_within=patience) for node in CLIENTS.values())
         self.proxies += await asyncio.gather(*starts)

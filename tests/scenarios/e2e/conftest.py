@@ -12,7 +12,7 @@ import pytest
 
 from lab.cluster import LabCluster
 from support.live import leftovers
-from support.mode_setups import GUEST, IN_GUEST, MODES, translate_bridged_packets
+from support.modes import HERE, MODES, translate_bridged_packets
 from support.stage import Stage
 from support.two_nodes import TwoNodes
 
@@ -22,7 +22,7 @@ USUAL = ("nftables", "iptables-nft", "userspace")
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "two_nodes" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("modes")
-        chosen = [mode for mode in (marker.args if marker else USUAL) if (mode in IN_GUEST) == GUEST]
+        chosen = [mode for mode in (marker.args if marker else USUAL) if mode in HERE]
         metafunc.parametrize("two_nodes", chosen, indirect=True, scope="session")
 
 
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _has_mode(item: pytest.Item) -> bool:
     params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    return params.get("two_nodes", "") in {"", *MODES, *IN_GUEST}
+    return params.get("two_nodes", "") in {"", *MODES}
 
 
 @pytest.fixture(scope="session")

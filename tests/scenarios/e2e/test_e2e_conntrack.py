@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from lab.netns import open_socket_in, run_in_async
 from support.crowd import Crowd
-from support.mode_setups import run
 from support.stage import Stage
 from support.upstream import modes, upstream
 
@@ -125,7 +124,7 @@ async def test_a_packet_of_invalid_state_resets_no_connection(stage: Stage) -> N
         with server:
             for sock in (server, raw):
                 sock.settimeout(5)
-            places = FAR.get(stage.mode, (OLD,))
+            places = FAR.get(stage.mode.name, (OLD,))
             segments = await asyncio.to_thread(talk, client, server, raw, own, places)
     assert not [segment for segment in segments if segment.flags & RST]
 
@@ -143,7 +142,7 @@ async def test_close_wait_lasts_an_hour(stage: Stage) -> None:
                 client.shutdown(socket.SHUT_WR)
 
                 async def tracked() -> str:
-                    table = await run(stage.live, "cat", "/proc/net/nf_conntrack")
+                    table = await stage.live.run("cat", "/proc/net/nf_conntrack")
                     found = [line.split() for line in table.splitlines() if "dport=11302" in line]
                     states = {fields[5]: int(fields[4]) for fields in found}
                     return "" if 3540 < states.get("CLOSE_WAIT", 0) <= 3600 else f"{states}"

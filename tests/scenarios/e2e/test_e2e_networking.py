@@ -232,7 +232,7 @@ async def test_pages_of_the_proxy(stage: Stage) -> None:
     assert status == 200
     assert "lastUpdated" in body
     status, body = await stage.live.page("/proxyMode", METRICS_PORT)
-    assert (status, body) == (200, stage.mode.partition("-")[0])
+    assert (status, body) == (200, stage.mode.config["mode"])
 
 
 @pytest.mark.parametrize(
