@@ -28,7 +28,7 @@ from kubeproxy.backends.mode import Depth, Difference
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nft_compat import NftCompat
 from kubeproxy.kernel.sysctl import write_sysctl
-from kubeproxy.kernel.xtables import Commands, RestoreError, Writer
+from kubeproxy.kernel.xtables import Commands, RestoreError, Writer, chain_of
 from kubeproxy.kernel.xtables_lock import Waited
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName
@@ -271,12 +271,10 @@ class IptablesBackend:
             "nat": canary + declarations(["KUBE-POSTROUTING", "KUBE-MARK-MASQ"]) + skeleton.masquerade_rules(settings),
         }
         jumps = {table: skeleton.jumps(table, present[table]) for table in ("filter", "nat")}
-        guards = [
-            self._contents.shared(position)
-            for position, (table, chain) in enumerate(SHARED)
-            if table == "filter" and chain in present["filter"].chains
-        ]
-        return Work(own, before, "".join(guards), self._shared(range(len(SHARED)), None), jumps, stale)
+        after = self._shared(range(len(SHARED)), None)
+        rules = [line for line in after["filter"].splitlines(keepends=True) if line.startswith("-A ")]
+        guards = [rule for rule in rules if chain_of(rule) in present["filter"].chains]
+        return Work(own, before, "".join(guards), after, jumps, stale)
 
     # -- the kernel -------------------------------------------------------------------------------------------------
 
