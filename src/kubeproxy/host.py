@@ -18,7 +18,7 @@ from kubeproxy.config.types import Conntrack, KubeProxyConfiguration
 from kubeproxy.errors import ConfigError, Unsupported
 from kubeproxy.kernel.addresses import local_addresses
 from kubeproxy.kernel.sysctl import ConntrackConfig, apply_settings, conntrack_settings
-from kubeproxy.model.addresses import Family, family_of, pack
+from kubeproxy.model.addresses import Family, family_of, pack, parse_networks
 from kubeproxy.model.objects import Node
 from kubeproxy.model.world import LocalMode, Settings, pod_cidrs
 
@@ -160,7 +160,7 @@ def check_pod_cidrs(wanted: Settings, node: Node | None) -> None:
 
 
 def _any_of(family: Family, cidrs: Sequence[str]) -> bool:
-    return any((":" in cidr) == (family is Family.IPV6) for cidr in cidrs)
+    return bool(parse_networks(cidrs, family))
 
 
 def _first_family(node: Node | None) -> Family | None:

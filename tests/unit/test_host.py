@@ -68,6 +68,8 @@ def test_settings_of_a_configuration(monkeypatch):
         ((V4, V6), ("fd00::/8",), ["IPv4"]),
         ((V4,), ("fd00::/8", "10.0.0.0/8"), []),
         ((V4,), (), ["IPv4"]),
+        ((V4,), ("::ffff:10.0.0.0/104",), []),
+        ((V4, V6), ("::ffff:10.0.0.0/104",), ["IPv6"]),
     ],
 )
 def test_cluster_cidrs_that_can_be_used(families, cidrs, warned, caplog):
@@ -98,6 +100,8 @@ ADDRESSES = ["Hostname n", "ExternalIP fd00::1", "InternalIP 10.0.0.1"]
         (node(ADDRESSES, "fd00:1::/64"), pack("fd00::1"), True),
         (node(ADDRESSES[:2], "fd00:1::/64"), b"", True),
         (node([], "10.1.0.0/24"), b"", True),
+        (node(ADDRESSES, "::ffff:10.1.0.0/120"), b"", True),
+        (node(ADDRESSES, "no network", "10.1.0.0/024"), b"", True),
         (node(ADDRESSES), b"", True),
         (None, b"", True),
     ],
