@@ -175,6 +175,7 @@ class Cluster:
         self._trust = trust
         self._context: ssl.SSLContext | None = None
         self._made_of: object = None
+        self._unusable = ""
         if server.scheme == "https":
             self._made_of = (trust.signature(), None)
             self._context = trust.context(None)
@@ -201,7 +202,10 @@ class Cluster:
         return None if self._context is None else self._trust.server_name or self.server.host
 
     async def tls_context(self) -> ssl.SSLContext | None:
-        """Return the context for a new connection, built anew when certificates were rotated; None for http."""
+        """Return the context for a new connection, built anew when certificates were rotated; None for http.
+
+        As with client-go's gate ClientsAllowCARotation, but at the next connection instead of within five minutes.
+        """
         if self.server.scheme != "https":
             return None
         pair = await self.credentials.key_pair()
@@ -210,9 +214,12 @@ class Cluster:
             try:
                 self._context = self._trust.context(pair)
                 self._made_of = made_of
+                self._unusable = ""
             except ConfigError as error:
                 # Seen while files are being replaced one after the other: the next connection looks again.
-                log.warning("Keeping the TLS settings in use, the new ones cannot be read: %s", error)
+                if self._unusable != str(error):
+                    self._unusable = str(error)
+                    log.warning("Keeping the TLS settings in use, the new ones cannot be read: %s", error)
         return self._context
 
 

@@ -160,7 +160,10 @@ _QUEUES = "the queues of Kubernetes' client library are not used"
 _CBOR = "the API server is spoken to in JSON"
 NOT_SWITCHED: Mapping[str, tuple[bool, str]] = {
     "AtomicFIFO": (True, _QUEUES),
-    "ClientsAllowCARotation": (False, "the certificate authority of the API server is read at the start"),
+    "ClientsAllowCARotation": (
+        True,
+        "a changed file with the authorities of the API server counts from the next connection on",
+    ),
     "ClientsAllowCBOR": (False, _CBOR),
     "ClientsAllowTLSCacheGC": (True, "there is no such cache"),
     "ClientsPreferCBOR": (False, _CBOR),

@@ -167,3 +167,43 @@ def test_rotated_certificates_are_used_for_the_next_connection(tmp_path):
         return first is same, first is not rotated, rotated is kept, isinstance(rotated, ssl.SSLContext)
 
     assert all(asyncio.run(contexts()))
+
+
+async def answer(reader, writer):
+    """Answer one request, and close."""
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}")
+    await writer.drain()
+    writer.close()
+
+
+def test_a_changed_file_of_authorities_counts_for_the_next_connection(tmp_path, own_certificate, caplog):
+    context, own = own_certificate
+    authorities, theirs = tmp_path / "ca.crt", Path(own).read_bytes()
+    authorities.write_bytes((TLS / "ca.crt").read_bytes())
+
+    async def main():
+        server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context)
+        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        client = HttpClient(cluster_at(url, ca_file=str(authorities)))
+        with pytest.raises(ConnectionFailed, match=r"not signed by .*ca\.crt"):
+            await client.request("GET", "/x")
+        authorities.write_bytes(theirs)
+        found = [(await client.request("GET", "/x")).body]
+        for broken in (b"half a certificate", b"half a certificate!", b""):
+            authorities.write_bytes(broken)
+            found += [(await client.request("GET", "/x")).body for _ in range(2)]
+        authorities.unlink()
+        found.append((await client.request("GET", "/x")).body)
+        await client.close()
+        server.close()
+        await server.wait_closed()
+        return found
+
+    assert asyncio.run(main()) == [b"{}"] * 8
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.partition(": ")[0] for line in lines] == [
+        "Keeping the TLS settings in use, the new ones cannot be read"
+    ] * len(lines)
+    assert all(f"cluster.certificate-authority {authorities}: holds no usable certificates" in line for line in lines)
+    assert 2 <= len(lines) <= 3  # once for each way in which the file is unusable, not for each request

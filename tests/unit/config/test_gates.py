@@ -80,7 +80,8 @@ def test_the_gates_that_help_shows_are_known_and_read():
         ({"NativeHistograms": True}, ["NativeHistograms=true has no effect here: metrics are served as text"]),
         ({"NativeHistograms": False}, []),
         ({"NFTablesNetlink": False}, ["NFTablesNetlink=false has no effect here: rules are always read over netlink"]),
-        ({"NFTablesNetlink": True, "ContextualLogging": True}, []),
+        ({"NFTablesNetlink": True, "ContextualLogging": True, "ClientsAllowCARotation": True}, []),
+        ({"ClientsAllowCARotation": False}, ["ClientsAllowCARotation=false has no effect here: a changed file"]),
         ({"AllAlpha": True, "NativeHistograms": False}, ["ClientsAllowCBOR=true has", "ClientsPreferCBOR=true has"]),
     ],
 )
