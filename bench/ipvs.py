@@ -31,6 +31,7 @@ from kubeproxy.kernel.netlink import HEADER, NLM_F_DUMP, NLMSG_ERROR, Netlink, m
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Replaced
 from kubeproxy.model.planner import Planner
+from kubeproxy.observe.registry import Counter
 
 SIZES = ("100x10", "1kx10", "5kx10")
 _SO_PROTOCOL = 38
@@ -138,7 +139,7 @@ def inside(size: objects.Size, pairs: int) -> dict[str, float]:
 def _backend() -> IpvsBackend:
     enter_new_namespace()
     scheduler = scheduler_named(_PLAIN)
-    kernel = NodeKernel.open(Family.IPV4, scheduler, probe.variant(Family.IPV4))
+    kernel = NodeKernel.open(Family.IPV4, scheduler, probe.variant(Family.IPV4), Counter())
     return IpvsBackend(Family.IPV4, proxy.world(), kernel, scheduler)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from importlib import import_module
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from kubeproxy.config.modes.description import ModeConfig
 from kubeproxy.config.types import KubeProxyConfiguration
@@ -153,6 +153,12 @@ class Metric(NamedTuple):
 
     name: str
     text: str
+
+
+RESTORE_FAILURES: Final = Metric(
+    "kubeproxy_sync_proxy_rules_iptables_restore_failures_total", "[ALPHA] Cumulative proxy iptables restore failures"
+)
+"""What the modes count that write rules by iptables-restore; its label is the family."""
 
 
 class Deprecation(NamedTuple):

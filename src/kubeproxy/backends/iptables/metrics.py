@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kubeproxy.backends.mode import Registry
+from kubeproxy.backends.mode import RESTORE_FAILURES, Registry
 from kubeproxy.model.addresses import Family
 
 FAMILY = "ip_family"
@@ -29,11 +29,7 @@ class Metrics:
             "table",
             FAMILY,
         )
-        self._full_failures = registry.counter(
-            "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
-            "[ALPHA] Cumulative proxy iptables restore failures",
-            FAMILY,
-        )
+        self._full_failures = registry.counter(RESTORE_FAILURES.name, RESTORE_FAILURES.text, FAMILY)
         self._partial_failures = registry.counter(
             "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total",
             "[ALPHA] Cumulative proxy iptables partial restore failures",

@@ -12,7 +12,7 @@ from kubeproxy.backends.ipvs.backend import IpvsBackend
 from kubeproxy.backends.ipvs.chains import CHAINS
 from kubeproxy.backends.ipvs.layout import scheduler_named
 from kubeproxy.backends.ipvs.wire import NodeKernel
-from kubeproxy.backends.mode import Operations, Registry
+from kubeproxy.backends.mode import RESTORE_FAILURES, Operations, Registry
 from kubeproxy.config.modes.ipvs import IPVS
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel import modules
@@ -67,13 +67,14 @@ def _prepare(config: KubeProxyConfiguration) -> None:
             kernel.set_timeouts(timeouts)
 
 
-def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) -> list[IpvsBackend]:  # noqa: ARG001
+def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) -> list[IpvsBackend]:
     block, scheduler = config.ipvs, scheduler_named(config.ipvs.scheduler)
+    failures = registry.counter(RESTORE_FAILURES.name, RESTORE_FAILURES.text, "ip_family")
     return [
         IpvsBackend(
             family,
             world,
-            NodeKernel.open(family, scheduler, probe.variant(family)),
+            NodeKernel.open(family, scheduler, probe.variant(family), failures.labels(family.label)),
             scheduler,
             excluded(block, family),
         )

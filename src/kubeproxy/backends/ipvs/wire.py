@@ -17,6 +17,8 @@ from kubeproxy.backends.ipvs.backend import Addresses, Entries, SetCount
 from kubeproxy.backends.ipvs.chains import JUMPS, Jump, Rules
 from kubeproxy.backends.ipvs.graceful import ActualServer, Operation, Verb
 from kubeproxy.backends.ipvs.layout import MAX_ELEMENTS, Scheduler, SetId, kind_of
+from kubeproxy.backends.mode import Counter
+from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import ipvs, links, xtables
 from kubeproxy.kernel.addresses import AddressMonitor, local_addresses
 from kubeproxy.kernel.ipset import Entry, Ipsets, SetCounts
@@ -37,7 +39,10 @@ _SPARE: Final = "KUBE-SPARE"  # a set that is filled before it takes another's n
 
 
 class NodeKernel:
-    """The kernel of one network namespace; `variant` is the iptables command that is used there."""
+    """The kernel of one network namespace; `variant` is the iptables command that is used there.
+
+    `restore_failures` counts what that command refused, as in the Go kube-proxy; refused sets and servers it does not.
+    """
 
     def __init__(
         self,
@@ -47,6 +52,7 @@ class NodeKernel:
         servers: ipvs.Ipvs,
         sets: Ipsets,
         monitor: AddressMonitor,
+        restore_failures: Counter,
     ) -> None:
         self._family = family
         self._scheduler = scheduler
@@ -55,14 +61,15 @@ class NodeKernel:
         self._ipvs = servers
         self._sets = sets
         self._monitor = monitor
+        self._restore_failures = restore_failures
 
     @classmethod
-    def open(cls, family: Family, scheduler: Scheduler, variant: str) -> Self:
+    def open(cls, family: Family, scheduler: Scheduler, variant: str, restore_failures: Counter) -> Self:
         """Return that of the caller's network namespace. Raises NetlinkError, and Unsupported without IPVS."""
         with ExitStack() as opened:
             servers = opened.enter_context(ipvs.Ipvs.open())
             sets = opened.enter_context(Ipsets.open())
-            kernel = cls(family, scheduler, variant, servers, sets, AddressMonitor.open())
+            kernel = cls(family, scheduler, variant, servers, sets, AddressMonitor.open(), restore_failures)
             opened.pop_all()
         return kernel
 
@@ -205,8 +212,13 @@ class NodeKernel:
 
     def write_rules(self, rules: Rules, tables: Sequence[str], missing: Sequence[Jump]) -> None:
         """Make tables hold our chains, and the jumps that are missing."""
-        if tables:
+        if not tables:
+            return
+        try:
             xtables.restore(self._variant, rules.text(tables, missing))
+        except ApplyError:
+            self._restore_failures.inc()
+            raise
 
     def rules(self, rules: Rules) -> Sequence[str]:
         """Return the rules that are in our chains, and those that lead to them."""

@@ -12,6 +12,7 @@ from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.ipset import Entry, IpsetError, Ipsets, SetCounts
 from kubeproxy.model.addresses import Family
+from kubeproxy.observe.registry import Counter
 
 
 def refuse(code):
@@ -64,7 +65,15 @@ class Sets:
 def test_a_small_set_gets_room(left):
     name, entries = "KUBE-CLUSTER-IP", {Entry(b"\x0a\x60\0\x01", 6, 80)}
     sets = Sets(**{name: (set(entries), 65536)}, **left)
-    kernel = NodeKernel(Family.IPV4, scheduler_named("rr"), "iptables", servers=None, sets=sets, monitor=None)
+    kernel = NodeKernel(
+        Family.IPV4,
+        scheduler_named("rr"),
+        "iptables",
+        servers=None,
+        sets=sets,
+        monitor=None,
+        restore_failures=Counter(),
+    )
     try:
         kernel._prepare_set(name, SetId.CLUSTER_IP, SetCounts(1, 65536, 2))
     except ApplyError as error:

@@ -1,0 +1,35 @@
+"""What ipvs mode counts of what the kernel refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from kubeproxy.backends.ipvs import wire
+from kubeproxy.backends.ipvs.chains import Rules
+from kubeproxy.backends.ipvs.layout import scheduler_named
+from kubeproxy.backends.ipvs.wire import NodeKernel
+from kubeproxy.errors import ApplyError
+from kubeproxy.model.addresses import Family
+from kubeproxy.observe.registry import Counter
+from support.cluster_objects import world
+
+
+def test_rules_that_iptables_restore_refuses_are_counted(monkeypatch):
+    """As kubeproxy_sync_proxy_rules_iptables_restore_failures_total, by which the Go kube-proxy's alerts go."""
+    family, answers = Family.IPV4, [ApplyError("iptables-restore: line 3 failed"), None]
+
+    def restore(variant, text):
+        assert (variant, text.startswith("*nat\n")) == ("iptables-nft", True)
+        if (error := answers.pop(0)) is not None:
+            raise error
+
+    monkeypatch.setattr(wire.xtables, "restore", restore)
+    failures = Counter()
+    kernel = NodeKernel(family, scheduler_named("rr"), "iptables-nft", None, None, None, failures)
+    rules = Rules(family, world())
+    kernel.write_rules(rules, (), ())
+    assert failures.value == 0
+    with pytest.raises(ApplyError, match="line 3"):
+        kernel.write_rules(rules, ("nat",), ())
+    kernel.write_rules(rules, ("nat",), ())
+    assert failures.value == 1
