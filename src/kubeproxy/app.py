@@ -22,6 +22,7 @@ import msgspec
 
 from kubeproxy import __version__, garbage, host, modes
 from kubeproxy.backends.mode import Backend, FlowsEnd, Mode, Operations
+from kubeproxy.backlog import Standing
 from kubeproxy.config.addresses import split_host_port
 from kubeproxy.config.gates import gate_enabled, gate_states
 from kubeproxy.config.notices import notices
@@ -280,8 +281,10 @@ class App:
 
     def _refusals(self) -> Mapping[str, str]:
         """Return why families are refused at the moment, by their labels."""
-        standings = [self._engine.standing(family) for family in self._settings.families]
-        return {standing.family.label: standing.refusal for standing in standings if standing.refusal is not None}
+        return {one.family.label: one.refusal for one in self._standings() if one.refusal is not None}
+
+    def _standings(self) -> list[Standing]:
+        return [self._engine.standing(family) for family in self._settings.families]
 
     def _local_addresses(self) -> Mapping[Family, list[bytes]]:
         return host.packed_local_addresses(self._settings.families, modes.interfaces())
@@ -321,7 +324,7 @@ class App:
             lambda: self._engine.queued,
             self._engine.committed,
             self._health,
-            self._refusals,
+            self._standings,
         )
         pages = metrics_pages(
             self._metrics,

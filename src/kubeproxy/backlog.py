@@ -24,10 +24,10 @@ MOST_TRIGGERS = 100  # of one Service, while the kernel refuses: more would say 
 class Standing(Struct, frozen=True):
     """What is known of one family's kernel. Times are seconds since the epoch, None for never.
 
-    `committed_at`: when it last took what was queued. `inspected_at`: when it was last looked at, and nothing differed
-    from that. `sound_since`: since when it has, as far as anybody knows, what was committed; None when it does not.
-    `refusal`: why it refused what is queued, if it did. `difference`: what another program changed, until it is
-    repaired. `queued`: how many Services' changes wait for it.
+    `committed_at`: when it last took what was queued. `inspected_at`: when all of it was last looked at, in an
+    inspection or by a full sync, and nothing differed, or nothing any more. `sound_since`: since when it has, as far as
+    anybody knows, what was committed; None when it does not. `refusal`: why it refused what is queued, if it did.
+    `difference`: what another program changed, until it is repaired. `queued`: how many Services' changes wait for it.
     """
 
     family: Family
@@ -82,8 +82,8 @@ class Backlog:
         self._refusal = None
         if not self.stale:  # else something was seen when this sync was under way already
             self._difference = None
-            if self._sound_since is None:
-                self._sound_since = now
+            if self._sound_since is None:  # so this was a full sync
+                self._sound_since = self._inspected_at = now
         self.changes.clear()
         self._backoff.succeeded()
 
@@ -94,7 +94,7 @@ class Backlog:
         return self._backoff.failed()
 
     def inspected(self) -> None:
-        """Take that a look at the kernel showed nothing that differs."""
+        """Take that a thorough look at the kernel showed nothing that differs."""
         self._inspected_at = self._clock()
 
     def differs(self, what: str) -> None:

@@ -82,8 +82,9 @@ class Inspector:
             if backlog.stale:
                 suspicion.drop(time.monotonic())
                 return
-            difference = await asyncio.to_thread(look_after, backend, suspicion.depth(time.monotonic()))
-        if difference is None:
+            depth = suspicion.depth(time.monotonic())
+            difference = await asyncio.to_thread(look_after, backend, depth)
+        if difference is None and depth is Depth.THOROUGH:  # a quick one may pass over elements
             backlog.inspected()
         if suspicion.convicts(difference) and difference is not None:
             log.warning("Repairing: %s", difference.what)

@@ -1,6 +1,6 @@
 """The text of one manifest file into objects: YAML and JSON, several documents, List kinds. Pure.
 
-A wrong document costs only itself. What the watch selectors of watch.py exclude is left out here as well.
+A wrong document costs only itself.
 """
 
 from __future__ import annotations
@@ -66,11 +66,12 @@ def read_documents(name: str, data: bytes) -> FileContent:
 
 
 def is_watched(found: Object, node_name: str) -> bool:
-    """Whether the watches would deliver it: see targets() in watch.py. '' as node name takes every Node."""
+    """Whether it is of use: see targets() in targets.py. '' as node name takes every Node.
+
+    Services that the selectors of the watches would leave out are taken: they mean nothing, and /debug/state says why.
+    """
     labels = found.metadata.labels
     match found:
-        case Service():
-            return (labels is None or labels.service_proxy_name is None) and found.spec.cluster_ip != "None"
         case EndpointSlice():
             return labels is None or labels.headless is None
         case Node():

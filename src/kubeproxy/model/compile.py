@@ -53,7 +53,7 @@ MAX_AFFINITY_SECONDS = 86400  # core/v1 validation of sessionAffinityConfig.clie
 def compile_service(service: Service, slices: Iterable[Slice], world: Globals) -> Compiled:
     """Return what a Service means. `slices` are all slices that belong to it, of any family and in any order."""
     spec = service.spec
-    if skipped(spec):
+    if skipped(service):
         return NOTHING
     problems: list[Problem] = []
     facts = _read(service, world.external_ips, problems)
@@ -68,10 +68,22 @@ def compile_service(service: Service, slices: Iterable[Slice], world: Globals) -
     return Compiled(tuple(plans), health, tuple(problems))
 
 
-def skipped(spec: ServiceSpec) -> bool:
-    """Return whether a Service is none of a proxy's business: ExternalName, headless, or no address yet."""
+def skipped(service: Service) -> str:
+    """Return why a Service is none of this proxy's business, '' when it is."""
+    spec, labels = service.spec, service.metadata.labels
     first = spec.cluster_ips[0] if spec.cluster_ips else spec.cluster_ip
-    return spec.type == "ExternalName" or not first or first == "None"
+    if labels is not None and labels.service_proxy_name is not None:
+        return of_another_proxy(labels.service_proxy_name)
+    if spec.type == "ExternalName":
+        return "its type is ExternalName: a name in DNS, nothing to program"
+    if first == "None":
+        return "headless (spec.clusterIP is None): DNS names its endpoints, nothing to program"
+    return "" if first else "spec.clusterIP is empty: it has no address yet"
+
+
+def of_another_proxy(name: str) -> str:
+    """Return that a Service is another proxy's, by the value of its label (KEP-2447)."""
+    return f"another proxy's, by its label service.kubernetes.io/service-proxy-name: {name[:64]!r}"
 
 
 class _Port(NamedTuple):

@@ -45,7 +45,8 @@ class Slice(Struct, frozen=True, gc=False):
     and `nodes` ('' for none), in the same order, are all there is of them, and `particular` is None. Otherwise
     `particular` has them all.
 
-    `version` is its resourceVersion, for people who ask what a plan reflects.
+    `version` is its resourceVersion, and `proxy_name` the label by which its Service is another proxy's, which the
+    EndpointSlice controller copies from the Service: for people who ask.
     """
 
     family: Family
@@ -56,6 +57,7 @@ class Slice(Struct, frozen=True, gc=False):
     triggered: str | None = None
     problems: tuple[Problem, ...] = ()
     version: str | None = None
+    proxy_name: str | None = None
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -63,6 +65,12 @@ class Slice(Struct, frozen=True, gc=False):
         if self.particular is not None:
             return self.particular
         return tuple([Endpoint(d[:-2], node) for d, node in zip(self.destinations[0], self.nodes, strict=True)])
+
+    def holds(self, address: bytes) -> bool:
+        """Return whether an endpoint has this packed address."""
+        if self.particular is not None:
+            return any(endpoint.address == address for endpoint in self.particular)
+        return address + PORT_BYTES[self.ports[0].port] in self.destinations[0]
 
 
 def parse_slice(source: EndpointSlice) -> Slice | None:
@@ -76,16 +84,17 @@ def parse_slice(source: EndpointSlice) -> Slice | None:
     ports, wrong_ports = _ports(source.ports or ())
     annotations = source.metadata.annotations
     triggered = annotations.last_change_trigger_time if annotations is not None else None
-    version = source.metadata.resource_version
+    version, labels = source.metadata.resource_version, source.metadata.labels
+    proxy = labels.service_proxy_name if labels is not None else None
     entries = source.endpoints or ()
     if ports and not [e for e in entries if e.hints is not None or ((c := e.conditions) is not None and c != _USUAL)]:
         destinations = _destinations(entries, ports, family)
         if destinations is not None:
             # A few node names stand in 100,000 endpoints: interned, they take no memory and compare at once.
             nodes = tuple([intern(e.node_name or "") for e in entries])
-            return Slice(family, ports, destinations, nodes, None, triggered, wrong_ports, version)
+            return Slice(family, ports, destinations, nodes, None, triggered, wrong_ports, version, proxy)
     particular, problems = _one_by_one(entries, family)
-    return Slice(family, ports, (), (), particular, triggered, (*wrong_ports, *problems), version)
+    return Slice(family, ports, (), (), particular, triggered, (*wrong_ports, *problems), version, proxy)
 
 
 _AFTER_MAPPED = b"\0" * 9 + b"\x01"

@@ -73,7 +73,7 @@ class ProxyHealth:
     def last_updated(self, family: str) -> str | None:
         """Return when everything queued was programmed the last time, None for never."""
         updated = self._updated.get(family)
-        return None if updated is None else _timestamp(updated)
+        return None if updated is None else timestamp(updated)
 
     def ready_when(self, name: str, check: ReadyCheck) -> None:
         """Make readiness depend on one more check, such as 'api' or 'kernel'; a check of that name is replaced."""
@@ -109,16 +109,16 @@ class ProxyHealth:
         return response
 
     def _respond(self, *, ok: bool, node: Mapping[str, bool]) -> Response:
-        now = _timestamp(self._wall_clock())
+        now = timestamp(self._wall_clock())
         families = sorted(self._updated.keys() | self._queued.keys())
         status = {
             family: {
-                "lastUpdated": _timestamp(self._updated[family]) if family in self._updated else NEVER,
+                "lastUpdated": timestamp(self._updated[family]) if family in self._updated else NEVER,
                 "healthy": not self._late(family),
             }
             for family in families
         }
-        newest = _timestamp(max(self._updated.values())) if self._updated else NEVER
+        newest = timestamp(max(self._updated.values())) if self._updated else NEVER
         body: dict[str, object] = {
             # A healthy proxy always has just updated: older releases said when the sync loop last ran, changes or not.
             "lastUpdated": now if ok else newest,
@@ -136,6 +136,6 @@ class ProxyHealth:
         return Response(503 if reasons else 200, JSON, body)
 
 
-def _timestamp(seconds: float) -> str:
+def timestamp(seconds: float) -> str:
     """Return a time since the epoch as RFC 3339 in UTC, as Go's JSON has it."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"

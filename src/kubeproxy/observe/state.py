@@ -1,19 +1,21 @@
 """/debug/state: what is programmed for each Service, and which versions of which objects that is. JSON or text.
 
 Read from the planner when asked; nothing is kept for it. Services are written a few at a time, with the event loop
-running in between: what changes meanwhile is seen as it is when its turn comes.
+running in between: what changes meanwhile is seen as it is when its turn comes. What may be asked is in state_query.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from heapq import merge
 from ipaddress import ip_address, summarize_address_range
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from kubeproxy import __version__
-from kubeproxy.model.addresses import PROTOCOL_NAMES, destination_text, unpack
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, unpack
+from kubeproxy.model.compile import of_another_proxy, skipped
+from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.plan import (
     NOTHING,
     Action,
@@ -28,12 +30,13 @@ from kubeproxy.model.plan import (
 from kubeproxy.model.planner import Change, Planner
 from kubeproxy.observe.health import ProxyHealth
 from kubeproxy.observe.http import JSON, TEXT, Request, Response
+from kubeproxy.observe.standing import WORST_FIRST, Standing, shown, trouble
+from kubeproxy.observe.state_query import Query, parse_query
 from kubeproxy.observe.state_text import node_text, service_text
 from kubeproxy.observe.text import clean, json_bytes, printable
 
 _AT_ONCE: Final = 16  # Services written before the loop has its turn: 1 ms
 _RUN: Final = 200  # names looked at before the loop has its turn: below 1 ms
-_PARAMETERS: Final = frozenset(("namespace", "name", "address", "limit", "continue", "format"))
 
 Json = dict[str, Any]
 
@@ -47,65 +50,49 @@ _ACTIONS: Final[Mapping[Action, str]] = {
 }
 
 
-class Query(NamedTuple):
-    """What is asked for; '' and 0 mean everything. `after` is the last Service of the page before, or None."""
-
-    namespace: str = ""
-    name: str = ""
-    address: str = ""
-    limit: int = 0
-    after: ServiceName | None = None
-    text: bool = False
-
-    def covers(self, name: ServiceName) -> bool:
-        """Return whether the name alone does not rule a Service out."""
-        return (
-            self.namespace in ("", name[0]) and self.name in ("", name[1]) and (self.after is None or name > self.after)
-        )
-
-
 class ProgrammedState:
     """Answers /debug/state.
 
-    `unapplied` are the Services with changes on their way to the kernel, `refused` says why it did not take them,
-    `programmed` what it has of a Service.
+    `queued` are the Services with changes on their way to the kernel, `committed` says what it last took of a Service,
+    `standings` how each family's kernel stands now.
     """
 
     def __init__(
         self,
         mode: str,
         planner: Planner,
-        unapplied: Callable[[], Mapping[ServiceName, Change]],
-        programmed: Callable[[ServiceName], Sequence[ServicePlan]],
+        queued: Callable[[], Mapping[ServiceName, Change]],
+        committed: Callable[[ServiceName], Sequence[ServicePlan]],
         health: ProxyHealth,
-        refused: Callable[[], Mapping[str, str]],
+        standings: Callable[[], Iterable[Standing]],
     ) -> None:
         self._mode = mode
         self._planner = planner
-        self._unapplied = unapplied
-        self._programmed = programmed
+        self._queued = queued
+        self._committed = committed
         self._health = health
-        self._refused = refused
+        self._standings = standings
 
     def handle(self, request: Request) -> Response:
         """Answer a request; see docs/operating.md."""
         try:
             query = parse_query(request)
         except ValueError as error:
-            return Response(400, TEXT, f"{printable(clean(str(error)))}\n".encode())
-        if query.namespace and query.name and not self._exists((query.namespace, query.name)):
-            return Response(404, TEXT, f"{printable(clean(f'no Service {query.namespace}/{query.name}'))}\n".encode())
+            return _refusal(400, str(error))
+        if query.namespace and query.name and self.service((query.namespace, query.name)) is None:
+            return _refusal(404, f"no Service {query.namespace}/{query.name} that is watched: {_UNWATCHED}")
         return Response(200, TEXT if query.text else JSON, self._pieces(query))
 
     def node(self) -> Json:
         """Return what holds for all Services."""
-        world, refused, unready = self._planner.world, self._refused(), self._health.unready()
+        world, unready = self._planner.world, self._health.unready()
+        kernels = {standing.family: shown(standing) for standing in self._standings()}
         families: Json = {}
         for family in world.families:
             ours = world.of(family) or FamilyGlobals()
             families[family.label] = {
+                **kernels[family],
                 "lastSynced": self._health.last_updated(family.label),
-                "refused": refused.get(family.label),
                 "nodeAddresses": _texts(ours.node_ips),
                 "nodePortAddresses": "all but loopback" if ours.nodeport_ips is None else _texts(ours.nodeport_ips),
                 "podTraffic": _detector(ours.detector),
@@ -119,43 +106,64 @@ class ProgrammedState:
             "unready": unready,
             "families": families,
             "serviceCount": len(self._planner.services),
-            "pendingCount": len(self._unapplied()) + self._planner.dirty,
+            "pendingCount": len(self._queued()) + self._planner.dirty,
         }
 
     def service(self, name: ServiceName) -> Json | None:
         """Return what is programmed for a Service, None when it is unknown."""
-        planner, unapplied = self._planner, name in self._unapplied()
+        planner, queued = self._planner, name in self._queued()
         service, compiled = planner.services.get(name), planner.compiled.get(name)
-        if service is None and not unapplied:
+        pieces = planner.slices.get(name, {})
+        if service is None and not queued and not _proxy_names(pieces):
             return None
         found: Json = {"namespace": name[0], "name": name[1], "state": "programmed"}
-        shown = compiled or NOTHING
+        means, committed = compiled or NOTHING, self._committed(name)
         if service is not None:
             found["resourceVersion"] = service.metadata.resource_version
-            pieces = planner.slices.get(name, {})
+        if service is not None or not queued:
             found["slices"] = {piece: pieces[piece].version for piece in sorted(pieces)}
-        if service is None:
+        unsound = self._unsound({plan.key.family for plan in (*means.plans, *committed)})
+        if service is None and queued:
             found["state"] = "deleting"
-        elif unapplied or compiled is None or planner.is_dirty(name):
+        elif unsound:
+            found["state"] = min((state for state, _, _ in unsound), key=WORST_FIRST.index)
+        elif queued or (service is not None and (compiled is None or planner.is_dirty(name))):
             found["state"] = "pending"
-        elif not shown.plans:
-            found["state"] = "ignored"
+        elif not means.plans:
+            found["state"], found["reason"] = "ignored", self._why_ignored(name)
+        if unsound:
+            found["reason"] = "; ".join(f"{family}: {why}" for _, family, why in unsound)
         if service is not None and not planner.is_dirty(name):
-            found["ports"] = [_port(plan) for plan in shown.plans]
-        if found["state"] in {"deleting", "pending"}:
-            found["programmed"] = [_port(plan) for plan in self._programmed(name)]
-        _add_rest(found, shown)
+            found["ports"] = [_port(plan) for plan in means.plans]
+        if found["state"] not in {"programmed", "ignored"}:
+            found["committed"] = [_port(plan) for plan in committed]
+        _add_rest(found, means)
         return found
 
-    def _exists(self, name: ServiceName) -> bool:
-        return name in self._planner.services or name in self._unapplied()
+    def _unsound(self, families: Collection[Family]) -> list[tuple[str, str, str]]:
+        """Return state, label and reason of those of some families whose kernel may lack what it took."""
+        standings = self._standings() if families else ()
+        return [
+            (wrong[0], standing.family.label, wrong[1])
+            for standing in standings
+            if standing.family in families and (wrong := trouble(standing)) is not None
+        ]
+
+    def _why_ignored(self, name: ServiceName) -> str:
+        """Return why nothing is programmed for a Service that is known, if only from its EndpointSlices."""
+        service = self._planner.services.get(name)
+        if service is None:
+            return of_another_proxy(_proxy_names(self._planner.slices[name])[0])
+        families = " and ".join(family.label for family in self._planner.world.families)
+        return skipped(service) or f"it has no port and address that can be used on this node ({families})"
 
     async def _names(self, query: Query) -> AsyncGenerator[ServiceName, None]:
         """Yield the Services that may be meant, in order, without looking at 44,000 in one go."""
         if query.namespace and query.name:
             yield (query.namespace, query.name)
             return
-        known = list({**self._planner.services, **self._unapplied()})
+        planner = self._planner
+        known = list({**planner.services, **self._queued(), **planner.slices})
         runs = []
         for start in range(0, len(known), _RUN):
             runs.append(sorted(filter(query.covers, known[start : start + _RUN])))
@@ -165,21 +173,15 @@ class ProgrammedState:
             if count % _RUN == 0:
                 await asyncio.sleep(0)  # those that are passed over take time as well
 
-    def _has(self, name: ServiceName, address: str) -> bool:
-        plans = self._planner.compiled.get(name, NOTHING).plans
-        return any(f.address and unpack(f.address) == address for plan in plans for f in plan.frontends)
-
     async def _pieces(self, query: Query) -> AsyncGenerator[bytes, None]:
         """Write the node, and the Services in the order of their names."""
         node = self.node()
         yield node_text(node) if query.text else _open(node)
         count, batch, last, more = 0, bytearray(), None, False
         async for name in self._names(query):
-            if query.address and not self._has(name, query.address):
-                continue
-            found = self.service(name)
+            found = self.service(name) if query.finds(self._planner, name) else None
             if found is None:
-                continue  # deleted meanwhile
+                continue  # deleted meanwhile, or only slices of it are known
             if query.limit and count == query.limit:
                 more = True
                 break
@@ -197,30 +199,19 @@ class ProgrammedState:
         yield bytes(batch)
 
 
-def parse_query(request: Request) -> Query:
-    """Return what a request asks for. Raises ValueError, which says what is wrong."""
-    from urllib.parse import parse_qsl  # noqa: PLC0415 - nobody else in a running proxy parses queries
+_UNWATCHED: Final = (
+    "there is none, it is headless (spec.clusterIP is None), or another proxy's"
+    " (label service.kubernetes.io/service-proxy-name)"
+)
 
-    given = dict(parse_qsl(request.query, keep_blank_values=True))
-    if unknown := given.keys() - _PARAMETERS:
-        raise ValueError(f"unknown parameter {sorted(unknown)[0]}; there are {', '.join(sorted(_PARAMETERS))}")
-    limit, after, form = given.get("limit") or "0", given.get("continue", ""), given.get("format", "")
-    if not (limit.isascii() and limit.isdigit()):
-        raise ValueError(f"limit: expected a number, got {limit!r}")
-    if form not in {"", "json", "text"}:
-        raise ValueError(f"format: expected json or text, got {form!r}")
-    if after and "/" not in after:
-        raise ValueError(f"continue: expected namespace/name, got {after!r}")
-    prefers_text = "text/plain" in request.accept and "json" not in request.accept
-    namespace, _, name = after.partition("/")
-    return Query(
-        given.get("namespace", ""),
-        given.get("name", ""),
-        given.get("address", ""),
-        int(limit),
-        (namespace, name) if after else None,
-        form == "text" or (not form and prefers_text),
-    )
+
+def _refusal(status: int, text: str) -> Response:
+    return Response(status, TEXT, f"{printable(clean(text))}\n".encode())
+
+
+def _proxy_names(slices: Mapping[str, Slice]) -> list[str]:
+    """Return the values of the label by which a Service is another proxy's, as its EndpointSlices have it."""
+    return [piece.proxy_name for piece in slices.values() if piece.proxy_name is not None]
 
 
 def _texts(addresses: Iterable[bytes]) -> list[str]:

@@ -20,24 +20,31 @@ def node_text(node: Json) -> bytes:
     for family, facts in node["families"].items():
         ports = facts["nodePortAddresses"]
         where = ports if isinstance(ports, str) else ", ".join(ports) or "no address"
-        lines.append(f"{family}: last synced {facts['lastSynced'] or 'never'}")
+        since = f" since {facts['wholeSince']}" if facts["wholeSince"] else ""
+        seen = f"last seen whole {facts['lastSeenWhole'] or 'never'}"
+        lines.append(f"{family}: {facts['state']}{since}, {seen}, last synced {facts['lastSynced'] or 'never'}")
         lines.append(f"  traffic of pods: {facts['podTraffic']}; NodePorts on: {where}")
-        lines += [f"  refused: {facts['refused']}"] * bool(facts["refused"])
+        lines += [f"  {state}: {facts[state]}" for state in ("refused", "differs") if facts[state]]
     return _page(lines)
 
 
 def service_text(found: Json) -> bytes:
     """Return the lines of one Service, after an empty one."""
     lines = [f"{found['namespace']}/{found['name']}: {found['state']}{_version(found.get('resourceVersion'))}"]
+    if "reason" in found:
+        lines.append(f"  {found['reason']}")
     lines += [f"  slice {name}{_version(version)}" for name, version in found.get("slices", {}).items()]
     lines += [f"  problem: {problem}" for problem in found.get("problems", ())]
     if "healthCheck" in found:
         health = found["healthCheck"]
         counts = ", ".join(f"{count} {family}" for family, count in health["localEndpoints"].items())
         lines.append(f"  health check port {health['port']}, local endpoints: {counts}")
-    for key, title in (("ports", ""), ("programmed", "in the kernel: ")):
-        for port in found.get(key, ()):
-            lines += _port_lines(port, title)
+    committed = found.get("committed", ())
+    for port in found.get("ports", ()):
+        lines += _port_lines(port, "wanted: " if port not in committed and "committed" in found else "")
+    for port in committed:
+        if port not in found.get("ports", ()):
+            lines += _port_lines(port, "last committed: ")
     return b"\n" + _page(lines)
 
 

@@ -251,7 +251,7 @@ def test_the_first_file_by_name_wins(folder):
     assert folder.scan(after=1) == ["+x"]
 
 
-def test_what_the_watches_exclude_is_excluded(tmp_path):
+def test_of_what_the_watches_exclude_only_services_are_taken_for_who_asks_about_them(tmp_path):
     folder = Folder(tmp_path, "here")
     head = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\n"
     documents = [
@@ -265,9 +265,9 @@ def test_what_the_watches_exclude_is_excluded(tmp_path):
         "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: d}\n",
     ]
     folder.write("a.yaml", "---\n".join(documents))
-    assert folder.scan() == ["=services a", "=endpointslices s1", "=nodes here", "=servicecidrs"]
+    assert folder.scan() == ["=services a headless o", "=endpointslices s1", "=nodes here", "=servicecidrs"]
     folder.write("a.yaml", service("a", "None"))
-    assert "-a" in folder.scan()
+    assert "+a" in folder.scan()
 
 
 def test_a_config_map_is_swapped_by_its_link(folder):

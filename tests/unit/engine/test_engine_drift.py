@@ -51,13 +51,17 @@ def test_how_a_family_stands_is_known_until_the_repair_and_after_it():
     play(scene)
 
 
-def test_a_look_that_shows_nothing_is_known():
+@pytest.mark.parametrize(("period", "depth"), [(0.0, Depth.THOROUGH), (3600.0, Depth.QUICK)])
+def test_only_a_look_at_everything_shows_that_everything_is_there(period, depth):
     async def scene(stage):
         await started(stage, service("a"))
-        await stage.until(lambda: stage.engine.standing(V4).inspected_at is not None)
-        assert stage.engine.standing(V4).inspected_at >= stage.engine.standing(V4).committed_at
+        committed = stage.engine.standing(V4).committed_at
+        stage.backend.looks.clear()
+        await stage.until(lambda: len(stage.backend.looks) >= 3)
+        assert set(stage.backend.looks) == {depth}
+        assert (stage.engine.standing(V4).inspected_at > committed) == (depth is Depth.THOROUGH)
 
-    play(scene)
+    play(scene, pace=Pace(period=period))
 
 
 def test_upkeep_comes_with_each_look():

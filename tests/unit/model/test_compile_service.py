@@ -57,7 +57,7 @@ SKIPPED = {
 def test_skipped_services_mean_nothing(case):
     spec = {"ports": [ServicePort(port=80)], "external_ips": ["203.0.113.1"]} | SKIPPED[case]
     subject = Service(ObjectMeta(name="web"), ServiceSpec(**spec))
-    assert skipped(subject.spec)
+    assert skipped(subject)
     assert compiled(subject) == NOTHING
 
 

@@ -7,6 +7,8 @@ import json
 
 import pytest
 
+from kubeproxy.backlog import Standing
+from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Deleted, Replaced, Upserted
 from kubeproxy.model.objects import (
     EndpointConditions,
@@ -38,17 +40,18 @@ WORLD = Globals(
 )
 
 
-def service(name, number=1, version="1", **spec):
+def service(name, number=1, version="1", labels=None, **spec):
     spec = {"cluster_ip": f"10.96.0.{number}", "ports": [ServicePort(port=80, name="http")]} | spec
-    status = ServiceStatus(LoadBalancerStatus([LoadBalancerIngress("192.0.2.9")])) if "node_port" in str(spec) else None
-    meta = ObjectMeta(name=name, namespace="default", resource_version=version)
+    balanced = spec.get("type") == "LoadBalancer"
+    status = ServiceStatus(LoadBalancerStatus([LoadBalancerIngress("192.0.2.9")])) if balanced else None
+    meta = ObjectMeta(name=name, namespace="default", resource_version=version, labels=labels)
     return Service(meta, ServiceSpec(**spec), status)
 
 
-def endpoints(name, *addresses, version="1", draining=()):
+def endpoints(name, *addresses, version="1", draining=(), proxy_name=None):
     found = [SliceEndpoint([address], None, "node-a" if address.endswith(".1") else "node-b") for address in addresses]
     found += [SliceEndpoint([address], EndpointConditions(False, True, True), "node-b") for address in draining]
-    labels = Labels(service_name=name)
+    labels = Labels(service_name=name, service_proxy_name=proxy_name)
     meta = ObjectMeta(name=f"{name}-x", namespace="default", resource_version=version, labels=labels)
     return EndpointSlice(meta, "IPv4", found, [EndpointPort(8080, "http")])
 
@@ -63,10 +66,10 @@ class Kit:
     def __init__(self, *objects):
         self.planner = Planner(WORLD)
         self.unapplied = {}
-        self.refused = {}
+        self.standings = {family: Standing(family, 900.0, 950.0, 900.0) for family in Family}
         self.health = ProxyHealth(Metrics(), 30.0, wall_clock=lambda: 1795238047.5)
         self.state = ProgrammedState(
-            "nftables", self.planner, lambda: self.unapplied, self.programmed, self.health, lambda: self.refused
+            "nftables", self.planner, lambda: self.unapplied, self.committed, self.health, self.standings.values
         )
         self.planner.apply([Replaced("services", [], frozenset()), Replaced("endpointslices", [], frozenset())])
         self.apply(*objects)
@@ -75,7 +78,7 @@ class Kit:
         self.planner.apply([Upserted(resource_of(one), one) for one in objects])
         self.planner.take()
 
-    def programmed(self, name):
+    def committed(self, name):
         change = self.unapplied.get(name)
         return (self.planner.compiled.get(name, NOTHING) if change is None else change.before).plans
 
@@ -153,7 +156,7 @@ def test_a_programmed_service():
 def test_the_node():
     kit = Kit(WEB)
     kit.health.updated("IPv4")
-    kit.refused = {"IPv6": "no memory"}
+    kit.standings[Family.IPV6] = Standing(Family.IPV6, refusal="no memory")
     page = kit.page("limit=0")
     del page["services"], page["version"], page["unready"]
     assert page == {
@@ -163,15 +166,23 @@ def test_the_node():
         "ready": True,
         "families": {
             "IPv4": {
-                "lastSynced": "2026-11-21T05:14:07.500000Z",
+                "state": "whole",
+                "wholeSince": "1970-01-01T00:15:00.000000Z",
+                "lastSeenWhole": "1970-01-01T00:15:50.000000Z",
                 "refused": None,
+                "differs": None,
+                "lastSynced": "2026-11-21T05:14:07.500000Z",
                 "nodeAddresses": ["192.0.2.1"],
                 "nodePortAddresses": ["192.0.2.1"],
                 "podTraffic": "from 10.244.0.0/16",
             },
             "IPv6": {
-                "lastSynced": None,
+                "state": "refused",
+                "wholeSince": None,
+                "lastSeenWhole": None,
                 "refused": "no memory",
+                "differs": None,
+                "lastSynced": None,
                 "nodeAddresses": [],
                 "nodePortAddresses": "all but loopback",
                 "podTraffic": "unknown",
@@ -194,14 +205,14 @@ def test_states():
     found = kit.one()
     assert (found["state"], found["slices"]) == ("pending", {"web-x": "5"})
     assert "ports" not in found
-    assert found["programmed"][0]["endpoints"] == ["10.244.0.1:8080"]
+    assert found["committed"][0]["endpoints"] == ["10.244.0.1:8080"]
     # Compiled, and on its way or refused.
     (change,) = kit.planner.take()
     kit.unapplied = {change.name: change}
     found = kit.one()
     assert found["state"] == "pending"
     assert found["ports"][0]["endpoints"] == ["10.244.0.9:8080"]
-    assert found["programmed"][0]["endpoints"] == ["10.244.0.1:8080"]
+    assert found["committed"][0]["endpoints"] == ["10.244.0.1:8080"]
     assert kit.page()["pendingCount"] == 1
     # Deleted, and the kernel still has it.
     kit.planner.apply([Deleted("services", "default", "web")])
@@ -210,9 +221,99 @@ def test_states():
     found = kit.one()
     assert found["state"] == "deleting"
     assert "resourceVersion" not in found
-    assert found["programmed"][0]["frontends"][0]["address"] == "10.96.0.1:80"
+    assert found["committed"][0]["frontends"][0]["address"] == "10.96.0.1:80"
     kit.unapplied = {}
-    assert kit.ask("namespace=default&name=web") == (404, "no Service default/web\n")
+    assert kit.ask("namespace=default&name=web") == (
+        404,
+        f"no Service default/web that is watched: {module._UNWATCHED}\n",
+    )
+
+
+REFUSED = Standing(Family.IPV4, 900.0, 950.0, refusal="owned by firewalld")
+DIFFERS = Standing(Family.IPV4, 900.0, 950.0, difference="elements were deleted")
+BOTH = Standing(Family.IPV4, 900.0, 950.0, refusal="owned by firewalld", difference="the table is another one")
+
+
+@pytest.mark.parametrize(
+    ("standing", "state", "reason"),
+    [
+        (REFUSED, "refused", "IPv4: owned by firewalld"),
+        (DIFFERS, "differs", "IPv4: elements were deleted"),
+        (BOTH, "refused", "IPv4: owned by firewalld"),
+        (Standing(Family.IPV4, 900.0), "pending", "IPv4: not yet compared with the kernel"),
+    ],
+)
+def test_nothing_is_programmed_that_the_kernel_is_not_known_to_have(standing, state, reason):
+    kit = Kit(WEB, WEB_ENDPOINTS, service("name", type="ExternalName"))
+    ports = kit.one()["ports"]
+    kit.standings[Family.IPV4] = standing
+    found = kit.one()
+    assert (found["state"], found["reason"], found["ports"], found["committed"]) == (state, reason, ports, ports)
+    assert kit.one("name")["state"] == "ignored"  # what has nothing there lacks nothing
+    family = kit.page()["families"]["IPv4"]
+    assert (family["state"], family["wholeSince"]) == (state, None)
+    text = kit.ask("format=text&name=web")[1]
+    assert f"\ndefault/web: {state}, version 7\n  {reason}\n" in text
+    assert text.count("http TCP IPv4") == 1  # wanted and committed are the same
+
+
+def test_another_familys_trouble_is_none_of_a_services():
+    kit = Kit(WEB, WEB_ENDPOINTS)
+    kit.standings[Family.IPV6] = Standing(Family.IPV6, refusal="no memory")
+    assert kit.one()["state"] == "programmed"
+
+
+def test_what_a_refusing_kernel_last_took_is_shown_beside_what_is_wanted():
+    kit = Kit(service("web"), endpoints("web", "10.244.0.1"))
+    kit.planner.apply([Upserted("endpointslices", endpoints("web", "10.244.0.9", version="5"))])
+    (change,) = kit.planner.take()
+    kit.unapplied = {change.name: change}
+    kit.standings[Family.IPV4] = REFUSED
+    text = kit.ask("format=text")[1]
+    assert "  wanted: http TCP IPv4\n" in text
+    assert "  last committed: http TCP IPv4\n" in text
+    assert "  differs: " not in text
+    assert "\nIPv4: refused, last seen whole 1970-01-01T00:15:50.000000Z, last synced never\n" in text
+    assert "\n  refused: owned by firewalld\n" in text
+
+
+IGNORED = {
+    "ExternalName": ({"type": "ExternalName"}, "its type is ExternalName: a name in DNS, nothing to program"),
+    "headless": (
+        {"cluster_ip": "None"},
+        "headless (spec.clusterIP is None): DNS names its endpoints, nothing to program",
+    ),
+    "no address": ({"cluster_ip": ""}, "spec.clusterIP is empty: it has no address yet"),
+    "another proxy's": (
+        {"labels": Labels(service_proxy_name="cilium")},
+        "another proxy's, by its label service.kubernetes.io/service-proxy-name: 'cilium'",
+    ),
+    "no port": (
+        {"ports": [ServicePort(port=0)]},
+        "it has no port and address that can be used on this node (IPv4 and IPv6)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "reason"), IGNORED.values(), ids=IGNORED)
+def test_what_is_ignored_says_why(fields, reason):
+    kit = Kit(service("web", **fields))
+    assert (kit.one()["state"], kit.one()["reason"]) == ("ignored", reason)
+    assert f"default/web: ignored, version 1\n  {reason}\n" in kit.ask("format=text")[1]
+
+
+def test_another_proxys_service_is_known_by_its_slices():
+    """The API server is asked for no such Service; but its slices have the label too, and are not left out."""
+    kit = Kit(endpoints("web", "10.244.0.1", proxy_name="cilium"), endpoints("deleted", "10.244.0.2"))
+    assert names(kit.page()) == ["web"]
+    assert kit.one() == {
+        "namespace": "default",
+        "name": "web",
+        "state": "ignored",
+        "slices": {"web-x": "1"},
+        "reason": "another proxy's, by its label service.kubernetes.io/service-proxy-name: 'cilium'",
+    }
+    assert kit.ask("namespace=default&name=deleted")[0] == 404
 
 
 def names(page):
@@ -229,6 +330,8 @@ def test_what_can_be_asked_for(monkeypatch):
     assert names(kit.page("namespace=other")) == []
     assert names(kit.page("name=s07")) == ["s07"]
     assert names(kit.page("address=10.96.0.9")) == ["s08"]
+    assert names(kit.page("address=010.096.0.9")) == ["s08"]
+    assert names(kit.page("address=10.96.1.9")) == []
     seen, token = [], ""
     while token is not None:
         page = kit.page(f"limit=8&continue={token}")
@@ -239,13 +342,50 @@ def test_what_can_be_asked_for(monkeypatch):
     assert kit.page("limit=30")["continue"] is None
 
 
+FINDS = {
+    "port=80": ["other", "web"],
+    "port=443": [],
+    "port=30080": ["web"],  # NodePort
+    "port=30081": ["web"],  # health check
+    "port=8080": [],  # clients use no endpoint's port
+    "address=192.0.2.9": ["web"],  # load balancer
+    "address=192.0.2.9&port=80": ["web"],
+    "address=192.0.2.9&port=30080": [],
+    "address=192.0.2.1": [],  # of the node: which port?
+    "address=192.0.2.1&port=30080": ["web"],
+    "address=192.0.2.1&port=30081": ["web"],
+    "address=10.96.0.2&port=30080": [],
+    "address=10.244.0.1": ["web"],
+    "address=10.244.1.3": ["web"],  # draining
+    "address=10.244.5.5": ["other"],  # a slice of ready endpoints
+    "address=10.244.5.5&port=8080": ["other"],
+    "address=10.244.5.5&port=80": [],
+    "address=10.244.5.5&name=web": [],
+    "address=10.244.7.7": ["foreign"],
+    "address=fd00::1": [],
+}
+
+
+@pytest.mark.parametrize("query", FINDS)
+def test_found_by_address_and_port(query):
+    others = service("other", 2), endpoints("other", "10.244.5.4", "10.244.5.5")
+    kit = Kit(WEB, WEB_ENDPOINTS, *others, endpoints("foreign", "10.244.7.7", proxy_name="x"))
+    assert names(kit.page(query)) == FINDS[query]
+
+
 @pytest.mark.parametrize(
     ("query", "message"),
     [
         ("limit=x", "limit: expected a number, got 'x'\n"),
+        (f"limit={'9' * 5000}", f"limit: expected a number, got '{'9' * 40}'\n"),
+        ("address=web", "address: expected an IPv4 or IPv6 address, got 'web'\n"),
+        ("address=10.96.0.0/16", "address: expected an IPv4 or IPv6 address, got '10.96.0.0/16'\n"),
+        ("port=http", "port: expected a number from 1 to 65535, got 'http'\n"),
+        ("port=0", "port: expected a number from 1 to 65535, got '0'\n"),
+        ("port=65536", "port: expected a number from 1 to 65535, got '65536'\n"),
         ("format=yaml", "format: expected json or text, got 'yaml'\n"),
         ("continue=web", "continue: expected namespace/name, got 'web'\n"),
-        ("n=1", "unknown parameter n; there are address, continue, format, limit, name, namespace\n"),
+        ("n=1", "unknown parameter n; there are address, continue, format, limit, name, namespace, port\n"),
     ],
 )
 def test_what_cannot(query, message):
@@ -253,9 +393,9 @@ def test_what_cannot(query, message):
 
 
 TEXT = """\
-IPv4: last synced never
+IPv4: whole since 1970-01-01T00:15:00.000000Z, last seen whole 1970-01-01T00:15:50.000000Z, last synced never
   traffic of pods: from 10.244.0.0/16; NodePorts on: 192.0.2.1
-IPv6: last synced never
+IPv6: refused, last seen whole never, last synced never
   traffic of pods: unknown; NodePorts on: all but loopback
   refused: no memory
 
@@ -275,7 +415,7 @@ default/web: programmed, version 7
 
 def test_text_is_for_people():
     kit = Kit(WEB, WEB_ENDPOINTS)
-    kit.refused = {"IPv6": "no memory"}
+    kit.standings[Family.IPV6] = Standing(Family.IPV6, refusal="no memory")
     status, text = kit.ask("format=text")
     head, _, rest = text.partition("\n")
     assert status == 200
@@ -294,12 +434,12 @@ def test_names_and_messages_forge_no_lines():
     """An API server's message, or a name that nobody checked, stands where it belongs and in one line."""
     forged = "x\nIPv4: last synced now\x1b[1A\u202e"
     kit = Kit(service("web", version=forged))
-    kit.refused["IPv4"] = forged
+    kit.standings[Family.IPV4] = Standing(Family.IPV4, refusal=forged)
     kit.health.ready_when("api", lambda: forged)
     _, text = kit.ask("format=text")
     lines = text.split("\n")
     assert [line for line in lines if line.startswith("IPv4: last synced now")] == []
-    assert text.count(r"x\nIPv4: last synced now\x1b[1A\u202e") == 3
+    assert text.count(r"x\nIPv4: last synced now\x1b[1A\u202e") == 4
     _, page = kit.ask()
     assert page.replace("\n", "").isprintable()
     assert json.loads(page)["services"][0]["resourceVersion"] == forged

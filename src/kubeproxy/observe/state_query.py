@@ -1,0 +1,107 @@
+"""What may be asked of /debug/state, and which Services an address or a port finds. Pure."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from kubeproxy.model.addresses import Family, pack
+from kubeproxy.model.plan import NOTHING, Frontend, ServiceName
+from kubeproxy.model.planner import Planner
+from kubeproxy.observe.http import Request
+
+_PARAMETERS: Final = frozenset(("namespace", "name", "address", "port", "limit", "continue", "format"))
+_LONGEST_NUMBER: Final = 9  # digits: what is longer is no number of anything here
+
+
+class Query(NamedTuple):
+    """What is asked for; '', b'' and 0 mean everything. `after` is the last Service of the page before, or None.
+
+    `address` is packed.
+    """
+
+    namespace: str = ""
+    name: str = ""
+    address: bytes = b""
+    port: int = 0
+    limit: int = 0
+    after: ServiceName | None = None
+    text: bool = False
+
+    def covers(self, name: ServiceName) -> bool:
+        """Return whether the name alone does not rule a Service out."""
+        return (
+            self.namespace in ("", name[0]) and self.name in ("", name[1]) and (self.after is None or name > self.after)
+        )
+
+    def finds(self, planner: Planner, name: ServiceName) -> bool:
+        """Return whether a Service has the address and the port.
+
+        As a frontend, a NodePort (of which an address of this node is the address only if the port is given too), a
+        health check port, or an endpoint, ready or not.
+        """
+        if not (self.address or self.port):
+            return True
+        compiled = planner.compiled.get(name, NOTHING)
+        if any(self._is(planner, plan.key.family, f) for plan in compiled.plans for f in plan.frontends):
+            return True
+        check = compiled.health
+        if check is not None and check.port == self.port:
+            return any(self._answers(planner, family) for family, _ in check.counts)
+        return bool(self.address) and self._has_endpoint(planner, name)
+
+    def _is(self, planner: Planner, family: Family, frontend: Frontend) -> bool:
+        if self.port and frontend.port != self.port:
+            return False
+        return frontend.address == self.address if frontend.address and self.address else self._answers(planner, family)
+
+    def _answers(self, planner: Planner, family: Family) -> bool:
+        """Return whether a port of the node is meant: by its number alone, or with an address of the node."""
+        if not self.address:
+            return True
+        ours = planner.world.of(family)
+        return bool(self.port) and ours is not None and self.address in {*ours.node_ips, *(ours.nodeport_ips or ())}
+
+    def _has_endpoint(self, planner: Planner, name: ServiceName) -> bool:
+        slices = planner.slices.get(name, {}).values()
+        return any(
+            piece.holds(self.address) and (not self.port or any(port.port == self.port for port in piece.ports))
+            for piece in slices
+        )
+
+
+def parse_query(request: Request) -> Query:
+    """Return what a request asks for. Raises ValueError, which says what is wrong."""
+    from urllib.parse import parse_qsl  # noqa: PLC0415 - nobody else in a running proxy parses queries
+
+    given = dict(parse_qsl(request.query, keep_blank_values=True))
+    if unknown := given.keys() - _PARAMETERS:
+        raise ValueError(f"unknown parameter {sorted(unknown)[0]}; there are {', '.join(sorted(_PARAMETERS))}")
+    after, form, address = given.get("continue", ""), given.get("format", ""), given.get("address", "")
+    packed = pack(address) if address else b""
+    if packed is None:
+        raise ValueError(f"address: expected an IPv4 or IPv6 address, got {address!r}")
+    if form not in {"", "json", "text"}:
+        raise ValueError(f"format: expected json or text, got {form!r}")
+    if after and "/" not in after:
+        raise ValueError(f"continue: expected namespace/name, got {after!r}")
+    port = _number("port", given, "a number from 1 to 65535")
+    if port > 65535 or (port == 0 and given.get("port")):
+        raise ValueError(f"port: expected a number from 1 to 65535, got {given['port']!r}")
+    prefers_text = "text/plain" in request.accept and "json" not in request.accept
+    namespace, _, name = after.partition("/")
+    return Query(
+        given.get("namespace", ""),
+        given.get("name", ""),
+        packed,
+        port,
+        _number("limit", given, "a number"),
+        (namespace, name) if after else None,
+        form == "text" or (not form and prefers_text),
+    )
+
+
+def _number(parameter: str, given: dict[str, str], expected: str) -> int:
+    text = given.get(parameter) or "0"
+    if not (text.isascii() and text.isdigit() and len(text) <= _LONGEST_NUMBER):
+        raise ValueError(f"{parameter}: expected {expected}, got {text[:40]!r}")
+    return int(text)
