@@ -17,6 +17,7 @@ from kubeproxy.config.modes.description import ModeConfig
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel.xtables import Commands
 from kubeproxy.model.addresses import Family
+from kubeproxy.model.habits import Habits
 from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
 
 
@@ -173,11 +174,12 @@ class Mode(NamedTuple):
 
     `config` is what the configuration says of it, `room` its package. `interface` is one that it makes, whose
     addresses are Services' and not the node's. `refusals` is a counter that the mode has of its own for syncs that
-    the kernel refused, by family.
+    the kernel refused, by family. `habits` are in what a client may notice which mode runs.
     """
 
     config: ModeConfig
     room: str
+    habits: Habits = Habits()
     interface: str = ""
     flows_end: FlowsEnd = FlowsEnd.ENDPOINTS
     refusals: Metric | None = None

@@ -6,8 +6,9 @@ import pytest
 
 from kubeproxy.model.absence import Absent
 from kubeproxy.model.addresses import Family, pack
-from kubeproxy.model.answer import Answer, Habits, Notice, Outcome, Packet, answer
+from kubeproxy.model.answer import Answer, Notice, Outcome, Packet, answer
 from kubeproxy.model.events import Replaced
+from kubeproxy.model.habits import Habits
 from kubeproxy.model.objects import EndpointPort, Service, ServicePort
 from kubeproxy.model.plan import Detector
 from kubeproxy.model.planner import Planner

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.model.addresses import PROTOCOLS, Family, destination_text, pack
-from kubeproxy.model.answer import Answer, Habits, Notice, Outcome, Packet, answer
+from kubeproxy import modes
+from kubeproxy.model.addresses import PROTOCOLS, destination_text, pack
+from kubeproxy.model.answer import Answer, Notice, Outcome, Packet, answer
 from support.iptables_cases import LOCAL, case, planner_of
 from support.places import CASES
 
 BRIDGE = ("10.244.0.1", "fd00:244::1")
 HERE = frozenset(pack(address) for address in (*LOCAL, *BRIDGE))
 INTERFACES = {"pod": "cbr0", "self": "cbr0", "ext": "eth0", "ext2": "eth0", "host": ""}
-HABITS = {
-    "nftables": Habits(),
-    "iptables": Habits(
-        guards_addresses=False,
-        refuses_node=False,
-        ranges_first=False,
-        resets_tcp=(),
-        loopback=(Family.IPV4,),
-        closes_everywhere=True,
-    ),
-}
+HABITS = {name: modes.named(name).habits for name in ("nftables", "iptables")}
 NUMBERS = sorted(path.stem for path in CASES.glob("*.json"))
 
 

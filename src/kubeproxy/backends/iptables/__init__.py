@@ -2,5 +2,18 @@
 
 from kubeproxy.backends.mode import Mode
 from kubeproxy.config.modes import iptables
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.habits import Habits
 
-MODE = Mode(iptables.MODE, __name__)
+MODE = Mode(
+    iptables.MODE,
+    __name__,
+    habits=Habits(
+        guards_addresses=False,
+        refuses_node=False,
+        ranges_first=False,
+        resets_tcp=(),
+        loopback=(Family.IPV4,),
+        closes_everywhere=True,
+    ),
+)
