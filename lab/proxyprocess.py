@@ -61,6 +61,7 @@ class Proxy:
         self.namespace = namespace
         self.log = log
         self.config = config
+        self.control = Path("/run/kube-proxy/control.sock")
 
     @property
     def pid(self) -> int:
@@ -132,9 +133,14 @@ async def start(
     namespace: str, folder: Path, config: dict[str, Any], command: Sequence[str], args: Sequence[str] = ()
 ) -> Proxy:
     """Start `command` --config FILE `args` inside a namespace. The files go to `folder`."""
-    config_file = folder / f"proxy-{next(_serials)}.yaml"
+    serial = next(_serials)
+    config_file = folder / f"proxy-{serial}.yaml"
     config_file.write_text(yaml.safe_dump(config))
-    return await launch(namespace, folder, [*command, "--config", str(config_file), *args], config_file)
+    control = folder / f"proxy-{serial}.sock"  # nodes share the machine's /run
+    given = ["--config", str(config_file), "--control-socket", str(control), *args]
+    proxy = await launch(namespace, folder, [*command, *given], config_file)
+    proxy.control = control
+    return proxy
 
 
 async def launch(namespace: str, folder: Path, argv: Sequence[str], config_file: Path) -> Proxy:

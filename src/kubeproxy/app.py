@@ -30,6 +30,9 @@ from kubeproxy.config.options import Options
 from kubeproxy.config.types import KubeProxyConfiguration, Logging
 from kubeproxy.config.watch import watch as watch_config
 from kubeproxy.config.write import describe
+from kubeproxy.control.desk import Desk, Progress
+from kubeproxy.control.listener import discard, listen
+from kubeproxy.control.pages import control_pages
 from kubeproxy.engine import Engine, Pace
 from kubeproxy.errors import ApplyError, ConfigError
 from kubeproxy.flows import FlowCleaner
@@ -42,6 +45,7 @@ from kubeproxy.model.events import Event
 from kubeproxy.model.plan import FamilyGlobals, Globals
 from kubeproxy.model.world import Settings, pod_cidrs
 from kubeproxy.observe import logs
+from kubeproxy.observe.admission import Admission
 from kubeproxy.observe.events import EventRecorder, ObjectReference
 from kubeproxy.observe.health import ProxyHealth, eligible
 from kubeproxy.observe.http import Handler, routes
@@ -55,6 +59,7 @@ from kubeproxy.observe.state import ProgrammedState
 from kubeproxy.observe.systemd import Notifier
 from kubeproxy.pacing import Backoff
 from kubeproxy.reporter import Reporter
+from kubeproxy.seeing.subject import Subject
 from kubeproxy.sources import Sources, open_sources
 
 log = logging.getLogger("kubeproxy.app")
@@ -243,6 +248,8 @@ class App:
             await self._lifetime.cancel_parts()
             await self._service_health.stop()
             await asyncio.gather(*(server.stop() for server in self._servers))
+            if self._options.control_socket:
+                discard(self._options.control_socket)
 
     def _work(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Return all that runs for as long as the program does, by name."""
@@ -313,6 +320,30 @@ class App:
                 server = HttpServer(name, handler)
                 self._servers.append(server)
                 self._listen(server, (place[0], int(place[1])), reason)
+
+        if self._options.control_socket:
+            self._serve_commands(self._options.control_socket)
+
+    def _serve_commands(self, path: str) -> None:
+        """Answer the commands at a unix socket; without one the proxy runs as well."""
+
+        def failed(error: ApplyError) -> None:
+            log.warning("%s; commands such as `kube-proxy why` cannot ask this proxy", error)
+
+        families = self._settings.families
+        progress = Progress(
+            lambda: self._engine.queued,
+            self._engine.committed,
+            lambda: tuple(map(self._engine.standing, families)),
+        )
+        subject = Subject(self._engine.planner, self._mode, self._local_addresses)
+        desk = Desk(self._options, subject, progress, self._health.unready, self._started)
+        # Commands have places of their own: health ports that are flooded do not keep an operator out.
+        server = HttpServer(
+            "commands", routes(control_pages(desk)), lambda at, _: listen(at), Admission(lambda: (16, 1))
+        )
+        self._servers.append(server)
+        server.start_retrying([(path, 0)], failed)
 
     def _pages(self) -> Mapping[str, Handler]:
         """Return what the metrics port shows."""

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from kubeproxy import __version__
+from kubeproxy.commands import COMMANDS
 from kubeproxy.config.durations import quote
 from kubeproxy.config.flags import FLAGS, GROUPS, KEPT_WITH_CONFIG, Flag
 from kubeproxy.config.messages import listed
@@ -29,8 +30,13 @@ _WIDTH = 118
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with the arguments (by default the process's own); the exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    if words and words[0] in COMMANDS:
+        from kubeproxy.commands.main import run  # noqa: PLC0415 - what runs as a daemon does not need it
+
+        return run(words)
     try:
-        return _run(parse(sys.argv[1:] if argv is None else argv))
+        return _run(parse(words))
     except KubeProxyError as error:
         print(f"Error: {listed(str(error))}", file=sys.stderr)
         return 1
@@ -95,7 +101,8 @@ def version_text(wanted: str) -> str:
 
 def help_text() -> str:
     """What --help prints: all flags, by group."""
-    parts = [_ABOUT]
+    parts = [_ABOUT, "  kube-proxy COMMAND [--help]\n\nCommands, on a node where it runs:\n"]
+    parts += [f"  {name:<12}{text}\n" for name, text in COMMANDS.items()]
     for group in GROUPS:
         flags = [flag for flag in FLAGS if flag.group == group and not flag.hidden]
         parts.append(f"\n{group}:\n" + "".join(map(_flag_help, flags)))

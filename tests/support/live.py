@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from lab.cluster import LabCluster, NotInTimeError
 from lab.netns import names, run_in_async
 from lab.probes import Answer, NoAnswer, http_get
-from lab.proxyprocess import HEALTH_PORT, METRICS_PORT, Proxy
+from lab.proxyprocess import HEALTH_PORT, METRICS_PORT, Proxy, proxy_command
 from lab.topology import NODE_A, NODE_B, OUTSIDE_IP, OUTSIDE_IP6, NodeNet
 from support.modes import NFTABLES, ScenarioMode
 
@@ -134,6 +134,12 @@ class Live:
         status, out, err = await self.cluster.exec(place, list(command))
         assert status == 0, f"{command}: {err}"
         return out
+
+    async def ask(self, *words: str) -> tuple[int, str]:
+        """Run a subcommand of kube-proxy on the node, of the proxy that was started last: its exit code and text."""
+        where = ["--control-socket", str(self.proxy.control)]
+        status, out, err = await self.cluster.exec("node", [proxy_command(), *words, *where])
+        return status, out + err
 
     async def nft(self, *arguments: str) -> str:
         """Run nft on the node."""

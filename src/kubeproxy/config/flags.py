@@ -48,6 +48,9 @@ FLAGS = (
     Flag("manifests", "string", "", GENERAL, "",
          "Read Services, EndpointSlices and Nodes from the YAML and JSON files of this folder, watched live, instead of"
          " from an API server. (Not in the Go kube-proxy.)"),
+    Flag("control-socket", "string", "/run/kube-proxy/control.sock", GENERAL, "",
+         "The unix socket by which commands such as `kube-proxy why` ask the running proxy; only root and its owner can"
+         " open it. Empty for none. (Not in the Go kube-proxy.)"),
     Flag("cleanup", "bool", "false", GENERAL, "", "Remove the rules of all modes from the kernel and exit."),
     Flag("init-only", "bool", "false", GENERAL, "",
          "Do what needs full root privileges and exit; afterwards CAP_NET_ADMIN is enough to run."),
@@ -174,7 +177,7 @@ FLAGS = (
 
 BY_NAME = {flag.name: flag for flag in FLAGS}
 
-_KEPT = "config write-config-to manifests cleanup init-only master hostname-override version help"
+_KEPT = "config write-config-to manifests control-socket cleanup init-only master hostname-override version help"
 KEPT_WITH_CONFIG = frozenset(_KEPT.split()) | {
     flag.name for flag in FLAGS if flag.group in (LOGGING, LEGACY) and not flag.name.endswith("-port")
 }

@@ -34,14 +34,16 @@ class Options(Struct, frozen=True, kw_only=True):
     """What to do.
 
     config is complete and valid, flags applied. config_file, master, manifests and write_config_to are "" when not
-    given. flags are all flags with their values, for /flagz. resolve puts the flags that outrank a configuration
-    file over what a newly read file says; notices are to be shown to the user.
+    given; control_socket is where commands ask, "" for nowhere. flags are all flags with their values, for /flagz.
+    resolve puts the flags that outrank a configuration file over what a newly read file says; notices are to be shown
+    to the user.
     """
 
     config: KubeProxyConfiguration = field(default_factory=KubeProxyConfiguration)
     config_file: str = ""
     master: str = ""
     manifests: str = ""
+    control_socket: str = ""
     cleanup: bool = False
     init_only: bool = False
     write_config_to: str = ""
@@ -72,6 +74,7 @@ def build_options(line: CommandLine) -> Options:
         config_file=file,
         master=given.get("master", ""),
         manifests=given.get("manifests", ""),
+        control_socket=given.get("control-socket", BY_NAME["control-socket"].default),
         cleanup=given.get("cleanup", False),
         init_only=given.get("init-only", False),
         write_config_to=given.get("write-config-to", ""),

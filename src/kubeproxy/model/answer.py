@@ -233,7 +233,7 @@ class _Question:
             return self._ended(plan, frontend, Outcome.DROPPED, steps, missing)
         pool = plan.local if action.picks_local else plan.cluster
         nearby = "those of this node" if action.picks_local else "all that are chosen from"
-        steps.append(Step(True, f"policy {plan.policy(frontend).name.title()}: {len(pool)} endpoints, {nearby}", field))
+        steps.append(Step(True, f"policy {plan.policy(frontend).name.title()}: {_counted(pool)}, {nearby}", field))
         choices = tuple(self._choices(plan, pool, action, side))
         if plan.affinity:
             text = f"a client that comes again within {plan.affinity} s gets the same endpoint"
@@ -323,6 +323,10 @@ _KINDS = {
 def _named(plan: ServicePlan) -> str:
     port = f", port {plan.key.port_name}" if plan.key.port_name else ""
     return f"{plan.key.namespace}/{plan.key.name}{port}"
+
+
+def _counted(pool: Pool) -> str:
+    return f"{len(pool)} endpoint{'s' * (len(pool) != 1)}"
 
 
 def _offers(name: ServiceName, plans: Iterable[ServicePlan], address: bytes) -> str:

@@ -1,4 +1,4 @@
-"""In what the modes differ for a client. Each mode says its own; who explains what becomes of a packet asks for them."""
+"""In what the modes differ for a client. Each mode says its own, for who explains what becomes of a packet."""
 
 from __future__ import annotations
 

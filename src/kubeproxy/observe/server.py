@@ -181,7 +181,8 @@ class HttpServer:
             accepted.setblocking(False)
             connection = Connection(self._handler, self._lost)
             self._connections.add(connection)
-            self._admission.enter(connection, address[0])
+            # All that come by a unix socket are one client.
+            self._admission.enter(connection, address[0] if isinstance(address, tuple) else "::1")
             self._spawn(self._adopt(connection, accepted), self._accepting)
 
     async def _adopt(self, connection: Connection, accepted: socket.socket) -> None:
@@ -210,4 +211,6 @@ class HttpServer:
 
 
 def _shown(host: str, port: int) -> str:
+    if "/" in host:  # a unix socket
+        return host
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -32,6 +32,7 @@ ROWS = [
      "cannot read the configuration file /absent: No such file or directory"),
     ("write-config-to", "string", "", "", "/x", ".write_config_to", "/x", None, ""),
     ("manifests", "string", "", "", "/m", ".manifests", "/m", None, ""),
+    ("control-socket", "string", "/run/kube-proxy/control.sock", "", "/s", ".control_socket", "/s", None, ""),
     ("cleanup", "bool", "false", "", "true", ".cleanup", True, *BOOL),
     ("init-only", "bool", "false", "", "true", ".init_only", True, *BOOL),
     ("feature-gates", "mapStringBool", "", "", "WatchList=true,AllBeta=false", "featureGates",

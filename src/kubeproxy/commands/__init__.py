@@ -1,0 +1,15 @@
+"""The subcommands of kube-proxy, by name: the module of each, and what it answers.
+
+They run beside the proxy, in a process of their own: they ask it over its socket and read the kernel themselves.
+"""
+
+from typing import Final
+
+COMMANDS: Final[dict[str, str]] = {
+    "why": "what becomes of a connection on this node, and why",
+    "services": "what this node has for a Service, and for whom",
+}
+"""Each is the module of its name in this package, with `arguments(parser)` and `run(arguments) -> int`."""
+
+YES, NO, UNKNOWN = 0, 1, 2
+"""Exit codes: all is well, something is not, and it could not be told."""

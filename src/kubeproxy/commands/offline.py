@@ -1,0 +1,117 @@
+"""Answers without a proxy: reads Services, slices and Nodes once, as a proxy on this node would, and plans them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from kubeproxy import host, modes
+from kubeproxy.config.options import Options, build_options
+from kubeproxy.config.pflag import parse
+from kubeproxy.control.client import NoAnswerError, RefusedError
+from kubeproxy.control.desk import Desk, Progress
+from kubeproxy.control.wire import Facts, Held
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.events import Event
+from kubeproxy.model.plan import NOTHING, ServiceName, ServicePlan
+from kubeproxy.model.planner import Planner
+from kubeproxy.model.world import Settings, Surroundings, build
+from kubeproxy.observe.metrics import Metrics
+from kubeproxy.seeing.question import QuestionError
+from kubeproxy.seeing.subject import Subject
+from kubeproxy.seeing.why import Explained
+from kubeproxy.sources import open_sources
+
+PATIENCE = 30.0
+"""Seconds to wait for the objects."""
+
+_FLAGS = ("config", "manifests", "kubeconfig", "proxy_mode", "hostname_override")
+
+
+class Offline:
+    """A stand-in for a proxy of these arguments. Raises KubeProxyError when the objects cannot be read."""
+
+    running = False
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.options = _options(arguments)
+        settings = host.settings(self.options.config)
+        self._mode = modes.named(self.options.config.active_mode)
+        self.planner = asyncio.run(_read(self.options, settings))
+        addresses = _local(settings)
+        node = self.planner.nodes.get(settings.node_name)
+        cidrs = [cidr for cidrs in self.planner.service_cidrs.values() for cidr in cidrs]
+        self.planner.set_world(build(settings, Surroundings(node, cidrs, addresses)))
+        self.planner.take()
+        subject = Subject(self.planner, self._mode, lambda: addresses)
+        progress = Progress(dict, self._compiled, tuple)
+        self._desk = Desk(self.options, subject, progress, dict, time.time())
+
+    def facts(self) -> Facts:
+        """See Source."""
+        return self._desk.facts()
+
+    def why(self, source: str, target: str, interface: str = "") -> Explained:
+        """See Source."""
+        try:
+            return self._desk.why(source, target, interface)
+        except QuestionError as error:
+            raise RefusedError(str(error)) from error
+
+    def services(self, names: Sequence[ServiceName] = ()) -> Iterator[Held]:
+        """See Source."""
+        return self._desk.services(names or self._desk.names)
+
+    def _compiled(self, name: ServiceName) -> tuple[ServicePlan, ...]:
+        return self.planner.compiled.get(name, NOTHING).plans
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    """Return the options of a proxy with these arguments; a kubeconfig outranks the one in the file."""
+    given = {name.replace("_", "-"): getattr(arguments, name) for name in _FLAGS if getattr(arguments, name)}
+    if "config" in given and "kubeconfig" in given:
+        kubeconfig = given.pop("kubeconfig")
+        options = build_options(parse([f"--{name}={value}" for name, value in given.items()]))
+        from msgspec.structs import replace  # noqa: PLC0415
+
+        client = replace(options.config.client_connection, kubeconfig=kubeconfig)
+        return replace(options, config=replace(options.config, client_connection=client))
+    return build_options(parse([f"--{name}={value}" for name, value in given.items()]))
+
+
+def _local(settings: Settings) -> Mapping[Family, list[bytes]]:
+    return host.packed_local_addresses(settings.families, modes.interfaces())
+
+
+async def _read(options: Options, settings: Settings) -> Planner:
+    """Return a planner that has everything. Raises NoAnswerError when that takes too long, and SourceError."""
+    planner = Planner(build(settings, Surroundings()))
+    complete = asyncio.Event()
+
+    def deliver(events: Sequence[Event]) -> None:
+        planner.apply(events)
+        if planner.complete and (planner.nodes or not sources.knows_nodes):
+            complete.set()
+
+    sources = open_sources(options, settings.node_name, deliver, Metrics())
+    work = [asyncio.ensure_future(part) for part in sources.work().values()]
+    try:
+        async with asyncio.timeout(PATIENCE):
+            ended = asyncio.ensure_future(complete.wait())
+            await asyncio.wait([ended, *work], return_when=asyncio.FIRST_COMPLETED)
+            for part in work:
+                if part.done():
+                    part.result()
+            await ended
+    except TimeoutError:
+        if not planner.complete:
+            why = sources.stale() or "no answer"
+            raise NoAnswerError(f"the objects could not be read within {PATIENCE:.0f} s: {why}") from None
+    finally:
+        for part in work:
+            part.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+        await sources.close()
+    return planner

@@ -1,0 +1,38 @@
+"""How answers are printed: JSON for programs, tables and marks for people. No colours, no escapes from objects."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from kubeproxy.observe.text import clean, printable
+
+OK, BAD, NOTE = "ok", "x", "-"
+"""Marks before a line: it is well, it is not, and neither."""
+
+
+def say(text: str = "") -> None:
+    """Print a line; control characters in it, which objects may hold, are shown and not sent to the terminal."""
+    sys.stdout.write(printable(clean(text)) + "\n")
+
+
+def marked(mark: str, text: str) -> None:
+    """Print a line below a heading, with its mark."""
+    say(f"  {mark:<2} {text}")
+
+
+def json(value: Any) -> None:
+    """Print a value as JSON, indented."""
+    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "") -> None:
+    """Print rows in columns under a head."""
+    lines = [list(head), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    for line in lines:
+        say(indent + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

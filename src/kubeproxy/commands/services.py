@@ -1,0 +1,82 @@
+"""kube-proxy services: what this node has for Services, and for whom.
+
+Without a name a line for each Service; with NAMESPACE/NAME, or NAME in the namespace default, all of it: frontends,
+endpoints, who gets what, the versions of the objects that this is, and whether the kernel has it. Ends with 1 when
+the Service is unknown, or something of what is shown is not in the kernel yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from kubeproxy.commands import NO, YES, output
+from kubeproxy.commands.source import source
+from kubeproxy.control.wire import Held
+from kubeproxy.model.addresses import PROTOCOL_NAMES, unpack
+from kubeproxy.model.plan import Frontend, FrontendKind, ServiceName
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's own arguments."""
+    parser.add_argument("name", nargs="?", metavar="NAME", help="NAMESPACE/NAME, or a NAME in default")
+
+
+def service_name(text: str) -> ServiceName:
+    """Return the Service that a text names."""
+    namespace, slash, name = text.partition("/")
+    return (namespace, name) if slash else ("default", namespace)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Answer; return the exit code."""
+    names = [service_name(given.name)] if given.name else []
+    held = sorted(source(given).services(names), key=lambda one: one.name)
+    if given.output == "json":
+        output.json(list(map(_row, held)))
+    elif held:
+        output.table(("SERVICE", "STATE", "ENDPOINTS", "ADDRESSES"), (_cells(one) for one in held))
+    if given.name and not held:
+        output.say(f"no Service {'/'.join(names[0])} is known here")
+    return NO if (given.name and not held) or any(one.wanted is not None for one in held) else YES
+
+
+def _state(held: Held) -> str:
+    if held.version is None:
+        return "deleting"
+    if held.wanted is not None:
+        return "pending"
+    return "programmed" if held.plans else "ignored"
+
+
+def _addresses(held: Held) -> Iterator[str]:
+    plans = held.plans if held.wanted is None else held.wanted
+    for plan in plans:
+        yield from (_frontend_text(frontend) for frontend in plan.frontends)
+
+
+def _frontend_text(frontend: Frontend) -> str:
+    address = unpack(frontend.address) if frontend.kind is not FrontendKind.NODEPORT else "*"
+    shown = f"[{address}]" if ":" in address else address
+    return f"{shown}:{frontend.port}/{PROTOCOL_NAMES[frontend.protocol].lower()}"
+
+
+def _endpoints(held: Held) -> int:
+    return len({destination for plan in held.plans for destination in plan.cluster})
+
+
+def _row(held: Held) -> dict[str, object]:
+    return {
+        "namespace": held.name[0],
+        "name": held.name[1],
+        "state": _state(held),
+        "resourceVersion": held.version,
+        "slices": held.slices,
+        "endpoints": _endpoints(held),
+        "addresses": list(_addresses(held)),
+        "problems": [f"{problem.field}: {problem.reason}" for problem in held.problems],
+    }
+
+
+def _cells(held: Held) -> tuple[str, ...]:
+    return ("/".join(held.name), _state(held), str(_endpoints(held)), " ".join(_addresses(held)))

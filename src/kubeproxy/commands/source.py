@@ -1,0 +1,60 @@
+"""Whom a command asks: the proxy that runs, or a stand-in that reads the same objects for this one question."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from kubeproxy.control.client import Client
+from kubeproxy.control.wire import Facts, Held
+from kubeproxy.model.plan import ServiceName
+from kubeproxy.seeing.why import Explained
+
+
+class Source(Protocol):
+    """Who answers. Every call may raise KubeProxyError.
+
+    `running` says whether that is a proxy that runs here, so that the kernel should have what it says.
+    """
+
+    running: bool
+
+    def facts(self) -> Facts:
+        """Return what holds for the whole proxy."""
+
+    def why(self, source: str, target: str, interface: str = "") -> Explained:
+        """Return what becomes of a connection."""
+
+    def services(self, names: Sequence[ServiceName] = ()) -> Iterator[Held]:
+        """Yield those of these Services that are known, all when none is named."""
+
+
+class Running:
+    """The proxy behind a socket."""
+
+    running = True
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    def facts(self) -> Facts:
+        """See Source."""
+        return self.client.ask("/facts", Facts)
+
+    def why(self, source: str, target: str, interface: str = "") -> Explained:
+        """See Source."""
+        return self.client.ask("/why", Explained, source=source, target=target, interface=interface)
+
+    def services(self, names: Sequence[ServiceName] = ()) -> Iterator[Held]:
+        """See Source."""
+        return self.client.stream("/services", Held, [("name", "/".join(name)) for name in names])
+
+
+def source(arguments: argparse.Namespace) -> Source:
+    """Return whom the arguments name. Raises KubeProxyError."""
+    if arguments.manifests or arguments.kubeconfig:
+        from kubeproxy.commands.offline import Offline  # noqa: PLC0415 - it needs much that a question does not
+
+        return Offline(arguments)
+    return Running(Client(arguments.control_socket))

@@ -1,0 +1,77 @@
+"""kube-proxy why: what becomes of a connection on this node, and why.
+
+SOURCE is the client's address, or the word node for this node itself. TARGET is ADDRESS:PORT or NAMESPACE/NAME:PORT,
+with /udp or /sctp after it unless it is TCP. Ends with 0 when an endpoint gets the connection, with 1 when not.
+
+  kube-proxy why 10.244.1.7 10.96.0.10:53/udp
+  kube-proxy why node default/web:80
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from kubeproxy.commands import NO, YES, output, probe
+from kubeproxy.commands.source import source
+from kubeproxy.model.answer import Outcome
+from kubeproxy.seeing.why import Explained, Missing, Target, Why
+
+_SHOWN = 10
+"""Endpoints that are listed one by one; `-o json` has them all."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's own arguments."""
+    parser.add_argument("source", metavar="SOURCE", help="the client's address, or node")
+    parser.add_argument("target", metavar="TARGET", help="ADDRESS:PORT[/PROTOCOL] or NAMESPACE/NAME:PORT[/PROTOCOL]")
+    parser.add_argument("--interface", default="", help="the interface by which it comes in, if pods are told by that")
+    parser.add_argument("--no-probe", action="store_true", help="do not try to reach the endpoints")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Answer; return the exit code."""
+    asked = source(given)
+    explained = asked.why(given.source, given.target, given.interface)
+    probes: tuple[probe.Probe, ...] = ()
+    if explained.plan is not None and explained.why.endpoints and not given.no_probe:
+        probes = probe.all_of(explained.why.endpoints, explained.plan.key.protocol)
+    if given.output == "json":
+        output.json({"why": explained.why, "probes": probes})
+    else:
+        _print(explained, probes)
+    passes = explained.why.outcome in {Outcome.FORWARDED.value, Outcome.HEALTH.value}
+    return YES if passes and not any(one.failed for one in probes) else NO
+
+
+def _print(explained: Explained, probes: tuple[probe.Probe, ...]) -> None:
+    why = explained.why
+    output.say(f"{why.source} -> {why.destination}: {_outcome(why)}")
+    for step in why.steps:
+        field = f" ({step.field})" if step.field else ""
+        output.marked(output.OK if step.passes else output.BAD, f"{step.text}{field}")
+    _print_endpoints(why.endpoints)
+    _print_missing(why.missing)
+    for line in probe.lines(probes):
+        output.marked(output.BAD if line.failed else output.OK, line.text)
+    for fix in (*why.fixes, *probe.fixes(probes)):
+        output.say(f"Fix: {fix}")
+
+
+def _outcome(why: Why) -> str:
+    return f"{why.outcome}, the client sees {why.client_sees}"
+
+
+def _print_endpoints(endpoints: tuple[Target, ...]) -> None:
+    for one in endpoints[:_SHOWN]:
+        where = f" on {one.node}" if one.node else ""
+        source_ = ", sees this node as the client" if one.masqueraded else ""
+        output.marked(output.NOTE, f"{one.share:.1%} to {one.address}{where}{source_}")
+    if len(endpoints) > _SHOWN:
+        output.marked(output.NOTE, f"and {len(endpoints) - _SHOWN} more, {endpoints[_SHOWN].share:.1%} each")
+
+
+def _print_missing(missing: tuple[Missing, ...]) -> None:
+    for one in missing[:_SHOWN]:
+        output.marked(output.NOTE, f"not to {one.address}: {one.reason} ({one.field} in EndpointSlice {one.slice})")
+    if len(missing) > _SHOWN:
+        output.marked(output.NOTE, f"nor to {len(missing) - _SHOWN} others; -o json has them")

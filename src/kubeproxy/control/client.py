@@ -1,0 +1,89 @@
+"""Asks a running proxy over its unix socket. Blocking: for commands, never for the proxy itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from typing import TypeVar
+from urllib.parse import urlencode
+
+import msgspec
+
+from kubeproxy.control.listener import connect
+from kubeproxy.control.wire import LENGTH
+from kubeproxy.errors import KubeProxyError
+
+T = TypeVar("T")
+
+PATIENCE = 10.0
+"""Seconds to wait for a proxy that does not answer."""
+
+
+class NoAnswerError(KubeProxyError):
+    """The proxy could not be asked; the message says what to do."""
+
+
+class RefusedError(KubeProxyError):
+    """The proxy answered that the question cannot be answered; the message is its own."""
+
+
+class _Connection(HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=PATIENCE)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = connect(self._path, PATIENCE)
+
+
+class Client:
+    """Asks the proxy whose socket is at `path`."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def ask(self, page: str, kind: type[T], **parameters: str) -> T:
+        """Return one answer. Raises NoAnswerError or RefusedError."""
+        response = self._request(page, list(parameters.items()))
+        try:
+            return msgspec.msgpack.decode(response.read(), type=kind)
+        except (OSError, HTTPException, msgspec.MsgspecError) as error:
+            raise NoAnswerError(f"the proxy's answer cannot be read: {error}; is it of the same version?") from error
+
+    def stream(self, page: str, kind: type[T], parameters: list[tuple[str, str]]) -> Iterator[T]:
+        """Yield the parts of a long answer as they come. Raises NoAnswerError or RefusedError."""
+        response = self._request(page, parameters)
+        decoder = msgspec.msgpack.Decoder(kind)
+        try:
+            while head := response.read(LENGTH):
+                yield decoder.decode(response.read(int.from_bytes(head, "big")))
+        except (OSError, HTTPException, msgspec.MsgspecError) as error:
+            raise NoAnswerError(f"the proxy's answer broke off: {error}") from error
+
+    def text(self, page: str, **parameters: str) -> bytes:
+        """Return an answer as it is sent. Raises NoAnswerError or RefusedError."""
+        return self._request(page, list(parameters.items())).read()
+
+    def _request(self, page: str, parameters: list[tuple[str, str]]) -> HTTPResponse:
+        connection = _Connection(self.path)
+        query = f"?{urlencode(parameters)}" if parameters else ""
+        try:
+            connection.request("GET", page + query, headers={"Connection": "close"})
+            response = connection.getresponse()
+            if response.status != 200:
+                raise RefusedError(response.read().decode(errors="replace").strip())
+        except (OSError, HTTPException) as error:
+            raise NoAnswerError(self._trouble(error)) from error
+        return response
+
+    def _trouble(self, error: Exception) -> str:
+        if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+            return (
+                f"no kube-proxy answers at {self.path}: ask where it runs (kubectl -n kube-system exec ds/kube-proxy "
+                "-- kube-proxy …), give its --control-socket, or do without one by --manifests or --kubeconfig"
+            )
+        if isinstance(error, PermissionError):
+            return f"{self.path}: only root may ask; use sudo"
+        if isinstance(error, TimeoutError):
+            return f"the proxy at {self.path} did not answer within {PATIENCE:.0f} s: its log and /livez may say why"
+        return f"the proxy at {self.path} cannot be asked: {error}"

@@ -1,0 +1,94 @@
+"""What is known of this node's Services, for commands: from a running proxy, or from objects read for one question."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from kubeproxy import __version__
+from kubeproxy.backlog import Standing
+from kubeproxy.config.options import Options
+from kubeproxy.config.write import describe
+from kubeproxy.control.wire import Facts, Held
+from kubeproxy.model.plan import NOTHING, ServiceName, ServicePlan
+from kubeproxy.model.planner import Change
+from kubeproxy.seeing.question import packet
+from kubeproxy.seeing.subject import Subject
+from kubeproxy.seeing.why import Explained, explain
+
+
+class Progress(Struct, frozen=True):
+    """How far the kernel is: what waits for it, what it last took of a Service, and how each family stands."""
+
+    queued: Callable[[], Mapping[ServiceName, Change]]
+    committed: Callable[[ServiceName], Sequence[ServicePlan]]
+    standings: Callable[[], tuple[Standing, ...]]
+
+
+class Desk:
+    """Answers questions. `unready` says why the proxy is not ready, by part; `started` is since the epoch."""
+
+    def __init__(
+        self,
+        options: Options,
+        subject: Subject,
+        progress: Progress,
+        unready: Callable[[], Mapping[str, str]],
+        started: float,
+    ) -> None:
+        self._options = options
+        self._subject = subject
+        self._progress = progress
+        self._unready = unready
+        self._started = started
+
+    def facts(self) -> Facts:
+        """Return what holds for the whole proxy."""
+        planner, options = self._subject.planner, self._options
+        return Facts(
+            version=__version__,
+            pid=os.getpid(),
+            started=self._started,
+            mode=self._subject.mode.name,
+            config_file=options.config_file,
+            master=options.master,
+            manifests=options.manifests,
+            config=describe(options.config),
+            world=planner.world,
+            standings=self._progress.standings(),
+            unready=self._unready(),
+            services=len(planner.services),
+            endpoint_slices=planner.objects.endpoints,
+            pending=len(self._progress.queued()) + planner.dirty,
+        )
+
+    def why(self, source: str, target: str, interface: str = "") -> Explained:
+        """Return what becomes of a connection; see seeing.question for the texts. Raises QuestionError."""
+        return explain(self._subject, packet(self._subject, source, target, interface))
+
+    def services(self, names: Iterable[ServiceName]) -> Iterator[Held]:
+        """Yield those of these Services that are known."""
+        return (held for name in names if (held := self._service(name)) is not None)
+
+    @property
+    def names(self) -> list[ServiceName]:
+        """All Services, those included that are gone while their rules are not."""
+        return list({**self._subject.planner.services, **self._progress.queued()})
+
+    def _service(self, name: ServiceName) -> Held | None:
+        planner, queued = self._subject.planner, self._progress.queued()
+        service, compiled = planner.services.get(name), planner.compiled.get(name, NOTHING)
+        if service is None and name not in queued:
+            return None
+        waits = name in queued or planner.is_dirty(name)
+        return Held(
+            name=name,
+            version=service.metadata.resource_version if service is not None else None,
+            slices={piece: held.version for piece, held in planner.slices.get(name, {}).items()},
+            plans=tuple(self._progress.committed(name)),
+            wanted=compiled.plans if waits else None,
+            health=compiled.health,
+            problems=compiled.problems,
+        )

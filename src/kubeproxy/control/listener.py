@@ -1,0 +1,94 @@
+"""The socket's file: private from its first moment, in place of one that a dead process left, however long its path."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+
+def listen(path: str) -> socket.socket:
+    """Return a listening unix socket at `path`; its folder is made if need be, for the owner alone.
+
+    Raises OSError, whose text says who else listens there if somebody does.
+    """
+    Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _clear(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    before = os.umask(0o177)
+    try:
+        with _short(path) as short:
+            sock.bind(short)
+        sock.listen(16)
+    except OSError:
+        sock.close()
+        raise
+    finally:
+        os.umask(before)
+    return sock
+
+
+def connect(path: str, patience: float) -> socket.socket:
+    """Return a socket connected to who listens at `path`, with a timeout in seconds. Raises OSError."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.settimeout(patience)
+        with _short(path) as short:
+            sock.connect(short)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def discard(path: str) -> None:
+    """Remove the socket's file at the end, unless another process serves it by now."""
+    try:
+        _clear(path)
+    except OSError:
+        return
+
+
+def _clear(path: str) -> None:
+    """Remove the socket of a process that is gone; nothing else is ever removed. Raises OSError."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise OSError(errno.EEXIST, f"{path} is there and no socket")
+    pid = _holder(path)
+    if pid is not None:
+        raise OSError(errno.EADDRINUSE, f"process {pid} serves it already")
+    Path(path).unlink()
+
+
+def _holder(path: str) -> int | None:
+    """Return the process that listens at `path`, None if nobody does. Raises OSError when that cannot be told."""
+    try:
+        with connect(path, 1.0) as sock:
+            data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    except (ConnectionRefusedError, FileNotFoundError):
+        return None
+    pid: int = _CREDENTIALS.unpack(data)[0]
+    return pid
+
+
+@contextmanager
+def _short(path: str) -> Iterator[str]:
+    """Give a path to the same file that fits into the 107 bytes that the kernel takes."""
+    if len(os.fsencode(path)) < 108:
+        yield path
+        return
+    folder = os.open(Path(path).parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{Path(path).name}"
+    finally:
+        os.close(folder)

@@ -1,0 +1,56 @@
+"""What a running proxy serves at its socket. The commands put it into words, and look at the kernel themselves.
+
+Short answers are made at once. Long ones go a few Services at a time, with the event loop running in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+
+import msgspec
+
+from kubeproxy.control.desk import Desk
+from kubeproxy.control.wire import stream
+from kubeproxy.model.plan import ServiceName
+from kubeproxy.observe.http import TEXT, Handler, Request, Response
+from kubeproxy.seeing.question import QuestionError
+
+_PACKED = (("Content-Type", "application/msgpack"),)
+_RUN = 100
+"""Services written before the loop has its turn: about a millisecond."""
+
+
+def control_pages(desk: Desk) -> dict[str, Handler]:
+    """Return the routes of the socket."""
+
+    def why(request: Request) -> Response:
+        given = dict(_parameters(request))
+        try:
+            made = desk.why(given.get("source", ""), given.get("target", ""), given.get("interface", ""))
+        except QuestionError as error:
+            return Response(400, TEXT, str(error).encode())
+        return Response(200, _PACKED, msgspec.msgpack.encode(made))
+
+    def services(request: Request) -> Response:
+        # Those whose names are given, as NAMESPACE/NAME; all when none is.
+        given = [value.partition("/") for key, value in _parameters(request) if key == "name"]
+        return Response(200, _PACKED, _streamed(desk, [(space, name) for space, _, name in given] or desk.names))
+
+    return {
+        "/facts": lambda _: Response(200, _PACKED, msgspec.msgpack.encode(desk.facts())),
+        "/why": why,
+        "/services": services,
+    }
+
+
+def _parameters(request: Request) -> list[tuple[str, str]]:
+    from urllib.parse import parse_qsl  # noqa: PLC0415 - a proxy that nobody asks does without
+
+    return parse_qsl(request.query, keep_blank_values=True)
+
+
+async def _streamed(desk: Desk, names: Sequence[ServiceName]) -> AsyncGenerator[bytes, None]:
+    for start in range(0, len(names), _RUN):
+        yield stream(desk.services(names[start : start + _RUN]))
+        await asyncio.sleep(0)

@@ -1,0 +1,64 @@
+"""What a running proxy and the commands say to each other, in msgpack. Both are of one version, as of one package."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from kubeproxy.backlog import Standing
+from kubeproxy.model.plan import Globals, HealthCheck, Problem, ServiceName, ServicePlan
+
+LENGTH = 4
+"""Bytes before each part of a stream that say how long it is, in network order."""
+
+
+class Facts(Struct, frozen=True, kw_only=True):
+    """What holds for the whole proxy. `started` is in seconds since the epoch; `unready` says why it is not ready, by
+    part. `config` is the configuration as a file would have it, `config_file` its path, '' for none.
+    """
+
+    version: str
+    pid: int
+    started: float
+    mode: str
+    config_file: str
+    master: str
+    manifests: str
+    config: Mapping[str, Any]
+    world: Globals
+    standings: tuple[Standing, ...]
+    unready: Mapping[str, str]
+    services: int
+    endpoint_slices: int
+    pending: int
+
+
+class Held(Struct, frozen=True, kw_only=True):
+    """A Service as the proxy has it.
+
+    `version` is its resourceVersion, `slices` those of its EndpointSlices by name. `plans` are what the kernel last
+    took, of all families; `wanted` what it is to have, None when that is the same. A Service that is gone, with rules
+    that are not, has no version.
+    """
+
+    name: ServiceName
+    version: str | None
+    slices: Mapping[str, str | None]
+    plans: tuple[ServicePlan, ...]
+    wanted: tuple[ServicePlan, ...] | None = None
+    health: HealthCheck | None = None
+    problems: tuple[Problem, ...] = ()
+
+
+def part(value: object) -> bytes:
+    """Return a value as a part of a stream."""
+    data = msgspec.msgpack.encode(value)
+    return len(data).to_bytes(LENGTH, "big") + data
+
+
+def stream(values: Iterable[object]) -> bytes:
+    """Return values as parts of a stream, one after the other."""
+    return b"".join(map(part, values))

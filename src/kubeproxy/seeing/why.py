@@ -1,0 +1,149 @@
+"""What becomes of a connection, in words: model/answer.py's answer for people and programs, and what would mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from kubeproxy.model.absence import Absent
+from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, destination_text, unpack
+from kubeproxy.model.answer import Answer, Outcome, Packet, Step, answer
+from kubeproxy.model.plan import FrontendKind, Globals, ServicePlan
+from kubeproxy.seeing.subject import Subject
+
+
+class Target(Struct, frozen=True):
+    """An endpoint that may get the connection: its address and port, its probability, what it sees as the client, and
+    the Node that it is on, '' if unknown.
+    """
+
+    address: str
+    share: float
+    masqueraded: bool
+    node: str = ""
+
+
+class Missing(Struct, frozen=True):
+    """An endpoint that gets no new connections from here: why, and the field and EndpointSlice that say so."""
+
+    address: str
+    reason: str
+    field: str
+    slice: str
+
+
+class Why(Struct, frozen=True, kw_only=True):
+    """The answer to one question. Texts are for people; `outcome` is one of model.answer.Outcome's values.
+
+    `service` is NAMESPACE/NAME and `port` the name of its port, '' when no Service has the address. `affinity` is in
+    seconds. `fixes` are what would let the connection pass.
+    """
+
+    source: str
+    destination: str
+    outcome: str
+    client_sees: str
+    service: str = ""
+    port: str = ""
+    steps: tuple[Step, ...] = ()
+    endpoints: tuple[Target, ...] = ()
+    missing: tuple[Missing, ...] = ()
+    affinity: int = 0
+    fixes: tuple[str, ...] = ()
+
+
+class Explained(Struct, frozen=True):
+    """An answer, and what a command needs to look at the kernel for it: the plan, if there is one, and the globals."""
+
+    why: Why
+    plan: ServicePlan | None
+    world: Globals
+
+
+def explain(subject: Subject, packet: Packet) -> Explained:
+    """Return what becomes of a packet here, and why."""
+    here = {address for addresses in subject.local().values() for address in addresses}
+    made = answer(subject.planner, packet, here, subject.mode.habits)
+    return Explained(_told(subject, packet, made), made.plan, subject.planner.world)
+
+
+def _told(subject: Subject, packet: Packet, made: Answer) -> Why:
+    plan = made.plan
+    nodes = _nodes(subject, plan) if plan is not None else {}
+    return Why(
+        source=unpack(packet.source) if packet.source is not None else "this node",
+        destination=f"{_destination(packet)}/{PROTOCOL_NAMES[packet.protocol].lower()}",
+        outcome=made.outcome.value,
+        client_sees=made.notice.value,
+        service=f"{plan.key.namespace}/{plan.key.name}" if plan is not None else "",
+        port=plan.key.port_name if plan is not None else "",
+        steps=made.steps,
+        endpoints=tuple(
+            Target(destination_text(one.destination), one.share, one.masqueraded, nodes.get(one.destination, ""))
+            for one in made.choices
+        ),
+        missing=tuple(_missing(one) for one in made.absent),
+        affinity=made.affinity,
+        fixes=tuple(_fixes(packet, made)),
+    )
+
+
+def _destination(packet: Packet) -> str:
+    return destination_text(packet.destination + PORT_BYTES[packet.port])
+
+
+def _missing(one: Absent) -> Missing:
+    known = one.destination[-2:] != PORT_BYTES[0]
+    where = destination_text(one.destination) if known else unpack(one.destination[:-2])
+    return Missing(where, one.reason, one.field, one.slice_name)
+
+
+def _nodes(subject: Subject, plan: ServicePlan) -> dict[bytes, str]:
+    """Return the Node of each destination of a plan, as far as the slices say it."""
+    key = plan.key
+    return {
+        endpoint.address + PORT_BYTES[port.port]: endpoint.node
+        for piece in subject.planner.slices.get((key.namespace, key.name), {}).values()
+        if piece.family is key.family
+        for port in piece.ports
+        for endpoint in piece.endpoints
+    }
+
+
+def _fixes(packet: Packet, made: Answer) -> Iterator[str]:
+    """Yield what would let the connection pass, in the words of objects and fields."""
+    if made.outcome is Outcome.FORWARDED or made.outcome is Outcome.HEALTH:
+        return
+    blocking = {step.field for step in made.steps if not step.passes}
+    if "spec.loadBalancerSourceRanges" in blocking and packet.source is not None:
+        bits = 32 if len(packet.source) == 4 else 128
+        yield f"add {unpack(packet.source)}/{bits} to spec.loadBalancerSourceRanges"
+    if made.plan is None or made.frontend is None:
+        return
+    if "spec.internalTrafficPolicy" in blocking or "spec.externalTrafficPolicy" in blocking:
+        field = "internal" if made.frontend.kind is FrontendKind.CLUSTER else "external"
+        yield f"have an endpoint on this node (a DaemonSet, say), or set spec.{field}TrafficPolicy to Cluster"
+    if not made.plan.usable:
+        yield from _endpoint_fixes(made)
+
+
+def _endpoint_fixes(made: Answer) -> Iterator[str]:
+    """Yield what would give a Service without endpoints some."""
+    assert made.plan is not None  # noqa: S101 - the caller looked
+    key = made.plan.key
+    service, kubectl = f"{key.namespace}/{key.name}", f"kubectl -n {key.namespace}"
+    if not made.absent:
+        yield (
+            f"no EndpointSlice of {service} has an {key.family.label} endpoint: compare spec.selector with the pods' "
+            f"labels ({kubectl} get pods --show-labels; {kubectl} get endpointslices -l "
+            f"kubernetes.io/service-name={key.name})"
+        )
+        return
+    fields = [one.field for one in made.absent]
+    if count := fields.count("conditions.ready"):
+        yield f"{count} endpoints are not ready: look at their pods' readiness probes ({kubectl} describe pod)"
+    if "ports" in fields:
+        yield f"spec.ports[].name of {service}, {key.port_name or 'none'}, must be the name of a port in its slices"
+    if "conditions.serving" in fields:
+        yield "all endpoints are terminating: start others"

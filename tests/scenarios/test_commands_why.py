@@ -1,0 +1,106 @@
+"""`kube-proxy why` and `services` beside a running proxy: each cause is named, with the field and what mends it."""
+
+from __future__ import annotations
+
+import json
+import stat
+
+import pytest
+
+from support.live import Live
+from support.modes import modes
+
+pytestmark = modes("nftables", "iptables-nft", "userspace")
+
+
+async def test_who_is_let_in_is_told_with_its_endpoints(live: Live) -> None:
+    live.service("open", "a1 b1")
+    await live.expect(live.front("open"), {"pod": "a1 b1"})
+    address, port = live.front("open")
+    status, text = await live.ask("why", live.ips["pod"]["IPv4"], f"{address}:{port}")
+    assert status == 0, text
+    assert f"{address}:80/tcp: forwarded" in text
+    assert "is the cluster IP of default/open, port tcp (spec.clusterIPs)" in text
+    assert f"50.0% to {live.ips['a1']['IPv4']}:3000 on node-a" in text
+    assert "ok TCP from this node:" in text
+    assert (await live.ask("why", "node", "default/open:tcp"))[0] == 0
+
+
+async def test_who_is_not_in_the_source_ranges_is_told_what_to_add(live: Live) -> None:
+    live.service("guarded", "a1", type="LoadBalancer", loadBalancerSourceRanges=["10.1.0.0/16"])
+    await live.until(lambda: live.cluster.get("services", "guarded")["status"]["loadBalancer"].get("ingress"), "a VIP")
+    address, port = live.front("guarded", "loadbalancer")
+    await live.expect(live.front("guarded", "loadbalancer"), {"outside": "timeout"})
+    status, text = await live.ask("why", live.ips["outside"]["IPv4"], f"{address}:{port}")
+    assert status == 1
+    assert "dropped, the client sees a timeout" in text
+    assert "(spec.loadBalancerSourceRanges)" in text
+    assert f"Fix: add {live.ips['outside']['IPv4']}/32 to spec.loadBalancerSourceRanges" in text
+
+
+async def test_a_service_without_ready_endpoints_names_them(live: Live) -> None:
+    live.service("down", "a1/unready b1/failed")
+    await live.expect(live.front("down"), {"pod": "refused"})
+    status, text = await live.ask("why", live.ips["pod"]["IPv4"], "default/down:80")
+    assert status == 1
+    assert f"not to {live.ips['a1']['IPv4']}:3000: it is not ready (conditions.ready in EndpointSlice" in text
+    assert f"not to {live.ips['b1']['IPv4']}:3000: it is terminating and does not serve any more" in text
+    assert "Fix: 1 endpoints are not ready" in text
+
+
+async def test_a_wrong_target_port_is_noticed(live: Live) -> None:
+    live.service("mistyped", "")
+    live.endpoints("mistyped", "a1", ports=[{"name": "tcp", "port": 4444, "protocol": "TCP"}])
+
+    async def noticed() -> str:
+        status, text = await live.ask("why", "node", "default/mistyped:tcp")
+        return "" if status == 1 and "4444: refused" in text else text
+
+    await live.eventually(noticed)
+    _, text = await live.ask("why", "node", "default/mistyped:tcp")
+    assert f"TCP from this node to {live.ips['a1']['IPv4']}:4444: refused" in text
+    assert "is targetPort right" in text
+
+
+async def test_an_unknown_port_and_an_unknown_address(live: Live) -> None:
+    live.service("known", "a1")
+    await live.expect(live.front("known"), {"pod": "a1"})
+    address = live.front("known").address
+    status, text = await live.ask("why", live.ips["pod"]["IPv4"], f"{address}:81")
+    assert status == 1
+    assert "no such port; default/known has 80/TCP, 80/UDP there" in text
+    status, text = await live.ask("why", live.ips["pod"]["IPv4"], "198.51.100.77:80")
+    assert (status, "no Service has this address" in text) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("why", "nobody", "10.96.0.1:443"), "'nobody' is no IP address"),
+        (("why", "10.0.0.1", "10.96.0.1"), "has no port"),
+        (("why", "10.0.0.1", "fd00::1:443"), "has no port"),
+        (("why", "10.0.0.1", "[fd00::1]:443"), "different IP families"),
+        (("why", "node", "default/none:80"), "no Service default/none"),
+        (("why", "node", "10.96.0.1:99999"), "from 1 to 65535"),
+    ],
+)
+async def test_what_cannot_be_understood_says_what_can(live: Live, words: tuple[str, ...], said: str) -> None:
+    status, text = await live.ask(*words)
+    assert (status, said in text) == (2, True), text
+
+
+async def test_services_lists_all_or_one(live: Live) -> None:
+    live.service("listed", "a1 b1")
+    await live.expect(live.front("listed"), {"pod": "a1 b1"})
+    status, text = await live.ask("services")
+    assert status == 0
+    assert any(line.split()[:3] == ["default/listed", "programmed", "2"] for line in text.splitlines()), text
+    status, text = await live.ask("services", "listed", "-o", "json")
+    assert status == 0
+    assert json.loads(text)[0]["endpoints"] == 2
+    assert (await live.ask("services", "nothing"))[0] == 1
+
+
+async def test_only_root_may_ask(live: Live) -> None:
+    mode = live.proxy.control.stat().st_mode
+    assert (stat.S_ISSOCK(mode), stat.S_IMODE(mode)) == (True, 0o600)

@@ -1,0 +1,66 @@
+"""The commands' socket: private, in place of what a dead process left, never in place of what somebody uses."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from kubeproxy.control.listener import connect, discard, listen
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "run" / "control.sock")
+
+
+def test_file_and_folder_are_the_owners_alone(path: str) -> None:
+    before = os.umask(0o022)
+    os.umask(before)
+    with listen(path), connect(path, 1.0):
+        assert stat.S_IMODE(Path(path).stat().st_mode) == 0o600
+        assert stat.S_IMODE(Path(path).parent.stat().st_mode) == 0o700
+    after = os.umask(before)
+    assert after == before
+
+
+def test_what_a_dead_process_left_is_replaced(path: str) -> None:
+    listen(path).close()
+    assert Path(path).exists()
+    with listen(path), connect(path, 1.0):
+        pass
+
+
+def test_who_serves_already_is_named(path: str) -> None:
+    with listen(path):
+        with pytest.raises(OSError, match=f"process {os.getpid()} serves it already"):
+            listen(path)
+        discard(path)
+        assert Path(path).exists()
+    discard(path)
+    assert not Path(path).exists()
+    discard(path)
+
+
+def test_another_file_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "notes"
+    file.write_text("mine")
+    with pytest.raises(OSError, match="is there and no socket"):
+        listen(str(file))
+    discard(str(file))
+    assert file.read_text() == "mine"
+
+
+def test_a_path_may_be_longer_than_an_address(tmp_path: Path) -> None:
+    path = str(tmp_path / ("a" * 100) / "control.sock")
+    assert len(path) > 107
+    with listen(path) as server, connect(path, 1.0) as client:
+        server.setblocking(True)
+        accepted, _ = server.accept()
+        with accepted:
+            client.send(b"x")
+            assert accepted.recv(1) == b"x"
+    with pytest.raises(ConnectionRefusedError):
+        connect(path, 1.0)
