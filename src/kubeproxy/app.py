@@ -13,14 +13,14 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from kubeproxy import __version__, garbage, host, modes
+from kubeproxy import __version__, garbage, host, modes, privileges
 from kubeproxy.backends.mode import Backend, FlowsEnd, Mode, Operations
 from kubeproxy.backlog import Standing
 from kubeproxy.config.addresses import split_host_port
@@ -101,13 +101,22 @@ def run(options: Options) -> int:
 
 
 async def _main(options: Options, settings: Settings, mode: Mode, output: logs.Output) -> int:
-    async with opened(options, settings, mode, output) as app:
+    async with opened(options, settings, mode, output, privileges.give_up) as app:
         return await app.run()
 
 
 @asynccontextmanager
-async def opened(options: Options, settings: Settings, mode: Mode, output: logs.Output) -> AsyncIterator[App]:
+async def opened(
+    options: Options,
+    settings: Settings,
+    mode: Mode,
+    output: logs.Output,
+    give_up: Callable[[Sequence[str], str], None],
+) -> AsyncIterator[App]:
     """Make the program, ready to run. The host is left alone until nothing stands in the way of that.
+
+    `give_up` is called when the host is prepared and no thread runs yet, with the files that will be read again and
+    the program that makes credentials: what the process may do from then on is its business (privileges.py).
 
     Raises ConfigError, Unsupported or ApplyError.
     """
@@ -124,6 +133,7 @@ async def opened(options: Options, settings: Settings, mode: Mode, output: logs.
         sources = open_sources(options, settings.node_name, deliver, metrics)
         stack.push_async_callback(sources.close)
         _prepare_host(operations, config)
+        give_up([*filter(None, [options.config_file]), *sources.files()], sources.plugin)
         backends = operations.open(config, _bare(settings), metrics.registry)
         for backend in backends:
             stack.callback(backend.close)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kubeproxy.api.source import ResourceStatus, why_stale
@@ -34,6 +35,12 @@ class Sources(Protocol):
 
     post: Post | None
     """How events are sent, None when there is nobody to send them to."""
+
+    plugin: str
+    """The program that is run for credentials, '' for none."""
+
+    def files(self) -> Sequence[str]:
+        """Return the files and folders that are read again while it runs."""
 
     def work(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Return what runs until cancelled, by name."""
@@ -69,6 +76,8 @@ class ApiSources:
         cluster = load_cluster(options.config.client_connection.kubeconfig, options.master)
         if cluster.proxy is not None:
             log.info("Using a proxy for the API server proxy=%s server=%s", cluster.proxy, cluster.url)
+        self._cluster = cluster
+        self.plugin = cluster.credentials.program
         self._client = ApiClient(cluster, on_request=partial(_finished, metrics))
         client = options.config.client_connection
         self._limit = RateLimit(client.qps, client.burst)
@@ -80,6 +89,10 @@ class ApiSources:
         for resource, status in self._source.statuses.items():
             metrics.follow_staleness(resource, partial(_staleness, status))
         self.post: Post | None = self._post
+
+    def files(self) -> Sequence[str]:
+        """See Sources."""
+        return self._cluster.files
 
     def work(self) -> dict[str, Coroutine[Any, Any, None]]:
         """See Sources."""
@@ -150,11 +163,17 @@ class ManifestSources:
 
     knows_nodes = False
     post: Post | None = None
+    plugin = ""
 
     def __init__(self, folder: str, node_name: str, sink: Sink) -> None:
         from kubeproxy.api.manifests import ManifestSource  # noqa: PLC0415 - needs a YAML parser
 
+        self._folder = Path(folder)
         self._source = ManifestSource(folder, sink, node_name)
+
+    def files(self) -> Sequence[str]:
+        """See Sources."""
+        return [str(path) for path in (self._folder, *sorted(self._folder.glob("*")))]
 
     def work(self) -> dict[str, Coroutine[Any, Any, None]]:
         """See Sources."""

@@ -1,4 +1,4 @@
-"""A capability that is permitted comes into effect, and nothing else changes."""
+"""A capability that is permitted comes into effect and nothing else changes; those that are given up are gone."""
 
 import subprocess
 import sys
@@ -35,3 +35,52 @@ def test_it_comes_into_effect_only_where_permitted(kept, gained):
     assert not effective & 0x1000
     assert permitted_then == permitted
     assert effective_then == effective | gained
+
+
+# In a process of its own as well: what it may do before and after, and what a child of it may.
+_KEEPS = """
+import os, subprocess, sys, threading
+from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.capability import Capability, beyond_permission, forbid_new_privileges, held, keep_only
+
+closed, open_ = sys.argv[1:3]
+print(beyond_permission([closed, open_, "/nonexistent"]))
+assert open(closed).read() == "x"
+ended = threading.Event()
+thread = threading.Thread(target=ended.wait)
+thread.start()
+try:
+    keep_only({Capability.NET_ADMIN})
+except ApplyError as error:
+    print(error)
+ended.set()
+thread.join()
+keep_only({Capability.NET_ADMIN, Capability.NET_RAW})
+forbid_new_privileges()
+print(sorted(one.label for one in held()))
+names = "CapInh|CapPrm|CapEff|CapBnd|CapAmb|NoNewPrivs"
+print(subprocess.run(["grep", "-E", names, "/proc/self/status"], capture_output=True, text=True).stdout)
+try:
+    open(closed)
+except PermissionError:
+    print("closed")
+"""
+
+
+def test_what_is_given_up_is_gone_for_children_too(tmp_path):
+    closed, opened = tmp_path / "closed", tmp_path / "open"
+    for path in (closed, opened):
+        path.write_text("x")
+    closed.chmod(0o000)
+    done = subprocess.run(
+        [sys.executable, "-c", _KEEPS, closed, opened], capture_output=True, text=True, check=True, timeout=60
+    )
+    few = f"{1 << 12 | 1 << 13:016x}"
+    none = f"{0:016x}"
+    assert done.stdout.split("\n") == [
+        str([str(closed)]),
+        "cannot drop capabilities: 2 threads run already",
+        "['CAP_NET_ADMIN', 'CAP_NET_RAW']",
+        *[f"CapInh:\t{none}", f"CapPrm:\t{few}", f"CapEff:\t{few}", f"CapBnd:\t{few}", f"CapAmb:\t{none}"],
+        *["NoNewPrivs:\t1", "", "closed", ""],
+    ]

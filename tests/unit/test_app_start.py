@@ -20,6 +20,10 @@ class Sources:
     """A source that is opened and closed."""
 
     post = None
+    plugin = "login"
+
+    def files(self):
+        return ["/token"]
 
     def __init__(self, steps):
         self.steps = steps
@@ -55,8 +59,10 @@ def start(steps, fails=None):
     output = SimpleNamespace(handler=SimpleNamespace(flush=lambda: None))
 
     async def run():
+        settings = Settings(node_name="node-a", families=tuple(Family))
+        options = Options(config=KubeProxyConfiguration(), config_file="/config")
         async with app.opened(
-            Options(config=KubeProxyConfiguration()), Settings(node_name="node-a", families=tuple(Family)), mode, output
+            options, settings, mode, output, lambda files, plugin: steps.append(("given up", files, plugin))
         ):
             steps.append("made")
 
@@ -66,7 +72,7 @@ def start(steps, fails=None):
 def test_the_host_is_touched_when_the_source_is_known_to_be_good(steps):
     start(steps)
     assert steps == [
-        *["sources", "sysctls", "mode's sysctls", "backends", "made"],
+        *["sources", "sysctls", "mode's sysctls", ("given up", ["/config", "/token"], "login"), "backends", "made"],
         *["closed", "closed", "sources closed"],
     ]
 

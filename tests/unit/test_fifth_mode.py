@@ -115,7 +115,8 @@ def test_it_is_programmed_by_the_program_as_any_other(memory, tmp_path, monkeypa
     async def run():
         output = SimpleNamespace(handler=SimpleNamespace(buffered=False, flush=lambda: None))
         options = Options(config=config, manifests=str(folder))
-        async with asyncio.timeout(30), app.opened(options, host.settings(config), mode, output) as program:
+        opened = app.opened(options, host.settings(config), mode, output, lambda files, plugin: None)
+        async with asyncio.timeout(30), opened as program:
             running = asyncio.create_task(program.run())
             await program._engine.ready.wait()
             program._lifetime.stop(0)

@@ -191,6 +191,11 @@ class Cluster:
         return self._trust.authorities
 
     @property
+    def files(self) -> tuple[str, ...]:
+        """The files that are read again when they change: certificates, keys, tokens."""
+        return (*(path for path, _, _ in self._trust.signature()), *self.credentials.files)
+
+    @property
     def identity(self) -> str:
         """Who we say that we are, and where that stands, for messages."""
         own = f"the client certificate in {self._trust.own_certificate}" if self._trust.own_certificate else ""

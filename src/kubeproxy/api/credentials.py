@@ -42,8 +42,12 @@ class KeyPair(NamedTuple):
 class Credentials:
     """Credentials that never change: the same headers for every request. Base of the others.
 
-    `name` says for messages what they are and where they stand, '' when there are none.
+    `name` says for messages what they are and where they stand, '' when there are none. `files` are read again while
+    they are in use, `program` is run for them, '' for none.
     """
+
+    files: tuple[str, ...] = ()
+    program = ""
 
     def __init__(self, headers: Headers = (), name: str = "") -> None:
         self._fixed = headers
@@ -73,6 +77,7 @@ class TokenFile(Credentials):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(headers, f"the token in {path}")
+        self.files = (path,)
         self._path = path
         self._token = token
         self._clock = clock
@@ -145,6 +150,7 @@ class ExecPlugin(Credentials):
 
     def __init__(self, config: ExecConfig, *, headers: Headers = ()) -> None:
         super().__init__(headers, f"what {config.field}.command {config.command} prints")
+        self.program = config.command
         self._config = config
         self._status: _ExecStatus | None = None
         self._expires: float | None = None

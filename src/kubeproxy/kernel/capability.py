@@ -1,28 +1,159 @@
-"""Puts into effect the capability that the kernel permits. Not here: what needs it, and what it means to lack it.
+"""The capabilities of this process: putting one into effect, and giving up all but some for good.
 
-The image's interpreter has CAP_NET_ADMIN as "permitted" only. With "effective" on the file the kernel would refuse to
-start it at all wherever a container may not have that capability (execve(2), EPERM), even for --version.
+Which ones are needed for what is decided elsewhere (privileges.py). Source: capabilities(7), prctl(2).
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
+import stat
 import struct
-from typing import Final
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+from enum import IntEnum
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from kubeproxy.errors import ApplyError
 
 _VERSION_3: Final = 0x20080522  # linux/capability.h: 64 bits, in two rows of effective, permitted, inheritable
 _HEADER: Final = struct.Struct("=Ii")
 _ROWS: Final = struct.Struct("=6I")
-_NET_ADMIN: Final = 1 << 12
+_PR_CAPBSET_READ: Final = 23
+_PR_CAPBSET_DROP: Final = 24
+_PR_SET_NO_NEW_PRIVS: Final = 38
+
+
+class Capability(IntEnum):
+    """Those that this program has to do with, with the kernel's numbers."""
+
+    DAC_OVERRIDE = 1
+    DAC_READ_SEARCH = 2
+    SETPCAP = 8
+    NET_BIND_SERVICE = 10
+    NET_ADMIN = 12
+    NET_RAW = 13
+
+    @property
+    def label(self) -> str:
+        """Return the name that everybody uses, such as CAP_NET_ADMIN."""
+        return f"CAP_{self.name}"
+
+
+class _Sets(NamedTuple):
+    """The sets of a thread, a bit for each capability."""
+
+    effective: int
+    permitted: int
+    inheritable: int
 
 
 def raise_net_admin() -> None:
-    """Put CAP_NET_ADMIN into effect for the calling thread and those it starts, if permitted; else nothing happens."""
+    """Put CAP_NET_ADMIN into effect for the calling thread and those it starts, if permitted; else nothing happens.
+
+    The image's interpreter has it as "permitted" only. With "effective" on the file the kernel would refuse to start it
+    at all wherever a container may not have that capability (execve(2), EPERM), even for --version.
+    """
+    sets = _get()
+    if sets is not None and sets.permitted & ~sets.effective & _bit(Capability.NET_ADMIN):
+        _set(sets._replace(effective=sets.effective | _bit(Capability.NET_ADMIN)))
+
+
+def held() -> frozenset[Capability]:
+    """Return which ones are in effect for the calling thread."""
+    sets = _get()
+    return frozenset(one for one in Capability if sets is not None and sets.effective & _bit(one))
+
+
+def beyond_permission(paths: Iterable[str]) -> list[str]:
+    """Return which files and folders only a capability lets this process read."""
+    sets = _get()
+    overriding = _bit(Capability.DAC_OVERRIDE) | _bit(Capability.DAC_READ_SEARCH)
+    if sets is None or not sets.effective & overriding:
+        return []
+    _set(sets._replace(effective=sets.effective & ~overriding))
+    try:
+        return [path for path in paths if not _readable(path)]
+    finally:
+        _set(sets)
+
+
+def keep_only(wanted: AbstractSet[Capability]) -> None:
+    """Give up all capabilities but some, for this process and all that it will start. None is gained.
+
+    They are a thread's: to be called while there is one thread. Raises ApplyError.
+    """
+    threads = sum(1 for _ in Path("/proc/self/task").iterdir())
+    if threads > 1:
+        raise ApplyError(f"cannot drop capabilities: {threads} threads run already")
+    mask = sum(_bit(one) for one in wanted)
+    sets = _get()
+    if sets is None:
+        raise ApplyError("cannot drop capabilities: the kernel does not say which there are")
+    if sets.effective & _bit(Capability.SETPCAP):
+        _lower_bounds(mask)
+    # What is no longer both permitted and inheritable leaves the ambient set by itself (cap_capset).
+    _set(_Sets(sets.effective & mask, sets.permitted & mask, sets.inheritable & mask))
+
+
+def forbid_new_privileges() -> None:
+    """Let no program that this process starts have more rights than it has itself. Raises ApplyError."""
     libc = ctypes.CDLL(None, use_errno=True)
-    header = ctypes.create_string_buffer(_HEADER.pack(_VERSION_3, 0), _HEADER.size)
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0:
+        raise ApplyError(f"cannot set no_new_privs: {os.strerror(ctypes.get_errno())}")
+
+
+def gives_rights(path: str) -> bool:
+    """Return whether starting a program gives it rights of its own: set-user-ID, set-group-ID, capabilities."""
+    try:
+        return bool(Path(path).stat().st_mode & (stat.S_ISUID | stat.S_ISGID)) or "security.capability" in os.listxattr(
+            path
+        )
+    except OSError:
+        return False
+
+
+def _lower_bounds(mask: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    number = 0
+    while (
+        bounded := libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0)
+    ) >= 0:  # the kernel's last one is followed by EINVAL
+        if bounded and not mask & 1 << number and libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
+            raise ApplyError(f"cannot drop capability {number} from the bounds: {os.strerror(ctypes.get_errno())}")
+        number += 1
+
+
+def _readable(path: str) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except PermissionError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _get() -> _Sets | None:
+    libc = ctypes.CDLL(None, use_errno=True)
     rows = ctypes.create_string_buffer(_ROWS.size)
-    if libc.capget(header, rows) < 0:
-        return
-    effective, permitted, *others = _ROWS.unpack(rows.raw)
-    if permitted & ~effective & _NET_ADMIN:
-        libc.capset(header, ctypes.create_string_buffer(_ROWS.pack(effective | _NET_ADMIN, permitted, *others)))
+    if libc.capget(_header(), rows) < 0:
+        return None
+    low, high = _ROWS.unpack(rows.raw)[:3], _ROWS.unpack(rows.raw)[3:]
+    return _Sets(*(below | above << 32 for below, above in zip(low, high, strict=True)))
+
+
+def _set(sets: _Sets) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    low, high = [one & 0xFFFFFFFF for one in sets], [one >> 32 for one in sets]
+    if libc.capset(_header(), ctypes.create_string_buffer(_ROWS.pack(*low, *high))) < 0:
+        raise ApplyError(f"cannot set capabilities: {os.strerror(ctypes.get_errno())}")
+
+
+def _header() -> ctypes.Array[ctypes.c_char]:
+    return ctypes.create_string_buffer(_HEADER.pack(_VERSION_3, 0), _HEADER.size)
+
+
+def _bit(one: Capability) -> int:
+    return 1 << one
