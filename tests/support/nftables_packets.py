@@ -41,11 +41,14 @@ def check(kernel: FakeKernel, world: Globals, family: Family, plans: Iterable[Se
     node = _packed(NODE_IPS[family])
     ours = world.of(family) or FamilyGlobals()
     guarded = {f.address for p in plans for f in p.frontends if f.kind is FrontendKind.CLUSTER}
+    keys = {frontend.key for plan in plans for frontend in plan.frontends}
     for plan in plans:
         if any(endpoint[:-2] in guarded for endpoint in (*plan.cluster, *plan.local)):
             continue  # no endpoint, says the API: on its way there a packet meets the guard of other ports
         for frontend in plan.frontends:
             nodeport = frontend.kind is FrontendKind.NODEPORT
+            if nodeport and node + frontend.key in keys:
+                continue  # the node's address and this port are somebody's external IP, which comes first
             destination = node if nodeport else frontend.address
             for origin, text in SOURCES[family]:
                 source = _packed(text)
