@@ -11,6 +11,7 @@ from importlib import import_module
 from kubeproxy.commands import COMMANDS, UNKNOWN
 from kubeproxy.config.flags import BY_NAME
 from kubeproxy.errors import KubeProxyError
+from kubeproxy.kernel.capability import raise_net_admin
 
 
 def run(argv: Sequence[str]) -> int:
@@ -25,6 +26,7 @@ def run(argv: Sequence[str]) -> int:
     )
     module.arguments(parser)
     _source_arguments(parser)
+    raise_net_admin()
     try:
         status: int = module.run(parser.parse_args(argv[1:]))
         sys.stdout.flush()
