@@ -17,18 +17,9 @@ from kubeproxy.kernel.capability import raise_net_admin
 def run(argv: Sequence[str]) -> int:
     """Run the subcommand that the first word names; return the exit code."""
     name = argv[0]
-    module = import_module(f"kubeproxy.commands.{name}")
-    parser = argparse.ArgumentParser(
-        prog=f"kube-proxy {name}",
-        description=f"{COMMANDS[name][0].upper()}{COMMANDS[name][1:]}.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=module.__doc__.partition("\n\n")[2] if module.__doc__ else None,
-    )
-    module.arguments(parser)
-    _source_arguments(parser)
     raise_net_admin()
     try:
-        status: int = module.run(parser.parse_args(argv[1:]))
+        status: int = import_module(f"kubeproxy.commands.{name}").run(parser_of(name).parse_args(argv[1:]))
         sys.stdout.flush()
     except BrokenPipeError:  # a reader that has seen enough, as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -39,6 +30,20 @@ def run(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return UNKNOWN
     return status
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """Return the parser of a subcommand's arguments."""
+    module = import_module(f"kubeproxy.commands.{name}")
+    parser = argparse.ArgumentParser(
+        prog=f"kube-proxy {name}",
+        description=f"{COMMANDS[name][0].upper()}{COMMANDS[name][1:]}.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=module.__doc__.partition("\n\n")[2] if module.__doc__ else None,
+    )
+    module.arguments(parser)
+    _source_arguments(parser)
+    return parser
 
 
 def _source_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,8 @@ import shlex
 import pytest
 
 from bench.__main__ import ALL as BENCHMARKS
+from kubeproxy.commands import COMMANDS
+from kubeproxy.commands.main import parser_of
 from kubeproxy.config.flags import BY_NAME
 from kubeproxy.observe.health import ProxyHealth
 from kubeproxy.observe.metrics import Metrics
@@ -95,17 +97,29 @@ def test_the_lab_takes_its_commands() -> None:
 
 
 def test_the_proxy_has_the_flags() -> None:
-    flags = [(place, word) for place, words in after("kube-proxy") for word in words if word.startswith("-")]
+    lines = [(place, words) for place, words in after("kube-proxy") if not words or words[0] not in COMMANDS]
+    flags = [(place, word) for place, words in lines for word in words if word.startswith("-")]
     # kubectl has an object of that name, before which no flags of ours stand.
     kubectl = {place for place, text in shown() if "kubectl" in text or "helm" in text}
     spans = [Words(place, text) for document in documents() for place, text in document.spans()]
     flags += [(place, text) for place, text in spans if re.match("--[a-z]|-v", text)]
     ours = [(place, flag) for place, flag in flags if place not in kubectl]
     assert len(ours) > 15
+    of_commands = {flag for name in COMMANDS for flag in parser_of(name)._option_string_actions}
     for place, text in ours:
         name = re.split("[= ]", text)[0]
         if FOREIGN.get(name) is None:
-            assert name.lstrip("-") in BY_NAME, f"{place}: {text}"
+            assert name.lstrip("-") in BY_NAME or name in of_commands, f"{place}: {text}"
+
+
+def test_the_commands_take_their_arguments() -> None:
+    calls = [(place, words) for place, words in after("kube-proxy") if words[1:] and words[0] in COMMANDS]
+    assert len(calls) > 3
+    for place, words in calls:
+        try:
+            parser_of(words[0]).parse_args([word for word in words[1:] if word != "…"])
+        except SystemExit:
+            pytest.fail(f"{place}: kube-proxy {shlex.join(words)}")
 
 
 def test_pages_exist_on_the_port_that_is_asked() -> None:
