@@ -124,6 +124,7 @@ async def opened(
     metrics = Metrics()
     if mode.refusals:
         metrics.count_refusals(*mode.refusals)
+    metrics.begin(family.label for family in settings.families)
     metrics.show_features(gate_states(config.feature_gates))
 
     def deliver(events: Sequence[Event]) -> None:
@@ -236,6 +237,7 @@ class App:
         loop.add_reader(monitor.fileno(), self._addresses, monitor)
         self._health.ready_when("api", self._sources.stale)
         self._health.ready_when("kernel", lambda: next(iter(self._refusals().values()), None))
+        self._metrics.own.ready.follow(lambda: not self._health.unready())
         self._serve()
         for name, work in self._work().items():
             self._lifetime.start(name, work)
@@ -424,6 +426,12 @@ class App:
         self._flows.recheck(self._engine.planner.compiled)
 
     async def _watch_config(self) -> None:
-        async for change in watch_config(self._options.config_file, self._config, self._options.resolve):
+        changes = watch_config(
+            self._options.config_file,
+            self._config,
+            self._options.resolve,
+            invalid=self._metrics.own.config_invalid.set,
+        )
+        async for change in changes:
             log.warning("The configuration changed, restarting: %s", "; ".join(change.difference))
             self._lifetime.stop(CONFIG_CHANGED)

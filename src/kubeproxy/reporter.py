@@ -58,6 +58,9 @@ class Reporter:
         self._families = 1  # until the world is known
         self._checks: dict[ServiceName, HealthCheck] = {}
         self._without_local: Counter[tuple[str, Family]] = Counter()
+        self._services: Counter[Family] = Counter()
+        self._endpoints: Counter[Family] = Counter()
+        self._without_endpoints: Counter[Family] = Counter()
 
     def queued(self, families: Sequence[Family]) -> None:
         """See observer.Observer."""
@@ -107,8 +110,11 @@ class Reporter:
         """See observer.Observer."""
         for counter in self._metrics.refusals:
             counter.labels(family.label).inc()
-        # A repair that does not get through makes the node unhealthy as a change does that waits as long.
+        # A repair that does not get through waits as a change does: it makes the node unhealthy and raises the alarm.
         self._health.queued(family.label)
+        queued, synced = self._metrics.last_queued.labels(family.label), self._metrics.last_sync.labels(family.label)
+        if queued.value <= synced.value:
+            queued.set(time.time())
 
     def settled(self, changes: Sequence[Change]) -> None:
         """See observer.Observer."""
@@ -121,6 +127,9 @@ class Reporter:
                 else:
                     self._checks.pop(change.name, None)
             self._count_without_local(change)
+            self._count_services(change.before, -1)
+            self._count_services(change.after, 1)
+        self._show_services()
         if checks_changed:
             self._service_health.sync(_ports(self._checks))
         if log.isEnabledFor(EACH_SERVICE):
@@ -134,10 +143,30 @@ class Reporter:
                 count = self._without_local[policy, family] = self._without_local[policy, family] + step
                 self._metrics.no_local_endpoints.labels(policy, family.label).set(count)
 
+    def _count_services(self, compiled: Compiled, step: int) -> None:
+        plans, counted, lacking = compiled.plans, None, None
+        for plan in plans:  # family by family
+            family = plan.key.family
+            if family is not counted:
+                counted = family
+                self._services[family] += step
+            self._endpoints[family] += step * len(plan.cluster or plan.local)
+            if family is not lacking and not plan.usable:
+                lacking = family
+                self._without_endpoints[family] += step
+
+    def _show_services(self) -> None:
+        own = self._metrics.own
+        for family in self._services:
+            own.services.labels(family.label).set(self._services[family])
+            own.endpoints.labels(family.label).set(self._endpoints[family])
+            own.without_endpoints.labels(family.label).set(self._without_endpoints[family])
+
     def noticed(self, notice: Notice) -> None:
         """See observer.Observer."""
         record = self._events.record
         if isinstance(notice, Difference):
+            self._metrics.own.repairs.inc()
             record(self._node, "Warning", "RulesChangedByOthers", "Repairing", notice.what)
         elif isinstance(notice, ServiceProblem):
             (namespace, name), problem = notice.service, notice.problem
@@ -161,8 +190,10 @@ class Reporter:
             for policy in ("internal", "external"):
                 count = self._without_local[policy, family]
                 self._metrics.no_local_endpoints.labels(policy, family.label).set(count)
+            self._services[family] += 0  # shown from now on
             chosen = ours.nodeport_ips
             addresses[family] = None if chosen is None else [unpack(ip) for ip in chosen]
+        self._show_services()
         self._service_health.listen_on(addresses)
         self._flows.world(world)
 

@@ -87,7 +87,8 @@ class ApiSources:
             support.refused("the feature gate WatchListClient is off")
         self._source = ApiSource(self._client, node_name, sink, support=support)
         for resource, status in self._source.statuses.items():
-            metrics.follow_staleness(resource, partial(_staleness, status))
+            metrics.own.follow_staleness(resource, partial(_staleness, status))
+        cluster.on_certificates(metrics.own.show_certificates)
         self.post: Post | None = self._post
 
     def files(self) -> Sequence[str]:

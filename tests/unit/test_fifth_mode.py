@@ -127,7 +127,9 @@ def test_it_is_programmed_by_the_program_as_any_other(memory, tmp_path, monkeypa
     (plan,) = memory[0].plans["default", "web"]
     assert unpack(plan.frontends[0].address) == "10.96.0.10"
     assert "\nmemory_written_total " in metrics
-    assert "memory_refusals_total{" not in metrics  # nothing was refused
+    assert '\nmemory_refusals_total{ip_family="IPv4"} 0\n' in metrics  # nothing was refused
+    assert "\nkubeproxy_ready 1\n" in metrics
+    assert '\nkubeproxy_services{ip_family="IPv4"} 1\n' in metrics
     assert ("Warning", "MemoryDeprecation", "StartKubeProxy", "Memory fades") in events
 
 

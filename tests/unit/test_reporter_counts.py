@@ -7,6 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from kubeproxy.backends.mode import Difference
+from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import (
     NOTHING,
@@ -23,6 +25,7 @@ from kubeproxy.model.plan import (
 from kubeproxy.model.planner import Change, Counts
 from kubeproxy.observe.events import ObjectReference
 from kubeproxy.observe.metrics import Metrics
+from kubeproxy.observer import Commit
 from kubeproxy.reporter import Reporter
 from support.cluster_objects import world
 
@@ -103,3 +106,70 @@ def test_all_objects_count_again_with_every_resync():
     with pytest.raises(EOFError):
         asyncio.run(reporter.count_resyncs(0.0, objects))
     assert (metrics.service_changes.value, metrics.endpoint_changes.value) == (40, 40)
+
+
+TWO_PORTS = Compiled(
+    tuple(
+        ServicePlan(
+            ServicePortKey("ns", "web", port, 6, family),
+            (CLUSTER_IP,),
+            pool,
+            local,
+            Policies(Policy.CLUSTER, Policy.CLUSTER),
+            traffic,
+            traffic,
+            0,
+            (),
+            pool,
+        )
+        for family, port, pool, local, traffic in (
+            (Family.IPV4, "a", (POD, POD), (), DROPPED),
+            (Family.IPV4, "b", (), (POD,), DROPPED),
+            (Family.IPV6, "a", (), (), REJECTED),
+            (Family.IPV6, "b", (), (), REJECTED),
+        )
+    )
+)
+
+
+def test_services_and_endpoints_are_counted_with_each_change():
+    metrics = Metrics()
+    reporter = made(metrics)
+    own = metrics.own
+
+    def counts(label):
+        return [family.labels(label).value for family in (own.services, own.endpoints, own.without_endpoints)]
+
+    reporter.world(world())
+    assert b'kubeproxy_services{ip_family="IPv6"} 0\n' in metrics.render()
+    reporter.settled([Change(("ns", "web"), NOTHING, TWO_PORTS)])
+    assert (counts("IPv4"), counts("IPv6")) == ([1, 3, 0], [1, 0, 1])
+    reporter.settled([Change(("ns", "web"), TWO_PORTS, TWO_PORTS), Change(("ns", "x"), NOTHING, NOTHING)])
+    assert (counts("IPv4"), counts("IPv6")) == ([1, 3, 0], [1, 0, 1])
+    reporter.settled([Change(("ns", "web"), TWO_PORTS, NOTHING)])
+    assert (counts("IPv4"), counts("IPv6")) == ([0, 0, 0], [0, 0, 0])
+
+
+def test_repairs_are_counted():
+    metrics = Metrics()
+    reporter = made(metrics)
+    assert metrics.own.repairs.value == 0
+    reporter.noticed(Difference("rules were changed"))
+    assert metrics.own.repairs.value == 1
+
+
+def test_what_is_tried_again_counts_as_queued_unless_a_change_was_queued_before():
+    """So that the alarm about changes that wait is raised by a repair that the kernel refuses as well."""
+    metrics = Metrics()
+    reporter = made(metrics)
+    queued, synced = metrics.last_queued.labels("IPv4"), metrics.last_sync.labels("IPv4")
+    reporter.queued([Family.IPV4])
+    reporter.committed(Commit(Family.IPV4))
+    assert queued.value <= synced.value
+    reporter.refused(Family.IPV4, ApplyError("owned by another program"))
+    since = queued.value
+    assert since > synced.value
+    reporter.refused(Family.IPV4, ApplyError("owned by another program"))
+    assert queued.value == since
+    reporter.committed(Commit(Family.IPV4))
+    assert queued.value <= synced.value

@@ -37,12 +37,14 @@ async def watch(
     running: KubeProxyConfiguration,
     resolve: Resolve = lambda config: config,
     interval: float = 1.0,
+    invalid: Callable[[bool], None] = lambda _: None,
 ) -> AsyncIterator[NewConfiguration]:
     """Yield each valid configuration that the file holds, when it is another one than that yielded (or running) before.
 
     resolve puts the flags that outrank the file over what it says (Options.resolve). A file that cannot be read or
-    is invalid is logged once, with every mistake, and changes nothing. A new look of the file must last for one
-    interval (seconds) before it is read, so that a file being written is not read half.
+    is invalid is logged once, with every mistake, and changes nothing; invalid is told at each change whether it is.
+    A new look of the file must last for one interval (seconds) before it is read, so that a file being written is not
+    read half.
     """
     file = Path(path)
     seen: _Look = None
@@ -57,11 +59,13 @@ async def watch(
                 config, strict = read_text(_content(file))
                 config = resolve(config)
             except (OSError, UnicodeDecodeError, ConfigError) as error:
+                invalid(True)
                 if str(error) != rejected:
                     logger.error("The changed configuration file %s is not used: %s", file, error)
                 rejected = str(error)
             else:
                 rejected = None
+                invalid(False)
                 difference = differences(running, config)
                 if not first:  # the start has logged that of the first look
                     log_lenient(strict)

@@ -1,6 +1,6 @@
 """The metrics that every mode has, under kube-proxy's names, labels and buckets.
 
-Names, help and buckets as in pkg/proxy/metrics and component-base of Kubernetes 1.36; those of our own say so. A
+Names, help and buckets as in pkg/proxy/metrics and component-base of Kubernetes 1.36; our own are in own_metrics.py. A
 mode registers those that it alone has. How they are counted and written is in registry.py; nothing here decides when.
 """
 
@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import resource
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter as Counts
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 from kubeproxy import __version__
+from kubeproxy.observe.own_metrics import OwnMetrics
 from kubeproxy.observe.registry import Counter, MetricFamily, Registry, Single
 
 KUBERNETES: Final = ("1", "36")
@@ -40,7 +43,11 @@ class Metrics:
         self.refusals: list[MetricFamily[Counter]] = []
         self._sync(self.registry)
         self._changes(self.registry)
-        self._own(self.registry)
+        self.count_refusals(
+            "kubeproxy_sync_errors_total",
+            "Cumulative syncs that the kernel refused, in any mode (not in the Go kube-proxy)",
+        )
+        self.own = OwnMetrics(self.registry)
         self.rest = RestClientMetrics(self.registry)
         started = _start_time()
         self.registry.collect(lambda: _process(started))
@@ -53,6 +60,7 @@ class Metrics:
             *build_info(),
         )
         build.labels(*build_info().values()).set(1)
+        self._registered = _registered(self.registry)
         self._features = self.registry.gauge(
             "kubernetes_feature_enabled",
             "[BETA] This metric records the data about the stage and enablement of a k8s feature.",
@@ -61,6 +69,8 @@ class Metrics:
 
     def render(self) -> bytes:
         """Return all metrics as Prometheus text, to be sent as registry.CONTENT_TYPE."""
+        for level, number in _by_stability(self.registry.helps).items():  # modes register theirs later
+            self._registered.labels("", level).reached(number)
         return self.registry.render()
 
     def show_features(self, states: Iterable[tuple[str, str, bool]]) -> None:
@@ -72,9 +82,11 @@ class Metrics:
         """Count syncs that the kernel refused, by family, under this name as well."""
         self.refusals.append(self.registry.counter(name, text, FAMILY))
 
-    def follow_staleness(self, resource_name: str, seconds: Callable[[], float]) -> None:
-        """Ask this at each scrape how old the state of a resource may be."""
-        self._staleness.labels(resource_name).follow(seconds)
+    def begin(self, families: Iterable[str]) -> None:
+        """Show 0 for the refusals of these families: an alert on a rate does not see a counter that begins with 1."""
+        for family in families:
+            for counter in self.refusals:
+                counter.labels(family)
 
     def _sync(self, registry: Registry) -> None:
         self.sync_duration = registry.histogram(
@@ -149,16 +161,24 @@ class Metrics:
             "kubeproxy_proxy_livez_total", "[ALPHA] Cumulative proxy livez HTTP status", "code"
         )
 
-    def _own(self, registry: Registry) -> None:
-        self._staleness = registry.gauge(
-            "kubeproxy_source_staleness_seconds",
-            "Seconds since the source of a resource was last heard from (not in the Go kube-proxy)",
-            "resource",
-        )
-        self.count_refusals(
-            "kubeproxy_sync_errors_total",
-            "Cumulative syncs that the kernel refused, in any mode (not in the Go kube-proxy)",
-        )
+
+_STABILITY: Final = re.compile(r"\[(ALPHA|BETA|STABLE)\] ")
+
+
+def _by_stability(helps: Iterable[str]) -> Mapping[str, int]:
+    """Return how many metrics there are of each level, by their help texts; ours have none."""
+    return Counts(found[1] for text in helps if (found := _STABILITY.match(text)))
+
+
+def _registered(registry: Registry) -> MetricFamily[Counter]:
+    """Make component-base's metrics about metrics. None of ours is hidden or can be disabled."""
+    for what in ("disabled", "hidden"):
+        registry.counter(f"{what}_metrics_total", f"[BETA] The count of {what} metrics.").labels()
+    return registry.counter(
+        "registered_metrics_total",
+        "[BETA] The count of registered metrics broken by stability level and deprecation version.",
+        *("deprecated_version", "stability_level"),
+    )
 
 
 class RestClientMetrics:

@@ -110,12 +110,12 @@ class Histogram:
 class MetricFamily(Generic[C]):
     """All time series of one name: one for each combination of label values that was asked for."""
 
-    __slots__ = ("_children", "_help", "_make", "_names", "kind", "name")
+    __slots__ = ("_children", "_make", "_names", "help", "kind", "name")
 
     def __init__(self, name: str, kind: str, text: str, names: Sequence[str], make: Callable[[], C]) -> None:
         self.name = name
         self.kind = kind
-        self._help = text
+        self.help = text
         self._names = names
         self._make = make
         self._children: dict[tuple[str, ...], C] = {}
@@ -137,7 +137,7 @@ class MetricFamily(Generic[C]):
         """Yield its lines; none while it has no series."""
         if not self._children:
             return
-        yield f"# HELP {self.name} {escape_help(self._help)}\n"
+        yield f"# HELP {self.name} {escape_help(self.help)}\n"
         yield f"# TYPE {self.name} {self.kind}\n"
         for values, child in sorted(self._children.items()):
             # Sorted by label name, as the Go client does.
@@ -162,6 +162,11 @@ class Registry:
     def __init__(self) -> None:
         self._families: dict[str, MetricFamily[Counter] | MetricFamily[Gauge] | MetricFamily[Histogram]] = {}
         self._collectors: list[Callable[[], Iterable[Single]]] = []
+
+    @property
+    def helps(self) -> Iterable[str]:
+        """The help texts of all families, whether or not they have a series."""
+        return [family.help for family in self._families.values()]
 
     def counter(self, name: str, text: str, *labels: str) -> MetricFamily[Counter]:
         """Make a family of counters; the name ends with _total by convention."""

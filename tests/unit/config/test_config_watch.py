@@ -15,11 +15,11 @@ HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfigurati
 INTERVAL = 0.01
 
 
-def first_change(path, running, *edits, resolve=lambda config: config):
+def first_change(path, running, *edits, resolve=lambda config: config, invalid=lambda _: None):
     """The first change that is noticed while the edits are made one after another, or None within a second."""
 
     async def scenario():
-        changes = watch(path, running, resolve, INTERVAL)
+        changes = watch(path, running, resolve, INTERVAL, invalid)
 
         task = asyncio.create_task(anext(changes))
         try:
@@ -90,6 +90,7 @@ def test_a_touch_or_a_comment_is_no_change(file, running):
 
 
 def test_a_bad_file_is_reported_and_the_next_good_one_counts(file, running, caplog):
+    told = []
     with caplog.at_level(logging.ERROR, "kubeproxy.config"):
         change = first_change(
             file,
@@ -97,7 +98,9 @@ def test_a_bad_file_is_reported_and_the_next_good_one_counts(file, running, capl
             lambda: file.write_text(HEAD + "mode: x\noomScoreAdj: 5000\n"),
             file.touch,
             lambda: file.write_text(HEAD + "mode: ipvs\noomScoreAdj: 7\n"),
+            invalid=told.append,
         )
+    assert told == [False, True, True, False]
     assert change.difference == ["oomScoreAdj: -999 -> 7"]
     (record,) = caplog.records
     assert "is not used: oomScoreAdj: must be from -1000 to 1000, got 5000" in record.getMessage()

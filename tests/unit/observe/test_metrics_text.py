@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from kubeproxy import modes
 from kubeproxy.backends.iptables import metrics as iptables
 from kubeproxy.observe.metrics import PROGRAMMING_BUCKETS, Metrics
+from kubeproxy.observe.own_metrics import conntrack
 from kubeproxy.observe.registry import Registry, number_text
 
 
@@ -127,8 +129,20 @@ KUBE_PROXY = {
     "kubeproxy_iptables_ct_state_invalid_dropped_packets_total": ("counter", set()),
     "kubeproxy_iptables_localhost_nodeports_accepted_packets_total": ("counter", set()),
     "kubeproxy_source_staleness_seconds": ("gauge", {"resource"}),
+    "kubeproxy_ready": ("gauge", set()),
+    "kubeproxy_repairs_total": ("counter", set()),
+    "kubeproxy_config_invalid": ("gauge", set()),
+    "kubeproxy_services": ("gauge", FAMILY),
+    "kubeproxy_endpoints": ("gauge", FAMILY),
+    "kubeproxy_services_without_endpoints": ("gauge", FAMILY),
+    "kubeproxy_certificate_expiration_timestamp_seconds": ("gauge", {"certificate"}),
+    "kubeproxy_conntrack_entries": ("gauge", set()),
+    "kubeproxy_conntrack_entries_limit": ("gauge", set()),
     "kubeproxy_sync_errors_total": ("counter", FAMILY),
     "kubeproxy_iptables_lock_wait_seconds_total": ("counter", FAMILY),
+    "registered_metrics_total": ("counter", {"deprecated_version", "stability_level"}),
+    "disabled_metrics_total": ("counter", set()),
+    "hidden_metrics_total": ("counter", set()),
     "rest_client_request_duration_seconds": ("histogram", {"verb", "host"}),
     "rest_client_request_size_bytes": ("histogram", {"verb", "host"}),
     "rest_client_response_size_bytes": ("histogram", {"verb", "host"}),
@@ -157,8 +171,57 @@ KUBE_PROXY = {
 }  # fmt: skip
 
 
-def test_all_metrics_have_their_names_and_labels() -> None:
+def conntrack_of(metrics: Metrics, folder: Path) -> None:
+    """Have a folder say how full connection tracking is, instead of a kernel, which may have none."""
+    (folder / "nf_conntrack_count").write_text("17\n")
+    (folder / "nf_conntrack_max").write_text("262144\n")
+    metrics.registry.collect(lambda: conntrack(folder))
+
+
+def test_how_full_connection_tracking_is(tmp_path: Path) -> None:
     metrics = Metrics()
+    conntrack_of(metrics, tmp_path)
+    text = metrics.render().decode()
+    assert "\nkubeproxy_conntrack_entries 17\n" in text
+    assert "\nkubeproxy_conntrack_entries_limit 262144\n" in text
+    assert list(conntrack(tmp_path / "none")) == []
+
+
+def test_refusals_are_there_from_the_start() -> None:
+    metrics = Metrics()
+    metrics.count_refusals("memory_refusals_total", "Help")
+    metrics.begin(["IPv4"])
+    text = metrics.render().decode()
+    assert '\nkubeproxy_sync_errors_total{ip_family="IPv4"} 0\n' in text
+    assert '\nmemory_refusals_total{ip_family="IPv4"} 0\n' in text
+    assert "IPv6" not in text
+
+
+def test_metrics_are_counted_by_their_stability_whoever_registers_them() -> None:
+    metrics = Metrics()
+
+    def alpha() -> int:
+        text = metrics.render().decode()
+        return int(re.search(r'registered_metrics_total{deprecated_version="",stability_level="ALPHA"} (\d+)', text)[1])
+
+    before = alpha()
+    metrics.registry.counter("of_a_mode_total", "[ALPHA] Help")
+    metrics.registry.counter("ours_total", "Help")
+    assert alpha() == before + 1
+
+
+def test_certificates_are_those_in_use() -> None:
+    metrics = Metrics()
+    metrics.own.show_certificates({"client": 4e9, "authority": 5e9})
+    metrics.own.show_certificates({"authority": 6e9})
+    text = metrics.render().decode()
+    assert 'kubeproxy_certificate_expiration_timestamp_seconds{certificate="authority"} 6e+09\n' in text
+    assert "client" not in re.findall(r'certificate="(\w+)"', text)
+
+
+def test_all_metrics_have_their_names_and_labels(tmp_path: Path) -> None:
+    metrics = Metrics()
+    conntrack_of(metrics, tmp_path)
     iptables.Metrics(metrics.registry)
     for mode in modes.every():
         if mode.refusals:
@@ -216,6 +279,6 @@ def test_feature_gates_are_shown_with_their_stage() -> None:
 
 def test_staleness_is_asked_for_at_each_scrape() -> None:
     metrics, ages = Metrics(), iter((7.5, 0.0))
-    metrics.follow_staleness("services", lambda: next(ages))
+    metrics.own.follow_staleness("services", lambda: next(ages))
     for shown in ("7.5", "0"):
         assert f'kubeproxy_source_staleness_seconds{{resource="services"}} {shown}\n' in metrics.render().decode()

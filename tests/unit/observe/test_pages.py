@@ -28,7 +28,7 @@ def test_each_path_shows_what_was_handed_in() -> None:
         "/debug/pprof": (404, "text/plain; charset=utf-8"),
     }
     bodies = {path: response.body for path, response in answers.items()}
-    assert bodies.pop("/metrics").startswith(b"# HELP go_goroutines ")
+    assert bodies.pop("/metrics").startswith(b"# HELP disabled_metrics_total ")
     assert bodies.pop("/metrics/slis").startswith(b"# HELP kubernetes_healthcheck ")
     assert bodies == {
         "/healthz": b"ok",
@@ -56,7 +56,7 @@ def test_metrics_are_compressed_for_those_who_take_it(accepted: str, zipped: boo
     )
     assert isinstance(response.body, bytes)
     assert (dict(response.headers).get("Content-Encoding") == "gzip") == zipped
-    assert (gzip.decompress(response.body) if zipped else response.body).startswith(b"# HELP go_goroutines ")
+    assert (gzip.decompress(response.body) if zipped else response.body).startswith(b"# HELP disabled_metrics_total ")
 
 
 def test_status_and_flags_begin_as_those_of_other_components() -> None:
