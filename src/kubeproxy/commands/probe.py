@@ -11,7 +11,6 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from msgspec import Struct
 
@@ -53,6 +52,8 @@ def all_of(endpoints: Sequence[Target], protocol: int) -> tuple[Probe, ...]:
     """Try the first MOST of these endpoints, at the same time. SCTP is not tried."""
     if protocol not in {_TCP, _UDP} or not endpoints:
         return ()
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - many questions need no probe
+
     attempt = _tcp if protocol == _TCP else _udp
     chosen = [one.address for one in endpoints[:MOST]]
     with ThreadPoolExecutor(len(chosen)) as pool:

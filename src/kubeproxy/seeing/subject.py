@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from kubeproxy.backends.mode import Mode
-from kubeproxy.model.addresses import Family
-from kubeproxy.model.planner import Planner
+if TYPE_CHECKING:  # a command that asks a running proxy needs neither
+    from kubeproxy.backends.mode import Mode
+    from kubeproxy.model.addresses import Family
+    from kubeproxy.model.planner import Planner
 
 
 class Subject(NamedTuple):
