@@ -50,6 +50,7 @@ from kubeproxy.observe.events import EventRecorder, ObjectReference
 from kubeproxy.observe.health import ProxyHealth, eligible
 from kubeproxy.observe.http import Handler, routes
 from kubeproxy.observe.metrics import KUBERNETES, Metrics
+from kubeproxy.observe.neighbours import Neighbours, TakenPort
 from kubeproxy.observe.pages import flags_text, metrics_pages, status_text
 from kubeproxy.observe.profiling import LEVEL_PAGE, profiling_pages
 from kubeproxy.observe.server import HttpServer
@@ -66,6 +67,7 @@ log = logging.getLogger("kubeproxy.app")
 
 FIRST_REMOVAL_RETRY = 5.0  # seconds
 SLOWEST_REMOVAL_RETRY = 600.0  # without the rights to do it, it fails for ever
+METRICS_PAGE = ("127.0.0.1", "10249")  # where another kube-proxy says its mode, while ours serves no metrics
 CONFIG_CHANGED = 1  # the supervisor restarts us with the new file, as it does the Go kube-proxy
 
 
@@ -226,6 +228,8 @@ class App:
             node_patience=self._sources.node_patience(settings.local_mode == "NodeCIDR"),
         )
         self._servers: list[HttpServer] = []
+        page = split_host_port(config.metrics_bind_address) or METRICS_PAGE
+        self._neighbours = Neighbours(config.active_mode, (page[0], int(page[1])), self._other_proxy)
         self._pod_cidrs: tuple[str, ...] = ()
         self._started = time.time()
 
@@ -378,19 +382,24 @@ class App:
             else None,
             flagz=(lambda: flags_text(self._options.flags)) if on("ComponentFlagz") else None,
             state=state.handle,
+            asked_by=self._neighbours.asked_by,
         )
         if config.enable_profiling:
             pages.update(profiling_pages(self._output.verbosity.set))
         return pages
 
     def _listen(self, server: HttpServer, address: tuple[str, int], reason: str) -> None:
-        def failed(error: ApplyError) -> None:
-            log.error("%s", error)
-            self._events.record(self._node, "Warning", reason, "StartKubeProxy", str(error))
+        def say(text: str) -> None:
+            log.error("%s", text)
+            self._events.record(self._node, "Warning", reason, "StartKubeProxy", text)
             if self._config.bind_address_hard_fail:
-                self._lifetime.fail(error)
+                self._lifetime.fail(ApplyError(text))
 
-        server.start_retrying([address], failed)
+        server.start_retrying([address], TakenPort(self._neighbours, address[1], say).failed)
+
+    def _other_proxy(self, text: str) -> None:
+        log.error("%s", text)
+        self._events.record(self._node, "Warning", "AnotherKubeProxy", "StartKubeProxy", text)
 
     def _service_health_failed(self, namespace: str, name: str, port: int, why: str) -> None:
         # Note and uid are those of the Go kube-proxy, by which people may look for it.

@@ -26,7 +26,7 @@ LINGER_SECONDS: Final = 2.0
 REQUEST_BYTES: Final = 16 * 1024
 UNREAD_BYTES: Final = 1024 * 1024
 _PIECE: Final = 4096
-_KEPT_HEADERS: Final = frozenset((b"accept", b"accept-encoding", b"host"))
+_KEPT_HEADERS: Final = frozenset((b"accept", b"accept-encoding", b"host", b"user-agent"))
 
 
 def _head(response: Response, version: str, more: Sequence[str]) -> bytes:
@@ -49,6 +49,7 @@ class Connection(asyncio.Protocol):
         self.lost = asyncio.Event()
         self._transport: asyncio.Transport | None = None
         self._local_address = ""
+        self._of_this_node = False
         self._given_up = False
         self._timer: asyncio.TimerHandle | None = None
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
@@ -71,6 +72,7 @@ class Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - what create_server makes
         self._transport = transport
         self._local_address = (transport.get_extra_info("sockname") or ("",))[0]
+        self._of_this_node = (transport.get_extra_info("peername") or ("",))[0] == self._local_address
         if self._given_up:
             transport.abort()
         else:
@@ -157,13 +159,14 @@ class Connection(asyncio.Protocol):
     def _answer(self, method: str) -> Response:
         try:
             path, _, query = self._url.decode("ascii", "replace").partition("?")
-            accept, encoding, host = (
+            accept, encoding, host, agent = (
                 self._headers.get(name, b"").decode("ascii", "replace")
-                for name in (b"accept", b"accept-encoding", b"host")
+                for name in (b"accept", b"accept-encoding", b"host", b"user-agent")
             )
             if (why := refused_host(host, self._local_address)) is not None:
                 return Response(403, TEXT, f"{why}\n".encode())
-            return self._handler(Request(method, path, query, accept, encoding, self._body))
+            neighbour = agent if self._of_this_node else ""
+            return self._handler(Request(method, path, query, accept, encoding, self._body, neighbour))
         except Exception:
             _log.exception("Serving %r failed", self._url)
             return Response(500, TEXT, b"internal error\n")

@@ -17,7 +17,8 @@ JSON: Final[Headers] = (("Content-Type", "application/json"), ("X-Content-Type-O
 class Request(NamedTuple):
     """What a handler gets: the method, and path and query as sent, still percent-encoded.
 
-    `accept` and `accept_encoding` are the headers of these names, '' when there is none.
+    `accept` and `accept_encoding` are the headers of these names, '' when there is none; `neighbour` is the header
+    User-Agent of a client on this node, '' of any other.
     """
 
     method: str
@@ -26,6 +27,7 @@ class Request(NamedTuple):
     accept: str = ""
     accept_encoding: str = ""
     body: bytes = b""
+    neighbour: str = ""
 
 
 Pieces = AsyncGenerator[bytes, None]

@@ -34,8 +34,12 @@ def metrics_pages(
     statusz: Callable[[], str] | None = None,
     flagz: Callable[[], str] | None = None,
     state: Handler | None = None,
+    asked_by: Callable[[str], None] | None = None,
 ) -> dict[str, Handler]:
-    """Return the routes of the metrics server: text pages but for /configz, whose callable returns JSON."""
+    """Return the routes of the metrics server: text pages but for /configz, whose callable returns JSON.
+
+    `asked_by` gets the User-Agent header of each program on this node that asks for the mode.
+    """
 
     def all_metrics(request: Request) -> Response:
         text = metrics.render()
@@ -43,10 +47,15 @@ def metrics_pages(
             return Response(200, _METRICS, text)
         return Response(200, _ZIPPED, zlib.compress(text, 1, wbits=_GZIP))
 
+    def mode(request: Request) -> Response:
+        if asked_by is not None:
+            asked_by(request.neighbour)
+        return Response(200, TEXT, proxy_mode().encode())
+
     pages: dict[str, Handler] = {
         "/metrics": all_metrics,
         **health_pages(),
-        "/proxyMode": lambda _: Response(200, TEXT, proxy_mode().encode()),
+        "/proxyMode": mode,
     }
     if configz is not None:
         pages["/configz"] = lambda _: Response(200, JSON, configz())

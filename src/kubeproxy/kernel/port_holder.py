@@ -1,0 +1,83 @@
+"""Which process listens on a TCP port of this network namespace, as far as this process may see that.
+
+Read from /proc, which costs a look at every process: for messages, now and then, never on the way of a packet. A
+process that holds capabilities which this one lacks hides its descriptors (ptrace(2), "access mode checking"); of such
+ones only those of a given name are taken into account.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+_PROC: Final = Path("/proc")
+_LISTEN: Final = b"0A"  # TCP_LISTEN, in /proc/net/tcp
+
+
+class Process(NamedTuple):
+    """A process: its number in our view, and the name of its command."""
+
+    pid: int
+    command: str
+
+
+def holder(port: int, name: str, proc: Path = _PROC) -> Process | None:
+    """Return who listens on a port, of whatever address; None when that cannot be seen.
+
+    Of the processes that hide what they hold, the only one that is called `name` and that lives in this network
+    namespace is taken for it.
+    """
+    sockets = _listeners(port, proc / "net")
+    if not sockets:
+        return None
+    links = {f"socket:[{inode}]" for inode in sockets}
+    hidden = []
+    for process in _processes(proc):
+        try:
+            if _holds(proc / str(process.pid), links):
+                return process
+        except PermissionError:
+            if process.command == name:
+                hidden.append(process)
+        except OSError:
+            continue  # it has ended
+    near = [process for process in hidden if _listeners(port, proc / str(process.pid) / "net") & sockets]
+    return near[0] if len(near) == 1 else None
+
+
+def _processes(proc: Path) -> Iterator[Process]:
+    for number in sorted(int(entry.name) for entry in proc.iterdir() if entry.name.isdecimal()):
+        try:
+            command = (proc / str(number) / "comm").read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            continue
+        yield Process(number, command)
+
+
+def _holds(process: Path, links: set[str]) -> bool:
+    for entry in (process / "fd").iterdir():
+        try:
+            if str(entry.readlink()) in links:
+                return True
+        except FileNotFoundError:
+            continue
+    return False
+
+
+def _listeners(port: int, net: Path) -> set[str]:
+    """Return the inodes of the sockets that listen on a port."""
+    found = set()
+    wanted = b":%04X " % port
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = (net / table).read_bytes().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            # sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode ...
+            if wanted in line:
+                words = line.split()
+                if words[1].endswith(wanted.strip()) and words[3] == _LISTEN:
+                    found.add(words[9].decode("ascii"))
+    return found

@@ -1,0 +1,74 @@
+"""Two kube-proxies on one node, ours or the Go one: both say so, with process and mode, and the node has an event."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+from lab.netns import run_in_async
+from lab.probes import http_get
+from lab.proxyprocess import METRICS_PORT, Proxy
+from support.live import Live
+
+# What the Go kube-proxy shows of itself: the name of its command, two ports, its mode.
+GO = """\
+import http.server, threading
+open("/proc/self/comm", "w").write("kube-proxy")
+class Page(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "8")
+        self.end_headers()
+        self.wfile.write(b"iptables")
+health = http.server.ThreadingHTTPServer(("0.0.0.0", 10256), Page)
+threading.Thread(target=health.serve_forever, daemon=True).start()
+http.server.ThreadingHTTPServer(("127.0.0.1", 10249), Page).serve_forever()
+"""
+SECOND = {"mode": "userspace"}
+
+
+def said(proxy: Proxy, pattern: str) -> list[str]:
+    return [line for line in proxy.log.read_text(errors="replace").splitlines() if re.search(pattern, line)]
+
+
+async def test_both_of_two_modes_say_that_there_is_another(bare: Live) -> None:
+    bare.service("web", "a1 b1")
+    first = await bare.start()
+    second = await bare.start(SECOND, ready_within=None)
+    holder = rf"process kube-proxy \(pid {first.pid}\) has it, a kube-proxy in mode nftables: both write rules"
+    for port in ("healthz on 0.0.0.0:10256", "metrics on 127.0.0.1:10249"):
+        await bare.until(
+            lambda port=port: said(second, rf"E.*{port}: Address already in use; {holder}"), "the second's word"
+        )
+    other = rf"another kube-proxy \(pid {second.pid} as it says, in mode userspace\) runs on this node"
+    await bare.until(lambda: said(first, other), "the first's word")
+    for reason in ("AnotherKubeProxy", "FailedToStartProxierHealthcheck", "FailedToStartMetricServer"):
+        await bare.until(lambda reason=reason: any(e.startswith(reason) for e in bare.events("node-a")), reason)
+    await first.stop()
+    await bare.until(lambda: said(second, "Serving healthz on .* at last"), "the port when the first one is gone")
+
+
+async def test_the_go_kube_proxy_is_named_though_it_has_more_rights(bare: Live, tmp_path: Path) -> None:
+    program = tmp_path / "go.py"
+    program.write_text(GO)
+    namespace = bare.cluster.namespace_of("node")
+    go = await asyncio.create_subprocess_exec("ip", "netns", "exec", namespace, "python3", program)
+    try:
+        await bare.until(lambda: Path(f"/proc/{go.pid}/comm").read_text() == "kube-proxy\n", "the other's name")
+        await bare.eventually(lambda: listening(namespace))
+        proxy = await bare.start(ready_within=None)
+        line = rf"process kube-proxy \(pid {go.pid}\) has it, a kube-proxy in mode iptables: both write rules"
+        await bare.until(lambda: said(proxy, f"10256: Address already in use; {line}"), "its name")
+    finally:
+        go.kill()
+        await go.wait()
+
+
+async def listening(namespace: str) -> str:
+    try:
+        await run_in_async(namespace, lambda: http_get("127.0.0.1", METRICS_PORT, "/proxyMode"))
+    except OSError as error:
+        return str(error)
+    return ""
