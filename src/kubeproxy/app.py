@@ -353,7 +353,7 @@ class App:
             lambda: tuple(map(self._engine.standing, families)),
         )
         subject = Subject(self._engine.planner, self._mode, self._local_addresses)
-        desk = Desk(self._options, subject, progress, self._health.unready, self._started)
+        desk = Desk(self._options, subject, progress, self._health.unready, self._sources.reach, self._started)
         # Commands have places of their own: health ports that are flooded do not keep an operator out.
         server = HttpServer(
             "commands", routes(control_pages(desk)), lambda at, _: listen(at), Admission(lambda: (16, 1))

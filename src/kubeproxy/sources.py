@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kubeproxy.api.source import ResourceStatus, why_stale
+from kubeproxy.api.source import Reach, ResourceStatus, watched, why_stale
 from kubeproxy.config.gates import gate_enabled
 from kubeproxy.config.options import Options
 from kubeproxy.model.events import Sink
@@ -47,6 +47,9 @@ class Sources(Protocol):
 
     def stale(self) -> str | None:
         """Return why the state may be old, None when it is not."""
+
+    def reach(self) -> Reach | None:
+        """Return how the API server is reached, None when objects come from elsewhere."""
 
     def node_patience(self, needs_pod_cidrs: bool) -> float:
         """Return the seconds to wait for the Node before programming without it."""
@@ -102,6 +105,15 @@ class ApiSources:
     def stale(self) -> str | None:
         """See Sources."""
         return why_stale(self._source.statuses.values(), self._client.contact.trouble, time.monotonic())
+
+    def reach(self) -> Reach | None:
+        """See Sources."""
+        now = time.monotonic()
+        return Reach(
+            server=self._cluster.url,
+            trouble=self._client.contact.trouble,
+            watched=tuple(watched(status, now) for status in self._source.statuses.values()),
+        )
 
     def node_patience(self, needs_pod_cidrs: bool) -> float:
         """See Sources."""
@@ -181,6 +193,10 @@ class ManifestSources:
         return {"manifests": self._source.run()}
 
     def stale(self) -> str | None:
+        """See Sources."""
+        return None
+
+    def reach(self) -> Reach | None:
         """See Sources."""
         return None
 

@@ -37,6 +37,35 @@ class ResourceStatus:
         return 0.0 if self.connected or self.absent else max(0.0, now - self.last_contact)
 
 
+class Watched(Struct, frozen=True, kw_only=True):
+    """How the source of one resource stands, for who asks: as ResourceStatus, with its staleness in seconds."""
+
+    resource: str
+    synced: bool
+    connected: bool
+    stale: float
+    trouble: str = ""
+
+
+class Reach(Struct, frozen=True, kw_only=True):
+    """How an API server is reached: its URL, why it cannot be at the moment ('' when it can), and each resource."""
+
+    server: str
+    trouble: str
+    watched: tuple[Watched, ...]
+
+
+def watched(status: ResourceStatus, now: float) -> Watched:
+    """Return how a source stands at `now`, of time.monotonic()."""
+    return Watched(
+        resource=status.resource,
+        synced=status.synced,
+        connected=status.connected or status.absent,
+        stale=status.staleness(now),
+        trouble=status.trouble,
+    )
+
+
 STALE: Final = 300.0
 """Seconds without a word of a resource after which readiness says so."""
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from kubeproxy import host, modes
+from kubeproxy.api.source import Reach
 from kubeproxy.config.options import Options, build_options
 from kubeproxy.config.pflag import parse
 from kubeproxy.control.client import NoAnswerError, RefusedError
@@ -39,7 +40,7 @@ class Offline:
         self.options = _options(arguments)
         settings = host.settings(self.options.config)
         self._mode = modes.named(self.options.config.active_mode)
-        self.planner = asyncio.run(_read(self.options, settings))
+        self.planner, self._reach = asyncio.run(_read(self.options, settings))
         addresses = _local(settings)
         node = self.planner.nodes.get(settings.node_name)
         cidrs = [cidr for cidrs in self.planner.service_cidrs.values() for cidr in cidrs]
@@ -47,7 +48,7 @@ class Offline:
         self.planner.take()
         subject = Subject(self.planner, self._mode, lambda: addresses)
         progress = Progress(dict, self._compiled, tuple)
-        self._desk = Desk(self.options, subject, progress, dict, time.time())
+        self._desk = Desk(self.options, subject, progress, dict, lambda: self._reach, time.time())
 
     def facts(self) -> Facts:
         """See Source."""
@@ -85,8 +86,11 @@ def _local(settings: Settings) -> Mapping[Family, list[bytes]]:
     return host.packed_local_addresses(settings.families, modes.interfaces())
 
 
-async def _read(options: Options, settings: Settings) -> Planner:
-    """Return a planner that has everything. Raises NoAnswerError when that takes too long, and SourceError."""
+async def _read(options: Options, settings: Settings) -> tuple[Planner, Reach | None]:
+    """Return a planner that has everything, and how the API server was reached.
+
+    Raises NoAnswerError when that takes too long, and SourceError.
+    """
     planner = Planner(build(settings, Surroundings()))
     complete = asyncio.Event()
 
@@ -110,8 +114,9 @@ async def _read(options: Options, settings: Settings) -> Planner:
             why = sources.stale() or "no answer"
             raise NoAnswerError(f"the objects could not be read within {PATIENCE:.0f} s: {why}") from None
     finally:
+        reach = sources.reach()
         for part in work:
             part.cancel()
         await asyncio.gather(*work, return_exceptions=True)
         await sources.close()
-    return planner
+    return planner, reach

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from kubeproxy import __version__
+from kubeproxy.api.source import Reach
 from kubeproxy.backlog import Standing
 from kubeproxy.config.options import Options
 from kubeproxy.config.write import describe
 from kubeproxy.control.wire import Facts, Held
-from kubeproxy.model.plan import NOTHING, ServiceName, ServicePlan
+from kubeproxy.model.plan import NOTHING, FrontendKind, ServiceName, ServicePlan
 from kubeproxy.model.planner import Change
 from kubeproxy.seeing.question import packet
 from kubeproxy.seeing.subject import Subject
@@ -28,7 +29,9 @@ class Progress(Struct, frozen=True):
 
 
 class Desk:
-    """Answers questions. `unready` says why the proxy is not ready, by part; `started` is since the epoch."""
+    """Answers questions. `unready` says why the proxy is not ready, by part; `reach` how the API server is reached;
+    `started` is since the epoch.
+    """
 
     def __init__(
         self,
@@ -36,12 +39,14 @@ class Desk:
         subject: Subject,
         progress: Progress,
         unready: Callable[[], Mapping[str, str]],
+        reach: Callable[[], Reach | None],
         started: float,
     ) -> None:
         self._options = options
         self._subject = subject
         self._progress = progress
         self._unready = unready
+        self._reach = reach
         self._started = started
 
     def facts(self) -> Facts:
@@ -62,6 +67,17 @@ class Desk:
             services=len(planner.services),
             endpoint_slices=planner.objects.endpoints,
             pending=len(self._progress.queued()) + planner.dirty,
+            reach=self._reach(),
+            node=planner.nodes.get(planner.world.node_name),
+            node_ports=self._has_node_ports(),
+        )
+
+    def _has_node_ports(self) -> bool:
+        return any(
+            frontend.kind is FrontendKind.NODEPORT
+            for compiled in self._subject.planner.compiled.values()
+            for plan in compiled.plans
+            for frontend in plan.frontends
         )
 
     def why(self, source: str, target: str, interface: str = "") -> Explained:

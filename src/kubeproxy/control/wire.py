@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from kubeproxy.api.source import Reach
 from kubeproxy.backlog import Standing
+from kubeproxy.model.objects import Node
 from kubeproxy.model.plan import Globals, HealthCheck, Problem, ServiceName, ServicePlan
 
 LENGTH = 4
@@ -17,7 +19,9 @@ LENGTH = 4
 
 class Facts(Struct, frozen=True, kw_only=True):
     """What holds for the whole proxy. `started` is in seconds since the epoch; `unready` says why it is not ready, by
-    part. `config` is the configuration as a file would have it, `config_file` its path, '' for none.
+    part. `config` is the configuration as a file would have it, `config_file` its path, '' for none. `reach` is None
+    where objects come from files; `node` is the Node of the world's name, if there is one; `node_ports` says whether
+    any Service has a NodePort.
     """
 
     version: str
@@ -34,6 +38,9 @@ class Facts(Struct, frozen=True, kw_only=True):
     services: int
     endpoint_slices: int
     pending: int
+    reach: Reach | None
+    node: Node | None
+    node_ports: bool
 
 
 class Held(Struct, frozen=True, kw_only=True):
