@@ -13,6 +13,7 @@ from enum import Enum
 from importlib import import_module
 from typing import Final, NamedTuple, Protocol, TypeVar
 
+from kubeproxy.backends.examination import Examiner
 from kubeproxy.config.modes.description import ModeConfig
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel.xtables import Commands
@@ -132,6 +133,7 @@ class Operations(NamedTuple):
     set; --init-only does so for a proxy with less, and then does what `initialize` is for: what a proxy with the rights
     for it does later by itself. `keeps` says what is not to be removed, and `remove_strays` removes
     what this mode itself has left elsewhere, as in another variant of iptables; it returns what could not be removed.
+    `examine` makes what compares a family of the kernel with plans, beside the proxy and without a way to write.
     """
 
     check: Callable[[KubeProxyConfiguration, Sequence[Family]], None]
@@ -140,6 +142,7 @@ class Operations(NamedTuple):
     keeps: Keeps = keeps_nothing
     remove_strays: Callable[[], list[str]] = _no_strays
     initialize: Callable[[KubeProxyConfiguration], None] = _prepare_nothing
+    examine: Callable[[KubeProxyConfiguration, Globals, Family], Examiner] | None = None
 
 
 class FlowsEnd(Enum):

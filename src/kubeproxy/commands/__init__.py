@@ -8,6 +8,7 @@ from typing import Final
 COMMANDS: Final[dict[str, str]] = {
     "why": "what becomes of a connection on this node, and why",
     "services": "what this node has for a Service, and for whom",
+    "verify": "in what the kernel, and the API server, differ from what the proxy planned",
 }
 """Each is the module of its name in this package, with `arguments(parser)` and `run(arguments) -> int`."""
 

@@ -12,6 +12,7 @@ import socket
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Final, NamedTuple, Self
 
@@ -58,6 +59,8 @@ _TIMEOUT: Final = 30.0
 _DUMP_ATTEMPTS: Final = 10
 # Refusals of one send must fit into the socket's receive buffer, at under 1 KiB of accounting each.
 _BATCH: Final = 1000
+# Answers of one send must fit into it as well, at two of about 1 KiB each.
+_INQUIRIES: Final = 500
 # What is sent at once must fit into the socket's send buffer: 208 KiB unless the system was told otherwise.
 _BATCH_BYTES: Final = 128 * 1024
 
@@ -82,6 +85,13 @@ class Message(NamedTuple):
     sequence: int
     start: int
     end: int
+
+
+class Inquiry(NamedTuple):
+    """What a request was answered with: an errno or 0, and the payloads of messages, as (buffer, start, end)."""
+
+    code: int
+    answers: Sequence[tuple[bytes, int, int]]
 
 
 def attribute(kind: int, payload: bytes) -> bytes:
@@ -223,6 +233,33 @@ class Netlink(Closing):
                 self._socket = _opened(self._protocol)
                 raise
         raise AssertionError("unreachable")
+
+    def dump_once(self, kind: int, payload: bytes, what: str) -> list[bytes]:
+        """Return all buffers of a dump, of which some may lack entries as the table changed. Raises NetlinkError."""
+        found: list[bytes] = []
+        with suppress(DumpInterruptedError):
+            found.extend(self.dump(kind, payload, what))
+        return found
+
+    def inquire(self, kind: int, payloads: Sequence[bytes], what: str) -> Iterator[Inquiry]:
+        """Send each payload as one request and yield what it was answered with, in order. Raises NetlinkError."""
+        for start in range(0, len(payloads), _INQUIRIES):
+            yield from self._inquire(kind, payloads[start : start + _INQUIRIES], what)
+
+    def _inquire(self, kind: int, payloads: Sequence[bytes], what: str) -> Iterator[Inquiry]:
+        sequences = [next(self._sequence) for _ in payloads]
+        asked = zip(sequences, payloads, strict=True)
+        self._send(b"".join([message(kind, NLM_F_REQUEST | NLM_F_ACK, number, p) for number, p in asked]), what)
+        answers: dict[int, list[tuple[bytes, int, int]]] = {number: [] for number in sequences}
+        codes: dict[int, int] = {}
+        while len(codes) < len(sequences):
+            data = self._read(what)
+            for at in messages(data):
+                if at.sequence in answers and at.kind == NLMSG_ERROR:
+                    codes[at.sequence] = acknowledgement(data, at)[0]
+                elif at.sequence in answers:
+                    answers[at.sequence].append((data, at.start, at.end))
+        return (Inquiry(codes[number], answers[number]) for number in sequences)
 
     def ask(self, kind: int, payload: bytes, what: str) -> list[bytes]:
         """Send one request that is answered with messages; return the buffers, which end with an acknowledgement.

@@ -407,10 +407,11 @@ def elements(family: int, table_name: str, set_name: str, link: Netlink | None =
         for kind, s, e in attributes(data, start, end):
             if kind == nfta.SET_ELEM_LIST_ELEMENTS:
                 for _, first, last in attributes(data, s, e):
-                    yield _element(data, first, last)
+                    yield element_of(data, first, last)
 
 
-def _element(data: bytes, start: int, end: int) -> Element:
+def element_of(data: bytes, start: int, end: int) -> Element:
+    """Return the element whose attributes are in data[start:end]."""
     key = end_key = value = b""
     timeout = expires = 0
     for kind, s, e in attributes(data, start, end):

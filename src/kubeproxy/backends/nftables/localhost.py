@@ -39,7 +39,7 @@ log = logging.getLogger("kubeproxy.nftables")
 AGAIN: Final = 10.0
 """Seconds after which a port that was taken by another program is tried again."""
 
-_LOOPBACK: Final = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
+LOOPBACK: Final = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
 
 
 class Wish(NamedTuple):
@@ -117,7 +117,7 @@ class LocalhostRelay:
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             tcp.prepare(sock)
-            sock.bind((_LOOPBACK[self._family], port))
+            sock.bind((LOOPBACK[self._family], port))
             sock.listen(tcp.BACKLOG)
         except OSError:
             sock.close()
@@ -135,7 +135,7 @@ class LocalhostRelay:
     def _note_failure(self, port: int, wish: Wish, error: Exception) -> None:
         if port not in self._missing:
             why = error.strerror if isinstance(error, OSError) else str(error)
-            where = f"{_LOOPBACK[self._family]} port {port}"
+            where = f"{LOOPBACK[self._family]} port {port}"
             log.error("%s: its NodePort does not answer on %s: %s; is another program listening?", wish.key, where, why)
             self._metrics.failures.inc()
         self._missing[port] = wish

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from kubeproxy.backends.mode import Backend, Operations, Registry
 from kubeproxy.backends.nftables import localhost, probe
 from kubeproxy.backends.nftables.backend import NftablesBackend
+from kubeproxy.backends.nftables.examine import NftablesExaminer
 from kubeproxy.backends.nftables.table import KernelTable
+from kubeproxy.backends.nftables.view import KernelView
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
@@ -25,4 +27,8 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) ->
     return localhost.relaying(backends, registry, world)
 
 
-OPERATIONS = Operations(_check, _open)
+def _examine(config: KubeProxyConfiguration, world: Globals, family: Family) -> NftablesExaminer:  # noqa: ARG001 - see Operations
+    return NftablesExaminer(KernelView.open(family), world)
+
+
+OPERATIONS = Operations(_check, _open, examine=_examine)

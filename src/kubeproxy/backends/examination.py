@@ -1,0 +1,78 @@
+"""What an operator is shown of a kernel that holds something else than it should: findings, and who makes them.
+
+An examiner reads, in a process of its own beside the proxy, and cannot write: what it is made of has no way to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, unpack
+from kubeproxy.model.plan import Frontend, FrontendKind, ServiceName, ServicePlan
+
+Plans = Mapping[ServiceName, tuple[ServicePlan, ...]]
+
+
+class Kind(StrEnum):
+    """How the kernel differs."""
+
+    MISSING = "missing"
+    EXTRA = "too many"
+    DIFFERENT = "different"
+
+
+class Finding(NamedTuple):
+    """One thing in which the kernel differs from the plans; `service` is whose it is, None for nobody's or everybody's.
+
+    `what` is it in words (a frontend, an endpoint of one), `where` in the kernel's (a map, a chain, a set). `wanted`
+    and `present` say what should be of it and what is, '' where `what` says it all.
+    """
+
+    service: ServiceName | None
+    kind: Kind
+    what: str
+    where: str
+    wanted: str = ""
+    present: str = ""
+
+
+class Examiner(Protocol):
+    """Compares one family of the kernel with plans. All calls block and raise ApplyError when it cannot be read."""
+
+    family: Family
+
+    def some(self, plans: Plans) -> Iterator[Finding]:
+        """Yield in what the kernel differs for these Services; reads no more than concerns them, where it can."""
+
+    def everything(self, wanted: Plans) -> Iterator[Finding]:
+        """Yield in what the kernel differs, with what belongs to no Service and what all of them share."""
+
+    def caveats(self) -> Iterable[str]:
+        """Return what could not be compared, and why, in sentences."""
+
+    def close(self) -> None:
+        """Let go of the kernel."""
+
+
+def front_text(address: bytes, protocol: int, port: int) -> str:
+    """Return a frontend as people write it: 10.96.0.1:80/tcp, [fd00::1]:80/tcp, NodePort 30080/tcp without address."""
+    name = PROTOCOL_NAMES.get(protocol, str(protocol)).lower()
+    if not address:
+        return f"NodePort {port}/{name}"
+    text = unpack(address)
+    return f"[{text}]:{port}/{name}" if ":" in text else f"{text}:{port}/{name}"
+
+
+def frontend_text(frontend: Frontend) -> str:
+    """Return a Service's frontend with what it is: cluster IP 10.96.0.1:80/tcp."""
+    text = front_text(frontend.address, frontend.protocol, frontend.port)
+    return text if frontend.kind is FrontendKind.NODEPORT else f"{_KINDS[frontend.kind]} {text}"
+
+
+_KINDS = {
+    FrontendKind.CLUSTER: "cluster IP",
+    FrontendKind.EXTERNAL: "external IP",
+    FrontendKind.LOADBALANCER: "load balancer address",
+}

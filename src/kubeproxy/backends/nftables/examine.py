@@ -1,0 +1,290 @@
+"""nftables mode beside the proxy: in what the table differs from plans, element by element.
+
+What counts is what a resync would write, but for the slots of endpoints, which are free, and counters. While others
+write a pass over a set may lack elements, so those are asked for by key before they are called missing.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from kubeproxy.backends.examination import Finding, Kind, Plans
+from kubeproxy.backends.nftables.layout import (
+    ENDPOINT_MAPS,
+    SHARED,
+    Layout,
+    SetId,
+    class_of,
+    service_key,
+    slot_bytes,
+)
+from kubeproxy.backends.nftables.localhost import LOOPBACK, wishes
+from kubeproxy.backends.nftables.render import Placed, translate
+from kubeproxy.backends.nftables.ruleset import Ruleset
+from kubeproxy.backends.nftables.view import SERVICE_CIDRS, Expected, View, expected
+from kubeproxy.backends.nftables.words import Words
+from kubeproxy.errors import Unsupported
+from kubeproxy.kernel.listening import Listening, listening
+from kubeproxy.kernel.nft_lookup import Entries
+from kubeproxy.model.addresses import Family, pack, unpack
+from kubeproxy.model.plan import FamilyGlobals, Globals, Loopback, Pool, ServiceName, ServicePlan
+
+Actual = Mapping[str, Entries]
+
+_PAD: Final = b"\0\0"
+_BEYOND: Final = 256
+"""Slots after those of a frontend's endpoints that are asked for by key, where its class has as many."""
+
+
+class _Wanted:
+    """What a Service's plans put into the table: a recipient of render.translate."""
+
+    def __init__(self, family: Family, plans: Iterable[ServicePlan]) -> None:
+        self.entries: list[tuple[str, bytes, bytes]] = []
+        self.pools: list[tuple[str, bytes, Pool]] = []
+        self.plans = [plan for plan in plans if plan.key.family is family]
+        for plan in self.plans:
+            translate(Placed.fresh(plan), self)
+
+    def entry(self, set_id: str, key: bytes, data: bytes) -> None:
+        """Take an element."""
+        self.entries.append((set_id, key, data))
+
+    def pool(self, set_id: str, key: bytes, pool: Pool) -> None:
+        """Take the endpoints of a frontend."""
+        self.pools.append((set_id, key, pool))
+
+    @property
+    def fronts(self) -> list[bytes]:
+        """Return the keys of the frontends."""
+        return [service_key(frontend.key) for plan in self.plans for frontend in plan.frontends]
+
+    def elements(self) -> Iterator[tuple[str, bytes]]:
+        """Yield the sets and keys of all elements."""
+        for set_id, key, _ in self.entries:
+            yield set_id, key
+        for set_id, key, pool in self.pools:
+            for slot in slot_bytes(len(pool))[: len(pool)]:
+                yield set_id, key + slot
+
+
+class NftablesExaminer:
+    """See backends.examination.Examiner."""
+
+    def __init__(self, view: View, world: Globals, expect: Expected = expected) -> None:
+        self.family = view.family
+        self._view = view
+        self._world = world
+        self._ours = world.of(self.family) or FamilyGlobals()
+        self._ruleset = Ruleset(self.family, world)
+        self._layout: Layout = self._ruleset.layout
+        self._words = Words(self._layout)
+        self._expect = expect
+        self._caveats: list[str] = []
+
+    def close(self) -> None:
+        """Let go of the kernel."""
+        self._view.close()
+
+    def caveats(self) -> Iterable[str]:
+        """Return what could not be compared, and why."""
+        return self._caveats
+
+    # -- a few Services ---------------------------------------------------------------------------------------------
+
+    def some(self, plans: Plans) -> Iterator[Finding]:
+        """See Examiner. Every element that these Services have, or could have, is asked for by its key."""
+        if (harm := self._harm()) is not None:
+            yield harm
+            return
+        wanted = {name: _Wanted(self.family, its) for name, its in plans.items()}
+        actual = self._looked_up(wanted.values())
+        yield from _Comparison(self._words, actual).all_of(wanted)
+        yield from self._relayed(wanted)
+
+    def _looked_up(self, wanted: Iterable[_Wanted]) -> Actual:
+        keys: dict[str, set[bytes]] = {}
+        for part in wanted:
+            for set_id, key in (*part.elements(), *self._possible(part)):
+                keys.setdefault(set_id, set()).add(key)
+        actual = {set_id: self._view.lookup(set_id, asked) for set_id, asked in keys.items()}
+        restricted = {key for part in wanted for set_id, key, _ in part.entries if set_id == SetId.FIREWALL_IPS}
+        if restricted:
+            size = self.family.address_size
+            spans = self._view.elements(SetId.FIREWALL_ALLOW)
+            actual[SetId.FIREWALL_ALLOW] = {k: b"" for k in spans if k[: len(k) // 2 - size] in restricted}
+        return actual
+
+    def _possible(self, part: _Wanted) -> Iterator[tuple[str, bytes]]:
+        """Yield what there might be of a Service's frontends besides what there should be."""
+        for key in part.fronts:
+            for name, shape in self._layout.shapes.items():
+                if name not in ENDPOINT_MAPS and shape.fields[-1] == "port" and shape.key_size(self.family) == len(key):
+                    yield name, key
+        for set_id, key, pool in part.pools:
+            count = len(pool)
+            after = min(class_of(count), count + _BEYOND) + 1
+            for slot in slot_bytes(after)[count:after]:
+                yield set_id, key + slot
+
+    # -- everything -------------------------------------------------------------------------------------------------
+
+    def everything(self, wanted: Plans) -> Iterator[Finding]:
+        """See Examiner."""
+        if (harm := self._harm()) is not None:
+            yield harm
+            return
+        parts = {name: _Wanted(self.family, plans) for name, plans in wanted.items()}
+        actual = {name: self._view.elements(name) for name in self._layout.shapes}
+        self._complete(actual, parts.values())
+        nodeport_ips = actual.pop(SetId.NODEPORT_IPS)
+        yield from _Comparison(self._words, actual).all_of(parts)
+        yield from self._nodeport_ips(nodeport_ips)
+        yield from self._skeleton()
+        yield from self._relayed(parts)
+
+    def _complete(self, actual: Actual, parts: Iterable[_Wanted]) -> None:
+        """Add what the passes over the sets did not show although it is there."""
+        missing: dict[str, list[bytes]] = {}
+        for part in parts:
+            for set_id, key in part.elements():
+                if key not in actual[set_id]:
+                    missing.setdefault(set_id, []).append(key)
+        for set_id, keys in missing.items():
+            actual[set_id].update(self._view.lookup(set_id, keys))
+
+    def _nodeport_ips(self, present: Entries) -> Iterator[Finding]:
+        wanted = frozenset(self._ours.nodeport_ips or ())
+        for kind, addresses in ((Kind.MISSING, wanted - present.keys()), (Kind.EXTRA, present.keys() - wanted)):
+            for address in sorted(addresses):
+                what = f"{unpack(address)}, on which NodePorts answer"
+                yield Finding(None, kind, what, self._words.where(SetId.NODEPORT_IPS))
+
+    # -- the table itself -------------------------------------------------------------------------------------------
+
+    def _harm(self) -> Finding | None:
+        """Return what is wrong with the table as a whole, so that nothing in it counts."""
+        header, where = self._view.header(), f"table {self._ruleset.name}"
+        if header is None:
+            return Finding(None, Kind.MISSING, "the whole table: no Service is served", where)
+        if header.dormant:
+            return Finding(None, Kind.DIFFERENT, "the table is dormant: no Service is served", where)
+        if header.comment != self._ruleset.comment():
+            what = "the table is another program's, or of another version or configuration"
+            return Finding(None, Kind.DIFFERENT, what, where, self._ruleset.comment(), header.comment or "no comment")
+        return None
+
+    def _skeleton(self) -> Iterator[Finding]:
+        """Compare chains, rules and service CIDRs."""
+        present = self._view.skeleton()
+        try:
+            wanted = self._expect(self._ruleset, self._world, present.rules)
+        except Unsupported as error:
+            self._caveats.append(f"the rules of table {self._ruleset.name} were not compared: {error}")
+            return
+        where = f"table {self._ruleset.name}"
+        for chain in sorted(wanted.rules.keys() | present.rules.keys()):
+            ours, theirs = wanted.rules.get(chain), present.rules.get(chain)
+            if ours is None or theirs is None:
+                kind = Kind.EXTRA if ours is None else Kind.MISSING
+                yield Finding(None, kind, f"chain {chain}", where)
+            elif list(ours) != list(theirs):
+                counts = (f"{len(rules)} rules" for rules in (ours, theirs))
+                yield Finding(None, Kind.DIFFERENT, f"the rules of chain {chain}", where, *counts)
+        if wanted.service_cidrs != present.service_cidrs:
+            ranges = ", ".join(f"{unpack(a)} to {unpack(b)}" for a, b in self._ours.service_cidrs) or "none"
+            yield Finding(None, Kind.DIFFERENT, "the ServiceCIDRs", f"set {SERVICE_CIDRS} of {where}", ranges, "others")
+
+    def _relayed(self, parts: Mapping[ServiceName, _Wanted]) -> Iterator[Finding]:
+        """Look for the NodePorts that the proxy itself relays from loopback."""
+        if self._ours.loopback is not Loopback.RELAYED:
+            return
+        address = LOOPBACK[self.family]
+        there = listening(self.family, socket.IPPROTO_TCP)
+        for name, part in parts.items():
+            for port, _ in wishes(part.plans):
+                if Listening(pack(address) or b"", port) not in there:
+                    yield Finding(name, Kind.MISSING, f"NodePort {port}/tcp on {address}", "the proxy's own sockets")
+
+
+class _Comparison:
+    """Elements that there are beside those that there should be. What is right is passed over at C speed."""
+
+    def __init__(self, words: Words, actual: Actual) -> None:
+        self._words = words
+        self._actual = actual
+        self._used: dict[str, set[bytes]] = {set_id: set() for set_id in actual}
+        self._endpoints: dict[bytes, ServiceName] = {}  # of addresses that a Service's map has and should not have
+
+    def all_of(self, parts: Mapping[ServiceName, _Wanted]) -> Iterator[Finding]:
+        """Yield all findings, those without a Service last."""
+        for name, part in parts.items():
+            for set_id, key, data in part.entries:
+                self._used[set_id].add(key)
+                present = self._actual[set_id].get(key)
+                if present != data:
+                    yield self._otherwise(name, set_id, key, data, present)
+            for set_id, key, pool in part.pools:
+                yield from self._pool(name, set_id, key, pool)
+        yield from self._strays({key: name for name, part in parts.items() for key in part.fronts})
+
+    def _otherwise(self, name: ServiceName, set_id: str, key: bytes, data: bytes, present: bytes | None) -> Finding:
+        words = self._words
+        what, where, wanted = words.front(set_id, key), words.where(set_id), words.meaning(set_id, key, data)
+        if present is None:
+            return Finding(name, Kind.MISSING, what, where, wanted)
+        return Finding(name, Kind.DIFFERENT, what, where, wanted, words.meaning(set_id, key, present))
+
+    def _pool(self, name: ServiceName, set_id: str, key: bytes, pool: Pool) -> Iterator[Finding]:
+        entries = self._actual[set_id]
+        keys = [key + slot for slot in slot_bytes(len(pool))[: len(pool)]]
+        self._used[set_id].update(keys)
+        present = [entries.get(slot_key) for slot_key in keys]
+        wanted = {destination + _PAD for destination in pool}
+        if wanted != set(present):
+            yield from self._otherwise_picked(name, set_id, key, wanted, [d for d in present if d is not None])
+
+    def _otherwise_picked(
+        self, name: ServiceName, set_id: str, key: bytes, wanted: set[bytes], present: Sequence[bytes]
+    ) -> Iterator[Finding]:
+        where = self._words.where(set_id)
+        counts = Counter(present)
+        for destination in sorted(wanted - counts.keys()):
+            yield Finding(name, Kind.MISSING, self._words.endpoint(set_id, key, destination), where)
+        for destination, count in sorted(counts.items()):
+            if destination not in wanted:
+                self._endpoints[destination[:-4]] = name
+                yield Finding(name, Kind.EXTRA, self._words.endpoint(set_id, key, destination), where)
+            elif count > 1:
+                what = self._words.endpoint(set_id, key, destination)
+                yield Finding(name, Kind.DIFFERENT, what, where, "once", f"{count} times")
+
+    def _strays(self, owners: Mapping[bytes, ServiceName]) -> Iterator[Finding]:
+        """Yield what is there and no plan asks for; what is of a Service's frontend is that Service's."""
+        last = []
+        for set_id, entries in self._actual.items():
+            extra = sorted(entries.keys() - self._used[set_id])
+            if set_id in SHARED:
+                last += [(set_id, key) for key in extra]
+                continue
+            for key in extra:
+                yield self._stray(set_id, key, entries[key], owners)
+        for set_id, key in last:
+            # The address of an endpoint that a Service should not have explains why it is known as one of this node.
+            what, meaning = self._words.front(set_id, key), self._words.meaning(set_id, key, b"")
+            name = self._endpoints.get(key[: len(key) // 2])
+            yield Finding(name, Kind.EXTRA, what, self._words.where(set_id), present=meaning)
+
+    def _stray(self, set_id: str, key: bytes, data: bytes, owners: Mapping[bytes, ServiceName]) -> Finding:
+        where = self._words.where(set_id)
+        if set_id in ENDPOINT_MAPS:
+            name = owners.get(key[:-4])
+            if name is not None:
+                self._endpoints[data[:-4]] = name
+            return Finding(name, Kind.EXTRA, self._words.endpoint(set_id, key, data), where)
+        front = next((key[:size] for size in (len(key), 8, 12, 24) if key[:size] in owners), key)
+        what, meaning = self._words.front(set_id, key), self._words.meaning(set_id, key, data)
+        return Finding(owners.get(front), Kind.EXTRA, what, where, present=meaning)

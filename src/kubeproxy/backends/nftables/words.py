@@ -1,0 +1,64 @@
+"""What the elements of our table mean, in words for an operator. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kubeproxy.backends.examination import front_text
+from kubeproxy.backends.nftables.layout import CLASSES, ENDPOINT_MAPS, VERDICT_MAPS, Layout, SetId, class_set
+from kubeproxy.model.addresses import destination_text, unpack
+
+_MEANINGS: Final[dict[str, str]] = {
+    SetId.CLUSTER_SERVICES: "forwarded",
+    SetId.EXTERNAL_SERVICES: "forwarded, masqueraded",
+    SetId.POLICY_LOCAL_SERVICES: "forwarded by policy Local",
+    SetId.EXTERNAL_NODEPORTS: "forwarded, masqueraded",
+    SetId.POLICY_LOCAL_NODEPORTS: "forwarded by policy Local",
+    SetId.STICKY_NODEPORTS: "a NodePort with session affinity",
+    SetId.CLUSTER_IPS: "a cluster IP, whose other ports are refused",
+    SetId.HAIRPIN: "masqueraded on its way to itself",
+    SetId.NO_ENDPOINT_SERVICES: "refused, as no endpoint is ready",
+    SetId.NO_ENDPOINT_NODEPORTS: "refused, as no endpoint is ready",
+    SetId.NO_LOCAL_ENDPOINT_SERVICES: "dropped, as no endpoint is on this node",
+    SetId.NO_LOCAL_ENDPOINT_NODEPORTS: "dropped, as no endpoint is on this node",
+    SetId.FIREWALL_IPS: "closed to all but its source ranges",
+    SetId.NODEPORT_IPS: "an address on which NodePorts answer",
+}
+_PICKED: Final[dict[str, str]] = {
+    class_set(endpoint_map, size): f"picked among up to {size} endpoint{'s' * (size > 1)}"
+    for endpoint_map in ENDPOINT_MAPS
+    for size in CLASSES
+}
+
+
+class Words:
+    """The words for the elements of one family."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def where(self, set_id: str) -> str:
+        """Return a set or map, and its table, as nft names them."""
+        return f"{self._layout.shapes[set_id].keyword} {set_id} of table {self._layout.ip} kube-proxy"
+
+    def front(self, set_id: str, key: bytes) -> str:
+        """Return what an element is about: a frontend, or an address where its set has no ports."""
+        size = self._layout.family.address_size if "address" in self._layout.shapes[set_id].fields else 0
+        if "port" not in self._layout.shapes[set_id].fields:
+            return unpack(key[:size])
+        return front_text(key[:size], key[size], int.from_bytes(key[size + 4 : size + 6], "big"))
+
+    def endpoint(self, set_id: str, key: bytes, destination: bytes) -> str:
+        """Return an endpoint of a frontend; a destination is an address, a port, and two bytes of zeros."""
+        local = "local " * set_id.startswith("local-")
+        return f"{local}endpoint {destination_text(destination[:-2])} of {self.front(set_id, key)}"
+
+    def meaning(self, set_id: str, key: bytes, data: bytes) -> str:
+        """Return what an element says of what it is about."""
+        if set_id == SetId.FIREWALL_ALLOW:
+            size, half = self._layout.family.address_size, len(key) // 2
+            first, last = unpack(key[half - size : half]), unpack(key[-size:])
+            return f"open for {first}" if first == last else f"open for {first} to {last}"
+        if set_id in VERDICT_MAPS:
+            return f"forwarded with session affinity, by chain {data.decode(errors='replace')}"
+        return _MEANINGS.get(set_id) or _PICKED.get(set_id, "known")
