@@ -7,14 +7,17 @@ import http.client
 import json
 import re
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
 from lab.netns import open_socket_in, run_in_async
 from lab.proxyprocess import HEALTH_PORT, METRICS_PORT
 from support.live import Live
+from support.promtool import expect_firing, lint
 
 FAMILIES = ("IPv4", "IPv6")
 HISTOGRAMS = {
@@ -232,3 +235,52 @@ async def test_bind_address_hard_fail_ends_it(bare: Live) -> None:
     await bare.until(lambda: second.returncode is not None, "the end")
     assert second.returncode == 1
     assert "Traceback" not in second.tail()
+
+
+# What promtool would have otherwise, all of it in names that are upstream's: dashboards and alerts ask for them.
+NO_COUNTERS = 'non-counter metrics should not have "_total" suffix'
+UPSTREAMS_NAMES = {
+    "nftables": {f"kubeproxy_sync_proxy_rules_no_local_endpoints_total {NO_COUNTERS}"},
+    "iptables": {
+        f"kubeproxy_sync_proxy_rules_no_local_endpoints_total {NO_COUNTERS}",
+        f"kubeproxy_sync_proxy_rules_iptables_total {NO_COUNTERS}",
+    },
+}
+
+
+@pytest.mark.parametrize("named", UPSTREAMS_NAMES)
+async def test_prometheus_has_nothing_against_our_metrics(bare: Live, named: str) -> None:
+    await bare.start({"mode": named})
+    bare.service("linted", selector={"role": "endpoint"}, externalTrafficPolicy="Local", type="NodePort")
+    await bare.expect(bare.front("linted"), {"pod": "a1 a2 a3 a4 b1 b2 b3"})
+    for path in ("/healthz", "/livez"):
+        await bare.page(path)
+    _, text = await bare.page("/metrics", METRICS_PORT)
+    assert "kubeproxy_network_programming_duration_seconds" in text
+    assert lint(text) == UPSTREAMS_NAMES[named]
+
+
+async def test_no_alert_fires_on_a_proxy_that_is_well_nor_on_one_that_waits_for_its_api_server(
+    bare: Live, tmp_path: Path
+) -> None:
+    """Whoever has never heard of the server has not been waiting since the machine was started."""
+    await bare.cluster.server.refuse()
+    await bare.start(ready_within=None)
+    await bare.until(lambda: bare.logged("Waiting for the API server"), "a start")
+
+    async def served() -> str:
+        status, _ = await bare.page("/metrics", METRICS_PORT)
+        return "" if status == 200 else str(status)
+
+    await bare.eventually(served)
+    _, text = await bare.page("/metrics", METRICS_PORT)
+    ages = [float(age) for age in re.findall(r"^kubeproxy_source_staleness_seconds\{.*\} (\S+)$", text, re.M)]
+    assert len(ages) == 4
+    assert max(ages) < 60
+    errors = re.findall(r"^kubeproxy_sync_errors_total\{ip_family=\"(.*)\"\} 0$", text, re.M)
+    assert errors == ["IPv4", "IPv6"]
+    expect_firing(text, ["KubeProxyNotReady"], time.time(), tmp_path)
+    await bare.cluster.server.listen()
+    await bare.eventually(bare.unready)
+    _, text = await bare.page("/metrics", METRICS_PORT)
+    expect_firing(text, [], time.time(), tmp_path)

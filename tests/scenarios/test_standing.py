@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from lab.netns import run_in
 from lab.proxyprocess import METRICS_PORT
 from support.live import Live
+from support.promtool import expect_firing
 
 Json = dict[str, Any]
 SLOW = {"nftables": {"syncPeriod": "1h", "minSyncPeriod": "0s"}}
@@ -50,7 +53,7 @@ def owned_table(namespace: str) -> Iterator[None]:
         yield
 
 
-async def test_a_table_that_another_program_owns_is_not_called_programmed(bare: Live) -> None:
+async def test_a_table_that_another_program_owns_is_not_called_programmed(bare: Live, tmp_path: Path) -> None:
     bare.service("web", "a1 b1", ipFamilyPolicy="RequireDualStack")
     bare.service("six", "a1", ipFamilies=["IPv6"], ipFamilyPolicy="SingleStack")
     await bare.start(SLOW)
@@ -65,9 +68,17 @@ async def test_a_table_that_another_program_owns_is_not_called_programmed(bare: 
         assert (await state(bare, "namespace=default&name=six"))["services"][0]["state"] == "programmed"
         text = (await bare.page("/debug/state?format=text", METRICS_PORT))[1]
         assert "\nIPv4: refused, last seen whole 2" in text
+        # Nothing is queued but the repair, and after a change that as well.
+        for change in (lambda: None, lambda: bare.endpoints("web", "a2")):
+            change()
+            served = (await bare.page("/metrics", METRICS_PORT))[1]
+            expect_firing(served, ["KubeProxyChangesWait", "KubeProxyNotReady"], time.time(), tmp_path)
     page = await becomes(bare, "programmed")
     assert page["families"]["IPv4"]["wholeSince"] > whole["wholeSince"]
-    await bare.programmed(bare.front("web"), "a1 b1")
+    await bare.programmed(bare.front("web"), "a2")
+    served = (await bare.page("/metrics", METRICS_PORT))[1]
+    expect_firing(served, [], time.time(), tmp_path)
+    assert await bare.metric("kubeproxy_repairs_total") >= 1
 
 
 async def test_an_element_that_is_missing_is_known_when_it_was_last_seen(bare: Live) -> None:

@@ -1,0 +1,75 @@
+"""Prometheus' judgement: of metrics as they are served, of the alerts, and of which alerts fire on given metrics."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from support.places import ROOT
+
+ALERTS = ROOT / "deploy/alerts"
+RULES = ALERTS / "kube-proxy.rules.yaml"
+
+_PATH = f"{ROOT / '.venv/bin'}:/usr/local/bin:/usr/bin"
+_INTERVAL = 30  # seconds between two scrapes, and between two evaluations
+
+
+def promtool(*arguments: str, stdin: str = "", folder: Path = ALERTS) -> tuple[int, list[str]]:
+    """Run promtool; return its exit code, and the lines that it printed."""
+    program = shutil.which("promtool", path=_PATH)
+    if program is None:
+        pytest.fail("promtool is missing: make setup")
+    done = subprocess.run(
+        [program, *arguments], input=stdin, capture_output=True, text=True, cwd=folder, check=False, timeout=60
+    )
+    return done.returncode, [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+
+
+def lint(metrics: str) -> set[str]:
+    """Return what promtool has to say against metrics as they are served, "NAME: TEXT"."""
+    code, lines = promtool("check", "metrics", stdin=metrics)
+    assert code in {0, 3}, lines  # 3: there is something to say; 1: it cannot be parsed
+    return set(lines)
+
+
+def expect_firing(metrics: str, names: Iterable[str], now: float, folder: Path, minutes: int = 10) -> None:
+    """Check that these alerts, and no others, fire once metrics have been as they were at `now` for so many minutes.
+
+    A test of promtool begins with the epoch: times are moved there, so that `now` is its beginning.
+    """
+    series = []
+    for line in metrics.splitlines():
+        if not line.startswith("kubeproxy_"):
+            continue
+        name, _, value = line.rpartition(" ")
+        if "_timestamp_seconds" in name:
+            value = str(float(value) - now)
+        # Without an exponent, which promtool's notation of series does not have.
+        series.append({"series": name, "values": f"{float(value):f}x{60 * minutes // _INTERVAL}"})
+    samples = [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in names]
+    tests = {
+        "rule_files": [str(RULES)],
+        "evaluation_interval": f"{_INTERVAL}s",
+        "tests": [
+            {
+                "interval": f"{_INTERVAL}s",
+                "input_series": series,
+                "promql_expr_test": [
+                    {
+                        "expr": 'max by (alertname) (ALERTS{alertstate="firing"})',
+                        "eval_time": f"{minutes}m",
+                        "exp_samples": samples,
+                    }
+                ],
+            }
+        ],
+    }
+    file = folder / "served.test.yaml"
+    file.write_text(json.dumps(tests), encoding="utf-8")  # JSON is YAML
+    code, lines = promtool("test", "rules", str(file))
+    assert code == 0, "\n".join(lines)
