@@ -56,6 +56,7 @@ def test_who_asks_for_our_mode_is_named_once_a_minute():
         user_agent(1, "\x1b[31m"),
         "kube-proxy/v1 (pid 1; mode iptables) and more",
     ],
+    ids=["none", "curl", "Go", "itself", "line", "long", "number", "terminal", "more"],
 )
 def test_nobody_else_can_make_it_say_so(agent):
     said, neighbours = first(Clock())
