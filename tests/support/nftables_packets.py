@@ -1,15 +1,24 @@
-"""Packets to every frontend from everywhere, through the fake kernel: they meet with what the plans say."""
+"""Packets to every frontend from everywhere, through the fake kernel: they meet with what model.answer says of them."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Literal, cast
 
-from kubeproxy.model.addresses import Family, pack
-from kubeproxy.model.plan import Action, FamilyGlobals, Frontend, FrontendKind, Globals, Loopback, ServicePlan
+from msgspec.structs import replace
+
+from kubeproxy.model.addresses import Family, is_loopback, pack
+from kubeproxy.model.answer import Outcome, answer
+from kubeproxy.model.answer import Packet as AnsweredPacket
+from kubeproxy.model.plan import Compiled, FamilyGlobals, FrontendKind, Globals, Loopback, ServiceName, ServicePlan
 from support.cluster_objects import NODE_IPS
 from support.fake_nftables import FakeKernel, Packet
 from support.fake_nftables.packets import INTERFACES, Fate, Forwarded, Origin, fate
+
+if TYPE_CHECKING:
+    from kubeproxy.model.endpoints import Slice
+    from kubeproxy.model.planner import Planner
 
 UNUSED_PORT = 9
 LOOPBACK = {Family.IPV4: b"\x7f\0\0\1", Family.IPV6: bytes(15) + b"\1"}
@@ -39,57 +48,66 @@ def check(kernel: FakeKernel, world: Globals, family: Family, plans: Iterable[Se
     plans = list(plans)
     hairpin = {address for plan in plans for address in plan.hairpin}
     node = _packed(NODE_IPS[family])
-    ours = world.of(family) or FamilyGlobals()
     guarded = {f.address for p in plans for f in p.frontends if f.kind is FrontendKind.CLUSTER}
-    keys = {frontend.key for plan in plans for frontend in plan.frontends}
+    cluster = _Cluster(world, plans)
     for plan in plans:
         if any(endpoint[:-2] in guarded for endpoint in (*plan.cluster, *plan.local)):
             continue  # no endpoint, says the API: on its way there a packet meets the guard of other ports
         for frontend in plan.frontends:
             nodeport = frontend.kind is FrontendKind.NODEPORT
-            if nodeport and node + frontend.key in keys:
-                continue  # the node's address and this port are somebody's external IP, which comes first
             destination = node if nodeport else frontend.address
             for origin, text in SOURCES[family]:
                 source = _packed(text)
                 packet = Packet(origin, source, destination, frontend.protocol, frontend.port, destination == node)
-                wanted = _wanted(world, plan, frontend, origin, source, hairpin)
-                if nodeport and ours.nodeport_ips == ():
-                    wanted = "pass"
-                assert fate(kernel, packet) == wanted, f"{plan.key} {frontend} {packet}"
+                assert fate(kernel, packet) == _wanted(cluster, packet, hairpin), f"{plan.key} {frontend} {packet}"
             if nodeport:
                 packet = Packet("node", LOOPBACK[family], LOOPBACK[family], frontend.protocol, frontend.port, True)
-                assert fate(kernel, packet) == _wanted_on_loopback(ours.loopback, frontend.protocol), packet
+                assert fate(kernel, packet) == _wanted(cluster, packet, hairpin), packet
     for address in guarded:
         for origin, text in SOURCES[family]:
             packet = Packet(origin, _packed(text), address, socket.IPPROTO_TCP, UNUSED_PORT)
-            assert fate(kernel, packet) == "reject", packet
+            assert fate(kernel, packet) == _wanted(cluster, packet, hairpin) == "reject", packet
 
 
-def _wanted_on_loopback(loopback: Loopback, protocol: int) -> Fate:
-    if loopback is Loopback.NOTHING or (loopback is Loopback.RELAYED and protocol == socket.IPPROTO_TCP):
-        return "pass"
-    return "reject"
+class _Cluster:
+    """As much of a planner as an answer needs, with the plans that there are."""
+
+    def __init__(self, world: Globals, plans: Iterable[ServicePlan]) -> None:
+        self.world = world
+        self.slices: Mapping[ServiceName, Mapping[str, Slice]] = {}
+        self.compiled: dict[ServiceName, Compiled] = {}
+        self._owners: dict[tuple[Family, bytes], ServiceName] = {}
+        for plan in plans:
+            name = (plan.key.namespace, plan.key.name)
+            held = self.compiled.get(name, Compiled())
+            self.compiled[name] = replace(held, plans=(*held.plans, plan))
+            self._owners |= {(plan.key.family, frontend.key): name for frontend in plan.frontends}
+
+    def owner(self, family: Family, key: bytes) -> ServiceName | None:
+        return self._owners.get((family, key))
 
 
-def _wanted(
-    world: Globals, plan: ServicePlan, frontend: Frontend, origin: Origin, source: bytes, hairpin: set[bytes]
-) -> Fate:
-    ranges = plan.sources(frontend)
-    if ranges is not None and not any(first <= source <= last for first, last in ranges):
-        return "drop"
-    ours = world.of(plan.key.family)
-    assert ours is not None
-    seen_as = "outside" if origin == "pod" and not ours.detector.holds(source, INTERFACES[origin]) else origin
-    action: Action = getattr(plan.traffic(frontend), seen_as)
-    if action is Action.REJECT:
-        return "reject"
-    if action is Action.DROP:
-        return "drop"
-    pool = plan.local if action.picks_local else plan.cluster
-    masqueraded = action in {Action.CLUSTER_MASQUERADE, Action.LOCAL_MASQUERADE}
-    to_itself = tuple(endpoint for endpoint in pool if endpoint[:-2] == source and source in hairpin)
-    return Forwarded(pool, pool if masqueraded else to_itself, plan.affinity)
+def _wanted(cluster: _Cluster, packet: Packet, hairpin: set[bytes]) -> Fate:
+    """Return what model.answer says of a packet, in the words of the fake kernel."""
+    family = Family.IPV4 if len(packet.destination) == 4 else Family.IPV6
+    asked = AnsweredPacket(packet.source, packet.destination, packet.protocol, packet.port, INTERFACES[packet.origin])
+    made = answer(cast("Planner", cluster), asked, {_packed(NODE_IPS[family]), LOOPBACK[family]})
+    ours = cluster.world.of(family) or FamilyGlobals()
+    if packet.protocol == socket.IPPROTO_TCP and ours.loopback is Loopback.RELAYED and is_loopback(packet.destination):
+        return "pass"  # to the proxy, if it listens there
+    if made.outcome is not Outcome.FORWARDED:
+        return _ENDS[made.outcome]
+    # Who is on this node says any Service's slice: an address that is an endpoint of two is on the node for both.
+    itself = {c.destination for c in made.choices if c.destination[:-2] == packet.source and packet.source in hairpin}
+    masqueraded = tuple(c.destination for c in made.choices if c.masqueraded or c.destination in itself)
+    return Forwarded(tuple(choice.destination for choice in made.choices), masqueraded, made.affinity)
+
+
+_ENDS: dict[Outcome, Literal["reject", "drop", "pass"]] = {
+    Outcome.REFUSED: "reject",
+    Outcome.DROPPED: "drop",
+    Outcome.NOT_OURS: "pass",
+}
 
 
 def _packed(text: str) -> bytes:

@@ -22,6 +22,7 @@ from kubeproxy.model.plan import (
     FamilyGlobals,
     Frontend,
     FrontendKind,
+    Loopback,
     Policy,
     Pool,
     ServiceName,
@@ -112,6 +113,8 @@ def answer(planner: Planner, packet: Packet, local: Collection[bytes], habits: H
     """Return what becomes of a packet on the node whose packed addresses are `local`."""
     question = _Question(planner, packet, local, habits or Habits())
     owned = question.owner()
+    if owned is None and (made := question.on_loopback()) is not None:
+        return made
     if owned is not None:
         return question.served(*owned)
     return question.health() or question.closed() or question.unowned()
@@ -148,6 +151,24 @@ class _Question:
         )
         refused = plan.external.outside is Action.REJECT
         return self._ended(plan, frontend, Outcome.REFUSED if refused else Outcome.DROPPED, [step], ())
+
+    def on_loopback(self) -> Answer | None:
+        """Return the answer of a NodePort on loopback where the proxy takes care of those itself, None elsewhere."""
+        care, destination = self._ours.loopback, self._packet.destination
+        owned = self._frontend(self._tail)
+        if owned is None or care is Loopback.NOTHING or not is_loopback(destination):
+            return None
+        plan, frontend = owned
+        relayed = care is Loopback.RELAYED and self._packet.protocol == _TCP
+        pool = plan.local if plan.policies.external is Policy.LOCAL else plan.cluster
+        if relayed and pool and destination in _RELAYED:
+            text = f"{self._where()} is a NodePort of {_named(plan)} on loopback: the proxy itself carries it"
+            choices = tuple(Choice(one, 1 / len(pool), masqueraded=True) for one in pool)
+            steps = (Step(True, text, "nodePortAddresses"),)
+            return Answer(Outcome.FORWARDED, steps, Notice.ANSWER, plan, frontend, choices, plan.affinity)
+        reason = "no endpoint that may serve it is there" if relayed else _NOT_RELAYED[care]
+        text = f"{self._where()} is a NodePort of {_named(plan)} on loopback: {reason}"
+        return self._ended(plan, frontend, Outcome.REFUSED, [Step(False, text, "nodePortAddresses")], ())
 
     def _frontend(self, key: bytes) -> tuple[ServicePlan, Frontend] | None:
         name = self._planner.owner(self._family, key)
@@ -310,6 +331,13 @@ class _Question:
         shown = f"[{address}]" if self._family is Family.IPV6 else address
         return f"{shown}:{self._packet.port}/{PROTOCOL_NAMES.get(self._packet.protocol, self._packet.protocol)}"
 
+
+_RELAYED = (b"\x7f\0\0\1", bytes(15) + b"\1")
+"""The loopback addresses on which the proxy listens for NodePorts."""
+_NOT_RELAYED = {
+    Loopback.RELAYED: "only TCP is carried from there",
+    Loopback.REFUSED: "no loopback network is among nodePortAddresses",
+}
 
 _KINDS = {
     FrontendKind.CLUSTER: ("cluster IP", "spec.clusterIPs"),

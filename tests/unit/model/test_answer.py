@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from kubeproxy.model.absence import Absent
 from kubeproxy.model.addresses import Family, pack
@@ -10,7 +11,7 @@ from kubeproxy.model.answer import Answer, Notice, Outcome, Packet, answer
 from kubeproxy.model.events import Replaced
 from kubeproxy.model.habits import Habits
 from kubeproxy.model.objects import EndpointPort, Service, ServicePort
-from kubeproxy.model.plan import Detector
+from kubeproxy.model.plan import Detector, Loopback
 from kubeproxy.model.planner import Planner
 from support.cluster_objects import HERE, NODE_IPS, THERE, dest, draining, endpoint, endpoint_slice, service, world
 
@@ -163,3 +164,21 @@ def test_a_pod_that_reaches_itself_is_masqueraded():
 def test_who_asks_is_known_by_the_detector(detector, interface, who):
     made = ask(planner(WEB, slice_of(endpoint("10.244.1.1")), detector=detector), "10.96.0.10", interface=interface)
     assert made.steps[1].text.startswith(f"the client is {who}: ")
+
+
+@pytest.mark.parametrize(
+    ("care", "protocol", "outcome", "said"),
+    [
+        (Loopback.RELAYED, TCP, Outcome.FORWARDED, "the proxy itself carries it"),
+        (Loopback.RELAYED, UDP, Outcome.REFUSED, "only TCP is carried from there"),
+        (Loopback.REFUSED, TCP, Outcome.REFUSED, "no loopback network is among nodePortAddresses"),
+        (Loopback.NOTHING, TCP, Outcome.NOT_OURS, "no Service has this address and port"),
+    ],
+)
+def test_nodeports_on_loopback(care, protocol, outcome, said):
+    both = [ServicePort(port=80, node_port=30080, protocol=name) for name in ("TCP", "UDP")]
+    ports = [EndpointPort(port=8080, protocol=name) for name in ("TCP", "UDP")]
+    made = planner(service("web", "10.96.0.10", ports=both), slice_of(endpoint("10.244.1.1", HERE), ports=ports))
+    made.set_world(replace(made.world, ipv4=replace(made.world.ipv4, loopback=care)))
+    answered = ask(made, "127.0.0.1", 30080, source=None, protocol=protocol)
+    assert (answered.outcome, said in told(answered)) == (outcome, True), told(answered)
