@@ -180,5 +180,5 @@ def test_nodeports_on_loopback(care, protocol, outcome, said):
     ports = [EndpointPort(port=8080, protocol=name) for name in ("TCP", "UDP")]
     made = planner(service("web", "10.96.0.10", ports=both), slice_of(endpoint("10.244.1.1", HERE), ports=ports))
     made.set_world(replace(made.world, ipv4=replace(made.world.ipv4, loopback=care)))
-    answered = ask(made, "127.0.0.1", 30080, source=None, protocol=protocol)
+    answered = ask(made, "127.0.0.1", 30080, "127.0.0.1", protocol)
     assert (answered.outcome, said in told(answered)) == (outcome, True), told(answered)
