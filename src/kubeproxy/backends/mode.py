@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 from kubeproxy.backends.examination import Examiner
 from kubeproxy.config.modes.description import ModeConfig
 from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.kernel.tracked import DESTINATION_TRANSLATED
 from kubeproxy.kernel.xtables import Commands
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.habits import Habits
@@ -177,7 +178,8 @@ class Mode(NamedTuple):
 
     `config` is what the configuration says of it, `room` its package. `interface` is one that it makes, whose
     addresses are Services' and not the node's. `refusals` is a counter that the mode has of its own for syncs that
-    the kernel refused, by family. `habits` are in what a client may notice which mode runs.
+    the kernel refused, by family. `habits` are in what a client may notice which mode runs. `tracked_as` are bits that
+    the status of its connections has in connection tracking; 0 where it does not tell them from others.
     """
 
     config: ModeConfig
@@ -185,6 +187,7 @@ class Mode(NamedTuple):
     habits: Habits = Habits()
     interface: str = ""
     flows_end: FlowsEnd = FlowsEnd.ENDPOINTS
+    tracked_as: int = DESTINATION_TRANSLATED
     refusals: Metric | None = None
     deprecation: Deprecation | None = None
 

@@ -7,6 +7,7 @@ from typing import Final
 
 COMMANDS: Final[dict[str, str]] = {
     "why": "what becomes of a connection on this node, and why",
+    "flows": "who uses a Service now: connections by endpoint and client, or as they begin and end",
     "services": "what this node has for a Service, and for whom",
     "verify": "in what the kernel, and the API server, differ from what the proxy planned",
 }

@@ -14,9 +14,14 @@ OK, BAD, NOTE = "ok", "x", "-"
 """Marks before a line: it is well, it is not, and neither."""
 
 
+def shown(text: str) -> str:
+    """Return a line as it may be printed: control characters, which objects may hold, never get to the terminal."""
+    return printable(clean(text))
+
+
 def say(text: str = "") -> None:
-    """Print a line; control characters in it, which objects may hold, are shown and not sent to the terminal."""
-    sys.stdout.write(printable(clean(text)) + "\n")
+    """Print a line."""
+    sys.stdout.write(shown(text) + "\n")
 
 
 def marked(mark: str, text: str) -> None:

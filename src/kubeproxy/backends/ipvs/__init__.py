@@ -10,6 +10,7 @@ MODE = Mode(
     ipvs.MODE,
     __name__,
     interface=INTERFACE,
+    tracked_as=0,  # IPVS changes where the answers come from, and says so nowhere (ip_vs_update_conntrack)
     # Kubernetes' own words (pull request 134539), which people look for.
     deprecation=Deprecation(
         "IPVSDeprecation",

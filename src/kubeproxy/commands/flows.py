@@ -1,0 +1,226 @@
+"""kube-proxy flows: who uses Services now, as connection tracking has it.
+
+Without a name the Services with connections, with NAMESPACE/NAME, or NAME in the namespace default, its endpoints and
+clients. Unanswered are connections to which nothing has come back for a second. Ends with 1 when the Service is
+unknown, or has such connections. With -f beginnings and ends are shown as they happen, until Ctrl-C or for --seconds.
+
+The kernel passes over the connections of others. When there are more new ones than this command can follow with 0.4 of
+a processor, it follows one in two, four, ... of them, says so, and how many it left out.
+
+  kube-proxy flows
+  kube-proxy flows default/web
+  kube-proxy flows default/web -f
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from kubeproxy.commands import NO, YES, follow, output, pods
+from kubeproxy.commands.ground import Ground, ground
+from kubeproxy.commands.sampling import Sampled
+from kubeproxy.commands.services import service_name
+from kubeproxy.commands.source import source
+from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.tracked import ANSWERED, EVERYTHING, Tracked, Wanted, entries
+from kubeproxy.kernel.tracking_events import Events
+from kubeproxy.seeing.users import Census, PortUse, ServedPorts, uses
+
+_SHOWN = 20
+"""Rows of a table; `-o json` has them all."""
+_CLIENTS = 10
+MOST_SILENT = 1 << 17
+"""Connections that are remembered as unanswered; of more than that none counts that began in between."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's own arguments."""
+    parser.add_argument("name", nargs="?", metavar="NAME", help="NAMESPACE/NAME, or a NAME in default")
+    parser.add_argument("-f", "--follow", action="store_true", help="show beginnings and ends as they happen")
+    parser.add_argument(
+        "--seconds", type=_seconds, metavar="N", help="how long to listen (default 1, with -f until Ctrl-C)"
+    )
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds <= 86400:
+        raise ValueError
+    return seconds
+
+
+def run(given: argparse.Namespace) -> int:
+    """Answer; return the exit code."""
+    where = ground(source(given))
+    names = [service_name(given.name)] if given.name else []
+    served = where.served(names)
+    if names and not served.all:
+        output.say(f"no Service {'/'.join(names[0])} is known here")
+        return NO
+    if given.follow:
+        return follow.run(where, names, served, given)
+    look = Look(where, served)
+    look.take(given.seconds or 1.0)
+    known = pods.names(where.facts, names[0])[0] if names else {}
+    found = [uses(port, look.seconds, known) for port in served.all]
+    if given.output == "json":
+        output.json({"ports": found, "look": look.cost()})
+    elif names:
+        _print_service("/".join(names[0]), found)
+    else:
+        _print_all(found)
+    if given.output != "json":
+        _print_cost(look.cost())
+    return NO if names and any(one.unanswered for one in found) else YES
+
+
+class Cost(Struct, frozen=True):
+    """What a look took: `seconds` of listening, `processor_seconds` for all of it, and what it read."""
+
+    seconds: float
+    processor_seconds: float
+    connections: int
+    new: int
+    left_out: int
+    lost: int
+
+
+class Look:
+    """One look at connection tracking: what is there at its end, and what began meanwhile."""
+
+    def __init__(self, where: Ground, served: ServedPorts) -> None:
+        self._where = where
+        self._census = Census(served, where.own)
+        self.seconds = 0.0
+        self._read = 0
+        self._spent = 0.0
+        self._events = (0, 0, 0)
+
+    def take(self, seconds: float) -> None:
+        """Look for so many seconds. Raises ApplyError."""
+        spent = time.process_time()
+        with Netlink.open(NETLINK_NETFILTER) as link:
+            silent = self._silent(link)
+            self._listen(seconds)
+            wanted = EVERYTHING if self._where.own is not None else self._where.wanted
+            for entry in self._entries(link, wanted):
+                self._read += 1
+                unanswered = not entry.answered and (silent is None or entry.mark in silent)
+                self._census.add(entry, silent=unanswered)
+        self._spent = time.process_time() - spent
+
+    def cost(self) -> Cost:
+        """Return what it took."""
+        return Cost(self.seconds, self._spent, self._read, *self._events)
+
+    def _entries(self, link: Netlink, wanted: Wanted) -> Iterator[Tracked]:
+        for family in self._where.facts.world.families:
+            yield from entries(link, family, wanted)
+
+    def _silent(self, link: Netlink) -> frozenset[bytes] | None:
+        """Return the marks of what is not answered now, None when that is too many."""
+        clients = 0 if self._where.own is not None else self._where.mode.tracked_as
+        found = set()
+        for entry in self._entries(link, Wanted(clients, clients | ANSWERED)):
+            found.add(entry.mark)
+            if len(found) > MOST_SILENT:
+                return None
+        return frozenset(found)
+
+    def _listen(self, seconds: float) -> None:
+        began = time.monotonic()
+        own = self._where.own is not None
+        with Events.open(EVERYTHING if own else self._where.wanted) as events:
+            sampled = Sampled(events)
+            while time.monotonic() < began + seconds:
+                for event, weight in sampled.for_a_while(began + seconds):
+                    if not event.ended:
+                        self._census.began(event.entry, weight)
+            self._events = sampled.heard, sampled.left_out, sampled.lost
+        self.seconds = time.monotonic() - began
+
+
+def _print_service(name: str, ports: Sequence[PortUse]) -> None:
+    total, new = sum(one.connections for one in ports), sum(one.new_per_second for one in ports)
+    silent, closing = sum(one.unanswered for one in ports), sum(one.closing for one in ports)
+    output.say(f"{name}: {total} connections, {new:.1f} new a second, {silent} unanswered, {closing} closing")
+    head = ("PORT", "ENDPOINT", "POD", "CONNECTIONS", "SHARE", "NEW/S", "UNANSWERED", "CLOSING", "")
+    rows = [
+        (
+            port.port,
+            one.address,
+            one.pod,
+            str(one.connections),
+            f"{one.share:.0%}",
+            f"{one.new_per_second:.1f}",
+            str(one.unanswered),
+            str(one.closing),
+            "" if one.serving else "no endpoint any more",
+        )
+        for port in ports
+        for one in port.endpoints
+    ]
+    _rows(head, rows, _SHOWN)
+    clients = sorted(
+        ((one, port) for port in ports for one in port.clients),
+        key=lambda pair: -pair[0].connections - pair[0].unanswered,
+    )
+    if clients:
+        output.say()
+        shown = [(port.port, one.address, one.pod, str(one.connections), str(one.unanswered)) for one, port in clients]
+        _rows(("PORT", "CLIENT", "POD", "CONNECTIONS", "UNANSWERED"), shown, _CLIENTS)
+
+
+def _print_all(ports: Sequence[PortUse]) -> None:
+    by_service: dict[str, list[PortUse]] = {}
+    for port in ports:
+        if port.connections or port.closing or port.new_per_second:
+            by_service.setdefault(port.service, []).append(port)
+    rows = sorted(
+        (
+            (
+                service,
+                sum(one.connections for one in used),
+                sum(one.new_per_second for one in used),
+                sum(one.unanswered for one in used),
+                sum(one.closing for one in used),
+                _busiest(used),
+            )
+            for service, used in by_service.items()
+        ),
+        key=lambda row: (-row[1], row[0]),
+    )
+    if not rows:
+        output.say("no Service has a connection now")
+        return
+    head = ("SERVICE", "CONNECTIONS", "NEW/S", "UNANSWERED", "CLOSING", "BUSIEST CLIENT")
+    _rows(head, [(a, str(b), f"{c:.1f}", str(d), str(e), f) for a, b, c, d, e, f in rows], _SHOWN)
+
+
+def _busiest(ports: Sequence[PortUse]) -> str:
+    """Return the client that has most connections to a Service, with their number."""
+    clients = [one for port in ports for one in port.clients[:1]]
+    if not clients:
+        return ""
+    first = max(clients, key=lambda one: one.connections)
+    return f"{first.address} ({first.connections})"
+
+
+def _rows(head: Sequence[str], rows: Sequence[Sequence[str]], most: int) -> None:
+    output.table(head, rows[:most], "  ")
+    if len(rows) > most:
+        output.marked(output.NOTE, f"and {len(rows) - most} more; -o json has them")
+
+
+def _print_cost(cost: Cost) -> None:
+    text = f"listened for {cost.seconds:.1f} s and read {cost.connections} connections"
+    text += f", in {cost.processor_seconds:.2f} s of a processor"
+    if cost.left_out:
+        text += f"; of the new ones {cost.new} were looked at and stand for {cost.left_out} more"
+    if cost.lost:
+        text += f"; {cost.lost} times more came than could be read, so more are new than is said"
+    output.marked(output.NOTE, text)

@@ -1,0 +1,153 @@
+"""Beginnings and ends of tracked connections, as the kernel announces them; of some, and of one in so many.
+
+A filter in the kernel lets through what is wanted, so that what is not costs this process nothing. Sources:
+ctnetlink_conntrack_event of net/netfilter/nf_conntrack_netlink.c, and net/core/filter.c (SKF_AD_NLATTR), of Linux 6.18.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from typing import Final, NamedTuple, Self
+
+from kubeproxy.kernel.netlink import (
+    HEADER,
+    NETLINK_NETFILTER,
+    SOL_NETLINK,
+    Closing,
+    NetlinkError,
+    grow_receive_buffer,
+)
+from kubeproxy.kernel.tracked import EVERYTHING, ID, LAYOUTS, STATUS, SUBSYSTEM, Tracked, Wanted
+
+_NEW: Final = SUBSYSTEM | 0  # IPCTNL_MSG_CT_NEW
+_DELETE: Final = SUBSYSTEM | 2  # IPCTNL_MSG_CT_DELETE
+_BEGINNINGS: Final = 1  # NFNLGRP_CONNTRACK_NEW
+_ENDS: Final = 3  # NFNLGRP_CONNTRACK_DESTROY
+_ADD_MEMBERSHIP: Final = 1
+_ATTACH_FILTER: Final = 26  # SO_ATTACH_FILTER
+_RECEIVE_BUFFER: Final = 8 << 20  # some 8,000 events, more than a second of a busy node
+_FIRST_ATTRIBUTE: Final = HEADER.size + 4  # struct nfgenmsg
+
+_INSTRUCTION: Final = struct.Struct("=HBBI")  # struct sock_filter
+_PROGRAM: Final = struct.Struct("@HP")  # struct sock_fprog
+_FIND_ATTRIBUTE: Final = 0xFFFFF000 + 12  # SKF_AD_OFF + SKF_AD_NLATTR
+# Classic BPF, linux/bpf_common.h: what an instruction does.
+_LOAD, _LOAD_INDEX, _LOAD_AT, _LOAD_AFTER = 0x00, 0x01, 0x20, 0x40
+_AND, _TO_INDEX, _RETURN = 0x54, 0x07, 0x06
+_IF_EQUAL: Final = 0x15
+_ALL: Final = 0xFFFFFFFF
+
+
+class Event(NamedTuple):
+    """A connection began, or is forgotten (`ended`), which is after it was closed or had been silent."""
+
+    ended: bool
+    family: int
+    entry: Tracked
+
+
+class Events(Closing):
+    """Listens in the caller's network namespace, from `open` on. `lost` counts how often events were lost.
+
+    A connection that began before is announced only when it ends.
+    """
+
+    def __init__(self, opened: socket.socket, wanted: Wanted) -> None:
+        self._socket = opened
+        self._wanted = wanted
+        self.lost = 0
+        self.one_in = 1
+
+    @classmethod
+    def open(cls, wanted: Wanted = EVERYTHING) -> Self:
+        """Listen to connections of this status, as `tracked.entries` reads them. Raises NetlinkError."""
+        kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC
+        try:
+            opened = socket.socket(socket.AF_NETLINK, kind, NETLINK_NETFILTER)
+        except OSError as error:
+            raise NetlinkError(error.errno or errno.EIO, "cannot listen to connection tracking") from error
+        try:
+            grow_receive_buffer(opened, _RECEIVE_BUFFER)
+            events = cls(opened, wanted)
+            events.sample(1)
+            opened.bind((0, 0))
+            for group in (_BEGINNINGS, _ENDS):
+                opened.setsockopt(SOL_NETLINK, _ADD_MEMBERSHIP, group)
+        except OSError as error:
+            opened.close()
+            raise NetlinkError(error.errno or errno.EIO, "cannot listen to connection tracking") from error
+        return events
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._socket.close()
+
+    def sample(self, one_in: int) -> None:
+        """Hear from now on of one connection in so many, a power of two: of its beginning and its end, or of neither.
+
+        The kernel picks them by the mark that it gives to each.
+        """
+        program = filter_program(self._wanted, one_in)
+        code = ctypes.create_string_buffer(program, len(program))
+        where = _PROGRAM.pack(len(program) // _INSTRUCTION.size, ctypes.addressof(code))
+        self._socket.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, where)
+        self.one_in = one_in
+
+    def until(self, end: float) -> Iterator[Event]:
+        """Yield what happens until `end`, of time.monotonic(). Raises NetlinkError."""
+        while (left := end - time.monotonic()) > 0:
+            self._socket.settimeout(left)
+            try:
+                data = self._socket.recv(1 << 15)
+            except TimeoutError:
+                return
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise NetlinkError(error.errno or errno.EIO, "cannot listen to connection tracking") from error
+                self.lost += 1
+                continue
+            if (event := read(data)) is not None:
+                yield event
+
+
+def read(data: bytes) -> Event | None:
+    """Return the event in a message, None where it is about something that has no ports."""
+    length, kind, _, _, _ = HEADER.unpack_from(data)
+    family = data[HEADER.size]
+    if kind not in (_NEW, _DELETE) or family not in LAYOUTS:
+        return None
+    entry = LAYOUTS[family].read(data, _FIRST_ATTRIBUTE, length)
+    return Event(kind == _DELETE, family, entry) if entry is not None else None
+
+
+def filter_program(wanted: Wanted, one_in: int) -> bytes:
+    """Return classic BPF that keeps messages about connections of this status, and of these one in so many."""
+    tests = []
+    if wanted.mask:
+        tests.append([*_attribute(STATUS), (_AND, wanted.mask), (_IF_EQUAL, wanted.status)])
+    if one_in > 1:
+        tests.append([*_attribute(ID), (_AND, one_in - 1), (_IF_EQUAL, 0)])
+    steps = [step for test in tests for step in test]
+    total = len(steps)
+    packed = b""
+    for place, (code, operand) in enumerate(steps):
+        # A test that fails jumps to the last instruction, which drops; one that holds goes on.
+        miss = total - place if code == _IF_EQUAL else 0
+        packed += _INSTRUCTION.pack(code, 0, miss, operand)
+    return packed + _INSTRUCTION.pack(_RETURN, 0, 0, _ALL) + _INSTRUCTION.pack(_RETURN, 0, 0, 0)
+
+
+def _attribute(kind: int) -> list[tuple[int, int]]:
+    """Return the steps that load the value of an attribute of four bytes."""
+    return [
+        (_LOAD, _FIRST_ATTRIBUTE),
+        (_LOAD_INDEX, kind),
+        (_LOAD_AT, _FIND_ATTRIBUTE),
+        (_TO_INDEX, 0),
+        (_LOAD_AFTER, 4),
+    ]

@@ -1,0 +1,141 @@
+"""`kube-proxy flows` beside a running proxy: endpoints, clients, what is not answered, and beginnings and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lab.netns import run_in
+from support.live import Front, Live
+from support.modes import modes
+
+pytestmark = modes("nftables", "iptables-nft", "userspace")
+
+
+@contextmanager
+def connected(live: Live, place: str, front: Front, count: int) -> Iterator[list[socket.socket]]:
+    """Hold connections from a place."""
+    namespace = live.cluster.namespace_of(place)
+    opened = [run_in(namespace, lambda: socket.create_connection(front, timeout=5.0)) for _ in range(count)]
+    try:
+        yield opened
+    finally:
+        for sock in opened:
+            sock.close()
+
+
+def only(text: str, service: str = "") -> list[dict]:
+    """The TCP port of each family of a Service that has any use."""
+    return [one for one in json.loads(text)["ports"] if one["port"] == "tcp/TCP" and one["family"] == "IPv4"]
+
+
+async def test_connections_by_endpoint_and_client(live: Live) -> None:
+    live.service("used", "a1 b1")
+    front = live.front("used")
+    await live.expect(front, {"pod": "a1 b1"})
+    with connected(live, "pod", front, 12), connected(live, "outside", front, 2):
+        status, text = await live.ask("flows", "used", "-o", "json")
+    assert status == 0, text
+    (port,) = only(text)
+    assert port["connections"] == 14
+    by_endpoint = {one["address"]: one for one in port["endpoints"]}
+    wanted = {f"{live.ips[pod]['IPv4']}:3000" for pod in ("a1", "b1")}
+    assert wanted == by_endpoint.keys()
+    assert sum(one["connections"] for one in by_endpoint.values()) == 14
+    assert abs(sum(one["share"] for one in by_endpoint.values()) - 1) < 1e-6
+    first, second = port["clients"][:2]
+    assert (first["address"], first["connections"]) == (live.ips["pod"]["IPv4"], 12)
+    assert (second["address"], second["connections"]) == (live.ips["outside"]["IPv4"], 2)
+
+
+async def test_the_client_with_many_connections_is_named(live: Live) -> None:
+    live.service("leaked", "a1")
+    front = live.front("leaked")
+    await live.expect(front, {"pod": "a1"})
+    with connected(live, "pod", front, 60):
+        _, text = await live.ask("flows")
+    (line,) = [line for line in text.splitlines() if "default/leaked" in line]
+    assert f"{live.ips['pod']['IPv4']} (60)" in line
+    assert "s of a processor" in text
+
+
+async def test_nodeports_are_their_services(live: Live) -> None:
+    live.service("ported", "a1", type="NodePort")
+    front = live.front("ported", "nodeport")
+    await live.expect(front, {"outside": "a1"})
+    with connected(live, "outside", front, 3):
+        _, text = await live.ask("flows", "default/ported", "-o", "json")
+    assert only(text)[0]["connections"] == 3
+
+
+async def test_an_endpoint_that_does_not_answer_is_seen(live: Live) -> None:
+    live.service("silent", "a1 a2")
+    front = live.front("silent")
+    await live.expect(front, {"pod": "a1 a2"})
+    rule = "tcp dport 3000 drop"
+    await live.run(
+        "nft",
+        "add table inet firewall; add chain inet firewall in { type filter hook input priority 0; }"
+        f"; add rule inet firewall in {rule}",
+        place="a2",
+    )
+    try:
+        tries = [asyncio.ensure_future(live.cluster.probe("pod", "tcp", *front, 2.5, None)) for _ in range(12)]
+        await asyncio.sleep(0.3)
+        status, text = await live.ask("flows", "silent", "-o", "json")
+        await asyncio.gather(*tries)
+    finally:
+        await live.run("nft", "delete", "table", "inet", "firewall", place="a2")
+    assert status == 1, text
+    (port,) = only(text)
+    unanswered = {one["address"]: one["unanswered"] for one in port["endpoints"]}
+    assert unanswered[f"{live.ips['a1']['IPv4']}:3000"] == 0
+    assert unanswered[f"{live.ips['a2']['IPv4']}:3000"] > 0
+
+
+async def test_new_ones_are_counted(live: Live) -> None:
+    live.service("busy", "a1")
+    front = live.front("busy")
+    await live.expect(front, {"pod": "a1"})
+    looking = asyncio.ensure_future(live.ask("flows", "busy", "--seconds", "2", "-o", "json"))
+    await asyncio.sleep(1.2)
+    await live.cluster.probes("pod", "tcp", *front, 30, 3.0, None)
+    _, text = await looking
+    (port,) = only(text)
+    look = json.loads(text)["look"]
+    assert 30 <= port["new_per_second"] * look["seconds"] + 0.5 < 40
+
+
+async def test_following_names_service_and_pods(live: Live) -> None:
+    live.service("followed", "a1")
+    front = live.front("followed")
+    await live.expect(front, {"pod": "a1"})
+    name_pod(live, "followed", "a1")
+    following = asyncio.ensure_future(live.ask("flows", "followed", "-f", "--seconds", "3"))
+    await asyncio.sleep(1.5)
+    await live.cluster.probes("pod", "tcp", *front, 3, 3.0, None)
+    status, text = await following
+    assert status == 0, text
+    begins = [line for line in text.splitlines() if " begin default/followed:tcp/TCP " in line]
+    assert len(begins) == 3, text
+    assert all(f"{live.ips['pod']['IPv4']}:" in line and f"-> {front.address}:80 =>" in line for line in begins)
+    if live.mode.name != "userspace":
+        assert all(f"=> default/a1 ({live.ips['a1']['IPv4']}:3000)" in line for line in begins)
+    assert "heard of" in text
+
+
+def name_pod(live: Live, service: str, pod: str) -> None:
+    """Have a Service's slices say which pods its endpoints are."""
+    for record in live.cluster.store.records("endpointslices", "default"):
+        piece = record.decode()
+        if piece["metadata"]["labels"].get("kubernetes.io/service-name") == service:
+            for endpoint in piece["endpoints"]:
+                endpoint["targetRef"] = {"kind": "Pod", "namespace": "default", "name": pod}
+            live.cluster.store.put("endpointslices", piece)
+
+
+async def test_an_unknown_service(live: Live) -> None:
+    assert (await live.ask("flows", "nothing")) == (1, "no Service default/nothing is known here\n")
