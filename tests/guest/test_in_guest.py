@@ -17,15 +17,22 @@ from support.places import ROOT
 HERE = Path(__file__).parent
 
 
-@pytest.mark.timeout(400)
-def test_what_needs_the_guests_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of inside/ and scenarios in ipvs mode, in one guest: without xdist (one CPU), writing nothing here."""
+SCENARIOS = ROOT / "tests/scenarios"
+PARTS = {
+    "the-mode-itself": [HERE / "inside", SCENARIOS / "test_restart.py", SCENARIOS / "test_udp_clients.py"],
+    "scenarios": [SCENARIOS / f"test_{name}.py" for name in ("affinity", "policies", "udp_flows")],
+    "two-nodes": [SCENARIOS / "e2e"],
+}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", PARTS)
+def test_what_needs_the_guests_kernel(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of inside/ and scenarios in ipvs mode, a guest a part: without xdist (one CPU), writing nothing here."""
     monkeypatch.chdir(ROOT)
     plugins = ("xdist", "randomly", "cacheprovider", "cov")
-    scenarios = ROOT / "tests/scenarios"
-    tests = [HERE / "inside", scenarios / "test_udp_clients.py", scenarios / "e2e"]
-    argv = [sys.executable, "-m", "pytest", "--color=no", *(f"-pno:{name}" for name in plugins), *map(str, tests)]
-    done = run_in_guest(argv, 360, environment={"KUBEPROXY_GUEST": "1"})
+    argv = [sys.executable, "-m", "pytest", "--color=no", *(f"-pno:{name}" for name in plugins), *map(str, PARTS[part])]
+    done = run_in_guest(argv, 560, environment={"KUBEPROXY_GUEST": "1"})
     assert done.status == 0, done.output
     summary = re.search(r"^(\d+) passed(, \d+ deselected)? in .*$", done.output, re.MULTILINE)
     assert summary, f"not all tests ran and passed:\n{done.output}"

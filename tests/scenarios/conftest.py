@@ -12,7 +12,12 @@ import pytest
 
 from lab.cluster import LabCluster
 from support.live import Live, leftovers
-from support.modes import GUEST, MODES, NFTABLES, ScenarioMode
+from support.modes import GUEST, MODES, NFTABLES, ScenarioMode, translate_bridged_packets
+
+
+@pytest.fixture(autouse=True, scope="session")
+def bridged_packets_are_translated() -> None:
+    translate_bridged_packets()
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +57,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _mode_of(item: pytest.Item) -> str:
-    callspec = getattr(item, "callspec", None)
-    return "" if callspec is None else callspec.params.get("mode", "")
+    params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    return params.get("mode") or params.get("two_nodes", "")  # of e2e/conftest.py
 
 
 def _up(loop, mode: ScenarioMode) -> Live:

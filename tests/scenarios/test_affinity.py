@@ -41,7 +41,7 @@ async def choices(live: Live, front: Front, proto: str = "tcp", times: int = 2) 
     return dict(zip(CLIENTS[family], await asyncio.gather(*map(choice, CLIENTS[family])), strict=True))
 
 
-@modes("nftables", "iptables-nft", "userspace")
+@modes("nftables", "iptables-nft", "userspace", "ipvs")
 @pytest.mark.parametrize("kind", ["cluster", "nodeport", "external"])
 @pytest.mark.parametrize("proto", ["tcp", "udp"])
 @pytest.mark.parametrize("family", ["IPv4", "IPv6"])
@@ -58,7 +58,7 @@ async def test_clients_stay_and_spread(sticky: Live, family: str, proto: str, ki
     assert await choices(sticky, front, proto) == first
 
 
-@modes("nftables", "iptables-nft", "userspace")
+@modes("nftables", "iptables-nft", "userspace", "ipvs")
 async def test_stays_through_changes_of_other_endpoints(sticky: Live) -> None:
     sticky.service("changes", "a1 b1 b2", type="LoadBalancer", externalTrafficPolicy="Local", **STICKY)
     front = sticky.front("changes")
@@ -80,7 +80,7 @@ async def test_stays_through_changes_of_other_endpoints(sticky: Live) -> None:
         assert await choices(sticky, front) == after
 
 
-@modes("nftables", "iptables-nft", "userspace")
+@modes("nftables", "iptables-nft", "userspace", "ipvs")
 async def test_local_policy_keeps_clients_apart_from_the_cluster_pool(sticky: Live) -> None:
     sticky.service("sticky-local", "a1 a2 b1 b2", type="NodePort", externalTrafficPolicy="Local", **STICKY)
     await sticky.programmed(sticky.front("sticky-local"), "a1 a2 b1 b2")
@@ -94,7 +94,7 @@ async def test_local_policy_keeps_clients_apart_from_the_cluster_pool(sticky: Li
     assert len(pods) == 1
 
 
-@modes("nftables", "iptables-nft", "userspace")
+@modes("nftables", "iptables-nft", "userspace", "ipvs")
 async def test_tcp_and_udp_of_one_port_are_two_affinities(sticky: Live) -> None:
     sticky.service("two", "a1 a2 b1 b2", **STICKY)
     front = sticky.front("two")
@@ -104,7 +104,7 @@ async def test_tcp_and_udp_of_one_port_are_two_affinities(sticky: Live) -> None:
     assert await choices(sticky, front, "tcp") == tcp
 
 
-@modes("nftables", "iptables-nft", "userspace")
+@modes("nftables", "iptables-nft", "userspace")  # in ipvs mode it lasts as long as its connections are remembered
 async def test_affinity_expires_after_its_timeout(sticky: Live) -> None:
     brief = {"clientIP": {"timeoutSeconds": 1}}
     sticky.service("brief", "a1 a2 b1 b2", sessionAffinityConfig=brief, **STICKY)
@@ -119,7 +119,7 @@ async def test_affinity_expires_after_its_timeout(sticky: Live) -> None:
     assert lasting_then == lasting_first
 
 
-@modes("nftables", "iptables-nft", "userspace")
+@modes("nftables", "iptables-nft", "userspace", "ipvs")
 async def test_affinity_comes_and_goes_with_the_field(sticky: Live) -> None:
     sticky.service("switched", "a1 a2 b1 b2")
     front = sticky.front("switched")
@@ -135,19 +135,29 @@ async def test_affinity_comes_and_goes_with_the_field(sticky: Live) -> None:
     await sticky.expect(front, {"pod": "a1 a2 b1 b2", "outside": "a1 a2 b1 b2"})
 
 
-@modes("nftables", "iptables-nft")
-@pytest.mark.parametrize("change", ["nothing", "another-comes", "another-goes"])
-async def test_affinity_survives_a_restart(bare: Live, change: str) -> None:
+ENDPOINTS = "a1 a2 b1 b2"
+CHANGES = {"nothing": ENDPOINTS, "another-comes": "a1 a2 a3 b1 b2", "another-goes": "a2 b1 b2"}
+"""The endpoints after a restart, by what happens meanwhile."""
+
+
+@modes("nftables", "iptables-nft", "ipvs")
+async def test_affinity_survives_a_restart(bare: Live) -> None:
     await add_clients(bare)
-    bare.service("web", "a1 a2 b1 b2", type="NodePort", **STICKY)
+    for name in CHANGES:
+        bare.service(name, ENDPOINTS, type="NodePort", **STICKY)
     await bare.start()
-    front = bare.front("web", "nodeport")
-    await bare.programmed(bare.front("web"), "a1 a2 b1 b2")
-    first = await choices(bare, front)
+    fronts = {name: bare.front(name, "nodeport") for name in CHANGES}
+    first = {}
+    for name, front in fronts.items():
+        await bare.programmed(bare.front(name), ENDPOINTS)
+        first[name] = await choices(bare, front)
     await bare.proxy.kill()
-    now = {"nothing": "a1 a2 b1 b2", "another-comes": "a1 a2 a3 b1 b2", "another-goes": "a2 b1 b2"}[change]
-    bare.endpoints("web", now)
+    for name, now in CHANGES.items():
+        bare.endpoints(name, now)
     await bare.start()
-    await bare.programmed(bare.front("web"), now)
-    after = await choices(bare, front)
-    assert {c: pod for c, pod in after.items() if first[c] in now} == {c: p for c, p in first.items() if p in now}
+    for name, now in CHANGES.items():
+        await bare.programmed(bare.front(name), now)
+        before, after = first[name], await choices(bare, fronts[name])
+        assert {c: pod for c, pod in after.items() if before[c] in now} == {
+            c: pod for c, pod in before.items() if pod in now
+        }, name

@@ -24,6 +24,7 @@ REFUSED = {"pod": "refused", "node": "refused", "outside": "refused"}
 DROPPED = {"pod": "timeout", "node": "timeout", "outside": "timeout"}
 LOCAL = {"externalTrafficPolicy": "Local"}
 INTERNAL = {"internalTrafficPolicy": "Local"}
+SOURCES = ("kept", "masqueraded")
 OUTER = ("nodeport", "loadbalancer", "external")
 
 
@@ -130,10 +131,24 @@ def in_mode(mode: ScenarioMode, kind: str, endpoints: str, places: dict[str, str
     if mode.config["mode"] == "iptables" and kind in {"loadbalancer", "external"} and not endpoints:
         # Whoever comes in is refused, source ranges or not; what the node sends out is not looked at.
         return {place: "refused" for place in places if place != "node"}
+    if mode.name == "ipvs" and not endpoints:
+        return dict.fromkeys(places, "refused")
+    if mode.name == "ipvs" and kind != "cluster":
+        return from_one_pool(places)
     return {place: mode.seen(answer) for place, answer in places.items()}
 
 
-@modes("nftables", "iptables-nft", "userspace")
+def from_one_pool(places: dict[str, str]) -> dict[str, str]:
+    """What is wanted of a virtual server: where it serves outside, pods and the node get the same endpoints as that."""
+    outside = places.get("outside", "timeout")
+    if outside in {"refused", "timeout"}:
+        return places
+    pods = " ".join(word for word in outside.split() if word not in SOURCES)
+    sources = {place: answer.split()[-1] for place, answer in places.items() if answer.endswith(SOURCES)}
+    return {place: f"{pods} {sources.get(place, '')}" for place in places}
+
+
+@modes("nftables", "iptables-nft", "userspace", "ipvs")
 @pytest.mark.parametrize(("name", "family", "case"), ROWS, ids=[f"{name}-{family}" for name, family, _ in ROWS])
 async def test_policy(live: Live, name: str, family: str, case: Case) -> None:
     number = 16 + [row[:2] for row in ROWS].index((name, family))
@@ -188,7 +203,7 @@ async def test_a_service_cidr_of_later_counts(live: Live) -> None:
     await live.eventually(gone)
 
 
-@modes("nftables", "iptables-nft", "userspace")
+@modes("nftables", "iptables-nft", "userspace", "ipvs")
 async def test_each_family_counts_its_own_endpoints(live: Live) -> None:
     service = live.service("counted", "", type="LoadBalancer", ipFamilyPolicy="RequireDualStack", **LOCAL)
     place, port = live.cluster.namespace_of("outside"), service["spec"]["healthCheckNodePort"]
@@ -210,7 +225,7 @@ async def test_each_family_counts_its_own_endpoints(live: Live) -> None:
     await live.eventually(check)
 
 
-@modes("nftables", "iptables-nft", "userspace")
+@modes("nftables", "iptables-nft", "userspace", "ipvs")
 async def test_a_health_check_port_that_is_taken_is_an_event_as_the_go_kube_proxys(live: Live) -> None:
     port = 32123
     taken = open_socket_in(live.cluster.namespace_of("node"), lambda: socket.create_server((NODE_A.ip, port)))
@@ -223,7 +238,7 @@ async def test_a_health_check_port_that_is_taken_is_an_event_as_the_go_kube_prox
     live.delete("taken")
 
 
-@modes("nftables", "iptables-nft", "userspace")
+@modes("nftables", "iptables-nft", "userspace", "ipvs")
 @pytest.mark.parametrize("family", ["IPv4", "IPv6"])
 async def test_health_check_node_port(live: Live, family: str) -> None:
     name = f"checked-{family.lower()}"

@@ -30,12 +30,15 @@ async def serving(bare: Live) -> None:
         await bare.expect(bare.front(name, "nodeport"), {"outside": bare.mode.seen(answer)})
 
 
-KERNEL = ("nftables", "iptables-nft", "iptables-legacy")
+KERNEL = ("nftables", "iptables-nft", "iptables-legacy", "ipvs")
 """The modes in which nothing notices, as the kernel carries the packets by itself."""
 
 
 async def rules(live: Live) -> str:
     """The rules of the node, without what changes by itself."""
+    if live.mode.name == "ipvs":
+        texts = [await live.run(*words) for words in (("cat", "/proc/net/ip_vs"), ("ip", "-o", "address"))]
+        return re.sub(r"(Masq +\d+).*", r"\1", "\n".join(texts))
     if live.mode.variant != "legacy":
         return re.sub(r"packets \d+ bytes \d+", "", await live.nft("list", "ruleset"))
     texts = [await live.run(f"{name}-legacy-save") for name in ("iptables", "ip6tables")]

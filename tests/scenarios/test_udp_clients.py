@@ -11,16 +11,11 @@ import pytest
 
 from support.crowd import Crowd
 from support.live import Live
-from support.modes import GUEST, MODES, modes, translate_bridged_packets
+from support.modes import GUEST, MODES, modes
 
 CLIENTS = 40 if GUEST else 400
 """Of each place: some 1,600 questions a second from each."""
 ROUNDS = 6
-
-
-@pytest.fixture(autouse=True, scope="module")
-def bridged_packets_are_translated() -> None:
-    translate_bridged_packets()
 
 
 @modes(*MODES)

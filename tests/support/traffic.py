@@ -19,10 +19,13 @@ from typing import NamedTuple, Self
 
 from lab.netns import run_in
 from support.live import Front, Live
+from support.modes import GUEST
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: whoami\r\n\r\n"
-PAUSE = 0.005
-"""Seconds between two questions of a stream: some 150 a second from each."""
+PAUSE = 0.1 if GUEST else 0.005
+"""Seconds between two questions of a stream: some 150 a second from each, less on one slow CPU."""
+FLOW = 15 if GUEST else 60
+"""Questions of each stream that are enough to show what becomes of traffic."""
 GIVE_UP = 10.0
 TOTAL_RETRANS = 100
 """Where tcpi_total_retrans is in struct tcp_info of linux/tcp.h."""
@@ -87,7 +90,7 @@ class Traffic:
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
 
-    async def flow(self, count: int = 60) -> None:
+    async def flow(self, count: int = FLOW) -> None:
         """Wait until every stream has asked so many more times."""
         wanted = {stream: asked + count for stream, asked in self.asked.items()}
 

@@ -8,12 +8,10 @@ from lab.cluster import LabCluster
 from lab.proxyprocess import Proxy
 from lab.topology import NODE_A, NODE_B
 from support.live import PATIENCE, Json, Live
-from support.modes import GUEST, MODES
+from support.modes import MODES
 
 CLIENTS = {"client-a": NODE_A, "client-b": NODE_B}
 """Pods that ask and serve nothing, by the node that they are on."""
-START_IN_GUEST = 90.0
-"""Seconds that two proxies may take to start on the guest's one slow CPU, when the machine is busy too."""
 
 
 class TwoNodes(Live):
@@ -41,8 +39,7 @@ class TwoNodes(Live):
     async def start_proxies(self, overrides: Json | None = None) -> None:
         """Run a proxy on each node, and wait until both are ready."""
         config = {**self.mode.config, **(overrides or {})}
-        patience = START_IN_GUEST if GUEST else PATIENCE
-        starts = (self.cluster.start_proxy(config, node=node, ready_within=patience) for node in CLIENTS.values())
+        starts = (self.cluster.start_proxy(config, node=node, ready_within=PATIENCE) for node in CLIENTS.values())
         self.proxies += await asyncio.gather(*starts)
 
     async def stop_proxies(self) -> None:

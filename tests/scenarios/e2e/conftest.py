@@ -12,7 +12,7 @@ import pytest
 
 from lab.cluster import LabCluster
 from support.live import leftovers
-from support.modes import HERE, MODES, translate_bridged_packets
+from support.modes import HERE, MODES
 from support.stage import Stage
 from support.two_nodes import TwoNodes
 
@@ -41,7 +41,6 @@ def _has_mode(item: pytest.Item) -> bool:
 @pytest.fixture(scope="session")
 def two_nodes(request: pytest.FixtureRequest, loop) -> Iterator[TwoNodes]:
     """A cluster whose two nodes run the proxy in one mode."""
-    translate_bridged_packets()
     made = TwoNodes(LabCluster(), request.param)
     loop.run(made.cluster.__aenter__())
     try:
