@@ -19,7 +19,7 @@ def refused_host(host: str, local_address: str) -> str | None:
     if not host or not _is_loopback(local_address):
         return None
     name = _name(host)
-    if name.rstrip(".").lower() == "localhost" or _is_address(name):
+    if name.rstrip(".").lower() == "localhost" or _is_address(name) or _is_address(host):  # ::1 without brackets
         return None
     return "on this address only a Host header of localhost or an IP address is answered (against DNS rebinding)"
 

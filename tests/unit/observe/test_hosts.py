@@ -18,6 +18,7 @@ from kubeproxy.observe.hosts import refused_host
         ("127.0.0.1:10249", True),
         ("10.0.0.7", True),
         ("[::1]:10249", True),
+        ("::1", True),
         ("[fe80::1%eth0]", True),
         ("evil.example", False),
         ("evil.example:10249", False),
