@@ -192,7 +192,8 @@ class Reporter:
                 self._metrics.no_local_endpoints.labels(policy, family.label).set(count)
             self._services[family] += 0  # shown from now on
             chosen = ours.nodeport_ips
-            addresses[family] = None if chosen is None else [unpack(ip) for ip in chosen]
+            both = None if chosen is None else (*chosen, *ours.health_check_only_ips)
+            addresses[family] = None if both is None else [unpack(ip) for ip in both]
         self._show_services()
         self._service_health.listen_on(addresses)
         self._flows.world(world)

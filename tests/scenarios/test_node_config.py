@@ -6,10 +6,13 @@ Each row is a part of the configuration, and who gets which answer at which addr
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
 
+from lab.netns import run_in_async
+from lab.probes import http_get
 from lab.topology import NODE_A
 from support.live import Front, Live
 
@@ -169,3 +172,23 @@ async def test_nodeports_answer_on_all_addresses_of_a_family_that_the_node_does_
         await bare.expect(Front(address, number), {"outside": "a1"})
     await bare.expect(Front(LOCALHOST["IPv4"], number), {"node": "refused"}, "tcp")
     await bare.expect(Front(BRIDGE["IPv6"], number), {"pod": "refused"}, "tcp")
+
+
+async def test_health_checks_are_answered_on_loopback_that_is_named(bare: Live) -> None:
+    """As the Go kube-proxy, in modes too where NodePorts are not."""
+    spec = {"externalTrafficPolicy": "Local", "ipFamilyPolicy": "RequireDualStack"}
+    made = bare.service("checked", "a1", type="LoadBalancer", **spec)
+    port = made["spec"]["healthCheckNodePort"]
+    await bare.start({"nodePortAddresses": ["172.31.0.0/16", "127.0.0.0/8", "::/0"]})
+
+    async def answered() -> str:
+        asked = {}
+        for address in ("127.0.0.1", NODE_A.second_ip, "::1"):
+            try:
+                ask = partial(http_get, address, port, "/", 5.0)
+                asked[address] = (await run_in_async(bare.proxy.namespace, ask))[0]
+            except OSError as error:
+                asked[address] = str(error)
+        return "" if set(asked.values()) == {200} else str(asked)
+
+    await bare.eventually(answered)

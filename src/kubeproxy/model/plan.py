@@ -248,7 +248,8 @@ class FamilyGlobals(Struct, frozen=True):
     """What holds for all Services of one family.
 
     `node_ips` and `nodeport_ips` are packed addresses: the node's own, and those that NodePorts answer on. None for
-    `nodeport_ips` means every local address but loopback. `service_cidrs` are merged ranges.
+    `nodeport_ips` means every local address but loopback. `health_check_only_ips` are loopback addresses that the
+    configuration names although no NodePort answers there: health checks are answered. `service_cidrs` are merged.
     """
 
     detector: Detector = Detector()
@@ -256,6 +257,7 @@ class FamilyGlobals(Struct, frozen=True):
     nodeport_ips: tuple[bytes, ...] | None = ()
     service_cidrs: tuple[Range, ...] = ()
     loopback: Loopback = Loopback.NOTHING
+    health_check_only_ips: tuple[bytes, ...] = ()
 
 
 ExternalIPs = Literal["served", "ignored"]

@@ -123,10 +123,12 @@ def remembering(before: Node | None, node: Node) -> Node:
 
 def _family(settings: Settings, around: Surroundings, family: Family) -> FamilyGlobals:
     own = node_addresses(settings, around.node, family)
+    answering = _nodeport_ips(settings, own, around, family)
     return FamilyGlobals(
         detector=_detector(settings, around.node, family),
         node_ips=own,
-        nodeport_ips=_nodeport_ips(settings, own, around, family),
+        nodeport_ips=answering,
+        health_check_only_ips=_health_check_only(settings, answering, around, family),
         service_cidrs=merge_ranges(parse_networks(around.service_cidrs, family)),
         loopback=_loopback(settings, family),
     )
@@ -167,3 +169,17 @@ def _nodeport_ips(
         chosen += own
     loopback = settings.loopback_nodeports == "ipv4" and family is Family.IPV4
     return tuple(sorted({a for a in chosen if loopback or not is_loopback(a)}))
+
+
+def _health_check_only(
+    settings: Settings, answering: tuple[bytes, ...] | None, around: Surroundings, family: Family
+) -> tuple[bytes, ...]:
+    """Return the loopback addresses on which health check ports are served, and NodePorts are not.
+
+    For the Go kube-proxy they are addresses like any other there (GetNodeIPs of pkg/proxy/util/nodeport_addresses.go).
+    """
+    if answering is None:  # then they are served on every address anyway
+        return ()
+    ranges = parse_networks(settings.nodeport_addresses, family)
+    local = around.local_addresses.get(family, ())
+    return tuple(sorted({a for a in local if is_loopback(a) and within(a, ranges)}.difference(answering)))

@@ -294,6 +294,24 @@ def test_loopback_may_be_a_nodeport_address_for_ipv4_alone():
     assert (world.ipv4.nodeport_ips, world.ipv6.nodeport_ips) == (packed("127.0.0.1"), ())
 
 
+@pytest.mark.parametrize(
+    ("chosen", "loopback", "v4", "v6"),
+    [
+        (("primary",), "never", (), ()),
+        (("0.0.0.0/0", "127.0.0.0/8", "::/0"), "never", (), ()),
+        (("127.0.0.0/8", "::1/128"), "never", packed("127.0.0.1"), packed("::1")),
+        (("primary", "127.0.0.0/8", "fd00::/8"), "relayed", packed("127.0.0.1"), ()),
+        (("127.0.0.0/8", "::1/128"), "ipv4", (), packed("::1")),
+        (("127.9.0.0/16", "fd00::/8"), "never", (), ()),
+    ],
+)
+def test_health_checks_are_answered_on_loopback_that_is_named(chosen, loopback, v4, v6):
+    """As the Go kube-proxy in all its modes, though NodePorts do not answer there."""
+    around = Surroundings(NODE, (), LOCAL)
+    world = build(settings(nodeport_addresses=chosen, loopback_nodeports=loopback), around)
+    assert (world.ipv4.health_check_only_ips, world.ipv6.health_check_only_ips) == (v4, v6)
+
+
 def test_nodeport_addresses_of_a_family_without_local_ones():
     world = build(settings(nodeport_addresses=("192.0.2.0/24",)), Surroundings(NODE))
     assert world.ipv4.nodeport_ips == ()
