@@ -227,6 +227,14 @@ class App:
             self._local_addresses,
             node_patience=self._sources.node_patience(settings.local_mode == "NodeCIDR"),
         )
+        self._state = ProgrammedState(
+            config.active_mode,
+            self._engine.planner,
+            lambda: self._engine.queued,
+            self._engine.committed,
+            self._health,
+            self._standings,
+        )
         self._servers: list[HttpServer] = []
         page = split_host_port(config.metrics_bind_address) or METRICS_PAGE
         self._neighbours = Neighbours(config.active_mode, (page[0], int(page[1])), self._other_proxy)
@@ -353,7 +361,15 @@ class App:
             lambda: tuple(map(self._engine.standing, families)),
         )
         subject = Subject(self._engine.planner, self._mode, self._local_addresses)
-        desk = Desk(self._options, subject, progress, self._health.unready, self._sources.reach, self._started)
+        desk = Desk(
+            self._options,
+            subject,
+            progress,
+            self._state,
+            self._health.unready,
+            self._sources.reach,
+            self._started,
+        )
         # Commands have places of their own: health ports that are flooded do not keep an operator out.
         server = HttpServer(
             "commands", routes(control_pages(desk)), lambda at, _: listen(at), Admission(lambda: (16, 1))
@@ -365,14 +381,6 @@ class App:
         """Return what the metrics port shows."""
         config = self._config
         on = partial(gate_enabled, config.feature_gates)
-        state = ProgrammedState(
-            config.active_mode,
-            self._engine.planner,
-            lambda: self._engine.queued,
-            self._engine.committed,
-            self._health,
-            self._standings,
-        )
         pages = metrics_pages(
             self._metrics,
             lambda: config.active_mode,
@@ -381,7 +389,7 @@ class App:
             if on("ComponentStatusz")
             else None,
             flagz=(lambda: flags_text(self._options.flags)) if on("ComponentFlagz") else None,
-            state=state.handle,
+            state=self._state.handle,
             asked_by=self._neighbours.asked_by,
         )
         if config.enable_profiling:

@@ -80,7 +80,7 @@ async def test_an_unknown_port_and_an_unknown_address(live: Live) -> None:
         (("why", "10.0.0.1", "10.96.0.1"), "has no port"),
         (("why", "10.0.0.1", "fd00::1:443"), "has no port"),
         (("why", "10.0.0.1", "[fd00::1]:443"), "different IP families"),
-        (("why", "node", "default/none:80"), "no Service default/none"),
+        (("why", "node", "default/none:80"), "no Service default/none that is watched"),
         (("why", "node", "10.96.0.1:99999"), "from 1 to 65535"),
     ],
 )
@@ -97,8 +97,13 @@ async def test_services_lists_all_or_one(live: Live) -> None:
     assert any(line.split()[:3] == ["default/listed", "programmed", "2"] for line in text.splitlines()), text
     status, text = await live.ask("services", "listed", "-o", "json")
     assert status == 0
-    assert json.loads(text)[0]["endpoints"] == 2
-    assert (await live.ask("services", "nothing"))[0] == 1
+    made = json.loads(text)
+    assert (made["state"], len(made["ports"][0]["endpoints"])) == ("programmed", 2)
+    status, text = await live.ask("services", "default/listed")
+    assert status == 0
+    assert f"endpoints    {live.ips['a1']['IPv4']}:3000" in text
+    status, text = await live.ask("services", "nothing")
+    assert (status, "no Service default/nothing" in text) == (1, True)
 
 
 async def test_only_root_may_ask(live: Live) -> None:

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from kubeproxy import host, modes
 from kubeproxy.api.source import Reach
@@ -20,6 +21,7 @@ from kubeproxy.model.plan import NOTHING, ServiceName, ServicePlan
 from kubeproxy.model.planner import Planner
 from kubeproxy.model.world import Settings, Surroundings, build
 from kubeproxy.observe.metrics import Metrics
+from kubeproxy.observe.state import UNWATCHED, ProgrammedState
 from kubeproxy.seeing.question import QuestionError
 from kubeproxy.seeing.subject import Subject
 from kubeproxy.seeing.why import Explained
@@ -48,7 +50,8 @@ class Offline:
         self.planner.take()
         subject = Subject(self.planner, self._mode, lambda: addresses)
         progress = Progress(dict, self._compiled, tuple)
-        self._desk = Desk(self.options, subject, progress, dict, lambda: self._reach, time.time())
+        state = ProgrammedState(self._mode.name, self.planner, dict, self._compiled, _Planned(), tuple)
+        self._desk = Desk(self.options, subject, progress, state, dict, lambda: self._reach, time.time())
 
     def facts(self) -> Facts:
         """See Source."""
@@ -65,8 +68,25 @@ class Offline:
         """See Source."""
         return self._desk.services(names or self._desk.names)
 
+    def service(self, name: ServiceName) -> dict[str, Any]:
+        """See Source."""
+        made = self._desk.detail(name)
+        if made is None:
+            raise RefusedError(f"no Service {'/'.join(name)} that is watched: {UNWATCHED}")
+        return made
+
     def _compiled(self, name: ServiceName) -> tuple[ServicePlan, ...]:
         return self.planner.compiled.get(name, NOTHING).plans
+
+
+class _Planned:
+    """The health of what does not run."""
+
+    def unready(self) -> dict[str, str]:
+        return {}
+
+    def last_updated(self, family: str) -> str | None:  # noqa: ARG002
+        return None
 
 
 def _options(arguments: argparse.Namespace) -> Options:

@@ -24,6 +24,11 @@ def say(text: str = "") -> None:
     sys.stdout.write(shown(text) + "\n")
 
 
+def page(text: bytes) -> None:
+    """Print lines that were made to be shown."""
+    sys.stdout.write(text.decode().lstrip("\n"))
+
+
 def marked(mark: str, text: str) -> None:
     """Print a line below a heading, with its mark."""
     say(f"  {mark:<2} {text}")

@@ -11,10 +11,12 @@ import argparse
 from collections.abc import Iterator
 
 from kubeproxy.commands import NO, YES, output
-from kubeproxy.commands.source import source
+from kubeproxy.commands.source import Source, source
+from kubeproxy.control.client import RefusedError
 from kubeproxy.control.wire import Held
 from kubeproxy.model.addresses import PROTOCOL_NAMES, unpack
 from kubeproxy.model.plan import Frontend, FrontendKind, ServiceName
+from kubeproxy.observe.state_text import service_text
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,23 +32,31 @@ def service_name(text: str) -> ServiceName:
 
 def run(given: argparse.Namespace) -> int:
     """Answer; return the exit code."""
-    names = [service_name(given.name)] if given.name else []
-    held = sorted(source(given).services(names), key=lambda one: one.name)
+    asked = source(given)
+    if given.name:
+        return _one(asked, service_name(given.name), given.output)
+    held = sorted(asked.services(), key=lambda one: one.name)
     if given.output == "json":
         output.json(list(map(_row, held)))
-    elif held:
+    else:
         output.table(("SERVICE", "STATE", "ENDPOINTS", "ADDRESSES"), (_cells(one) for one in held))
-    if given.name and not held:
-        output.say(f"no Service {'/'.join(names[0])} is known here")
-    return NO if (given.name and not held) or any(one.wanted is not None for one in held) else YES
+    return YES if all(one.state in _FINE for one in held) else NO
 
 
-def _state(held: Held) -> str:
-    if held.version is None:
-        return "deleting"
-    if held.wanted is not None:
-        return "pending"
-    return "programmed" if held.plans else "ignored"
+_FINE = ("programmed", "ignored")
+
+
+def _one(asked: Source, name: ServiceName, form: str) -> int:
+    try:
+        detail = asked.service(name)
+    except RefusedError as error:
+        output.say(str(error))
+        return NO
+    if form == "json":
+        output.json(detail)
+    else:
+        output.page(service_text(detail))
+    return YES if detail["state"] in _FINE else NO
 
 
 def _addresses(held: Held) -> Iterator[str]:
@@ -69,7 +79,8 @@ def _row(held: Held) -> dict[str, object]:
     return {
         "namespace": held.name[0],
         "name": held.name[1],
-        "state": _state(held),
+        "state": held.state,
+        "reason": held.reason,
         "resourceVersion": held.version,
         "slices": held.slices,
         "endpoints": _endpoints(held),
@@ -79,4 +90,4 @@ def _row(held: Held) -> dict[str, object]:
 
 
 def _cells(held: Held) -> tuple[str, ...]:
-    return ("/".join(held.name), _state(held), str(_endpoints(held)), " ".join(_addresses(held)))
+    return ("/".join(held.name), held.state, str(_endpoints(held)), " ".join(_addresses(held)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from kubeproxy.control.client import Client
 from kubeproxy.control.wire import Facts, Held
@@ -29,6 +29,9 @@ class Source(Protocol):
     def services(self, names: Sequence[ServiceName] = ()) -> Iterator[Held]:
         """Yield those of these Services that are known, all when none is named."""
 
+    def service(self, name: ServiceName) -> dict[str, Any]:
+        """Return all of a Service, as /debug/state has it. Raises RefusedError when it is unknown."""
+
 
 class Running:
     """The proxy behind a socket."""
@@ -49,6 +52,10 @@ class Running:
     def services(self, names: Sequence[ServiceName] = ()) -> Iterator[Held]:
         """See Source."""
         return self.client.stream("/services", Held, [("name", "/".join(name)) for name in names])
+
+    def service(self, name: ServiceName) -> dict[str, Any]:
+        """See Source."""
+        return self.client.ask("/service", dict[str, Any], name="/".join(name))
 
 
 def source(arguments: argparse.Namespace) -> Source:

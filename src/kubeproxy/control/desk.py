@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct
 
@@ -15,6 +16,7 @@ from kubeproxy.config.write import describe
 from kubeproxy.control.wire import Facts, Held
 from kubeproxy.model.plan import NOTHING, FrontendKind, ServiceName, ServicePlan
 from kubeproxy.model.planner import Change
+from kubeproxy.observe.state import ProgrammedState
 from kubeproxy.seeing.question import packet
 from kubeproxy.seeing.subject import Subject
 from kubeproxy.seeing.why import Explained, explain
@@ -29,8 +31,10 @@ class Progress(Struct, frozen=True):
 
 
 class Desk:
-    """Answers questions. `unready` says why the proxy is not ready, by part; `reach` how the API server is reached;
-    `started` is since the epoch.
+    """Answers questions. `state` is what /debug/state shows.
+
+    `unready` says why the proxy is not ready, by part; `reach` how the API server is reached; `started` is since the
+    epoch.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class Desk:
         options: Options,
         subject: Subject,
         progress: Progress,
+        state: ProgrammedState,
         unready: Callable[[], Mapping[str, str]],
         reach: Callable[[], Reach | None],
         started: float,
@@ -45,6 +50,7 @@ class Desk:
         self._options = options
         self._subject = subject
         self._progress = progress
+        self._state = state
         self._unready = unready
         self._reach = reach
         self._started = started
@@ -88,6 +94,10 @@ class Desk:
         """Yield those of these Services that are known."""
         return (held for name in names if (held := self._service(name)) is not None)
 
+    def detail(self, name: ServiceName) -> dict[str, Any] | None:
+        """Return all of a Service, as /debug/state has it; None when it is unknown."""
+        return self._state.service(name)
+
     @property
     def names(self) -> list[ServiceName]:
         """All Services, those included that are gone while their rules are not."""
@@ -96,11 +106,14 @@ class Desk:
     def _service(self, name: ServiceName) -> Held | None:
         planner, queued = self._subject.planner, self._progress.queued()
         service, compiled = planner.services.get(name), planner.compiled.get(name, NOTHING)
-        if service is None and name not in queued:
+        verdict = self._state.verdict(name)
+        if verdict is None:
             return None
         waits = name in queued or planner.is_dirty(name)
         return Held(
             name=name,
+            state=verdict[0],
+            reason=verdict[1],
             version=service.metadata.resource_version if service is not None else None,
             slices={piece: held.version for piece, held in planner.slices.get(name, {}).items()},
             plans=tuple(self._progress.committed(name)),

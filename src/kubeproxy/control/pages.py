@@ -14,6 +14,7 @@ from kubeproxy.control.desk import Desk
 from kubeproxy.control.wire import stream
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.observe.http import TEXT, Handler, Request, Response
+from kubeproxy.observe.state import UNWATCHED
 from kubeproxy.seeing.question import QuestionError
 
 _PACKED = (("Content-Type", "application/msgpack"),)
@@ -37,10 +38,18 @@ def control_pages(desk: Desk) -> dict[str, Handler]:
         given = [value.partition("/") for key, value in _parameters(request) if key == "name"]
         return Response(200, _PACKED, _streamed(desk, [(space, name) for space, _, name in given] or desk.names))
 
+    def service(request: Request) -> Response:
+        namespace, _, name = dict(_parameters(request)).get("name", "").partition("/")
+        made = desk.detail((namespace, name))
+        if made is None:
+            return Response(404, TEXT, f"no Service {namespace}/{name} that is watched: {UNWATCHED}".encode())
+        return Response(200, _PACKED, msgspec.msgpack.encode(made))
+
     return {
         "/facts": lambda _: Response(200, _PACKED, msgspec.msgpack.encode(desk.facts())),
         "/why": why,
         "/services": services,
+        "/service": service,
     }
 
 

@@ -46,12 +46,14 @@ class Facts(Struct, frozen=True, kw_only=True):
 class Held(Struct, frozen=True, kw_only=True):
     """A Service as the proxy has it.
 
-    `version` is its resourceVersion, `slices` those of its EndpointSlices by name. `plans` are what the kernel last
-    took, of all families; `wanted` what it is to have, None when that is the same. A Service that is gone, with rules
-    that are not, has no version.
+    `state` and `reason` are those of /debug/state. `version` is its resourceVersion, `slices` those of its
+    EndpointSlices by name. `plans` are what the kernel last took, of all families; `wanted` what it is to have, None
+    when that is the same. A Service that is gone, with rules that are not, has no version.
     """
 
     name: ServiceName
+    state: str
+    reason: str = ""
     version: str | None
     slices: Mapping[str, str | None]
     plans: tuple[ServicePlan, ...]

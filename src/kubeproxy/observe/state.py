@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from heapq import merge
 from ipaddress import ip_address, summarize_address_range
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from kubeproxy import __version__
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, unpack
@@ -28,7 +28,6 @@ from kubeproxy.model.plan import (
     ServicePlan,
 )
 from kubeproxy.model.planner import Change, Planner
-from kubeproxy.observe.health import ProxyHealth
 from kubeproxy.observe.http import JSON, TEXT, Request, Response
 from kubeproxy.observe.standing import WORST_FIRST, Standing, shown, trouble
 from kubeproxy.observe.state_query import Query, parse_query
@@ -50,6 +49,16 @@ _ACTIONS: Final[Mapping[Action, str]] = {
 }
 
 
+class Health(Protocol):
+    """What is shown of the proxy's health."""
+
+    def unready(self) -> dict[str, str]:
+        """Return why the proxy is not ready, by the name of the check; empty when it is."""
+
+    def last_updated(self, family: str) -> str | None:
+        """Return when everything queued was programmed the last time, None for never."""
+
+
 class ProgrammedState:
     """Answers /debug/state.
 
@@ -63,7 +72,7 @@ class ProgrammedState:
         planner: Planner,
         queued: Callable[[], Mapping[ServiceName, Change]],
         committed: Callable[[ServiceName], Sequence[ServicePlan]],
-        health: ProxyHealth,
+        health: Health,
         standings: Callable[[], Iterable[Standing]],
     ) -> None:
         self._mode = mode
@@ -80,7 +89,7 @@ class ProgrammedState:
         except ValueError as error:
             return _refusal(400, str(error))
         if query.namespace and query.name and self.service((query.namespace, query.name)) is None:
-            return _refusal(404, f"no Service {query.namespace}/{query.name} that is watched: {_UNWATCHED}")
+            return _refusal(404, f"no Service {query.namespace}/{query.name} that is watched: {UNWATCHED}")
         return Response(200, TEXT if query.text else JSON, self._pieces(query))
 
     def node(self) -> Json:
@@ -109,36 +118,50 @@ class ProgrammedState:
             "pendingCount": len(self._queued()) + self._planner.dirty,
         }
 
-    def service(self, name: ServiceName) -> Json | None:
-        """Return what is programmed for a Service, None when it is unknown."""
+    def verdict(self, name: ServiceName) -> tuple[str, str] | None:
+        """Return the state of a Service, and the reason of one that needs any; None when it is unknown."""
         planner, queued = self._planner, name in self._queued()
         service, compiled = planner.services.get(name), planner.compiled.get(name)
-        pieces = planner.slices.get(name, {})
-        if service is None and not queued and not _proxy_names(pieces):
+        if service is None and queued:
+            return "deleting", self._reasons(name)
+        if service is None and not _proxy_names(planner.slices.get(name, {})):
             return None
-        found: Json = {"namespace": name[0], "name": name[1], "state": "programmed"}
-        means, committed = compiled or NOTHING, self._committed(name)
+        if unsound := self._unsound(self._families(name)):
+            return min((state for state, _, _ in unsound), key=WORST_FIRST.index), self._reasons(name)
+        if queued or (service is not None and (compiled is None or planner.is_dirty(name))):
+            return "pending", ""
+        if not (compiled or NOTHING).plans:
+            return "ignored", self._why_ignored(name)
+        return "programmed", ""
+
+    def service(self, name: ServiceName) -> Json | None:
+        """Return what is programmed for a Service, None when it is unknown."""
+        verdict = self.verdict(name)
+        if verdict is None:
+            return None
+        planner, (state, reason) = self._planner, verdict
+        service, pieces = planner.services.get(name), planner.slices.get(name, {})
+        means = planner.compiled.get(name, NOTHING)
+        found: Json = {"namespace": name[0], "name": name[1], "state": state}
         if service is not None:
             found["resourceVersion"] = service.metadata.resource_version
-        if service is not None or not queued:
+        if state != "deleting":
             found["slices"] = {piece: pieces[piece].version for piece in sorted(pieces)}
-        unsound = self._unsound({plan.key.family for plan in (*means.plans, *committed)})
-        if service is None and queued:
-            found["state"] = "deleting"
-        elif unsound:
-            found["state"] = min((state for state, _, _ in unsound), key=WORST_FIRST.index)
-        elif queued or (service is not None and (compiled is None or planner.is_dirty(name))):
-            found["state"] = "pending"
-        elif not means.plans:
-            found["state"], found["reason"] = "ignored", self._why_ignored(name)
-        if unsound:
-            found["reason"] = "; ".join(f"{family}: {why}" for _, family, why in unsound)
+        if reason:
+            found["reason"] = reason
         if service is not None and not planner.is_dirty(name):
             found["ports"] = [_port(plan) for plan in means.plans]
-        if found["state"] not in {"programmed", "ignored"}:
-            found["committed"] = [_port(plan) for plan in committed]
+        if state not in {"programmed", "ignored"}:
+            found["committed"] = [_port(plan) for plan in self._committed(name)]
         _add_rest(found, means)
         return found
+
+    def _families(self, name: ServiceName) -> set[Family]:
+        plans = (*self._planner.compiled.get(name, NOTHING).plans, *self._committed(name))
+        return {plan.key.family for plan in plans}
+
+    def _reasons(self, name: ServiceName) -> str:
+        return "; ".join(f"{family}: {why}" for _, family, why in self._unsound(self._families(name)))
 
     def _unsound(self, families: Collection[Family]) -> list[tuple[str, str, str]]:
         """Return state, label and reason of those of some families whose kernel may lack what it took."""
@@ -199,7 +222,7 @@ class ProgrammedState:
         yield bytes(batch)
 
 
-_UNWATCHED: Final = (
+UNWATCHED: Final = (
     "there is none, it is headless (spec.clusterIP is None), or another proxy's"
     " (label service.kubernetes.io/service-proxy-name)"
 )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from kubeproxy.model.addresses import PROTOCOLS, pack
 from kubeproxy.model.answer import Packet
+from kubeproxy.model.compile import skipped
 from kubeproxy.model.plan import FrontendKind
+from kubeproxy.observe.state import UNWATCHED
 from kubeproxy.seeing.subject import Subject
 
 NODE = "node"
@@ -67,8 +69,11 @@ def _service_address(subject: Subject, name: str, port: str, protocol: str) -> t
     """Return the first cluster IP of a Service, and the number of its port."""
     namespace, _, service = name.partition("/")
     compiled = subject.planner.compiled.get((namespace, service))
-    if compiled is None:
-        raise QuestionError(f"no Service {name} is known here")
+    known = subject.planner.services.get((namespace, service))
+    if compiled is None or known is None:
+        raise QuestionError(f"no Service {name} that is watched: {UNWATCHED}")
+    if reason := skipped(known):
+        raise QuestionError(f"Service {name} has nothing to connect to here: {reason}")
     for plan in compiled.plans:
         for frontend in plan.frontends:
             if (

@@ -225,7 +225,7 @@ def test_states():
     kit.unapplied = {}
     assert kit.ask("namespace=default&name=web") == (
         404,
-        f"no Service default/web that is watched: {module._UNWATCHED}\n",
+        f"no Service default/web that is watched: {module.UNWATCHED}\n",
     )
 
 
