@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -60,7 +61,8 @@ async def test_a_table_that_another_program_owns_is_not_called_programmed(bare: 
     whole = (await becomes(bare, "programmed"))["families"]["IPv4"]
     with owned_table(bare.proxy.namespace):
         page = await becomes(bare, "refused")
-        assert "IPv4: " in page["services"][0]["reason"]
+        reason = page["services"][0]["reason"]
+        assert re.match(r"IPv4: the table kube-proxy of IPv4 belongs to another program .* process id \d+: ", reason)
         family = page["families"]["IPv4"]
         assert (family["state"], family["wholeSince"]) == ("refused", None)
         assert whole["wholeSince"] <= family["lastSeenWhole"]

@@ -273,11 +273,16 @@ class Transactions:
 
 
 class TableHeader(NamedTuple):
-    """A table as the kernel has it; another handle is another table. A dormant one does nothing."""
+    """A table as the kernel has it; another handle is another table. A dormant one does nothing.
+
+    `owner` is the netlink port of the one socket that may change it (flags owner), 0 for a table that anybody may. It
+    is a number that the socket's program chose, or that of its process.
+    """
 
     handle: int
     comment: str
     dormant: bool
+    owner: int = 0
 
 
 def table(family: int, name: str, link: Netlink | None = None) -> TableHeader | None:
@@ -285,8 +290,11 @@ def table(family: int, name: str, link: Netlink | None = None) -> TableHeader | 
     for data, start, end in _dump(GET_TABLE, family, b"", "nf_tables tables", link):
         found = {kind: data[s:e] for kind, s, e in attributes(data, start, end)}
         if found.get(nfta.TABLE_NAME) == name.encode() + b"\0":
-            handle, flags = (int.from_bytes(found.get(k, b""), "big") for k in (nfta.TABLE_HANDLE, nfta.TABLE_FLAGS))
-            return TableHeader(handle, _comment(found.get(nfta.TABLE_USERDATA, b"")), bool(flags & _DORMANT))
+            handle, flags, owner = (
+                int.from_bytes(found.get(k, b""), "big")
+                for k in (nfta.TABLE_HANDLE, nfta.TABLE_FLAGS, nfta.TABLE_OWNER)
+            )
+            return TableHeader(handle, _comment(found.get(nfta.TABLE_USERDATA, b"")), bool(flags & _DORMANT), owner)
     return None
 
 

@@ -11,6 +11,7 @@ TABLE_NAME: Final = 1
 TABLE_FLAGS: Final = 2
 TABLE_HANDLE: Final = 4
 TABLE_USERDATA: Final = 6
+TABLE_OWNER: Final = 7
 
 CHAIN_TABLE: Final = 1
 CHAIN_NAME: Final = 3

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, Self
 
 from kubeproxy.backends.nftables.layout import TABLE
+from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nfnetlink, nft
 from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
 from kubeproxy.model.addresses import Family
@@ -85,7 +86,16 @@ class KernelTable:
 
     def run(self, text: str) -> None:
         """See Table."""
-        nft.run(text)
+        try:
+            nft.run(text)
+        except ApplyError as error:
+            header = self.header()
+            if header is None or not header.owner:
+                raise
+            raise ApplyError(
+                f"the table {TABLE} of {self.family.label} belongs to another program (flags owner), the one with the"
+                f" netlink port or process id {header.owner}: end that program, and the table goes with it"
+            ) from error
 
     def generation(self) -> int:
         """See Table."""
