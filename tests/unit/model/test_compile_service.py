@@ -10,6 +10,7 @@ from kubeproxy.model.addresses import Family, network_text
 from kubeproxy.model.compile import compile_service, skipped
 from kubeproxy.model.objects import (
     ClientIPConfig,
+    Labels,
     LoadBalancerIngress,
     LoadBalancerStatus,
     ObjectMeta,
@@ -59,6 +60,13 @@ def test_skipped_services_mean_nothing(case):
     subject = Service(ObjectMeta(name="web"), ServiceSpec(**spec))
     assert skipped(subject)
     assert compiled(subject) == NOTHING
+
+
+def test_another_proxys_service_means_nothing():
+    """The API server is not asked for such; a folder of manifests may have it."""
+    labels = Labels(service_proxy_name="")
+    spec = ServiceSpec(cluster_ip="10.96.0.1", ports=[ServicePort(port=80)])
+    assert compiled(Service(ObjectMeta(name="web", labels=labels), spec)) == NOTHING
 
 
 def test_an_empty_spec_means_nothing():
