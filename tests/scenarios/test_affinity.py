@@ -58,6 +58,32 @@ async def test_clients_stay_and_spread(sticky: Live, family: str, proto: str, ki
     assert await choices(sticky, front, proto) == first
 
 
+@modes("nftables", "iptables-nft", "userspace")
+@pytest.mark.parametrize("proto", ["tcp", "udp"])
+@pytest.mark.parametrize("family", ["IPv4", "IPv6"])
+async def test_a_client_meets_one_endpoint_by_whichever_address(sticky: Live, family: str, proto: str) -> None:
+    """As upstream: affinity is a service port's, not an address's; another Service's clients are its own."""
+    number = 70 + ["tcp", "udp"].index(proto)
+    external = f"198.51.100.{number}" if family == "IPv4" else f"2001:db8:1::{number:x}"
+    name = f"whichever-{family}-{proto}".lower()
+    kinds = ("cluster", "nodeport", "external", "loadbalancer")
+    sticky.service(name, "a1 b1 b2", type="LoadBalancer", ipFamilies=[family], externalIPs=[external], **STICKY)
+    sticky.service(f"{name}-other", "a1 b1 b2", ipFamilies=[family], **STICKY)
+    await sticky.until(lambda: sticky.cluster.get("services", name)["status"]["loadBalancer"].get("ingress"), "a VIP")
+    fronts = [sticky.front(name, kind, family) for kind in kinds]
+    other = sticky.front(f"{name}-other", "cluster", family)
+    await sticky.programmed(fronts[0], "a1 b1 b2")
+    await sticky.programmed(other, "a1 b1 b2")
+    first = await choices(sticky, fronts[0], proto)
+    assert set(first.values()) == {"a1", "b1", "b2"}
+    for front in fronts:
+        assert await choices(sticky, front, proto) == first, front
+    assert await choices(sticky, other, proto) != first
+    for place in ("pod", "node"):
+        answers = [answer for front in fronts for answer in await sticky.cluster.probes(place, proto, *front, 3)]
+        assert len({getattr(answer, "pod", answer) for answer in answers}) == 1, place
+
+
 @modes("nftables", "iptables-nft", "userspace", "ipvs")
 async def test_stays_through_changes_of_other_endpoints(sticky: Live) -> None:
     sticky.service("changes", "a1 b1 b2", type="LoadBalancer", externalTrafficPolicy="Local", **STICKY)

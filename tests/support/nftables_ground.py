@@ -17,7 +17,7 @@ from contextlib import ExitStack, closing, contextmanager
 
 from kubeproxy.backends.mode import Depth, Difference
 from kubeproxy.backends.nftables.backend import NftablesBackend
-from kubeproxy.backends.nftables.layout import TABLE, VERDICT_MAPS
+from kubeproxy.backends.nftables.layout import POOL_MAPS, TABLE, VERDICT_MAPS
 from kubeproxy.backends.nftables.table import KernelTable, Table
 from kubeproxy.kernel import nfnetlink, nft
 from kubeproxy.model.addresses import Family
@@ -271,10 +271,13 @@ def _words(value) -> str:
 def without_slots(contents: Contents) -> dict[str, object]:
     """The same with endpoints in no order: their slots depend on history, which slots there are does not.
 
-    Neither do the sets of clients, as they stay when no Service needs them any more.
+    Neither do the sets of clients, as they stay when no Service needs them any more. Of numbers of pools it is which
+    frontends have the same.
     """
-    result: dict[str, object] = {}
+    result: dict[str, object] = {"pools": _same_numbers(contents)}
     for name, elements in contents.items():
+        if name in POOL_MAPS:
+            continue
         if not name.endswith("endpoints") or name == "hairpin-endpoints":
             result[name] = elements
             continue
@@ -287,3 +290,12 @@ def without_slots(contents: Contents) -> dict[str, object]:
             destinations.append(destination)
         result[name] = {frontend: (slots, sorted(found)) for frontend, (slots, found) in pools.items()}
     return {name: elements for name, elements in result.items() if not _CLIENTS.search(name)}
+
+
+def _same_numbers(contents: Contents) -> set[frozenset[str]]:
+    pools: dict[str, set[str]] = {}
+    for name in POOL_MAPS:
+        for element in contents.get(name, ()):
+            frontend, _, number = element.partition(" : ")
+            pools.setdefault(number, set()).add(f"{name} {frontend}")
+    return set(map(frozenset, pools.values()))

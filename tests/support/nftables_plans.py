@@ -1,5 +1,7 @@
 """Plans for tests of nftables mode: Services by a word and a number, on addresses that follow from the number."""
 
+from kubeproxy.backends.nftables.numbering import Numbers
+from kubeproxy.backends.nftables.render import Placed
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import ClientIPConfig, EndpointPort, ServicePort, SessionAffinityConfig
@@ -16,6 +18,12 @@ EVERYTHING = {
     "external_traffic_policy": "Local",
     "session_affinity": "ClientIP",
 }
+
+
+def placed(plans):
+    """Plans as they are placed in an empty table."""
+    numbers = Numbers()
+    return [Placed.fresh(plan, numbers) for plan in plans]
 
 
 def plans_of(name, number, endpoints=3, globals_=WORLD, ports=None, local=HERE, **spec):

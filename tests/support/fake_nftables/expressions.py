@@ -24,7 +24,10 @@ class Remembered(NamedTuple):
 
 
 class State(NamedTuple):
-    """A packet on its way. `from_node`: its source is an address of this node; `translated`: its destination was."""
+    """A packet on its way. `from_node`: its source is an address of this node; `translated`: its destination was.
+
+    `original` is the destination that the connection began with.
+    """
 
     interface: str
     from_node: bool
@@ -33,6 +36,7 @@ class State(NamedTuple):
     to_node: bool
     protocol: int
     port: int
+    original: bytes
     mark: int = 0
     translated: bool = False
     masqueraded: bool = False
@@ -92,6 +96,10 @@ class _Reader:
         if not self.left:
             raise NotImplementedError(self.text)
         return self.left.pop(0)
+
+    def original(self) -> bool:
+        """Read what the connection's destination was, if that comes next."""
+        return self._take("ct", "original", "ip", "daddr") or self._take("ct", "original", "ip6", "daddr")
 
     def until(self, end: str) -> list[str]:
         """Read the words before another one."""
@@ -280,6 +288,21 @@ def _dnat(reader: _Reader) -> Step:
     return run
 
 
+def _readdress(reader: _Reader) -> Step:
+    """Write another destination into the packet; nat does not learn of it."""
+    if reader.original():
+        return lambda table, now, state: iter([(state._replace(destination=state.original), GO_ON)])
+    key = reader.key()
+    assert reader.word() == "map"
+    name = reader.word().removeprefix("@")
+
+    def run(table: Table, now: int, state: State) -> Ways:
+        element = table.set(name).find(key.fixed(state), now)
+        yield (state, BREAK) if element is None else (state._replace(destination=element.value), GO_ON)
+
+    return run
+
+
 def _masquerade(reader: _Reader) -> Step:
     assert reader.word() == "fully-random"
     return lambda table, now, state: iter([(state._replace(masqueraded=True), ACCEPT)])
@@ -322,6 +345,8 @@ _READERS: list[tuple[tuple[str, ...], Callable[[_Reader], Step]]] = [
     (("meta", "mark", "and"), _mark_is),
     (("dnat", "ip", "addr", ".", "port", "to"), _dnat),
     (("dnat", "ip6", "addr", ".", "port", "to"), _dnat),
+    (("ip", "daddr", "set"), _readdress),
+    (("ip6", "daddr", "set"), _readdress),
     (("update",), _remember),
     (("counter", "name"), _count),
 ]

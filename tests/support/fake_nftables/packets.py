@@ -94,9 +94,13 @@ def ways(kernel: FakeKernel, packet: Packet) -> Collection[Way]:
         packet.to_node,
         packet.protocol,
         packet.port,
+        packet.destination,
     )
     tables = _tables(kernel, packet)
-    return set(_hooks(kernel, tables, "output" if state.from_node else "prerouting", state))
+    found = set(_hooks(kernel, tables, "output" if state.from_node else "prerouting", state))
+    for way in found:
+        assert way.endpoint or way.state.destination == packet.destination, f"a packet to nowhere: {way}"
+    return found
 
 
 def _tables(kernel: FakeKernel, packet: Packet) -> list[Table]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from kubeproxy.backends.nftables.layout import TABLE, SetId, client_set, service_key
+from kubeproxy.backends.nftables.layout import TABLE, client_set, pool_number
 from kubeproxy.backends.nftables.render import Placed, pools
 from kubeproxy.backends.nftables.table import Table
 from kubeproxy.kernel import nfnetlink, nft_elements
@@ -17,27 +17,24 @@ from kubeproxy.model.plan import Pool
 
 
 class Move(NamedTuple):
-    """The clients of a frontend go from one slot to another, among those of one map; `key` is the frontend's."""
+    """The clients of a pool go from one slot to another; `pool` is its number, packed."""
 
-    endpoint_map: SetId
     source: int
     target: int
-    key: bytes
+    pool: bytes
 
 
 def moves(before: Sequence[Placed], after: Sequence[Placed]) -> Iterator[Move]:
     """Yield the moves that new places ask for."""
-    earlier = {item.plan.key: item for item in before}
+    earlier = {item.number: item for item in before if item.number}
     for item in after:
-        old = earlier.get(item.plan.key)
-        if old is None or not item.plan.affinity or old.plan.affinity != item.plan.affinity:
+        old = earlier.get(item.number)
+        if old is None:
             continue
-        known = {frontend.key: frontend for frontend in old.plan.frontends}
-        for frontend in item.plan.frontends:
-            was = pools(old, known[frontend.key]) if frontend.key in known else {}
-            for endpoint_map, members in pools(item, frontend).items():
-                for source, target in _moved(was.get(endpoint_map, ()), members):
-                    yield Move(endpoint_map, source, target, service_key(frontend.key))
+        was = pools(old)
+        for policy, members in pools(item).items():
+            for source, target in _moved(was.get(policy, ()), members):
+                yield Move(source, target, pool_number(item.number, policy, item.plan.key.family))
 
 
 def _moved(was: Pool, now: Pool) -> list[tuple[int, int]]:
@@ -56,13 +53,13 @@ def messages(wanted: Iterable[Move], table: Table) -> list[bytes]:
     clients = _Clients(table)
     packed: dict[str, list[bytes]] = {}
     for move in wanted:
-        target = client_set(move.endpoint_map, move.target)
+        target = client_set(move.target)
         if target not in clients.sets:
             continue
-        moved = clients.of(client_set(move.endpoint_map, move.source), move.key)
+        moved = clients.of(client_set(move.source), move.pool)
         for slot in range(move.source):
             if moved:
-                before = clients.of(client_set(move.endpoint_map, slot), move.key)
+                before = clients.of(client_set(slot), move.pool)
                 moved = {key: client for key, client in moved.items() if key not in before}
         packed.setdefault(target, []).extend(
             nft_elements.timed_element(client.key, client.timeout, client.expires) for client in moved.values()
@@ -75,19 +72,18 @@ def messages(wanted: Iterable[Move], table: Table) -> list[bytes]:
 
 
 class _Clients:
-    """The clients of each set by the frontend that they use. A set is read when it is asked for, and once."""
+    """The clients of each set by the pool that they use. A set is read when it is asked for, and once."""
 
     def __init__(self, table: Table) -> None:
         self.sets = table.sets()
         self._table = table
         self._read: dict[str, dict[bytes, dict[bytes, nfnetlink.Element]]] = {}
 
-    def of(self, name: str, frontend: bytes) -> dict[bytes, nfnetlink.Element]:
-        """Return a frontend's clients in a set, by the element's key; none where there is no such set."""
+    def of(self, name: str, pool: bytes) -> dict[bytes, nfnetlink.Element]:
+        """Return a pool's clients in a set, by the element's key; none where there is no such set."""
         if name not in self._read:
-            by_frontend = self._read[name] = {}
+            by_pool = self._read[name] = {}
             for client in self._table.elements(name) if name in self.sets else ():
                 if client.expires > 0:
-                    # A client of a NodePort has the address that it used in between, which is no part of the frontend.
-                    by_frontend.setdefault(client.key[-len(frontend) :], {})[client.key] = client
-        return self._read[name].get(frontend, {})
+                    by_pool.setdefault(client.key[-len(pool) :], {})[client.key] = client
+        return self._read[name].get(pool, {})

@@ -6,18 +6,21 @@ Reads only, apart from a dormant scratch table that shows how nft lists what we 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from kubeproxy.backends.nftables.layout import (
     CLASSES,
+    POOL_MAPS,
     TABLE,
     ChainName,
     SetId,
     parse_chain_name,
     service_key,
+    service_port_number,
     slot_bytes,
 )
+from kubeproxy.backends.nftables.numbering import Numbers
 from kubeproxy.backends.nftables.render import Elements, Placed
 from kubeproxy.backends.nftables.ruleset import Ruleset, pick_chain
 from kubeproxy.backends.nftables.table import Table
@@ -114,10 +117,16 @@ def _by_chain(table: Table, name: str) -> dict[str, list[object]]:
     return rules
 
 
-def recall(plan: ServicePlan, actual: Elements) -> Placed:
-    """Return a plan with the endpoints that the kernel has for it, in their slots: what a change of it starts from."""
+def numbers(actual: Elements) -> Iterator[int]:
+    """Yield the numbers that service ports have in the kernel."""
+    return (service_port_number(packed) for pools in POOL_MAPS for packed in actual[pools].values())
+
+
+def recall(plan: ServicePlan, actual: Elements, known: Numbers) -> Placed:
+    """Return a plan with what the kernel has for it, endpoints in their slots: what a change of it starts from."""
     cluster: Pool = ()
     local: Pool = ()
+    number = 0
     if actual:
         for frontend in plan.frontends:
             nodeport = not frontend.address
@@ -130,7 +139,13 @@ def recall(plan: ServicePlan, actual: Elements) -> Placed:
             else:
                 cluster = cluster or first
             local = local or second
-    return Placed(plan, cluster, local)
+            number = number or _number(actual, key)
+    return Placed(plan, cluster, local, known.recall(plan.key, number) if plan.affinity else 0)
+
+
+def _number(actual: Elements, frontend: bytes) -> int:
+    found = (actual[pools].get(frontend) for pools in POOL_MAPS)
+    return next((service_port_number(packed) for packed in found if packed is not None), 0)
 
 
 def _in_slots(entries: dict[bytes, bytes], key: bytes) -> Pool:

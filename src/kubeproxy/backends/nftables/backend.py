@@ -17,6 +17,7 @@ from kubeproxy.backends.mode import Depth, Difference
 from kubeproxy.backends.nftables import affinity, audit
 from kubeproxy.backends.nftables.handover import groups
 from kubeproxy.backends.nftables.layout import SHARED, TABLE, VERDICT_MAPS, ChainName, SetId
+from kubeproxy.backends.nftables.numbering import Numbers
 from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, chain_names
 from kubeproxy.backends.nftables.render import Elements, Placed, place, render, translate
 from kubeproxy.backends.nftables.ruleset import Ruleset
@@ -51,6 +52,7 @@ class NftablesBackend:
         self._ours = world.of(family) or FamilyGlobals()
         self._placed: dict[ServiceName, tuple[Placed, ...]] = {}
         self._users: Users = {set_id: Counter() for set_id in SHARED}
+        self._numbers = Numbers()
         self._chains: set[ChainName] = set()
         self._prune_at = PRUNE_FROM
         self._nodeport_ips: frozenset[bytes] = frozenset()
@@ -86,9 +88,9 @@ class NftablesBackend:
                     before = self._placed.get(name, ())
                     if before:
                         known = {p.plan.key: p for p in before}
-                        after = tuple([place(plan, known.get(plan.key)) for plan in plans])
+                        after = tuple([place(plan, known.get(plan.key), self._numbers) for plan in plans])
                     else:
-                        after = tuple([Placed.fresh(plan) for plan in plans])
+                        after = tuple([Placed.fresh(plan, self._numbers) for plan in plans])
                     self._change(batch, before, after)
                     batch.services[name] = after
                 if batch.transaction.elements >= BATCH:
@@ -199,6 +201,8 @@ class NftablesBackend:
         self._generation = self._table.generation()
         header = self._table.header()
         self._users = {set_id: Counter() for set_id in SHARED}
+        had = (item for placed in self._placed.values() for item in placed if item.number)
+        self._numbers.compare([(item.plan.key, item.number) for item in had])
         self._placed = {}
         if header is None:
             self._load()
@@ -211,6 +215,7 @@ class NftablesBackend:
             yield from self._adopt(wanted, actual)
         else:
             yield self._replace(wanted)
+        self._numbers.compared()
 
     def _intact(self) -> bool:
         """Return whether chains and rules are ours, as of the signature."""
@@ -236,10 +241,11 @@ class NftablesBackend:
         """Write what is missing of each Service, then remove what belongs to none; `actual` is used up."""
         batch = self._batch()
         ranges = audit.ranges_by_frontend(actual, self.family)
+        self._numbers.read(audit.numbers(actual))
         for name, plans in wanted.items():
             batch.transaction.next_service()
-            before = tuple(audit.recall(plan, actual) for plan in plans)
-            placed = tuple(place(old.plan, old) for old in before)
+            before = tuple(audit.recall(plan, actual, self._numbers) for plan in plans)
+            placed = tuple(place(old.plan, old, self._numbers) for old in before)
             desired = render(placed)
             present = {set_id: _taken(actual[set_id], desired[set_id], set_id) for set_id in desired}
             # The kernel refuses a range that overlaps a stray one, so a frontend's strays go in the same transaction.
@@ -284,7 +290,7 @@ class NftablesBackend:
         ruleset, ours = self._ruleset, self._ours
         total: Elements = {SetId.NODEPORT_IPS: dict.fromkeys(ours.nodeport_ips or (), b"")}
         for name, plans in wanted.items():
-            self._placed[name] = placed = tuple(Placed.fresh(plan) for plan in plans)
+            self._placed[name] = placed = tuple(Placed.fresh(plan, self._numbers) for plan in plans)
             for set_id, entries in render(placed).items():
                 total.setdefault(set_id, {}).update(entries)
                 if set_id in self._users:

@@ -1,7 +1,8 @@
 """nftables mode beside the proxy: in what the table differs from plans, element by element.
 
-What counts is what a resync would write, but for the slots of endpoints, which are free, and counters. While others
-write a pass over a set may lack elements, so those are asked for by key before they are called missing.
+What counts is what a resync would write, but for what is free: the slots of endpoints and the numbers of pools, as long
+as it is one for each pool. While others write a pass over a set may lack elements, so those are asked for by key before
+they are called missing.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final
 from kubeproxy.backends.examination import Finding, Kind, Plans
 from kubeproxy.backends.nftables.layout import (
     ENDPOINT_MAPS,
+    POOL_MAPS,
     SHARED,
     Layout,
     SetId,
@@ -22,6 +24,7 @@ from kubeproxy.backends.nftables.layout import (
     slot_bytes,
 )
 from kubeproxy.backends.nftables.localhost import LOOPBACK, wishes
+from kubeproxy.backends.nftables.numbering import Numbers
 from kubeproxy.backends.nftables.render import Placed, translate
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.view import SERVICE_CIDRS, Expected, View, expected
@@ -42,12 +45,12 @@ _BEYOND: Final = 256
 class _Wanted:
     """What a Service's plans put into the table: a recipient of render.translate."""
 
-    def __init__(self, family: Family, plans: Iterable[ServicePlan]) -> None:
+    def __init__(self, family: Family, plans: Iterable[ServicePlan], numbers: Numbers) -> None:
         self.entries: list[tuple[str, bytes, bytes]] = []
         self.pools: list[tuple[str, bytes, Pool]] = []
         self.plans = [plan for plan in plans if plan.key.family is family]
         for plan in self.plans:
-            translate(Placed.fresh(plan), self)
+            translate(Placed.fresh(plan, numbers), self)
 
     def entry(self, set_id: str, key: bytes, data: bytes) -> None:
         """Take an element."""
@@ -100,9 +103,12 @@ class NftablesExaminer:
         if (harm := self._harm()) is not None:
             yield harm
             return
-        wanted = {name: _Wanted(self.family, its) for name, its in plans.items()}
+        numbers = Numbers()
+        wanted = {name: _Wanted(self.family, its, numbers) for name, its in plans.items()}
         actual = self._looked_up(wanted.values())
-        yield from _Comparison(self._words, actual).all_of(wanted)
+        comparison = _Comparison(self._words, actual)
+        comparison.reserve(self._numbers_of_others(wanted.values()))
+        yield from comparison.all_of(wanted)
         yield from self._relayed(wanted)
 
     def _looked_up(self, wanted: Iterable[_Wanted]) -> Actual:
@@ -117,6 +123,14 @@ class NftablesExaminer:
             spans = self._view.elements(SetId.FIREWALL_ALLOW)
             actual[SetId.FIREWALL_ALLOW] = {k: b"" for k in spans if k[: len(k) // 2 - size] in restricted}
         return actual
+
+    def _numbers_of_others(self, wanted: Iterable[_Wanted]) -> Iterator[bytes]:
+        """Yield the numbers of pools that frontends of other Services have, if there is any number to compare."""
+        asked = {(set_id, key) for part in wanted for set_id, key, _ in part.entries if set_id in POOL_MAPS}
+        for set_id in POOL_MAPS if asked else ():
+            for key, number in self._view.elements(set_id).items():
+                if (set_id, key) not in asked:
+                    yield number
 
     def _possible(self, part: _Wanted) -> Iterator[tuple[str, bytes]]:
         """Yield what there might be of a Service's frontends besides what there should be."""
@@ -137,7 +151,8 @@ class NftablesExaminer:
         if (harm := self._harm()) is not None:
             yield harm
             return
-        parts = {name: _Wanted(self.family, plans) for name, plans in wanted.items()}
+        numbers = Numbers()
+        parts = {name: _Wanted(self.family, plans, numbers) for name, plans in wanted.items()}
         actual = {name: self._view.elements(name) for name in self._layout.shapes}
         self._complete(actual, parts.values())
         nodeport_ips = actual.pop(SetId.NODEPORT_IPS)
@@ -218,6 +233,12 @@ class _Comparison:
         self._actual = actual
         self._used: dict[str, set[bytes]] = {set_id: set() for set_id in actual}
         self._endpoints: dict[bytes, ServiceName] = {}  # of addresses that a Service's map has and should not have
+        self._numbers: dict[bytes, bytes] = {}  # of pools: those of the plans, as we count them, to the kernel's
+        self._pools: dict[bytes, bytes] = {}  # and back
+
+    def reserve(self, numbers: Iterable[bytes]) -> None:
+        """Take note of numbers that other pools have."""
+        self._pools.update(dict.fromkeys(numbers, b""))
 
     def all_of(self, parts: Mapping[ServiceName, _Wanted]) -> Iterator[Finding]:
         """Yield all findings, those without a Service last."""
@@ -225,15 +246,24 @@ class _Comparison:
             for set_id, key, data in part.entries:
                 self._used[set_id].add(key)
                 present = self._actual[set_id].get(key)
-                if present != data:
+                right = self._is_number_of(data, present) if set_id in POOL_MAPS else present == data
+                if not right:
                     yield self._otherwise(name, set_id, key, data, present)
             for set_id, key, pool in part.pools:
                 yield from self._pool(name, set_id, key, pool)
         yield from self._strays({key: name for name, part in parts.items() for key in part.fronts})
 
+    def _is_number_of(self, pool: bytes, number: bytes | None) -> bool:
+        """Return whether the kernel has one number for a pool, and for no other one: the last bit says which it is."""
+        if number is None or (number[-1] ^ pool[-1]) & 1:
+            return False
+        return self._numbers.setdefault(pool, number) == number and self._pools.setdefault(number, pool) == pool
+
     def _otherwise(self, name: ServiceName, set_id: str, key: bytes, data: bytes, present: bytes | None) -> Finding:
         words = self._words
         what, where, wanted = words.front(set_id, key), words.where(set_id), words.meaning(set_id, key, data)
+        if set_id in POOL_MAPS:
+            wanted = "its clients are remembered under a number of their own"
         if present is None:
             return Finding(name, Kind.MISSING, what, where, wanted)
         return Finding(name, Kind.DIFFERENT, what, where, wanted, words.meaning(set_id, key, present))

@@ -9,6 +9,7 @@ from enum import IntEnum, StrEnum
 from typing import Final, NamedTuple
 
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
+from kubeproxy.model.plan import Policy
 
 TABLE: Final = "kube-proxy"
 
@@ -42,6 +43,11 @@ class SetId(StrEnum):
     AFFINITY_NODEPORTS = "affinity-nodeports"
     LOCAL_AFFINITY_NODEPORTS = "local-affinity-nodeports"
     STICKY_NODEPORTS = "sticky-nodeports"  # those of affinity-nodeports, where no verdict is asked for
+    # the same frontends to the numbers of the pools that they pick from
+    AFFINITY_POOLS = "affinity-pools"
+    LOCAL_AFFINITY_POOLS = "local-affinity-pools"
+    NODEPORT_AFFINITY_POOLS = "nodeport-affinity-pools"
+    LOCAL_NODEPORT_AFFINITY_POOLS = "local-nodeport-affinity-pools"
     CLUSTER_IPS = "cluster-ips"
     HAIRPIN = "hairpin-endpoints"
     NO_ENDPOINT_SERVICES = "unserved-services"
@@ -65,6 +71,17 @@ VERDICT_MAPS: Final = (
     SetId.AFFINITY_NODEPORTS,
     SetId.LOCAL_AFFINITY_NODEPORTS,
 )
+POOL_MAPS: Final = (
+    SetId.AFFINITY_POOLS,
+    SetId.LOCAL_AFFINITY_POOLS,
+    SetId.NODEPORT_AFFINITY_POOLS,
+    SetId.LOCAL_NODEPORT_AFFINITY_POOLS,
+)
+"""By endpoint map, as VERDICT_MAPS."""
+
+LARGEST_NUMBER: Final = 1 << 30
+"""What a service port's number may be: with a bit for the pool it goes into an IPv4 address."""
+
 SHARED: Final = (SetId.CLUSTER_IPS, SetId.HAIRPIN)
 """Sets whose elements several service ports ask for: they stay until the last one lets go."""
 
@@ -90,6 +107,7 @@ class Kind(IntEnum):
     DESTINATION = 1
     VERDICT = 2
     INTERVAL = 3
+    NUMBER = 4  # as an address
 
 
 class SetShape(NamedTuple):
@@ -103,11 +121,15 @@ class SetShape(NamedTuple):
     @property
     def keyword(self) -> str:
         """Return 'map' or 'set'."""
-        return "map" if self.kind in {Kind.DESTINATION, Kind.VERDICT} else "set"
+        return "set" if self.kind in {Kind.PLAIN, Kind.INTERVAL} else "map"
 
     def key_size(self, family: Family) -> int:
         """Return the bytes of a key; every field fills whole 4-byte registers."""
         return sum(family.address_size if f == "address" else 4 for f in self.fields)
+
+    def data_size(self, family: Family) -> int:
+        """Return the bytes of what a key leads to, 0 where that is nothing, or a verdict."""
+        return {Kind.DESTINATION: family.address_size + 4, Kind.NUMBER: family.address_size}.get(self.kind, 0)
 
 
 _OTHER_KEYS: dict[str, tuple[str, ...]] = {
@@ -150,17 +172,27 @@ class Layout:
             kind, typeof = Kind.DESTINATION, f"{typeof} : {self.ip} daddr . th dport"
         elif name in VERDICT_MAPS:
             kind, typeof = Kind.VERDICT, f"{typeof} : verdict"
+        elif name in POOL_MAPS:
+            kind, typeof = Kind.NUMBER, f"{typeof} : {self.ip} daddr"
         elif name == SetId.FIREWALL_ALLOW:
             kind = Kind.INTERVAL
         fields = tuple("address" if f == "source" else f for f in fields)
         return SetShape(name, typeof, fields, kind)
 
 
-def client_set(endpoint_map: SetId, slot: int) -> str:
-    """Return the name of the set of clients that stay with a slot of a map."""
-    nodeport = "nodeport-" if "nodeport" in endpoint_map else ""
-    local = "local-" if endpoint_map.startswith("local-") else ""
-    return f"{nodeport}{local}affinity-{slot}"
+def client_set(slot: int) -> str:
+    """Return the name of the set of clients that stay with a slot, over all pools."""
+    return f"affinity-{slot}"
+
+
+def pool_number(number: int, policy: Policy, family: Family) -> bytes:
+    """Return what stands for a service port's pool in the sets of clients; by the pool's policy."""
+    return (2 * number + policy).to_bytes(family.address_size, "big")
+
+
+def service_port_number(packed: bytes) -> int:
+    """Return the number of the service port whose pool a number stands for."""
+    return int.from_bytes(packed, "big") >> 1
 
 
 def slot_bytes(count: int) -> list[bytes]:
@@ -208,10 +240,6 @@ class ChainName(NamedTuple):
     def is_slot(self) -> bool:
         """Return whether the chain is one rule that always goes to the same endpoint."""
         return self.treatment.endswith("slot")
-
-    def affinity_set(self, slot: int) -> str:
-        """Return the name of the set of clients that stay with a slot."""
-        return client_set(self.endpoint_map, slot)
 
 
 TREATMENTS: Final = (

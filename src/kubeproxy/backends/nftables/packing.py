@@ -38,11 +38,9 @@ class Packers:
     def __init__(self, layout: Layout) -> None:
         self.family = layout.family
         self.kinds = {set_id: shape.kind for set_id, shape in layout.shapes.items()}
-        data = layout.family.address_size + 4
         sizes = self._key_sizes = {set_id: s.key_size(layout.family) for set_id, s in layout.shapes.items()}
         self.new = {
-            set_id: Packer.of(sizes[set_id], data if kind is Kind.DESTINATION else 0)
-            for set_id, kind in self.kinds.items()
+            set_id: Packer.of(sizes[set_id], shape.data_size(layout.family)) for set_id, shape in layout.shapes.items()
         }
         self.old = {set_id: Packer.of(size, 0) for set_id, size in sizes.items()}
         self._verdicts: dict[tuple[str, bytes], tuple[bytes, bytes]] = {}

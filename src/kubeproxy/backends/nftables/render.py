@@ -11,38 +11,47 @@ from typing import NamedTuple, Protocol
 
 from kubeproxy.backends.nftables.layout import (
     ENDPOINT_MAPS,
+    POOL_MAPS,
     VERDICT_MAPS,
     ChainName,
     SetId,
     class_of,
     class_set,
+    pool_number,
     service_key,
     slot_bytes,
 )
-from kubeproxy.model.plan import Action, Frontend, FrontendKind, Pool, ServicePlan, Traffic
+from kubeproxy.backends.nftables.numbering import Numbers
+from kubeproxy.model.plan import Action, Frontend, FrontendKind, Policy, Pool, ServicePlan, Traffic
 
 Elements = dict[str, dict[bytes, bytes]]
-"""Set to key to data: a destination (padded), a chain name, or b'' in plain sets."""
+"""Set to key to data: a destination (padded), a chain name, a pool's number, or b'' in plain sets."""
 
 
 class Placed(NamedTuple):
-    """A plan with its pools in slot order."""
+    """A plan with its pools in slot order, and the number that the kernel knows its clients by: 0 without affinity."""
 
     plan: ServicePlan
     cluster: Pool
     local: Pool
+    number: int
 
     @classmethod
-    def fresh(cls, plan: ServicePlan) -> Placed:
+    def fresh(cls, plan: ServicePlan, numbers: Numbers) -> Placed:
         """Place a plan that was not there before."""
-        return cls(plan, plan.cluster, plan.local)
+        return cls(plan, plan.cluster, plan.local, numbers.of(plan.key) if plan.affinity else 0)
+
+    def pool(self, policy: Policy) -> Pool:
+        """Return the pool that a policy picks from."""
+        return self.local if policy is Policy.LOCAL else self.cluster
 
 
-def place(plan: ServicePlan, before: Placed | None) -> Placed:
-    """Give each endpoint its slot: the one it had, if the plan was there before."""
+def place(plan: ServicePlan, before: Placed | None, numbers: Numbers) -> Placed:
+    """Give each endpoint its slot, and the plan its number: what they had, if the plan was there before."""
     if before is None:
-        return Placed.fresh(plan)
-    return Placed(plan, assign(before.cluster, plan.cluster), assign(before.local, plan.local))
+        return Placed.fresh(plan, numbers)
+    number = (before.number or numbers.of(plan.key)) if plan.affinity else 0
+    return Placed(plan, assign(before.cluster, plan.cluster), assign(before.local, plan.local), number)
 
 
 def assign(before: Pool, wanted: Pool) -> Pool:
@@ -133,44 +142,49 @@ def _frontend(item: Placed, frontend: Frontend, traffic: Traffic, recipient: Rec
 def _forward(item: Placed, frontend: Frontend, traffic: Traffic, recipient: Recipient) -> None:
     nodeport = frontend.kind is FrontendKind.NODEPORT
     key = service_key(frontend.key)
-    pools = _pools(item, frontend, traffic)
+    picked = _picked(frontend, traffic)
     affinity = item.plan.affinity
     if not affinity:
-        _, treatment, _ = pools[0]
+        _, treatment, _ = picked[0]
         recipient.entry(_TREATMENT_SETS[nodeport, treatment], key, b"")
     elif nodeport:
         recipient.entry(SetId.STICKY_NODEPORTS, key, b"")
-    for endpoint_map, treatment, members in pools:
+    for endpoint_map, treatment, policy in picked:
+        members = item.pool(policy)
         recipient.pool(endpoint_map, key, members)
         if affinity:
+            number = pool_number(item.number, policy, item.plan.key.family)
+            recipient.entry(_POOL_MAPS[endpoint_map], key, number)
             chain = affinity_chain(nodeport, treatment, len(members), affinity)
             recipient.entry(_AFFINITY_MAPS[endpoint_map], key, chain)
         else:
             recipient.entry(_class_set(endpoint_map, len(members)), key, b"")
 
 
-def pools(item: Placed, frontend: Frontend) -> dict[SetId, Pool]:
-    """Return the maps that hold endpoints of a frontend, with those endpoints in slot order."""
-    traffic = item.plan.traffic(frontend)
-    if not traffic.node.forwards:
-        return {}
-    return {endpoint_map: members for endpoint_map, _, members in _pools(item, frontend, traffic)}
+def pools(item: Placed) -> dict[Policy, Pool]:
+    """Return the pools that the frontends of a plan pick from, in slot order."""
+    found = {}
+    for frontend in item.plan.frontends:
+        traffic = item.plan.traffic(frontend)
+        if traffic.node.forwards:
+            found.update({policy: item.pool(policy) for _, _, policy in _picked(frontend, traffic)})
+    return found
 
 
-def _pools(item: Placed, frontend: Frontend, traffic: Traffic) -> list[tuple[SetId, str, Pool]]:
-    """Return each map that a frontend picks from, the treatment of the chain that does, and the endpoints there."""
+def _picked(frontend: Frontend, traffic: Traffic) -> list[tuple[SetId, str, Policy]]:
+    """Return each map that a frontend picks from, the treatment of the chain that does, and whose pool is there."""
     nodeport = frontend.kind is FrontendKind.NODEPORT
-    pool, treatment = item.cluster, "policy-local"
+    policy, treatment = Policy.CLUSTER, "policy-local"
     if frontend.kind is FrontendKind.CLUSTER:
         treatment = "cluster"
         if traffic.node.picks_local:
-            pool = item.local
+            policy = Policy.LOCAL
     elif traffic.outside is Action.CLUSTER_MASQUERADE:
         treatment = "external"
-    found = [(SetId.NODEPORT_ENDPOINTS if nodeport else SetId.ENDPOINTS, treatment, pool)]
+    found = [(SetId.NODEPORT_ENDPOINTS if nodeport else SetId.ENDPOINTS, treatment, policy)]
     if treatment == "policy-local" and traffic.outside is Action.LOCAL:
         near = SetId.LOCAL_NODEPORT_ENDPOINTS if nodeport else SetId.LOCAL_ENDPOINTS
-        found.append((near, "local-pick", item.local))
+        found.append((near, "local-pick", Policy.LOCAL))
     return found
 
 
@@ -182,6 +196,7 @@ _TREATMENT_SETS: dict[tuple[bool, str], SetId] = {
     (True, "policy-local"): SetId.POLICY_LOCAL_NODEPORTS,
 }
 _AFFINITY_MAPS = dict(zip(ENDPOINT_MAPS, VERDICT_MAPS, strict=True))
+_POOL_MAPS = dict(zip(ENDPOINT_MAPS, POOL_MAPS, strict=True))
 
 
 @lru_cache(maxsize=4096)

@@ -14,12 +14,14 @@ from kubeproxy.backends.nftables.layout import (
     CLASSES,
     COUNTERS,
     ENDPOINT_MAPS,
+    POOL_MAPS,
     TABLE,
     ChainName,
     Kind,
     Layout,
     SetId,
     class_set,
+    client_set,
 )
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Detector, FamilyGlobals, Globals, Loopback
@@ -262,11 +264,8 @@ class Ruleset:
     def chains(self, names: Iterable[ChainName]) -> list[str]:
         """Return the lines that make exactly these chains, and the sets that they need."""
         ordered = sorted(names)
-        lines = [
-            self._affinity_set(name.affinity_set(name.endpoints))
-            for name in ordered
-            if name.treatment.endswith("affinity")
-        ]
+        slots = sorted({name.endpoints for name in ordered if name.treatment.endswith("affinity")})
+        lines = [self._client_set(slot) for slot in slots]
         lines += (f"add chain {self.name} {name}" for name in ordered)
         lines += (f"add rule {self.name} {name} {rule}" for name in ordered for rule in self._chain_rules(name))
         return lines
@@ -283,8 +282,9 @@ class Ruleset:
             last = "nodeport-local-affinity" if name.nodeport else "local-affinity"
             return [*short_cut, f"fib saddr type local {to_external}", f"goto {last}"]
         if name.treatment.endswith("affinity"):
-            clients = name.affinity_set(name.endpoints)
-            return [f"update @{clients} {{ {self._client_key} timeout {name.affinity}s }}", *onwards]
+            clients = client_set(name.endpoints)
+            back = f"{self.layout.ip} daddr set ct original {self.layout.ip} daddr"
+            return [f"update @{clients} {{ {self._client_key} timeout {name.affinity}s }}", back, *onwards]
         if name.is_slot:
             # `mod 1 offset N` is the constant N in numgen's type: nft knows no literal for it within a key.
             return [self._dnat(name.endpoint_map, f"mod 1 offset {name.endpoints}")]
@@ -299,7 +299,7 @@ class Ruleset:
 
     @property
     def _client_key(self) -> str:
-        return f"{self.layout.ip} saddr . {_SERVICE.format(ip=self.layout.ip)}"
+        return f"{self.layout.ip} saddr . {self.layout.ip} daddr"
 
     def _masquerade_cluster(self) -> tuple[str, ...]:
         if self._world.masquerade_all:
@@ -318,21 +318,29 @@ class Ruleset:
         return f"{to} {self._key('nodeport' in endpoint_map)} . numgen random {numgen} map @{endpoint_map}"
 
     def _sticky(self, name: ChainName) -> list[str]:
-        """Affinity: one set of clients a slot; who is in one goes to that slot again, others to a random one."""
-        targets = _leads_to(name)
-        rules = [f"{self._client_key} @{name.affinity_set(slot)} goto {target}" for slot, target in enumerate(targets)]
-        verdicts = ", ".join(f"{slot} : goto {target}" for slot, target in enumerate(targets))
-        return [*rules, f"numgen random mod {name.endpoints} vmap {{ {verdicts} }}"]
+        """Affinity: one set of clients a slot; who is in one goes to that slot again, others to a random one.
 
-    def _affinity_set(self, set_name: str) -> str:
+        Clients are kept by the pool, whichever frontend they used. Its number has to be part of the key, and nft can
+        put a value from a map into the packet only: into the destination, which the affinity chains restore.
+        """
+        numbers = _POOLS[name.endpoint_map]
+        targets = _leads_to(name)
+        to_number = f"{self.layout.ip} daddr set {self._key(name.nodeport)} map @{numbers}"
+        rules = [f"{self._client_key} @{client_set(slot)} goto {target}" for slot, target in enumerate(targets)]
+        verdicts = ", ".join(f"{slot} : goto {target}" for slot, target in enumerate(targets))
+        return [to_number, *rules, f"numgen random mod {name.endpoints} vmap {{ {verdicts} }}"]
+
+    def _client_set(self, slot: int) -> str:
         return (
-            f"add set {self.name} {set_name} {{ typeof {self._client_key} ; size {AFFINITY_CLIENTS} ; "
+            f"add set {self.name} {client_set(slot)} {{ typeof {self._client_key} ; size {AFFINITY_CLIENTS} ; "
             "flags dynamic,timeout ; timeout 3h ; }"
         )
 
 
 AFFINITY_CLIENTS: Final = 1 << 20
 """Clients that a slot can remember, over all Services; beyond it new clients are served without affinity."""
+
+_POOLS: Final = dict(zip(ENDPOINT_MAPS, POOL_MAPS, strict=True))
 
 
 def pick_chain(endpoint_map: SetId, size: int = 0) -> str:

@@ -35,6 +35,8 @@ def _value(shape: SetShape, data: bytes) -> str:
         return f" : {unpack(data[:-4])} . {int.from_bytes(data[-4:-2], 'big')}"
     if shape.kind is Kind.VERDICT:
         return f" : goto {data.decode()}"
+    if shape.kind is Kind.NUMBER:
+        return f" : {unpack(data)}"
     return ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from kubeproxy.backends.examination import front_text
-from kubeproxy.backends.nftables.layout import CLASSES, ENDPOINT_MAPS, VERDICT_MAPS, Layout, SetId, class_set
+from kubeproxy.backends.nftables.layout import CLASSES, ENDPOINT_MAPS, POOL_MAPS, VERDICT_MAPS, Layout, SetId, class_set
 from kubeproxy.model.addresses import destination_text, unpack
 
 _MEANINGS: Final[dict[str, str]] = {
@@ -61,4 +61,6 @@ class Words:
             return f"open for {first}" if first == last else f"open for {first} to {last}"
         if set_id in VERDICT_MAPS:
             return f"forwarded with session affinity, by chain {data.decode(errors='replace')}"
+        if set_id in POOL_MAPS:
+            return f"its clients are remembered under the number {unpack(data)}"
         return _MEANINGS.get(set_id) or _PICKED.get(set_id, "known")

@@ -6,10 +6,12 @@ from hypothesis import strategies as st
 
 from kubeproxy.backends.nftables import audit
 from kubeproxy.backends.nftables.layout import Layout, SetId
+from kubeproxy.backends.nftables.numbering import Numbers
 from kubeproxy.backends.nftables.render import Placed, place, render
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nfnetlink import Element
 from kubeproxy.model.addresses import Family
+from support.nftables_plans import placed
 from support.random_plans import histories
 
 WHOLE = [Element(b"a", b"1", 0, 0), Element(b"b", b"2", 0, 0)]
@@ -58,22 +60,23 @@ def test_endpoints_are_recalled_in_the_slots_that_the_kernel_has_them_in(history
         cluster, local = list(plan.cluster), list(plan.local)
         random.shuffle(cluster)
         random.shuffle(local)
-        there = Placed(plan, tuple(cluster), tuple(local))
+        there = Placed(plan, tuple(cluster), tuple(local), 7 if plan.affinity else 0)
         actual = everything([there])
-        assert everything([place(plan, audit.recall(plan, actual))]) == actual
+        assert everything([place(plan, audit.recall(plan, actual, Numbers()), Numbers())]) == actual
 
 
 @given(histories(min_size=2, max_size=2))
 def test_recalled_endpoints_move_as_little_as_those_remembered(history):
     _, (earlier, later) = history
     for name, found in later.items():
-        before = {p.key: Placed.fresh(p) for p in earlier.get(name, ())}
+        before = {item.plan.key: item for item in placed(earlier.get(name, ()))}
         for plan in found:
             old = before.get(plan.key)
             if old is None or old.plan.frontends != plan.frontends or old.plan.external != plan.external:
                 continue
             if old.plan.internal == plan.internal:
-                assert render([place(plan, audit.recall(plan, everything([old])))]) == render([place(plan, old)])
+                recalled = audit.recall(plan, everything([old]), Numbers())
+                assert render([place(plan, recalled, Numbers())]) == render([place(plan, old, Numbers())])
 
 
 def test_nothing_is_recalled_from_an_empty_table():

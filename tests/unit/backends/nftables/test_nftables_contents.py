@@ -5,14 +5,14 @@ from hypothesis import given, settings
 from msgspec.structs import replace
 
 from kubeproxy.backends.nftables.layout import VERDICT_MAPS, SetId, parse_chain_name
-from kubeproxy.backends.nftables.render import Placed, render
+from kubeproxy.backends.nftables.render import render
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.text import element_lines, interval_lines
 from kubeproxy.model.objects import ServicePort
 from kubeproxy.model.plan import Detector
 from support.cluster_objects import world
 from support.nftables_ground import resync, sync
-from support.nftables_plans import EVERYTHING, V4, V6, cluster, plans_of, sticky
+from support.nftables_plans import EVERYTHING, V4, V6, cluster, placed, plans_of, sticky
 from support.random_plans import histories
 
 # -- from nothing --------------------------------------------------------------------------------------------------
@@ -77,6 +77,10 @@ def test_verdicts_are_for_affinity_alone(ground):
     assert ground.elements("local-affinity-services") == {"203.0.113.1 . tcp . 80 : goto local-pick-2-30s"}
     assert ground.elements("affinity-nodeports") == {"tcp . 30080 : goto nodeport-policy-local-2-30s"}
     assert ground.elements("local-affinity-nodeports") == {"tcp . 30080 : goto nodeport-local-pick-2-30s"}
+    assert ground.elements("affinity-pools") == {"10.96.0.1 . tcp . 80 : 0.0.0.2", "203.0.113.1 . tcp . 80 : 0.0.0.2"}
+    assert ground.elements("nodeport-affinity-pools") == {"tcp . 30080 : 0.0.0.2"}
+    assert ground.elements("local-affinity-pools") == {"203.0.113.1 . tcp . 80 : 0.0.0.3"}
+    assert ground.elements("local-nodeport-affinity-pools") == {"tcp . 30080 : 0.0.0.3"}
     treated = ("cluster-services", "policy-local-services", "policy-local-nodeports", "endpoints-4")
     assert not any(ground.count(name) for name in treated)
     sync(backend, (("default", "a"), plans_of("a", 1, 2, external_traffic_policy="Local", **more)))
@@ -151,7 +155,7 @@ def test_elements_as_text_are_the_elements_as_packed(new_ground, history):
         resync(backend, plans)
         packed = ground.contents(family)
     ruleset = Ruleset(family, globals_)
-    total = render(Placed.fresh(p) for found in plans.values() for p in found)
+    total = render(placed(p for found in plans.values() for p in found))
     ours = globals_.of(family)
     total[SetId.NODEPORT_IPS] = dict.fromkeys(ours.nodeport_ips, b"")
     with new_ground() as ground:

@@ -1,4 +1,8 @@
-"""Clients with session affinity: each stays with its endpoint for as long as that serves, whatever else changes."""
+"""Clients with session affinity: each stays with its endpoint for as long as that serves, whatever else changes.
+
+That is so for a service port, whichever of its addresses the client uses. Only where policies part its endpoints, those
+of the node are remembered on their own.
+"""
 
 import random
 
@@ -37,9 +41,10 @@ def sticky(numbers, **policies):
 
 
 def frontends(plan):
-    """Where clients connect to, with the port."""
+    """Where clients connect to, with the port, and what they get there by where they come from."""
     for frontend in plan.frontends:
-        yield (NODE if frontend.kind is FrontendKind.NODEPORT else frontend.address), frontend.protocol, frontend.port
+        address = NODE if frontend.kind is FrontendKind.NODEPORT else frontend.address
+        yield address, frontend.protocol, frontend.port, plan.traffic(frontend)
 
 
 def everybody_stays(states, chance, **policies):
@@ -49,15 +54,20 @@ def everybody_stays(states, chance, **policies):
         resync(backend, {})
         for numbers in states:
             (plan,) = plans = sticky(numbers, **policies)
-            sync(backend, (WEB, plans))
+            if chance.random() < 0.3:
+                backend = ground.start()
+                resync(backend, {WEB: plans})
+            else:
+                sync(backend, (WEB, plans))
             serving = {*plan.cluster, *plan.local}
             last = {client: endpoint for client, endpoint in last.items() if endpoint in serving}
-            for destination, protocol, port in frontends(plan):
+            for destination, protocol, port, traffic in chance.sample(list(frontends(plan)), len(plan.frontends)):
                 for origin, source in CLIENTS:
                     packet = packets.Packet(origin, source, destination, protocol, port, destination == NODE)
                     way = packets.send(ground.kernel, packet, chance)
                     if way.endpoint:
-                        assert way.endpoint == last.setdefault((source, destination), way.endpoint), packet
+                        pool = getattr(traffic, origin).picks_local
+                        assert way.endpoint == last.setdefault((source, pool), way.endpoint), packet
             ground.kernel.now += 1000
 
 

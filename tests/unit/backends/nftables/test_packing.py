@@ -9,10 +9,11 @@ from kubeproxy.backends.elements import difference
 from kubeproxy.backends.nftables import packing
 from kubeproxy.backends.nftables.layout import SHARED, VERDICT_MAPS, Layout, SetId
 from kubeproxy.backends.nftables.packing import Packers, Transaction
-from kubeproxy.backends.nftables.render import Placed, render, translate
+from kubeproxy.backends.nftables.render import render, translate
 from kubeproxy.kernel import nfnetlink
 from kubeproxy.kernel.netlink import HEADER, attributes, messages
 from kubeproxy.model.addresses import Family
+from support.nftables_plans import placed
 from support.random_plans import histories
 
 NAMES = {name.encode() + b"\0": name for name in Layout(Family.IPV4).shapes}
@@ -65,11 +66,11 @@ def flat(kind, elements):
 def test_what_is_packed_is_what_was_rendered(history):
     globals_, (plans,) = history
     (family,) = globals_.families
-    placed = [Placed.fresh(p) for found in plans.values() for p in found]
+    items = placed(p for found in plans.values() for p in found)
     subject = transaction(family)
-    for item in placed:
+    for item in items:
         translate(item, subject)
-    elements = render(placed)
+    elements = render(items)
     assert sorted(read(subject.messages())) == flat(nfnetlink.NEW_ELEMENT, elements)
     assert subject.elements == sum(map(len, elements.values()))
     assert {str(name).encode() for name in subject.chains()} == {
@@ -82,7 +83,7 @@ def test_what_is_packed_is_what_was_rendered(history):
 def test_removals_come_before_additions(history):
     globals_, states = history
     (family,) = globals_.families
-    one, two = (render(Placed.fresh(p) for found in plans.values() for p in found) for plans in states)
+    one, two = (render(placed(p for found in plans.values() for p in found)) for plans in states)
     delta = difference(one, two)
     subject = transaction(family, {})
     for set_id, entries in delta.added.items():

@@ -10,11 +10,13 @@ from msgspec.structs import replace
 
 from kubeproxy.backends.elements import difference
 from kubeproxy.backends.nftables.layout import CLASSES, ENDPOINT_MAPS, SHARED, VERDICT_MAPS, SetId
-from kubeproxy.backends.nftables.render import Placed, assign, place, render
+from kubeproxy.backends.nftables.numbering import Numbers
+from kubeproxy.backends.nftables.render import assign, place, render
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import ServicePort
 from support.cluster_objects import HERE, THERE, address, dest, endpoint, parsed, service, world
+from support.nftables_plans import placed
 from support.random_plans import histories
 
 # -- slots ---------------------------------------------------------------------------------------------------------
@@ -99,9 +101,9 @@ def test_no_difference_between_equals(elements):
 def test_a_restart_leads_to_the_same_pools(history):
     _, (earlier, later) = history
     for name, found in later.items():
-        before = {p.key: Placed.fresh(p) for p in earlier.get(name, ())}
+        before = {item.plan.key: item for item in placed(earlier.get(name, ()))}
         for plan in found:
-            moved, fresh = place(plan, before.get(plan.key)), Placed.fresh(plan)
+            moved, (fresh,) = place(plan, before.get(plan.key), Numbers()), placed([plan])
             assert sorted(moved.cluster) == list(fresh.cluster)
             assert sorted(moved.local) == list(fresh.local)
             assert {s: d.keys() for s, d in render([moved]).items()} == {
@@ -115,7 +117,7 @@ def test_services_share_nothing_but_shared_sets(history):
     _, (plans,) = history
     seen = {}
     for name, found in plans.items():
-        for set_id, entries in render(map(Placed.fresh, found)).items():
+        for set_id, entries in render(placed(found)).items():
             for key in entries:
                 assert set_id in SHARED or seen.setdefault((set_id, key), name) == name
 
@@ -131,8 +133,8 @@ def test_one_changed_endpoint_is_one_element_replaced():
     def plan(*found):
         return compile_service(subject, [parsed(*map(endpoint, found))], globals_).plans[0]
 
-    before = Placed.fresh(plan(*texts))
-    after = place(plan(texts[0], "10.244.0.9", texts[2]), before)
+    (before,) = placed([plan(*texts)])
+    after = place(plan(texts[0], "10.244.0.9", texts[2]), before, Numbers())
     delta = difference(render([before]), render([after]))
     assert {s: len(keys) for s, keys in delta.removed.items()} == {SetId.ENDPOINTS: 2, SetId.NODEPORT_ENDPOINTS: 1}
     assert {d for entries in delta.added.values() for _, d in entries} == {dest("10.244.0.9:8080") + b"\0\0"}
@@ -142,7 +144,7 @@ def test_keys_are_packed_as_the_kernel_packs_registers():
     globals_ = world(families=[Family.IPV4])
     subject = service(ports=[ServicePort(port=80, node_port=30080)])
     (plan,) = compile_service(subject, [parsed(endpoint("10.244.0.1"))], globals_).plans
-    found = render([Placed.fresh(plan)])
+    found = render(placed([plan]))
     transport = b"\x06\0\0\0" + b"\x00\x50\0\0"
     cluster_ip = address("10.96.0.1")
     assert found[SetId.ENDPOINTS] == {cluster_ip + transport + b"\0\0\0\0": dest("10.244.0.1:8080") + b"\0\0"}
@@ -183,8 +185,8 @@ def class_of_size(count):
 
 @pytest.mark.parametrize(("earlier", "later"), STEPS)
 def test_a_change_of_the_number_of_endpoints_touches_little_else(earlier, later):
-    before = Placed.fresh(web(earlier))
-    delta = difference(render([before]), render([place(web(later), before)]))
+    (before,) = placed([web(earlier)])
+    delta = difference(render([before]), render([place(web(later), before, Numbers())]))
     removed, added = counts(delta.removed), counts(delta.added)
     for found in (removed, added):
         found.pop(SetId.HAIRPIN, None)
@@ -206,8 +208,8 @@ def test_a_change_of_the_number_of_endpoints_touches_little_else(earlier, later)
 
 @pytest.mark.parametrize(("count", "size"), [(5, 16), (2, 4), (17, 64), (4, None), (16, None)])
 def test_the_first_endpoint_goes_and_the_last_one_takes_its_slot(count, size):
-    before = Placed.fresh(web(count))
-    delta = difference(render([before]), render([place(web(count - 1, 1), before)]))
+    (before,) = placed([web(count)])
+    delta = difference(render([before]), render([place(web(count - 1, 1), before, Numbers())]))
     moved = {"endpoints": 2, "hairpin-endpoints": 1}
     assert counts(delta.removed) == (moved | {f"endpoints-{size}": 1} if size else moved)
     assert counts(delta.added) == ({"endpoints": 1} | ({f"endpoints-{size // 4}": 1} if size else {}))
@@ -215,8 +217,8 @@ def test_the_first_endpoint_goes_and_the_last_one_takes_its_slot(count, size):
 
 @pytest.mark.parametrize("count", [1, 2, 4, 5, 16, 17])
 def test_replaced_endpoints_leave_the_class_alone(count):
-    before = Placed.fresh(web(count))
-    delta = difference(render([before]), render([place(web(count, count), before)]))
+    (before,) = placed([web(count)])
+    delta = difference(render([before]), render([place(web(count, count), before, Numbers())]))
     assert counts(delta.removed) == counts(delta.added) == {"endpoints": count, "hairpin-endpoints": count}
 
 
@@ -225,7 +227,7 @@ def test_a_frontend_has_a_class_in_each_map_that_it_picks_from():
     subject = service(ports=[ServicePort(port=80, node_port=30080)], **more)
     found = [endpoint(f"10.244.0.{n}", HERE if n < 3 else THERE) for n in range(1, 7)]
     (plan,) = compile_service(subject, [parsed(*found)], world(families=[Family.IPV4])).plans
-    elements = render([Placed.fresh(plan)])
+    elements = render(placed([plan]))
     classes = {s: len(keys) for s, keys in elements.items() if re.fullmatch(r"(local-)?(nodeport-)?endpoints-\d+", s)}
     assert classes == {
         "endpoints-16": 2,  # the cluster IP and the external one
@@ -241,7 +243,7 @@ def test_without_endpoints_there_is_no_treatment_and_no_class(policy, affinity):
     ports = [ServicePort(port=80, node_port=30080)]
     more = {"external_traffic_policy": policy, "internal_traffic_policy": policy, "session_affinity": affinity}
     plan = web(0, ports=ports, external_ips=["203.0.113.1"], **more)
-    assert {s for s, keys in render([Placed.fresh(plan)]).items() if keys} == {
+    assert {s for s, keys in render(placed([plan])).items() if keys} == {
         "cluster-ips",
         "unserved-services",
         "unserved-nodeports",
@@ -253,7 +255,7 @@ def test_without_endpoints_there_is_no_treatment_and_no_class(policy, affinity):
 def test_verdicts_are_for_affinity_alone(history):
     _, (plans,) = history
     for plan in (plan for found in plans.values() for plan in found):
-        elements = render([Placed.fresh(plan)])
+        elements = render(placed([plan]))
         with_verdicts = {key for set_id in VERDICT_MAPS for key in elements.get(set_id, {})}
         assert bool(with_verdicts) is bool(plan.affinity and any(elements.get(s) for s in ENDPOINT_MAPS))
         assert not plan.affinity or not any("endpoints-" in s or s in TREATED for s in elements)
@@ -268,5 +270,5 @@ TREATED = {
 def test_more_endpoints_than_the_last_class_has_slots_are_served_by_as_many():
     pool = tuple(n.to_bytes(6, "big") for n in range(CLASSES[-1] + 1))
     plan = replace(web(1), cluster=pool)
-    elements = render([Placed.fresh(plan)])
+    elements = render(placed([plan]))
     assert len(elements[f"endpoints-{CLASSES[-1]}"]) == 1

@@ -18,16 +18,19 @@ from kubeproxy.backends.nftables.layout import (
     SetId,
     class_of,
     class_set,
+    client_set,
     parse_chain_name,
+    pool_number,
     service_key,
     slot_bytes,
 )
-from kubeproxy.backends.nftables.render import Placed, render
+from kubeproxy.backends.nftables.render import render
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.text import element_lines, interval_lines
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import Detector, FamilyGlobals, Globals, Loopback
+from kubeproxy.model.plan import Detector, FamilyGlobals, Globals, Loopback, Policy
 from support.cluster_objects import world
+from support.nftables_plans import placed
 from support.random_plans import histories
 
 V4, V6 = Family.IPV4, Family.IPV6
@@ -102,7 +105,7 @@ def test_text_changes_exactly_with_the_comment(fact):
 
 
 def chains_of(plans):
-    elements = render(Placed.fresh(p) for found in plans.values() for p in found)
+    elements = render(placed(p for found in plans.values() for p in found))
     verdicts = {chain for set_id in VERDICT_MAPS for chain in elements.get(set_id, {}).values()}
     names = {parse_chain_name(verdict.decode()) for verdict in verdicts}
     assert None not in names
@@ -146,7 +149,9 @@ def test_every_set_that_a_rule_reads_is_made_and_every_set_is_read(family):
         "ipv4": replace(BASE.ipv4, loopback=Loopback.REFUSED),
         "ipv6": replace(BASE.ipv6, loopback=Loopback.REFUSED),
     }
-    text = Ruleset(family, replace(BASE, **parts)).skeleton([ChainName(False, "cluster", 3, 30)])
+    text = Ruleset(family, replace(BASE, **parts)).skeleton(
+        ChainName(nodeport, kind, 3, 30) for nodeport in (False, True) for kind in ("external", "local-pick")
+    )
     made = re.findall(r"^add (?:set|map) \S+ \S+ (\S+)", text, re.MULTILINE)
     assert len(made) == len(set(made))
     assert set(re.findall(r"@([a-z0-9-]+)", text)) == set(made)
@@ -213,12 +218,7 @@ def test_other_chains_have_no_such_name(text):
 
 @pytest.mark.parametrize("family", [V4, V6])
 def test_sets_of_clients_have_names_of_their_own(family):
-    clients = {name.affinity_set(slot) for name in AFFINITY_SAMPLES for slot in (0, 1, 4)}
-    assert len(clients) == 4 * 3
-    assert not clients & Layout(family).shapes.keys()
-
-
-AFFINITY_SAMPLES = [ChainName(nodeport, t, 2, 30) for nodeport in (False, True) for t in ("pick", "local-pick")]
+    assert not {client_set(slot) for slot in (0, 1, 4)} & Layout(family).shapes.keys()
 
 
 @pytest.mark.parametrize(
@@ -271,6 +271,7 @@ def test_elements_as_text():
         {
             SetId.ENDPOINTS: {one + transport + b"\2\0\0\0": two + b"\x1f\x90\0\0"},
             SetId.AFFINITY_SERVICES: {one + transport: b"cluster-3-30s"},
+            SetId.AFFINITY_POOLS: {one + transport: pool_number(7, Policy.LOCAL, V4)},
             "endpoints-4": {one + transport: b""},
             SetId.CLUSTER_IPS: {one: b""},
             SetId.FIREWALL_ALLOW: {one + transport + one + one + transport + two: b"",
@@ -281,6 +282,7 @@ def test_elements_as_text():
     assert list(lines) == [
         f"{head} endpoints {{ 10.0.0.1 . tcp . 80 . 2 : 10.0.0.255 . 8080 }}",
         f"{head} affinity-services {{ 10.0.0.1 . tcp . 80 : goto cluster-3-30s }}",
+        f"{head} affinity-pools {{ 10.0.0.1 . tcp . 80 : 0.0.0.15 }}",
         f"{head} endpoints-4 {{ 10.0.0.1 . tcp . 80 }}",
         f"{head} cluster-ips {{ 10.0.0.1 }}",
         f"{head} firewall-allow {{ 10.0.0.1 . tcp . 80 . 10.0.0.1-10.0.0.255 }}",
