@@ -8,6 +8,7 @@ from typing import Final
 COMMANDS: Final[dict[str, str]] = {
     "why": "what becomes of a connection on this node, and why",
     "flows": "who uses a Service now: connections by endpoint and client, or as they begin and end",
+    "conntrack": "how full connection tracking is, how fast it fills, what it refused, and who fills it",
     "services": "what this node has for a Service, and for whom",
     "verify": "in what the kernel, and the API server, differ from what the proxy planned",
 }

@@ -42,15 +42,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="NAMESPACE/NAME, or a NAME in default")
     parser.add_argument("-f", "--follow", action="store_true", help="show beginnings and ends as they happen")
     parser.add_argument(
-        "--seconds", type=_seconds, metavar="N", help="how long to listen (default 1, with -f until Ctrl-C)"
+        "--seconds", type=seconds, metavar="N", help="how long to listen (default 1, with -f until Ctrl-C)"
     )
 
 
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds <= 86400:
-        raise ValueError
-    return seconds
+def seconds(text: str) -> float:
+    """Return the seconds that an argument says. Raises ValueError for what is no time to wait."""
+    value = float(text)
+    if not 0 < value <= 86400:
+        raise ValueError(text)
+    return value
 
 
 def run(given: argparse.Namespace) -> int:

@@ -1,0 +1,77 @@
+"""kube-proxy conntrack: how full connection tracking is, how fast it fills, what was refused, and who fills it.
+
+Two looks at what the kernel counts, --seconds apart, then all entries are read, which costs 5 us each. Ends with 1 when
+it is nearly full, will be within a minute, or refused anything between the looks.
+
+  kube-proxy conntrack
+  kube-proxy conntrack --seconds 10 -o json
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from kubeproxy.commands import NO, YES, output
+from kubeproxy.commands.flows import seconds
+from kubeproxy.commands.ground import ground
+from kubeproxy.commands.source import source
+from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.tracked import entries
+from kubeproxy.kernel.tracking_counts import level, refusals
+from kubeproxy.model.addresses import Family
+from kubeproxy.seeing.fullness import Fillers, Fullness, fullness
+
+_SHOWN = 10
+"""Services, and clients, that are listed; `-o json` has them all."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's own arguments."""
+    parser.add_argument("--seconds", type=seconds, metavar="N", default=1.0, help="between the two looks (default 1)")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Answer; return the exit code."""
+    who = Fillers(ground(source(given)).served())
+    spent = time.process_time()
+    with Netlink.open(NETLINK_NETFILTER) as link:
+        before, began = (level(link), refusals(link)), time.monotonic()
+        time.sleep(given.seconds)
+        after, passed = (level(link), refusals(link)), time.monotonic() - began
+        for family in Family:
+            for entry in entries(link, family):
+                who.add(entry)
+    state = fullness(before, after, passed, who)
+    if given.output == "json":
+        output.json(state)
+    else:
+        _print(state, time.process_time() - spent)
+    return NO if state.problems else YES
+
+
+def _print(state: Fullness, spent: float) -> None:
+    share = f" ({state.entries / state.limit:.1%})" if state.limit else ""
+    output.say(f"{state.entries} of {state.limit} entries{share}, {state.growth:+.1f} a second")
+    for problem in state.problems:
+        output.marked(output.BAD, problem)
+    if not state.problems:
+        output.marked(output.OK, "nothing was refused while it was looked")
+    before = state.refused_before
+    output.marked(
+        output.NOTE,
+        f"since the node started: {before.dropped} dropped, {before.early} given up for others, {before.failed} lost "
+        f"a race, {before.clashes} races settled, {before.invalid} packets of no connection",
+    )
+    if state.states:
+        output.marked(output.NOTE, ", ".join(f"{count} {name}" for name, count in state.states.items()))
+    for head, rows in (("SERVICE", state.services), ("CLIENT OF NO SERVICE", state.clients)):
+        if rows:
+            output.say()
+            output.table((head, "ENTRIES"), [(one.name, str(one.entries)) for one in rows[:_SHOWN]], "  ")
+            if len(rows) > _SHOWN:
+                output.marked(output.NOTE, f"and {len(rows) - _SHOWN} more; -o json has them")
+    output.say()
+    output.marked(output.NOTE, f"all entries were read, in {spent:.2f} s of a processor")
+    for fix in state.fixes:
+        output.say(f"Fix: {fix}")
