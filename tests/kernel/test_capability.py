@@ -39,7 +39,7 @@ def test_it_comes_into_effect_only_where_permitted(kept, gained):
 
 # In a process of its own as well: what it may do before and after, and what a child of it may.
 _KEEPS = """
-import os, subprocess, sys, threading
+import os, subprocess, sys, threading, time
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.capability import Capability, beyond_permission, forbid_new_privileges, held, keep_only
 
@@ -55,6 +55,8 @@ except ApplyError as error:
     print(error)
 ended.set()
 thread.join()
+while len(os.listdir("/proc/self/task")) > 1:  # Python says that it has ended before the kernel does
+    time.sleep(0.001)
 keep_only({Capability.NET_ADMIN, Capability.NET_RAW})
 forbid_new_privileges()
 print(sorted(one.label for one in held()))
