@@ -113,6 +113,7 @@ class ApiSources:
             server=self._cluster.url,
             trouble=self._client.contact.trouble,
             watched=tuple(watched(status, now) for status in self._source.statuses.values()),
+            certificates=self._cluster.certificates,
         )
 
     def node_patience(self, needs_pod_cidrs: bool) -> float:

@@ -9,6 +9,7 @@ import logging
 import os
 import ssl
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -17,7 +18,7 @@ from msgspec import Struct
 
 from kubeproxy.api.credentials import Credentials, KeyPair
 from kubeproxy.api.reasons import os_reason, tls_words
-from kubeproxy.api.x509 import expiries
+from kubeproxy.api.x509 import Validity, validities
 from kubeproxy.errors import ConfigError
 
 log = logging.getLogger("kubeproxy.api")
@@ -135,8 +136,8 @@ class Trust(Struct, frozen=True, kw_only=True):
             why = os_reason(error) if isinstance(error, OSError) else "it is no text"
             raise ConfigError(f"{field}{source}: holds no usable certificates: {why}") from error
 
-    def expiries(self, pair: KeyPair | None) -> dict[str, float]:
-        """Return when the client's certificate and the last of the authorities expire, in seconds since the epoch.
+    def validities(self, pair: KeyPair | None) -> dict[str, Validity]:
+        """Return for when the client's certificate is good, and that of the authorities which lasts longest.
 
         By the names "client" and "authority", as far as they are known; `pair` as for `context`. Raises ConfigError.
         """
@@ -144,9 +145,9 @@ class Trust(Struct, frozen=True, kw_only=True):
         if not self.insecure:
             authorities = self.ca_data or _read(self.ca_file, f"{self.cluster_field}.certificate-authority")
         pair = pair or self._own_pair()
-        known = {"authority": expiries(authorities), "client": expiries(pair.certificate)[:1] if pair else []}
+        known = {"authority": validities(authorities), "client": validities(pair.certificate)[:1] if pair else []}
         # An authority that expires beside a later one is what its rotation leaves.
-        return {name: max(times) for name, times in known.items() if times}
+        return {name: max(each, key=attrgetter("ends")) for name, each in known.items() if each}
 
     def _own_pair(self) -> KeyPair | None:
         certificate = self.certificate_data or _read(self.certificate_file, f"{self.user_field}.client-certificate")
@@ -181,7 +182,10 @@ class Proxy(NamedTuple):
 
 
 class Cluster:
-    """An API server as a client needs it: where it is, through which proxy, how TLS is done, and the credentials."""
+    """An API server as a client needs it: where it is, through which proxy, how TLS is done, and the credentials.
+
+    `certificates` are those in use, by the names of Trust.validities.
+    """
 
     def __init__(self, server: Server, trust: Trust, credentials: Credentials, proxy: Proxy | None = None) -> None:
         self.server = server
@@ -191,12 +195,12 @@ class Cluster:
         self._context: ssl.SSLContext | None = None
         self._made_of: object = None
         self._unusable = ""
-        self._expiries: dict[str, float] = {}
+        self.certificates: Mapping[str, Validity] = {}
         self._tell_expiries: Callable[[Mapping[str, float]], None] = lambda _: None
         if server.scheme == "https":
             self._made_of = (trust.signature(), None)
             self._context = trust.context(None)
-            self._expiries = trust.expiries(None)
+            self.certificates = trust.validities(None)
 
     @property
     def url(self) -> str:
@@ -224,10 +228,15 @@ class Cluster:
         """The name that the server's certificate must carry, also sent as SNI; None without TLS."""
         return None if self._context is None else self._trust.server_name or self.server.host
 
+    @property
+    def expiries(self) -> dict[str, float]:
+        """When the certificates in use expire, in seconds since the epoch, by the names of Trust.validities."""
+        return {name: validity.ends for name, validity in self.certificates.items()}
+
     def on_certificates(self, tell: Callable[[Mapping[str, float]], None]) -> None:
-        """Have it told now, and when certificates were rotated, when those in use expire; see Trust.expiries."""
+        """Have it told now, and when certificates were rotated, when those in use expire; see Trust.validities."""
         self._tell_expiries = tell
-        tell(self._expiries)
+        tell(self.expiries)
 
     async def tls_context(self) -> ssl.SSLContext | None:
         """Return the context for a new connection, built anew when certificates were rotated; None for http.
@@ -241,10 +250,10 @@ class Cluster:
         if made_of != self._made_of:
             try:
                 self._context = self._trust.context(pair)
-                self._expiries = self._trust.expiries(pair)
+                self.certificates = self._trust.validities(pair)
                 self._made_of = made_of
                 self._unusable = ""
-                self._tell_expiries(self._expiries)
+                self._tell_expiries(self.expiries)
             except ConfigError as error:
                 # Seen while files are being replaced one after the other: the next connection looks again.
                 if self._unusable != str(error):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from msgspec import Struct
 
+from kubeproxy.api.x509 import Validity
 from kubeproxy.model.objects import Resource
 from kubeproxy.pacing import Backoff
 
@@ -48,11 +49,14 @@ class Watched(Struct, frozen=True, kw_only=True):
 
 
 class Reach(Struct, frozen=True, kw_only=True):
-    """How an API server is reached: its URL, why it cannot be at the moment ('' when it can), and each resource."""
+    """How an API server is reached: its URL, why it cannot be at the moment ('' when it can), each resource, and for
+    when certificates are good, by the names of cluster.Trust.validities.
+    """
 
     server: str
     trouble: str
     watched: tuple[Watched, ...]
+    certificates: Mapping[str, Validity]
 
 
 def watched(status: ResourceStatus, now: float) -> Watched:

@@ -24,26 +24,37 @@ class _Element(NamedTuple):
     end: int
 
 
-def expiries(pem: bytes) -> list[float]:
-    """Return when each certificate expires, in seconds since the epoch, in their order, but what cannot be read."""
+class Validity(NamedTuple):
+    """From when and until when a certificate is good, in seconds since the epoch."""
+
+    begins: float
+    ends: float
+
+
+def validities(pem: bytes) -> list[Validity]:
+    """Return for when each certificate is good, in their order, but what cannot be read."""
     found = []
     for block in _PEM.findall(pem):
         try:
-            found.append(_not_after(b64decode(block)))
+            found.append(_validity(b64decode(block)))
         except (ValueError, IndexError, OverflowError):
             continue
     return found
 
 
-def _not_after(der: bytes) -> float:
+def _validity(der: bytes) -> Validity:
     certificate = _element(der, 0)
     body = _element(der, certificate.start)
     fields = [field for field in _elements(der, body) if field.tag != _VERSION]
-    _, last = _elements(der, fields[_BEFORE_VALIDITY])
-    text = der[last.start : last.end].decode("ascii").removesuffix("Z")
-    if last.tag == _UTC_TIME:
+    first, last = _elements(der, fields[_BEFORE_VALIDITY])
+    return Validity(_time(der, first), _time(der, last))
+
+
+def _time(der: bytes, element: _Element) -> float:
+    text = der[element.start : element.end].decode("ascii").removesuffix("Z")
+    if element.tag == _UTC_TIME:
         text = ("19" if text >= "50" else "20") + text
-    elif last.tag != _GENERALIZED_TIME:
+    elif element.tag != _GENERALIZED_TIME:
         raise ValueError("no time")
     month, day, hour, minute, second = (int(text[at : at + 2]) for at in range(4, 14, 2))
     return datetime(int(text[:4]), month, day, hour, minute, second, tzinfo=UTC).timestamp()

@@ -11,17 +11,21 @@ from hypothesis import strategies as st
 
 from kubeproxy.api.cluster import Cluster, Trust, parse_server
 from kubeproxy.api.credentials import Credentials, KeyPair
-from kubeproxy.api.x509 import expiries
+from kubeproxy.api.x509 import validities
 from support.places import ROOT
 
 TLS = ROOT / "tests/support/tls"
 
 
-def openssl_says(path):
-    command = ["openssl", "x509", "-in", str(path), "-noout", "-enddate", "-dateopt", "iso_8601"]
+def openssl_says(path, which="-enddate"):
+    command = ["openssl", "x509", "-in", str(path), "-noout", which, "-dateopt", "iso_8601"]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    date = text.strip().removeprefix("notAfter=").removesuffix("Z")
+    date = text.strip().partition("=")[2].removesuffix("Z")
     return datetime.fromisoformat(date).replace(tzinfo=UTC).timestamp()
+
+
+def expiries(pem):
+    return [validity.ends for validity in validities(pem)]
 
 
 @pytest.fixture(params=[30, 20_000], ids=["UTCTime", "GeneralizedTime"])
@@ -41,6 +45,11 @@ def test_each_certificate_of_a_file(certificate):
     assert expiries(both) == [openssl_says(TLS / "client.crt"), openssl_says(certificate)]
 
 
+def test_a_certificate_begins_as_it_says(certificate):
+    ((begins, _),) = validities(certificate.read_bytes())
+    assert begins == openssl_says(certificate, "-startdate")
+
+
 def test_what_cannot_be_read_is_left_out():
     broken = b"-----BEGIN CERTIFICATE-----\n%s\n-----END CERTIFICATE-----\n"
     assert expiries(broken % b"MII=" + (TLS / "ca.crt").read_bytes()) == [openssl_says(TLS / "ca.crt")]
@@ -52,14 +61,18 @@ def test_junk_is_no_certificate(junk):
     expiries(b"-----BEGIN CERTIFICATE-----\n" + b64encode(junk) + b"\n-----END CERTIFICATE-----\n")
 
 
+def ends(known):
+    return {name: validity.ends for name, validity in known.items()}
+
+
 def test_the_clients_and_the_last_of_the_authorities_count(certificate, tmp_path):
     pair = KeyPair((TLS / "client.crt").read_bytes() + certificate.read_bytes(), (TLS / "client.key").read_bytes())
     both = (TLS / "ca.crt").read_bytes() + certificate.read_bytes()
-    known = Trust(ca_data=both, certificate_data=pair.certificate, key_data=pair.key).expiries(None)
+    known = Trust(ca_data=both, certificate_data=pair.certificate, key_data=pair.key).validities(None)
     client, authority = openssl_says(TLS / "client.crt"), openssl_says(TLS / "ca.crt")
-    assert known == {"client": client, "authority": max(authority, openssl_says(certificate))}
-    assert Trust(ca_data=both, insecure=True).expiries(pair) == {"client": client}  # from a plugin
-    assert Trust().expiries(None) == {}
+    assert ends(known) == {"client": client, "authority": max(authority, openssl_says(certificate))}
+    assert ends(Trust(ca_data=both, insecure=True).validities(pair)) == {"client": client}  # from a plugin
+    assert Trust().validities(None) == {}
 
 
 def test_rotations_are_told(certificate, tmp_path):
