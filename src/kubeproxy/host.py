@@ -101,8 +101,8 @@ def packed_local_addresses(wanted: Sequence[Family], without: AbstractSet[str]) 
     }
 
 
-def tune(conntrack: Conntrack, oom_score_adj: int) -> None:
-    """Set the sysctls and the OOM score that the configuration asks for. Raises ApplyError or Unsupported."""
+def conntrack_sysctls(conntrack: Conntrack) -> list[tuple[str, int]]:
+    """Return the sysctls that a conntrack block asks for on this machine, in order."""
     wanted = ConntrackConfig(
         max_per_core=conntrack.max_per_core,
         min=conntrack.min,
@@ -112,7 +112,12 @@ def tune(conntrack: Conntrack, oom_score_adj: int) -> None:
         udp_timeout=int(conntrack.udp_timeout),
         udp_stream_timeout=int(conntrack.udp_stream_timeout),
     )
-    written = apply_settings(conntrack_settings(wanted, os.cpu_count() or 1))
+    return conntrack_settings(wanted, os.cpu_count() or 1)
+
+
+def tune(conntrack: Conntrack, oom_score_adj: int) -> None:
+    """Set the sysctls and the OOM score that the configuration asks for. Raises ApplyError or Unsupported."""
+    written = apply_settings(conntrack_sysctls(conntrack))
     if written:
         log.info("Set sysctls keys=%s", ",".join(written))
     try:

@@ -8,13 +8,16 @@ CleanupLeftovers of iptables and ipvs mode.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
-from kubeproxy.backends.mode import Keeps, keeps_nothing
+from kubeproxy.backends.mode import Keeps, Sight, Trace, keeps_nothing
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel import xtables
+from kubeproxy.kernel.firewalls import RuleChain
+from kubeproxy.model.addresses import Family
 
 log = logging.getLogger("kubeproxy.backends")
 
@@ -38,6 +41,27 @@ CHAINS: Final = IPVS_CHAINS | {
     "KUBE-PROXY-CANARY",
 }
 PREFIXES: Final = ("KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-", "KUBE-XLB-")
+
+
+def is_ours(chain: str) -> bool:
+    """Return whether a chain of iptables is a kube-proxy's, by its name."""
+    return chain in CHAINS or chain.startswith(PREFIXES)
+
+
+def chain_traces(chains: Iterable[RuleChain]) -> list[Trace]:
+    """Return how many chains there are of each family in each variant of iptables."""
+    counts = Counter((chain.variant, chain.family) for chain in chains)
+    return [
+        Trace(f"{count} chains KUBE-... of {'ip6tables' if family is Family.IPV6 else 'iptables'}-{variant}", family)
+        for (variant, family), count in sorted(counts.items())
+    ]
+
+
+def table_traces(sight: Sight, table: str) -> list[Trace]:
+    """Return the tables of a name, of those that have chains."""
+    families = {chain.family for chain in sight.nf_tables if chain.table == table}
+    known = {"ip": Family.IPV4, "ip6": Family.IPV6}
+    return [Trace(f"nf_tables table {family} {table}", known.get(family)) for family in sorted(families)]
 
 
 def remove_iptables_rules(keeps: Keeps = keeps_nothing) -> list[str]:
@@ -65,7 +89,7 @@ def removal(tables: Iterable[xtables.Table], keeps: Callable[[str, str], bool]) 
     """Return the restore text that removes what is a kube-proxy's: jumps first, then chains. '' for nothing."""
     text = ""
     for table in tables:
-        ours = [c for c in table.chains if (c in CHAINS or c.startswith(PREFIXES)) and not keeps(table.name, c)]
+        ours = [c for c in table.chains if is_ours(c) and not keeps(table.name, c)]
         gone = frozenset(ours)
         jumps = [rule for rule in table.rules if xtables.chain_of(rule) not in gone and xtables.target_of(rule) in gone]
         text += xtables.removal(table.name, ours, jumps)

@@ -3,7 +3,8 @@
 Each mode has a folder of its name. Its `__init__.py` has the MODE and is light, as it is loaded whatever mode runs;
 `mode.py` has the OPERATIONS and is loaded when the mode is the one to run; `cleanup.py` is loaded when something of the
 mode is to be removed. Its `cleanup(keeps)` removes all that the mode (ours, or that of the Go kube-proxy) has put into
-the kernel, and returns what could not be removed; what the running mode uses under the same name stays.
+the kernel, and returns what could not be removed; what the running mode uses under the same name stays. Its
+`traces(sight, owns)` says what of it is there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 from kubeproxy.backends.examination import Examiner
 from kubeproxy.config.modes.description import ModeConfig
 from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.kernel.firewalls import Chain, RuleChain
 from kubeproxy.kernel.tracked import DESTINATION_TRANSLATED
 from kubeproxy.kernel.xtables import Commands
 from kubeproxy.model.addresses import Family
@@ -118,6 +120,35 @@ class Registry(Protocol):
         """Register a gauge."""
 
 
+class Sight(NamedTuple):
+    """The chains that there are on a node: those of nf_tables, and those of iptables, which may be among them."""
+
+    nf_tables: Sequence[Chain]
+    iptables: Sequence[RuleChain]
+
+
+class Trace(NamedTuple):
+    """Something in the kernel that a mode has put there, ours or the Go kube-proxy's: what, in words, and its family,
+    None for both.
+    """
+
+    what: str
+    family: Family | None
+
+
+Owns = Callable[[str, str], bool]
+"""Says of a chain of iptables, by its table and name, whether the running mode itself has one of that name there."""
+
+
+def owns_nothing(table: str, chain: str) -> bool:  # noqa: ARG001 - a mode without iptables
+    """Return False."""
+    return False
+
+
+def _no_sysctls(config: KubeProxyConfiguration) -> list[tuple[str, int]]:  # noqa: ARG001 - needs none
+    return []
+
+
 def _prepare_nothing(config: KubeProxyConfiguration) -> None:
     pass
 
@@ -129,18 +160,23 @@ def _no_strays() -> list[str]:
 class Operations(NamedTuple):
     """What a mode does when it is the one to run.
 
-    `check` raises Unsupported when this node cannot run it, and says how to get what is missing. `open` makes the
-    backends, one a family, that know of no Service yet. `prepare` sets what needs more than CAP_NET_ADMIN, unless it is
-    set; --init-only does so for a proxy with less, and then does what `initialize` is for: what a proxy with the rights
-    for it does later by itself. `keeps` says what is not to be removed, and `remove_strays` removes
-    what this mode itself has left elsewhere, as in another variant of iptables; it returns what could not be removed.
-    `examine` makes what compares a family of the kernel with plans, beside the proxy and without a way to write.
+    `check` raises Unsupported when this node cannot run it, and says how to get what is missing; `look` does so without
+    changing anything, so that it notices less. `open` makes the backends, one a family, that know of no Service yet.
+    `prepare` sets what needs more than CAP_NET_ADMIN, unless it is set; --init-only does so for a proxy with less, and
+    then does what `initialize` is for: what a proxy with the rights for it does later by itself. `sysctls` are the
+    settings that the mode makes, then or later, beside those of connection tracking. `keeps` says what is not to be
+    removed, of which `owns` tells without looking; `remove_strays` removes what this mode itself has left elsewhere, as
+    in another variant of iptables; it returns what could not be removed. `examine` makes what compares a family of the
+    kernel with plans, beside the proxy and without a way to write.
     """
 
     check: Callable[[KubeProxyConfiguration, Sequence[Family]], None]
+    look: Callable[[KubeProxyConfiguration, Sequence[Family]], None]
     open: Callable[[KubeProxyConfiguration, Globals, Registry], Sequence[Backend]]
     prepare: Callable[[KubeProxyConfiguration], None] = _prepare_nothing
+    sysctls: Callable[[KubeProxyConfiguration], Sequence[tuple[str, int]]] = _no_sysctls
     keeps: Keeps = keeps_nothing
+    owns: Owns = owns_nothing
     remove_strays: Callable[[], list[str]] = _no_strays
     initialize: Callable[[KubeProxyConfiguration], None] = _prepare_nothing
     examine: Callable[[KubeProxyConfiguration, Globals, Family], Examiner] | None = None
@@ -177,15 +213,17 @@ class Mode(NamedTuple):
     """One proxy mode, as others must know it before it runs, or when another one does.
 
     `config` is what the configuration says of it, `room` its package. `interface` is one that it makes, whose
-    addresses are Services' and not the node's. `refusals` is a counter that the mode has of its own for syncs that
-    the kernel refused, by family. `habits` are in what a client may notice which mode runs. `tracked_as` are bits that
-    the status of its connections has in connection tracking; 0 where it does not tell them from others.
+    addresses are Services' and not the node's, `table` its table of nf_tables in each family. `refusals` is a counter
+    that the mode has of its own for syncs that the kernel refused, by family. `habits` are in what a client may notice
+    which mode runs. `tracked_as` are bits that the status of its connections has in connection tracking; 0 where it does
+    not tell them from others.
     """
 
     config: ModeConfig
     room: str
     habits: Habits = Habits()
     interface: str = ""
+    table: str = ""
     flows_end: FlowsEnd = FlowsEnd.ENDPOINTS
     tracked_as: int = DESTINATION_TRANSLATED
     refusals: Metric | None = None
@@ -205,3 +243,8 @@ class Mode(NamedTuple):
         """Remove what the mode put into the kernel, but for what another one keeps; return what could not be."""
         failures: list[str] = import_module(f"{self.room}.cleanup").cleanup(keeps)
         return failures
+
+    def traces(self, sight: Sight, owns: Owns = owns_nothing) -> list[Trace]:
+        """Return what is there of the mode, but for chains that another one `owns`. Changes nothing."""
+        traces: list[Trace] = import_module(f"{self.room}.cleanup").traces(sight, owns)
+        return traces

@@ -15,7 +15,7 @@ from kubeproxy.backends.iptables.render import INVALID_COUNTER, LOCALHOST_COUNTE
 from kubeproxy.backends.mode import Operations, Registry
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ApplyError, KubeProxyError, Unsupported
-from kubeproxy.kernel import iptables_variant, nfacct
+from kubeproxy.kernel import iptables_variant, nfacct, xtables
 from kubeproxy.kernel.sysctl import TCP_BE_LIBERAL, read_sysctl, write_sysctl
 from kubeproxy.kernel.xtables import Commands, Incompatible
 from kubeproxy.model.addresses import Family
@@ -29,22 +29,10 @@ _INTERFACE = re.compile(r"[^\s\"'\\/!]{1,15}")  # what a rule can name; 15 is IF
 
 def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
     """Raise Unsupported when this node cannot run the mode; say what is missing and how to get it."""
-    detect = config.detect_local
-    for mode, name in (
-        ("BridgeInterface", detect.bridge_interface),
-        ("InterfaceNamePrefix", detect.interface_name_prefix),
-    ):
-        if config.local_mode == mode and not _INTERFACE.fullmatch(name):
-            raise Unsupported(
-                f"detectLocal: {name!r} cannot be named in an iptables rule; use 1 to 15 plain characters"
-            )
+    _check_names(config)
     for family in families:
         commands = _commands(family)
-        if commands.version < OLDEST:
-            found = ".".join(map(str, commands.version))
-            raise Unsupported(
-                f"iptables mode needs iptables 1.6.2 or later, this is {found}: upgrade the package iptables"
-            )
+        _check_version(commands)
         try:
             if commands.rules("nat", "POSTROUTING") is None:
                 raise ApplyError(f"{commands.name} -t nat -S POSTROUTING finds no such chain")
@@ -56,6 +44,24 @@ def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
                 f"iptables does not work here ({error}): load the kernel module {module} (modprobe {module}), and give "
                 "the process the capability CAP_NET_ADMIN"
             ) from error
+
+
+def _check_names(config: KubeProxyConfiguration) -> None:
+    detect = config.detect_local
+    for mode, name in (
+        ("BridgeInterface", detect.bridge_interface),
+        ("InterfaceNamePrefix", detect.interface_name_prefix),
+    ):
+        if config.local_mode == mode and not _INTERFACE.fullmatch(name):
+            raise Unsupported(
+                f"detectLocal: {name!r} cannot be named in an iptables rule; use 1 to 15 plain characters"
+            )
+
+
+def _check_version(commands: Commands) -> None:
+    if commands.version < OLDEST:
+        found = ".".join(map(str, commands.version))
+        raise Unsupported(f"iptables mode needs iptables 1.6.2 or later, this is {found}: upgrade the package iptables")
 
 
 @cache
@@ -114,8 +120,33 @@ def _remove_strays() -> list[str]:
 
 def _initialize(config: KubeProxyConfiguration) -> None:
     """Allow NodePorts on 127.0.0.1 for a proxy that cannot write sysctls, as in a container that is not privileged."""
-    if config.iptables.localhost_node_ports and names_loopback(config.node_port_addresses):
-        write_sysctl(ROUTE_LOCALNET, 1)
+    for key, value in _sysctls(config):
+        write_sysctl(key, value)
 
 
-OPERATIONS = Operations(_check, _open, keeps=_keeps, remove_strays=_remove_strays, initialize=_initialize)
+def _look(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
+    """See Operations: the rules are not asked for, as that would load modules."""
+    _check_names(config)
+    for family in families:
+        name = "ip6tables" if family is Family.IPV6 else "iptables"
+        there = [xtables.commands(one) for one in xtables.installed() if one.split("-", 1)[0] == name]
+        if not there:
+            raise Unsupported(f"{name} is missing: install the package iptables (apt-get install iptables)")
+        _check_version(there[0])
+
+
+def _sysctls(config: KubeProxyConfiguration) -> list[tuple[str, int]]:
+    wanted = config.iptables.localhost_node_ports and names_loopback(config.node_port_addresses)
+    return [(ROUTE_LOCALNET, 1)] if wanted else []
+
+
+OPERATIONS = Operations(
+    _check,
+    _look,
+    _open,
+    sysctls=_sysctls,
+    keeps=_keeps,
+    owns=lambda _, chain: chain not in leftovers.IPVS_CHAINS,
+    remove_strays=_remove_strays,
+    initialize=_initialize,
+)

@@ -15,8 +15,8 @@ from typing import Final
 
 from kubeproxy.backends.ipvs import INTERFACE
 from kubeproxy.backends.ipvs.layout import SetId
-from kubeproxy.backends.leftovers import IPVS_CHAINS
-from kubeproxy.backends.mode import Keeps, keeps_nothing
+from kubeproxy.backends.leftovers import IPVS_CHAINS, chain_traces
+from kubeproxy.backends.mode import Keeps, Owns, Sight, Trace, keeps_nothing
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel import ipvs, links, xtables
 from kubeproxy.kernel.ipset import Ipsets
@@ -41,6 +41,13 @@ def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:  # noqa: ARG001 - no oth
         except ApplyError as error:
             failures.append(str(error))
     return failures
+
+
+def traces(sight: Sight, owns: Owns) -> list[Trace]:
+    """Return the interface and the chains that are there; the virtual servers go with the interface."""
+    interface = [Trace(f"interface {INTERFACE}", None)] if links.link_index(INTERFACE) is not None else []
+    chains = (c for c in sight.iptables if c.name in IPVS_CHAINS and not owns(c.table, c.name))
+    return [*interface, *chain_traces(chains)]
 
 
 def _remove_servers() -> list[str]:

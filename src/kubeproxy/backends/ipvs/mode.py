@@ -58,7 +58,7 @@ def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
 
 def _prepare(config: KubeProxyConfiguration) -> None:
     block = config.ipvs
-    written = apply_settings(settings(block, modules.kernel_version(modules.release())))
+    written = apply_settings(_sysctls(config))
     if written:
         log.info("Set sysctls keys=%s", ",".join(written))
     timeouts = Timeouts(*(math.ceil(t) for t in (block.tcp_timeout, block.tcp_fin_timeout, block.udp_timeout)))
@@ -87,4 +87,14 @@ def _keeps(commands: Commands, table: str, chain: str) -> bool:
     return chain in CHAINS.get(table, ()) and commands.name == probe.variant(commands.family)
 
 
-OPERATIONS = Operations(_check, _open, _prepare, _keeps)
+def _look(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
+    probe.look(config.ipvs, families)
+
+
+def _sysctls(config: KubeProxyConfiguration) -> list[tuple[str, int]]:
+    return settings(config.ipvs, modules.kernel_version(modules.release()))
+
+
+OPERATIONS = Operations(
+    _check, _look, _open, _prepare, _sysctls, _keeps, owns=lambda table, chain: chain in CHAINS.get(table, ())
+)

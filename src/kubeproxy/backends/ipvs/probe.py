@@ -47,6 +47,22 @@ def check(config: IPVS, families: Sequence[Family]) -> None:
         variant(family)
 
 
+def look(config: IPVS, families: Sequence[Family]) -> None:
+    """Look whether what the mode needs is there already. Raises Unsupported; loads and makes nothing."""
+    scheduler = scheduler_named(config.scheduler)
+    wanted = [*modules.ipvs_modules(modules.release()), f"ip_vs_{scheduler.name}", "ip_set"]
+    missing = sorted(set(wanted) - modules.present(wanted))
+    if missing:
+        raise Unsupported(
+            f"ipvs mode needs the kernel modules {', '.join(missing)}, which are not loaded: it loads them at its "
+            f"start if it can; `modprobe -a {' '.join(missing)}` shows"
+        )
+    for family in families:
+        name = "iptables" if family is Family.IPV4 else "ip6tables"
+        if not any(command.split("-", 1)[0] == name for command in xtables.installed()):
+            raise Unsupported(f"ipvs mode needs {name} for masquerade: install the package iptables")
+
+
 def _try_scheduler(kernel: Ipvs, scheduler: Scheduler) -> None:
     """Make a virtual server with a scheduler, and remove it: nothing less tells whether the kernel has it."""
     module = f"ip_vs_{scheduler.name}"

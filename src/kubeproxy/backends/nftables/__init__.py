@@ -1,11 +1,17 @@
 """nftables mode: a fixed ruleset; Services and endpoints are elements of its sets and maps, written over netlink."""
 
+from typing import Final
+
 from kubeproxy.backends.mode import Metric, Mode
 from kubeproxy.config.modes import nftables
+
+TABLE: Final = "kube-proxy"
+"""As the Go kube-proxy's, so that either takes over from the other."""
 
 MODE = Mode(
     nftables.MODE,
     __name__,
+    table=TABLE,
     refusals=Metric(
         "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
         "[ALPHA] Cumulative proxy nftables sync failures",

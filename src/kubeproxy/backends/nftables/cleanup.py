@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kubeproxy.backends.mode import Keeps, keeps_nothing
+from kubeproxy.backends.leftovers import table_traces
+from kubeproxy.backends.mode import Keeps, Owns, Sight, Trace, keeps_nothing
 from kubeproxy.backends.nftables.layout import TABLE
 from kubeproxy.kernel import nft
 
@@ -10,3 +11,8 @@ from kubeproxy.kernel import nft
 def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:  # noqa: ARG001 - no chains of iptables
     """Remove the tables; return what could not be removed."""
     return nft.remove_table(TABLE)
+
+
+def traces(sight: Sight, owns: Owns) -> list[Trace]:  # noqa: ARG001 - no chains of iptables
+    """Return the tables that are there."""
+    return table_traces(sight, TABLE)

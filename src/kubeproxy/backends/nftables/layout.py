@@ -8,10 +8,11 @@ from __future__ import annotations
 from enum import IntEnum, StrEnum
 from typing import Final, NamedTuple
 
+from kubeproxy.backends import nftables
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
 from kubeproxy.model.plan import Policy
 
-TABLE: Final = "kube-proxy"
+TABLE: Final = nftables.TABLE
 
 CLASSES: Final = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 """Frontends are sorted by how many endpoints they have: 1, up to 4, up to 16, ...; slots are picked from a class."""

@@ -10,12 +10,13 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Final, NamedTuple
 
+from kubeproxy.backends import userspace
 from kubeproxy.backends.userspace.listeners import ListenerName, Listeners, PoolKind
 from kubeproxy.kernel.nft_elements import interval_element, plain_element
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, Family, unpack
 from kubeproxy.model.plan import Action, Frontend, FrontendKind, ServicePlan
 
-TABLE: Final = "kube-proxy-userspace"
+TABLE: Final = userspace.TABLE
 ORIGINS: Final = ("pod", "node", "outside")
 """Where a connection comes from, in the order of model.plan.Traffic."""
 

@@ -32,4 +32,4 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) ->
     return [UserspaceBackend.open(family, world, path, Listeners(path, sessions, ports)) for family in world.families]
 
 
-OPERATIONS = Operations(_check, _open)
+OPERATIONS = Operations(_check, _check, _open)

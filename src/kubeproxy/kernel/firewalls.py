@@ -1,0 +1,267 @@
+"""Chains of any program that filter packets, and whether they let new connections pass. Reads only, changes nothing.
+
+nf_tables is read over netlink, where iptables-nft keeps its rules too; legacy iptables where the kernel says that it
+has tables, since asking for one that is not there would make it. Source: include/uapi/linux/netfilter of Linux 6.18.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import struct
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from kubeproxy.kernel import nfnetlink, nfta, xtables
+from kubeproxy.kernel.netlink import Netlink, attributes, messages
+from kubeproxy.model.addresses import Family
+
+HOOKS: Final = ("prerouting", "input", "forward", "output", "postrouting")
+FAMILIES: Final[dict[int, str]] = {1: "inet", int(socket.AF_INET): "ip", int(socket.AF_INET6): "ip6"}
+
+_MOST_RULES: Final = 2000
+"""Rules that are read of one base chain and those that it leads to; a firewall's are tens."""
+_GENERIC_SIZE: Final = 4
+_CHAIN_HOOK, _CHAIN_POLICY, _CHAIN_TYPE = 4, 5, 7
+_HOOK_NUMBER: Final = 1
+_DROP, _ACCEPT = struct.pack("!I", 0), struct.pack("!I", 1)
+_CT_KEY: Final = 2
+_CT_STATE: Final = bytes(4)
+_NEW: Final = 8  # NF_CT_STATE_BIT(IP_CT_NEW)
+_LOOKUP_TARGET: Final = 3  # NFTA_LOOKUP_DREG: what is found there is a value, and here always a verdict
+_STATES: Final = struct.Struct("=146xH2xH")  # match_flags, of which 1 is for the state, and state_mask
+_VERDICTS: Final = frozenset({"immediate", "reject", "target", "queue"})
+_SILENT: Final = _VERDICTS | {"counter", "log", "limit"}
+"""Expressions that choose no packets, or that are the verdict."""
+_OUR_PREFIX: Final = "KUBE-"
+_IP: Final = {"ip": Family.IPV4, "ip6": Family.IPV6}
+_IPTABLES: Final = frozenset({"filter", "nat", "mangle", "raw", "security"})
+_LEGACY_TABLES: Final = {"ip": "ip_tables_names", "ip6": "ip6_tables_names"}
+_COMMANDS: Final = {"ip": "iptables-legacy", "ip6": "ip6tables-legacy"}
+
+
+class Chain(NamedTuple):
+    """A chain: its family (inet, ip, ip6), table and name; hook and policy ('accept', 'drop') if it filters."""
+
+    family: str
+    table: str
+    name: str
+    hook: str = ""
+    policy: str = ""
+
+
+class Filter(NamedTuple):
+    """What a chain at a hook does with packets that begin a connection.
+
+    `accepts`: some rule lets new connections pass, or leads to where that cannot be told. `drops`: how many rules drop
+    or reject. `closes`: what no rule takes is dropped or rejected. `where` names the table as its program does.
+    """
+
+    where: str
+    family: str
+    chain: str
+    hook: str
+    closes: bool
+    accepts: bool
+    drops: int
+
+
+class _Rule(NamedTuple):
+    """What matters of a rule: its verdict ('accept', 'drop', 'other', ''), where it leads, whether it takes all
+    packets, and whether it is for connections that there are already.
+    """
+
+    verdict: str
+    target: str
+    takes_all: bool
+    established: bool
+
+
+def chains() -> list[Chain]:
+    """Return the chains of all nf_tables tables of IP. Raises NetlinkError."""
+    found = []
+    with Netlink.open(nfnetlink.NETLINK_NETFILTER) as link:
+        buffers = link.dump_all(nfnetlink.GET_CHAIN, bytes(_GENERIC_SIZE), "nf_tables chains")
+    for data in buffers:
+        for at in messages(data):
+            family = FAMILIES.get(data[at.start]) if at.kind >> 8 == nfnetlink.SUBSYSTEM else None
+            if family is not None:
+                found.append(_chain(family, data, at.start + _GENERIC_SIZE, at.end))
+    return found
+
+
+def _chain(family: str, data: bytes, start: int, end: int) -> Chain:
+    parts: dict[int, bytes] = {}
+    for kind, first, last in attributes(data, start, end):
+        parts[kind] = data[first:last]
+    table, name = (_text(parts.get(kind, b"")) for kind in (nfta.CHAIN_TABLE, nfta.CHAIN_NAME))
+    if _text(parts.get(_CHAIN_TYPE, b"")) != "filter":
+        return Chain(family, table, name)
+    inner = dict(_parts(parts[_CHAIN_HOOK]))
+    number = int.from_bytes(inner.get(_HOOK_NUMBER, b"\xff"), "big")
+    policy = "drop" if parts.get(_CHAIN_POLICY) == _DROP else "accept"
+    return Chain(family, table, name, HOOKS[number] if number < len(HOOKS) else "", policy)
+
+
+def filters(known: Iterable[Chain], without: frozenset[str]) -> list[Filter]:
+    """Return what filters packets in nf_tables, but for tables of these names. Raises NetlinkError."""
+    found = []
+    with Netlink.open(nfnetlink.NETLINK_NETFILTER) as link:
+        for chain in known:
+            if chain.hook and chain.table not in without:
+                rules = _Reader(chain, link)
+                found.append(_judged(f"table {chain.family} {chain.table}", chain, rules))
+    return found
+
+
+def legacy_filters(net: Path = Path("/proc/thread-self/net")) -> list[Filter]:
+    """Return what the filter tables of legacy iptables do. Raises ApplyError."""
+    found = []
+    for family in _LEGACY_TABLES:
+        if "filter" not in legacy_tables(family, net) or _COMMANDS[family] not in xtables.installed():
+            continue
+        saved = [line.rstrip() for line in xtables.commands(_COMMANDS[family]).saved("filter")]
+        rules = _legacy_rules(saved)
+        for line in saved:
+            if (policy := re.match(r":(INPUT|FORWARD|OUTPUT) (ACCEPT|DROP) ", line)) is not None:
+                chain = Chain(family, "filter", policy[1], policy[1].lower(), policy[2].lower())
+                found.append(_judged(f"{_COMMANDS[family]} -t filter", chain, rules))
+    return found
+
+
+class RuleChain(NamedTuple):
+    """A chain of iptables: its variant ('nft', 'legacy'), family, table and name."""
+
+    variant: str
+    family: Family
+    table: str
+    name: str
+
+
+def iptables_chains(known: Iterable[Chain], net: Path = Path("/proc/thread-self/net")) -> list[RuleChain]:
+    """Return the chains of iptables, of which those of its variant nft are among the `known`. Raises ApplyError."""
+    found = [
+        RuleChain("nft", _IP[chain.family], chain.table, chain.name)
+        for chain in known
+        if chain.family in _IP and chain.table in _IPTABLES
+    ]
+    for family, number in _IP.items():
+        if _COMMANDS[family] not in xtables.installed():
+            continue
+        for table in legacy_tables(family, net):
+            for line in xtables.commands(_COMMANDS[family]).saved(table):
+                if line.startswith("-A "):  # after the chains; there may be many
+                    break
+                if line.startswith(":"):
+                    found.append(RuleChain("legacy", number, table, line[1:].split(" ", 1)[0]))
+    return found
+
+
+def legacy_tables(family: str, net: Path = Path("/proc/thread-self/net")) -> list[str]:
+    """Return the tables that legacy iptables has of a family, 'ip' or 'ip6'; none where its modules are not loaded."""
+    try:
+        return (net / _LEGACY_TABLES[family]).read_text(encoding="ascii").split()
+    except OSError:
+        return []
+
+
+class _Reader(dict[str, list[_Rule]]):
+    """The rules of the chains of one table, each read when it is asked for."""
+
+    def __init__(self, chain: Chain, link: Netlink) -> None:
+        super().__init__()
+        self._number = next(number for number, name in FAMILIES.items() if name == chain.family)
+        self._table, self._link = chain.table, link
+
+    def __missing__(self, name: str) -> list[_Rule]:
+        found = nfnetlink.chain_rules(self._number, self._table, name, self._link)
+        self[name] = rules = [_rule(raw) for _, raw in found[:_MOST_RULES]]
+        return rules
+
+
+def _judged(where: str, chain: Chain, rules: Mapping[str, list[_Rule]]) -> Filter:
+    """Follow a base chain's rules to where they lead, but into no chains of Kubernetes."""
+    reached, seen, accepts, drops, left = [chain.name], {chain.name}, False, 0, _MOST_RULES
+    while reached and left > 0:
+        for rule in rules[reached.pop()]:
+            left -= 1
+            accepts |= rule.verdict == "other" or (rule.verdict == "accept" and not rule.established)
+            drops += rule.verdict == "drop"
+            if rule.target and rule.target not in seen and not rule.target.startswith(_OUR_PREFIX):
+                seen.add(rule.target)
+                reached.append(rule.target)
+    own = rules[chain.name]
+    closes = chain.policy == "drop" or any(rule.verdict == "drop" and rule.takes_all for rule in own)
+    return Filter(where, chain.family, chain.name, chain.hook, closes, accepts or left <= 0, drops)
+
+
+def _rule(raw: bytes) -> _Rule:
+    """Read the expressions of a rule."""
+    verdict = target = ""
+    names: set[str] = set()
+    established = state = False
+    for _, expression in _parts(raw):
+        parts = dict(_parts(expression))
+        name, body = _text(parts[nfta.EXPR_NAME]), dict(_parts(parts.get(nfta.EXPR_DATA, b"")))
+        names.add(name)
+        if name == "ct":
+            state = body.get(_CT_KEY) == _CT_STATE
+        elif name == "bitwise" and state:
+            mask = dict(_parts(body[nfta.BITWISE_MASK]))[nfta.DATA_VALUE]
+            established |= not int.from_bytes(mask, sys.byteorder) & _NEW
+        elif name == "lookup":
+            established |= state  # a set or map of states: of connections that there are, wherever this was seen
+            verdict = "other" if _LOOKUP_TARGET in body and not state else verdict
+        elif name == "match" and _text(body[nfta.MATCH_NAME]) == "conntrack":
+            established |= _is_established(body[nfta.MATCH_INFO])
+        elif name in _VERDICTS:
+            verdict, target = _verdict(name, body)
+    return _Rule(verdict, target, names <= _SILENT, established)
+
+
+def _verdict(name: str, body: Mapping[int, bytes]) -> tuple[str, str]:
+    """Return the verdict of an expression that gives one, and the chain to which it leads."""
+    if name == "queue":
+        return "other", ""
+    if name == "target":
+        return ("drop" if _text(body[nfta.MATCH_NAME]) == "REJECT" else ""), ""
+    if name == "reject":
+        return "drop", ""
+    given = dict(_parts(dict(_parts(body.get(nfta.IMMEDIATE_DATA, b""))).get(nfta.DATA_VERDICT, b"")))
+    if nfta.VERDICT_CHAIN in given:
+        return "", _text(given[nfta.VERDICT_CHAIN])
+    return {_DROP: "drop", _ACCEPT: "accept"}.get(given.get(nfta.VERDICT_CODE, b""), ""), ""
+
+
+def _is_established(info: bytes) -> bool:
+    """Return whether a match of iptables is for connections that there are: struct xt_conntrack_mtinfo3."""
+    if len(info) < _STATES.size:
+        return False
+    flags, mask = _STATES.unpack_from(info)
+    return bool(flags & 1 and not mask & _NEW)
+
+
+def _legacy_rules(lines: Iterable[str]) -> Mapping[str, list[_Rule]]:
+    """Read what iptables-save prints of one table."""
+    found: defaultdict[str, list[_Rule]] = defaultdict(list)
+    for line in lines:
+        if line.startswith("-A "):
+            target = xtables.target_of(line)
+            verdict = {"ACCEPT": "accept", "DROP": "drop", "REJECT": "drop", "NFQUEUE": "other"}.get(target, "")
+            words = line.split()
+            states = words[words.index("--ctstate") + 1].split(",") if "--ctstate" in words else ()
+            established = bool(states) and "NEW" not in states
+            bare = words[2:4] == ["-j", target]
+            found[xtables.chain_of(line)].append(_Rule(verdict, "" if verdict else target, bare, established))
+    return found
+
+
+def _parts(data: bytes) -> Iterator[tuple[int, bytes]]:
+    return ((kind, data[first:last]) for kind, first, last in attributes(data, 0, len(data)))
+
+
+def _text(data: bytes) -> str:
+    return data.rstrip(b"\0").decode(errors="replace")
