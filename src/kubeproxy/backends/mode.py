@@ -124,7 +124,7 @@ class Sight(NamedTuple):
     """The chains that there are on a node: those of nf_tables, and those of iptables, which may be among them."""
 
     nf_tables: Sequence[Chain]
-    iptables: Sequence[RuleChain]
+    xtables: Sequence[RuleChain]
 
 
 class Trace(NamedTuple):
@@ -215,8 +215,8 @@ class Mode(NamedTuple):
     `config` is what the configuration says of it, `room` its package. `interface` is one that it makes, whose
     addresses are Services' and not the node's, `table` its table of nf_tables in each family. `refusals` is a counter
     that the mode has of its own for syncs that the kernel refused, by family. `habits` are in what a client may notice
-    which mode runs. `tracked_as` are bits that the status of its connections has in connection tracking; 0 where it does
-    not tell them from others.
+    which mode runs. `tracked_as` are bits that the status of its connections has in connection tracking; 0 where it
+    does not tell them from others.
     """
 
     config: ModeConfig

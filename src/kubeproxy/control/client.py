@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from kubeproxy.control.listener import connect
+from kubeproxy.control.listener import connect, server
 from kubeproxy.control.wire import LENGTH
 from kubeproxy.errors import KubeProxyError
 
@@ -59,6 +59,13 @@ class Client:
                 yield decoder.decode(response.read(int.from_bytes(head, "big")))
         except (OSError, HTTPException, msgspec.MsgspecError) as error:
             raise NoAnswerError(f"the proxy's answer broke off: {error}") from error
+
+    def pid(self) -> int:
+        """Return the proxy's process, by its number in our view; 0 when nobody answers."""
+        try:
+            return server(self.path) or 0
+        except OSError:
+            return 0
 
     def text(self, page: str, **parameters: str) -> bytes:
         """Return an answer as it is sent. Raises NoAnswerError or RefusedError."""

@@ -64,14 +64,17 @@ def _clear(path: str) -> None:
         return
     if not stat.S_ISSOCK(mode):
         raise OSError(errno.EEXIST, f"{path} is there and no socket")
-    pid = _holder(path)
+    pid = server(path)
     if pid is not None:
         raise OSError(errno.EADDRINUSE, f"process {pid} serves it already")
     Path(path).unlink()
 
 
-def _holder(path: str) -> int | None:
-    """Return the process that listens at `path`, None if nobody does. Raises OSError when that cannot be told."""
+def server(path: str) -> int | None:
+    """Return the number of the process that listens at `path`, None if nobody does.
+
+    Raises OSError when that cannot be told.
+    """
     try:
         with connect(path, 1.0) as sock:
             data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

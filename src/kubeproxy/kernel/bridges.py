@@ -14,6 +14,8 @@ SYS: Final = Path("/sys/class/net")
 SYSCTLS: Final = Path("/proc/sys/net/bridge")
 
 _NAMES: Final = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
+SYSCTL: Final = {family: f"net.bridge.bridge-nf-call-{word}" for family, word in _NAMES.items()}
+"""What makes all bridges of a network namespace filter."""
 
 
 class Bridge(NamedTuple):

@@ -15,6 +15,6 @@ def traces(sight: Sight, owns: Owns) -> list[Trace]:
     """Return the chains that are there."""
     return chain_traces(
         chain
-        for chain in sight.iptables
+        for chain in sight.xtables
         if is_ours(chain.name) and chain.name not in IPVS_CHAINS and not owns(chain.table, chain.name)
     )

@@ -46,7 +46,7 @@ def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:  # noqa: ARG001 - no oth
 def traces(sight: Sight, owns: Owns) -> list[Trace]:
     """Return the interface and the chains that are there; the virtual servers go with the interface."""
     interface = [Trace(f"interface {INTERFACE}", None)] if links.link_index(INTERFACE) is not None else []
-    chains = (c for c in sight.iptables if c.name in IPVS_CHAINS and not owns(c.table, c.name))
+    chains = (c for c in sight.xtables if c.name in IPVS_CHAINS and not owns(c.table, c.name))
     return [*interface, *chain_traces(chains)]
 
 

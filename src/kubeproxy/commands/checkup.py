@@ -1,0 +1,313 @@
+"""Gathers what the checks of seeing/checks look at: from the running proxy, /proc, netlink. Reads only, writes nothing.
+
+Each look stands alone: one that cannot be made is said, and the others are made all the same.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from kubeproxy import __version__, host, modes
+from kubeproxy.api.greeting import greet, token_validity
+from kubeproxy.api.kubeconfig import load_cluster
+from kubeproxy.api.source import Reach
+from kubeproxy.backends.mode import Mode, Sight
+from kubeproxy.config.addresses import split_host_port
+from kubeproxy.config.decode import decode
+from kubeproxy.config.load import read_text
+from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.config.write import differences
+from kubeproxy.control.wire import Facts
+from kubeproxy.errors import ConfigError, KubeProxyError, SourceError, Unsupported
+from kubeproxy.kernel import firewalls, processes
+from kubeproxy.kernel.addresses import SCOPE_UNIVERSE, Address, local_addresses
+from kubeproxy.kernel.bridges import bridges
+from kubeproxy.kernel.listening import listening
+from kubeproxy.kernel.port_holder import holder
+from kubeproxy.kernel.routes import way_out
+from kubeproxy.kernel.sysctl import NF_CONNTRACK_MAX, read_sysctl
+from kubeproxy.model.addresses import Family, unpack
+from kubeproxy.model.plan import FamilyGlobals
+from kubeproxy.seeing.checks import contact, identity, programming, settings, strangers
+from kubeproxy.seeing.finding import Finding, worst_first
+
+GREETING_PATIENCE = 1.0
+"""Seconds that the API server may take: a healthy node is looked at within two."""
+
+_ELSEWHERE = b"\xc6\x33\x64\x01"  # 198.51.100.1, of a network that nobody has (RFC 5737)
+_OUTRANKED = ("hostnameOverride:", "logging.")
+"""Fields for which flags may stand before the file."""
+
+
+class Node(Struct, frozen=True):
+    """Whom to look at: the proxy's facts, None if none answers, and its number in our view, 0 for none.
+
+    `mode` and `config` are the running ones, or those that are meant to run.
+    """
+
+    facts: Facts | None
+    pid: int
+    mode: Mode
+    config: KubeProxyConfiguration
+
+    @property
+    def families(self) -> tuple[Family, ...]:
+        """The families that are programmed, or would be."""
+        return self.facts.world.families if self.facts is not None else host.families(Family.IPV4)
+
+    @property
+    def parts(self) -> list[tuple[Family, FamilyGlobals]]:
+        """What holds in each family, nothing when no proxy says it."""
+        world = self.facts.world if self.facts is not None else None
+        each = [(family, world.of(family)) for family in world.families] if world is not None else []
+        return [(family, part) for family, part in each if part is not None]
+
+    def path(self, text: str) -> Path:
+        """Where a file of the proxy is for us, who may not share its root."""
+        seen = Path(f"/proc/{self.pid}/root", text.lstrip("/"))
+        return seen if self.pid and text.startswith("/") and seen.exists() else Path(text)
+
+
+class Report(Struct):
+    """What is wrong, worst first, and what could not be looked at, in sentences."""
+
+    findings: list[Finding]
+    unknown: list[str]
+
+    def look(self, what: str, findings: Callable[[], Iterable[Finding]]) -> bool:
+        """Take findings in; return whether there are any."""
+        try:
+            seen = list(findings())
+        except (KubeProxyError, OSError) as error:
+            self.unknown.append(f"{what}: {error}")
+            return False
+        self.findings += seen
+        return bool(seen)
+
+
+def running_config(facts: Facts) -> KubeProxyConfiguration:
+    """Return the configuration that a proxy runs with."""
+    tree = {name: value for name, value in facts.config.items() if name not in {"apiVersion", "kind"}}
+    return decode(tree).config
+
+
+def look_at(node: Node) -> Report:
+    """Look at everything."""
+    report = Report([], [])
+    if node.facts is not None:
+        _look_at_proxy(report, node, node.facts)
+    sight = Sight((), ())
+    try:
+        chains = firewalls.chains()
+        sight = Sight(chains, firewalls.iptables_chains(chains))
+    except (KubeProxyError, OSError) as error:
+        report.unknown.append(f"rules of nf_tables and iptables: {error}")
+    else:
+        report.look("rules", lambda: _rules(node, sight))
+    report.look("other proxies", lambda: _other_proxies(node))
+    report.look("what the mode needs", lambda: _able(node))
+    report.look("sysctls", lambda: _sysctls(node))
+    report.look("reverse path filter", lambda: settings.filtered_ways(_ways(node)))
+    report.look("bridges", lambda: _bridges(node))
+    report.look("conntrack", _conntrack)
+    report.findings = worst_first(report.findings)
+    return report
+
+
+def _look_at_proxy(report: Report, node: Node, facts: Facts) -> None:
+    covered = set()
+    if facts.reach is not None:
+        reach = facts.reach
+        if report.look("API server", lambda: contact.reached(reach)):
+            covered.add("api")
+        report.look("certificates", lambda: contact.expiring(reach.certificates, time.time()))
+        report.look("API server's certificate and clock", lambda: _greeted(node, reach))
+        report.look("Node", lambda: _registered(node, facts))
+    if report.look("kernel", lambda: programming.standing(facts.standings)):
+        covered.add("kernel")
+    rest = {part: why for part, why in facts.unready.items() if part not in covered}
+    report.look("readiness", lambda: programming.unready(rest))
+    report.look("version", lambda: programming.versions(facts.version, __version__, facts.started, time.time()))
+    if facts.config_file:
+        report.look("configuration file", lambda: _configured(node, facts.config_file))
+    if node.pid:
+        report.look("ports", lambda: identity.listening(list(_ports(node)), node.pid))
+        open_files = processes.descriptors(node.pid)
+        if open_files is not None:
+            report.look("descriptors", lambda: settings.opened(open_files, node.pid))
+        else:
+            report.unknown.append(f"descriptors: /proc/{node.pid}/fd cannot be read from here")
+
+
+# -- the API server ----------------------------------------------------------------------------------------------------
+
+
+def _greeted(node: Node, reach: Reach) -> Iterator[Finding]:
+    assert node.facts is not None  # noqa: S101 - who calls has a proxy
+    path = node.config.client_connection.kubeconfig
+    cluster = load_cluster(str(node.path(path)) if path else "", node.facts.master)
+    for token in cluster.credentials.files:
+        validity = token_validity(Path(token).read_text(encoding="utf-8"))
+        if validity is not None:
+            yield from contact.expiring({"token": validity}, time.time())
+    if reach.trouble or cluster.proxy is not None or cluster.credentials.program:
+        return  # said already, or not ours to ask
+    try:
+        greeting = greet(cluster, GREETING_PATIENCE)
+    except SourceError as error:
+        yield from contact.reached(Reach(server=reach.server, trouble=str(error), watched=(), certificates={}))
+        return
+    if greeting.certificate is not None:
+        yield from contact.expiring({"server": greeting.certificate}, time.time())
+    if greeting.ahead is not None:
+        yield from contact.agreeing(greeting.ahead)
+
+
+def _registered(node: Node, facts: Facts) -> Iterator[Finding]:
+    yield from identity.registered(facts.node, facts.world.node_name, socket.gethostname().lower())
+    if facts.node is not None:
+        local = host.packed_local_addresses(tuple(Family), modes.interfaces())
+        yield from identity.addressed(facts.node, {address for each in local.values() for address in each})
+        yield from identity.networked(facts.node, node.config.local_mode)
+
+
+# -- the proxy ---------------------------------------------------------------------------------------------------------
+
+
+def _configured(node: Node, path: str) -> Iterator[Finding]:
+    try:
+        config, _ = read_text(node.path(path).read_text(encoding="utf-8"))
+    except (ConfigError, UnicodeDecodeError) as error:
+        yield from identity.configured(path, f"{path}: {'; '.join(str(error).splitlines())}", ())
+    except OSError as error:
+        yield from identity.configured(path, f"{path}: {error.strerror}", ())
+    else:
+        lines = [line for line in differences(node.config, config) if not line.startswith(_OUTRANKED)]
+        yield from identity.configured(path, "", lines)
+
+
+def _ports(node: Node) -> Iterator[identity.Port]:
+    listened = [one for family in Family for one in listening(family, socket.IPPROTO_TCP)]
+    fields = (
+        ("healthzBindAddress", node.config.healthz_bind_address),
+        ("metricsBindAddress", node.config.metrics_bind_address),
+    )
+    for field, address in fields:
+        place = split_host_port(address) if address else None
+        if place is not None:
+            number = int(place[1])
+            bound = any(one.port == number for one in listened)
+            who = holder(number, "kube-proxy") if bound else None
+            yield identity.Port(field, address, bound, (who.pid, who.command) if who is not None else None)
+
+
+def _able(node: Node) -> Iterator[Finding]:
+    try:
+        node.mode.operations().look(node.config, node.families)
+    except Unsupported as error:
+        yield from programming.able(str(error))
+
+
+# -- other programs ----------------------------------------------------------------------------------------------------
+
+
+def _rules(node: Node, sight: Sight) -> Iterator[Finding]:
+    owns = node.mode.operations().owns
+    if node.facts is not None:
+        traces = node.mode.traces(sight)
+        yield from programming.there(traces, node.families, node.mode.name)
+    left = [] if node.facts is not None else node.mode.traces(sight)
+    left += [trace for mode in modes.every() if mode.name != node.mode.name for trace in mode.traces(sight, owns)]
+    if node.facts is not None or not processes.proxies():
+        yield from strangers.left_over(left, node.mode.name if node.facts is not None else "")
+    yield from strangers.both_variants(sight.xtables)
+    ours = frozenset(mode.table for mode in modes.every() if mode.table)
+    filters = [*firewalls.filters(sight.nf_tables, ours), *firewalls.legacy_filters()]
+    yield from strangers.firewalls(filters, node.mode.flows_end, bool(node.mode.interface))
+
+
+def _other_proxies(node: Node) -> Iterator[Finding]:
+    if node.facts is not None:
+        others = [process for process in processes.proxies() if process.pid != node.pid]
+        yield from strangers.second([(process, _mode_of(process)) for process in others], node.mode.name)
+
+
+def _mode_of(process: processes.ProxyProcess) -> str:
+    """Return the mode of another kube-proxy by its arguments and its configuration file, '' if they do not say."""
+    path = processes.value_of(process.arguments, "config")
+    if not path:
+        return processes.value_of(process.arguments, "proxy-mode")
+    try:
+        config, _ = read_text(Path(f"/proc/{process.pid}/root", path.lstrip("/")).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ConfigError):
+        return ""
+    return config.active_mode if process.ours else config.mode
+
+
+# -- the node ----------------------------------------------------------------------------------------------------------
+
+
+def _sysctls(node: Node) -> Iterator[Finding]:
+    forwarding = [
+        settings.Setting(settings.FORWARDING[family], 1, _number(settings.FORWARDING[family]))
+        for family in node.families
+    ]
+    yield from settings.forwarding(forwarding, node.mode.flows_end)
+    if node.facts is None:
+        return  # nobody has set the others
+    wanted = [*host.conntrack_sysctls(node.config.conntrack), *node.mode.operations().sysctls(node.config)]
+    known = {setting.key for setting in forwarding}
+    made = [
+        settings.Setting(key, value, _number(key))
+        for key, value in wanted
+        if key not in known and (node.facts.node_ports or not key.endswith("route_localnet"))
+    ]
+    yield from settings.changed_back(made)
+
+
+def _number(key: str) -> int | None:
+    try:
+        return int(read_sysctl(key))
+    except (KubeProxyError, ValueError):
+        return None
+
+
+def _conntrack() -> Iterator[Finding]:
+    count, limit = int(read_sysctl("net/netfilter/nf_conntrack_count")), int(read_sysctl(NF_CONNTRACK_MAX))
+    return settings.tracked(count, limit)
+
+
+def _ways(node: Node) -> Iterator[settings.Way]:
+    """Yield the interfaces by which clients of other networks may come, where packets are filtered strictly."""
+    part = node.facts.world.ipv4 if node.facts is not None else None
+    inner = modes.interfaces() | {bridge.name for bridge in bridges()} | {"lo"}
+    everywhere = _number("net/ipv4/conf/all/rp_filter") or 0
+    for address in local_addresses(Family.IPV4):
+        if part is None or address.interface in inner or address.scope != SCOPE_UNIVERSE or _is_pods(part, address):
+            continue
+        if part.nodeport_ips is not None and address.ip not in part.nodeport_ips:
+            continue
+        filtering = max(everywhere, _number(f"net/ipv4/conf/{address.interface}/rp_filter") or 0)
+        if filtering == settings.STRICT:
+            out = way_out(address.ip, _ELSEWHERE)
+            is_node = address.ip in part.node_ips
+            yield settings.Way(address.interface, unpack(address.ip), filtering, out, is_node)
+
+
+def _bridges(node: Node) -> Iterator[Finding]:
+    of_pods = [
+        (address.interface, family)
+        for family, part in node.parts
+        for address in local_addresses(family)
+        if _is_pods(part, address)
+    ]
+    return settings.bridged(bridges(), of_pods, node.mode.flows_end)
+
+
+def _is_pods(part: FamilyGlobals, address: Address) -> bool:
+    return part.detector.holds(address.ip, address.interface)

@@ -1,0 +1,107 @@
+"""kube-proxy doctor: all that is wrong with this node for Services, worst first, each with its fix.
+
+Looks at the running proxy, its certificates and configuration file, at the kernel's parameters and tables, and at other
+programs that may be in the way. Changes nothing. Ends with 0 when nothing is wrong, with 1 when something is, with 2
+when that could not be told, as when no proxy answers: then it looks at what can be looked at without one, for the
+mode of --config or --proxy-mode.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from kubeproxy import modes
+from kubeproxy.commands import NO, UNKNOWN, YES, output
+from kubeproxy.commands.checkup import Node, Report, look_at, running_config
+from kubeproxy.commands.source import Running, Source, source
+from kubeproxy.config.options import build_options
+from kubeproxy.config.pflag import parse
+from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.errors import ConfigError, KubeProxyError
+from kubeproxy.seeing.checks import identity
+from kubeproxy.seeing.finding import Finding, Severity
+
+_MARKS = {Severity.BROKEN: output.BAD, Severity.DEGRADED: output.BAD, Severity.NOTE: output.NOTE}
+_UNSEEN = "?"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's own arguments."""
+
+
+def run(given: argparse.Namespace) -> int:
+    """Look, and answer; return the exit code."""
+    before: list[Finding] = []
+    silence = ""
+    try:
+        asked = source(given)
+        node = _of_proxy(asked)
+    except KubeProxyError as error:
+        silence = str(error)
+        config = KubeProxyConfiguration()
+        try:
+            config = _meant(given)
+        except ConfigError as mistake:
+            before = list(identity.configured(given.config or "the flags", str(mistake), ()))
+        node = Node(None, 0, modes.named(config.active_mode), config)
+    report = look_at(node)
+    report.findings = [*before, *report.findings]
+    if silence:
+        report.unknown.insert(0, silence)
+    if os.geteuid():
+        report.unknown.append("not run as root: what other processes do cannot be seen; use sudo")
+    _print(given, node, report)
+    if any(finding.is_wrong for finding in report.findings):
+        return NO
+    return UNKNOWN if report.unknown else YES
+
+
+def _of_proxy(asked: Source) -> Node:
+    facts = asked.facts()
+    config = running_config(facts)
+    pid = asked.client.pid() if isinstance(asked, Running) else 0
+    return Node(facts, pid, modes.named(facts.mode), config)
+
+
+def _meant(given: argparse.Namespace) -> KubeProxyConfiguration:
+    """Return the configuration that a proxy of these arguments would have. Raises ConfigError."""
+    flags = {"config": given.config, "proxy-mode": given.proxy_mode, "hostname-override": given.hostname_override}
+    return build_options(parse([f"--{name}={value}" for name, value in flags.items() if value])).config
+
+
+def _print(given: argparse.Namespace, node: Node, report: Report) -> None:
+    wrong = [finding for finding in report.findings if finding.is_wrong]
+    if given.output == "json":
+        output.json(
+            {
+                "mode": node.mode.name,
+                "pid": node.pid,
+                "findings": [_row(finding) for finding in report.findings],
+                "unknown": report.unknown,
+            }
+        )
+        return
+    facts = node.facts
+    who = f" (kube-proxy {facts.version}, pid {node.pid or facts.pid}, {node.mode.name} mode)" if facts else ""
+    name = facts.world.node_name if facts else "this node"
+    count = {0: "nothing is wrong", 1: "1 thing is wrong"}.get(len(wrong), f"{len(wrong)} things are wrong")
+    if not wrong and report.unknown:
+        count = "nothing wrong was seen, but not everything could be looked at"
+    output.say(f"{name}: {count}{who}")
+    for finding in report.findings:
+        output.marked(_MARKS[finding.severity], finding.what)
+        output.say(f"     {finding.why}")
+        output.say(f"     Fix: {finding.fix}")
+    for text in report.unknown:
+        output.marked(_UNSEEN, text)
+
+
+def _row(finding: Finding) -> dict[str, str]:
+    return {
+        "severity": finding.severity.name.lower(),
+        "about": finding.about,
+        "what": finding.what,
+        "why": finding.why,
+        "fix": finding.fix,
+    }

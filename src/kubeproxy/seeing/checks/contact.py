@@ -1,0 +1,92 @@
+"""Whether the API server is reached, by certificates that last, and whether clocks agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from kubeproxy.api.source import STALE, Reach
+from kubeproxy.api.x509 import Validity
+from kubeproxy.seeing.finding import Finding, Severity, duration
+
+QUIET: Final = 60.0
+"""Seconds without a watch that are normal: a new list after an error takes less."""
+SKEW: Final = 30.0
+"""Seconds by which clocks may differ: certificates and tokens are made some seconds before they are used."""
+_SOON: Final = {"client": 7 * 86400.0, "authority": 30 * 86400.0, "server": 7 * 86400.0, "token": 300.0}
+"""Seconds before the end at which somebody has to act: who renews by himself has done so long before."""
+_LAST_PART: Final = 0.1
+"""Of a life: what does not live for long is renewed later, a kubelet's certificate with a tenth of it left."""
+
+_NAMES: Final = {
+    "client": "the kubeconfig's client certificate",
+    "authority": "the kubeconfig's certificate authority",
+    "server": "the API server's certificate",
+    "token": "the service account's token",
+}
+_RENEWALS: Final = {
+    "client": "renew it and have the kubeconfig name the new one; the proxy takes a replaced file up by itself",
+    "authority": "rotate the cluster's authority, and put the new one into the kubeconfig beside the old one",
+    "server": "renew the API server's certificate (kubeadm certs renew apiserver)",
+    "token": "look why the kubelet does not renew the token of this pod (its log), or restart the pod",
+}
+
+
+def reached(reach: Reach) -> Iterator[Finding]:
+    """Look whether the server answers, and whether changes of every resource arrive."""
+    effect = "traffic flows on what was known last; changes of Services and endpoints do not get here"
+    if reach.trouble:
+        yield Finding(
+            severity=Severity.BROKEN,
+            about="api",
+            what=f"the API server cannot be reached at {reach.trouble}",
+            why=effect,
+            fix=f"see that {reach.server} is reachable from this node: is the address right, is it up, does a firewall "
+            "stand between?",
+        )
+        return
+    for one in reach.watched:
+        if one.connected or (one.synced and one.stale <= QUIET):
+            continue
+        what = f"nothing is heard of {one.resource} for {duration(one.stale)}"
+        if not one.synced:
+            what = f"no list of {one.resource} came yet, for {duration(one.stale)}"
+        yield Finding(
+            severity=Severity.BROKEN if not one.synced or one.stale > STALE else Severity.DEGRADED,
+            about="api",
+            what=what + (f": {one.trouble}" if one.trouble else ""),
+            why=effect,
+            fix="if rights are missing, give this kube-proxy the ClusterRole system:node-proxier; else look at the API "
+            "server's health and log",
+        )
+
+
+def expiring(certificates: Mapping[str, Validity], now: float) -> Iterator[Finding]:
+    """Look how long certificates and tokens last, by client, authority, server, token; `now` is of the epoch."""
+    for name, (begins, end) in certificates.items():
+        left = end - now
+        soon = min(_SOON[name], _LAST_PART * (end - begins))
+        if left > soon:
+            continue
+        yield Finding(
+            severity=Severity.BROKEN if left <= 0 else Severity.DEGRADED,
+            about="certificates",
+            what=f"{_NAMES[name]} expired {duration(-left)} ago"
+            if left <= 0
+            else f"{_NAMES[name]} expires in {duration(left)}",
+            why="without it nothing is heard of the API server any more once the connection ends",
+            fix=_RENEWALS[name],
+        )
+
+
+def agreeing(skew: float) -> Iterator[Finding]:
+    """Look how many seconds the API server's clock is ahead of ours, negative when it is behind."""
+    if abs(skew) > SKEW:
+        which = "behind" if skew > 0 else "ahead of"
+        yield Finding(
+            severity=Severity.DEGRADED,
+            about="clock",
+            what=f"this node's clock is {duration(abs(skew))} {which} the API server's",
+            why="certificates and tokens count as expired, or as not good yet; times in logs and events do not agree",
+            fix="set the clock, and have chrony or systemd-timesyncd keep it",
+        )

@@ -1,0 +1,183 @@
+"""`kube-proxy doctor`: a healthy node has no finding; what is broken on purpose is named with its fix."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from lab.topology import NODE_A
+from support.live import Live
+from support.modes import MODES, modes
+
+EVERY = modes(*MODES)
+NFTABLES = modes("nftables")
+
+
+async def findings(live: Live, *words: str) -> tuple[int, dict[str, dict[str, str]], list[str]]:
+    """The exit code, the findings by what they are about, and what could not be looked at."""
+    status, text = await live.ask("doctor", "-o", "json", *words)
+    said = json.loads(text)
+    return status, {one["about"]: one for one in said["findings"]}, said["unknown"]
+
+
+async def named(live: Live, about: str, what: str, fix: str) -> None:
+    """Wait until a finding is there, and look that it is counted."""
+
+    async def check() -> str:
+        status, found, _ = await findings(live)
+        one = found.get(about, {"what": "", "fix": ""})
+        return "" if status == 1 and what in one["what"] and fix in one["fix"] else f"{status} {found}"
+
+    await live.eventually(check)
+
+
+async def healthy(live: Live) -> None:
+    async def check() -> str:
+        status, found, unknown = await findings(live)
+        return f"{status} {found} {unknown}" if status or found or unknown else ""
+
+    await live.eventually(check)
+
+
+@asynccontextmanager
+async def sysctl(live: Live, name: str, value: str) -> AsyncIterator[None]:
+    before = (await live.run("sysctl", "-n", name)).strip()
+    await live.run("sysctl", "-w", f"{name}={value}")
+    try:
+        yield
+    finally:
+        await live.run("sysctl", "-w", f"{name}={before}")
+
+
+@EVERY
+async def test_a_healthy_node_has_no_finding(live: Live) -> None:
+    live.service("fine", "a1 b1", type="NodePort")
+    await live.expect(live.front("fine"), {"pod": live.mode.seen("a1 b1")})
+    await healthy(live)
+    status, text = await live.ask("doctor")
+    assert (status, text.splitlines()[0].startswith("node-a: nothing is wrong (kube-proxy ")) == (0, True), text
+
+
+@EVERY
+async def test_forwarding_that_was_switched_off_is_named(live: Live) -> None:
+    if live.mode.name == "userspace":
+        pytest.skip("connections end at the proxy in this mode, so that it forwards none")
+    async with sysctl(live, "net.ipv4.ip_forward", "0"):
+        await named(live, "sysctl", "net.ipv4.ip_forward is 0", "sysctl -w net.ipv4.ip_forward=1")
+    async with sysctl(live, "net.ipv6.conf.all.forwarding", "0"):
+        await named(live, "sysctl", "net.ipv6.conf.all.forwarding is 0", "=1")
+
+
+@NFTABLES
+async def test_a_strict_filter_hurts_where_answers_leave_elsewhere(live: Live) -> None:
+    (line,) = [x for x in (await live.run("ip", "-o", "-4", "addr")).splitlines() if f" {NODE_A.ip}/" in x]
+    uplink = line.split()[1]
+    async with sysctl(live, f"net.ipv4.conf.{uplink}.rp_filter", "1"):
+        await healthy(live)  # answers go back the same way
+        await live.run("ip", "link", "add", "other0", "type", "bridge")
+        await live.run("ip", "link", "set", "other0", "up")
+        await live.run("ip", "route", "add", "198.51.100.0/24", "dev", "other0")
+        try:
+            await named(live, "sysctl", f"answers from {NODE_A.ip} on {uplink} leave by other0", "rp_filter=2")
+        finally:
+            await live.run("ip", "link", "del", "other0")
+    await healthy(live)
+
+
+@NFTABLES
+async def test_a_firewall_that_accepts_nothing_is_told_from_one_that_might(live: Live) -> None:
+    await live.nft("add table inet strict")
+    await live.nft("add chain inet strict forward { type filter hook forward priority 10; policy drop; }")
+    await live.nft("add rule inet strict forward ct state established,related accept")
+    try:
+        await named(live, "firewall", "table inet strict, chain forward: drops all new", "ct status dnat accept")
+        await live.nft("add rule inet strict forward ct status dnat accept")
+        status, found, _ = await findings(live)
+        assert (status, found["firewall"]["severity"]) == (0, "note")
+    finally:
+        await live.nft("delete table inet strict")
+    await healthy(live)
+
+
+@NFTABLES
+async def test_rules_of_another_mode_are_named(live: Live) -> None:
+    await live.run("iptables-nft", "-t", "nat", "-N", "KUBE-SERVICES")
+    await live.run("iptables-legacy", "-t", "nat", "-N", "KUBE-SVC-AAAAAAAAAAAAAAAA")
+    try:
+        await named(live, "leftovers", "", "")
+        _, text = await live.ask("doctor")
+        assert "1 chains KUBE-... of iptables-nft is of another kube-proxy" in text
+        assert "1 chains KUBE-... of iptables-legacy is of another kube-proxy" in text
+        assert "both variants of iptables have a kube-proxy's IPv4 chains: 1 in legacy and 1 in nft" in text
+    finally:
+        await live.run("iptables-nft", "-t", "nat", "-X", "KUBE-SERVICES")
+        await live.run("iptables-legacy", "-t", "nat", "-X", "KUBE-SVC-AAAAAAAAAAAAAAAA")
+        await live.run("nft", "delete", "table", "ip", "nat")
+    await healthy(live)
+
+
+@NFTABLES
+async def test_a_configuration_file_that_became_invalid_is_named(live: Live) -> None:
+    file = live.proxy.config
+    before = file.read_text()
+    file.write_text(before + "\nnodePortAddresses: [10.0.0.0/99]\nbindAddress: nowhere\n")
+    try:
+        await named(live, "configuration", "nodePortAddresses[0]", str(file))
+        _, found, _ = await findings(live)
+        assert "bindAddress" in found["configuration"]["what"]
+    finally:
+        file.write_text(before)
+    await healthy(live)
+
+
+@NFTABLES
+async def test_a_second_proxy_is_named_with_its_mode(live: Live) -> None:
+    first = live.proxy
+    ports = {"healthzBindAddress": "0.0.0.0:20256", "metricsBindAddress": "127.0.0.1:20249"}
+    await live.start({**ports, "mode": "userspace"}, ready_within=None)
+    second = live.proxies.pop()
+    try:
+        await named(live, "proxies", f"(pid {second.pid}) in userspace mode", "stop one of them")
+    finally:
+        await second.stop()
+    await live.nft("delete table ip kube-proxy-userspace")
+    await live.nft("delete table ip6 kube-proxy-userspace")
+    assert live.proxy is first
+    await healthy(live)
+
+
+@NFTABLES
+async def test_a_node_of_another_name(bare: Live) -> None:
+    await bare.start({"hostnameOverride": "node-b"})
+    await named(bare, "node", "Node node-b has the addresses", "hostnameOverride")
+    await bare.proxy.stop()
+    await bare.start({"hostnameOverride": "nobody"}, ready_within=None)
+    await named(bare, "node", "there is no Node nobody", "hostnameOverride")
+
+
+@NFTABLES
+async def test_an_api_server_that_is_gone_and_no_proxy_at_all(bare: Live) -> None:
+    await bare.start()
+    await healthy(bare)
+    await bare.cluster.server.refuse()
+    await named(bare, "api", "the API server cannot be reached at", "is reachable from this node")
+    await bare.proxy.stop()
+    status, found, unknown = await findings(bare)
+    assert "leftovers" in found  # its rules stay
+    assert (status, "no kube-proxy answers" in unknown[0]) == (1, True)
+
+
+@NFTABLES
+async def test_without_a_proxy_nothing_is_promised(bare: Live) -> None:
+    status, out, err = await bare.cluster.exec("node", ["true"])
+    assert status == 0, out + err
+    await bare.start()
+    await bare.proxy.stop()
+    for family in ("ip", "ip6"):
+        await bare.nft(f"delete table {family} kube-proxy")
+    status, found, unknown = await findings(bare)
+    assert (status, found) == (2, {}), unknown
+    assert "no kube-proxy answers" in unknown[0]
