@@ -19,8 +19,9 @@ from kubeproxy.backends.iptables.contents import Contents
 from kubeproxy.backends.iptables.names import SEP, SERVICE_PREFIXES
 from kubeproxy.backends.iptables.render import Detail
 from kubeproxy.backends.iptables.restores import declarations
-from kubeproxy.backends.iptables.skeleton import CANARY, CANARY_TABLES, JUMPS, Jump
+from kubeproxy.backends.iptables.skeleton import CANARY, CANARY_TABLES, JUMPS
 from kubeproxy.backends.mode import Difference
+from kubeproxy.backends.rules import Jump
 from kubeproxy.kernel.xtables import Commands, Incompatible, RestoreError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServiceName

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from kubeproxy.backends.iptables.names import EXT, FW, PROTOCOL_WORDS, SEP, SVC, SVL, chain_hashes, comment, port_name
+from kubeproxy.backends.rules import pods_in_iptables
 from kubeproxy.model.addresses import Family, Range, destination_texts, network_text, unpack
 from kubeproxy.model.plan import Action, Detector, Frontend, FrontendKind, Policy, ServicePlan, Traffic
 
@@ -34,8 +35,7 @@ class Style(NamedTuple):
     @classmethod
     def of(cls, family: Family, detector: Detector, *, localhost_counter: bool) -> Style:
         """Return the style for a way to recognise pods."""
-        words = {"network": f"-s {detector.value}", "bridge": f"-i {detector.value}", "prefix": f"-i {detector.value}+"}
-        local = words.get(detector.kind, "")
+        local = pods_in_iptables(detector)
         return cls(local, f"! {local}" if local else "", 8 * family.address_size, localhost_counter)
 
 

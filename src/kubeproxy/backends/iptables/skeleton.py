@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from kubeproxy.backends.iptables.render import INVALID_COUNTER
+from kubeproxy.backends.rules import Jump
 from kubeproxy.model.addresses import Family, unpack
 
 CANARY: Final = "KUBE-PROXY-CANARY"
@@ -24,38 +25,24 @@ _NEW: Final = "-m conntrack --ctstate NEW "
 _LAST: Final = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
 
 
-class Jump(NamedTuple):
-    """A rule of a built-in chain that sends packets to one of ours; `rule` is as iptables-save prints it."""
-
-    table: str
-    chain: str
-    target: str
-    rule: str
-
-
-def _jump(table: str, target: str, chain: str, comment: str, match: str = "") -> Jump:
-    told = f'-m comment --comment "{comment}" ' if comment else ""
-    return Jump(table, chain, target, f"{chain} {match}{told}-j {target}")
-
-
 _EXTERNAL: Final = "kubernetes externally-visible service portals"
 _PORTALS: Final = "kubernetes service portals"
 _BALANCERS: Final = "kubernetes load balancer firewall"
 JUMPS: Final = (
-    _jump("filter", "KUBE-EXTERNAL-SERVICES", "INPUT", _EXTERNAL, _NEW),
-    _jump("filter", "KUBE-EXTERNAL-SERVICES", "FORWARD", _EXTERNAL, _NEW),
-    _jump("filter", "KUBE-NODEPORTS", "INPUT", "kubernetes health check service ports"),
-    _jump("filter", "KUBE-SERVICES", "FORWARD", _PORTALS, _NEW),
-    _jump("filter", "KUBE-SERVICES", "OUTPUT", _PORTALS, _NEW),
-    _jump("filter", "KUBE-FORWARD", "FORWARD", "kubernetes forwarding rules"),
-    _jump("filter", "KUBE-PROXY-FIREWALL", "INPUT", _BALANCERS, _NEW),
-    _jump("filter", "KUBE-PROXY-FIREWALL", "OUTPUT", _BALANCERS, _NEW),
-    _jump("filter", "KUBE-PROXY-FIREWALL", "FORWARD", _BALANCERS, _NEW),
-    _jump("nat", "KUBE-SERVICES", "OUTPUT", _PORTALS),
-    _jump("nat", "KUBE-SERVICES", "PREROUTING", _PORTALS),
-    _jump("nat", "KUBE-POSTROUTING", "POSTROUTING", "kubernetes postrouting rules"),
-    _jump("filter", KUBELET_FIREWALL, "INPUT", ""),
-    _jump("filter", KUBELET_FIREWALL, "OUTPUT", ""),
+    Jump("filter", "INPUT", "KUBE-EXTERNAL-SERVICES", _EXTERNAL, _NEW),
+    Jump("filter", "FORWARD", "KUBE-EXTERNAL-SERVICES", _EXTERNAL, _NEW),
+    Jump("filter", "INPUT", "KUBE-NODEPORTS", "kubernetes health check service ports"),
+    Jump("filter", "FORWARD", "KUBE-SERVICES", _PORTALS, _NEW),
+    Jump("filter", "OUTPUT", "KUBE-SERVICES", _PORTALS, _NEW),
+    Jump("filter", "FORWARD", "KUBE-FORWARD", "kubernetes forwarding rules"),
+    Jump("filter", "INPUT", "KUBE-PROXY-FIREWALL", _BALANCERS, _NEW),
+    Jump("filter", "OUTPUT", "KUBE-PROXY-FIREWALL", _BALANCERS, _NEW),
+    Jump("filter", "FORWARD", "KUBE-PROXY-FIREWALL", _BALANCERS, _NEW),
+    Jump("nat", "OUTPUT", "KUBE-SERVICES", _PORTALS),
+    Jump("nat", "PREROUTING", "KUBE-SERVICES", _PORTALS),
+    Jump("nat", "POSTROUTING", "KUBE-POSTROUTING", "kubernetes postrouting rules"),
+    Jump("filter", "INPUT", KUBELET_FIREWALL),
+    Jump("filter", "OUTPUT", KUBELET_FIREWALL),
 )
 """In the order in which they are put at the head of their chains."""
 

@@ -13,8 +13,9 @@ from typing import Final, Protocol, Self
 
 from kubeproxy.backends.iptables.audit import MOST_PLACES, Place, flushed, removed
 from kubeproxy.backends.iptables.names import SERVICE_PREFIXES
-from kubeproxy.backends.iptables.skeleton import CANARY, CANARY_TABLES, JUMPS, OWN_CHAINS, Jump, Present
+from kubeproxy.backends.iptables.skeleton import CANARY, CANARY_TABLES, JUMPS, OWN_CHAINS, Present
 from kubeproxy.backends.mode import Difference
+from kubeproxy.backends.rules import Jump
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nfnetlink
 from kubeproxy.kernel.iptables_info import TableInfo

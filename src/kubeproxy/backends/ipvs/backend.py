@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
-from kubeproxy.backends.ipvs.chains import Jump, Rules
+from kubeproxy.backends.ipvs.chains import Rules
 from kubeproxy.backends.ipvs.graceful import WEIGHT, ActualServer, Draining, Operation, deletions
 from kubeproxy.backends.ipvs.layout import Scheduler, SetId
 from kubeproxy.backends.ipvs.render import NO_WISH, NodeAddresses, Virtual, render
 from kubeproxy.backends.ipvs.state import State, Touched, untouched
 from kubeproxy.backends.mode import Depth, Difference
+from kubeproxy.backends.rules import Jump
 from kubeproxy.kernel.ipset import Entry
 from kubeproxy.model.addresses import Family, Range, within
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan

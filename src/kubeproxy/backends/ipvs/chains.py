@@ -9,29 +9,13 @@ not.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from kubeproxy.backends.ipvs.layout import SetId
-from kubeproxy.errors import ConfigError
+from kubeproxy.backends.rules import Jump, pods_in_iptables
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import Detector, FamilyGlobals, Globals
-
-
-class Jump(NamedTuple):
-    """A rule of a built-in chain that leads to one of ours."""
-
-    table: str
-    origin: str
-    chain: str
-    comment: str
-
-    @property
-    def rule(self) -> str:
-        """Return the rule's specification."""
-        return f'-m comment --comment "{self.comment}" -j {self.chain}'
-
+from kubeproxy.model.plan import FamilyGlobals, Globals
 
 JUMPS: Final = (
     Jump("filter", "INPUT", "KUBE-NODE-PORT", "kubernetes health check rules"),
@@ -69,7 +53,8 @@ class Rules:
 
     def __init__(self, family: Family, world: Globals) -> None:
         self._family = family
-        self._detector = (world.of(family) or FamilyGlobals()).detector
+        pods = pods_in_iptables((world.of(family) or FamilyGlobals()).detector)
+        self._not_pods = f"! {pods}" if pods else ""
         self._masquerade_all = world.masquerade_all
         self._mark = f"{world.masquerade_mark:#x}"
         self.tables: dict[str, Chains] = {
@@ -96,7 +81,7 @@ class Rules:
             chains = self.tables[table]
             lines.append(f"*{table}")
             lines += (f":{chain} - [0:0]" for chain in chains)
-            lines += (f"-I {jump.origin} 1 {jump.rule}" for jump in reversed(missing) if jump.table == table)
+            lines += (f"-I {jump.rule}" for jump in reversed(missing) if jump.table == table)
             lines += (f"-A {chain} {rule}" for chain, rules in chains.items() for rule in rules)
             lines.append("COMMIT")
         return "\n".join(lines) + "\n"
@@ -141,7 +126,7 @@ class Rules:
         return (
             "-m conntrack ! --ctstate NEW -j RETURN",
             f"{self._in(SetId.DROP)} -j DROP",
-            f"{self._in(SetId.DROP_OUTSIDE)} {self._not_pods()} -m addrtype ! --src-type LOCAL -j DROP",
+            f"{self._in(SetId.DROP_OUTSIDE)} {self._not_pods} -m addrtype ! --src-type LOCAL -j DROP",
             *(f"{self._in(set_id)} -j RETURN" for set_id in served),
             f"{self._in(SetId.HEALTH_CHECK_NODE_PORT, 'dst')} -j RETURN",
             f"{self._in(SetId.IPVS_IPS, 'dst')} -j REJECT",
@@ -165,8 +150,8 @@ class Rules:
     def _cluster_ip(self) -> str:
         if self._masquerade_all:
             return f"{self._in(SetId.CLUSTER_IP)} -j KUBE-MARK-MASQ"
-        if self._detector.implemented:
-            return f"{self._in(SetId.CLUSTER_IP)} {self._not_pods()} -j KUBE-MARK-MASQ"
+        if self._not_pods:
+            return f"{self._in(SetId.CLUSTER_IP)} {self._not_pods} -j KUBE-MARK-MASQ"
         # The node's own connections get a Service's address as their source, for it is on kube-ipvs0.
         return f"{self._in(SetId.CLUSTER_IP)} {_LOCAL_SOURCE} -j KUBE-MARK-MASQ"
 
@@ -195,21 +180,3 @@ class Rules:
             f"-j MARK --xor-mark {self._mark}",
             "-j MASQUERADE --random-fully",
         )
-
-    def _not_pods(self) -> str:
-        detector = self._detector
-        if detector.kind == "none":
-            return ""
-        if detector.kind == "network":
-            return f"! -s {detector.value}"
-        return f"! -i {_interface(detector)}"
-
-
-_INTERFACE: Final = re.compile(r"[^\s\"'\\/!+-][^\s\"'\\/!+]*")
-
-
-def _interface(detector: Detector) -> str:
-    """Return an interface as iptables spells it. Raises ConfigError for one that would mean something else there."""
-    if not _INTERFACE.fullmatch(detector.value) or not detector.value.isprintable():
-        raise ConfigError(f"detectLocal: {detector.value!r} cannot be matched in an iptables rule")
-    return f"{detector.value}+" if detector.kind == "prefix" else detector.value

@@ -14,10 +14,11 @@ from typing import Final, Self
 
 from kubeproxy.backends.ipvs import INTERFACE
 from kubeproxy.backends.ipvs.backend import Addresses, Entries, SetCount
-from kubeproxy.backends.ipvs.chains import JUMPS, Jump, Rules
+from kubeproxy.backends.ipvs.chains import JUMPS, Rules
 from kubeproxy.backends.ipvs.graceful import ActualServer, Operation, Verb
 from kubeproxy.backends.ipvs.layout import MAX_ELEMENTS, Scheduler, SetId, kind_of
 from kubeproxy.backends.mode import Counter
+from kubeproxy.backends.rules import Jump
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import ipvs, links, xtables
 from kubeproxy.kernel.addresses import AddressMonitor, local_addresses
@@ -208,7 +209,7 @@ class NodeKernel:
             for table in xtables.tables(self._variant)
             for rule in table.rules
         }
-        return [jump for jump in JUMPS if (jump.table, jump.origin, jump.chain) not in present]
+        return [jump for jump in JUMPS if (jump.table, jump.chain, jump.target) not in present]
 
     def write_rules(self, rules: Rules, tables: Sequence[str], missing: Sequence[Jump]) -> None:
         """Make tables hold our chains, and the jumps that are missing."""

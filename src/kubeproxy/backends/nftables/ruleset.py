@@ -23,8 +23,9 @@ from kubeproxy.backends.nftables.layout import (
     class_set,
     client_set,
 )
+from kubeproxy.backends.rules import pods_in_nft
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import Detector, FamilyGlobals, Globals, Loopback
+from kubeproxy.model.plan import FamilyGlobals, Globals, Loopback
 
 TRIES: Final = 12
 """How often a slot is picked from a whole class before a smaller number, of which all slots are taken, settles it.
@@ -307,11 +308,7 @@ class Ruleset:
         return (f"{self._pods('!= ')} {self._mark_packet}",) if self._ours.detector.implemented else ()
 
     def _pods(self, negation: str = "") -> str:
-        detector: Detector = self._ours.detector
-        if detector.kind == "network":
-            return f"{self.layout.ip} saddr {negation}{detector.value}"
-        wildcard = "*" if detector.kind == "prefix" else ""
-        return f'iifname {negation}"{detector.value}{wildcard}"'
+        return pods_in_nft(self._ours.detector, self.layout.ip, negation)
 
     def _dnat(self, endpoint_map: SetId, numgen: str) -> str:
         to = f"meta l4proto @transports dnat {self.layout.ip} addr . port to"

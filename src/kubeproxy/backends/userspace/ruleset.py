@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from kubeproxy.backends.rules import pods_in_nft
 from kubeproxy.backends.userspace.layout import (
     FIREWALL_ALLOW,
     FIREWALL_IPS,
@@ -108,12 +109,7 @@ class Ruleset:
     def _by_origin(self, chain: str) -> list[str]:
         """Return the rules that tell origins apart in prerouting, with the same detector as every other mode."""
         detector = self._ours.detector
-        pods = []
-        if detector.kind == "network":
-            pods = [f"{self._ip} saddr {detector.value} goto {chain}-pod"]
-        elif detector.implemented:
-            wildcard = "*" if detector.kind == "prefix" else ""
-            pods = [f'iifname "{detector.value}{wildcard}" goto {chain}-pod']
+        pods = [f"{pods_in_nft(detector, self._ip)} goto {chain}-pod"] if detector.implemented else []
         return [*pods, f"fib saddr type local goto {chain}-node", f"goto {chain}-outside"]
 
     def _carry(self, origin: str, to: str) -> list[str]:

@@ -28,7 +28,7 @@ def rules(detector=False, family=Family.IPV4, **more):
 def test_the_chains_are_those_that_are_named_and_every_jump_leads_to_one(family) -> None:
     found = rules(family=family)
     assert {table: tuple(chains) for table, chains in found.tables.items()} == CHAINS
-    assert all(jump.chain in CHAINS[jump.table] for jump in JUMPS)
+    assert all(jump.target in CHAINS[jump.table] for jump in JUMPS)
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def test_an_interface_that_would_mean_something_else_in_a_rule_is_refused(name) 
 
 
 def test_only_missing_jumps_are_added_in_front_and_in_order() -> None:
-    missing = [jump for jump in JUMPS if jump.origin in {"INPUT", "PREROUTING"}]
+    missing = [jump for jump in JUMPS if jump.chain in {"INPUT", "PREROUTING"}]
     text = rules().text(("filter", "nat"), missing)
-    inserted = [line.split(" -j ")[1] for line in text.splitlines() if line.startswith("-I INPUT 1")]
+    inserted = [line.split(" -j ")[1] for line in text.splitlines() if line.startswith("-I INPUT")]
     assert inserted == ["KUBE-IPVS-FILTER", "KUBE-PROXY-FIREWALL", "KUBE-NODE-PORT"]  # the last one ends up first
     assert "-I OUTPUT" not in text
     assert text.count("COMMIT") == 2
@@ -70,7 +70,7 @@ def test_references_of_sets_are_counted_as_the_kernel_does() -> None:
 
 def table(found: Rules, name: str) -> Table:
     lines = [f"-A {chain} {rule}" for chain, chain_rules in found.tables[name].items() for rule in chain_rules]
-    jumps = [f"-A {jump.origin} {jump.rule}" for jump in JUMPS if jump.table == name]
+    jumps = [f"-A {jump.rule}" for jump in JUMPS if jump.table == name]
     return Table(name, ("INPUT", "OUTPUT", *found.tables[name], "OTHERS"), (*jumps, *lines, "-A OTHERS -j ACCEPT"))
 
 

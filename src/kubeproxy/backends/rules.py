@@ -1,0 +1,52 @@
+"""Texts of rules that several modes write: how packets get into our chains, and what recognises those of pods. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from kubeproxy.errors import ConfigError
+from kubeproxy.model.plan import Detector
+
+_INTERFACE: Final = re.compile(r"[^\s\"'\\/!+-][^\s\"'\\/!+]*")
+
+
+class Jump(NamedTuple):
+    """A rule of a built-in chain of iptables that sends packets to one of ours; `match` ends with a space, if any."""
+
+    table: str
+    chain: str
+    target: str
+    comment: str = ""
+    match: str = ""
+
+    @property
+    def rule(self) -> str:
+        """Return the rule as iptables-save prints it, behind its -A."""
+        comment = f'-m comment --comment "{self.comment}" ' if self.comment else ""
+        return f"{self.chain} {self.match}{comment}-j {self.target}"
+
+
+def pods_in_nft(detector: Detector, ip: str, negation: str = "") -> str:
+    """Return what matches packets of pods for nft; `ip` is the family's word there, `negation` '' or '!= '.
+
+    Only for a detector that is implemented.
+    """
+    if detector.kind == "network":
+        return f"{ip} saddr {negation}{detector.value}"
+    wildcard = "*" if detector.kind == "prefix" else ""
+    return f'iifname {negation}"{detector.value}{wildcard}"'
+
+
+def pods_in_iptables(detector: Detector) -> str:
+    """Return what matches packets of pods for iptables, '' when nothing does; "! " before it matches all others.
+
+    Raises ConfigError for an interface whose name means something else there.
+    """
+    if detector.kind == "none":
+        return ""
+    if detector.kind == "network":
+        return f"-s {detector.value}"
+    if not _INTERFACE.fullmatch(detector.value) or not detector.value.isprintable():
+        raise ConfigError(f"detectLocal: {detector.value!r} cannot be matched in an iptables rule")
+    return f"-i {detector.value}{'+' if detector.kind == 'prefix' else ''}"
