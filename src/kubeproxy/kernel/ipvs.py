@@ -39,9 +39,30 @@ _SET_CONFIG: Final = 12
 _GET_CONFIG: Final = 13
 
 _VERSION: Final = 1
-_SERVICE: Final = 1  # IPVS_CMD_ATTR_SERVICE
+# IPVS_CMD_ATTR_...: what a message holds.
+_SERVICE: Final = 1
 _DESTINATION: Final = 2
 _TIMEOUTS: Final = (4, 5, 6)  # tcp, tcp_fin, udp
+# IPVS_SVC_ATTR_...: a virtual server.
+_FAMILY: Final = 1
+_PROTOCOL: Final = 2
+_ADDRESS: Final = 3
+_PORT: Final = 4
+_SCHEDULER: Final = 6
+_FLAGS: Final = 7
+_TIMEOUT: Final = 8
+_NETMASK: Final = 9
+# IPVS_DEST_ATTR_...: a real server.
+_REAL_ADDRESS: Final = 1
+_REAL_PORT: Final = 2
+_FORWARDING: Final = 3
+_WEIGHT: Final = 4
+_UPPER_THRESHOLD: Final = 5
+_LOWER_THRESHOLD: Final = 6
+_ACTIVE: Final = 7
+_INACTIVE: Final = 8
+_PERSISTENT: Final = 9
+_REAL_FAMILY: Final = 11
 _NESTED: Final = 0x8000
 
 # The attributes of a service that name it, as one piece: address family, protocol, address, port. Lengths include the
@@ -56,8 +77,7 @@ _DESTINATION_ALL: Final = struct.Struct("=HH HH16s HH2sxx HHHxx HHI HHI HHI HHI"
 
 _SERVICE_COMMANDS: Final = {ADD_SERVICE: "add", SET_SERVICE: "change", DELETE_SERVICE: "delete"}
 _DESTINATION_COMMANDS: Final = {ADD_DESTINATION: "add", SET_DESTINATION: "change", DELETE_DESTINATION: "delete"}
-# Attributes of a real server: address, port, forwarding method, weight, connections active, inactive, persistent.
-_REAL: Final = (1, 2, 3, 4, 7, 8, 9)
+_REAL: Final = (_REAL_ADDRESS, _REAL_PORT, _FORWARDING, _WEIGHT, _ACTIVE, _INACTIVE, _PERSISTENT)
 _NAMED_REFUSALS: Final = 3
 
 
@@ -232,7 +252,8 @@ def _pack_key(key: ServerKey) -> bytes:
 
 def _key_attributes(key: ServerKey) -> bytes:
     family, protocol, address, port = key
-    return _KEY.pack(6, 1, family, 6, 2, protocol, 20, 3, address, 6, 4, port.to_bytes(2, "big"))
+    number = port.to_bytes(2, "big")
+    return _KEY.pack(6, _FAMILY, family, 6, _PROTOCOL, protocol, 20, _ADDRESS, address, 6, _PORT, number)
 
 
 def _pack(operation: Operation) -> bytes:
@@ -245,15 +266,11 @@ def _pack(operation: Operation) -> bytes:
     if real is None:
         return head
     address, port = real.key[0], real.key[1].to_bytes(2, "big")
-    family = server.key.family
+    key = (20, _REAL_ADDRESS, address, 6, _REAL_PORT, port, 6, _REAL_FAMILY, server.key.family)
     if command == DELETE_DESTINATION:
-        size = _DESTINATION_KEY.size
-        return head + _DESTINATION_KEY.pack(size, _DESTINATION | _NESTED, 20, 1, address, 6, 2, port, 6, 11, family)
-    traits = (8, 3, real.forwarding, 8, 4, real.weight, 8, 5, 0, 8, 6, 0)
-    size = _DESTINATION_ALL.size
-    return head + _DESTINATION_ALL.pack(
-        size, _DESTINATION | _NESTED, 20, 1, address, 6, 2, port, 6, 11, family, *traits
-    )
+        return head + _DESTINATION_KEY.pack(_DESTINATION_KEY.size, _DESTINATION | _NESTED, *key)
+    traits = (8, _FORWARDING, real.forwarding, 8, _WEIGHT, real.weight, 8, _UPPER_THRESHOLD, 0, 8, _LOWER_THRESHOLD, 0)
+    return head + _DESTINATION_ALL.pack(_DESTINATION_ALL.size, _DESTINATION | _NESTED, *key, *traits)
 
 
 def _traits(server: VirtualServer) -> bytes:
@@ -262,21 +279,23 @@ def _traits(server: VirtualServer) -> bytes:
         netmask = (0xFFFFFFFF << 32 - prefixlen & 0xFFFFFFFF).to_bytes(4, "big")
     else:
         netmask = prefixlen.to_bytes(4, sys.byteorder)  # the attribute's name notwithstanding: ip_vs_add_service
-    scheduler = attribute(6, server.scheduler.encode() + b"\0")
-    return scheduler + _TRAITS.pack(12, 7, server.flags & _SETTABLE, _SETTABLE, 8, 8, server.timeout, 8, 9, netmask)
+    scheduler = attribute(_SCHEDULER, server.scheduler.encode() + b"\0")
+    flags = (12, _FLAGS, server.flags & _SETTABLE, _SETTABLE)
+    return scheduler + _TRAITS.pack(*flags, 8, _TIMEOUT, server.timeout, 8, _NETMASK, netmask)
 
 
 def _read_server(data: bytes, start: int, end: int) -> VirtualServer | None:
     found = {kind: data[s:e] for kind, s, e in attributes(data, start, end)}
-    if 3 not in found:
+    if _ADDRESS not in found:
         return None
-    family = _number(found[1])
+    family = _number(found[_FAMILY])
     size = _address_size(family)
-    key = ServerKey(family, _number(found[2]), found[3][:size], int.from_bytes(found[4], "big"))
-    prefixlen = _number(found[9]) if family == socket.AF_INET6 else _number(found[9]).bit_count()
-    scheduler = found.get(6, b"").rstrip(b"\0").decode()
-    flags = _number(found[7][:4]) & _SETTABLE
-    return VirtualServer(key, scheduler, flags, _number(found[8]), prefixlen % (8 * size))
+    key = ServerKey(family, _number(found[_PROTOCOL]), found[_ADDRESS][:size], int.from_bytes(found[_PORT], "big"))
+    netmask = _number(found[_NETMASK])
+    prefixlen = netmask if family == socket.AF_INET6 else netmask.bit_count()
+    scheduler = found.get(_SCHEDULER, b"").rstrip(b"\0").decode()
+    flags = _number(found[_FLAGS][:4]) & _SETTABLE
+    return VirtualServer(key, scheduler, flags, _number(found[_TIMEOUT]), prefixlen % (8 * size))
 
 
 class RealServerReader:

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kubeproxy.errors import ApplyError
+from kubeproxy.kernel import nfta
 from kubeproxy.kernel.netlink import HEADER, NETLINK_NETFILTER, SOL_NETLINK, Message, attributes, grow_receive_buffer
-from kubeproxy.kernel.nfnetlink import SUBSYSTEM
+from kubeproxy.kernel.nfnetlink import DELETE_CHAIN, DELETE_RULE, DELETE_TABLE, NEW_CHAIN, NEW_RULE, SUBSYSTEM
 
 _GROUP: Final = 7  # NFNLGRP_NFTABLES
 _ADD_MEMBERSHIP: Final = 1
@@ -26,17 +27,21 @@ _DROP_MEMBERSHIP: Final = 2
 _LENGTH_AND_KIND: Final = struct.Struct("=IH")  # what a header begins with
 _RECEIVE_BUFFER: Final = 1 << 20  # some thousand rules; reading more would hold the event loop
 _GENERIC_SIZE: Final = 4  # struct nfgenmsg
+_NEW_TABLE: Final = SUBSYSTEM << 8 | 0
 _NEW_GENERATION: Final = SUBSYSTEM << 8 | 15
+_NO_CHAIN: Final = 0  # a table's message names none
 _NAME_OF_CHAIN: Final = {
-    SUBSYSTEM << 8 | 0: 0,  # a table, in which all chains are
-    SUBSYSTEM << 8 | 2: 0,
-    SUBSYSTEM << 8 | 3: 3,  # NFTA_CHAIN_NAME
-    SUBSYSTEM << 8 | 5: 3,
-    SUBSYSTEM << 8 | 6: 2,  # NFTA_RULE_CHAIN
-    SUBSYSTEM << 8 | 8: 2,
+    _NEW_TABLE: _NO_CHAIN,
+    DELETE_TABLE: _NO_CHAIN,
+    NEW_CHAIN: nfta.CHAIN_NAME,
+    DELETE_CHAIN: nfta.CHAIN_NAME,
+    NEW_RULE: nfta.RULE_CHAIN,
+    DELETE_RULE: nfta.RULE_CHAIN,
 }
-"""The attribute with the chain's name in each kind of message that is looked at; the table's name is attribute 1."""
-_DELETIONS: Final = frozenset({SUBSYSTEM << 8 | 2, SUBSYSTEM << 8 | 5, SUBSYSTEM << 8 | 8})
+"""The attribute with the chain's name in each kind of message that is looked at."""
+_NAME_OF_TABLE: Final = nfta.TABLE_NAME  # as CHAIN_TABLE and RULE_TABLE
+_LAST_NAME: Final = max(_NAME_OF_CHAIN.values())
+_DELETIONS: Final = frozenset({DELETE_TABLE, DELETE_CHAIN, DELETE_RULE})
 _LONGEST: Final = 10_000  # transactions that are remembered
 
 
@@ -179,18 +184,20 @@ def _here() -> int:
 
 
 def _generation(data: bytes, start: int, end: int) -> int:
-    return next((int.from_bytes(data[s:e], "big") for kind, s, e in attributes(data, start, end) if kind == 1), 0)
+    found = attributes(data, start, end)
+    return next((int.from_bytes(data[s:e], "big") for kind, s, e in found if kind == nfta.GEN_ID), 0)
 
 
 def _change(data: bytes, kind: int, start: int, end: int) -> ChainChange:
     name = _NAME_OF_CHAIN[kind]
     found = {k: data[s : e - 1].decode(errors="replace") for k, s, e in _first(data, start + _GENERIC_SIZE, end)}
-    return ChainChange(data[start], found.get(1, ""), found.get(name, "") if name else "", kind in _DELETIONS)
+    chain = "" if name == _NO_CHAIN else found.get(name, "")
+    return ChainChange(data[start], found.get(_NAME_OF_TABLE, ""), chain, kind in _DELETIONS)
 
 
 def _first(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Yield the attributes with names of tables and chains, which come first."""
     for kind, begin, finish in attributes(data, start, end):
-        if kind > 3:
+        if kind > _LAST_NAME:
             return
         yield kind, begin, finish
