@@ -239,6 +239,11 @@ class Mode(NamedTuple):
         operations: Operations = import_module(f"{self.room}.mode").OPERATIONS
         return operations
 
+    def decision(self, table: str, chain: str) -> str | None:
+        """Return what a chain of netfilter decides, in words, None for one that is not of this mode."""
+        words: str | None = import_module(f"{self.room}.decisions").decision(table, chain)
+        return words
+
     def cleanup(self, keeps: Keeps = keeps_nothing) -> list[str]:
         """Remove what the mode put into the kernel, but for what another one keeps; return what could not be."""
         failures: list[str] = import_module(f"{self.room}.cleanup").cleanup(keeps)

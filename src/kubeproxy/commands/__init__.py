@@ -7,6 +7,7 @@ from typing import Final
 
 COMMANDS: Final[dict[str, str]] = {
     "why": "what becomes of a connection on this node, and why",
+    "trace": "which rules packets of a flow meet on this node, whosever they are, and which one drops them",
     "flows": "who uses a Service now: connections by endpoint and client, or as they begin and end",
     "conntrack": "how full connection tracking is, how fast it fills, what it refused, and who fills it",
     "services": "what this node has for a Service, and for whom",

@@ -167,7 +167,7 @@ def _print_service(name: str, ports: Sequence[PortUse]) -> None:
     ]
     _rows(head, rows, _SHOWN)
     clients = sorted(
-        ((one, port) for port in ports for one in port.clients),
+        ((one, port) for port in ports for one in port.clients if one.connections or one.unanswered),
         key=lambda pair: -pair[0].connections - pair[0].unanswered,
     )
     if clients:

@@ -10,11 +10,16 @@ with /udp or /sctp after it unless it is TCP. Ends with 0 when an endpoint gets 
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from kubeproxy.commands import NO, YES, output, probe
-from kubeproxy.commands.source import source
+from kubeproxy.commands.source import Source, source
 from kubeproxy.model.answer import Outcome
+from kubeproxy.seeing.question import addressed
 from kubeproxy.seeing.why import Explained, Missing, Target, Why
+
+if TYPE_CHECKING:
+    from kubeproxy.commands.tracing import Traced
 
 _SHOWN = 10
 """Endpoints that are listed one by one; `-o json` has them all."""
@@ -26,6 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET", help="ADDRESS:PORT[/PROTOCOL] or NAMESPACE/NAME:PORT[/PROTOCOL]")
     parser.add_argument("--interface", default="", help="the interface by which it comes in, if pods are told by that")
     parser.add_argument("--no-probe", action="store_true", help="do not try to reach the endpoints")
+    parser.add_argument("--trace", action="store_true", help="then follow its packets through this node, as trace does")
 
 
 def run(given: argparse.Namespace) -> int:
@@ -35,12 +41,26 @@ def run(given: argparse.Namespace) -> int:
     probes: tuple[probe.Probe, ...] = ()
     if explained.plan is not None and explained.why.endpoints and not given.no_probe:
         probes = probe.all_of(explained.why.endpoints, explained.plan.key.protocol)
-    if given.output == "json":
-        output.json({"why": explained.why, "probes": probes})
-    else:
+    people = given.output != "json"
+    if people:
         _print(explained, probes)
+    traced = _trace(given, asked, explained.why, people=people) if given.trace else None
+    if not people:
+        output.json({"why": explained.why, "probes": probes} | ({"trace": traced} if traced is not None else {}))
     passes = explained.why.outcome in {Outcome.FORWARDED.value, Outcome.HEALTH.value}
-    return YES if passes and not any(one.failed for one in probes) else NO
+    dropped = traced is not None and traced.verdict.passed is False
+    return YES if passes and not dropped and not any(one.failed for one in probes) else NO
+
+
+def _trace(given: argparse.Namespace, asked: Source, why: Why, *, people: bool) -> Traced:
+    """Follow packets of the flow; print what became of them, for people. Raises KubeProxyError."""
+    from kubeproxy.commands import trace, tracing  # noqa: PLC0415 - it needs much that a question does not
+
+    packet = addressed(given.source, why.destination)
+    traced = tracing.look(packet, tracing.Limits(), trace.end_of(asked))
+    if people:
+        trace.show(packet, traced)
+    return traced
 
 
 def _print(explained: Explained, probes: tuple[probe.Probe, ...]) -> None:

@@ -65,6 +65,15 @@ def require(mode: str, kernel: tuple[int, int], otherwise: str) -> None:
         ) from error
 
 
+_RULE = re.compile(r"^\s*(.+?) # handle (\d+)$", re.MULTILINE)
+
+
+def rule_texts(family: str, table: str, chain: str) -> dict[int, str]:
+    """Return the rules of a chain as nft writes them, by handle; elements of sets are not read. Raises ApplyError."""
+    listing = _nft(["--terse", "--handle", "list", "chain", family, table, chain])
+    return {int(handle): text for text, handle in _RULE.findall(listing) if not text.endswith("{")}
+
+
 def _nft(arguments: list[str], text: str | None = None) -> str:
     try:
         done = subprocess.run(

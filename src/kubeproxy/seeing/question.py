@@ -34,6 +34,18 @@ def packet(subject: Subject, source: str, target: str, interface: str = "") -> P
     return Packet(_source(source, destination), destination, PROTOCOLS[protocol], _port(number), interface)
 
 
+def addressed(source: str, target: str) -> Packet:
+    """Return the first packet of a connection to ADDRESS:PORT, when nobody can be asked for Services.
+
+    Raises QuestionError.
+    """
+    where, number, protocol = _parted(target)
+    destination = pack(where.strip("[]"))
+    if destination is None:
+        raise QuestionError(f"{where!r} is no IP address, and no proxy is there that knows Services: give an address")
+    return Packet(_source(source, destination), destination, PROTOCOLS[protocol], _port(number))
+
+
 def _parted(target: str) -> tuple[str, str, str]:
     """Return address or name, port and protocol of a target."""
     rest, slash, protocol = target.rpartition("/")

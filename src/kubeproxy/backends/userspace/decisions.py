@@ -1,0 +1,25 @@
+"""What our chains decide, in words: for who reads a trace of the kernel's."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kubeproxy.backends.userspace.layout import TABLE
+
+_WORDS: Final = {
+    "nat-prerouting": "of what comes in",
+    "nat-output": "which listener of the proxy gets what this node sends",
+    "filter-prerouting": "of what comes in",
+    "filter-output": "of what this node sends",
+    "filter-input": "nobody reaches a listener but by a Service's address",
+    "firewall": "whether the source ranges let the client in",
+}
+_PREFIXES: Final = {"carry-": "which listener of the proxy gets it", "refuse-": "who is dropped or refused"}
+
+
+def decision(table: str, chain: str) -> str | None:
+    """Return what a chain decides, None for one that is not ours."""
+    if table != TABLE:
+        return None
+    by_origin = next((words for prefix, words in _PREFIXES.items() if chain.startswith(prefix)), "ours")
+    return _WORDS.get(chain, by_origin)

@@ -1,0 +1,106 @@
+"""kube-proxy trace: follows packets of one flow through every hook of this node, by the kernel's own tracing.
+
+SOURCE is the client's address, or the word node for this node itself. TARGET is ADDRESS:PORT or NAMESPACE/NAME:PORT,
+with /udp or /sctp after it unless it is TCP. From the node a packet is sent (a TCP SYN or an empty UDP datagram, which
+--no-send leaves out); of other clients the packets that come by are followed, for --seconds. At most 22 packets a
+second each way are traced. Ends with 0 when nothing here drops them and somebody answers, with 1 when not, with 2 when
+no packet came or nobody can tell.
+
+  kube-proxy trace node default/web:80
+  kube-proxy trace 10.244.1.7 10.96.0.10:53/udp --seconds 30
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+
+from kubeproxy import modes
+from kubeproxy.backends.mode import FlowsEnd
+from kubeproxy.commands import NO, UNKNOWN, YES, output
+from kubeproxy.commands.flows import seconds
+from kubeproxy.commands.source import Source, source
+from kubeproxy.commands.tracing import Limits, Traced, look
+from kubeproxy.control.client import NoAnswerError, RefusedError
+from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, destination_text, unpack
+from kubeproxy.model.answer import Packet
+from kubeproxy.seeing.journey import Journey
+from kubeproxy.seeing.question import QuestionError, addressed
+
+_SHOWN = 6
+"""Ways of packets that are shown; `-o json` has all packets."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's own arguments."""
+    parser.add_argument("source", metavar="SOURCE", help="the client's address, or node")
+    parser.add_argument("target", metavar="TARGET", help="ADDRESS:PORT[/PROTOCOL] or NAMESPACE/NAME:PORT[/PROTOCOL]")
+    parser.add_argument("--seconds", type=seconds, metavar="N", default=10.0, help="how long to wait (default 10)")
+    parser.add_argument("--packets", type=int, metavar="N", default=4, help="how many to follow (default 4)")
+    parser.add_argument("--no-send", action="store_true", help="from the node: wait for packets, send none")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Answer; return the exit code."""
+    asked = source(given)
+    packet = _question(given, asked)
+    traced = look(packet, Limits(given.seconds, given.packets, not given.no_send), end_of(asked))
+    if given.output == "json":
+        output.json(traced)
+    else:
+        show(packet, traced)
+    passed = traced.verdict.passed
+    return UNKNOWN if passed is None else YES if passed else NO
+
+
+def end_of(asked: Source) -> FlowsEnd:
+    """Return where the connections of Services end here; at the endpoints, if no proxy says otherwise."""
+    try:
+        return modes.named(asked.facts().mode).flows_end
+    except NoAnswerError:
+        return FlowsEnd.ENDPOINTS
+
+
+def _question(given: argparse.Namespace, asked: Source) -> Packet:
+    """Return what is asked for. Raises KubeProxyError."""
+    with contextlib.suppress(QuestionError):
+        return addressed(given.source, given.target)
+    destination = asked.why(given.source, given.target).why.destination
+    try:
+        return addressed(given.source, destination)
+    except QuestionError as error:
+        raise RefusedError(str(error)) from error
+
+
+def show(packet: Packet, traced: Traced) -> None:
+    """Print what became of a flow, for people: each way that packets went once, and the verdict."""
+    source_ = unpack(packet.source) if packet.source is not None else "this node"
+    where = destination_text(packet.destination + PORT_BYTES[packet.port])
+    output.say(f"trace {source_} -> {where}/{PROTOCOL_NAMES[packet.protocol].lower()}")
+    ways = {(one.direction, tuple(_lines(one))): one for one in reversed(traced.journeys)}
+    shown = sorted(ways.values(), key=traced.journeys.index)[:_SHOWN]
+    for one in shown:
+        output.marked(output.BAD if one.lost else output.OK, f"{one.direction} {one.source} -> {one.destination}")
+        for line in _lines(one):
+            output.say(line)
+    if (more := len(traced.journeys) - len(shown)) > 0:
+        output.marked(output.NOTE, f"and {more} more packets, most of which went the same ways; -o json has them")
+    output.say(f"Verdict: {traced.verdict.text}")
+    if traced.lost:
+        output.marked(output.NOTE, f"{traced.lost} times more was traced than could be read: some steps are missing")
+    if traced.legacy:
+        output.marked(
+            output.NOTE, f"{traced.legacy} rules of iptables-legacy are there, which the kernel's tracing does not show"
+        )
+
+
+def _lines(one: Journey) -> list[str]:
+    """Return a line for each chain that a packet met; where it goes is said when that changed."""
+    lines = []
+    before = one.destination
+    for met in one.met:
+        to = f" (to {met.destination})" if met.destination != before else ""
+        before = met.destination
+        words = "; ".join(met.words) or "nothing matched"
+        lines.append(f"       {met.hook:<11} {met.table} {met.chain}{to}: {words}: {met.verdict}")
+    return lines

@@ -1,0 +1,365 @@
+"""The kernel's own tracing of packets through nf_tables: marks a flow for it, and reads what is announced.
+
+What marks packets stands in a table that belongs to a socket of this process (flags owner, Linux 5.12): it goes when
+that is closed, however the process ends. Sources: net/netfilter/nf_tables_trace.c, nft_rcv_nl_event of
+nf_tables_api.c and include/uapi/linux/netfilter/nf_tables.h of Linux 6.18.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple, Self
+
+from kubeproxy.errors import Unsupported
+from kubeproxy.kernel import nfta
+from kubeproxy.kernel.netlink import (
+    HEADER,
+    NETLINK_NETFILTER,
+    NLM_F_CREATE,
+    NLM_F_REQUEST,
+    SOL_NETLINK,
+    Closing,
+    Netlink,
+    NetlinkError,
+    attribute,
+    attributes,
+    grow_receive_buffer,
+    messages,
+    nested,
+)
+from kubeproxy.kernel.nfnetlink import GET_CHAIN, NEW_CHAIN, NEW_RULE, NLM_F_APPEND, SUBSYSTEM, Transactions
+
+_NEW_TABLE: Final = SUBSYSTEM << 8 | 0
+_TRACE: Final = SUBSYSTEM << 8 | 17
+_GROUP: Final = 9  # NFNLGRP_NFTRACE
+_ADD_MEMBERSHIP: Final = 1
+_RECEIVE_BUFFER: Final = 4 << 20
+_OWNER: Final = 2  # NFT_TABLE_F_OWNER
+_GENERIC_SIZE: Final = 4
+
+PREROUTING, INPUT, FORWARD, OUTPUT, POSTROUTING = range(5)
+HOOKS: Final = ("prerouting", "input", "forward", "output", "postrouting")
+"""Names of hooks by number (enum nf_inet_hooks)."""
+TABLE_FAMILIES: Final = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6"}
+
+REQUESTS: Final = "requests-"
+ANSWERS: Final = "answers-"
+"""How the names of the chains begin that mark packets."""
+_BEFORE_ALL: Final = -350  # before raw, which is at -300
+_TRACKED: Final = -190  # after connection tracking, which is at -200
+_TCP: Final = 6
+
+# A packet that begins a connection passes all the rules; of others a few suffice.
+_FIRST_PACKETS: Final = 20  # a second
+_OTHER_PACKETS: Final = 2
+
+# enum nft_meta_keys, nft_ct_keys and nft_payload_bases
+_META_NFTRACE, _META_L4PROTO = 12, 16
+_CT_DIRECTION, _CT_SOURCE, _CT_DESTINATION, _CT_PROTOCOL, _CT_PORT = 1, 8, 9, 10, 12
+_NETWORK, _TRANSPORT = 1, 2
+_REGISTER: Final = 1
+
+
+class Flow(NamedTuple):
+    """The packets to mark: from a packed address, or from anywhere (b''), to an address, protocol and port.
+
+    `hooks` are where they are met: PREROUTING, OUTPUT.
+    """
+
+    source: bytes
+    destination: bytes
+    protocol: int
+    port: int
+    hooks: tuple[int, ...]
+
+
+def _u32(value: int) -> bytes:
+    return struct.pack(">i", value) if value < 0 else struct.pack(">I", value)
+
+
+def _text(kind: int, text: str) -> bytes:
+    return attribute(kind, text.encode() + b"\0")
+
+
+def _expression(name: str, *parts: bytes) -> bytes:
+    return nested(nfta.LIST_ELEM, _text(nfta.EXPR_NAME, name), nested(nfta.EXPR_DATA, *parts))
+
+
+def _numbers(*values: tuple[int, int]) -> list[bytes]:
+    return [attribute(kind, _u32(value)) for kind, value in values]
+
+
+def _equal(value: bytes) -> bytes:
+    register, is_equal = _numbers((nfta.CMP_SREG, _REGISTER), (nfta.CMP_OP, 0))
+    return _expression("cmp", register, is_equal, nested(nfta.CMP_DATA, attribute(nfta.DATA_VALUE, value)))
+
+
+def _payload(base: int, offset: int, length: int) -> bytes:
+    return _expression("payload", *_numbers((1, _REGISTER), (2, base), (3, offset), (4, length)))
+
+
+def _ct(key: int, direction: int | None = None) -> bytes:
+    parts = _numbers((1, _REGISTER), (2, key))
+    return _expression("ct", *parts, *([attribute(3, bytes([direction]))] if direction is not None else []))
+
+
+def _first_of_tcp() -> list[bytes]:
+    """Return what matches SYN without ACK."""
+    mask, none = (nested(kind, attribute(nfta.DATA_VALUE, value)) for kind, value in ((4, b"\x12"), (5, b"\0")))
+    parts = _numbers((1, _REGISTER), (2, _REGISTER), (3, 1))
+    return [_payload(_TRANSPORT, 13, 1), _expression("bitwise", *parts, mask, none), _equal(b"\x02")]
+
+
+def _traced(per_second: int) -> list[bytes]:
+    """Return what sets the mark, on so many packets a second at most."""
+    limit = [attribute(kind, struct.pack(">Q", value)) for kind, value in ((1, per_second), (2, 1))]
+    value = nested(nfta.IMMEDIATE_DATA, attribute(nfta.DATA_VALUE, b"\1"))
+    return [
+        _expression("limit", *limit, *_numbers((3, per_second), (4, 0), (5, 0))),
+        _expression("immediate", attribute(nfta.IMMEDIATE_DREG, _u32(_REGISTER)), value),
+        _expression("meta", *_numbers((2, _META_NFTRACE), (3, _REGISTER))),
+    ]
+
+
+def _requests_of(flow: Flow) -> list[bytes]:
+    size = len(flow.destination)
+    source, destination = (12, 16) if size == 4 else (8, 24)
+    found = [_expression("meta", *_numbers((1, _REGISTER), (2, _META_L4PROTO))), _equal(bytes([flow.protocol]))]
+    if flow.source:
+        found += [_payload(_NETWORK, source, size), _equal(flow.source)]
+    found += [_payload(_NETWORK, destination, size), _equal(flow.destination)]
+    return [*found, _payload(_TRANSPORT, 2, 2), _equal(flow.port.to_bytes(2, "big"))]
+
+
+def _answers_of(flow: Flow) -> list[bytes]:
+    found = [_ct(_CT_DIRECTION), _equal(b"\1"), _ct(_CT_PROTOCOL, 0), _equal(bytes([flow.protocol]))]
+    if flow.source:
+        found += [_ct(_CT_SOURCE, 0), _equal(flow.source)]
+    found += [_ct(_CT_DESTINATION, 0), _equal(flow.destination)]
+    return [*found, _ct(_CT_PORT, 0), _equal(flow.port.to_bytes(2, "big"))]
+
+
+def marking(flow: Flow, table: str) -> list[bytes]:
+    """Return the messages that make the table which marks a flow, and the answers to it."""
+    family = 2 if len(flow.destination) == 4 else 10
+    head = struct.pack("=BBH", family, 0, 0)
+
+    def packed(kind: int, flags: int, payload: bytes) -> bytes:
+        return HEADER.pack(HEADER.size + 4 + len(payload), kind, NLM_F_REQUEST | flags, 0, 0) + head + payload
+
+    def chain(name: str, hook: int, priority: int) -> bytes:
+        where = nested(4, *_numbers((1, hook), (2, priority)))
+        return packed(NEW_CHAIN, NLM_F_CREATE, _text(1, table) + _text(3, name) + where + _text(7, "filter"))
+
+    def rule(name: str, expressions: Sequence[bytes]) -> bytes:
+        names = _text(nfta.RULE_TABLE, table) + _text(nfta.RULE_CHAIN, name)
+        return packed(NEW_RULE, NLM_F_CREATE | NLM_F_APPEND, names + nested(nfta.RULE_EXPRESSIONS, *expressions))
+
+    made = [packed(_NEW_TABLE, NLM_F_CREATE, _text(nfta.TABLE_NAME, table) + attribute(nfta.TABLE_FLAGS, _u32(_OWNER)))]
+    for hook in flow.hooks:
+        made.append(chain(f"{REQUESTS}{HOOKS[hook]}", hook, _BEFORE_ALL))
+        requests = _requests_of(flow)
+        if flow.protocol == _TCP:
+            made.append(rule(f"{REQUESTS}{HOOKS[hook]}", [*requests, *_first_of_tcp(), *_traced(_FIRST_PACKETS)]))
+        rate = _OTHER_PACKETS if flow.protocol == _TCP else _FIRST_PACKETS
+        made.append(rule(f"{REQUESTS}{HOOKS[hook]}", [*requests, *_traced(rate)]))
+    for hook in (PREROUTING, OUTPUT):
+        made.append(chain(f"{ANSWERS}{HOOKS[hook]}", hook, _TRACKED))
+        made.append(rule(f"{ANSWERS}{HOOKS[hook]}", [*_answers_of(flow), *_traced(_FIRST_PACKETS)]))
+    return made
+
+
+class Mark(Closing):
+    """Marks a flow while it is open."""
+
+    def __init__(self, transactions: Transactions, table: str) -> None:
+        self._transactions = transactions
+        self.table = table
+
+    @classmethod
+    def open(cls, flow: Flow) -> Self:
+        """Begin, in the caller's network namespace. Raises Unsupported where the kernel cannot, NetlinkError else."""
+        table = f"kube-proxy-trace-{os.getpid()}"
+        transactions = Transactions.open()
+        try:
+            transactions.commit(marking(flow, table))
+        except NetlinkError as error:
+            transactions.close()
+            if error.code in {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOENT, errno.EPROTONOSUPPORT}:
+                raise Unsupported(
+                    f"this kernel cannot trace packets ({error}): it needs Linux 5.12 with nf_tables and its limit"
+                ) from error
+            raise
+        return cls(transactions, table)
+
+    def close(self) -> None:
+        """Let go of the table, which removes it."""
+        self._transactions.close()
+
+
+class Headers(NamedTuple):
+    """A packet where it enters a hook: addresses packed, ports 0 where there are none, TCP flags, interfaces ('')."""
+
+    source: bytes
+    source_port: int
+    destination: bytes
+    destination_port: int
+    protocol: int
+    flags: int
+    came_by: int
+    leaves_by: int
+
+
+class Step(NamedTuple):
+    """One thing that a packet met: a rule that matched, or a chain's end ('policy') or that of a chain jumped to.
+
+    `packet` tells packets apart. `verdict` is the kernel's (0 drop, 1 accept, 2 stolen, 3 queue; below 0 it goes on),
+    `leads_to` the chain of a jump or goto. `headers` are given with the first step in each base chain.
+    """
+
+    packet: int
+    family: int
+    table: str
+    chain: str
+    handle: int
+    kind: str
+    verdict: int
+    leads_to: str = ""
+    headers: Headers | None = None
+
+
+_KINDS: Final = {1: "policy", 2: "return", 3: "rule"}
+
+
+class Traces(Closing):
+    """Listens to the traces of a network namespace, those that others asked for included.
+
+    `lost` counts how often some were lost.
+    """
+
+    def __init__(self, opened: socket.socket) -> None:
+        self._socket = opened
+        self.lost = 0
+
+    @classmethod
+    def open(cls) -> Self:
+        """Listen from now on, in the caller's network namespace. Raises NetlinkError."""
+        try:
+            opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
+        except OSError as error:
+            raise NetlinkError(error.errno or errno.EIO, "cannot listen to traces") from error
+        try:
+            grow_receive_buffer(opened, _RECEIVE_BUFFER)
+            opened.bind((0, 0))
+            opened.setsockopt(SOL_NETLINK, _ADD_MEMBERSHIP, _GROUP)
+        except OSError as error:
+            opened.close()
+            raise NetlinkError(error.errno or errno.EIO, "cannot listen to traces") from error
+        return cls(opened)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._socket.close()
+
+    def until(self, end: float) -> Iterator[Step]:
+        """Yield what packets meet until `end`, of time.monotonic(). Raises NetlinkError."""
+        while (left := end - time.monotonic()) > 0:
+            self._socket.settimeout(left)
+            try:
+                data = self._socket.recv(1 << 15)
+            except TimeoutError:
+                return
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise NetlinkError(error.errno or errno.EIO, "cannot listen to traces") from error
+                self.lost += 1
+                continue
+            for at in messages(data):
+                if at.kind == _TRACE:
+                    yield read(data, at.start, at.end)
+
+
+def read(data: bytes, start: int, end: int) -> Step:
+    """Return the step in a message's payload."""
+    found = {kind: data[s:e] for kind, s, e in attributes(data, start + _GENERIC_SIZE, end)}
+    verdict, leads_to = _verdict(found.get(5, b""))
+    kind = _KINDS.get(_number(found.get(4, b"")), "rule")
+    if kind == "policy":
+        verdict = _signed(found.get(16, b"\0\0\0\1"))
+    network = found.get(8, b"")
+    return Step(
+        _number(found.get(6, b"")),
+        data[start],
+        _name(found.get(1, b"")),
+        _name(found.get(2, b"")),
+        _number(found.get(3, b"")),
+        kind,
+        verdict,
+        leads_to,
+        _headers(network, found.get(9, b""), found) if network else None,
+    )
+
+
+def _verdict(data: bytes) -> tuple[int, str]:
+    parts = {kind: data[s:e] for kind, s, e in attributes(data, 0, len(data))}
+    return _signed(parts.get(nfta.VERDICT_CODE, b"\xff\xff\xff\xff")), _name(parts.get(nfta.VERDICT_CHAIN, b""))
+
+
+def _headers(network: bytes, transport: bytes, found: dict[int, bytes]) -> Headers | None:
+    version = network[0] >> 4
+    if version == 4 and len(network) >= 20:
+        source, destination, protocol = network[12:16], network[16:20], network[9]
+    elif version == 6 and len(network) >= 40:
+        source, destination, protocol = network[8:24], network[24:40], network[6]
+    else:
+        return None
+    ported = protocol in {6, 17, 132} and len(transport) >= 4
+    return Headers(
+        source,
+        _number(transport[0:2]) if ported else 0,
+        destination,
+        _number(transport[2:4]) if ported else 0,
+        protocol,
+        transport[13] if protocol == _TCP and len(transport) > 13 else 0,
+        _number(found.get(10, b"")),
+        _number(found.get(12, b"")),
+    )
+
+
+def _number(data: bytes) -> int:
+    return int.from_bytes(data, "big")
+
+
+def _signed(data: bytes) -> int:
+    return int.from_bytes(data, "big", signed=True)
+
+
+def _name(data: bytes) -> str:
+    return data.rstrip(b"\0").decode(errors="replace")
+
+
+class BaseChain(NamedTuple):
+    """Where a chain hangs: the number of its hook, and its priority."""
+
+    hook: int
+    priority: int
+
+
+def base_chains(link: Netlink) -> dict[tuple[int, str, str], BaseChain]:
+    """Return all chains that hang at a hook, by family, table and name. Raises ApplyError."""
+    chains = {}
+    for data in link.dump_all(GET_CHAIN, struct.pack("=BBH", 0, 0, 0), "the chains of nf_tables"):
+        for at in messages(data):
+            if at.kind >> 8 != SUBSYSTEM:
+                continue
+            found = {kind: data[s:e] for kind, s, e in attributes(data, at.start + _GENERIC_SIZE, at.end)}
+            if 4 in found:
+                hook = {kind: found[4][s:e] for kind, s, e in attributes(found[4], 0, len(found[4]))}
+                key = data[at.start], _name(found.get(1, b"")), _name(found.get(3, b""))
+                chains[key] = BaseChain(_number(hook.get(1, b"")), _signed(hook.get(2, b"\0")))
+    return chains

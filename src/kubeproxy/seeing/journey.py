@@ -1,0 +1,247 @@
+"""What became of a traced packet, in words: from the kernel's steps to journeys, and to a verdict. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from kubeproxy.kernel.nft_trace import (
+    ANSWERS,
+    FORWARD,
+    HOOKS,
+    INPUT,
+    POSTROUTING,
+    PREROUTING,
+    TABLE_FAMILIES,
+    BaseChain,
+    Headers,
+    Step,
+)
+from kubeproxy.model.addresses import PORT_BYTES, PROTOCOLS, destination_text
+
+DROP, ACCEPT, STOLEN, QUEUE = 0, 1, 2, 3
+
+_NEAR = 16
+"""Among how many packets before it a packet is looked for that goes on."""
+
+RuleKey = tuple[int, str, str, int]
+"""A rule: family of its table, table, chain, handle."""
+
+
+class Ruleset(NamedTuple):
+    """What is known of the rules that packets met.
+
+    `decision` says what a chain (table, name) of ours decides, None for a chain of another program.
+    """
+
+    texts: Mapping[RuleKey, str]
+    base_chains: Mapping[tuple[int, str, str], BaseChain]
+    decision: Callable[[str, str], str | None]
+
+
+class Met(Struct, frozen=True):
+    """What a packet met in one chain that hangs at a hook. `words` are what matched there, `verdict` what came of it.
+
+    `destination` is where the packet went by then: translation changes it on the way.
+    """
+
+    hook: str
+    table: str
+    chain: str
+    destination: str
+    words: tuple[str, ...]
+    verdict: str
+
+
+class Journey(Struct, frozen=True):
+    """The way of one packet through this node. `direction` is 'request' or 'answer'; `lost` says why it ended here, ''
+    if it did not, and `last` where it was last seen.
+    """
+
+    direction: str
+    source: str
+    destination: str
+    met: tuple[Met, ...]
+    lost: str
+    last: str
+
+
+class _Run(NamedTuple):
+    """The steps of a packet in one base chain."""
+
+    headers: Headers
+    steps: list[Step]
+
+
+def journeys(steps: Iterable[Step], ruleset: Ruleset, own_table: str) -> list[Journey]:
+    """Return the journeys that steps tell of, in the order in which they began; `own_table` marked the packets."""
+    packets: list[list[_Run]] = []
+    places: dict[int, int] = {}
+    for step in steps:
+        if step.headers is not None:
+            place = places.get(step.packet)
+            if place is None:
+                begins = step.table == own_table and step.handle
+                place = len(packets) if begins else _continued(packets, step.headers)
+                places[step.packet] = place
+                if place == len(packets):
+                    packets.append([])
+            packets[place].append(_Run(step.headers, [step]))
+        elif step.packet in places:
+            packets[places[step.packet]][-1].steps.append(step)
+    return [_journey(runs, ruleset, own_table) for runs in packets if _marks(runs, own_table)]
+
+
+def _marks(runs: Iterable[_Run], own_table: str) -> list[str]:
+    """Return the chains that marked a packet here, none where another program traces it at the same time."""
+    return [step.chain for run in runs for step in run.steps if step.table == own_table and step.handle]
+
+
+def _continued(packets: Sequence[Sequence[_Run]], headers: Headers) -> int:
+    """Return the place of the journey that goes on here, or of a new one.
+
+    The kernel's number of a packet changes when its addresses are translated, or when it passes loopback or a bridge.
+    """
+    for place in range(len(packets) - 1, max(-1, len(packets) - 1 - _NEAR), -1):
+        last = packets[place][-1].headers
+        same_end = (last.source, last.source_port) == (headers.source, headers.source_port) or (
+            (last.destination, last.destination_port) == (headers.destination, headers.destination_port)
+        )
+        if same_end and last.flags == headers.flags and headers.came_by in {last.came_by, last.leaves_by}:
+            return place
+    return len(packets)
+
+
+def _journey(runs: Sequence[_Run], ruleset: Ruleset, own_table: str) -> Journey:
+    first = runs[0].headers
+    answer = _marks(runs, own_table)[0].startswith(ANSWERS)
+    met = tuple(_met(run, ruleset) for run in runs if run.steps[0].table != own_table)
+    lost = next((why for run in reversed(runs) if (why := _lost(run, ruleset))), "")
+    return Journey(
+        "answer" if answer else "request",
+        _place(first.source, first.source_port),
+        _place(first.destination, first.destination_port),
+        met,
+        lost,
+        _last(runs, ruleset),
+    )
+
+
+def _met(run: _Run, ruleset: Ruleset) -> Met:
+    step = run.steps[0]
+    base = ruleset.base_chains.get((step.family, step.table, step.chain))
+    return Met(
+        HOOKS[base.hook] if base is not None and base.hook < len(HOOKS) else "",
+        f"{TABLE_FAMILIES.get(step.family, step.family)} {step.table}",
+        step.chain,
+        _place(run.headers.destination, run.headers.destination_port),
+        tuple(dict.fromkeys(_words(run, ruleset))),
+        _verdict(run.steps[-1].verdict),
+    )
+
+
+def _words(run: _Run, ruleset: Ruleset) -> Iterator[str]:
+    """Yield what matched: what our chains decide, and the rules of others."""
+    for step in run.steps:
+        decision = ruleset.decision(step.table, step.chain)
+        if decision is not None:
+            yield decision
+        elif step.kind == "rule" and step.handle and not _leads_to_ours(step, ruleset):
+            yield f'rule "{_text(step, ruleset)}"'
+
+
+def _leads_to_ours(step: Step, ruleset: Ruleset) -> bool:
+    return bool(step.leads_to) and ruleset.decision(step.table, step.leads_to) is not None
+
+
+def _text(step: Step, ruleset: Ruleset) -> str:
+    return ruleset.texts.get((step.family, step.table, step.chain, step.handle), f"handle {step.handle}")
+
+
+def _verdict(code: int) -> str:
+    return {DROP: "dropped", ACCEPT: "accepted", STOLEN: "taken", QUEUE: "queued for a program"}.get(code, "goes on")
+
+
+def _lost(run: _Run, ruleset: Ruleset) -> str:
+    """Return who ended a packet's journey in this chain, '' if nobody did."""
+    step = run.steps[-1]
+    if step.verdict not in {DROP, QUEUE}:
+        return ""
+    where = f"table {TABLE_FAMILIES.get(step.family, step.family)} {step.table}, chain {step.chain}"
+    decision = ruleset.decision(step.table, step.chain)
+    whose = "which is ours" if decision is not None else "which is not ours"
+    if step.kind == "policy":
+        return f"dropped by the policy of {where}, {whose}"
+    text = _text(step, ruleset)
+    done = "queued for a program" if step.verdict == QUEUE else "refused" if "reject" in text else "dropped"
+    why = f": {decision}" if decision is not None else ""
+    return f'{done} by rule "{text}" of {where}, {whose}{why}'
+
+
+def _last(runs: Sequence[_Run], ruleset: Ruleset) -> str:
+    """Return the last hook that a packet was seen at, '' if none is known."""
+    for run in reversed(runs):
+        step = run.steps[0]
+        base = ruleset.base_chains.get((step.family, step.table, step.chain))
+        if base is not None and base.hook < len(HOOKS):
+            return HOOKS[base.hook]
+    return ""
+
+
+def _place(address: bytes, port: int) -> str:
+    return destination_text(address + PORT_BYTES[port])
+
+
+class Served(NamedTuple):
+    """What connection tracking has of a traced connection: who answers it, and whether anybody did."""
+
+    endpoint: str
+    answered: bool
+
+
+class Verdict(Struct, frozen=True):
+    """What became of the flow. `passed` is None when nobody can tell."""
+
+    text: str
+    passed: bool | None
+
+
+def verdict(
+    found: Sequence[Journey], served: Sequence[Served], ruleset: Ruleset, protocol: int, *, proxied: bool
+) -> Verdict:
+    """Return what became of a flow; where it is `proxied`, what answers is the proxy on this node."""
+    if not found:
+        return Verdict("no packet of this flow came by", None)
+    for one in found:
+        if one.lost:
+            return Verdict(f"the {one.direction} was {one.lost}", passed=False)
+    if any(one.answered for one in served):
+        return _answered([one.endpoint for one in served if one.answered][-1], proxied=proxied)
+    last = next((one.last for one in reversed(found) if one.direction == "request"), "")
+    later = {base.hook for base in ruleset.base_chains.values()} & {INPUT, FORWARD, POSTROUTING}
+    if last == HOOKS[PREROUTING] and later:
+        return Verdict(
+            "it was not dropped by a rule and went no further than prerouting: there is no route to where it goes, "
+            "forwarding is off (net.ipv4.ip_forward), or rp_filter does not like where it came from",
+            passed=False,
+        )
+    return _unanswered(served, last, protocol)
+
+
+def _answered(endpoint: str, *, proxied: bool) -> Verdict:
+    if not proxied:
+        return Verdict(f"nothing here dropped it, and {endpoint} answered", passed=True)
+    text = f"nothing here dropped it, and the proxy answered, listening at {endpoint}"
+    return Verdict(f"{text}; its own connection to an endpoint is another flow", passed=True)
+
+
+def _unanswered(served: Sequence[Served], last: str, protocol: int) -> Verdict:
+    if not served:
+        return Verdict("nothing here dropped it, and connection tracking has no such connection (any more)", None)
+    where = "was delivered on this node" if last == HOOKS[INPUT] else "left this node"
+    text = f"nothing here dropped it: it {where}, and {served[-1].endpoint} has not answered"
+    if protocol == PROTOCOLS["UDP"]:
+        return Verdict(f"{text}, which over UDP need not mean anything", None)
+    return Verdict(text, passed=False)

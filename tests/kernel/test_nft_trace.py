@@ -1,0 +1,127 @@
+"""The kernel's tracing with real packets: which are marked, what is told of them, and that the mark goes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.nft import rule_texts
+from kubeproxy.kernel.nft_trace import INPUT, OUTPUT, PREROUTING, BaseChain, Flow, Mark, Step, Traces, base_chains
+from kubeproxy.model.addresses import PROTOCOLS, pack
+from support.places import ROOT
+
+RULES = """
+table inet firewall {
+    chain input {
+        type filter hook input priority 0; policy accept;
+        udp dport 5353 jump dns
+        tcp dport 81 drop
+    }
+    chain dns { counter accept
+    }
+}
+"""
+LOOPBACK = {"IPv4": "127.0.0.1", "IPv6": "::1"}
+
+
+@pytest.fixture
+def rules(netns) -> None:
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    subprocess.run(["nft", "-f", "-"], input=RULES, text=True, check=True)
+
+
+def flow(family: str, protocol: str, port: int) -> Flow:
+    return Flow(b"", pack(LOOPBACK[family]) or b"", PROTOCOLS[protocol], port, (OUTPUT,))
+
+
+def datagram(family: str, port: int) -> None:
+    kind = socket.AF_INET6 if family == "IPv6" else socket.AF_INET
+    with socket.socket(kind, socket.SOCK_DGRAM) as sock:
+        sock.sendto(b"?", (LOOPBACK[family], port))
+
+
+def heard(traces: Traces) -> list[Step]:
+    return list(traces.until(time.monotonic() + 0.2))
+
+
+@pytest.mark.parametrize("family", ["IPv4", "IPv6"])
+def test_the_rules_that_a_packet_meets_are_told(rules, family):
+    with Traces.open() as traces, Mark.open(flow(family, "UDP", 5353)):
+        datagram(family, 5354)
+        datagram(family, 5353)
+        steps = [step for step in heard(traces) if step.table == "firewall"]
+    steps = [step for step in steps if step.packet == steps[0].packet]  # an ICMP error comes back
+    assert [(step.chain, step.kind, step.verdict, step.leads_to) for step in steps] == [
+        ("input", "rule", -3, "dns"),
+        ("dns", "rule", 1, ""),
+    ]
+    headers = steps[0].headers
+    assert headers is not None
+    assert (headers.destination, headers.destination_port, headers.protocol) == (pack(LOOPBACK[family]), 5353, 17)
+    texts = rule_texts("inet", "firewall", "input")
+    assert texts[steps[0].handle] == "udp dport 5353 jump dns"
+
+
+def test_a_rule_that_drops_and_a_policy_are_told(rules):
+    with Traces.open() as traces, Mark.open(flow("IPv4", "TCP", 81)), socket.socket() as sock:
+        sock.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            sock.connect(("127.0.0.1", 81))
+        steps = heard(traces)
+    last = steps[-1]
+    assert (last.table, last.chain, last.verdict) == ("firewall", "input", 0)
+    assert rule_texts("inet", "firewall", "input")[last.handle] == "tcp dport 81 drop"
+    policies = [step.verdict for step in steps if step.kind == "policy"]
+    assert set(policies) == {1}
+
+
+def test_few_packets_a_second_are_traced(rules):
+    mark = flow("IPv4", "UDP", 5353)
+    with Traces.open() as traces, Mark.open(mark) as marked:
+        for _ in range(500):
+            datagram("IPv4", 5353)
+        marks = [step for step in heard(traces) if step.table == marked.table and step.handle]
+    packets = {step.packet for step in marks if step.chain == "requests-output"}
+    assert 0 < len(packets) <= 45
+
+
+def test_base_chains_are_told_with_their_hooks(rules):
+    with Netlink.open(NETLINK_NETFILTER) as link, Mark.open(flow("IPv4", "UDP", 5353)) as mark:
+        chains = base_chains(link)
+    assert chains[1, "firewall", "input"] == BaseChain(INPUT, 0)
+    assert chains[2, mark.table, "requests-output"] == BaseChain(OUTPUT, -350)
+    assert chains[2, mark.table, "answers-prerouting"] == BaseChain(PREROUTING, -190)
+
+
+def test_the_table_goes_when_its_process_is_killed(rules):
+    program = (
+        "import sys\nfrom kubeproxy.kernel.nft_trace import *\n"
+        "mark = Mark.open(Flow(b'', b'\\x7f\\0\\0\\1', 17, 5353, (OUTPUT,)))\n"
+        "print('open', flush=True)\nsys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        assert f"kube-proxy-trace-{process.pid}" in tables()
+        process.kill()
+        process.wait()
+    assert "kube-proxy-trace" not in tables()
+
+
+def test_another_program_cannot_change_the_table(rules):
+    with Mark.open(flow("IPv4", "UDP", 5353)) as mark:
+        done = subprocess.run(["nft", "delete", "table", "ip", mark.table], capture_output=True, check=False)
+        assert done.returncode != 0
+        assert f"kube-proxy-trace-{os.getpid()}" in tables()
+
+
+def tables() -> str:
+    return subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, check=True).stdout

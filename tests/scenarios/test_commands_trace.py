@@ -1,0 +1,179 @@
+"""`kube-proxy trace` beside a running proxy: the rule that drops a packet is named, whosever it is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from lab.proxyprocess import proxy_command
+from support.live import Front, Live
+from support.modes import modes
+
+pytestmark = modes("nftables", "iptables-nft", "userspace")
+
+
+@asynccontextmanager
+async def firewall(live: Live, chain: str, hook: str, rule: str) -> AsyncIterator[None]:
+    """A table of another program that has one rule."""
+    text = f"add table inet firewall; add chain inet firewall {chain} {{ type filter hook {hook} priority 10; }}"
+    await live.nft(f"{text}; add rule inet firewall {chain} {rule}")
+    try:
+        yield
+    finally:
+        await live.nft("delete", "table", "inet", "firewall")
+
+
+async def tracing(live: Live, place: str, front: Front, *more: str, proto: str = "tcp") -> tuple[int, str]:
+    """Trace what a place sends, and have it send meanwhile."""
+    words = ("trace", live.ips[place]["IPv4"], f"{front.address}:{front.port}/{proto}", "--seconds", "6", *more)
+    asked = asyncio.ensure_future(live.ask(*words))
+    while not asked.done():
+        await live.cluster.probe(place, proto, *front, 0.3, None)
+        await asyncio.sleep(0.1)
+    return await asked
+
+
+async def test_what_passes_is_told_with_the_endpoint_that_answers(live: Live) -> None:
+    live.service("reached", "a1")
+    front = live.front("reached")
+    await live.expect(front, {"pod": "a1"})
+    status, text = await tracing(live, "pod", front, "--packets", "1")
+    assert status == 0, text
+    if live.mode.name == "userspace":
+        assert "nothing here dropped it, and the proxy answered" in text
+    else:
+        assert f"nothing here dropped it, and {live.ips['a1']['IPv4']}:3000 answered" in text
+        assert "an endpoint is picked" in text
+    assert "request " in text
+    assert "answer " in text
+    assert "kube-proxy-trace" not in text
+    assert "kube-proxy-trace" not in await live.nft("list", "tables")
+
+
+async def test_the_node_sends_a_packet_of_its_own(live: Live) -> None:
+    live.service("own", "a1 b1")
+    front = live.front("own")
+    await live.expect(front, {"node": "a1 b1"})
+    status, text = await live.ask("trace", "node", "default/own:80")
+    assert status == 0, text
+    assert "answered" in text
+
+
+async def test_a_rule_of_another_program_that_drops_is_named(live: Live) -> None:
+    live.service("firewalled", "b1")
+    front = live.front("firewalled")
+    await live.expect(front, {"pod": "b1"})
+    # In userspace mode the connection from the pod ends on this node.
+    hook = "input" if live.mode.name == "userspace" else "forward"
+    async with firewall(live, "guard", hook, f"ct original ip daddr {front.address} counter drop"):
+        status, text = await tracing(live, "pod", front, "--packets", "1")
+    assert status == 1, text
+    (verdict,) = re.findall(r"Verdict: (.*)", text)
+    assert verdict.startswith("the request was dropped by rule"), text
+    assert "drop" in verdict
+    assert "of table inet firewall, chain guard, which is not ours" in verdict
+
+
+async def test_a_policy_that_drops_is_named(live: Live) -> None:
+    live.service("closed", "a1")
+    front = live.front("closed")
+    await live.expect(front, {"node": "a1"})
+    text = "add table ip closed; add chain ip closed out { type filter hook output priority 20; policy drop; }"
+    accept = "add rule ip closed out ip daddr != { " + f"{front.address}, {live.ips['a1']['IPv4']}" + " } accept"
+    await live.nft(f"{text}; {accept}; add rule ip closed out oif lo accept")
+    try:
+        status, text = await live.ask("trace", "node", f"{front.address}:80")
+    finally:
+        await live.nft("delete", "table", "ip", "closed")
+    if live.mode.name == "userspace":
+        assert (status, "the proxy answered" in text) == (0, True), text  # over loopback, which is let through
+        return
+    assert status == 1, text
+    assert "dropped by the policy of table ip closed, chain out, which is not ours" in text
+
+
+async def test_the_answer_that_is_dropped_is_told_from_the_request(live: Live) -> None:
+    live.service("mute", "b1")
+    front = live.front("mute")
+    await live.expect(front, {"node": "b1"})
+    async with firewall(live, "back", "input", f"ct direction reply ct original ip daddr {front.address} drop"):
+        status, text = await live.ask("trace", "node", f"{front.address}:80")
+    assert status == 1, text
+    assert "the answer was dropped by rule" in text
+    assert "chain back, which is not ours" in text
+
+
+async def test_ours_says_why_it_refuses(live: Live) -> None:
+    live.service("unserved", "")
+    front = live.front("unserved")
+    await live.expect(front, {"node": "refused"})
+    status, text = await live.ask("trace", "node", f"{front.address}:80")
+    assert status == 1, text
+    (verdict,) = re.findall(r"Verdict: (.*)", text)
+    assert verdict.startswith("the request was refused by rule"), verdict
+    assert "which is ours: " in verdict
+
+
+async def test_an_endpoint_that_does_not_answer_is_not_blamed_on_a_rule(live: Live) -> None:
+    live.service("deaf", "a2")
+    front = live.front("deaf")
+    await live.expect(front, {"pod": "a2"})
+    await live.run(
+        "nft",
+        "add table inet deaf; add chain inet deaf in { type filter hook input priority 0; }; "
+        "add rule inet deaf in tcp dport 3000 drop",
+        place="a2",
+    )
+    try:
+        status, text = await live.ask("trace", "node", f"{front.address}:80")
+    finally:
+        await live.run("nft", "delete", "table", "inet", "deaf", place="a2")
+    if live.mode.name == "userspace":
+        assert (status, "the proxy answered" in text) == (0, True), text
+        return
+    assert status == 1, text
+    assert f"left this node, and {live.ips['a2']['IPv4']}:3000 has not answered" in text
+
+
+async def test_without_packets_it_says_so(live: Live) -> None:
+    status, text = await live.ask("trace", "192.0.2.77", "10.96.77.77:80", "--seconds", "0.5")
+    assert (status, "no packet of this flow came by" in text) == (2, True), text
+
+
+async def test_the_table_goes_with_the_command_however_it_ends(live: Live) -> None:
+    words = [proxy_command(), "trace", "192.0.2.77", "10.96.77.77:80", "--seconds", "60"]
+    killed = ["timeout", "-s", "KILL", "2", *words]
+    running = asyncio.ensure_future(live.cluster.exec("node", killed))
+
+    async def marks() -> str:
+        return "" if "kube-proxy-trace" in await live.nft("list", "tables") else "no table marks packets yet"
+
+    await live.eventually(marks)
+    await running
+    assert "kube-proxy-trace" not in await live.nft("list", "tables")
+
+
+async def test_udp_and_json(live: Live) -> None:
+    live.service("datagrams", "a1")
+    front = live.front("datagrams")
+    await live.expect(front, {"pod": "a1"})
+    status, text = await tracing(live, "pod", front, "--packets", "1", "-o", "json", proto="udp")
+    assert status == 0, text
+    found = json.loads(text)
+    assert found["verdict"]["passed"] is True
+    assert {one["direction"] for one in found["journeys"]} == {"request", "answer"}
+
+
+async def test_why_goes_on_with_a_trace(live: Live) -> None:
+    live.service("explained", "a1")
+    front = live.front("explained")
+    await live.expect(front, {"node": "a1"})
+    async with firewall(live, "late", "postrouting", f"ct original ip daddr {front.address} drop"):
+        status, text = await live.ask("why", "node", "default/explained:80", "--no-probe", "--trace", "-o", "json")
+    assert status == 1, text
+    found = json.loads(text)
+    assert found["why"]["outcome"] == "forwarded"
+    assert "table inet firewall, chain late, which is not ours" in found["trace"]["verdict"]["text"]
