@@ -1,34 +1,163 @@
-"""`kube-proxy verify` beside a running proxy: what others changed is named by Service, and what is right is not."""
+"""`kube-proxy verify` beside a running proxy: what others changed is named by Service, and what is right is not.
+
+The proxy repairs what others change, within a second where it notices: so it is changed again and again.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
-from support.live import Live
+from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.ipvs import (
+    ADD_SERVICE,
+    DELETE_DESTINATION,
+    DestinationKey,
+    Ipvs,
+    Operation,
+    RealServer,
+    ServerKey,
+    VirtualServer,
+)
+from kubeproxy.model.addresses import Family, pack
+from lab.netns import run_in_async
+from support.live import PATIENCE, Front, Live
 from support.modes import modes
 
-pytestmark = modes("nftables")
+ALL = ("nftables", "iptables-nft", "iptables-legacy", "userspace", "ipvs")
+every_mode = modes(*ALL)
 
 PROXY = {"nftables": {"syncPeriod": "1h"}}  # elements that others change stay as they are
 
 
+async def differs(
+    live: Live, harm: Callable[[], Awaitable[object]], *said: str, words: tuple[str, ...] = ("verify",)
+) -> str:
+    """Have something changed again and again, and the command run until it says all of this; return its text."""
+    ended = asyncio.Event()
+
+    async def go_on() -> None:
+        while not ended.is_set():
+            await harm()
+            await asyncio.sleep(0.02)
+
+    harming = asyncio.create_task(go_on())
+    until = time.monotonic() + 2 * PATIENCE
+    try:
+        while True:
+            status, text = await live.ask(*words)
+            if status == 1 and all(part in text for part in said):
+                return text
+            assert time.monotonic() < until, f"{said} expected, got exit code {status}:\n{text}"
+    finally:
+        ended.set()
+        await harming
+
+
+async def equal(live: Live, *words: str) -> str:
+    """Run the command until it shows that nothing differs; return its text."""
+    until = time.monotonic() + 2 * PATIENCE
+    while True:
+        status, text = await live.ask("verify", *words)
+        if status == 0:
+            return text
+        assert time.monotonic() < until, text
+
+
+async def remove_endpoint(live: Live, front: Front, pod: str) -> None:
+    """As another program, take a pod away from a front's TCP endpoints, if it is there."""
+    ip = live.ips[pod]["IPv4"]
+    if live.mode.name == "nftables":
+        await remove_element(live, "endpoints", [front.address, "tcp", front.port], ip)
+    elif live.mode.name == "userspace":
+        where = ["ip", "kube-proxy-userspace", "outside-services", f"{{ {front.address} . tcp . {front.port} }}"]
+        await live.cluster.exec("node", ["nft", "delete", "element", *where])
+    elif live.mode.name == "ipvs":
+        real = RealServer(DestinationKey(pack(ip), 3000))
+        await operate(live, Operation(DELETE_DESTINATION, VirtualServer(_key(front)), real))
+    else:
+        command = f"iptables-{live.mode.variant}"
+        rules = (await live.run(command, "-w", "-t", "nat", "-S")).splitlines()
+        for rule in (rule for rule in rules if "-A KUBE-SVC-" in rule and f"-> {ip}:3000" in rule and ":tcp" in rule):
+            words = [word.strip('"') for word in rule.replace(" -> ", "_->_").split()]
+            words = [word.replace("_->_", " -> ") for word in words]
+            await live.cluster.exec("node", [command, "-w", "-t", "nat", "-D", *words[1:]])
+
+
+def _key(front: Front) -> ServerKey:
+    return ServerKey(Family.IPV4, 6, pack(front.address), front.port)
+
+
+async def operate(live: Live, operation: Operation) -> None:
+    """As another program, change a virtual server, if it is there."""
+
+    def apply() -> None:
+        with Ipvs.open() as kernel, suppress(ApplyError):
+            kernel.apply([operation])
+
+    await run_in_async(live.proxy.namespace, apply)
+
+
+async def add_something(live: Live) -> None:
+    """As another program, add to what is the proxy's what no Service asks for, if it is not there."""
+    if live.mode.name == "nftables":
+        await live.cluster.exec("node", ["nft", "add", "element", "ip", "kube-proxy", "cluster-ips", "{ 10.96.99.99 }"])
+    elif live.mode.name == "userspace":
+        where = ["ip", "kube-proxy-userspace", "outside-services-dropped", "{ 10.96.99.99 . tcp . 80 }"]
+        await live.cluster.exec("node", ["nft", "add", "element", *where])
+    elif live.mode.name == "ipvs":
+        await operate(live, Operation(ADD_SERVICE, VirtualServer(_key(Front("198.51.100.9", 80)))))
+    else:
+        rule = ["KUBE-NODEPORTS", "-p", "tcp", "-m", "tcp", "--dport", "1", "-j", "ACCEPT"]
+        command = [f"iptables-{live.mode.variant}", "-w", "-t", "nat"]
+        if (await live.cluster.exec("node", [*command, "-C", *rule]))[0]:
+            await live.cluster.exec("node", [*command, "-A", *rule])
+
+
+async def flush_chain(live: Live) -> str:
+    """As another program, flush a chain that all Services share; return its name."""
+    if live.mode.name in {"nftables", "userspace"}:
+        table = "kube-proxy" if live.mode.name == "nftables" else "kube-proxy-userspace"
+        await live.cluster.exec("node", ["nft", "flush", "chain", "ip", table, "nat-prerouting"])
+        return "nat-prerouting"
+    command = f"iptables-{live.mode.variant}" if live.mode.variant else "iptables"
+    await live.cluster.exec("node", [command, "-w", "-t", "nat", "-F", "KUBE-POSTROUTING"])
+    return "KUBE-POSTROUTING"
+
+
+async def remove_element(live: Live, name: str, key: list, ip: str) -> None:
+    listed = await live.nft("-j", "list", "map", "ip", "kube-proxy", name)
+    (entries,) = [part["map"].get("elem", ()) for part in json.loads(listed)["nftables"] if "map" in part]
+    for found, value in ((k["concat"], v["concat"]) for k, v in entries):
+        if found[: len(key)] == key and value[0] == ip:
+            text = " . ".join(map(str, found))
+            await live.nft("delete", "element", "ip", "kube-proxy", name, f"{{ {text} }}")
+
+
+@every_mode
 async def test_nothing_differs(live: Live) -> None:
-    live.service("fine", "a1 b1", type="LoadBalancer", loadBalancerSourceRanges=["10.1.0.0/16"])
+    live.service("fine", "a1 b1", type="LoadBalancer", loadBalancerSourceRanges=["10.1.0.0/16", "10.2.3.4/32"])
     live.service("first", "a1", sessionAffinity="ClientIP")
     await live.programmed(live.front("first"), "a1")
     live.service("sticky", "a1 b1", type="NodePort", externalTrafficPolicy="Local", sessionAffinity="ClientIP")
     await live.programmed(live.front("sticky"), "a1 b1")
     live.delete("first")
     live.service("local", "b1", type="NodePort", externalTrafficPolicy="Local")
+    live.service("external", "a1", externalIPs=["198.51.100.7"])
     live.service("empty", "a1/unready", type="NodePort")
     await live.expect(live.front("empty"), {"pod": "refused"})
-    status, text = await live.ask("verify")
-    assert (status, "Services are in the kernel as planned" in text) == (0, True), text
-    for name in ("fine", "sticky", "local", "empty"):
-        status, text = await live.ask("verify", name)
-        assert (status, "ok 1 Services" in text) == (0, True), text
+    text = await equal(live)
+    assert "Services are in the kernel as planned" in text
+    for name in ("fine", "sticky", "local", "external", "empty"):
+        assert "ok 1 Services" in await equal(live, name)
+    status, text = await live.ask("verify", "-o", "json")
+    assert (status, json.loads(text)["findings"]) == (0, [])
 
 
+@modes("nftables")
 async def test_clients_that_another_program_gave_away(live: Live) -> None:
     names = ("sticky-one", "sticky-two")
     for name in names:
@@ -48,19 +177,90 @@ async def test_clients_that_another_program_gave_away(live: Live) -> None:
         live.delete(name)
 
 
+@every_mode
 async def test_an_endpoint_that_another_program_removed(live: Live) -> None:
     live.service("robbed", "a1 b1")
     front = live.front("robbed")
     await live.programmed(front, "a1 b1")
-    listed = await live.nft("-j", "list", "map", "ip", "kube-proxy", "endpoints")
-    (entries,) = [part["map"]["elem"] for part in json.loads(listed)["nftables"] if "map" in part]
-    keys = [key["concat"] for key, value in entries if value["concat"][0] == live.ips["a1"]["IPv4"]]
-    key = " . ".join(str(word) for word in next(k for k in keys if k[:3] == [front.address, "tcp", 80]))
-    await live.nft("delete", "element", "ip", "kube-proxy", "endpoints", f"{{ {key} }}")
     for words in (("verify", "robbed"), ("verify",)):
-        status, text = await live.ask(*words)
-        assert status == 1, text
-        assert f"default/robbed: missing: endpoint {live.ips['a1']['IPv4']}:3000 of {front.address}:80/tcp" in text
-        assert "1 differences in" in text
-        assert "Fix: the proxy repairs them" in text
+        text = await differs(
+            live,
+            lambda: remove_endpoint(live, front, "a1"),
+            "default/robbed: missing: ",
+            "Fix: the proxy repairs them",
+            words=words,
+        )
+        if live.mode.name != "userspace":
+            assert f"endpoint {live.ips['a1']['IPv4']}:3000" in text
+        else:
+            assert f"{front.address}:80/tcp" in text
+    where = ("why", live.ips["outside"]["IPv4"], f"{front.address}:80", "--no-probe")
+    text = await differs(live, lambda: remove_endpoint(live, front, "a1"), "(read now)", words=where)
+    if live.mode.name != "userspace":
+        assert "x  1 of 2 ready endpoints are in the kernel (read now)" in text
+    assert "Fix: the proxy repairs them" in text
     live.delete("robbed")
+
+
+@every_mode
+async def test_why_looks_at_the_kernel(live: Live) -> None:
+    live.service("asked", "a1 b1", type="LoadBalancer", loadBalancerSourceRanges=["10.1.0.0/16"])
+    live.service("unserved", "a1/unready")
+    await live.expect(live.front("asked"), {"pod": "a1 b1"})
+    await live.expect(live.front("unserved"), {"pod": "refused"})
+    status, text = await live.ask("why", "node", "default/asked:80")
+    there = "lead to the proxy's listener as planned" if live.mode.name == "userspace" else "2 of 2 ready endpoints"
+    assert (status, there in text) == (0, True), text
+    status, text = await live.ask("why", live.ips["pod"]["IPv4"], "default/unserved:80")
+    assert (status, "ok refused is what the kernel has (read now)" in text) == (1, True), text
+    balancer = live.front("asked", "loadbalancer")
+    status, text = await live.ask("why", live.ips["outside"]["IPv4"], f"{balancer.address}:80")
+    assert (status, "ok dropped is what the kernel has (read now)" in text) == (1, True), text
+
+
+@every_mode
+async def test_what_no_service_asks_for(live: Live) -> None:
+    await differs(live, lambda: add_something(live), "no Service's: too many: ")
+    if live.mode.name == "nftables":
+        await live.nft("delete", "element", "ip", "kube-proxy", "cluster-ips", "{ 10.96.99.99 }")
+    await equal(live)
+
+
+@every_mode
+async def test_a_chain_that_another_program_flushed(live: Live) -> None:
+    chain = await flush_chain(live)
+    await differs(live, lambda: flush_chain(live), "no Service's: ", chain)
+    await equal(live)
+
+
+@every_mode
+async def test_changes_that_go_on_are_no_differences(live: Live) -> None:
+    names = [f"busy-{number}" for number in range(20)]
+    for name in names:
+        live.service(name, "a1 b1")
+    await live.expect(live.front(names[-1]), {"pod": "a1 b1"})
+    ended, changes = asyncio.Event(), 0
+
+    async def change() -> None:
+        nonlocal changes
+        while not ended.is_set():
+            live.endpoints(names[changes % len(names)], ("a1 b1", "a1 b1 a2", "b1")[changes % 3])
+            changes += 1
+            await asyncio.sleep(0.005)
+
+    changing = asyncio.create_task(change())
+    try:
+        for words in (("verify",), ("verify",), ("verify", names[0])):
+            _, text = await live.ask(*words)
+            assert "differences in" not in text, text
+    finally:
+        ended.set()
+        await changing
+    assert changes > 20
+    await equal(live)
+
+
+@every_mode
+async def test_an_unknown_service(live: Live) -> None:
+    status, text = await live.ask("verify", "nobody")
+    assert (status, "no Service default/nobody is known here" in text) == (2, True), text

@@ -55,7 +55,11 @@ def start(steps, fails=None):
         return [SimpleNamespace(family=family, close=lambda: steps.append("closed")) for family in world.families]
 
     operations = Operations(
-        check=lambda *_: None, look=lambda *_: None, open=opens, prepare=lambda _: steps.append("mode's sysctls")
+        check=lambda *_: None,
+        look=lambda *_: None,
+        open=opens,
+        examine=None,
+        prepare=lambda _: steps.append("mode's sysctls"),
     )
     mode = SimpleNamespace(name="m", refusals=None, flows_end=None, operations=lambda: operations)
     output = SimpleNamespace(handler=SimpleNamespace(flush=lambda: None))

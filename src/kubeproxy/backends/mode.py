@@ -173,13 +173,13 @@ class Operations(NamedTuple):
     check: Callable[[KubeProxyConfiguration, Sequence[Family]], None]
     look: Callable[[KubeProxyConfiguration, Sequence[Family]], None]
     open: Callable[[KubeProxyConfiguration, Globals, Registry], Sequence[Backend]]
+    examine: Callable[[KubeProxyConfiguration, Globals, Family], Examiner]
     prepare: Callable[[KubeProxyConfiguration], None] = _prepare_nothing
     sysctls: Callable[[KubeProxyConfiguration], Sequence[tuple[str, int]]] = _no_sysctls
     keeps: Keeps = keeps_nothing
     owns: Owns = owns_nothing
     remove_strays: Callable[[], list[str]] = _no_strays
     initialize: Callable[[KubeProxyConfiguration], None] = _prepare_nothing
-    examine: Callable[[KubeProxyConfiguration, Globals, Family], Examiner] | None = None
 
 
 class FlowsEnd(Enum):

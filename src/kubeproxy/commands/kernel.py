@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 
 import msgspec
@@ -11,15 +11,13 @@ from kubeproxy import modes
 from kubeproxy.backends.examination import Examiner
 from kubeproxy.config.load import load_text
 from kubeproxy.control.wire import Facts
-from kubeproxy.errors import Unsupported
+from kubeproxy.model.addresses import Family
 
 
 @contextmanager
-def examiners(facts: Facts) -> Iterator[list[Examiner]]:
-    """Open the kernel for the proxy of which these facts hold. Raises KubeProxyError."""
+def examiners(facts: Facts, families: Iterable[Family]) -> Iterator[list[Examiner]]:
+    """Open the kernel, for these families, of the proxy of which these facts hold. Raises KubeProxyError."""
     examine = modes.named(facts.mode).operations().examine
-    if examine is None:
-        raise Unsupported(f"mode: what the kernel has cannot be compared in {facts.mode} mode yet")
     config = load_text(msgspec.json.encode(facts.config).decode())
     with ExitStack() as opened:
-        yield [opened.enter_context(closing(examine(config, facts.world, family))) for family in facts.world.families]
+        yield [opened.enter_context(closing(examine(config, facts.world, family))) for family in families]

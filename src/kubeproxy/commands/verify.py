@@ -17,6 +17,8 @@ from kubeproxy.commands.services import service_name
 from kubeproxy.commands.source import source
 from kubeproxy.control.wire import Facts
 
+REPAIR = "the proxy repairs them by itself within its sync period; `kube-proxy verify` again shows it"
+
 _SHOWN = 50
 """Findings that are listed one by one; `-o json` has them all."""
 
@@ -31,16 +33,18 @@ def run(given: argparse.Namespace) -> int:
     names = [service_name(given.name)] if given.name else []
     asked = source(given)
     facts = asked.facts()
-    with examiners(facts) as kernel:
+    with examiners(facts, facts.world.families) as kernel:
         seen = look(asked.services, kernel, names)
     troubles = _troubles(facts)
+    if names and not seen.services:
+        troubles.append(f"no Service {'/'.join(names[0])} is known here")
     if given.output == "json":
         output.json({"mode": facts.mode, **_json(seen), "troubles": troubles})
     else:
         _print(facts, seen, troubles)
     if seen.findings:
         return NO
-    unseen = names and (seen.services == 0 or seen.on_their_way)
+    unseen = bool(names and seen.on_their_way)
     return UNKNOWN if unseen or troubles or seen.restless else YES
 
 
@@ -79,11 +83,12 @@ def _print(facts: Facts, seen: Seen, troubles: list[str]) -> None:
             shown = ", ".join("/".join(name) for name in names[:5]) + (", …" if len(names) > 5 else "")
             output.marked(output.NOTE, f"{what}: {shown}")
     families = " and ".join(family.label for family in facts.world.families)
-    if not seen.findings:
+    if not seen.findings and not troubles:
         output.marked(output.OK, f"{seen.services} Services are in the kernel as planned ({facts.mode}, {families})")
+    if not seen.findings:
         return
     output.say(f"{len(seen.findings)} differences in {seen.services} Services ({facts.mode}, {families})")
-    output.say("Fix: the proxy repairs them by itself within its sync period; `kube-proxy verify` again shows it")
+    output.say(f"Fix: {REPAIR}")
 
 
 def text(finding: Finding) -> str:

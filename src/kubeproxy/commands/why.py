@@ -10,9 +10,10 @@ with /udp or /sctp after it unless it is TCP. Ends with 0 when an endpoint gets 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kubeproxy.commands import NO, YES, output, probe
+from kubeproxy.commands import NO, YES, output, present, probe
 from kubeproxy.commands.source import Source, source
 from kubeproxy.model.answer import Outcome
 from kubeproxy.seeing.question import addressed
@@ -41,15 +42,18 @@ def run(given: argparse.Namespace) -> int:
     probes: tuple[probe.Probe, ...] = ()
     if explained.plan is not None and explained.why.endpoints and not given.no_probe:
         probes = probe.all_of(explained.why.endpoints, explained.plan.key.protocol)
+    held = present.look(asked, explained) if asked.running and explained.plan is not None else ()
     people = given.output != "json"
     if people:
-        _print(explained, probes)
+        _print(explained, held, probes)
     traced = _trace(given, asked, explained.why, people=people) if given.trace else None
     if not people:
-        output.json({"why": explained.why, "probes": probes} | ({"trace": traced} if traced is not None else {}))
+        answer = {"why": explained.why, "kernel": held, "probes": probes}
+        output.json(answer | ({"trace": traced} if traced is not None else {}))
     passes = explained.why.outcome in {Outcome.FORWARDED.value, Outcome.HEALTH.value}
+    wrong = any(one.mark == output.BAD for one in held) or any(one.failed for one in probes)
     dropped = traced is not None and traced.verdict.passed is False
-    return YES if passes and not dropped and not any(one.failed for one in probes) else NO
+    return YES if passes and not dropped and not wrong else NO
 
 
 def _trace(given: argparse.Namespace, asked: Source, why: Why, *, people: bool) -> Traced:
@@ -63,7 +67,7 @@ def _trace(given: argparse.Namespace, asked: Source, why: Why, *, people: bool) 
     return traced
 
 
-def _print(explained: Explained, probes: tuple[probe.Probe, ...]) -> None:
+def _print(explained: Explained, held: Sequence[present.Line], probes: Sequence[probe.Probe]) -> None:
     why = explained.why
     output.say(f"{why.source} -> {why.destination}: {_outcome(why)}")
     for step in why.steps:
@@ -71,9 +75,11 @@ def _print(explained: Explained, probes: tuple[probe.Probe, ...]) -> None:
         output.marked(output.OK if step.passes else output.BAD, f"{step.text}{field}")
     _print_endpoints(why.endpoints)
     _print_missing(why.missing)
+    for one in held:
+        output.marked(one.mark, one.text)
     for line in probe.lines(probes):
         output.marked(output.BAD if line.failed else output.OK, line.text)
-    for fix in (*why.fixes, *probe.fixes(probes)):
+    for fix in (*why.fixes, *present.fixes(held), *probe.fixes(probes)):
         output.say(f"Fix: {fix}")
 
 

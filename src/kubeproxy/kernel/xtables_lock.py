@@ -9,12 +9,15 @@ import fcntl
 import os
 import random
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from kubeproxy.errors import ApplyError
 
 _POLL: Final = 0.02  # seconds
+_VARIABLE: Final = "XTABLES_LOCKFILE"
 
 
 class Waited(NamedTuple):
@@ -29,7 +32,23 @@ NOT_WAITED: Final = Waited(0.0, "")
 
 def path() -> Path:
     """Return the lock file that the commands use."""
-    return Path(os.environ.get("XTABLES_LOCKFILE") or "/run/xtables.lock")
+    return Path(os.environ.get(_VARIABLE) or "/run/xtables.lock")
+
+
+@contextmanager
+def nobodys_lock() -> Iterator[None]:
+    """Have the commands lock a file that means nothing to others: in a network namespace of one's own nobody changes
+    anything beside them, and the lock knows no namespaces. Not for a process that changes the node's own tables.
+    """
+    before = os.environ.get(_VARIABLE)
+    os.environ[_VARIABLE] = os.devnull
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_VARIABLE]
+        else:
+            os.environ[_VARIABLE] = before
 
 
 def wait(patience: float) -> Waited:

@@ -113,7 +113,7 @@ def _network(source: str) -> str:
 
 def survey(table: str, lines: Iterable[str], seen: Saved) -> None:
     """Add to `seen` what iptables-save printed of a table."""
-    for chain, rules in _by_chain(lines):
+    for chain, rules in by_chain(lines):
         if rules is None:
             seen.names.add(hash((table, chain)))
             seen.chains.add(_number((table, chain), ""))
@@ -124,7 +124,7 @@ def survey(table: str, lines: Iterable[str], seen: Saved) -> None:
             seen.jumps.update((table, rule[3:-1]) for rule in rules if " -j KUBE-" in rule)
 
 
-def _by_chain(lines: Iterable[str]) -> Iterator[tuple[str, list[str] | None]]:
+def by_chain(lines: Iterable[str]) -> Iterator[tuple[str, list[str] | None]]:
     """Yield each chain with None where it is declared, and those that have rules with their rules."""
     current, start = "", "\n"
     rules: list[str] = []
@@ -292,7 +292,7 @@ class Audit:
         if self._commands.uses_nft and len(names) <= MOST_PLACES:
             read = {chain: self._rules(table, chain) or () for chain in names}
             return [(chain, [f"{rule}\n" for rule in rules]) for chain, rules in read.items()]
-        return _by_chain(self._commands.saved(table))
+        return by_chain(self._commands.saved(table))
 
 
 def _written(copy: str, suspect: Suspect) -> str:

@@ -104,21 +104,10 @@ class IptablesBackend:
         return before._replace(nodeport_ips=self._settings.nodeport_ips) != self._settings or style != self._style()
 
     def _settings_of(self, world: Globals) -> Settings:
-        ips = (world.of(self.family) or FamilyGlobals()).nodeport_ips
-        return Settings(
-            family=self.family,
-            mark=world.masquerade_mark,
-            localhost=self.family is Family.IPV4 and self._options.localhost(ips),
-            liberal=self._options.liberal,
-            counters=self._options.counters,
-            random_fully=self._commands.version >= (1, 6, 2),
-            nodeport_ips=ips,
-        )
+        return settings_of(self._commands, world, self._options)
 
     def _style(self) -> Style:
-        detector = (self._world.of(self.family) or FamilyGlobals()).detector
-        counted = self._settings.localhost and self._settings.counters
-        return Style.of(self.family, detector, localhost_counter=counted)
+        return style_of(self._settings, self._world)
 
     # -- what changed -----------------------------------------------------------------------------------------------
 
@@ -355,6 +344,27 @@ class IptablesBackend:
         found = {place: self._contents.shared(position) for position, place in enumerate(SHARED)}
         found[SHARED[_NAT_SERVICES]] += self._nodeport_rules
         return found | self._fixed
+
+
+def settings_of(commands: Commands, world: Globals, options: Options) -> Settings:
+    """Return what the shared rules of a family depend on."""
+    family = commands.family
+    ips = (world.of(family) or FamilyGlobals()).nodeport_ips
+    return Settings(
+        family=family,
+        mark=world.masquerade_mark,
+        localhost=family is Family.IPV4 and options.localhost(ips),
+        liberal=options.liberal,
+        counters=options.counters,
+        random_fully=commands.version >= (1, 6, 2),
+        nodeport_ips=ips,
+    )
+
+
+def style_of(settings: Settings, world: Globals) -> Style:
+    """Return what rules of all Services of a family have in common."""
+    detector = (world.of(settings.family) or FamilyGlobals()).detector
+    return Style.of(settings.family, detector, localhost_counter=settings.localhost and settings.counters)
 
 
 def writer_of(commands: Commands) -> Writer:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 from kubeproxy.backends import leftovers
-from kubeproxy.backends.iptables.backend import ROUTE_LOCALNET, IptablesBackend
+from kubeproxy.backends.iptables.backend import ROUTE_LOCALNET, IptablesBackend, settings_of, style_of
+from kubeproxy.backends.iptables.examine import IptablesExaminer
 from kubeproxy.backends.iptables.metrics import Metrics
 from kubeproxy.backends.iptables.options import Options, names_loopback
+from kubeproxy.backends.iptables.reading import CommandsReading, in_use, printer
 from kubeproxy.backends.iptables.render import INVALID_COUNTER, LOCALHOST_COUNTER
 from kubeproxy.backends.mode import Operations, Registry
 from kubeproxy.config.types import KubeProxyConfiguration
@@ -82,6 +84,16 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) ->
     return backends
 
 
+def _examine(config: KubeProxyConfiguration, world: Globals, family: Family) -> IptablesExaminer:
+    commands = in_use(family)
+    reading = CommandsReading(commands)
+    # A kernel may have the counters without their match, and the proxy goes on without them then.
+    forward = "".join(reading.some("filter", ["KUBE-FORWARD"]).get("KUBE-FORWARD", ()))
+    options = Options(config.iptables.localhost_node_ports, _is_liberal(), "nfacct" in forward)
+    settings = settings_of(commands, world, options)
+    return IptablesExaminer(reading, settings, style_of(settings, world), printer(commands))
+
+
 def _is_liberal() -> bool:
     try:
         return read_sysctl(TCP_BE_LIBERAL) != "0"
@@ -144,6 +156,7 @@ OPERATIONS = Operations(
     _check,
     _look,
     _open,
+    _examine,
     sysctls=_sysctls,
     keeps=_keeps,
     owns=lambda _, chain: chain not in leftovers.IPVS_CHAINS,

@@ -274,13 +274,7 @@ class IpvsBackend:
         return within(key[:-3], self._excluded)
 
     def _node_of(self, there: Addresses) -> NodeAddresses:
-        ours = self._ours(self._world)
-        if ours.nodeport_ips is None:
-            nodeports = tuple(sorted(there.own))
-        else:
-            # A Service's address on kube-ipvs0 is a local one, but none of the node's.
-            nodeports = tuple(address for address in ours.nodeport_ips if address not in there.bound)
-        return NodeAddresses(there.own, nodeports, ours.node_ips)
+        return node_of(self._ours(self._world), there)
 
     def _ours(self, world: Globals) -> FamilyGlobals:
         return world.of(self.family) or FamilyGlobals()
@@ -365,6 +359,16 @@ class IpvsBackend:
     def _differs(self, key: bytes, wanted: Virtual, found: ActualServer) -> bool:
         weights = dict.fromkeys(wanted.pool, WEIGHT) | dict.fromkeys(self._draining.of(key), 0)
         return not found.same or found.affinity != wanted.affinity or dict(found.weights) != weights
+
+
+def node_of(ours: FamilyGlobals, there: Addresses) -> NodeAddresses:
+    """Return what of a node's addresses Services depend on."""
+    if ours.nodeport_ips is None:
+        nodeports = tuple(sorted(there.own))
+    else:
+        # A Service's address on kube-ipvs0 is a local one, but none of the node's.
+        nodeports = tuple(address for address in ours.nodeport_ips if address not in there.bound)
+    return NodeAddresses(there.own, nodeports, ours.node_ips)
 
 
 def _as_entries(addresses: Iterable[bytes]) -> list[Entry]:

@@ -40,6 +40,9 @@ CHAINS: Final = {
 }
 """Our chains by table, in the order of their making."""
 
+OWN_CHAIN: Final = "KUBE-IPVS-FILTER"
+"""One that no other mode has."""
+
 Chains = dict[str, Sequence[str]]
 _NEW: Final = "-m conntrack --ctstate NEW"
 _LOCAL_SOURCE: Final = "-m addrtype --src-type LOCAL"

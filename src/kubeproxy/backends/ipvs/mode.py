@@ -9,13 +9,14 @@ from typing import Final
 
 from kubeproxy.backends.ipvs import probe
 from kubeproxy.backends.ipvs.backend import IpvsBackend
-from kubeproxy.backends.ipvs.chains import CHAINS
+from kubeproxy.backends.ipvs.chains import CHAINS, OWN_CHAIN
+from kubeproxy.backends.ipvs.examine import IpvsExaminer
 from kubeproxy.backends.ipvs.layout import scheduler_named
-from kubeproxy.backends.ipvs.wire import NodeKernel
+from kubeproxy.backends.ipvs.wire import NodeKernel, NodeView, printer
 from kubeproxy.backends.mode import RESTORE_FAILURES, Operations, Registry
 from kubeproxy.config.modes.ipvs import IPVS
 from kubeproxy.config.types import KubeProxyConfiguration
-from kubeproxy.kernel import modules
+from kubeproxy.kernel import iptables_variant, modules, xtables
 from kubeproxy.kernel.ipvs import Ipvs, Timeouts
 from kubeproxy.kernel.sysctl import apply_settings
 from kubeproxy.kernel.xtables import Commands
@@ -82,6 +83,22 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) ->
     ]
 
 
+def _in_use(family: Family) -> str:
+    """Return the iptables that has our rules, else the one that this node uses: nothing is tried out."""
+    name = "iptables" if family is Family.IPV4 else "ip6tables"
+    for command in xtables.installed():
+        if command.partition("-")[0] == name and any(OWN_CHAIN in table.chains for table in xtables.tables(command)):
+            return command
+    used = iptables_variant.chosen()
+    return f"{name}-{used}" if used else name
+
+
+def _examine(config: KubeProxyConfiguration, world: Globals, family: Family) -> IpvsExaminer:
+    scheduler, command = scheduler_named(config.ipvs.scheduler), _in_use(family)
+    view = NodeView.look(family, scheduler, command)
+    return IpvsExaminer(family, view, world, scheduler, excluded(config.ipvs, family), printer(family, command))
+
+
 def _keeps(commands: Commands, table: str, chain: str) -> bool:
     """Return whether a chain is ours: in a table where we have it, of the variant that we use."""
     return chain in CHAINS.get(table, ()) and commands.name == probe.variant(commands.family)
@@ -96,5 +113,12 @@ def _sysctls(config: KubeProxyConfiguration) -> list[tuple[str, int]]:
 
 
 OPERATIONS = Operations(
-    _check, _look, _open, _prepare, _sysctls, _keeps, owns=lambda table, chain: chain in CHAINS.get(table, ())
+    _check,
+    _look,
+    _open,
+    _examine,
+    _prepare,
+    _sysctls,
+    _keeps,
+    owns=lambda table, chain: chain in CHAINS.get(table, ()),
 )

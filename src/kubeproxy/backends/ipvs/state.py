@@ -72,6 +72,10 @@ class State:
         """Return whether kube-ipvs0 should carry an address."""
         return address in self._addresses
 
+    def owner(self, key: bytes) -> ServiceName | None:
+        """Return the Service that a virtual server belongs to, None for nobody."""
+        return self._owner.get(key)
+
     def change(self, name: ServiceName, wish: Wish, touched: Touched) -> None:
         """Replace what a Service wants (NO_WISH: it is gone), and note what that touches."""
         before = self._wishes.pop(name, NO_WISH)

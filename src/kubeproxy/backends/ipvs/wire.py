@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
 from typing import Final, Self
@@ -22,7 +22,9 @@ from kubeproxy.backends.rules import Jump
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import ipvs, links, xtables
 from kubeproxy.kernel.addresses import AddressMonitor, local_addresses
+from kubeproxy.kernel.empty_network import in_empty_network
 from kubeproxy.kernel.ipset import Entry, Ipsets, SetCounts
+from kubeproxy.kernel.xtables_lock import nobodys_lock
 from kubeproxy.model.addresses import Family, is_loopback
 
 log = logging.getLogger("kubeproxy.ipvs")
@@ -39,55 +41,29 @@ _WHOLE: Final = frozenset({Verb.ADD_SERVICE, Verb.SET_SERVICE, Verb.DELETE_SERVI
 _SPARE: Final = "KUBE-SPARE"  # a set that is filled before it takes another's name
 
 
-class NodeKernel:
-    """The kernel of one network namespace; `variant` is the iptables command that is used there.
+class NodeView:
+    """The kernel of one network namespace, to be read; `variant` is the iptables command that is used there."""
 
-    `restore_failures` counts what that command refused, as in the Go kube-proxy; refused sets and servers it does not.
-    """
-
-    def __init__(
-        self,
-        family: Family,
-        scheduler: Scheduler,
-        variant: str,
-        servers: ipvs.Ipvs,
-        sets: Ipsets,
-        monitor: AddressMonitor,
-        restore_failures: Counter,
-    ) -> None:
+    def __init__(self, family: Family, scheduler: Scheduler, variant: str, servers: ipvs.Ipvs, sets: Ipsets) -> None:
         self._family = family
         self._scheduler = scheduler
         self._variant = variant
-        self._interface = 0
         self._ipvs = servers
         self._sets = sets
-        self._monitor = monitor
-        self._restore_failures = restore_failures
 
     @classmethod
-    def open(cls, family: Family, scheduler: Scheduler, variant: str, restore_failures: Counter) -> Self:
+    def look(cls, family: Family, scheduler: Scheduler, variant: str) -> NodeView:
         """Return that of the caller's network namespace. Raises NetlinkError, and Unsupported without IPVS."""
         with ExitStack() as opened:
             servers = opened.enter_context(ipvs.Ipvs.open())
-            sets = opened.enter_context(Ipsets.open())
-            kernel = cls(family, scheduler, variant, servers, sets, AddressMonitor.open(), restore_failures)
+            view = NodeView(family, scheduler, variant, servers, opened.enter_context(Ipsets.open()))
             opened.pop_all()
-        return kernel
+        return view
 
     def close(self) -> None:
         """Let go of the sockets."""
         self._ipvs.close()
         self._sets.close()
-        self._monitor.close()
-
-    # -- interface and addresses ------------------------------------------------------------------------------------
-
-    def prepare(self) -> None:
-        """Make the interface and the sets where they are missing."""
-        self._interface = links.ensure_dummy(INTERFACE)
-        counts = self._sets.counts()
-        for set_id in SetId:
-            self._prepare_set(set_id.named(self._family), set_id, counts.get(set_id.named(self._family)))
 
     def addresses(self) -> Addresses:
         """Return the node's addresses, without those that no other host can reach: loopback, link-local of IPv6."""
@@ -99,20 +75,6 @@ class NodeKernel:
                 own.add(address.ip)
         return Addresses(frozenset(bound), frozenset(own))
 
-    def addresses_changed(self) -> bool:
-        """Return whether any address came or went since the last call."""
-        return self._monitor.drain()
-
-    def bind(self, addresses: Iterable[bytes]) -> None:
-        """Add addresses to kube-ipvs0."""
-        links.add_addresses(self._interface, list(addresses))
-
-    def unbind(self, addresses: Iterable[bytes]) -> None:
-        """Remove addresses from kube-ipvs0."""
-        links.remove_addresses(self._interface, list(addresses))
-
-    # -- virtual servers --------------------------------------------------------------------------------------------
-
     def servers(self) -> Mapping[bytes, ActualServer]:
         """Return all virtual servers with their real servers."""
         return dict(self._with_weights(self._listed()))
@@ -122,20 +84,19 @@ class NodeKernel:
         listed = {_packed(server.key): server for server in self._listed()}
         return set(listed), dict(self._with_weights(listed[key] for key in keys if key in listed))
 
-    def connections(self, keys: Iterable[bytes]) -> Mapping[bytes, Mapping[bytes, int]]:
-        """Return the number of connections of the real servers of virtual servers."""
-        return {
-            key: {
-                _destination(real.key): real.active + real.inactive
-                for real in self._ipvs.destinations(_server_key(self._family, key)).values()
-            }
-            for key in keys
-        }
+    def entries(self, set_id: SetId) -> set[Entry]:
+        """Return a set's entries."""
+        return self._sets.entries(set_id.named(self._family))
 
-    def operate(self, operations: Sequence[Operation]) -> None:
-        """Change virtual servers, in this order."""
-        if operations:
-            self._ipvs.apply([self._operation(operation) for operation in operations])
+    def counts(self) -> Mapping[SetId, SetCount]:
+        """Return the counts of the sets that are there."""
+        found = self._sets.counts()
+        named = {set_id: found.get(set_id.named(self._family)) for set_id in SetId}
+        return {set_id: SetCount(c.entries, c.references) for set_id, c in named.items() if c is not None}
+
+    def rules(self, rules: Rules) -> Sequence[str]:
+        """Return the rules that are in our chains, and those that lead to them."""
+        return _rules_of(self._variant, rules)
 
     def _listed(self) -> Iterator[ipvs.VirtualServer]:
         return (server for server in self._ipvs.servers() if server.key.family == self._family)
@@ -153,6 +114,81 @@ class NodeKernel:
         flags = self._scheduler.flags | (ipvs.PERSISTENT if affinity else 0)
         return ipvs.VirtualServer(_server_key(self._family, key), self._scheduler.name, flags, affinity)
 
+
+class NodeKernel(NodeView):
+    """The kernel of one network namespace, to be read and written.
+
+    `restore_failures` counts what iptables refused, as in the Go kube-proxy; refused sets and servers it does not.
+    """
+
+    def __init__(
+        self,
+        family: Family,
+        scheduler: Scheduler,
+        variant: str,
+        servers: ipvs.Ipvs,
+        sets: Ipsets,
+        monitor: AddressMonitor,
+        restore_failures: Counter,
+    ) -> None:
+        super().__init__(family, scheduler, variant, servers, sets)
+        self._interface = 0
+        self._monitor = monitor
+        self._restore_failures = restore_failures
+
+    @classmethod
+    def open(cls, family: Family, scheduler: Scheduler, variant: str, restore_failures: Counter) -> Self:
+        """Return that of the caller's network namespace. Raises NetlinkError, and Unsupported without IPVS."""
+        with ExitStack() as opened:
+            servers = opened.enter_context(ipvs.Ipvs.open())
+            sets = opened.enter_context(Ipsets.open())
+            kernel = cls(family, scheduler, variant, servers, sets, AddressMonitor.open(), restore_failures)
+            opened.pop_all()
+        return kernel
+
+    def close(self) -> None:
+        """Let go of the sockets."""
+        super().close()
+        self._monitor.close()
+
+    # -- interface and addresses ------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Make the interface and the sets where they are missing."""
+        self._interface = links.ensure_dummy(INTERFACE)
+        counts = self._sets.counts()
+        for set_id in SetId:
+            self._prepare_set(set_id.named(self._family), set_id, counts.get(set_id.named(self._family)))
+
+    def addresses_changed(self) -> bool:
+        """Return whether any address came or went since the last call."""
+        return self._monitor.drain()
+
+    def bind(self, addresses: Iterable[bytes]) -> None:
+        """Add addresses to kube-ipvs0."""
+        links.add_addresses(self._interface, list(addresses))
+
+    def unbind(self, addresses: Iterable[bytes]) -> None:
+        """Remove addresses from kube-ipvs0."""
+        links.remove_addresses(self._interface, list(addresses))
+
+    # -- virtual servers --------------------------------------------------------------------------------------------
+
+    def connections(self, keys: Iterable[bytes]) -> Mapping[bytes, Mapping[bytes, int]]:
+        """Return the number of connections of the real servers of virtual servers."""
+        return {
+            key: {
+                _destination(real.key): real.active + real.inactive
+                for real in self._ipvs.destinations(_server_key(self._family, key)).values()
+            }
+            for key in keys
+        }
+
+    def operate(self, operations: Sequence[Operation]) -> None:
+        """Change virtual servers, in this order."""
+        if operations:
+            self._ipvs.apply([self._operation(operation) for operation in operations])
+
     def _operation(self, operation: Operation) -> ipvs.Operation:
         server = self._virtual(operation.key, operation.affinity)
         command = _COMMANDS[operation.verb]
@@ -163,16 +199,6 @@ class NodeKernel:
         return ipvs.Operation(command, server, ipvs.RealServer(real, operation.weight))
 
     # -- sets -------------------------------------------------------------------------------------------------------
-
-    def entries(self, set_id: SetId) -> set[Entry]:
-        """Return a set's entries."""
-        return self._sets.entries(set_id.named(self._family))
-
-    def counts(self) -> Mapping[SetId, SetCount]:
-        """Return the counts of the sets that are there."""
-        found = self._sets.counts()
-        named = {set_id: found.get(set_id.named(self._family)) for set_id in SetId}
-        return {set_id: SetCount(c.entries, c.references) for set_id, c in named.items() if c is not None}
 
     def add_entries(self, entries: Entries) -> None:
         """Add entries to sets; those that are there already are fine."""
@@ -221,17 +247,38 @@ class NodeKernel:
             self._restore_failures.inc()
             raise
 
-    def rules(self, rules: Rules) -> Sequence[str]:
-        """Return the rules that are in our chains, and those that lead to them."""
-        found = []
-        for table in xtables.tables(self._variant):
-            ours = rules.tables.get(table.name, {})
-            found += [
-                f"{table.name} {rule}"
-                for rule in table.rules
-                if xtables.chain_of(rule) in ours or xtables.target_of(rule) in ours
-            ]
-        return found
+
+def printer(family: Family, variant: str) -> Callable[[Rules], Sequence[str]]:
+    """Return what lists rules as iptables prints them, by writing them where nobody else is.
+
+    That raises Unsupported where no network namespace can be made, and ApplyError.
+    """
+
+    def printed(rules: Rules) -> Sequence[str]:
+        def write() -> Sequence[str]:
+            with Ipsets.open() as sets:
+                for set_id in SetId:
+                    sets.create(set_id.named(family), kind_of(set_id, family))
+            xtables.restore(variant, rules.text(list(rules.tables), JUMPS))
+            return _rules_of(variant, rules)
+
+        with nobodys_lock():
+            return in_empty_network(write)
+
+    return printed
+
+
+def _rules_of(variant: str, rules: Rules) -> Sequence[str]:
+    """Return the rules that are in our chains, and those that lead to them."""
+    found = []
+    for table in xtables.tables(variant):
+        ours = rules.tables.get(table.name, {})
+        found += [
+            f"{table.name} {rule}"
+            for rule in table.rules
+            if xtables.chain_of(rule) in ours or xtables.target_of(rule) in ours
+        ]
+    return found
 
 
 @lru_cache(maxsize=1 << 16)

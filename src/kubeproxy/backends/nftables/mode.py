@@ -31,4 +31,4 @@ def _examine(config: KubeProxyConfiguration, world: Globals, family: Family) -> 
     return NftablesExaminer(KernelView.open(family), world)
 
 
-OPERATIONS = Operations(_check, _check, _open, examine=_examine)
+OPERATIONS = Operations(_check, _check, _open, _examine)

@@ -87,11 +87,7 @@ class UserspaceBackend:
         return changed
 
     def _find_landing(self) -> bytes | None:
-        """Return the local address that connections from outside are sent to: the node's own if it has it."""
-        local = self._addresses()
-        ours = self._world.of(self.family) or FamilyGlobals()
-        candidates = [*(ip for ip in ours.node_ips if ip in local), *sorted(local)]
-        return candidates[0] if candidates else None
+        return landing_of(self._world, self.family, self._addresses())
 
     # -- incremental ------------------------------------------------------------------------------------------------
 
@@ -112,7 +108,7 @@ class UserspaceBackend:
         self._listeners.take(
             {listener: assignment for part in needed.values() for listener, assignment in part.items()}
         )
-        after = {name: merged(elements(plan, self._listeners) for plan in plans) for name, plans in changes}
+        after = {name: self._elements_of(plans) for name, plans in changes}
         before = merged(self._elements.get(name, {}) for name in after)
         removed, added = difference(before, merged(after.values()))
         gone_elements = {name: [(key, b"") for key in keys] for name, keys in removed.items()}
@@ -130,6 +126,9 @@ class UserspaceBackend:
         self._listeners.drop(gone)
         self._note_waiting(changes, needed)
         return freed, _count(removed) + _count(added)
+
+    def _elements_of(self, plans: Iterable[ServicePlan]) -> Elements:
+        return merged(elements(plan, self._listeners.ports(plan)) for plan in plans)
 
     def _note_waiting(
         self,
@@ -168,7 +167,10 @@ class UserspaceBackend:
         used = {listener for part in self._needed.values() for listener in part}
         self._listeners.drop(set(self._listeners.names()).difference(names, used))
         self._listeners.take(names)
-        after = {name: merged(elements(plan, self._listeners) for plan in plans) for name, plans in wanted.items()}
+        after = {
+            name: merged(elements(plan, self._listeners.ports(plan)) for plan in plans)
+            for name, plans in wanted.items()
+        }
         total = merged(after.values())
         expected = self._transactions.generation() + 1
         nft.run(self._ruleset.replacement(total))
@@ -217,6 +219,13 @@ class UserspaceBackend:
     def _sign(self) -> Signature:
         table = nfnetlink.table(self.family, TABLE)
         return (table.handle if table is not None else 0, nfnetlink.rule_handles(self.family, TABLE))
+
+
+def landing_of(world: Globals, family: Family, local: Sequence[bytes]) -> bytes | None:
+    """Return the local address that connections from outside are sent to: the node's own if it has it."""
+    ours = world.of(family) or FamilyGlobals()
+    candidates = [*(ip for ip in ours.node_ips if ip in local), *sorted(local)]
+    return candidates[0] if candidates else None
 
 
 def reachable_addresses(family: Family) -> list[bytes]:

@@ -6,12 +6,12 @@ sets of what is dropped or rejected. Keys and values are packed as in the kernel
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Final, NamedTuple
 
 from kubeproxy.backends import userspace
-from kubeproxy.backends.userspace.listeners import ListenerName, Listeners, PoolKind
+from kubeproxy.backends.userspace.listeners import ListenerName, PoolKind
 from kubeproxy.kernel.nft_elements import interval_element, plain_element
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, Family, unpack
 from kubeproxy.model.plan import Action, Frontend, FrontendKind, ServicePlan
@@ -65,17 +65,20 @@ Elements = dict[str, dict[bytes, bytes]]
 """Set to key to value: the port of a listener (2 bytes), b'' in plain sets. An interval's key is its first and last."""
 
 
-def elements(plan: ServicePlan, listeners: Listeners) -> Elements:
-    """Return what a plan puts into the table. What could get no listener (no port left, SCTP) is rejected."""
+def elements(plan: ServicePlan, ports: Mapping[ListenerName, int | None]) -> Elements:
+    """Return what a plan puts into the table, given the ports of its listeners.
+
+    What could get no listener (no port left, SCTP) is rejected.
+    """
     found: Elements = {}
     for frontend in plan.frontends:
-        key = _key(frontend)
+        key = element_key(frontend)
         what = "nodeports" if frontend.kind is FrontendKind.NODEPORT else "services"
         for origin, action in zip(ORIGINS, plan.traffic(frontend), strict=True):
             name, value = f"{origin}-{what}", b""
             if action.forwards:
                 kind = PoolKind.LOCAL if action.picks_local else PoolKind.CLUSTER
-                port = listeners.port(ListenerName(plan.key, kind))
+                port = ports.get(ListenerName(plan.key, kind))
                 if port is None:
                     name = f"{name}-rejected"
                 else:
@@ -92,7 +95,8 @@ def elements(plan: ServicePlan, listeners: Listeners) -> Elements:
     return found
 
 
-def _key(frontend: Frontend) -> bytes:
+def element_key(frontend: Frontend) -> bytes:
+    """Return the key of a frontend."""
     return frontend.address + _registers(frontend.protocol, frontend.port)
 
 

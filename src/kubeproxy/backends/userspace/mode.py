@@ -8,14 +8,18 @@ from typing import Final
 
 from kubeproxy.backends.mode import Operations, Registry
 from kubeproxy.backends.relay.datapath import SWITCH_INTERVAL, DataPath
-from kubeproxy.backends.userspace.backend import UserspaceBackend
+from kubeproxy.backends.userspace.backend import UserspaceBackend, landing_of, reachable_addresses
+from kubeproxy.backends.userspace.examine import KernelView, UserspaceExaminer, printed
 from kubeproxy.backends.userspace.listeners import Listeners
+from kubeproxy.backends.userspace.ruleset import Ruleset
 from kubeproxy.backends.userspace.udp import Sessions
 from kubeproxy.config.modes.userspace import parse_port_range
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel import nft
+from kubeproxy.kernel.listening import listening
+from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import Globals
+from kubeproxy.model.plan import FamilyGlobals, Globals
 
 KERNEL: Final = (5, 9)  # the oldest that rejects in prerouting
 
@@ -32,4 +36,11 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) ->
     return [UserspaceBackend.open(family, world, path, Listeners(path, sessions, ports)) for family in world.families]
 
 
-OPERATIONS = Operations(_check, _check, _open)
+def _examine(config: KubeProxyConfiguration, world: Globals, family: Family) -> UserspaceExaminer:  # noqa: ARG001
+    local, ours = reachable_addresses(family), world.of(family) or FamilyGlobals()
+    view = KernelView(family, Netlink.open(NETLINK_NETFILTER), listening)
+    ruleset = Ruleset(family, world, landing_of(world, family, local))
+    return UserspaceExaminer(view, ruleset, ours.nodeport_ips, printed)
+
+
+OPERATIONS = Operations(_check, _check, _open, _examine)

@@ -1,0 +1,325 @@
+"""userspace mode beside the proxy: in what the table differs from plans, and whether somebody listens for them.
+
+Which port a listener has is the proxy's affair: it is what the table says of it most often, if somebody listens there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, Protocol
+
+from kubeproxy.backends.examination import Finding, Kind, Plans, front_text
+from kubeproxy.backends.userspace.layout import (
+    FIREWALL_ALLOW,
+    FIREWALL_IPS,
+    LISTENERS,
+    ORIGINS,
+    TABLE,
+    element_key,
+    elements,
+    shapes,
+)
+from kubeproxy.backends.userspace.layout import Kind as ShapeKind
+from kubeproxy.backends.userspace.listeners import KINDS, ListenerName, PoolKind, assignments
+from kubeproxy.backends.userspace.ruleset import Ruleset
+from kubeproxy.errors import ApplyError, Unsupported
+from kubeproxy.kernel import nfnetlink, nft, nft_lookup
+from kubeproxy.kernel.empty_network import in_empty_network
+from kubeproxy.kernel.listening import Listening
+from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.nft_lookup import Entries
+from kubeproxy.model.addresses import Family, unpack
+from kubeproxy.model.plan import Frontend, FrontendKind, ServiceName, ServicePlan
+
+Rules = Mapping[str, Sequence[object]]
+Printer = Callable[[Ruleset, Family], Rules]
+"""Returns the rules of a table by chain, as the kernel lists them. Raises Unsupported, or ApplyError."""
+
+NODEPORT_IPS: Final = "nodeport-ips"
+
+
+class View(Protocol):
+    """One family's table, to be read, and who listens. All calls raise ApplyError."""
+
+    family: Family
+
+    def is_there(self) -> bool:
+        """Return whether there is such a table, and it does something."""
+
+    def rules(self) -> Rules:
+        """Return the rules by chain."""
+
+    def elements(self, name: str) -> Entries:
+        """Return the elements of a set; while others change it some may lack."""
+
+    def lookup(self, name: str, keys: Iterable[bytes]) -> Entries:
+        """Return those of these elements that a set has."""
+
+    def listening(self, protocol: int) -> frozenset[Listening]:
+        """Return where somebody listens."""
+
+    def close(self) -> None:
+        """Let go of the kernel."""
+
+
+class KernelView:
+    """The table of the network namespace of the caller."""
+
+    def __init__(self, family: Family, link: Netlink, ports: Callable[[Family, int], frozenset[Listening]]) -> None:
+        self.family = family
+        self._link = link
+        self._ports = ports
+
+    def is_there(self) -> bool:
+        """See View."""
+        header = nfnetlink.table(self.family, TABLE, self._link)
+        return header is not None and not header.dormant
+
+    def rules(self) -> Rules:
+        """See View."""
+        found: dict[str, list[object]] = {chain: [] for chain in nfnetlink.chains(self.family, TABLE, self._link)}
+        for rule in nfnetlink.rules(self.family, TABLE, self._link):
+            found.setdefault(rule.chain, []).append(rule.expressions)
+        return found
+
+    def elements(self, name: str) -> Entries:
+        """See View."""
+        return nft_lookup.glance(self.family, TABLE, name, self._link)
+
+    def lookup(self, name: str, keys: Iterable[bytes]) -> Entries:
+        """See View."""
+        return nft_lookup.lookup(self.family, TABLE, name, keys, self._link, ranges=name == FIREWALL_ALLOW)
+
+    def listening(self, protocol: int) -> frozenset[Listening]:
+        """See View."""
+        return self._ports(self.family, protocol)
+
+    def close(self) -> None:
+        """See View."""
+        self._link.close()
+
+
+def printed(ruleset: Ruleset, family: Family) -> Rules:
+    """Return the rules of a table by chain, loaded where nobody else is. Raises Unsupported, or ApplyError."""
+
+    def load() -> Rules:
+        nft.run("\n".join([f"add table {ruleset.name}", *ruleset.skeleton()]) + "\n")
+        with Netlink.open(NETLINK_NETFILTER) as link:
+            return KernelView(family, link, lambda *_: frozenset()).rules()
+
+    return in_empty_network(load)
+
+
+class UserspaceExaminer:
+    """See backends.examination.Examiner. `nodeport_ips` are those that NodePorts answer on, None for all."""
+
+    def __init__(self, view: View, ruleset: Ruleset, nodeport_ips: tuple[bytes, ...] | None, printed: Printer) -> None:
+        self.family = view.family
+        self._view = view
+        self._ruleset = ruleset
+        self._nodeport_ips = nodeport_ips
+        self._printed = printed
+        self._shapes = shapes(view.family)
+        self._caveats: list[str] = []
+
+    def close(self) -> None:
+        """Let go of the kernel."""
+        self._view.close()
+
+    def caveats(self) -> Iterable[str]:
+        """Return what could not be compared, and why."""
+        return self._caveats
+
+    def some(self, plans: Plans) -> Iterator[Finding]:
+        """See Examiner."""
+        if not self._view.is_there():
+            yield self._gone()
+            return
+        ours = self._ours(plans)
+        keys: dict[str, set[bytes]] = {name: set() for name in self._shapes}
+        for its in ours.values():
+            for set_id, key in _possible(its):
+                keys[set_id].add(key)
+        actual = {name: self._view.lookup(name, asked) for name, asked in keys.items()}
+        actual[LISTENERS] = self._view.elements(LISTENERS)
+        if actual[FIREWALL_IPS]:
+            ranges = self._view.elements(FIREWALL_ALLOW)
+            actual[FIREWALL_ALLOW] = {k: b"" for k in ranges if _front_of(k, self.family) in keys[FIREWALL_IPS]}
+        yield from self._compared(ours, actual)
+
+    def everything(self, wanted: Plans) -> Iterator[Finding]:
+        """See Examiner."""
+        if not self._view.is_there():
+            yield self._gone()
+            return
+        ours = self._ours(wanted)
+        actual = {name: self._view.elements(name) for name in self._shapes}
+        lacking: dict[str, list[bytes]] = {}
+        for its in ours.values():
+            for set_id, key in _possible(its):
+                if key not in actual[set_id]:
+                    lacking.setdefault(set_id, []).append(key)
+        for set_id, keys in lacking.items():
+            actual[set_id].update(self._view.lookup(set_id, keys))
+        yield from self._compared(ours, actual)
+        known = {element for its in ours.values() for element in _possible(its)}
+        for set_id, entries in actual.items():
+            for key in sorted(entries) if set_id not in {LISTENERS, FIREWALL_ALLOW} else ():
+                if (set_id, key) not in known:
+                    yield Finding(None, Kind.EXTRA, self._front(key), self._where(set_id), present=_meaning(set_id))
+        yield from self._nodeports()
+        yield from self._rules()
+
+    def _ours(self, plans: Plans) -> dict[ServiceName, tuple[ServicePlan, ...]]:
+        return {name: tuple(p for p in its if p.key.family is self.family) for name, its in plans.items()}
+
+    # -- Services ---------------------------------------------------------------------------------------------------
+
+    def _compared(
+        self, ours: Mapping[ServiceName, tuple[ServicePlan, ...]], actual: Mapping[str, Entries]
+    ) -> Iterator[Finding]:
+        listening = {protocol: {one.port for one in self._view.listening(protocol)} for protocol in KINDS}
+        ranges: dict[bytes, set[bytes]] = {}
+        for key in actual[FIREWALL_ALLOW]:
+            ranges.setdefault(_front_of(key, self.family), set()).add(key)
+        for name, plans in ours.items():
+            for plan in plans:
+                ports = {listener: self._port_of(plan, listener, actual) for listener in assignments(plan)}
+                yield from self._plan(name, plan, ports, actual, ranges)
+                for listener, port in ports.items():
+                    if port is not None and port not in listening[listener.key.protocol]:
+                        front = front_text(b"", listener.key.protocol, port).removeprefix("NodePort ")
+                        what = (
+                            f"the listener for {listener.kind} endpoints of port {plan.key.port_name or 'without name'}"
+                        )
+                        yield Finding(name, Kind.MISSING, what, f"sockets that listen on {front}")
+
+    def _port_of(self, plan: ServicePlan, listener: ListenerName, actual: Mapping[str, Entries]) -> int | None:
+        """Return the port that most elements have for a listener."""
+        votes: Counter[int] = Counter()
+        for frontend in plan.frontends:
+            for origin, action in zip(ORIGINS, plan.traffic(frontend), strict=True):
+                if action.forwards and action.picks_local == (listener.kind is PoolKind.LOCAL):
+                    data = actual[f"{origin}-{_what(frontend)}"].get(element_key(frontend))
+                    if data is not None:
+                        votes[int.from_bytes(data[:2], "big")] += 1
+        return votes.most_common(1)[0][0] if votes else None
+
+    def _plan(
+        self,
+        name: ServiceName,
+        plan: ServicePlan,
+        ports: Mapping[ListenerName, int | None],
+        actual: Mapping[str, Entries],
+        ranges: Mapping[bytes, set[bytes]],
+    ) -> Iterator[Finding]:
+        wanted = elements(plan, ports)
+        for set_id, entries in wanted.items():
+            for key, data in entries.items():
+                present = actual[set_id].get(key)
+                front, where = self._front(key), self._where(set_id)
+                if present is None:
+                    yield Finding(name, Kind.MISSING, front, where, _meaning(set_id))
+                elif present != data:
+                    yield Finding(name, Kind.DIFFERENT, front, where, f"port {_port(data)}", f"port {_port(present)}")
+        for set_id, key in _possible((plan,)):
+            if key in actual[set_id] and key not in wanted.get(set_id, {}):
+                yield Finding(name, Kind.EXTRA, self._front(key), self._where(set_id), present=_meaning(set_id))
+        for key in _keys(plan):
+            for span in sorted(ranges.get(key, set()) - wanted.get(FIREWALL_ALLOW, {}).keys()):
+                yield Finding(name, Kind.EXTRA, self._front(span), self._where(FIREWALL_ALLOW))
+        for listener, port in ports.items():
+            if port is None:
+                yield Finding(name, Kind.MISSING, _listener(listener), "the proxy", "forwarded", "refused")
+
+    # -- the table itself -------------------------------------------------------------------------------------------
+
+    def _gone(self) -> Finding:
+        return Finding(None, Kind.MISSING, "the whole table: no Service is served", f"table {self._ruleset.name}")
+
+    def _nodeports(self) -> Iterator[Finding]:
+        if self._nodeport_ips is None:
+            return
+        present, wanted = self._view.elements(NODEPORT_IPS).keys(), frozenset(self._nodeport_ips)
+        for kind, addresses in ((Kind.MISSING, wanted - present), (Kind.EXTRA, present - wanted)):
+            for address in sorted(addresses):
+                what = f"{unpack(address)}, on which NodePorts answer"
+                yield Finding(None, kind, what, f"set {NODEPORT_IPS} of table {self._ruleset.name}")
+
+    def _rules(self) -> Iterator[Finding]:
+        try:
+            wanted = self._printed(self._ruleset, self.family)
+        except (Unsupported, ApplyError) as error:
+            self._caveats.append(f"the rules of table {self._ruleset.name} were not compared: {error}")
+            return
+        present, where = self._view.rules(), f"table {self._ruleset.name}"
+        for chain in sorted(wanted.keys() | present.keys()):
+            ours, theirs = wanted.get(chain), present.get(chain)
+            if ours is None or theirs is None:
+                yield Finding(None, Kind.EXTRA if ours is None else Kind.MISSING, f"chain {chain}", where)
+            elif list(ours) != list(theirs):
+                counts = (f"{len(rules)} rules" for rules in (ours, theirs))
+                yield Finding(None, Kind.DIFFERENT, f"the rules of chain {chain}", where, *counts)
+
+    def _front(self, key: bytes) -> str:
+        size = self.family.address_size if len(key) > 8 else 0
+        return front_text(key[:size], key[size], int.from_bytes(key[size + 4 : size + 6], "big"))
+
+    def _where(self, set_id: str) -> str:
+        return (
+            f"{'map' if self._shapes[set_id].kind is ShapeKind.PORT else 'set'} {set_id} of table {self._ruleset.name}"
+        )
+
+
+def _possible(plans: Iterable[ServicePlan]) -> Iterator[tuple[str, bytes]]:
+    """Yield what there might be of these plans' frontends, but for source ranges."""
+    for plan in plans:
+        for frontend in plan.frontends:
+            key = element_key(frontend)
+            for origin in ORIGINS:
+                for outcome in ("", "-dropped", "-rejected"):
+                    yield f"{origin}-{_what(frontend)}{outcome}", key
+            if frontend.kind is not FrontendKind.NODEPORT:
+                yield FIREWALL_IPS, key
+
+
+def _keys(plan: ServicePlan) -> set[bytes]:
+    return {element_key(frontend) for frontend in plan.frontends}
+
+
+def _what(frontend: Frontend) -> str:
+    return "nodeports" if frontend.kind is FrontendKind.NODEPORT else "services"
+
+
+def _front_of(key: bytes, family: Family) -> bytes:
+    """Return the key of the frontend that a source range is of."""
+    return key[: family.address_size + 8]
+
+
+def _meaning(set_id: str) -> str:
+    """Return what an element of a set says."""
+    if set_id in {LISTENERS, FIREWALL_IPS, FIREWALL_ALLOW}:
+        return {LISTENERS: "a listener", FIREWALL_IPS: "closed to all but its source ranges"}.get(
+            set_id, "open for a range"
+        )
+    origin, _, rest = set_id.partition("-")
+    outcome = "dropped" if rest.endswith("-dropped") else "refused" if rest.endswith("-rejected") else "forwarded"
+    return f"{outcome} when it comes from {_ORIGINS[origin]}"
+
+
+def _port(data: bytes) -> int:
+    return int.from_bytes(data[:2], "big")
+
+
+def _listener(name: ListenerName) -> str:
+    port = f" of port {name.key.port_name}" if name.key.port_name else ""
+    return f"the listener{port} for {'all endpoints' if name.kind is PoolKind.CLUSTER else 'those of this node'}"
+
+
+_MEANINGS: Final = {
+    LISTENERS: "a listener",
+    FIREWALL_IPS: "closed to all but its source ranges",
+    FIREWALL_ALLOW: "open for a range",
+}
+_ORIGINS: Final = {"pod": "a pod", "node": "this node", "outside": "outside"}

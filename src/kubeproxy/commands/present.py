@@ -1,0 +1,67 @@
+"""Whether the kernel has what an answer says: the elements or rules of the one Service, read now, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from kubeproxy import modes
+from kubeproxy.backends.examination import Finding, Kind
+from kubeproxy.backends.mode import FlowsEnd
+from kubeproxy.commands import output
+from kubeproxy.commands.kernel import examiners
+from kubeproxy.commands.looks import look as look_at
+from kubeproxy.commands.source import Source
+from kubeproxy.commands.verify import REPAIR, text
+from kubeproxy.control.wire import Facts
+from kubeproxy.errors import ApplyError, Unsupported
+from kubeproxy.seeing.why import Explained, Why
+
+_SHOWN = 10
+
+
+class Line(Struct, frozen=True):
+    """A line for people, and its mark (see commands.output)."""
+
+    mark: str
+    text: str
+
+
+def look(asked: Source, explained: Explained) -> tuple[Line, ...]:
+    """Read what the kernel has for the Service of an answer, which has a plan. Raises KubeProxyError."""
+    assert explained.plan is not None  # noqa: S101 - the caller looked
+    key, facts = explained.plan.key, asked.facts()
+    try:
+        with examiners(facts, [key.family]) as kernel:
+            seen = look_at(asked.services, kernel, [(key.namespace, key.name)])
+    except (ApplyError, Unsupported) as error:
+        return (Line(output.NOTE, f"what the kernel has could not be read: {error}"),)
+    if seen.on_their_way or seen.restless:
+        return (Line(output.NOTE, f"a change of {key.namespace}/{key.name} is on its way into the kernel"),)
+    return tuple(_lines(explained.why, facts, seen.findings))
+
+
+def fixes(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield what would help the kernel."""
+    if any(line.mark == output.BAD for line in lines):
+        yield REPAIR
+
+
+def _lines(why: Why, facts: Facts, findings: Sequence[Finding]) -> Iterator[Line]:
+    lacking = {f"{finding.what} " for finding in findings if finding.kind is Kind.MISSING}
+    count = len(why.endpoints)
+    there = sum(not any(f"endpoint {one.address} " in what for what in lacking) for one in why.endpoints)
+    mark = output.BAD if findings else output.OK
+    if not count:
+        words = "is not what the kernel has" if findings else "is what the kernel has"
+        yield Line(mark, f"{why.outcome} {words} (read now)")
+    elif modes.named(facts.mode).flows_end is FlowsEnd.PROXY:
+        words = "do not lead" if findings else "lead"
+        yield Line(mark, f"the kernel's rules {words} to the proxy's listener as planned (read now)")
+    else:
+        yield Line(mark, f"{there} of {count} ready endpoints are in the kernel (read now)")
+    for finding in findings[:_SHOWN]:
+        yield Line(output.BAD, text(finding))
+    if len(findings) > _SHOWN:
+        yield Line(output.NOTE, f"and {len(findings) - _SHOWN} more differences; kube-proxy verify has them")
