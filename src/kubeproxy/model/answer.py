@@ -27,6 +27,7 @@ from kubeproxy.model.plan import (
     Pool,
     ServiceName,
     ServicePlan,
+    Traffic,
 )
 from kubeproxy.model.planner import Planner
 
@@ -209,13 +210,14 @@ class _Question:
             plans = [plan for _, compiled in here for plan in compiled.plans if plan.key.family is self._family]
             text = f"{where}: no such port; {_offers(here[0][0], plans, self._packet.destination)}"
             steps = (Step(False, text, "spec.ports"),)
-            if self._habits.guards_addresses and any(_has(plan, self._packet.destination) for plan in plans):
+            kinds = self._habits.refuses_ports
+            if any(_has(plan, self._packet.destination, kinds) for plan in plans):
                 return Answer(Outcome.REFUSED, steps, self._refusal())
             return Answer(Outcome.NOT_OURS, steps, Notice.UNKNOWN)
         if within(self._packet.destination, self._ours.service_cidrs):
             text = f"{where}: an address of the cluster's Services that none here has (another proxy may serve it)"
             steps = (Step(False, text, "spec.clusterIPs"),)
-            if self._habits.guards_addresses:
+            if self._habits.drops_unowned:
                 return Answer(Outcome.DROPPED, steps, Notice.TIMEOUT)
             return Answer(Outcome.NOT_OURS, steps, Notice.UNKNOWN)
         steps = (Step(False, f"{where}: no Service has this address and port"),)
@@ -238,7 +240,7 @@ class _Question:
             Step(True, f"{self._where()} is the {kind} of {_named(plan)}", field),
             Step(True, f"the client is {side.value}: {recognised}"),
         ]
-        action = plan.traffic(frontend)[list(Side).index(side)]
+        action = self._action(plan.traffic(frontend), side)
         turned_away = self._turned_away(plan, frontend, side, steps)
         missing = tuple(self._absent(plan, plan.local if action.picks_local else plan.cluster, frontend))
         if turned_away and (self._habits.ranges_first or plan.usable):
@@ -262,6 +264,14 @@ class _Question:
         return Answer(
             Outcome.FORWARDED, tuple(steps), Notice.ANSWER, plan, frontend, choices, plan.affinity, absent=missing
         )
+
+    def _action(self, traffic: Traffic, side: Side) -> Action:
+        """Return what happens to connections of a side."""
+        action = traffic[list(Side).index(side)]
+        if self._habits.one_pool and traffic.outside.picks_local and action.forwards and not action.picks_local:
+            masqueraded = action is Action.CLUSTER_MASQUERADE
+            return Action.LOCAL_MASQUERADE if masqueraded else Action.LOCAL
+        return action
 
     def _refuses_node(self, frontend: Frontend) -> bool:
         """Return whether a connection of this node is refused: what is on the node itself always is, by the kernel."""
@@ -317,7 +327,8 @@ class _Question:
             to_itself = address == self._packet.source and address in plan.hairpin
             # What is delivered on the node itself never passes the hook that translates sources.
             stays = address in self._local and side is not Side.NODE
-            yield Choice(destination, 1 / len(pool), (masquerades or to_itself) and not stays)
+            seen_as_node = self._habits.carries or ((masquerades or to_itself) and not stays)
+            yield Choice(destination, 1 / len(pool), seen_as_node)
 
     def _absent(self, plan: ServicePlan, pool: Pool, frontend: Frontend) -> Iterator[Absent]:
         key = plan.key
@@ -370,6 +381,6 @@ def _offers(name: ServiceName, plans: Iterable[ServicePlan], address: bytes) -> 
     return f"{'/'.join(name)} has {', '.join(ports)} there"
 
 
-def _has(plan: ServicePlan, address: bytes) -> bool:
-    """Return whether an address is a plan's cluster IP."""
-    return any(f.kind is FrontendKind.CLUSTER and f.address == address for f in plan.frontends)
+def _has(plan: ServicePlan, address: bytes, kinds: Collection[FrontendKind]) -> bool:
+    """Return whether a plan has an address, as one of these kinds."""
+    return any(f.kind in kinds and f.address == address for f in plan.frontends)

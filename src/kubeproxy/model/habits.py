@@ -5,22 +5,28 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kubeproxy.model.addresses import Family
+from kubeproxy.model.plan import FrontendKind
 
 
 class Habits(NamedTuple):
-    """In what the proxies of different modes differ when nobody serves a connection.
+    """In what the proxies of different modes differ for a client.
 
-    `guards_addresses`: other ports of a cluster IP are refused, and addresses of ServiceCIDRs that no Service has
-    dropped. `refuses_node`: this node's own connections to external addresses are refused like all others, not sent
-    on to wherever their route leads. `ranges_first`: source ranges apply to a Service without endpoints as well.
-    `resets_tcp`: families in which TCP is refused by a reset, in place of an ICMP error. `loopback`: families in which
-    NodePorts answer on loopback, where they answer on all local addresses. `closes_everywhere`: a NodePort that nobody
-    serves is refused or dropped on all local addresses, those included on which NodePorts do not answer.
+    `refuses_ports`: kinds of addresses whose other ports are refused. `drops_unowned`: addresses of ServiceCIDRs that
+    no Service has are dropped. `refuses_node`: this node's own connections to external addresses that nobody serves are
+    refused like all others, not sent on to wherever their route leads. `ranges_first`: source ranges apply to a Service
+    without endpoints as well. `resets_tcp`: families in which TCP is refused by a reset, in place of an ICMP error.
+    `loopback`: families in which NodePorts answer on loopback, where they answer on all local addresses.
+    `closes_everywhere`: a NodePort that nobody serves is refused or dropped on all local addresses, those included on
+    which NodePorts do not answer. `one_pool`: under policy Local, pods and this node get the endpoints of this node as
+    clients from outside do, where it has any. `carries`: the proxy carries the bytes, and is whom endpoints see.
     """
 
-    guards_addresses: bool = True
+    refuses_ports: tuple[FrontendKind, ...] = (FrontendKind.CLUSTER,)
+    drops_unowned: bool = True
     refuses_node: bool = True
     ranges_first: bool = True
     resets_tcp: tuple[Family, ...] = (Family.IPV4,)
     loopback: tuple[Family, ...] = ()
     closes_everywhere: bool = False
+    one_pool: bool = False
+    carries: bool = False

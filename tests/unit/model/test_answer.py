@@ -137,7 +137,7 @@ def test_a_port_that_no_service_has_at_the_address():
     made = ask(planner(WEB, slice_of(endpoint("10.244.1.1"))), "10.96.0.10", 8443)
     assert made.outcome is Outcome.REFUSED
     assert made.steps[-1].text == "10.96.0.10:8443/TCP: no such port; default/web has 80/TCP there"
-    elsewhere = ask(planner(WEB), "10.96.0.10", 8443, habits=Habits(guards_addresses=False))
+    elsewhere = ask(planner(WEB), "10.96.0.10", 8443, habits=Habits(refuses_ports=(), drops_unowned=False))
     assert elsewhere.outcome is Outcome.NOT_OURS
 
 

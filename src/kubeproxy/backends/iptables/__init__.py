@@ -9,7 +9,8 @@ MODE = Mode(
     iptables.MODE,
     __name__,
     habits=Habits(
-        guards_addresses=False,
+        refuses_ports=(),
+        drops_unowned=False,
         refuses_node=False,
         ranges_first=False,
         resets_tcp=(),

@@ -2,6 +2,8 @@
 
 from kubeproxy.backends.mode import Deprecation, Mode
 from kubeproxy.config.modes import ipvs
+from kubeproxy.model.habits import Habits
+from kubeproxy.model.plan import FrontendKind
 
 INTERFACE = "kube-ipvs0"
 """The dummy interface that carries the addresses of Services, so that their packets come in at all."""
@@ -9,6 +11,13 @@ INTERFACE = "kube-ipvs0"
 MODE = Mode(
     ipvs.MODE,
     __name__,
+    habits=Habits(
+        refuses_ports=(FrontendKind.CLUSTER, FrontendKind.EXTERNAL, FrontendKind.LOADBALANCER),
+        drops_unowned=False,
+        ranges_first=False,
+        resets_tcp=(),
+        one_pool=True,
+    ),
     interface=INTERFACE,
     tracked_as=0,  # IPVS changes where the answers come from, and says so nowhere (ip_vs_update_conntrack)
     # Kubernetes' own words (pull request 134539), which people look for.

@@ -4,7 +4,21 @@ from typing import Final
 
 from kubeproxy.backends.mode import FlowsEnd, Mode
 from kubeproxy.config.modes import userspace
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.habits import Habits
 
 TABLE: Final = "kube-proxy-userspace"
 
-MODE = Mode(userspace.MODE, __name__, table=TABLE, flows_end=FlowsEnd.PROXY)
+MODE = Mode(
+    userspace.MODE,
+    __name__,
+    table=TABLE,
+    habits=Habits(
+        refuses_ports=(),
+        drops_unowned=False,
+        resets_tcp=(),
+        loopback=(Family.IPV4, Family.IPV6),
+        carries=True,
+    ),
+    flows_end=FlowsEnd.PROXY,
+)
