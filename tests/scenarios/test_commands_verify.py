@@ -153,8 +153,9 @@ async def test_nothing_differs(live: Live) -> None:
     assert "Services are in the kernel as planned" in text
     for name in ("fine", "sticky", "local", "external", "empty"):
         assert "ok 1 Services" in await equal(live, name)
-    status, text = await live.ask("verify", "-o", "json")
-    assert (status, json.loads(text)["findings"]) == (0, [])
+    status, text = await live.ask("verify", "-o", "json", "--api")
+    report = json.loads(text)
+    assert (status, report["findings"], report["behind"], report["troubles"]) == (0, [], [], [])
 
 
 @modes("nftables")

@@ -8,14 +8,18 @@ the namespace default, that Service alone, and whether the proxy has its newest 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
 
 from kubeproxy.backends.examination import Finding
-from kubeproxy.commands import NO, UNKNOWN, YES, output
+from kubeproxy.commands import NO, UNKNOWN, YES, newest, output
 from kubeproxy.commands.kernel import examiners
 from kubeproxy.commands.looks import Seen, look
 from kubeproxy.commands.services import service_name
 from kubeproxy.commands.source import source
 from kubeproxy.control.wire import Facts
+from kubeproxy.model.plan import ServiceName
 
 REPAIR = "the proxy repairs them by itself within its sync period; `kube-proxy verify` again shows it"
 
@@ -26,6 +30,22 @@ _SHOWN = 50
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own arguments."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="NAMESPACE/NAME, or a NAME in default")
+    parser.add_argument("--api", action="store_true", help="ask the API server for all Services; for NAME it always is")
+
+
+class Report(Struct, frozen=True):
+    """What was seen of the kernel, in what the proxy is behind the API server, and what else is wrong, in sentences."""
+
+    seen: Seen
+    behind: Sequence[Finding]
+    troubles: Sequence[str]
+
+    def status(self, names: Sequence[ServiceName]) -> int:
+        """Return the exit code, for what was asked about these Services, or about all."""
+        if self.seen.findings or self.behind:
+            return NO
+        unseen = bool(names and self.seen.on_their_way)
+        return UNKNOWN if unseen or self.troubles or self.seen.restless else YES
 
 
 def run(given: argparse.Namespace) -> int:
@@ -35,46 +55,56 @@ def run(given: argparse.Namespace) -> int:
     facts = asked.facts()
     with examiners(facts, facts.world.families) as kernel:
         seen = look(asked.services, kernel, names)
-    troubles = _troubles(facts)
+    troubles = [*_troubles(facts)]
     if names and not seen.services:
         troubles.append(f"no Service {'/'.join(names[0])} is known here")
+    behind: Sequence[Finding] = ()
+    if asked.running and not facts.manifests and (names or given.api):
+        try:
+            behind = newest.behind(asked.services, facts, names)
+        except newest.Unreachable as error:
+            troubles.append(str(error))
+    report = Report(seen, behind, troubles)
     if given.output == "json":
-        output.json({"mode": facts.mode, **_json(seen), "troubles": troubles})
+        output.json(_json(facts, report))
     else:
-        _print(facts, seen, troubles)
-    if seen.findings:
-        return NO
-    unseen = bool(names and seen.on_their_way)
-    return UNKNOWN if unseen or troubles or seen.restless else YES
+        _print(facts, report)
+    return report.status(names)
 
 
-def _troubles(facts: Facts) -> list[str]:
-    """Return what the proxy itself says is wrong, by part or family."""
-    found = [f"the proxy is not ready, {part}: {why}" for part, why in facts.unready.items()]
+def _troubles(facts: Facts) -> Iterator[str]:
+    """Yield what the proxy itself says is wrong, by part or family."""
+    for part, why in facts.unready.items():
+        yield f"the proxy is not ready, {part}: {why}"
     for one in facts.standings:
         if one.refusal:
-            found.append(f"the kernel refuses the {one.family.label} changes: {one.refusal}")
+            yield f"the kernel refuses the {one.family.label} changes: {one.refusal}"
         if one.difference:
-            found.append(f"the proxy is repairing ({one.family.label}): {one.difference}")
-    return found
+            yield f"the proxy is repairing ({one.family.label}): {one.difference}"
 
 
-def _json(seen: Seen) -> dict[str, object]:
+def _json(facts: Facts, report: Report) -> dict[str, object]:
+    seen = report.seen
     return {
+        "mode": facts.mode,
         "services": seen.services,
         "findings": [finding._asdict() for finding in seen.findings],
+        "behind": [finding._asdict() for finding in report.behind],
         "onTheirWay": ["/".join(name) for name in seen.on_their_way],
         "restless": ["/".join(name) for name in seen.restless],
         "caveats": seen.caveats,
+        "troubles": report.troubles,
     }
 
 
-def _print(facts: Facts, seen: Seen, troubles: list[str]) -> None:
-    for finding in seen.findings[:_SHOWN]:
-        output.marked(output.BAD, text(finding))
-    if len(seen.findings) > _SHOWN:
-        output.marked(output.NOTE, f"and {len(seen.findings) - _SHOWN} more; -o json has them")
-    for trouble in troubles:
+def _print(facts: Facts, report: Report) -> None:
+    seen = report.seen
+    for findings in (seen.findings, report.behind):
+        for finding in findings[:_SHOWN]:
+            output.marked(output.BAD, text(finding))
+        if len(findings) > _SHOWN:
+            output.marked(output.NOTE, f"and {len(findings) - _SHOWN} more; -o json has them")
+    for trouble in report.troubles:
         output.marked(output.BAD, trouble)
     for caveat in seen.caveats:
         output.marked(output.NOTE, caveat)
@@ -83,12 +113,14 @@ def _print(facts: Facts, seen: Seen, troubles: list[str]) -> None:
             shown = ", ".join("/".join(name) for name in names[:5]) + (", …" if len(names) > 5 else "")
             output.marked(output.NOTE, f"{what}: {shown}")
     families = " and ".join(family.label for family in facts.world.families)
-    if not seen.findings and not troubles:
-        output.marked(output.OK, f"{seen.services} Services are in the kernel as planned ({facts.mode}, {families})")
-    if not seen.findings:
-        return
-    output.say(f"{len(seen.findings)} differences in {seen.services} Services ({facts.mode}, {families})")
-    output.say(f"Fix: {REPAIR}")
+    where = f"({facts.mode}, {families})"
+    if seen.findings:
+        output.say(f"{len(seen.findings)} differences in {seen.services} Services {where}")
+        output.say(f"Fix: {REPAIR}")
+    elif seen.services or not report.troubles:
+        output.marked(output.OK, f"{seen.services} Services are in the kernel as planned {where}")
+    if report.behind:
+        output.say("Fix: the proxy does not hear of changes: kube-proxy doctor looks at its watches")
 
 
 def text(finding: Finding) -> str:
