@@ -17,7 +17,7 @@ demo: setup
 
 test: setup
 	@tools/check-host
-	@$(PY) -m pytest -n 2 --dist worksteal
+	@tools/test
 
 lint: setup
 	@.venv/bin/ruff check
