@@ -81,7 +81,8 @@ async def test_a_client_meets_one_endpoint_by_whichever_address(sticky: Live, fa
     assert await choices(sticky, other, proto) != first
     for place in ("pod", "node"):
         answers = [answer for front in fronts for answer in await sticky.cluster.probes(place, proto, *front, 3)]
-        assert len({getattr(answer, "pod", answer) for answer in answers}) == 1, place
+        # In userspace mode the kernel now and then refuses to send a UDP packet of the node: no matter of affinity.
+        assert len({answer.pod for answer in answers if isinstance(answer, Answer)}) == 1, (place, answers)
 
 
 @modes("nftables", "iptables-nft", "userspace", "ipvs")
