@@ -17,7 +17,7 @@ from bench.charts import draw
 from bench.runs import Run
 from bench.worker import BenchmarkFailed
 
-DEFAULT = ("sync", "change", "churn", "start", "e2e", "path")
+DEFAULT = ("sync", "change", "churn", "start", "e2e", "path", "counters")
 OTHER_MODES = ("iptables", "ipvs", "userspace")  # a quarter of an hour more
 ALL = DEFAULT + OTHER_MODES
 WIDTH = 190  # columns of a table when the output is no terminal

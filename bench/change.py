@@ -80,7 +80,8 @@ def steps(size: objects.Size, pairs: int, seed: int = 1) -> Iterator[Step]:
             yield Step(case, (services, slices))
 
 
-def _lists(size: objects.Size) -> list[Event]:
+def lists(size: objects.Size) -> list[Event]:
+    """Return the lists that a full sync begins with."""
     return [
         Replaced("services", proxy.decoded("services", objects.service_pages(size))),
         Replaced("endpointslices", proxy.decoded("endpointslices", objects.slice_pages(size))),
@@ -108,7 +109,7 @@ def measure(size: str, pairs: int) -> dict[str, dict[str, float]]:
     wanted = objects.parse_size(size)
     proxy.collect_as_the_proxy_does()
     planner, backend = Planner(proxy.world()), NftablesBackend(KernelTable.open(Family.IPV4), proxy.world())
-    planner.apply(_lists(wanted))
+    planner.apply(lists(wanted))
     plans = {change.name: change.after.plans for change in planner.take()}
     for _ in backend.resync(plans):
         pass
@@ -118,13 +119,13 @@ def measure(size: str, pairs: int) -> dict[str, dict[str, float]]:
     decoders = Decoders()
     warm = steps(wanted, 5, seed=2)
     for step in warm:
-        _one(decoders, planner, backend, step.lines)
+        one(decoders, planner, backend, step.lines)
     seconds: list[float] = []
     with kernel.recorded() as recording:
         for step in planned:
             before = len(recording.steps)
             began = time.perf_counter()
-            _one(decoders, planner, backend, step.lines)
+            one(decoders, planner, backend, step.lines)
             seconds.append(time.perf_counter() - began)
             if len(recording.steps) != before + 1:
                 raise RuntimeError(f"{step.case}: {len(recording.steps) - before} transactions instead of one")
@@ -132,7 +133,8 @@ def measure(size: str, pairs: int) -> dict[str, dict[str, float]]:
     return _by_case(planned, seconds, _limits(recording))
 
 
-def _one(decoders: Decoders, planner: Planner, backend: NftablesBackend, lines: Lines) -> None:
+def one(decoders: Decoders, planner: Planner, backend: NftablesBackend, lines: Lines) -> None:
+    """Take watch lines in, and commit what they change."""
     planner.apply(decoders.events(lines))
     for _ in backend.sync([(change.name, change.after.plans) for change in planner.take()]):
         pass
@@ -174,7 +176,7 @@ async def _engine(size: objects.Size, pairs: int) -> dict[str, dict[str, float]]
     proxy.collect_as_the_proxy_does()
     engine, backend = proxy.engine(listener)
     running = asyncio.create_task(engine.run())
-    engine.arrive(_lists(size))
+    engine.arrive(lists(size))
     await engine.ready.wait()
     proxy.settled()
     planned = [*steps(size, 5, seed=2), *steps(size, pairs)]

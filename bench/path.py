@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from bench import objects, proxy
 from bench.charts import Chart, Panel
 from bench.figures import median, percentile, spreads
@@ -19,6 +21,7 @@ from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Replaced, Upserted
+from kubeproxy.model.plan import Connections, Globals
 from kubeproxy.model.planner import Planner
 
 SIZES = ("10x10", "1kx10", "10kx10", "44kx10")
@@ -39,7 +42,9 @@ COLUMNS = (
 Target = tuple[str, int]
 
 
-def measure(size: str, rounds: int, connections: int, seconds: float) -> dict[str, float]:
+def measure(
+    size: str, rounds: int, connections: int, seconds: float, counters: Connections = "uncounted"
+) -> dict[str, float]:
     """Measure one size: us, connections a second, Gbit/s."""
     wanted = objects.parse_size(size)
     network = Network()
@@ -48,7 +53,7 @@ def measure(size: str, rounds: int, connections: int, seconds: float) -> dict[st
         endpoint = objects.endpoints_of(0, wanted.endpoints)[0]
         straight = {"straight": ((endpoint, PORT), (endpoint, SINK_PORT))}
         bare = _measured(network, {"bare": straight["straight"]}, rounds, connections, seconds)
-        backend = _program(wanted)
+        backend = _program(wanted, replace(proxy.world(), connections=counters))
         service = {"service": ((objects.cluster_ip(0), 80), (objects.cluster_ip(wanted.services), 80))}
         found = _measured(network, service | straight, rounds, connections, seconds)
         backend.close()
@@ -57,9 +62,8 @@ def measure(size: str, rounds: int, connections: int, seconds: float) -> dict[st
         network.close()
 
 
-def _program(size: objects.Size) -> NftablesBackend:
+def _program(size: objects.Size, world: Globals) -> NftablesBackend:
     """Program all Services, and one more that leads to the stream's port."""
-    world = proxy.world()
     planner, backend = Planner(world), NftablesBackend(KernelTable.open(Family.IPV4), world)
     services = proxy.decoded("services", objects.service_pages(size))
     slices = proxy.decoded("endpointslices", objects.slice_pages(size))

@@ -90,7 +90,7 @@ def run(options: Options) -> int:
         log.warning("%s", notice)
     mode = modes.named(config.active_mode)
     operations = mode.operations()
-    settings = host.settings(config)
+    settings = host.settings(config, options.connections)
     operations.check(config, settings.families)
     host.check_families(settings)
     host.check_nodeport_addresses(config)
@@ -172,7 +172,12 @@ def _clean_up() -> int:
 def _bare(settings: Settings) -> Globals:
     """Return what is known before the Node is: which families there are."""
     ours = {family: FamilyGlobals() for family in settings.families}
-    return Globals(settings.node_name, ipv4=ours.get(Family.IPV4), ipv6=ours.get(Family.IPV6))
+    return Globals(
+        settings.node_name,
+        connections=settings.connections,
+        ipv4=ours.get(Family.IPV4),
+        ipv6=ours.get(Family.IPV6),
+    )
 
 
 async def remove_others(mode: Mode, backoff: Backoff) -> None:

@@ -20,6 +20,7 @@ from kubeproxy.kernel.addresses import local_addresses
 from kubeproxy.kernel.sysctl import ConntrackConfig, apply_settings, conntrack_settings
 from kubeproxy.model.addresses import Family, family_of, pack, parse_networks
 from kubeproxy.model.objects import Node
+from kubeproxy.model.plan import Connections
 from kubeproxy.model.world import LocalMode, Settings, pod_cidrs
 
 log = logging.getLogger("kubeproxy.host")
@@ -53,8 +54,8 @@ def families(primary: Family, proc: Path = Path("/proc")) -> tuple[Family, ...]:
     return found
 
 
-def settings(config: KubeProxyConfiguration) -> Settings:
-    """Return what the configuration and this host say about the node. Raises Unsupported."""
+def settings(config: KubeProxyConfiguration, connections: Connections = "uncounted") -> Settings:
+    """Return what the configuration, the flags beside it and this host say about the node. Raises Unsupported."""
     bind = pack(config.bind_address) or b"\0\0\0\0"
     return Settings(
         node_name=node_name(config.hostname_override),
@@ -68,6 +69,7 @@ def settings(config: KubeProxyConfiguration) -> Settings:
         bind_address=bind if any(bind) else b"",
         masquerade_all=config.masquerade_all,
         masquerade_mark=1 << config.masquerade_bit,
+        connections=connections,
         external_ips="served" if gate_enabled(config.feature_gates, "AllowServiceExternalIPs") else "ignored",
     )
 

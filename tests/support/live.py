@@ -211,7 +211,9 @@ class Live:
             rf"{re.escape(front.address)} \. {proto} \. {front.port}" if front.address else rf"{proto} \. {front.port}"
         )
         by_ip = {ip: name for name, ips in self.ips.items() for ip in ips.values()}
-        return {f"{by_ip.get(ip, ip)}:{port}" for ip, port in re.findall(rf"{head} \. \d+ : (\S+) \. (\d+)", text)}
+        counted = r"(?: counter packets \d+ bytes \d+)?"
+        found = re.findall(rf"{head} \. \d+{counted} : (\S+) \. (\d+)", text)
+        return {f"{by_ip.get(ip, ip)}:{port}" for ip, port in found}
 
     async def programmed(self, front: Front, pods: str, port: int = 3000) -> None:
         """Wait until the kernel has exactly these endpoints for a cluster IP; the proxy is asked in other modes."""

@@ -109,6 +109,9 @@ class Labelled(Protocol[M_co]):
     def labels(self, *values: str) -> M_co:
         """Return the one with these values."""
 
+    def clear(self) -> None:
+        """Forget all, before they are reported anew."""
+
 
 class Registry(Protocol):
     """Where a mode registers the metrics that it alone has, and gets them back."""

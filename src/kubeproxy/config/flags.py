@@ -89,6 +89,9 @@ FLAGS = (
     Flag("proxy-mode", "ProxyMode", "", BACKEND, "mode",
          "nftables (the default; the Go kube-proxy's is iptables), iptables, ipvs or userspace."),
     Flag("masquerade-all", "bool", "false", BACKEND, "", "Masquerade all traffic to cluster IPs."),
+    Flag("connection-counters", "bool", "false", BACKEND, "",
+         "Count the connections that each endpoint gets, in the kernel; nftables mode alone can. It costs memory on"
+         " nodes with many processors. (Not in the Go kube-proxy.)"),
     Flag("iptables-masquerade-bit", "int32", "14", BACKEND, "iptables.masqueradeBit",
          "The bit of the firewall mark for packets to masquerade, from 0 to 31."),
     Flag("iptables-localhost-nodeports", "bool", "true", BACKEND, "iptables.localhostNodePorts",
@@ -177,7 +180,10 @@ FLAGS = (
 
 BY_NAME = {flag.name: flag for flag in FLAGS}
 
-_KEPT = "config write-config-to manifests control-socket cleanup init-only master hostname-override version help"
+_KEPT = (
+    "config write-config-to manifests control-socket connection-counters cleanup init-only master hostname-override"
+    " version help"
+)
 KEPT_WITH_CONFIG = frozenset(_KEPT.split()) | {
     flag.name for flag in FLAGS if flag.group in (LOGGING, LEGACY) and not flag.name.endswith("-port")
 }

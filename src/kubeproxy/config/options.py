@@ -24,6 +24,7 @@ from kubeproxy.config.types import KubeProxyConfiguration, VModuleItem
 from kubeproxy.config.validate import validate
 from kubeproxy.config.write import with_values
 from kubeproxy.errors import ConfigError
+from kubeproxy.model.plan import Connections
 
 
 def _unchanged(config: KubeProxyConfiguration) -> KubeProxyConfiguration:
@@ -34,7 +35,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """What to do.
 
     config is complete and valid, flags applied. config_file, master, manifests and write_config_to are "" when not
-    given; control_socket is where commands ask, "" for nowhere. flags are all flags with their values, for /flagz.
+    given; control_socket is where commands ask, "" for nowhere; connections says whether the kernel is to count
+    those of each endpoint. flags are all flags with their values, for /flagz.
     resolve puts the flags that outrank a configuration file over what a newly read file says; notices are to be shown
     to the user.
     """
@@ -44,6 +46,7 @@ class Options(Struct, frozen=True, kw_only=True):
     master: str = ""
     manifests: str = ""
     control_socket: str = ""
+    connections: Connections = "uncounted"
     cleanup: bool = False
     init_only: bool = False
     write_config_to: str = ""
@@ -69,12 +72,17 @@ def build_options(line: CommandLine) -> Options:
         raise_mistakes(validate(config))
         return config
 
+    config = resolve(load_file(file)) if file else _from_flags(given, host)
+    counted = given.get("connection-counters", False)
+    if counted and not config.of_mode.counts_connections:
+        notices.append(f"--connection-counters has no effect in mode {config.of_mode.name}")
     return Options(
-        config=resolve(load_file(file)) if file else _from_flags(given, host),
+        config=config,
         config_file=file,
         master=given.get("master", ""),
         manifests=given.get("manifests", ""),
         control_socket=given.get("control-socket", BY_NAME["control-socket"].default),
+        connections="counted" if counted else "uncounted",
         cleanup=given.get("cleanup", False),
         init_only=given.get("init-only", False),
         write_config_to=given.get("write-config-to", ""),

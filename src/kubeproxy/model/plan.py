@@ -264,6 +264,10 @@ ExternalIPs = Literal["served", "ignored"]
 """What becomes of spec.externalIPs, of all Services."""
 
 
+Connections = Literal["counted", "uncounted"]
+"""Whether the kernel counts the connections that it sends to each endpoint, where the mode can."""
+
+
 class Globals(Struct, frozen=True):
     """What holds for all Services: the node and the configuration."""
 
@@ -272,6 +276,7 @@ class Globals(Struct, frozen=True):
     masquerade_all: bool = False
     masquerade_mark: int = 0x4000
     external_ips: ExternalIPs = "served"
+    connections: Connections = "uncounted"
     ipv4: FamilyGlobals | None = FamilyGlobals()
     ipv6: FamilyGlobals | None = FamilyGlobals()
 

@@ -22,7 +22,7 @@ from kubeproxy.model.addresses import (
     within,
 )
 from kubeproxy.model.objects import Node, NodeAddress, NodeSpec, NodeStatus
-from kubeproxy.model.plan import Detector, ExternalIPs, FamilyGlobals, Globals, Loopback
+from kubeproxy.model.plan import Connections, Detector, ExternalIPs, FamilyGlobals, Globals, Loopback
 
 LocalMode = Literal["ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"]
 PRIMARY = "primary"
@@ -47,6 +47,7 @@ class Settings(Struct, frozen=True):
     masquerade_all: bool = False
     masquerade_mark: int = 0x4000
     external_ips: ExternalIPs = "served"
+    connections: Connections = "uncounted"
 
 
 class Surroundings(NamedTuple):
@@ -68,6 +69,7 @@ def build(settings: Settings, around: Surroundings) -> Globals:
         masquerade_all=settings.masquerade_all,
         masquerade_mark=settings.masquerade_mark,
         external_ips=settings.external_ips,
+        connections=settings.connections,
         ipv4=parts.get(Family.IPV4),
         ipv6=parts.get(Family.IPV6),
     )

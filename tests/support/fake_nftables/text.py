@@ -109,6 +109,8 @@ def _add_set(transaction: Transaction, table: Table, rest: str) -> None:
                 new.timeout = _milliseconds(value)
             case "size":
                 new.size = int(value)
+            case "counter":
+                pass  # of each element; nothing reads them here
             case "auto-merge":
                 new.auto_merge = True
             case "elements":

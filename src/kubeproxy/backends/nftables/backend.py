@@ -15,6 +15,7 @@ from kubeproxy.backends.ahead import Ahead
 from kubeproxy.backends.elements import altered, difference, inspected
 from kubeproxy.backends.mode import Depth, Difference
 from kubeproxy.backends.nftables import affinity, audit
+from kubeproxy.backends.nftables.counting import Counting
 from kubeproxy.backends.nftables.handover import groups
 from kubeproxy.backends.nftables.layout import SHARED, TABLE, VERDICT_MAPS, ChainName, SetId
 from kubeproxy.backends.nftables.numbering import Numbers
@@ -45,9 +46,11 @@ class NftablesBackend:
 
     blocking = False
 
-    def __init__(self, table: Table, world: Globals) -> None:
+    def __init__(self, table: Table, world: Globals, counting: Counting | None = None) -> None:
         self.family = family = table.family
         self._table = table
+        self._counting = counting
+        self._is_whole = False  # what is placed is all that the table has
         self._ruleset = Ruleset(family, world)
         self._ours = world.of(family) or FamilyGlobals()
         self._placed: dict[ServiceName, tuple[Placed, ...]] = {}
@@ -65,6 +68,8 @@ class NftablesBackend:
     def close(self) -> None:
         """Let go of the kernel; the rules stay."""
         self._table.close()
+        if self._counting is not None:
+            self._counting.close()
 
     def set_world(self, world: Globals) -> bool:
         """Take changed globals in; return whether the table itself is another one now, so that a resync is due."""
@@ -201,6 +206,7 @@ class NftablesBackend:
         self._generation = self._table.generation()
         header = self._table.header()
         self._users = {set_id: Counter() for set_id in SHARED}
+        self._is_whole = False
         had = (item for placed in self._placed.values() for item in placed if item.number)
         self._numbers.compare([(item.plan.key, item.number) for item in had])
         self._placed = {}
@@ -216,6 +222,7 @@ class NftablesBackend:
         else:
             yield self._replace(wanted)
         self._numbers.compared()
+        self._is_whole = True
 
     def _intact(self) -> bool:
         """Return whether chains and rules are ours, as of the signature."""
@@ -313,7 +320,9 @@ class NftablesBackend:
     # -- what other programs do -------------------------------------------------------------------------------------
 
     def upkeep(self) -> None:
-        """Do nothing: the kernel forgets clients of session affinity by itself."""
+        """Go on reading counters of connections; the kernel forgets clients of session affinity by itself."""
+        if self._counting is not None and self._is_whole:
+            self._counting.step(self._placed)
 
     def inspect(self, depth: Depth) -> Difference | None:
         """See backends.mode.Backend. One short request, unless another program committed to nf_tables."""

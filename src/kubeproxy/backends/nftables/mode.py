@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from kubeproxy.backends.mode import Backend, Operations, Registry
 from kubeproxy.backends.nftables import localhost, probe
 from kubeproxy.backends.nftables.backend import NftablesBackend
+from kubeproxy.backends.nftables.counting import ConnectionMetrics, Counting, KernelCounters
 from kubeproxy.backends.nftables.examine import NftablesExaminer
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.backends.nftables.view import KernelView
@@ -20,11 +21,21 @@ def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None: 
 
 
 def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) -> Sequence[Backend]:
-    backends = [NftablesBackend(KernelTable.open(family), world) for family in world.families]
+    backends = _backends(world, registry)
     if config.of_mode.loopback_nodeports(config) != "relayed":
         return backends
     localhost.count_refusals(registry, world.families)
     return localhost.relaying(backends, registry, world)
+
+
+def _backends(world: Globals, registry: Registry) -> Sequence[NftablesBackend]:
+    if world.connections == "uncounted":
+        return [NftablesBackend(KernelTable.open(family), world) for family in world.families]
+    metrics = ConnectionMetrics(registry)
+    return [
+        NftablesBackend(KernelTable.open(family), world, Counting(family, KernelCounters.open(family), metrics))
+        for family in world.families
+    ]
 
 
 def _examine(config: KubeProxyConfiguration, world: Globals, family: Family) -> NftablesExaminer:  # noqa: ARG001 - see Operations

@@ -89,8 +89,10 @@ class Ruleset:
     def _sets(self) -> list[str]:
         lines = []
         for shape in self.layout.shapes.values():
-            flags = "flags interval ; " if shape.kind is Kind.INTERVAL else ""
-            lines.append(f"add {shape.keyword} {self.name} {shape.name} {{ typeof {shape.typeof} ; {flags}}}")
+            more = "flags interval ; " if shape.kind is Kind.INTERVAL else ""
+            if shape.kind is Kind.DESTINATION and self._world.connections == "counted":
+                more = "counter ; "  # of each element: the packets that were sent there are first ones of connections
+            lines.append(f"add {shape.keyword} {self.name} {shape.name} {{ typeof {shape.typeof} ; {more}}}")
         if self._ours.loopback is not Loopback.NOTHING:
             lines += (f"add counter {self.name} {name}" for name in COUNTERS)
         lines.append(f"add set {self.name} transports {{ type inet_proto ; elements = {{ tcp, udp, sctp }} ; }}")

@@ -1,0 +1,135 @@
+"""counters: what it costs to count the connections of each endpoint: the same with and without, in one run.
+
+Full sync and changes through planner and backend; the kernel's memory; a pass over all counters, as it is made every
+30 s in turns of 5 ms; and what a client sees of it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from bench import change, kernel, objects, path, proxy
+from bench.charts import Chart
+from bench.figures import median, spreads
+from bench.report import Column, Report, Row, panel_by_kind
+from bench.runs import Run
+from kubeproxy.backends.nftables.backend import NftablesBackend
+from kubeproxy.backends.nftables.table import KernelTable
+from kubeproxy.backends.nftables.view import KernelView
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.plan import Connections
+from kubeproxy.model.planner import Planner
+
+SIZES = ("1kx10", "10kx10")
+KINDS: tuple[Connections, ...] = ("uncounted", "counted")
+
+COLUMNS = (
+    Column("full sync ms", "full", 0),
+    Column("its commits ms", "commits", 0),
+    Column("endpoint replaced us", "replaced", 0),
+    Column("endpoint added us", "added", 0),
+    Column("slab MB", "slab", 1),
+    Column("per CPU kB", "percpu", 0),
+    Column("pass ms", "read", 0),
+    Column("connect p50 us", "service_p50", 1),
+    Column("conn/s", "service_rate", 0),
+)
+
+
+def measure(size: str, connections: Connections, pairs: int) -> dict[str, float]:
+    """Measure one table: ms, us by kind of change, MB and kB of the kernel's memory."""
+    wanted, world = objects.parse_size(size), replace(proxy.world(), connections=connections)
+    proxy.collect_as_the_proxy_does()
+    planner, backend = Planner(world), NftablesBackend(KernelTable.open(Family.IPV4), world)
+    planner.apply(change.lists(wanted))
+    plans = {each.name: each.after.plans for each in planner.take()}
+    proxy.settled()
+    before = _memory()
+    with kernel.recorded() as recording:
+        began = time.perf_counter()
+        for _ in backend.resync(plans):
+            pass
+        full = time.perf_counter() - began
+    time.sleep(0.5)  # hash tables grow in the background
+    after = _memory()
+    changes = _changes(wanted, planner, backend, pairs)
+    view = KernelView.open(Family.IPV4)
+    began = time.perf_counter()
+    for _ in view.counts():
+        pass
+    read = time.perf_counter() - began
+    view.close()
+    backend.close()
+    return {
+        "full": full * 1e3,
+        "commits": recording.seconds(kernel.Batch) * 1e3,
+        "slab": (after["Slab"] - before["Slab"]) / 1e3,
+        "percpu": float(after["Percpu"] - before["Percpu"]),
+        "read": read * 1e3,
+        **changes,
+    }
+
+
+def _memory() -> dict[str, int]:
+    """Return what the kernel uses, in kB."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return {name: int(re.sub(r"\D", "", value)) for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _changes(size: objects.Size, planner: Planner, backend: NftablesBackend, pairs: int) -> dict[str, float]:
+    decoders = change.Decoders()
+    seconds: dict[str, list[float]] = {}
+    for step in change.steps(size, pairs):
+        began = time.perf_counter()
+        change.one(decoders, planner, backend, step.lines)
+        seconds.setdefault(step.case, []).append(time.perf_counter() - began)
+    return {
+        "replaced": median(seconds["endpoint replaced"]) * 1e6,
+        "added": median(seconds["endpoint added"]) * 1e6,
+    }
+
+
+def run(with_: Run) -> Report:
+    """Measure both kinds in turns, so that what the machine does besides hits them alike."""
+    sizes, count, pairs = (SIZES[-1:], 2, 100) if with_.quick else (SIZES, 5, 300)
+    rows = []
+    for size in sizes:
+        runs: dict[Connections, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
+        for turn in range(count):
+            for kind in KINDS:
+                what = f"{size} {kind}, run {turn + 1}/{count}"
+                found = with_.measure(what, measure, size=size, connections=kind, pairs=pairs)
+                found |= with_.measure(
+                    f"{what}, connections",
+                    path.measure,
+                    size=size,
+                    rounds=4,
+                    connections=1000,
+                    seconds=0.1,
+                    counters=kind,
+                )
+                runs[kind].append(found)
+        rows += [Row(f"{size} {kind}", dict(spreads(runs[kind]))) for kind in KINDS]
+    notes = (
+        "per CPU: for the processors that this machine may have; each counter has 16 bytes for each of them.",
+        "pass: all endpoint maps read at once; uncounted, the elements are the same without counters.",
+    )
+    return Report("counters", "What counting connections costs", COLUMNS, rows, _chart(rows), notes)
+
+
+def _chart(rows: Sequence[Row]) -> Chart:
+    along = "Services x endpoints"
+    return Chart(
+        "With and without counters of connections",
+        (
+            panel_by_kind("Full sync", "ms", along, rows, {"full": "all of it", "commits": "the kernel's part"}),
+            panel_by_kind("One change", "us", along, rows, {"replaced": "replaced", "added": "added"}),
+            panel_by_kind("Connect latency, median", "us", along, rows, {"service_p50": "through a Service"}),
+        ),
+    )

@@ -1,0 +1,104 @@
+"""Counters of connections: with real packets each is counted once, at the endpoint that got it, and nothing else is."""
+
+import socket
+import subprocess
+from collections import Counter
+from contextlib import ExitStack, closing
+
+import pytest
+from msgspec.structs import replace
+
+from kubeproxy.backends.nftables.counting import connections
+from kubeproxy.backends.nftables.view import KernelView
+from kubeproxy.model.addresses import Family, pack
+from kubeproxy.model.objects import ServicePort
+from support.cluster_objects import world
+from support.nftables_ground import KernelGround, resync
+from support.nftables_plans import plans_of, sticky
+
+ENDPOINTS = {Family.IPV4: "10.244.0.{}", Family.IPV6: "fd00:244::00{}"}
+SERVICES = {Family.IPV4: "10.96.0.{}", Family.IPV6: "fd00:96::00{}"}
+KINDS = {"TCP": socket.SOCK_STREAM, "UDP": socket.SOCK_DGRAM}
+
+
+def ip(*words):
+    subprocess.run(["ip", *words], check=True, timeout=10)
+
+
+def counted_world(family):
+    return replace(world(families=[family]), connections="counted")
+
+
+def opened(stack, family, kind, address, port):
+    made = stack.enter_context(socket.socket(family, kind))
+    made.bind((address, port))
+    if kind == socket.SOCK_STREAM:
+        made.listen(64)
+    return made
+
+
+@pytest.mark.parametrize("family", list(Family))
+@pytest.mark.parametrize("protocol", KINDS)
+@pytest.mark.parametrize("make", [plans_of, sticky])
+def test_each_connection_is_counted_once_where_it_went(family, protocol, make):
+    kind, ports = KINDS[protocol], [ServicePort(port=80, protocol=protocol)]
+    globals_ = counted_world(family)
+    plans = {("default", "a"): make("a", 1, 3, ports=ports, globals_=globals_)}
+    plans["default", "b"] = make("b", 2, 3, ports=ports, globals_=globals_)
+    with KernelGround.fresh() as ground, ExitStack() as stack:
+        ip("link", "set", "lo", "up")
+        ip(f"-{'4' if family is Family.IPV4 else '6'}", "route", "add", "default", "dev", "lo")
+        servers = {}
+        for number in (1, 2, 3):
+            address = ENDPOINTS[family].format(number)
+            ip("addr", "add", address, "dev", "lo", *(["nodad"] if family is Family.IPV6 else []))
+            servers[address] = opened(stack, family, kind, address, 8080)
+        backend = ground.start(globals_)
+        resync(backend, plans)
+        got = Counter()
+        for _ in range(20):
+            client = stack.enter_context(socket.socket(family, kind))
+            client.settimeout(5)
+            client.connect((SERVICES[family].format(1), 80))
+            client.send(b"x")
+            client.send(b"y")
+        for address, server in servers.items():
+            got[address] = taken(stack, server, kind)
+        assert sum(got.values()) == 20
+        with closing(KernelView.open(family)) as view:
+            found = connections(view.counts(), [plan for each in plans.values() for plan in each])
+        assert {(key.name, destination): total.connections for (key, destination), total in found.items()} == {
+            ("a", pack(address) + (8080).to_bytes(2, "big")): count for address, count in got.items() if count
+        }
+        assert all(total.bytes >= 20 * total.connections for total in found.values())
+        ground.is_clean(backend, plans)  # counted or not, the elements are as they were
+
+
+def taken(stack, server, kind):
+    """How many clients a server has."""
+    server.setblocking(False)
+    seen = set()
+    while True:
+        try:
+            if kind == socket.SOCK_STREAM:
+                seen.add(stack.enter_context(server.accept()[0]))
+            else:
+                seen.add(server.recvfrom(10)[1])
+        except BlockingIOError:
+            return len(seen)
+
+
+def test_a_table_that_does_not_count_is_replaced_by_one_that_does_and_back():
+    family = Family.IPV4
+    plain = world(families=[family])
+    plans = {("default", "a"): plans_of("a", 1)}
+    with KernelGround.fresh() as ground:
+        headers = []
+        for globals_ in (plain, counted_world(family), counted_world(family), plain):
+            backend = ground.start(globals_)
+            resync(backend, plans)
+            ground.is_clean(backend, plans)
+            headers.append(ground.header())
+        assert headers[1] == headers[2]
+        assert len(set(headers)) == 3
+        assert headers[0].comment == headers[3].comment != headers[1].comment

@@ -1,0 +1,198 @@
+"""Connections by service port: passes over what the kernel counted, and the totals that come of them."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubeproxy.backends.nftables import counting
+from kubeproxy.backends.nftables.counting import ConnectionMetrics, Counting, Totals, connections
+from kubeproxy.backends.nftables.layout import ENDPOINT_MAPS, slot_bytes
+from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.nft_counts import Count
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.objects import ServicePort
+from kubeproxy.observe.registry import Registry
+from support.nftables_plans import placed, plans_of
+
+V4 = Family.IPV4
+
+
+class Kernel:
+    """Counters of elements, as a test sets them: (map, key) to (data, packets)."""
+
+    def __init__(self):
+        self.elements = {}
+        self.reads = 0
+        self.refuses = False
+
+    def take(self, item, frontend, slot, packets, endpoint_map=ENDPOINT_MAPS[0]):
+        (key,) = [counting.service_key(f.key) for f in item.plan.frontends if str(f).startswith(frontend)]
+        self.elements[endpoint_map, key + slot_bytes(slot + 1)[slot]] = item.cluster[slot] + b"\0\0", packets
+
+    def read(self, name):
+        self.reads += 1
+        if self.refuses:
+            raise ApplyError("no such table")
+        found = ((key, value) for (each, key), value in self.elements.items() if each == name)
+        for key, (data, packets) in found:
+            yield [Count(key, data, packets, 60 * packets)]
+
+    def close(self):
+        pass
+
+
+class Proxy:
+    """What is placed, and passes over it on a clock of the test's own."""
+
+    def __init__(self, monkeypatch, **plans):
+        self.now = 1000.0
+        monkeypatch.setattr(counting.time, "monotonic", lambda: self.now)
+        self.kernel, self.registry = Kernel(), Registry()
+        self.counting = Counting(V4, self.kernel, ConnectionMetrics(self.registry))
+        self.placed = {("default", name): tuple(placed(found)) for name, found in plans.items()}
+
+    def pass_over(self):
+        self.now += counting.PERIOD
+        self.counting.step(self.placed)
+
+    def series(self):
+        lines = self.registry.render().decode().splitlines()
+        found = {}
+        for line in lines:
+            if line.startswith("kubeproxy_service_new_connections_total{"):
+                labels, _, value = line.rpartition(" ")
+                names = dict(part.split("=") for part in labels[labels.index("{") + 1 : -1].split(","))
+                found[names["service"].strip('"')] = float(value)
+        return found
+
+
+def test_connections_are_added_up_over_addresses_and_passes(monkeypatch):
+    web = plans_of("web", 1, ports=[ServicePort(port=80, node_port=30080)])
+    proxy = Proxy(monkeypatch, web=web, quiet=plans_of("quiet", 2))
+    (item,) = proxy.placed["default", "web"]
+    proxy.kernel.take(item, "cluster", 0, 5)
+    proxy.kernel.take(item, "nodeport", 1, 2, ENDPOINT_MAPS[2])
+    proxy.pass_over()
+    assert proxy.series() == {"web": 7, "": 0}
+    proxy.kernel.take(item, "cluster", 0, 6)
+    proxy.pass_over()
+    assert proxy.series() == {"web": 8, "": 0}
+
+
+def test_an_element_that_was_written_anew_begins_at_0(monkeypatch):
+    proxy = Proxy(monkeypatch, web=plans_of("web", 1))
+    (item,) = proxy.placed["default", "web"]
+    proxy.kernel.take(item, "cluster", 0, 5)
+    proxy.pass_over()
+    proxy.kernel.take(item, "cluster", 0, 3)
+    proxy.pass_over()
+    assert proxy.series()["web"] == 8
+    moved = item._replace(cluster=item.cluster[::-1])
+    proxy.kernel.take(moved, "cluster", 0, 4)
+    proxy.pass_over()
+    assert proxy.series()["web"] == 12
+
+
+def test_an_element_that_one_pass_did_not_show_is_not_counted_twice(monkeypatch):
+    proxy = Proxy(monkeypatch, web=plans_of("web", 1))
+    (item,) = proxy.placed["default", "web"]
+    proxy.kernel.take(item, "cluster", 0, 5)
+    proxy.pass_over()
+    hidden = dict(proxy.kernel.elements)
+    proxy.kernel.elements.clear()
+    proxy.pass_over()
+    proxy.kernel.elements.update(hidden)
+    proxy.pass_over()
+    assert proxy.series()["web"] == 5
+
+
+def test_a_pass_begins_once_a_period_and_scrapes_read_nothing(monkeypatch):
+    proxy = Proxy(monkeypatch, web=plans_of("web", 1))
+    proxy.pass_over()
+    reads = proxy.kernel.reads
+    for _ in range(5):
+        proxy.counting.step(proxy.placed)
+        proxy.registry.render()
+    assert proxy.kernel.reads == reads == len(ENDPOINT_MAPS)
+
+
+def test_a_pass_takes_no_more_than_its_turn(monkeypatch):
+    proxy = Proxy(monkeypatch, web=plans_of("web", 1, 20))
+    (item,) = proxy.placed["default", "web"]
+    for slot in range(20):
+        proxy.kernel.take(item, "cluster", slot, 1)
+    monkeypatch.setattr(counting.time, "monotonic", lambda: proxy.now)
+    clock = iter(range(10**6))
+    monkeypatch.setattr(counting.time, "monotonic", lambda: proxy.now + next(clock) * counting.TURN / 4)
+    proxy.counting.step(proxy.placed)
+    assert proxy.series() == {}
+    for _ in range(20):
+        proxy.counting.step(proxy.placed)
+    assert proxy.series()["web"] == 20
+
+
+def test_a_table_that_cannot_be_read_is_read_again_later(monkeypatch):
+    proxy = Proxy(monkeypatch, web=plans_of("web", 1))
+    (item,) = proxy.placed["default", "web"]
+    proxy.kernel.take(item, "cluster", 0, 5)
+    proxy.kernel.refuses = True
+    proxy.pass_over()
+    assert proxy.series() == {}
+    proxy.kernel.refuses = False
+    proxy.pass_over()
+    assert proxy.series()["web"] == 5
+
+
+def test_what_a_service_that_went_had_is_among_the_others(monkeypatch):
+    proxy = Proxy(monkeypatch, web=plans_of("web", 1), other=plans_of("other", 2))
+    for name in ("web", "other"):
+        proxy.kernel.take(proxy.placed["default", name][0], "cluster", 0, 5)
+    proxy.pass_over()
+    del proxy.placed["default", "web"]
+    proxy.pass_over()
+    assert proxy.series() == {"other": 5, "": 5}
+
+
+keys = st.sampled_from([plan.key for number in range(1, 9) for plan in plans_of(f"s{number}", number)])
+
+
+@given(st.lists(st.tuples(st.dictionaries(keys, st.integers(1, 100)), st.sets(keys)), max_size=8))
+def test_totals_keep_few_series_and_no_sum_ever_goes_down(passes):
+    limit, counting.TOP = counting.TOP, 3
+    try:
+        totals, everything, series = Totals(), 0, {}
+        for new, gone in passes:
+            totals.add(new, {*new, *totals.busiest} - gone | set(new))
+            everything += sum(new.values())
+            assert sum(totals.busiest.values()) + totals.others == everything
+            assert len(totals.busiest) <= 3
+            for key, count in totals.busiest.items():
+                assert count >= series.get(key, 0) or key not in series
+            series = dict(totals.busiest)
+    finally:
+        counting.TOP = limit
+
+
+def test_a_busy_service_port_takes_the_series_of_a_quiet_one(monkeypatch):
+    monkeypatch.setattr(counting, "TOP", 2)
+    a, b, c = (plan.key for name, number in (("a", 1), ("b", 2), ("c", 3)) for plan in plans_of(name, number))
+    totals = Totals()
+    totals.add({a: 10, b: 3}, {a, b, c})
+    totals.add({a: 10, b: 3, c: 5}, {a, b, c})
+    assert (totals.busiest, totals.others) == ({a: 20, b: 6}, 5)
+    totals.add({a: 10, b: 3, c: 7}, {a, b, c})
+    assert (totals.busiest, totals.others) == ({a: 30, c: 7}, 5 + 6 + 3)
+
+
+def test_connections_of_each_endpoint():
+    plans = plans_of("web", 1, ports=[ServicePort(port=80, node_port=30080)])
+    (item,) = placed(plans)
+    kernel = Kernel()
+    kernel.take(item, "cluster", 0, 5)
+    kernel.take(item, "cluster", 2, 1)
+    kernel.take(item, "nodeport", 0, 2, ENDPOINT_MAPS[2])
+    counted = [count for name in ENDPOINT_MAPS for found in kernel.read(name) for count in found]
+    assert connections(counted, plans) == {
+        (item.plan.key, item.cluster[0]): (7, 420),
+        (item.plan.key, item.cluster[2]): (1, 60),
+    }
+    assert connections(counted, ()) == {}
