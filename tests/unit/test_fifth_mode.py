@@ -88,7 +88,7 @@ def memory(monkeypatch):
     refusals = Metric("memory_refusals_total", "Syncs that the memory refused")
     mode = Mode(config, ROOM, interface="memory0", flows_end=FlowsEnd.PROXY, refusals=refusals, deprecation=OLD)
     nothing = lambda config, families: None  # noqa: E731
-    operations = Operations(check=nothing, look=nothing, open=open_all, examine=None)
+    operations = Operations(check=nothing, look=nothing, weigh=None, open=open_all, examine=None)
     monkeypatch.setitem(MODES, config.name, config)
     monkeypatch.setitem(sys.modules, ROOM, SimpleNamespace(MODE=mode))
     monkeypatch.setitem(sys.modules, f"{ROOM}.mode", SimpleNamespace(OPERATIONS=operations))

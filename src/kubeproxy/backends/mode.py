@@ -139,6 +139,16 @@ class Trace(NamedTuple):
     family: Family | None
 
 
+class Weight(NamedTuple):
+    """How much a mode writes into the kernel for Services, beside what it writes without any: how many of what."""
+
+    amount: int
+    of: str
+
+
+Weigh = Callable[[Globals, Family, Mapping[ServiceName, tuple[ServicePlan, ...]], Sequence[bytes]], Weight]
+"""Weighs the plans of a family, on a node with these packed addresses. Pure."""
+
 Owns = Callable[[str, str], bool]
 """Says of a chain of iptables, by its table and name, whether the running mode itself has one of that name there."""
 
@@ -164,17 +174,19 @@ class Operations(NamedTuple):
     """What a mode does when it is the one to run.
 
     `check` raises Unsupported when this node cannot run it, and says how to get what is missing; `look` does so without
-    changing anything, so that it notices less. `open` makes the backends, one a family, that know of no Service yet.
-    `prepare` sets what needs more than CAP_NET_ADMIN, unless it is set; --init-only does so for a proxy with less, and
-    then does what `initialize` is for: what a proxy with the rights for it does later by itself. `sysctls` are the
-    settings that the mode makes, then or later, beside those of connection tracking. `keeps` says what is not to be
-    removed, of which `owns` tells without looking; `remove_strays` removes what this mode itself has left elsewhere, as
-    in another variant of iptables; it returns what could not be removed. `examine` makes what compares a family of the
-    kernel with plans, beside the proxy and without a way to write.
+    changing anything, so that it notices less. `weigh` says how much plans are in the kernel. `open` makes the
+    backends, one a family, that know of no Service yet. `prepare` sets what needs more than CAP_NET_ADMIN, unless it is
+    set; --init-only does so for a proxy with less, and then does what `initialize` is for: what a proxy with the rights
+    for it does later by itself. `sysctls` are the settings that the mode makes, then or later, beside those of
+    connection tracking. `keeps` says what is not to be removed, of which `owns` tells without looking; `remove_strays`
+    removes what this mode itself has left elsewhere, as in another variant of iptables; it returns what could not be
+    removed. `examine` makes what compares a family of the kernel with plans, beside the proxy and without a way to
+    write.
     """
 
     check: Callable[[KubeProxyConfiguration, Sequence[Family]], None]
     look: Callable[[KubeProxyConfiguration, Sequence[Family]], None]
+    weigh: Weigh
     open: Callable[[KubeProxyConfiguration, Globals, Registry], Sequence[Backend]]
     examine: Callable[[KubeProxyConfiguration, Globals, Family], Examiner]
     prepare: Callable[[KubeProxyConfiguration], None] = _prepare_nothing

@@ -12,6 +12,7 @@ COMMANDS: Final[dict[str, str]] = {
     "conntrack": "how full connection tracking is, how fast it fills, what it refused, and who fills it",
     "services": "what this node has for a Service, and for whom",
     "doctor": "all that is wrong with this node for Services, each with its fix",
+    "plan": "what another configuration or mode would change, before it does",
     "verify": "in what the kernel, and the API server, differ from what the proxy planned",
 }
 """Each is the module of its name in this package, with `arguments(parser)` and `run(arguments) -> int`."""

@@ -12,6 +12,7 @@ from kubeproxy import host, modes
 from kubeproxy.api.source import Reach
 from kubeproxy.config.options import Options, build_options
 from kubeproxy.config.pflag import parse
+from kubeproxy.control import wire
 from kubeproxy.control.client import NoAnswerError, RefusedError
 from kubeproxy.control.desk import Desk, Progress
 from kubeproxy.control.wire import Facts, Held
@@ -74,6 +75,10 @@ class Offline:
         if made is None:
             raise RefusedError(f"no Service {'/'.join(name)} that is watched: {UNWATCHED}")
         return made
+
+    def objects(self) -> Iterator[wire.Objects]:
+        """See Source."""
+        return self._desk.objects(self._desk.watched)
 
     def _compiled(self, name: ServiceName) -> tuple[ServicePlan, ...]:
         return self.planner.compiled.get(name, NOTHING).plans

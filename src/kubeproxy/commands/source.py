@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+from kubeproxy.control import wire
 from kubeproxy.control.client import Client
 from kubeproxy.control.wire import Facts, Held
 from kubeproxy.model.plan import ServiceName
@@ -32,6 +33,9 @@ class Source(Protocol):
     def service(self, name: ServiceName) -> dict[str, Any]:
         """Return all of a Service, as /debug/state has it. Raises RefusedError when it is unknown."""
 
+    def objects(self) -> Iterator[wire.Objects]:
+        """Yield what the plans of all Services are made of."""
+
 
 class Running:
     """The proxy behind a socket."""
@@ -56,6 +60,10 @@ class Running:
     def service(self, name: ServiceName) -> dict[str, Any]:
         """See Source."""
         return self.client.ask("/service", dict[str, Any], name="/".join(name))
+
+    def objects(self) -> Iterator[wire.Objects]:
+        """See Source."""
+        return self.client.stream("/objects", wire.Objects, [])
 
 
 def source(arguments: argparse.Namespace) -> Source:

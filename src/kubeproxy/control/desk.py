@@ -13,7 +13,7 @@ from kubeproxy.api.source import Reach
 from kubeproxy.backlog import Standing
 from kubeproxy.config.options import Options
 from kubeproxy.config.write import describe
-from kubeproxy.control.wire import Facts, Held
+from kubeproxy.control.wire import Facts, Held, Objects
 from kubeproxy.model.plan import NOTHING, FrontendKind, ServiceName, ServicePlan
 from kubeproxy.model.planner import Change
 from kubeproxy.observe.state import ProgrammedState
@@ -97,6 +97,17 @@ class Desk:
     def detail(self, name: ServiceName) -> dict[str, Any] | None:
         """Return all of a Service, as /debug/state has it; None when it is unknown."""
         return self._state.service(name)
+
+    @property
+    def watched(self) -> list[ServiceName]:
+        """All Services that there are, or that slices name."""
+        planner = self._subject.planner
+        return list({**planner.services, **planner.slices})
+
+    def objects(self, names: Iterable[ServiceName]) -> Iterator[Objects]:
+        """Yield what the plans of these Services are made of."""
+        planner = self._subject.planner
+        return (Objects(name, planner.services.get(name), planner.slices.get(name, {})) for name in names)
 
     @property
     def names(self) -> list[ServiceName]:

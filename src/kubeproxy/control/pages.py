@@ -6,7 +6,7 @@ Short answers are made at once. Long ones go a few Services at a time, with the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
 import msgspec
 
@@ -36,7 +36,9 @@ def control_pages(desk: Desk) -> dict[str, Handler]:
     def services(request: Request) -> Response:
         # Those whose names are given, as NAMESPACE/NAME; all when none is.
         given = [value.partition("/") for key, value in _parameters(request) if key == "name"]
-        return Response(200, _PACKED, _streamed(desk, [(space, name) for space, _, name in given] or desk.names))
+        return Response(
+            200, _PACKED, _streamed(desk.services, [(space, name) for space, _, name in given] or desk.names)
+        )
 
     def service(request: Request) -> Response:
         namespace, _, name = dict(_parameters(request)).get("name", "").partition("/")
@@ -49,6 +51,7 @@ def control_pages(desk: Desk) -> dict[str, Handler]:
         "/facts": lambda _: Response(200, _PACKED, msgspec.msgpack.encode(desk.facts())),
         "/why": why,
         "/services": services,
+        "/objects": lambda _: Response(200, _PACKED, _streamed(desk.objects, desk.watched)),
         "/service": service,
     }
 
@@ -59,7 +62,10 @@ def _parameters(request: Request) -> list[tuple[str, str]]:
     return parse_qsl(request.query, keep_blank_values=True)
 
 
-async def _streamed(desk: Desk, names: Sequence[ServiceName]) -> AsyncGenerator[bytes, None]:
+Answers = Callable[[Sequence[ServiceName]], Iterable[object]]
+
+
+async def _streamed(answers: Answers, names: Sequence[ServiceName]) -> AsyncGenerator[bytes, None]:
     for start in range(0, len(names), _RUN):
-        yield stream(desk.services(names[start : start + _RUN]))
+        yield stream(answers(names[start : start + _RUN]))
         await asyncio.sleep(0)

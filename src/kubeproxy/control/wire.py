@@ -10,7 +10,8 @@ from msgspec import Struct
 
 from kubeproxy.api.source import Reach
 from kubeproxy.backlog import Standing
-from kubeproxy.model.objects import Node
+from kubeproxy.model.endpoints import Slice
+from kubeproxy.model.objects import Node, Service
 from kubeproxy.model.plan import Globals, HealthCheck, Problem, ServiceName, ServicePlan
 
 LENGTH = 4
@@ -60,6 +61,14 @@ class Held(Struct, frozen=True, kw_only=True):
     wanted: tuple[ServicePlan, ...] | None = None
     health: HealthCheck | None = None
     problems: tuple[Problem, ...] = ()
+
+
+class Objects(Struct, frozen=True):
+    """What a Service's plans are made of: the Service, None when only slices name it, and its slices by name."""
+
+    name: ServiceName
+    service: Service | None
+    slices: Mapping[str, Slice]
 
 
 def part(value: object) -> bytes:

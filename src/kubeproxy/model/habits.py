@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import NamedTuple
 
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FrontendKind
+
+
+class Affinity(Enum):
+    """For what a client is remembered: it keeps its endpoint as long as it asks for the same of these."""
+
+    SERVICE_PORT = "a service port"
+    POLICY = "a service port, apart by internal and external traffic policy"
+    ADDRESS = "an address of a service port"
 
 
 class Habits(NamedTuple):
@@ -19,6 +28,8 @@ class Habits(NamedTuple):
     `closes_everywhere`: a NodePort that nobody serves is refused or dropped on all local addresses, those included on
     which NodePorts do not answer. `one_pool`: under policy Local, pods and this node get the endpoints of this node as
     clients from outside do, where it has any. `carries`: the proxy carries the bytes, and is whom endpoints see.
+    `carries_sctp`: SCTP is served, and not refused. `affinity`: for what session affinity holds. `outlives_mode`:
+    connections go on when another mode takes over.
     """
 
     refuses_ports: tuple[FrontendKind, ...] = (FrontendKind.CLUSTER,)
@@ -30,3 +41,6 @@ class Habits(NamedTuple):
     closes_everywhere: bool = False
     one_pool: bool = False
     carries: bool = False
+    carries_sctp: bool = True
+    affinity: Affinity = Affinity.SERVICE_PORT
+    outlives_mode: bool = True

@@ -6,7 +6,7 @@ events and how they are bundled does not matter: the plans depend on the last st
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct, structs
 
@@ -130,6 +130,14 @@ class Planner:
             else:
                 rejected.append(event)
             yield rejected
+
+    def adopt(self, services: Mapping[ServiceName, Service], slices: Mapping[ServiceName, Mapping[str, Slice]]) -> None:
+        """Take over objects as another planner has them; slices are by Service and name."""
+        self.services.update(services)
+        for owner, pieces in slices.items():
+            self.slices.setdefault(owner, {}).update(pieces)
+            self._service_of.update({(owner[0], name): owner for name in pieces})
+        self.mark_all()
 
     def set_world(self, world: Globals) -> None:
         """Change what holds for all Services; they are looked at again when it concerns their meaning."""

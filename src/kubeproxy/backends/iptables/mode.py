@@ -14,6 +14,7 @@ from kubeproxy.backends.iptables.metrics import Metrics
 from kubeproxy.backends.iptables.options import Options, names_loopback
 from kubeproxy.backends.iptables.reading import CommandsReading, in_use, printer
 from kubeproxy.backends.iptables.render import INVALID_COUNTER, LOCALHOST_COUNTER
+from kubeproxy.backends.iptables.weight import weigh
 from kubeproxy.backends.mode import Operations, Registry
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ApplyError, KubeProxyError, Unsupported
@@ -155,6 +156,7 @@ def _sysctls(config: KubeProxyConfiguration) -> list[tuple[str, int]]:
 OPERATIONS = Operations(
     _check,
     _look,
+    weigh,
     _open,
     _examine,
     sysctls=_sysctls,

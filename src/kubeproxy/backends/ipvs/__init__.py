@@ -2,7 +2,7 @@
 
 from kubeproxy.backends.mode import Deprecation, Mode
 from kubeproxy.config.modes import ipvs
-from kubeproxy.model.habits import Habits
+from kubeproxy.model.habits import Affinity, Habits
 from kubeproxy.model.plan import FrontendKind
 
 INTERFACE = "kube-ipvs0"
@@ -17,6 +17,8 @@ MODE = Mode(
         ranges_first=False,
         resets_tcp=(),
         one_pool=True,
+        affinity=Affinity.ADDRESS,
+        outlives_mode=False,
     ),
     interface=INTERFACE,
     tracked_as=0,  # IPVS changes where the answers come from, and says so nowhere (ip_vs_update_conntrack)

@@ -12,6 +12,7 @@ from kubeproxy.backends.ipvs.backend import IpvsBackend
 from kubeproxy.backends.ipvs.chains import CHAINS, OWN_CHAIN
 from kubeproxy.backends.ipvs.examine import IpvsExaminer
 from kubeproxy.backends.ipvs.layout import scheduler_named
+from kubeproxy.backends.ipvs.weight import weigh
 from kubeproxy.backends.ipvs.wire import NodeKernel, NodeView, printer
 from kubeproxy.backends.mode import RESTORE_FAILURES, Operations, Registry
 from kubeproxy.config.modes.ipvs import IPVS
@@ -115,6 +116,7 @@ def _sysctls(config: KubeProxyConfiguration) -> list[tuple[str, int]]:
 OPERATIONS = Operations(
     _check,
     _look,
+    weigh,
     _open,
     _examine,
     _prepare,

@@ -11,6 +11,7 @@ from kubeproxy.backends.nftables.counting import ConnectionMetrics, Counting, Ke
 from kubeproxy.backends.nftables.examine import NftablesExaminer
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.backends.nftables.view import KernelView
+from kubeproxy.backends.nftables.weight import weigh
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
@@ -42,4 +43,4 @@ def _examine(config: KubeProxyConfiguration, world: Globals, family: Family) -> 
     return NftablesExaminer(KernelView.open(family), world)
 
 
-OPERATIONS = Operations(_check, _check, _open, _examine)
+OPERATIONS = Operations(_check, _check, weigh, _open, _examine)

@@ -5,7 +5,7 @@ from typing import Final
 from kubeproxy.backends.mode import FlowsEnd, Mode
 from kubeproxy.config.modes import userspace
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.habits import Habits
+from kubeproxy.model.habits import Affinity, Habits
 
 TABLE: Final = "kube-proxy-userspace"
 
@@ -19,6 +19,9 @@ MODE = Mode(
         resets_tcp=(),
         loopback=(Family.IPV4, Family.IPV6),
         carries=True,
+        carries_sctp=False,
+        affinity=Affinity.POLICY,
+        outlives_mode=False,
     ),
     flows_end=FlowsEnd.PROXY,
 )

@@ -13,6 +13,7 @@ from kubeproxy.backends.userspace.examine import KernelView, UserspaceExaminer, 
 from kubeproxy.backends.userspace.listeners import Listeners
 from kubeproxy.backends.userspace.ruleset import Ruleset
 from kubeproxy.backends.userspace.udp import Sessions
+from kubeproxy.backends.userspace.weight import weigh
 from kubeproxy.config.modes.userspace import parse_port_range
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel import nft
@@ -43,4 +44,4 @@ def _examine(config: KubeProxyConfiguration, world: Globals, family: Family) -> 
     return UserspaceExaminer(view, ruleset, ours.nodeport_ips, printed)
 
 
-OPERATIONS = Operations(_check, _check, _open, _examine)
+OPERATIONS = Operations(_check, _check, weigh, _open, _examine)

@@ -1,0 +1,229 @@
+"""kube-proxy plan: what another configuration or mode would change, before it does.
+
+The new configuration is a file (--config), or the running one with some of the proxy's flags over it, as in
+`kube-proxy plan --proxy-mode ipvs --feature-gates KubeProxyIPVS=true`. It is laid over the objects that the running
+proxy has; without one, over those of --manifests or --kubeconfig, and --now names the configuration to compare with.
+
+Ends with 0 when clients notice nothing, with 1 when they do, and with 2 when that could not be told, as when the new
+configuration is invalid: then all its mistakes are shown. Changes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kubeproxy import host, modes
+from kubeproxy.backends.mode import Mode, Sight, Weight
+from kubeproxy.commands import NO, YES, output
+from kubeproxy.commands.checkup import running_config
+from kubeproxy.commands.source import Source, source
+from kubeproxy.config.flags import FLAGS
+from kubeproxy.config.load import load_file, raise_mistakes
+from kubeproxy.config.pflag import parse
+from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.config.validate import validate
+from kubeproxy.config.write import differences, with_values
+from kubeproxy.control.wire import Facts
+from kubeproxy.errors import ConfigError, KubeProxyError, Unsupported
+from kubeproxy.kernel import firewalls
+from kubeproxy.kernel.sysctl import NF_CONNTRACK_MAX, read_sysctl
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.plan import Globals
+from kubeproxy.model.planner import Planner
+from kubeproxy.model.world import Settings, Surroundings, build
+from kubeproxy.seeing.changes import Local, Shift, Side, lasting, remarks, shifts
+
+_OF_ALL = frozenset({"config", "kubeconfig", "hostname-override", "proxy-mode"})
+"""Flags that every command has."""
+
+
+class Outlook(Struct, frozen=True, kw_only=True):
+    """What would change. `fields` are lines "path: old -> new"; `shifts` and `remarks` are what clients notice; `node`
+    is what is set, written and removed, `lacks` what this node would need first, `unknown` what could not be told.
+    """
+
+    mode: str
+    fields: tuple[str, ...]
+    shifts: tuple[Shift, ...]
+    remarks: tuple[str, ...]
+    node: tuple[str, ...]
+    connections: str
+    lacks: str
+    unknown: tuple[str, ...]
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's own arguments: the proxy's flags that set a field."""
+    parser.add_argument("--now", metavar="FILE", help="without a running proxy: the configuration to compare with")
+    group = parser.add_argument_group("the new configuration, beside --config, --proxy-mode and --hostname-override")
+    for flag in FLAGS:
+        if _sets_a_field(flag.name, flag.path) and not flag.hidden:
+            group.add_argument(f"--{flag.name}", metavar=flag.kind, help=argparse.SUPPRESS)
+    group.description = "Any other flag of kube-proxy that sets a field, with its value, as --cluster-cidr."
+
+
+def run(given: argparse.Namespace) -> int:
+    """Answer; return the exit code."""
+    asked = source(_without_news(given))
+    facts = asked.facts()
+    now = running_config(facts)
+    new = _new(given, now)
+    outlook = _outlook(asked, facts, now, new)
+    if given.output == "json":
+        output.json(outlook)
+    else:
+        _print(outlook)
+    return NO if outlook.shifts or outlook.remarks or outlook.lacks else YES
+
+
+def _sets_a_field(name: str, path: str) -> bool:
+    return bool(path or any(name in mode.config.flags for mode in modes.every())) and name not in _OF_ALL
+
+
+def _without_news(given: argparse.Namespace) -> argparse.Namespace:
+    """Return the arguments by which objects are read: what is new must not count in that."""
+    return argparse.Namespace(**{**vars(given), "config": given.now, "proxy_mode": None, "hostname_override": None})
+
+
+def _new(given: argparse.Namespace, now: KubeProxyConfiguration) -> KubeProxyConfiguration:
+    """Return the new configuration. Raises ConfigError with all its mistakes."""
+    names = [flag.name for flag in FLAGS if _sets_a_field(flag.name, flag.path)]
+    words = {name: value for name in names if (value := getattr(given, name.replace("-", "_"), None)) is not None}
+    words |= {"proxy-mode": given.proxy_mode} if given.proxy_mode else {}
+    if given.config:
+        config = load_file(given.config)
+        if words:
+            raise ConfigError(f"--{min(words)}: --config replaces it, as for the proxy; write it into the file")
+        # The proxy's own flag stands before the file, so that its value stays.
+        name = given.hostname_override or now.hostname_override
+        return replace(config, hostname_override=config.hostname_override or name)
+    values = parse([f"--{name}={value}" for name, value in words.items()]).given
+    paths = {flag.name: flag.path for flag in FLAGS}
+    config = with_values(now, {paths[name]: value for name, value in values.items() if paths[name]})
+    by_mode = config.of_mode.flags
+    config = with_values(config, {path: values[flag] for flag in by_mode if flag in values for path in by_mode[flag]})
+    if given.hostname_override:
+        config = replace(config, hostname_override=given.hostname_override.strip().lower())
+    raise_mistakes(validate(config))
+    return config
+
+
+def _outlook(asked: Source, facts: Facts, now: KubeProxyConfiguration, new: KubeProxyConfiguration) -> Outlook:
+    old_mode, mode = modes.named(facts.mode), modes.named(new.active_mode)
+    settings = host.settings(new)
+    local = host.packed_local_addresses(tuple(Family), modes.interfaces())
+    world, unknown = _world(facts, settings, local)
+    before, after = Planner(facts.world), Planner(world)
+    for each in asked.objects():
+        services = {each.name: each.service} if each.service is not None else {}
+        for planner in (before, after):
+            planner.adopt(services, {each.name: each.slices} if each.slices else {})
+    before.take()
+    after.take()
+    sides = Side(before, old_mode.habits), Side(after, mode.habits)
+    same = mode.name == old_mode.name
+    node = [*_sysctls(mode, new), *_written(old_mode, mode, before, after, local)]
+    if not same:
+        node += _removed(old_mode, mode, unknown)
+    try:
+        mode.operations().look(new, settings.families)
+        lacks = ""
+    except Unsupported as error:
+        lacks = str(error)
+    return Outlook(
+        mode=mode.name,
+        fields=tuple(differences(now, new)),
+        shifts=tuple(shifts(*sides, local)),
+        remarks=tuple(remarks(*sides, same_mode=same)),
+        node=tuple(node),
+        connections=lasting(*(side.habits for side in sides), same_mode=same),
+        lacks=lacks,
+        unknown=tuple(unknown),
+    )
+
+
+def _world(facts: Facts, settings: Settings, local: Local) -> tuple[Globals, list[str]]:
+    """Return what holds for the node with the new settings, and what of it cannot be known here."""
+    unknown = []
+    node = facts.node
+    if settings.node_name != facts.world.node_name:
+        unknown.append(
+            f"Node {settings.node_name} is another one than {facts.world.node_name}: its addresses, zone and pod "
+            "networks are not known here"
+        )
+        node = None
+    world = build(settings, Surroundings(node, (), local))
+    parts = {}
+    for family in world.families:
+        old, part = facts.world.of(family), world.of(family)
+        assert part is not None  # noqa: S101 - it is one of its families
+        parts[family] = replace(part, service_cidrs=old.service_cidrs) if old is not None else part
+    return replace(world, ipv4=parts.get(Family.IPV4), ipv6=parts.get(Family.IPV6)), unknown
+
+
+def _sysctls(mode: Mode, new: KubeProxyConfiguration) -> list[str]:
+    """Return the settings that would be made, those that are made already left out."""
+    lines = []
+    for key, wanted in (*host.conntrack_sysctls(new.conntrack), *mode.operations().sysctls(new)):
+        try:
+            actual = int(read_sysctl(key))
+        except (KubeProxyError, ValueError):
+            lines.append(f"sysctl {key.replace('/', '.')}: {wanted}, which this kernel does not have now")
+            continue
+        if actual != wanted and not (key == NF_CONNTRACK_MAX and actual > wanted):
+            lines.append(f"sysctl {key.replace('/', '.')}: {actual} -> {wanted}")
+    return lines
+
+
+def _written(old: Mode, new: Mode, before: Planner, after: Planner, local: Local) -> list[str]:
+    weights = [_weight(mode, planner, local) for mode, planner in ((old, before), (new, after))]
+    if weights[0] == weights[1]:
+        return []
+    was, will = (f"{weight.amount} {weight.of}" for weight in weights)
+    return [f"written for {len(after.compiled)} Services: {will}; now there are {was}"]
+
+
+def _weight(mode: Mode, planner: Planner, local: Local) -> Weight:
+    plans = {name: compiled.plans for name, compiled in planner.compiled.items()}
+    weigh = mode.operations().weigh
+    each = [weigh(planner.world, family, plans, local.get(family, ())) for family in planner.world.families]
+    return Weight(sum(weight.amount for weight in each), each[0].of if each else "")
+
+
+def _removed(old: Mode, new: Mode, unknown: list[str]) -> list[str]:
+    """Return what of the old mode is there, which goes once the new one's is in place."""
+    try:
+        chains = firewalls.chains()
+        traces = old.traces(Sight(chains, firewalls.iptables_chains(chains)), new.operations().owns)
+    except (KubeProxyError, OSError) as error:
+        unknown.append(f"what of the old mode is there: {error}")
+        return []
+    return [f"removed once the new rules are in place: {trace.what}" for trace in traces]
+
+
+def _print(outlook: Outlook) -> None:
+    _section("Fields that differ", output.NOTE, outlook.fields)
+    clients = [*(shift.text for shift in outlook.shifts), *outlook.remarks]
+    _section("What clients notice", output.BAD, clients)
+    _section("On this node", output.NOTE, outlook.node)
+    if outlook.fields:
+        output.say(f"The proxy restarts: {outlook.connections}.")
+    if outlook.lacks:
+        output.say(f"This node cannot run it yet: {outlook.lacks}")
+    for text in outlook.unknown:
+        output.marked("?", text)
+    if not outlook.fields:
+        output.say("Nothing differs.")
+    elif not clients:
+        output.say("Clients notice nothing.")
+
+
+def _section(title: str, mark: str, lines: Sequence[str]) -> None:
+    if lines:
+        output.say(f"{title}:")
+        for line in lines:
+            output.marked(mark, line)

@@ -1,0 +1,205 @@
+"""What another configuration or mode changes for clients: both are asked the same, and their answers compared. Pure.
+
+Of each address of each Service it is asked what becomes of a connection from a pod, from this node and from elsewhere;
+model/answer.py knows. In what else modes differ is told from their habits.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from msgspec import Struct
+
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, is_loopback, parse_network, unpack
+from kubeproxy.model.answer import Outcome, Packet, answer
+from kubeproxy.model.habits import Habits
+from kubeproxy.model.plan import Detector, FamilyGlobals, Frontend, FrontendKind, ServiceName, ServicePlan
+from kubeproxy.model.planner import Planner
+
+_OUTSIDE: Final = {
+    Family.IPV4: bytes((198, 51, 100, 77)),  # RFC 5737
+    Family.IPV6: b"\x20\x01\x0d\xb8" + bytes(11) + b"\x77",  # RFC 3849
+}
+_LOOPBACK: Final = {Family.IPV4: b"\x7f\0\0\1", Family.IPV6: bytes(15) + b"\1"}
+_KINDS: Final = {
+    FrontendKind.CLUSTER: "cluster IPs",
+    FrontendKind.EXTERNAL: "external IPs",
+    FrontendKind.LOADBALANCER: "load balancer addresses",
+}
+_SHOWN: Final = 5
+_SERVED: Final = "served"
+_NOTHING: Final = "not answered by Services"
+_WORDS: Final = {Outcome.NOT_OURS: _NOTHING, Outcome.DROPPED: "dropped without an answer"}
+
+
+class Side(NamedTuple):
+    """The node as one configuration makes it: its plans, compiled, and the habits of its mode."""
+
+    planner: Planner
+    habits: Habits
+
+
+class Client(NamedTuple):
+    """Who connects: in words, from which address (None for this node's own), by which interface."""
+
+    words: str
+    source: bytes | None
+    interface: str = ""
+
+
+class Shift(Struct, frozen=True):
+    """What changes alike for some Services: connections to `where` from `who`, what became of them and what will.
+
+    `services` are NAMESPACE/NAME, all of them.
+    """
+
+    where: tuple[str, ...]
+    who: tuple[str, ...]
+    before: str
+    after: str
+    services: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The shift as a sentence."""
+        where, who = ", ".join(self.where), ", ".join(self.who)
+        count = f"{len(self.services)} Services: " if len(self.services) > 1 else ""
+        shown = count + ", ".join(self.services[:_SHOWN]) + (", ..." if len(self.services) > _SHOWN else "")
+        if self.before == _NOTHING and self.after.startswith(_SERVED):
+            return f"{where} begin to answer {who}{self.after.removeprefix(_SERVED)} ({shown})"
+        if self.before.startswith(_SERVED) and self.after == _NOTHING:
+            return f"{where} cease to answer {who} ({shown})"
+        return f"{where}, for {who}: {self.before} -> {self.after} ({shown})"
+
+
+class _Met(NamedTuple):
+    """What a client meets: in words, and which endpoints."""
+
+    words: str
+    endpoints: frozenset[bytes] = frozenset()
+
+
+Local = Mapping[Family, Sequence[bytes]]
+"""The node's own addresses, packed."""
+
+
+def shifts(before: Side, after: Side, local: Local) -> list[Shift]:
+    """Return what changes for clients."""
+    found: dict[tuple[str, str, str, str], dict[str, None]] = {}
+    here = {address for addresses in local.values() for address in addresses}
+    for name in sorted({*before.planner.compiled, *after.planner.compiled}):
+        for where, client, packet in _questions(name, before, after, local):
+            old, new = _met(before, packet, here), _met(after, packet, here)
+            if old != new:
+                words = (old.words, new.words if old.words != new.words else "other endpoints")
+                found.setdefault((where, client.words, *words), {})["/".join(name)] = None
+    return _folded(found)
+
+
+def _folded(found: Mapping[tuple[str, str, str, str], Iterable[str]]) -> list[Shift]:
+    """Return shifts that say at once what is alike for several clients, and then for several places."""
+    by_place: dict[tuple[str, str, str, tuple[str, ...]], list[str]] = {}
+    for (where, who, old, new), services in found.items():
+        by_place.setdefault((where, old, new, tuple(services)), []).append(who)
+    folded: dict[tuple[tuple[str, ...], str, str, tuple[str, ...]], list[str]] = {}
+    for (where, old, new, names), clients in by_place.items():
+        folded.setdefault((tuple(clients), old, new, names), []).append(where)
+    return [Shift(tuple(places), who, old, new, names) for (who, old, new, names), places in folded.items()]
+
+
+def _met(side: Side, packet: Packet, here: set[bytes]) -> _Met:
+    made = answer(side.planner, packet, here, side.habits)
+    if made.outcome is not Outcome.FORWARDED:
+        return _Met(_WORDS.get(made.outcome, made.outcome.value))
+    if not side.habits.carries_sctp and packet.protocol == socket.IPPROTO_SCTP:
+        return _Met("refused, as this mode carries no SCTP")
+    hidden = any(choice.masqueraded for choice in made.choices)
+    endpoints = frozenset(choice.destination for choice in made.choices)
+    return _Met(_SERVED + (", with this node's address" if hidden else ""), endpoints)
+
+
+def _questions(name: ServiceName, before: Side, after: Side, local: Local) -> Iterator[tuple[str, Client, Packet]]:
+    """Yield what to ask of a Service: where the connection goes, who makes it, its first packet."""
+    asked: set[tuple[Family, bytes]] = set()
+    for side in (before, after):
+        compiled = side.planner.compiled.get(name)
+        for plan in compiled.plans if compiled is not None else ():
+            for frontend in plan.frontends:
+                family = plan.key.family
+                if (family, frontend.key) not in asked:
+                    asked.add((family, frontend.key))
+                    yield from _packets(frontend, family, _clients(family, before, after), local)
+
+
+def _packets(
+    frontend: Frontend, family: Family, clients: Sequence[Client], local: Local
+) -> Iterator[tuple[str, Client, Packet]]:
+    sctp = f" ({PROTOCOL_NAMES[frontend.protocol]})" if frontend.protocol == socket.IPPROTO_SCTP else ""
+    if frontend.kind is not FrontendKind.NODEPORT:
+        places = [(f"{family.label} {_KINDS[frontend.kind]}{sctp}", frontend.address)]
+    else:
+        addresses = dict.fromkeys((*local.get(family, ()), _LOOPBACK[family]))
+        places = [(f"NodePorts on {unpack(address)}{sctp}", address) for address in addresses]
+    for where, address in places:
+        for client in clients:
+            if client.source is None or not is_loopback(address):
+                packet = Packet(client.source, address, frontend.protocol, frontend.port, client.interface)
+                yield where, client, packet
+
+
+def _clients(family: Family, before: Side, after: Side) -> list[Client]:
+    """Return who asks: this node, somebody outside, and a pod of this node as either configuration recognises it."""
+    found = [Client("this node", None), Client("outside", _OUTSIDE[family])]
+    detectors = dict.fromkeys((side.planner.world.of(family) or FamilyGlobals()).detector for side in (before, after))
+    for detector in detectors:
+        words = "pods" if len(detectors) == 1 else f"pods by {detector.words}"
+        if (pod := _pod(words, detector, family)) is not None:
+            found.append(pod)
+    return found
+
+
+def _pod(words: str, detector: Detector, family: Family) -> Client | None:
+    if detector.kind == "network":
+        network = parse_network(detector.value)
+        if network is None or len(network[0]) != family.address_size:
+            return None
+        last = network[1]  # one before it is no endpoint's, most likely
+        return Client(words, last[:-1] + bytes((last[-1] & 0xFE,)))
+    return Client(words, _OUTSIDE[family], detector.value) if detector.implemented else None
+
+
+# -- what answers do not say -------------------------------------------------------------------------------------------
+
+
+def remarks(before: Side, after: Side, *, same_mode: bool) -> Iterator[str]:
+    """Yield in what else clients notice the change, in sentences with the number of Services that this concerns."""
+    old, new = before.habits, after.habits
+    plans = [plan for compiled in after.planner.compiled.values() for plan in compiled.plans]
+    if old.affinity is not new.affinity and (count := _services(plan for plan in plans if plan.affinity)):
+        yield f"session affinity is for {new.affinity.value}, no longer for {old.affinity.value} ({count})"
+    if not same_mode and (count := _services(plan for plan in plans if plan.affinity)):
+        yield f"clients with session affinity are remembered anew: each may get another endpoint once ({count})"
+    kinds = {frontend.kind for plan in plans for frontend in plan.frontends}
+    for kind in sorted(kinds & _KINDS.keys()):
+        if (refused := kind in new.refuses_ports) is not (kind in old.refuses_ports):
+            sense = "are refused" if refused else "are not refused any more: they go where their route leads"
+            yield f"connections to {_KINDS[kind]} on ports that no Service has {sense}"
+    if old.drops_unowned is not new.drops_unowned:
+        sense = "is dropped" if new.drops_unowned else "is not dropped any more"
+        yield f"what is sent to addresses of ServiceCIDRs that no Service has {sense}"
+
+
+def lasting(before: Habits, after: Habits, *, same_mode: bool) -> str:
+    """Return what becomes of established connections."""
+    if not before.outlives_mode and (not same_mode or before.carries):
+        return "established connections end: what carries them goes with the old proxy"
+    if not same_mode and not after.outlives_mode:
+        return "established connections go on; those made then will end when the mode is changed again"
+    return "established connections go on"
+
+
+def _services(plans: Iterable[ServicePlan]) -> str:
+    count = len({(plan.key.namespace, plan.key.name) for plan in plans})
+    return f"{count} Service{'s' if count != 1 else ''}" if count else ""
