@@ -9,30 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import platform
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from typing import Any
-
-import msgspec
 
 from kubeproxy import __version__, garbage, host, modes, privileges
 from kubeproxy.backends.mode import Backend, FlowsEnd, Mode, Operations
-from kubeproxy.backlog import Standing
-from kubeproxy.config.addresses import split_host_port
-from kubeproxy.config.gates import gate_enabled, gate_states
+from kubeproxy.config.gates import gate_states
 from kubeproxy.config.notices import notices
 from kubeproxy.config.options import Options
 from kubeproxy.config.types import KubeProxyConfiguration, Logging
 from kubeproxy.config.watch import watch as watch_config
-from kubeproxy.config.write import describe
-from kubeproxy.control.desk import Desk, Progress
-from kubeproxy.control.listener import discard, listen
-from kubeproxy.control.pages import control_pages
 from kubeproxy.engine import Engine, Pace
 from kubeproxy.errors import ApplyError, ConfigError
 from kubeproxy.flows import FlowCleaner
@@ -45,29 +34,20 @@ from kubeproxy.model.events import Event
 from kubeproxy.model.plan import FamilyGlobals, Globals
 from kubeproxy.model.world import Settings, pod_cidrs
 from kubeproxy.observe import logs
-from kubeproxy.observe.admission import Admission
 from kubeproxy.observe.events import EventRecorder, ObjectReference
 from kubeproxy.observe.health import ProxyHealth, eligible
-from kubeproxy.observe.http import Handler, routes
-from kubeproxy.observe.metrics import KUBERNETES, Metrics
-from kubeproxy.observe.neighbours import Neighbours, TakenPort
-from kubeproxy.observe.pages import flags_text, metrics_pages, status_text
-from kubeproxy.observe.profiling import LEVEL_PAGE, profiling_pages
-from kubeproxy.observe.server import HttpServer
+from kubeproxy.observe.metrics import Metrics
 from kubeproxy.observe.service_health import ServiceHealth
-from kubeproxy.observe.slis import SLIS_PAGE
-from kubeproxy.observe.state import ProgrammedState
 from kubeproxy.observe.systemd import Notifier
 from kubeproxy.pacing import Backoff
 from kubeproxy.reporter import Reporter
-from kubeproxy.seeing.subject import Subject
+from kubeproxy.serving import Served, Servers
 from kubeproxy.sources import Sources, open_sources
 
 log = logging.getLogger("kubeproxy.app")
 
 FIRST_REMOVAL_RETRY = 5.0  # seconds
 SLOWEST_REMOVAL_RETRY = 600.0  # without the rights to do it, it fails for ever
-METRICS_PAGE = ("127.0.0.1", "10249")  # where another kube-proxy says its mode, while ours serves no metrics
 CONFIG_CHANGED = 1  # the supervisor restarts us with the new file, as it does the Go kube-proxy
 
 
@@ -232,19 +212,22 @@ class App:
             self._local_addresses,
             node_patience=self._sources.node_patience(settings.local_mode == "NodeCIDR"),
         )
-        self._state = ProgrammedState(
-            config.active_mode,
-            self._engine.planner,
-            lambda: self._engine.queued,
-            self._engine.committed,
-            self._health,
-            self._standings,
+        self._servers = Servers(
+            Served(
+                options,
+                settings,
+                mode,
+                self._engine,
+                self._metrics,
+                self._health,
+                self._sources,
+                self._events,
+                self._local_addresses,
+                output,
+                self._lifetime.fail,
+            )
         )
-        self._servers: list[HttpServer] = []
-        page = split_host_port(config.metrics_bind_address) or METRICS_PAGE
-        self._neighbours = Neighbours(config.active_mode, (page[0], int(page[1])), self._other_proxy)
         self._pod_cidrs: tuple[str, ...] = ()
-        self._started = time.time()
 
     async def run(self) -> int:
         """Run until told to stop; return the exit code."""
@@ -255,7 +238,7 @@ class App:
         self._health.ready_when("api", self._sources.stale)
         self._health.ready_when("kernel", lambda: next(iter(self._refusals().values()), None))
         self._metrics.own.ready.follow(lambda: not self._health.unready())
-        self._serve()
+        self._servers.open()
         for name, work in self._work().items():
             self._lifetime.start(name, work)
         log.info(
@@ -276,9 +259,7 @@ class App:
             monitor.close()
             await self._lifetime.cancel_parts()
             await self._service_health.stop()
-            await asyncio.gather(*(server.stop() for server in self._servers))
-            if self._options.control_socket:
-                discard(self._options.control_socket)
+            await self._servers.close()
 
     def _work(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Return all that runs for as long as the program does, by name."""
@@ -317,10 +298,7 @@ class App:
 
     def _refusals(self) -> Mapping[str, str]:
         """Return why families are refused at the moment, by their labels."""
-        return {one.family.label: one.refusal for one in self._standings() if one.refusal is not None}
-
-    def _standings(self) -> list[Standing]:
-        return [self._engine.standing(family) for family in self._settings.families]
+        return {one.family.label: one.refusal for one in self._engine.standings if one.refusal is not None}
 
     def _local_addresses(self) -> Mapping[Family, list[bytes]]:
         return host.packed_local_addresses(self._settings.families, modes.interfaces())
@@ -332,106 +310,12 @@ class App:
         except ApplyError as error:
             log.error("Cannot watch the local addresses error=%r", str(error))
 
-    def _serve(self) -> None:
-        """Open the health and the metrics port; one that is taken is tried again, or ends the program."""
-        config = self._config
-        health = self._health.routes()
-        # Load balancers ask by other methods too, as HAProxy by OPTIONS.
-        healthz = routes(health, any_method=health.keys())
-        metrics = routes(self._pages(), any_method=frozenset((LEVEL_PAGE, SLIS_PAGE)))
-        wanted = (
-            ("healthz", config.healthz_bind_address, healthz, "FailedToStartProxierHealthcheck"),
-            ("metrics", config.metrics_bind_address, metrics, "FailedToStartMetricServer"),
-        )
-        for name, address, handler, reason in wanted:
-            place = split_host_port(address) if address else None
-            if place is not None:
-                server = HttpServer(name, handler)
-                self._servers.append(server)
-                self._listen(server, (place[0], int(place[1])), reason)
-
-        if self._options.control_socket:
-            self._serve_commands(self._options.control_socket)
-
-    def _serve_commands(self, path: str) -> None:
-        """Answer the commands at a unix socket; without one the proxy runs as well."""
-
-        def failed(error: ApplyError) -> None:
-            log.warning("%s; commands such as `kube-proxy why` cannot ask this proxy", error)
-
-        families = self._settings.families
-        progress = Progress(
-            lambda: self._engine.queued,
-            self._engine.committed,
-            lambda: tuple(map(self._engine.standing, families)),
-        )
-        subject = Subject(self._engine.planner, self._mode, self._local_addresses)
-        desk = Desk(
-            self._options,
-            subject,
-            progress,
-            self._state,
-            self._health.unready,
-            self._sources.reach,
-            self._started,
-        )
-        # Commands have places of their own: health ports that are flooded do not keep an operator out.
-        server = HttpServer(
-            "commands", routes(control_pages(desk)), lambda at, _: listen(at), Admission(lambda: (16, 1))
-        )
-        self._servers.append(server)
-        server.start_retrying([(path, 0)], failed)
-
-    def _pages(self) -> Mapping[str, Handler]:
-        """Return what the metrics port shows."""
-        config = self._config
-        on = partial(gate_enabled, config.feature_gates)
-        pages = metrics_pages(
-            self._metrics,
-            lambda: config.active_mode,
-            configz=lambda: msgspec.json.encode({"kubeproxy.config.k8s.io": describe(config)}),
-            statusz=(lambda: status_text(self._facts(), self._started, list(pages)))
-            if on("ComponentStatusz")
-            else None,
-            flagz=(lambda: flags_text(self._options.flags)) if on("ComponentFlagz") else None,
-            state=self._state.handle,
-            asked_by=self._neighbours.asked_by,
-        )
-        if config.enable_profiling:
-            pages.update(profiling_pages(self._output.verbosity.set))
-        return pages
-
-    def _listen(self, server: HttpServer, address: tuple[str, int], reason: str) -> None:
-        def say(text: str) -> None:
-            log.error("%s", text)
-            self._events.record(self._node, "Warning", reason, "StartKubeProxy", text)
-            if self._config.bind_address_hard_fail:
-                self._lifetime.fail(ApplyError(text))
-
-        server.start_retrying([address], TakenPort(self._neighbours, address[1], say).failed)
-
-    def _other_proxy(self, text: str) -> None:
-        log.error("%s", text)
-        self._events.record(self._node, "Warning", "AnotherKubeProxy", "StartKubeProxy", text)
-
     def _service_health_failed(self, namespace: str, name: str, port: int, why: str) -> None:
         # Note and uid are those of the Go kube-proxy, by which people may look for it.
         service = ObjectReference("Service", name, namespace, f"{namespace}/{name}")
         node = self._settings.node_name
         note = f'node {node} failed to start healthcheck "{namespace}/{name}" on port {port}: {why}'
         self._events.record(service, "Warning", "FailedToStartServiceHealthcheck", "Listen", note)
-
-    def _facts(self) -> Mapping[str, str]:
-        """Return what /statusz says of this proxy."""
-        return {
-            "Python version": platform.python_version(),
-            "Binary version": __version__,
-            "Emulation version": ".".join(KUBERNETES),
-            "Mode": self._config.active_mode,
-            "Node": self._settings.node_name,
-            "Services": str(len(self._engine.planner.compiled)),
-            "Ready": "; ".join(self._health.unready().values()) or "yes",
-        }
 
     def _summary(self) -> str:
         """Return what systemd shows as the status of the service."""

@@ -91,6 +91,11 @@ class Engine:
         compiled = self.planner.compiled.get(name, NOTHING)
         return [plan for backlog in self._backlogs.values() for plan in backlog.committed_plans(name, compiled)]
 
+    @property
+    def standings(self) -> tuple[Standing, ...]:
+        """What is known of each family's kernel."""
+        return tuple(map(self.standing, self._families))
+
     def standing(self, family: Family) -> Standing:
         """Return what is known of a family's kernel."""
         return self._backlogs[family].standing

@@ -1,0 +1,185 @@
+"""The ports and the socket that the proxy opens, and what it says when one of them is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+
+from kubeproxy import __version__
+from kubeproxy.backends.mode import Mode
+from kubeproxy.config.addresses import split_host_port
+from kubeproxy.config.gates import gate_enabled
+from kubeproxy.config.options import Options
+from kubeproxy.config.write import describe
+from kubeproxy.control.desk import Desk, Progress
+from kubeproxy.control.listener import discard, listen
+from kubeproxy.control.pages import control_pages
+from kubeproxy.engine import Engine
+from kubeproxy.errors import ApplyError
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.world import Settings
+from kubeproxy.observe import logs
+from kubeproxy.observe.admission import Admission
+from kubeproxy.observe.events import EventRecorder, ObjectReference
+from kubeproxy.observe.health import ProxyHealth
+from kubeproxy.observe.http import Handler, routes
+from kubeproxy.observe.metrics import KUBERNETES, Metrics
+from kubeproxy.observe.neighbours import Neighbours, TakenPort
+from kubeproxy.observe.pages import flags_text, metrics_pages, status_text
+from kubeproxy.observe.profiling import LEVEL_PAGE, profiling_pages
+from kubeproxy.observe.server import HttpServer
+from kubeproxy.observe.slis import SLIS_PAGE
+from kubeproxy.observe.state import ProgrammedState
+from kubeproxy.seeing.subject import Subject
+from kubeproxy.sources import Sources
+
+log = logging.getLogger("kubeproxy.serving")
+
+METRICS_PAGE = ("127.0.0.1", "10249")  # where another kube-proxy says its mode, while ours serves no metrics
+
+COMMANDS_AT_ONCE = 16
+"""Connections at the socket: places of their own, so that flooded health ports do not keep an operator out."""
+
+
+class Served(NamedTuple):
+    """The parts of the program that answers come from.
+
+    `local_addresses` are the node's, packed; `fail` ends the program.
+    """
+
+    options: Options
+    settings: Settings
+    mode: Mode
+    engine: Engine
+    metrics: Metrics
+    health: ProxyHealth
+    sources: Sources
+    events: EventRecorder
+    local_addresses: Callable[[], Mapping[Family, Sequence[bytes]]]
+    output: logs.Output
+    fail: Callable[[ApplyError], None]
+
+
+class Servers:
+    """All that listens for people and programs, but for health check ports of Services."""
+
+    def __init__(self, served: Served) -> None:
+        config = served.options.config
+        self._served = served
+        self._node = ObjectReference("Node", served.settings.node_name, "", served.settings.node_name)
+        self._servers: list[HttpServer] = []
+        page = split_host_port(config.metrics_bind_address) or METRICS_PAGE
+        self._neighbours = Neighbours(config.active_mode, (page[0], int(page[1])), self._other_proxy)
+        self._started = time.time()
+        engine = served.engine
+        self._state = ProgrammedState(
+            config.active_mode,
+            engine.planner,
+            lambda: engine.queued,
+            engine.committed,
+            served.health,
+            lambda: engine.standings,
+        )
+
+    def open(self) -> None:
+        """Open health port, metrics port and socket; one that is taken is tried again, or ends the program."""
+        options, config = self._served.options, self._served.options.config
+        health = self._served.health.routes()
+        # Load balancers ask by other methods too, as HAProxy by OPTIONS.
+        healthz = routes(health, any_method=health.keys())
+        metrics = routes(self._pages(), any_method=frozenset((LEVEL_PAGE, SLIS_PAGE)))
+        wanted = (
+            ("healthz", config.healthz_bind_address, healthz, "FailedToStartProxierHealthcheck"),
+            ("metrics", config.metrics_bind_address, metrics, "FailedToStartMetricServer"),
+        )
+        for name, address, handler, reason in wanted:
+            place = split_host_port(address) if address else None
+            if place is not None:
+                self._listen(HttpServer(name, handler), (place[0], int(place[1])), reason)
+        if options.control_socket:
+            self._serve_commands(options.control_socket)
+
+    async def close(self) -> None:
+        """Stop listening, and wait until all connections are gone."""
+        await asyncio.gather(*(server.stop() for server in self._servers))
+        if self._served.options.control_socket:
+            discard(self._served.options.control_socket)
+
+    def _listen(self, server: HttpServer, address: tuple[str, int], reason: str) -> None:
+        def say(text: str) -> None:
+            self._warn(reason, text)
+            if self._served.options.config.bind_address_hard_fail:
+                self._served.fail(ApplyError(text))
+
+        self._servers.append(server)
+        server.start_retrying([address], TakenPort(self._neighbours, address[1], say).failed)
+
+    def _serve_commands(self, path: str) -> None:
+        """Answer the commands at a unix socket; without one the proxy runs as well."""
+
+        def failed(error: ApplyError) -> None:
+            log.warning("%s; commands such as `kube-proxy why` cannot ask this proxy", error)
+
+        pages = control_pages(self._desk())
+        admission = Admission(lambda: (COMMANDS_AT_ONCE, 1))
+        server = HttpServer("commands", routes(pages), lambda at, _: listen(at), admission)
+        self._servers.append(server)
+        server.start_retrying([(path, 0)], failed)
+
+    def _desk(self) -> Desk:
+        served, engine = self._served, self._served.engine
+        return Desk(
+            served.options,
+            Subject(engine.planner, served.mode, served.local_addresses),
+            Progress(lambda: engine.queued, engine.committed, lambda: engine.standings),
+            self._state,
+            served.health.unready,
+            served.sources.reach,
+            self._started,
+        )
+
+    def _pages(self) -> Mapping[str, Handler]:
+        """Return what the metrics port shows."""
+        served, config = self._served, self._served.options.config
+        on = partial(gate_enabled, config.feature_gates)
+        pages = metrics_pages(
+            served.metrics,
+            lambda: config.active_mode,
+            configz=lambda: msgspec.json.encode({"kubeproxy.config.k8s.io": describe(config)}),
+            statusz=(lambda: status_text(self._facts(), self._started, list(pages)))
+            if on("ComponentStatusz")
+            else None,
+            flagz=(lambda: flags_text(served.options.flags)) if on("ComponentFlagz") else None,
+            state=self._state.handle,
+            asked_by=self._neighbours.asked_by,
+        )
+        if config.enable_profiling:
+            pages.update(profiling_pages(served.output.verbosity.set))
+        return pages
+
+    def _facts(self) -> Mapping[str, str]:
+        """Return what /statusz says of this proxy."""
+        served = self._served
+        return {
+            "Python version": platform.python_version(),
+            "Binary version": __version__,
+            "Emulation version": ".".join(KUBERNETES),
+            "Mode": served.mode.name,
+            "Node": served.settings.node_name,
+            "Services": str(len(served.engine.planner.compiled)),
+            "Ready": "; ".join(served.health.unready().values()) or "yes",
+        }
+
+    def _other_proxy(self, text: str) -> None:
+        self._warn("AnotherKubeProxy", text)
+
+    def _warn(self, reason: str, text: str) -> None:
+        log.error("%s", text)
+        self._served.events.record(self._node, "Warning", reason, "StartKubeProxy", text)
