@@ -19,7 +19,8 @@ from bench.worker import BenchmarkFailed
 
 DEFAULT = ("sync", "change", "churn", "start", "e2e", "path", "counters")
 OTHER_MODES = ("iptables", "ipvs", "userspace")  # a quarter of an hour more
-ALL = DEFAULT + OTHER_MODES
+SEEING = ("seeing",)
+ALL = DEFAULT + OTHER_MODES + SEEING
 WIDTH = 190  # columns of a table when the output is no terminal
 
 

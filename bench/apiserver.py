@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import time
 
 import msgspec
@@ -19,14 +20,16 @@ class ApiProcess:
     def __init__(self) -> None:
         self._process = Companion("bench.apiserver")
         self.url = f"http://127.0.0.1:{self._process.hello['port']}"
+        self._lock = threading.Lock()
 
     def load(self, size: objects.Size) -> None:
         """Fill it with Services and their slices."""
         self._process.ask("load", size=str(size))
 
     def put(self, storage: str, body: str) -> int:
-        """Write one object; return when the write began, in ns of the monotonic clock."""
-        return int(self._process.ask("put", storage=storage, body=body)["at"])
+        """Write one object; return when the write began, in ns of the monotonic clock. From any thread."""
+        with self._lock:
+            return int(self._process.ask("put", storage=storage, body=body)["at"])
 
     def close(self) -> None:
         """Stop it."""

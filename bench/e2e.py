@@ -36,7 +36,7 @@ COLUMNS = (
 )
 
 
-class _Probed(NamedTuple):
+class Probed(NamedTuple):
     """A Service that is probed: its number, its protocol, and the addresses it moves between."""
 
     number: int
@@ -51,8 +51,8 @@ def measure(size: str, command: str, mode: str, changes: int) -> dict[str, float
     """Measure one proxy at one size: latencies and CPU time in ms."""
     wanted = objects.parse_size(size)
     probed = [
-        _Probed(wanted.services, "UDP", (objects.spare(1), objects.spare(2))),
-        _Probed(wanted.services + 1, "TCP", (objects.spare(3), objects.spare(4))),
+        Probed(wanted.services, "UDP", (objects.spare(1), objects.spare(2))),
+        Probed(wanted.services + 1, "TCP", (objects.spare(3), objects.spare(4))),
     ]
     network, api = Network(), ApiProcess()
     try:
@@ -72,16 +72,16 @@ def measure(size: str, command: str, mode: str, changes: int) -> dict[str, float
 
 
 def _measured(
-    network: Network, api: ApiProcess, proxy: Contestant, probed: Sequence[_Probed], changes: int
+    network: Network, api: ApiProcess, proxy: Contestant, probed: Sequence[Probed], changes: int
 ) -> dict[str, float]:
     found: dict[str, float] = {}
     for item in probed:
-        _await(network, proxy, item)
+        awaited(network, proxy, item)
     found["first"] = time.monotonic() - proxy.started
     time.sleep(1)
     for item in probed:
         before = proxy.cpu_seconds()
-        latencies = [_move(network, api, proxy, item, turn) for turn in range(1, changes + 1)]
+        latencies = [move(network, api, proxy, item, turn) for turn in range(1, changes + 1)]
         name = item.protocol.lower()
         found |= {f"{name}_p50": percentile(latencies, 50), f"{name}_p99": percentile(latencies, 99)}
         time.sleep(SETTLE)  # what follows a change belongs to it
@@ -90,14 +90,14 @@ def _measured(
     return found
 
 
-def _await(network: Network, proxy: Contestant, item: _Probed) -> None:
+def awaited(network: Network, proxy: Contestant, item: Probed) -> None:
     """Wait until a Service answers at all."""
     while not _probe(network, item, item.addresses[0], 1.0).answer()["at"]:
         if not proxy.running or time.monotonic() - proxy.started > PATIENCE:
             raise RuntimeError(f"no packet got through {item}:\n{proxy.said()}")
 
 
-def _move(network: Network, api: ApiProcess, proxy: Contestant, item: _Probed, turn: int) -> float:
+def move(network: Network, api: ApiProcess, proxy: Contestant, item: Probed, turn: int) -> float:
     """Move a Service to its other address; return the ms from the write to the first packet there."""
     time.sleep(SETTLE)
     client = _probe(network, item, item.addresses[turn % 2], 60.0)
@@ -109,7 +109,7 @@ def _move(network: Network, api: ApiProcess, proxy: Contestant, item: _Probed, t
     return (landed - written) / 1e6
 
 
-def _probe(network: Network, item: _Probed, expected: str, limit: float) -> Any:
+def _probe(network: Network, item: Probed, expected: str, limit: float) -> Any:
     target = objects.cluster_ip(item.number)
     network.client.tell("probe", protocol=item.protocol, address=target, port=80, expected=expected, limit=limit)
     return network.client

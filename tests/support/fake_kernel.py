@@ -108,7 +108,8 @@ class FakeKernel:
             self.tables[table] = dict(rules.tables[table])
 
     def rules(self, rules):
-        return sorted(rule for chains in self.tables.values() for lines in chains.values() for rule in lines)
+        placed = ((table, chain, lines) for table, chains in self.tables.items() for chain, lines in chains.items())
+        return [f"{table} -A {chain} {rule}" for table, chain, lines in placed for rule in lines]
 
     def close(self):
         self.closed = True

@@ -180,7 +180,7 @@ class Operations(NamedTuple):
     for it does later by itself. `sysctls` are the settings that the mode makes, then or later, beside those of
     connection tracking. `keeps` says what is not to be removed, of which `owns` tells without looking; `remove_strays`
     removes what this mode itself has left elsewhere, as in another variant of iptables; it returns what could not be
-    removed. `examine` makes what compares a family of the kernel with plans, beside the proxy and without a way to
+    removed. `examine` makes what compares the kernel with plans, one a family, beside the proxy and without a way to
     write.
     """
 
@@ -188,7 +188,7 @@ class Operations(NamedTuple):
     look: Callable[[KubeProxyConfiguration, Sequence[Family]], None]
     weigh: Weigh
     open: Callable[[KubeProxyConfiguration, Globals, Registry], Sequence[Backend]]
-    examine: Callable[[KubeProxyConfiguration, Globals, Family], Examiner]
+    examine: Callable[[KubeProxyConfiguration, Globals, Sequence[Family]], Sequence[Examiner]]
     prepare: Callable[[KubeProxyConfiguration], None] = _prepare_nothing
     sysctls: Callable[[KubeProxyConfiguration], Sequence[tuple[str, int]]] = _no_sysctls
     keeps: Keeps = keeps_nothing

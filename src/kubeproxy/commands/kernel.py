@@ -20,4 +20,4 @@ def examiners(facts: Facts, families: Iterable[Family]) -> Iterator[list[Examine
     examine = modes.named(facts.mode).operations().examine
     config = load_text(msgspec.json.encode(facts.config).decode())
     with ExitStack() as opened:
-        yield [opened.enter_context(closing(examine(config, facts.world, family))) for family in families]
+        yield [opened.enter_context(closing(each)) for each in examine(config, facts.world, list(families))]

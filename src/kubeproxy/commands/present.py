@@ -10,10 +10,10 @@ from kubeproxy import modes
 from kubeproxy.backends.examination import Finding, Kind
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.commands import output
+from kubeproxy.commands.findings import REPAIR, text
 from kubeproxy.commands.kernel import examiners
 from kubeproxy.commands.looks import look as look_at
 from kubeproxy.commands.source import Source
-from kubeproxy.commands.verify import REPAIR, text
 from kubeproxy.control.wire import Facts
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.seeing.why import Explained, Why

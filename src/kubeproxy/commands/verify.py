@@ -13,15 +13,14 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from kubeproxy.backends.examination import Finding
-from kubeproxy.commands import NO, UNKNOWN, YES, newest, output
+from kubeproxy.commands import NO, UNKNOWN, YES, output
+from kubeproxy.commands.findings import REPAIR, text
 from kubeproxy.commands.kernel import examiners
 from kubeproxy.commands.looks import Seen, look
 from kubeproxy.commands.services import service_name
-from kubeproxy.commands.source import source
+from kubeproxy.commands.source import Source, source
 from kubeproxy.control.wire import Facts
 from kubeproxy.model.plan import ServiceName
-
-REPAIR = "the proxy repairs them by itself within its sync period; `kube-proxy verify` again shows it"
 
 _SHOWN = 50
 """Findings that are listed one by one; `-o json` has them all."""
@@ -58,18 +57,26 @@ def run(given: argparse.Namespace) -> int:
     troubles = [*_troubles(facts)]
     if names and not seen.services:
         troubles.append(f"no Service {'/'.join(names[0])} is known here")
-    behind: Sequence[Finding] = ()
+    behind: list[Finding] = []
     if asked.running and not facts.manifests and (names or given.api):
-        try:
-            behind = newest.behind(asked.services, facts, names)
-        except newest.Unreachable as error:
-            troubles.append(str(error))
+        behind = _behind(asked, facts, names, troubles)
     report = Report(seen, behind, troubles)
     if given.output == "json":
         output.json(_json(facts, report))
     else:
         _print(facts, report)
     return report.status(names)
+
+
+def _behind(asked: Source, facts: Facts, names: Sequence[ServiceName], troubles: list[str]) -> list[Finding]:
+    """Return in what the proxy is behind the API server; note why when that cannot be told."""
+    from kubeproxy.commands import newest  # noqa: PLC0415 - it needs what a look at the kernel does not
+
+    try:
+        return newest.behind(asked.services, facts, names)
+    except newest.Unreachable as error:
+        troubles.append(str(error))
+        return []
 
 
 def _troubles(facts: Facts) -> Iterator[str]:
@@ -121,12 +128,3 @@ def _print(facts: Facts, report: Report) -> None:
         output.marked(output.OK, f"{seen.services} Services are in the kernel as planned {where}")
     if report.behind:
         output.say("Fix: the proxy does not hear of changes: kube-proxy doctor looks at its watches")
-
-
-def text(finding: Finding) -> str:
-    """Return a finding as a line."""
-    whose = "/".join(finding.service) if finding.service is not None else "no Service's"
-    more = [f"wanted: {finding.wanted}"] if finding.wanted else []
-    more += [f"present: {finding.present}"] if finding.present else []
-    values = f" ({'; '.join(more)})" if more else ""
-    return f"{whose}: {finding.kind}: {finding.what}{values} [{finding.where}]"

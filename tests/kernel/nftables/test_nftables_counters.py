@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from kubeproxy.backends.nftables.counting import connections
 from kubeproxy.backends.nftables.view import KernelView
+from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import ServicePort
 from support.cluster_objects import world
@@ -65,7 +66,7 @@ def test_each_connection_is_counted_once_where_it_went(family, protocol, make):
         for address, server in servers.items():
             got[address] = taken(stack, server, kind)
         assert sum(got.values()) == 20
-        with closing(KernelView.open(family)) as view:
+        with closing(KernelView(family, Netlink.open(NETLINK_NETFILTER))) as view:
             found = connections(view.counts(), [plan for each in plans.values() for plan in each])
         assert {(key.name, destination): total.connections for (key, destination), total in found.items()} == {
             ("a", pack(address) + (8080).to_bytes(2, "big")): count for address, count in got.items() if count

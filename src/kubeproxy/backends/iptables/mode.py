@@ -85,7 +85,11 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) ->
     return backends
 
 
-def _examine(config: KubeProxyConfiguration, world: Globals, family: Family) -> IptablesExaminer:
+def _examine(config: KubeProxyConfiguration, world: Globals, families: Sequence[Family]) -> list[IptablesExaminer]:
+    return [_examiner(config, world, family) for family in families]
+
+
+def _examiner(config: KubeProxyConfiguration, world: Globals, family: Family) -> IptablesExaminer:
     commands = in_use(family)
     reading = CommandsReading(commands)
     # A kernel may have the counters without their match, and the proxy goes on without them then.

@@ -94,7 +94,11 @@ def _in_use(family: Family) -> str:
     return f"{name}-{used}" if used else name
 
 
-def _examine(config: KubeProxyConfiguration, world: Globals, family: Family) -> IpvsExaminer:
+def _examine(config: KubeProxyConfiguration, world: Globals, families: Sequence[Family]) -> list[IpvsExaminer]:
+    return [_examiner(config, world, family) for family in families]
+
+
+def _examiner(config: KubeProxyConfiguration, world: Globals, family: Family) -> IpvsExaminer:
     scheduler, command = scheduler_named(config.ipvs.scheduler), _in_use(family)
     view = NodeView.look(family, scheduler, command)
     return IpvsExaminer(family, view, world, scheduler, excluded(config.ipvs, family), printer(family, command))

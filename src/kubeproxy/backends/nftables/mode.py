@@ -13,6 +13,7 @@ from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.backends.nftables.view import KernelView
 from kubeproxy.backends.nftables.weight import weigh
 from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
 
@@ -39,8 +40,14 @@ def _backends(world: Globals, registry: Registry) -> Sequence[NftablesBackend]:
     ]
 
 
-def _examine(config: KubeProxyConfiguration, world: Globals, family: Family) -> NftablesExaminer:  # noqa: ARG001 - see Operations
-    return NftablesExaminer(KernelView.open(family), world)
+def _examine(
+    config: KubeProxyConfiguration,  # noqa: ARG001 - see Operations
+    world: Globals,
+    families: Sequence[Family],
+) -> list[NftablesExaminer]:
+    # One for all: whenever a netfilter socket is closed, the proxy's next transaction waits (see table.KernelTable).
+    link = Netlink.open(NETLINK_NETFILTER)
+    return [NftablesExaminer(KernelView(family, link), world) for family in families]
 
 
 OPERATIONS = Operations(_check, _check, weigh, _open, _examine)

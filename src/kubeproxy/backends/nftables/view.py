@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol
 
 from kubeproxy.backends.nftables.layout import ENDPOINT_MAPS, TABLE, Kind, Layout, parse_chain_name
 from kubeproxy.backends.nftables.ruleset import Ruleset
@@ -55,17 +54,12 @@ class View(Protocol):
 
 
 class KernelView:
-    """The table of the network namespace of the caller."""
+    """The table of the network namespace of a socket, which others may use as well, but not at the same time."""
 
     def __init__(self, family: Family, link: Netlink) -> None:
         self.family = family
         self._link = link
         self._ranges = {name for name, shape in Layout(family).shapes.items() if shape.kind is Kind.INTERVAL}
-
-    @classmethod
-    def open(cls, family: Family) -> Self:
-        """Open a socket. Raises NetlinkError."""
-        return cls(family, Netlink.open(NETLINK_NETFILTER))
 
     def close(self) -> None:
         """See View."""
@@ -112,7 +106,7 @@ def expected(ruleset: Ruleset, world: Globals, chains: Iterable[str]) -> Skeleto
 
     def load() -> Skeleton:
         nft.run("\n".join(lines) + "\n")
-        with closing(KernelView.open(ruleset.family)) as view:
-            return view.skeleton()
+        with Netlink.open(NETLINK_NETFILTER) as link:
+            return KernelView(ruleset.family, link).skeleton()
 
     return in_empty_network(load)

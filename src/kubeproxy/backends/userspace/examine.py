@@ -190,9 +190,7 @@ class UserspaceExaminer:
                 for listener, port in ports.items():
                     if port is not None and port not in listening[listener.key.protocol]:
                         front = front_text(b"", listener.key.protocol, port).removeprefix("NodePort ")
-                        what = (
-                            f"the listener for {listener.kind} endpoints of port {plan.key.port_name or 'without name'}"
-                        )
+                        what = _listener(listener)
                         yield Finding(name, Kind.MISSING, what, f"sockets that listen on {front}")
 
     def _port_of(self, plan: ServicePlan, listener: ListenerName, actual: Mapping[str, Entries]) -> int | None:

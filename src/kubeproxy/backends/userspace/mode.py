@@ -9,7 +9,7 @@ from typing import Final
 from kubeproxy.backends.mode import Operations, Registry
 from kubeproxy.backends.relay.datapath import SWITCH_INTERVAL, DataPath
 from kubeproxy.backends.userspace.backend import UserspaceBackend, landing_of, reachable_addresses
-from kubeproxy.backends.userspace.examine import KernelView, UserspaceExaminer, printed
+from kubeproxy.backends.userspace.examine import KernelView, UserspaceExaminer, View, printed
 from kubeproxy.backends.userspace.listeners import Listeners
 from kubeproxy.backends.userspace.ruleset import Ruleset
 from kubeproxy.backends.userspace.udp import Sessions
@@ -37,11 +37,20 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) ->
     return [UserspaceBackend.open(family, world, path, Listeners(path, sessions, ports)) for family in world.families]
 
 
-def _examine(config: KubeProxyConfiguration, world: Globals, family: Family) -> UserspaceExaminer:  # noqa: ARG001
-    local, ours = reachable_addresses(family), world.of(family) or FamilyGlobals()
-    view = KernelView(family, Netlink.open(NETLINK_NETFILTER), listening)
-    ruleset = Ruleset(family, world, landing_of(world, family, local))
-    return UserspaceExaminer(view, ruleset, ours.nodeport_ips, printed)
+def _examine(
+    config: KubeProxyConfiguration,  # noqa: ARG001 - see Operations
+    world: Globals,
+    families: Sequence[Family],
+) -> list[UserspaceExaminer]:
+    # One for all: whenever a netfilter socket is closed, the proxy's next transaction waits (nft_rcv_nl_event).
+    link = Netlink.open(NETLINK_NETFILTER)
+    return [_examiner(KernelView(family, link, listening), world) for family in families]
+
+
+def _examiner(view: View, world: Globals) -> UserspaceExaminer:
+    family = view.family
+    ruleset = Ruleset(family, world, landing_of(world, family, reachable_addresses(family)))
+    return UserspaceExaminer(view, ruleset, (world.of(family) or FamilyGlobals()).nodeport_ips, printed)
 
 
 OPERATIONS = Operations(_check, _check, weigh, _open, _examine)

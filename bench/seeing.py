@@ -1,0 +1,176 @@
+"""seeing: how long the commands take that ask a running proxy and read the kernel, while endpoints change all the time.
+
+And what that costs the proxy: an API write to the first packet on the new endpoint, before and while commands are run.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench import objects
+from bench.apiserver import ApiProcess
+from bench.charts import Chart
+from bench.contestant import OURS, Contestant
+from bench.e2e import Probed, awaited, move
+from bench.figures import percentile, spreads
+from bench.network import Network
+from bench.report import ROOT, Column, Report, Row, panel_by_kind
+from bench.runs import Run
+
+SIZE = "10kx10"
+RATE = 200  # changes a second
+GOAL_ONE, GOAL_ALL, GOAL_P99 = 0.5, 3.0, 10.0  # s for one Service, s for everything, ms
+MODES = ("nftables",)
+
+COLUMNS = (
+    Column("why s", "why", 2),
+    Column("services NAME s", "services", 2),
+    Column("verify NAME s", "verify_one", 2),
+    Column("verify s", "verify", 2),
+    Column("lag p50 ms", "p50", 2),
+    Column("lag p99 ms", "p99", 2),
+    Column("lag p50 ms without", "p50_alone", 2),
+    Column("lag p99 ms without", "p99_alone", 2),
+)
+
+
+def measure(size: str, mode: str, moves: int) -> dict[str, float]:
+    """Measure the commands in one mode: seconds each, and lags in ms. Raises RuntimeError when one says otherwise."""
+    wanted = objects.parse_size(size)
+    probed = Probed(wanted.services, "UDP", (objects.spare(1), objects.spare(2)))
+    network, api = Network(), ApiProcess()
+    with tempfile.TemporaryDirectory(prefix="kube-proxy-seeing-") as folder:
+        socket = Path(folder, "control")
+        try:
+            network.pods.ask("answer", addresses=list(probed.addresses))
+            api.load(wanted)
+            api.put("services", objects.service(probed.number, protocol="UDP"))
+            api.put("endpointslices", probed.slice(0, 1))
+            proxy = Contestant(f"{OURS} --control-socket {socket}", mode, api.url)
+            try:
+                return _measured(network, api, proxy, probed, socket, wanted, moves)
+            finally:
+                proxy.close()
+        finally:
+            api.close()
+            network.close()
+
+
+def _measured(
+    network: Network,
+    api: ApiProcess,
+    proxy: Contestant,
+    probed: Probed,
+    socket: Path,
+    size: objects.Size,
+    moves: int,
+) -> dict[str, float]:
+    awaited(network, proxy, probed)
+    proxy.wait("/readyz", 120.0)
+    ways = _commands(size)
+    with _changing(api, size):
+        time.sleep(2)
+        alone = [move(network, api, proxy, probed, turn) for turn in range(1, moves + 1)]
+        took: dict[str, list[float]] = {name: [] for name in ways}
+        ended = threading.Event()
+
+        def ask() -> None:
+            while not ended.is_set():
+                for name, words in ways.items():
+                    took[name].append(_timed(words, socket))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        beside, turn = [], moves
+        while turn < 2 * moves or not all(took.values()):
+            turn += 1
+            beside.append(move(network, api, proxy, probed, turn))
+        ended.set()
+        asking.join()
+    found = {name: percentile(seconds, 50) for name, seconds in took.items()}
+    found |= {"p50": percentile(beside, 50), "p99": percentile(beside, 99)}
+    return found | {"p50_alone": percentile(alone, 50), "p99_alone": percentile(alone, 99)}
+
+
+def _commands(size: objects.Size) -> dict[str, list[str]]:
+    number = size.services // 2
+    name, front = "/".join(objects.names(number)), f"{objects.cluster_ip(number)}:80"
+    return {
+        "why": ["why", "10.250.0.2", front, "--no-probe"],
+        "services": ["services", name],
+        "verify_one": ["verify", name],
+        "verify": ["verify"],
+    }
+
+
+def _timed(words: Sequence[str], socket: Path) -> float:
+    """Run a command; return the seconds that it took. Raises RuntimeError when it finds anything wrong."""
+    command = [str(ROOT / ".venv" / "bin" / "kube-proxy"), *words, "--control-socket", str(socket)]
+    began = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    took = time.monotonic() - began
+    if "differences in" in done.stdout or done.stderr:
+        raise RuntimeError(f"{words}: {done.stdout}{done.stderr}")
+    return took
+
+
+@contextmanager
+def _changing(api: ApiProcess, size: objects.Size) -> Iterator[None]:
+    """Have RATE endpoints a second change meanwhile, of Services in turn; not of the one that is asked for."""
+    ended = threading.Event()
+
+    def change() -> None:
+        due = time.monotonic()
+        for turn in range(1, 1 << 30):
+            if ended.is_set():
+                return
+            number = turn * 7919 % size.services
+            if number == size.services // 2:
+                continue
+            addresses = [*objects.endpoints_of(number, size.endpoints)[1:], objects.spare(10 + turn % 1000)]
+            api.put("endpointslices", objects.endpoint_slice(number, addresses, turn + 1))
+            due += 1 / RATE
+            time.sleep(max(0.0, due - time.monotonic()))
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def run(with_: Run) -> Report:
+    """Measure all modes."""
+    count, moves = (1, 60) if with_.quick else (3, 150)
+    rows = []
+    for mode in MODES:
+        turns = range(1, count + 1)
+        runs = [
+            with_.measure(f"{mode} run {turn}/{count}", measure, size=SIZE, mode=mode, moves=moves) for turn in turns
+        ]
+        rows.append(Row(f"{SIZE} {mode}", dict(spreads(runs))))
+    notes = (
+        f"{RATE} endpoints a second change meanwhile; a command is a process, from its start to its end.",
+        f"goal: {GOAL_ONE} s for one Service, {GOAL_ALL:.0f} s for everything, lag p99 under {GOAL_P99:.0f} ms.",
+    )
+    return Report("seeing", "Commands beside a busy proxy", COLUMNS, rows, _chart(rows), notes)
+
+
+def _chart(rows: Sequence[Row]) -> Chart:
+    commands = {"why": "why", "services": "services NAME", "verify_one": "verify NAME", "verify": "verify"}
+    lags = {"p50": "p50", "p99": "p99", "p50_alone": "p50 without", "p99_alone": "p99 without"}
+    return Chart(
+        f"Commands beside a busy proxy, {SIZE}",
+        (
+            panel_by_kind("Commands", "s", "mode", rows, commands),
+            panel_by_kind("Lag of the proxy", "ms", "mode", rows, lags),
+        ),
+    )

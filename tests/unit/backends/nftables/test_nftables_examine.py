@@ -1,0 +1,187 @@
+"""What an examination shows of a table: all that drift is, by Service and in words, and nothing of what is right."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from kubeproxy.backends.examination import Kind
+from kubeproxy.backends.nftables.examine import NftablesExaminer
+from kubeproxy.backends.nftables.layout import TABLE, parse_chain_name
+from kubeproxy.backends.nftables.text import interval_lines
+from kubeproxy.backends.nftables.view import SERVICE_CIDRS, KernelView, Skeleton, expected
+from kubeproxy.errors import Unsupported
+from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
+from support.nftables_disturbances import DISTURBANCES, disturbed
+from support.nftables_ground import FakeGround, resync, sync
+from support.nftables_plans import EVERYTHING, V4, WORLD, cluster, plans_of, sticky
+from unit.backends.nftables.test_nftables_drift import RULE_DRIFTS
+
+A = ("default", "a")
+
+
+class TableView:
+    """The fake table, as one may look at it."""
+
+    family = V4
+
+    def __init__(self, table) -> None:
+        self._table = table
+        self.header, self.close = table.header, table.close
+
+    def skeleton(self) -> Skeleton:
+        rules = {chain: [] for chain in self._table.chains(TABLE)}
+        for rule in self._table.rules(TABLE):
+            rules[rule.chain].append(rule.expressions)
+        return Skeleton(rules, frozenset(self.elements(SERVICE_CIDRS)))
+
+    def elements(self, name):
+        return {element.key: element.data for element in self._table.elements(name)}
+
+    def lookup(self, name, keys):
+        there = self.elements(name)
+        return {key: there[key] for key in keys if key in there}
+
+
+def on_the_fake(ruleset, world, chains) -> Skeleton:
+    names = {name for chain in chains if (name := parse_chain_name(chain)) is not None}
+    with FakeGround.fresh() as elsewhere:
+        elsewhere.disturb(
+            ruleset.skeleton(names), *interval_lines(ruleset.name, SERVICE_CIDRS, world.of(V4).service_cidrs)
+        )
+        return TableView(elsewhere.table(V4)).skeleton()
+
+
+def examiner(ground, expect=None) -> NftablesExaminer:
+    if isinstance(ground, FakeGround):
+        return NftablesExaminer(TableView(ground.table(V4)), WORLD, expect or on_the_fake)
+    return NftablesExaminer(KernelView(V4, Netlink.open(NETLINK_NETFILTER)), WORLD, expect or expected)
+
+
+def everything(ground, plans) -> list:
+    with closing(examiner(ground)) as made:
+        return list(made.everything(plans))
+
+
+def some(ground, plans) -> list:
+    with closing(examiner(ground)) as made:
+        return list(made.some(plans))
+
+
+def test_what_is_as_planned_shows_nothing(ground):
+    plans = cluster("a", "b") | {
+        ("default", "all"): plans_of("all", 7, **EVERYTHING),
+        ("default", "none"): plans_of("none", 8, 0, ports=EVERYTHING["ports"]),
+        ("default", "sticky"): sticky("sticky", 9, 5),
+    }
+    backend = ground.start()
+    resync(backend, plans)
+    assert everything(ground, plans) == []
+    assert some(ground, plans) == []
+    # Endpoints keep their slots when others go, and that is no difference.
+    fewer = plans_of("a", 1, 2)
+    sync(backend, (A, fewer[:1]))
+    assert everything(ground, plans | {A: fewer[:1]}) == []
+
+
+@pytest.mark.parametrize("case", DISTURBANCES)
+def test_every_changed_element_is_shown(ground, case):
+    backend, plans = disturbed(ground)
+    assert everything(ground, plans) == []
+    ground.disturb(*DISTURBANCES[case])
+    assert everything(ground, plans)
+    resync(backend, plans)
+    assert everything(ground, plans) == []
+
+
+@pytest.mark.parametrize("case", RULE_DRIFTS)
+def test_every_changed_rule_is_shown(ground, case):
+    _, plans = disturbed(ground)
+    ground.disturb(*RULE_DRIFTS[case])
+    if case == "table made again":
+        ground.disturb("add chain ip kube-proxy mine")
+    found = everything(ground, plans)
+    assert found
+    assert {finding.service for finding in found} == {None}
+
+
+def test_an_endpoint_is_named_with_its_frontend(ground):
+    plans = cluster("a", endpoints=3)
+    resync(ground.start(), plans)
+    ground.disturb("delete element ip kube-proxy endpoints { 10.96.0.1 . tcp . 80 . 1 }")
+    for found in (everything(ground, plans), some(ground, plans)):
+        (finding,) = found
+        assert (finding.service, finding.kind) == (A, Kind.MISSING)
+        assert finding.what.startswith("endpoint 10.244.0.")
+        assert finding.what.endswith(":8080 of 10.96.0.1:80/tcp")
+        assert finding.where == "map endpoints of table ip kube-proxy"
+    ground.disturb("add element ip kube-proxy endpoints { 10.96.0.1 . tcp . 80 . 1 : 10.9.9.9 . 8080 }")
+    for found in (everything(ground, plans), some(ground, plans)):
+        assert [(finding.service, finding.kind) for finding in found] == [(A, Kind.MISSING), (A, Kind.EXTRA)]
+        assert found[1].what == "endpoint 10.9.9.9:8080 of 10.96.0.1:80/tcp"
+
+
+def test_an_endpoint_too_many_and_one_twice(ground):
+    plans = cluster("a", endpoints=2)
+    resync(ground.start(), plans)
+    ground.disturb("add element ip kube-proxy endpoints { 10.96.0.1 . tcp . 80 . 3 : 10.9.9.9 . 8080 }")
+    for found in (everything(ground, plans), some(ground, plans)):
+        (finding,) = found
+        assert (finding.service, finding.kind, finding.what) == (
+            A,
+            Kind.EXTRA,
+            "endpoint 10.9.9.9:8080 of 10.96.0.1:80/tcp",
+        )
+
+
+def test_what_becomes_of_a_frontend_is_told(ground):
+    plans = cluster("a")
+    resync(ground.start(), plans)
+    ground.disturb("add element ip kube-proxy no-local-endpoint-services { 10.96.0.1 . tcp . 80 }")
+    for found in (everything(ground, plans), some(ground, plans)):
+        (finding,) = found
+        assert (finding.service, finding.kind, finding.what) == (A, Kind.EXTRA, "10.96.0.1:80/tcp")
+        assert finding.present == "dropped, as no endpoint is on this node"
+
+
+def test_a_source_range_that_another_program_added(ground):
+    plans = {A: plans_of("a", 1, ingress=["198.51.100.1"], load_balancer_source_ranges=["172.16.0.0/24"])}
+    resync(ground.start(), plans)
+    ground.disturb("add element ip kube-proxy firewall-allow { 198.51.100.1 . tcp . 80 . 10.1.0.0-10.1.0.255 }")
+    for found in (everything(ground, plans), some(ground, plans)):
+        (finding,) = found
+        assert (finding.service, finding.kind) == (A, Kind.EXTRA)
+        assert finding.present == "open for 10.1.0.0 to 10.1.0.255"
+
+
+def test_what_is_nobodys(ground):
+    plans = cluster("a")
+    resync(ground.start(), plans)
+    ground.disturb("add element ip kube-proxy cluster-services { 10.96.9.9 . tcp . 80 }")
+    (finding,) = everything(ground, plans)
+    assert (finding.service, finding.kind, finding.what) == (None, Kind.EXTRA, "10.96.9.9:80/tcp")
+    assert some(ground, plans) == []
+
+
+def test_another_programs_table(ground):
+    plans = cluster("a")
+    resync(ground.start(), plans)
+    ground.disturb("delete table ip kube-proxy", 'add table ip kube-proxy { comment "mine" ; }')
+    for found in (everything(ground, plans), some(ground, plans)):
+        (finding,) = found
+        assert (finding.kind, finding.present) == (Kind.DIFFERENT, "mine")
+    ground.disturb("delete table ip kube-proxy")
+    assert [finding.kind for finding in everything(ground, plans)] == [Kind.MISSING]
+
+
+def test_what_cannot_be_compared_is_told(ground):
+    def refuse(*_) -> Skeleton:
+        raise Unsupported("no rights")
+
+    plans = cluster("a")
+    resync(ground.start(), plans)
+    ground.disturb("flush chain ip kube-proxy services")
+    with closing(examiner(ground, refuse)) as made:
+        assert list(made.everything(plans)) == []
+        assert made.caveats() == ["the rules of table ip kube-proxy were not compared: no rights"]

@@ -1,0 +1,142 @@
+"""What an examination shows of userspace mode: elements that differ, and ports on which nobody listens."""
+
+from __future__ import annotations
+
+import pytest
+
+from kubeproxy.backends.examination import Kind
+from kubeproxy.backends.userspace.examine import UserspaceExaminer
+from kubeproxy.backends.userspace.layout import elements, merged, shapes
+from kubeproxy.backends.userspace.listeners import assignments
+from kubeproxy.backends.userspace.ruleset import Ruleset
+from kubeproxy.errors import Unsupported
+from kubeproxy.kernel.listening import Listening
+from kubeproxy.model.addresses import Family, pack
+from kubeproxy.model.objects import ServicePort
+from support.nftables_plans import WORLD, plans_of
+
+WEB = ("default", "web")
+RULES = {"nat-prerouting": ["first", "second"]}
+KEY = pack("10.96.0.1") + bytes((6, 0, 0, 0)) + (80).to_bytes(2, "big") + b"\0\0"
+
+
+class Table:
+    """The table of Services whose listeners have the ports from 40001 on."""
+
+    family = Family.IPV4
+
+    def __init__(self, wanted) -> None:
+        plans = [plan for its in wanted.values() for plan in its]
+        names = [name for plan in plans for name in assignments(plan)]
+        self.ports = {name: 40001 + number for number, name in enumerate(names)}
+        self.sets = {name: {} for name in shapes(self.family)} | merged(elements(plan, self.ports) for plan in plans)
+        self.sets |= {name: {} for name in shapes(self.family) if name not in self.sets}
+        self.sets["nodeport-ips"] = dict.fromkeys(WORLD.ipv4.nodeport_ips, b"")
+        self.there, self.chains = True, RULES
+        self.listeners = {Listening(bytes(4), port) for port in self.ports.values()}
+
+    def is_there(self):
+        return self.there
+
+    def rules(self):
+        return self.chains
+
+    def elements(self, name):
+        return dict(self.sets[name])
+
+    def lookup(self, name, keys):
+        return {key: self.sets[name][key] for key in keys if key in self.sets[name]}
+
+    def listening(self, protocol):
+        return frozenset(self.listeners)
+
+    def close(self) -> None: ...
+
+
+def shown(table, wanted, rules=lambda *_: RULES):
+    """What both kinds of examination show: of Services the same."""
+    made = UserspaceExaminer(table, Ruleset(Family.IPV4, WORLD, None), WORLD.ipv4.nodeport_ips, rules)
+    everything, some = list(made.everything(wanted)), list(made.some(wanted))
+    assert [finding for finding in everything if finding.service is not None] == some
+    return everything
+
+
+@pytest.fixture
+def wanted():
+    ranges = {"ingress": ["198.51.100.1"], "load_balancer_source_ranges": ["172.16.0.0/24"]}
+    ports = [ServicePort(port=80, node_port=30080)]
+    return {WEB: plans_of("web", 1, ports=ports, **ranges), ("default", "none"): plans_of("none", 2, 0)}
+
+
+def test_what_is_as_planned_shows_nothing(wanted):
+    assert shown(Table(wanted), wanted) == []
+
+
+def test_a_frontend_that_is_not_carried_any_more(wanted):
+    table = Table(wanted)
+    del table.sets["outside-services"][KEY]
+    (finding,) = shown(table, wanted)
+    assert (finding.service, finding.kind, finding.what) == (WEB, Kind.MISSING, "10.96.0.1:80/tcp")
+    assert finding.wanted == "forwarded when it comes from outside"
+
+
+def test_a_frontend_that_leads_elsewhere(wanted):
+    table = Table(wanted)
+    table.sets["pod-services"][KEY] = (9).to_bytes(2, "big")
+    (finding,) = shown(table, wanted)
+    assert (finding.service, finding.kind, finding.present) == (WEB, Kind.DIFFERENT, "port 9")
+
+
+def test_a_frontend_that_another_program_drops(wanted):
+    table = Table(wanted)
+    table.sets["node-services-dropped"][KEY] = b""
+    (finding,) = shown(table, wanted)
+    assert (finding.kind, finding.present) == (Kind.EXTRA, "dropped when it comes from this node")
+
+
+def test_nobody_listens(wanted):
+    table = Table(wanted)
+    table.listeners.clear()
+    (finding,) = shown(table, wanted)
+    assert (finding.service, finding.kind, finding.what) == (WEB, Kind.MISSING, "the listener for all endpoints")
+    assert finding.where == "sockets that listen on 40001/tcp"
+
+
+def test_a_range_that_another_program_added(wanted):
+    table = Table(wanted)
+    front = pack("198.51.100.1") + KEY[4:]
+    table.sets["firewall-allow"][front + pack("10.0.0.0") + front + pack("10.0.0.255")] = b""
+    (finding,) = shown(table, wanted)
+    assert (finding.service, finding.kind, finding.what) == (WEB, Kind.EXTRA, "198.51.100.1:80/tcp")
+
+
+def test_what_is_nobodys_and_what_all_share(wanted):
+    table = Table(wanted)
+    table.sets["pod-services-dropped"][pack("10.96.9.9") + KEY[4:]] = b""
+    table.sets["nodeport-ips"] = {}
+    table.chains = {"nat-prerouting": ["first"], "mine": []}
+    found = shown(table, wanted)
+    assert {finding.service for finding in found} == {None}
+    assert [finding.what for finding in found] == [
+        "10.96.9.9:80/tcp",
+        "192.0.2.1, on which NodePorts answer",
+        "chain mine",
+        "the rules of chain nat-prerouting",
+    ]
+
+
+def test_a_table_that_is_gone(wanted):
+    table = Table(wanted)
+    table.there = False
+    made = UserspaceExaminer(table, Ruleset(Family.IPV4, WORLD, None), None, lambda *_: RULES)
+    assert [finding.kind for finding in made.everything(wanted)] == [Kind.MISSING]
+
+
+def test_rules_that_cannot_be_compared_are_told(wanted):
+    def refuse(*_):
+        raise Unsupported("no rights")
+
+    table = Table(wanted)
+    made = UserspaceExaminer(table, Ruleset(Family.IPV4, WORLD, None), WORLD.ipv4.nodeport_ips, refuse)
+    assert list(made.everything(wanted)) == []
+    assert made.caveats() == ["the rules of table ip kube-proxy-userspace were not compared: no rights"]
