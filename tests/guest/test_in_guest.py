@@ -21,6 +21,7 @@ SCENARIOS = ROOT / "tests/scenarios"
 PARTS = {
     "the-mode-itself": [HERE / "inside", SCENARIOS / "test_restart.py", SCENARIOS / "test_udp_clients.py"],
     "scenarios": [SCENARIOS / f"test_{name}.py" for name in ("affinity", "policies", "udp_flows")],
+    "commands": [SCENARIOS / f"test_commands_{name}.py" for name in ("flows", "conntrack", "untraceable")],
     "two-nodes": [SCENARIOS / "e2e"],
 }
 

@@ -15,7 +15,7 @@ from lab.netns import run_in
 from support.live import Live
 from support.modes import modes
 
-pytestmark = modes("nftables", "iptables-nft", "userspace")
+pytestmark = modes("nftables", "iptables-nft", "userspace", "ipvs")
 
 LEAKING = "10.244.0.2"
 _NEW = 1 << 8

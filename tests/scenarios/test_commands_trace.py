@@ -138,6 +138,21 @@ async def test_an_endpoint_that_does_not_answer_is_not_blamed_on_a_rule(live: Li
     assert f"left this node, and {live.ips['a2']['IPv4']}:3000 has not answered" in text
 
 
+async def test_an_endpoint_that_refuses_is_told_from_one_that_answers(live: Live) -> None:
+    live.service("mistyped", "")
+    live.endpoints("mistyped", "b1", ports=[{"name": "tcp", "port": 4444, "protocol": "TCP"}])
+    front = live.front("mistyped")
+
+    async def refused() -> str:
+        status, text = await live.ask("trace", "node", f"{front.address}:80")
+        where = (
+            "the proxy" if live.mode.name == "userspace" else f"{live.ips['b1']['IPv4']}:4444 refused it with a reset"
+        )
+        return "" if where in text and status == (0 if live.mode.name == "userspace" else 1) else text
+
+    await live.eventually(refused)
+
+
 async def test_without_packets_it_says_so(live: Live) -> None:
     status, text = await live.ask("trace", "192.0.2.77", "10.96.77.77:80", "--seconds", "0.5")
     assert (status, "no packet of this flow came by" in text) == (2, True), text

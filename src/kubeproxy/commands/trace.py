@@ -77,10 +77,11 @@ def show(packet: Packet, traced: Traced) -> None:
     source_ = unpack(packet.source) if packet.source is not None else "this node"
     where = destination_text(packet.destination + PORT_BYTES[packet.port])
     output.say(f"trace {source_} -> {where}/{PROTOCOL_NAMES[packet.protocol].lower()}")
-    ways = {(one.direction, tuple(_lines(one))): one for one in reversed(traced.journeys)}
+    ways = {(one.direction, one.refusal, tuple(_lines(one))): one for one in reversed(traced.journeys)}
     shown = sorted(ways.values(), key=traced.journeys.index)[:_SHOWN]
     for one in shown:
-        output.marked(output.BAD if one.lost else output.OK, f"{one.direction} {one.source} -> {one.destination}")
+        what = f"{one.direction} {one.source} -> {one.destination}{f' ({one.refusal})' if one.refusal else ''}"
+        output.marked(output.BAD if one.lost or one.refusal else output.OK, what)
         for line in _lines(one):
             output.say(line)
     if (more := len(traced.journeys) - len(shown)) > 0:

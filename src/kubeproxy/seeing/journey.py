@@ -23,6 +23,8 @@ from kubeproxy.model.addresses import PORT_BYTES, PROTOCOLS, destination_text
 
 DROP, ACCEPT, STOLEN, QUEUE = 0, 1, 2, 3
 
+_RST = 0x04
+_ICMP = (1, 58)  # of IPv4 and of IPv6
 _NEAR = 16
 """Among how many packets before it a packet is looked for that goes on."""
 
@@ -56,11 +58,12 @@ class Met(Struct, frozen=True):
 
 
 class Journey(Struct, frozen=True):
-    """The way of one packet through this node. `direction` is 'request' or 'answer'; `lost` says why it ended here, ''
-    if it did not, and `last` where it was last seen.
+    """The way of one packet through this node. `direction` is 'request' or 'answer', `refusal` 'reset' or 'ICMP error'
+    where it is one, else ''; `lost` says why it ended here, '' if it did not, and `last` where it was last seen.
     """
 
     direction: str
+    refusal: str
     source: str
     destination: str
     met: tuple[Met, ...]
@@ -121,12 +124,19 @@ def _journey(runs: Sequence[_Run], ruleset: Ruleset, own_table: str) -> Journey:
     lost = next((why for run in reversed(runs) if (why := _lost(run, ruleset))), "")
     return Journey(
         "answer" if answer else "request",
+        _refusal(first),
         _place(first.source, first.source_port),
         _place(first.destination, first.destination_port),
         met,
         lost,
         _last(runs, ruleset),
     )
+
+
+def _refusal(headers: Headers) -> str:
+    if headers.protocol in _ICMP:
+        return "ICMP error"
+    return "reset" if headers.protocol == PROTOCOLS["TCP"] and headers.flags & _RST else ""
 
 
 def _met(run: _Run, ruleset: Ruleset) -> Met:
@@ -213,10 +223,14 @@ def verdict(
 ) -> Verdict:
     """Return what became of a flow; where it is `proxied`, what answers is the proxy on this node."""
     if not found:
-        return Verdict("no packet of this flow came by", None)
+        text = "no packet of this flow came by: have the client send meanwhile, or wait longer (--seconds)"
+        return Verdict(text, None)
     for one in found:
         if one.lost:
             return Verdict(f"the {one.direction} was {one.lost}", passed=False)
+    refusals = [one for one in found if one.direction == "answer" and one.refusal]
+    if refusals and not any(one.direction == "answer" and not one.refusal for one in found):
+        return _refused(refusals[-1], served)
     if any(one.answered for one in served):
         return _answered([one.endpoint for one in served if one.answered][-1], proxied=proxied)
     last = next((one.last for one in reversed(found) if one.direction == "request"), "")
@@ -228,6 +242,16 @@ def verdict(
             passed=False,
         )
     return _unanswered(served, last, protocol)
+
+
+def _refused(answer: Journey, served: Sequence[Served]) -> Verdict:
+    """Return what it means that nothing but a refusal came back."""
+    asked = f" for {served[-1].endpoint}" if served else ""
+    if answer.refusal == "reset":
+        text = f"nothing here dropped it, and {answer.source} refused it with a reset: nothing listens there"
+    else:
+        text = f"nothing here dropped it, and {answer.source.rpartition(':')[0]} answered{asked} with an ICMP error"
+    return Verdict(text, passed=False)
 
 
 def _answered(endpoint: str, *, proxied: bool) -> Verdict:

@@ -117,6 +117,18 @@ def test_who_answered_is_told():
     assert (made.text.startswith("nothing here dropped it, and the proxy answered"), made.passed) == (True, True)
 
 
+def test_what_is_refused_beyond_this_node():
+    reset = [Step(5, IP, OWN, "answers-prerouting", 3, "rule", -1, "", headers(POD, CLIENT)._replace(flags=0x14))]
+    found, made = told(marked(1), picked(1), reset, served=[("10.244.0.1:8080", True)])
+    assert (found[1].refusal, made.passed) == ("reset", False)
+    assert "10.244.0.1:8080 refused it with a reset" in made.text
+    icmp = headers(("10.9.9.9", 0), (CLIENT[0], 0))._replace(protocol=1)
+    made = told(
+        marked(1), [Step(5, IP, OWN, "answers-prerouting", 3, "rule", -1, "", icmp)], served=[("10.244.0.1:80", False)]
+    )[1]
+    assert made.text == "nothing here dropped it, and 10.9.9.9 answered for 10.244.0.1:80 with an ICMP error"
+
+
 def test_what_stays_behind_prerouting_has_no_route():
     made = told(marked(1), picked(1), served=[("10.244.0.1:8080", False)])[1]
     assert (made.passed, "no route" in made.text) == (False, True)

@@ -1,0 +1,49 @@
+"""Kernels that cannot trace, and processes that may not: errors that say so."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from kubeproxy.errors import Unsupported
+from kubeproxy.kernel import nft_trace
+from kubeproxy.kernel.netlink import NetlinkError
+from kubeproxy.kernel.nft_trace import OUTPUT, Flow, Mark
+
+FLOW = Flow(b"", b"\x0a\0\0\1", 6, 80, (OUTPUT,))
+
+
+class Refusing:
+    """A kernel that refuses each transaction."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        self.closed = False
+
+    def commit(self, parts: object) -> None:
+        raise NetlinkError(self.code, "the kernel refused an nf_tables transaction")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def refused(monkeypatch, code: int) -> Refusing:
+    kernel = Refusing(code)
+    monkeypatch.setattr(nft_trace.Transactions, "open", lambda: kernel)
+    return kernel
+
+
+@pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EINVAL, errno.ENOENT])
+def test_a_kernel_that_cannot_says_what_it_needs(monkeypatch, code):
+    kernel = refused(monkeypatch, code)
+    with pytest.raises(Unsupported, match=r"this kernel cannot trace packets .* needs Linux 5\.12"):
+        Mark.open(FLOW)
+    assert kernel.closed
+
+
+def test_who_may_not_is_not_told_to_get_another_kernel(monkeypatch):
+    kernel = refused(monkeypatch, errno.EPERM)
+    with pytest.raises(NetlinkError, match="not permitted"):
+        Mark.open(FLOW)
+    assert kernel.closed
