@@ -38,6 +38,7 @@ def only(text: str, service: str = "") -> list[dict]:
 async def test_connections_by_endpoint_and_client(live: Live) -> None:
     live.service("used", "a1 b1")
     front = live.front("used")
+    await live.programmed(front, "a1 b1")  # what a client sends earlier is tracked with nobody who answers
     await live.expect(front, {"pod": "a1 b1"})
     with connected(live, "pod", front, 12), connected(live, "outside", front, 2):
         status, text = await live.ask("flows", "used", "-o", "json")
