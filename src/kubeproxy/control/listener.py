@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+_TIMEVAL = struct.Struct("ll")  # struct timeval: seconds, microseconds
 
 
 def listen(path: str) -> socket.socket:
@@ -39,9 +40,14 @@ def connect(path: str, patience: float) -> socket.socket:
     """Return a socket connected to who listens at `path`, with a timeout in seconds. Raises OSError."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        sock.settimeout(patience)
+        # Where many wait to be accepted only a connect that blocks waits with them: unix(7), EAGAIN.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(*divmod(int(patience * 1e6), 10**6)))
         with _short(path) as short:
             sock.connect(short)
+        sock.settimeout(patience)
+    except BlockingIOError as error:
+        sock.close()
+        raise TimeoutError(error.errno, f"nobody accepted it within {patience:g} s") from error
     except OSError:
         sock.close()
         raise

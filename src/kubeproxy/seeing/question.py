@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
-from kubeproxy.model.addresses import PROTOCOLS, pack
+import re
+from collections.abc import Iterator
+
+from kubeproxy.model.addresses import PROTOCOL_NAMES, PROTOCOLS, Family, family_of, pack, unpack
 from kubeproxy.model.answer import Packet
 from kubeproxy.model.compile import skipped
-from kubeproxy.model.plan import FrontendKind
+from kubeproxy.model.plan import Frontend, FrontendKind, ServiceName, ServicePlan
 from kubeproxy.observe.state import UNWATCHED
 from kubeproxy.seeing.subject import Subject
 
 NODE = "node"
 """The source that stands for this node itself, whichever of its addresses it picks."""
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+"""The name of a namespace or of a Service (RFC 1123)."""
 
 
 class QuestionError(ValueError):
     """What is asked cannot be understood; the message says what would be."""
 
 
+class UnwatchedError(QuestionError):
+    """The Service that is named is none of those that the proxy hears of."""
+
+
 def packet(subject: Subject, source: str, target: str, interface: str = "") -> Packet:
     """Return the first packet of a connection from `source` to `target`. Raises QuestionError.
 
-    A source is an address, or `node`. A target is ADDRESS:PORT or NAMESPACE/NAME:PORT, with /PROTOCOL after it unless
-    that is TCP; a Service's name stands for its first cluster IP, and its port may be given by name.
+    A source is an address, or `node`. A target is ADDRESS:PORT, NAMESPACE/NAME:PORT, or NAME:PORT for a Service in
+    default, with /PROTOCOL after it unless that is TCP. A Service's name stands for its first cluster IP of the
+    source's family, and its port may be given by name.
     """
     where, number, protocol = _parted(target)
-    if "/" in where:
-        destination, number = _service_address(subject, where, number, protocol)
-    else:
-        address = pack(where.strip("[]"))
-        if address is None:
-            raise QuestionError(f"{where!r} is no IP address; expected ADDRESS:PORT or NAMESPACE/NAME:PORT")
-        destination = address
-    return Packet(_source(source, destination), destination, PROTOCOLS[protocol], _port(number), interface)
+    client = _source(source)
+    destination = pack(where.strip("[]")) if "/" not in where else None
+    if destination is None:
+        name = _service_name(where)
+        destination, number = _service_address(subject, name, number, protocol, client)
+    return _packet(client, destination, protocol, number, interface)
 
 
 def addressed(source: str, target: str) -> Packet:
@@ -43,31 +51,35 @@ def addressed(source: str, target: str) -> Packet:
     destination = pack(where.strip("[]"))
     if destination is None:
         raise QuestionError(f"{where!r} is no IP address, and no proxy is there that knows Services: give an address")
-    return Packet(_source(source, destination), destination, PROTOCOLS[protocol], _port(number))
+    return _packet(_source(source), destination, protocol, number, "")
+
+
+def _packet(client: bytes | None, destination: bytes, protocol: str, number: str, interface: str) -> Packet:
+    if client is not None and len(client) != len(destination):
+        raise QuestionError(f"{unpack(client)} and the destination are of different IP families")
+    return Packet(client, destination, PROTOCOLS[protocol], _port(number), interface)
 
 
 def _parted(target: str) -> tuple[str, str, str]:
     """Return address or name, port and protocol of a target."""
-    rest, slash, protocol = target.rpartition("/")
-    if not slash or protocol.upper() not in PROTOCOLS:
-        rest, protocol = target, "TCP"
-    where, colon, number = rest.rpartition(":")
+    where, colon, end = target.rpartition(":")
+    number, slash, protocol = end.partition("/")
+    if not colon and _names_service(target):
+        return target, "", "TCP"
     if not colon or (":" in where and not where.startswith("[")):
         raise QuestionError(
             f"{target!r} has no port; expected ADDRESS:PORT[/PROTOCOL], as 10.96.0.10:53/udp, [fd00::1]:80 or "
             "default/web:80"
         )
-    return where, number, protocol.upper()
+    if slash and protocol.upper() not in PROTOCOLS:
+        raise QuestionError(f"{protocol!r} is no protocol of Services; expected tcp, udp or sctp")
+    return where, number, protocol.upper() or "TCP"
 
 
-def _source(text: str, destination: bytes) -> bytes | None:
-    if text == NODE:
-        return None
+def _source(text: str) -> bytes | None:
     source = pack(text.strip("[]"))
-    if source is None:
+    if source is None and text != NODE:
         raise QuestionError(f"{text!r} is no IP address; expected the client's address, or {NODE!r} for this node")
-    if len(source) != len(destination):
-        raise QuestionError(f"{text} and the destination are of different IP families")
     return source
 
 
@@ -77,24 +89,52 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _service_address(subject: Subject, name: str, port: str, protocol: str) -> tuple[bytes, str]:
-    """Return the first cluster IP of a Service, and the number of its port."""
-    namespace, _, service = name.partition("/")
-    compiled = subject.planner.compiled.get((namespace, service))
-    known = subject.planner.services.get((namespace, service))
+def _service_name(text: str) -> ServiceName:
+    """Return the Service that a text names."""
+    if not _names_service(text):
+        raise QuestionError(f"{text!r} is no IP address and no Service; expected ADDRESS:PORT or NAMESPACE/NAME:PORT")
+    namespace, slash, name = text.partition("/")
+    return (namespace, name) if slash else ("default", text)
+
+
+def _names_service(text: str) -> bool:
+    """Return whether a text may be a name: an address with a slip in it has dots or colons, names have none."""
+    parts = text.split("/")
+    return len(parts) <= 2 and all(_LABEL.fullmatch(part) for part in parts)
+
+
+def _service_address(
+    subject: Subject, name: ServiceName, port: str, protocol: str, client: bytes | None
+) -> tuple[bytes, str]:
+    """Return the first cluster IP of a Service that this client may ask, and the number of its port."""
+    service = "/".join(name)
+    compiled = subject.planner.compiled.get(name)
+    known = subject.planner.services.get(name)
     if compiled is None or known is None:
-        raise QuestionError(f"no Service {name} that is watched: {UNWATCHED}")
+        raise UnwatchedError(f"no Service {service} that is watched: {UNWATCHED}")
     if reason := skipped(known):
-        raise QuestionError(f"Service {name} has nothing to connect to here: {reason}")
-    for plan in compiled.plans:
+        raise QuestionError(f"Service {service} has nothing to connect to here: {reason}")
+    family = family_of(client) if client is not None else None
+    offered = list(_cluster_ips(compiled.plans, family))
+    for plan, frontend in offered if port else ():
+        if frontend.protocol == PROTOCOLS[protocol] and port in {str(frontend.port), plan.key.port_name}:
+            return frontend.address, str(frontend.port)
+    if offered and port.isdigit():
+        return offered[0][1].address, port
+    ports = [f"{plan.key.port_name} {_number(frontend)}".strip() for plan, frontend in offered]
+    if ports:
+        wrong = f"no {protocol} port {port}" if port else "no port in this question"
+        raise QuestionError(f"Service {service} has {wrong}; it has {', '.join(dict.fromkeys(ports))} (spec.ports)")
+    kind = f"{family.label} " if family is not None else ""
+    raise QuestionError(f"Service {service} has no {kind}cluster IP with a port (spec.clusterIPs)")
+
+
+def _cluster_ips(plans: tuple[ServicePlan, ...], family: Family | None) -> Iterator[tuple[ServicePlan, Frontend]]:
+    for plan in plans:
         for frontend in plan.frontends:
-            if (
-                frontend.kind is FrontendKind.CLUSTER
-                and frontend.protocol == PROTOCOLS[protocol]
-                and port in (str(frontend.port), plan.key.port_name)
-            ):
-                return frontend.address, str(frontend.port)
-    addresses = [f.address for plan in compiled.plans for f in plan.frontends if f.kind is FrontendKind.CLUSTER]
-    if not addresses or not port.isdigit():
-        raise QuestionError(f"Service {name} has no port {port}/{protocol} with a cluster IP")
-    return addresses[0], port
+            if frontend.kind is FrontendKind.CLUSTER and family in {None, plan.key.family}:
+                yield plan, frontend
+
+
+def _number(frontend: Frontend) -> str:
+    return f"{frontend.port}/{PROTOCOL_NAMES[frontend.protocol]}"

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from select import select
 
 import pytest
 
 from kubeproxy.control.listener import connect, discard, listen
+
+WAITING = 17
+"""Connections that wait to be accepted, of a socket that was made to listen to 16 (unix_recvq_full)."""
 
 
 @pytest.fixture
@@ -64,3 +70,17 @@ def test_a_path_may_be_longer_than_an_address(tmp_path: Path) -> None:
             assert accepted.recv(1) == b"x"
     with pytest.raises(ConnectionRefusedError):
         connect(path, 1.0)
+
+
+def test_who_cannot_be_accepted_waits_in_line(path: str) -> None:
+    with listen(path) as server, ExitStack() as opened:
+        for _ in range(WAITING):
+            opened.enter_context(connect(path, 5.0))
+        with pytest.raises(TimeoutError, match=r"nobody accepted it within 0\.01 s"):
+            connect(path, 0.01)
+        with ThreadPoolExecutor(1) as pool:
+            last = pool.submit(connect, path, 30.0)
+            for _ in range(WAITING + 1):
+                select([server], [], [], 30.0)
+                server.accept()[0].close()
+            last.result().close()
