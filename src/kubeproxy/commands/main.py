@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from kubeproxy.commands import COMMANDS, UNKNOWN
+from kubeproxy.commands.output import shown
 from kubeproxy.config.flags import BY_NAME
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel.capability import raise_net_admin
@@ -25,7 +26,7 @@ def run(argv: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNKNOWN
     except KubeProxyError as error:
-        print(f"Error: {error}", file=sys.stderr)
+        print(f"Error: {shown(str(error))}", file=sys.stderr)
         return UNKNOWN
     except KeyboardInterrupt:
         return UNKNOWN

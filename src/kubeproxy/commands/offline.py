@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from kubeproxy import host, modes
 from kubeproxy.api.source import Reach
 from kubeproxy.config.options import Options, build_options
@@ -67,14 +69,15 @@ class Offline:
 
     def services(self, names: Sequence[ServiceName] = ()) -> Iterator[Held]:
         """See Source."""
-        return self._desk.services(names or self._desk.names)
+        for held in self._desk.services(names or self._desk.names):
+            yield replace(held, state=_planned(held.state))
 
     def service(self, name: ServiceName) -> dict[str, Any]:
         """See Source."""
         made = self._desk.detail(name)
         if made is None:
             raise RefusedError(f"no Service {'/'.join(name)} that is watched: {UNWATCHED}")
-        return made
+        return made | {"state": _planned(made["state"])}
 
     def objects(self) -> Iterator[wire.Objects]:
         """See Source."""
@@ -82,6 +85,11 @@ class Offline:
 
     def _compiled(self, name: ServiceName) -> tuple[ServicePlan, ...]:
         return self.planner.compiled.get(name, NOTHING).plans
+
+
+def _planned(state: str) -> str:
+    """Return a Service's state where no kernel is spoken of: nothing is programmed by who only reads."""
+    return "planned" if state == "programmed" else state
 
 
 class _Planned:
@@ -100,8 +108,6 @@ def _options(arguments: argparse.Namespace) -> Options:
     if "config" in given and "kubeconfig" in given:
         kubeconfig = given.pop("kubeconfig")
         options = build_options(parse([f"--{name}={value}" for name, value in given.items()]))
-        from msgspec.structs import replace  # noqa: PLC0415
-
         client = replace(options.config.client_connection, kubeconfig=kubeconfig)
         return replace(options, config=replace(options.config, client_connection=client))
     return build_options(parse([f"--{name}={value}" for name, value in given.items()]))

@@ -14,9 +14,13 @@ from kubeproxy.commands import NO, YES, output
 from kubeproxy.commands.source import Source, source
 from kubeproxy.control.client import RefusedError
 from kubeproxy.control.wire import Held
+from kubeproxy.errors import ConfigError
 from kubeproxy.model.addresses import PROTOCOL_NAMES, unpack
 from kubeproxy.model.plan import Frontend, FrontendKind, ServiceName
 from kubeproxy.observe.state_text import service_text
+
+_LONGEST = 63 + 1 + 253
+"""Of a namespace, a slash and a name of any object; that of a Service is shorter."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,15 +29,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def service_name(text: str) -> ServiceName:
-    """Return the Service that a text names."""
-    namespace, slash, name = text.partition("/")
-    return (namespace, name) if slash else ("default", namespace)
+    """Return the Service that a text names. Raises ConfigError for what cannot be one."""
+    namespace, slash, name = text.rpartition("/")
+    if not name or len(text) > _LONGEST or "/" in namespace or (slash and not namespace):
+        raise ConfigError(f"NAME: expected NAMESPACE/NAME, or a NAME in default, got {text[:_LONGEST]!r}")
+    return (namespace or "default", name)
 
 
 def run(given: argparse.Namespace) -> int:
     """Answer; return the exit code."""
     asked = source(given)
-    if given.name:
+    if given.name is not None:
         return _one(asked, service_name(given.name), given.output)
     held = sorted(asked.services(), key=lambda one: one.name)
     if given.output == "json":
@@ -43,14 +49,17 @@ def run(given: argparse.Namespace) -> int:
     return YES if all(one.state in _FINE for one in held) else NO
 
 
-_FINE = ("programmed", "ignored")
+_FINE = ("programmed", "planned", "ignored")
 
 
 def _one(asked: Source, name: ServiceName, form: str) -> int:
     try:
         detail = asked.service(name)
     except RefusedError as error:
-        output.say(str(error))
+        if form == "json":
+            output.json({"namespace": name[0], "name": name[1], "state": "unknown", "reason": str(error)})
+        else:
+            output.say(str(error))
         return NO
     if form == "json":
         output.json(detail)

@@ -165,11 +165,11 @@ class _Question:
         if relayed and pool and destination in _RELAYED:
             text = f"{self._where()} is a NodePort of {_named(plan)} on loopback: the proxy itself carries it"
             choices = tuple(Choice(one, 1 / len(pool), masqueraded=True) for one in pool)
-            steps = (Step(True, text, "nodePortAddresses"),)
+            steps = (Step(True, text, _NODEPORTS),)
             return Answer(Outcome.FORWARDED, steps, Notice.ANSWER, plan, frontend, choices, plan.affinity)
         reason = "no endpoint that may serve it is there" if relayed else _NOT_RELAYED[care]
         text = f"{self._where()} is a NodePort of {_named(plan)} on loopback: {reason}"
-        return self._ended(plan, frontend, Outcome.REFUSED, [Step(False, text, "nodePortAddresses")], ())
+        return self._ended(plan, frontend, Outcome.REFUSED, [Step(False, text, _NODEPORTS)], ())
 
     def _frontend(self, key: bytes) -> tuple[ServicePlan, Frontend] | None:
         name = self._planner.owner(self._family, key)
@@ -220,8 +220,19 @@ class _Question:
             if self._habits.drops_unowned:
                 return Answer(Outcome.DROPPED, steps, Notice.TIMEOUT)
             return Answer(Outcome.NOT_OURS, steps, Notice.UNKNOWN)
-        steps = (Step(False, f"{where}: no Service has this address and port"),)
+        steps = (self._no_nodeport() or Step(False, f"{where}: no Service has this address and port"),)
         return Answer(Outcome.NOT_OURS, steps, Notice.UNKNOWN)
+
+    def _no_nodeport(self) -> Step | None:
+        """Return that the port is a NodePort which this address of the node does not answer, None if it is none."""
+        owned = self._frontend(self._tail)
+        destination = self._packet.destination
+        if owned is None or not (destination in self._local or is_loopback(destination)):
+            return None
+        chosen = self._ours.nodeport_ips
+        where = "all but loopback" if chosen is None else ", ".join(map(unpack, chosen)) or "no address"
+        text = f"{self._where()}: a NodePort of {_named(owned[0])}, but not on this address: they answer on {where}"
+        return Step(False, text, _NODEPORTS)
 
     def _services_here(self) -> Iterator[tuple[ServiceName, Compiled]]:
         for name, compiled in self._planner.compiled.items():
@@ -305,6 +316,8 @@ class _Question:
             return Side.POD, f"{source} is recognised by {detector.words}"
         if packet.source in self._local:
             return Side.NODE, f"{source} is its address"
+        if not detector.implemented:
+            return Side.OUTSIDE, f"{source} is not this node's, and nothing tells pods apart (see clusterCIDR)"
         return Side.OUTSIDE, f"{source} is neither a pod's nor this node's"
 
     def _turned_away(self, plan: ServicePlan, frontend: Frontend, side: Side, steps: list[Step]) -> bool:
@@ -343,6 +356,8 @@ class _Question:
         return f"{shown}:{self._packet.port}/{PROTOCOL_NAMES.get(self._packet.protocol, self._packet.protocol)}"
 
 
+_NODEPORTS = "nodePortAddresses"
+"""The configuration's field that says on which addresses NodePorts answer."""
 _RELAYED = (b"\x7f\0\0\1", bytes(15) + b"\1")
 """The loopback addresses on which the proxy listens for NodePorts."""
 _NOT_RELAYED = {

@@ -166,13 +166,30 @@ def test_who_asks_is_known_by_the_detector(detector, interface, who):
     assert made.steps[1].text.startswith(f"the client is {who}: ")
 
 
+def test_who_cannot_be_told_for_a_pod_is_said_to_be_so():
+    made = ask(planner(WEB, slice_of(endpoint("10.244.1.1")), detector=Detector()), "10.96.0.10")
+    assert made.steps[1].text.endswith("10.244.7.7 is not this node's, and nothing tells pods apart (see clusterCIDR)")
+
+
+def test_a_nodeport_is_known_on_an_address_that_does_not_answer_it():
+    made = planner(WEB, slice_of(endpoint("10.244.1.1", HERE)))
+    made.set_world(replace(made.world, ipv4=replace(made.world.ipv4, nodeport_ips=(pack("192.0.2.9"),))))
+    answered = ask(made, NODE_IPS[Family.IPV4], 30080, STRANGER)
+    assert answered.outcome is Outcome.NOT_OURS
+    assert told(answered) == (
+        "no 192.0.2.1:30080/TCP: a NodePort of default/web, port http, but not on this address: they answer on "
+        "192.0.2.9 [nodePortAddresses]"
+    )
+    assert "no Service has this address and port" in told(ask(made, STRANGER, 30080))
+
+
 @pytest.mark.parametrize(
     ("care", "protocol", "outcome", "said"),
     [
         (Loopback.RELAYED, TCP, Outcome.FORWARDED, "the proxy itself carries it"),
         (Loopback.RELAYED, UDP, Outcome.REFUSED, "only TCP is carried from there"),
         (Loopback.REFUSED, TCP, Outcome.REFUSED, "no loopback network is among nodePortAddresses"),
-        (Loopback.NOTHING, TCP, Outcome.NOT_OURS, "no Service has this address and port"),
+        (Loopback.NOTHING, TCP, Outcome.NOT_OURS, "but not on this address: they answer on 192.0.2.1"),
     ],
 )
 def test_nodeports_on_loopback(care, protocol, outcome, said):

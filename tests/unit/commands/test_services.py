@@ -1,0 +1,58 @@
+"""`kube-proxy services`: which Service a NAME is, and what is said of objects that no proxy has programmed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kubeproxy.commands.main import run
+from kubeproxy.commands.services import service_name
+from kubeproxy.errors import ConfigError
+
+SERVICE = {
+    "apiVersion": "v1",
+    "kind": "Service",
+    "metadata": {"name": "web", "namespace": "shop"},
+    "spec": {"clusterIP": "10.96.0.10", "clusterIPs": ["10.96.0.10"], "ports": [{"port": 80, "protocol": "TCP"}]},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> list[str]:
+    (tmp_path / "web.json").write_text(json.dumps(SERVICE))
+    return ["--manifests", str(tmp_path), "--hostname-override", "here"]
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("web", ("default", "web")), ("shop/web", ("shop", "web")), ("s/" + "n" * 253, ("s", "n" * 253))],
+)
+def test_a_name_is_one_of_default_unless_it_says_more(text: str, name: tuple[str, str]) -> None:
+    assert service_name(text) == name
+
+
+@pytest.mark.parametrize("text", ["", "/web", "shop/", "a/b/c", "n" * 7000])
+def test_what_is_no_name_is_said_to_be_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="NAME: expected NAMESPACE/NAME, or a NAME in default, got '") as error:
+        service_name(text)
+    assert len(str(error.value)) < 400
+
+
+def test_what_no_proxy_has_programmed_is_planned(folder: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["services", *folder]) == 0
+    assert capfd.readouterr().out.splitlines()[1].split()[:2] == ["shop/web", "planned"]
+    assert run(["services", "shop/web", "-o", "json", *folder]) == 0
+    assert json.loads(capfd.readouterr().out)["state"] == "planned"
+
+
+def test_json_is_json_also_for_a_service_that_is_unknown(folder: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["services", "none", "-o", "json", *folder]) == 1
+    made = json.loads(capfd.readouterr().out)
+    assert (made["namespace"], made["name"], made["state"]) == ("default", "none", "unknown")
+
+
+def test_errors_carry_no_control_characters_to_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["services", "a/\x1b[31m/c"]) == 2
+    assert "\x1b" not in capfd.readouterr().err
