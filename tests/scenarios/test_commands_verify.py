@@ -26,6 +26,7 @@ from kubeproxy.model.addresses import Family, pack
 from lab.netns import run_in_async
 from support.live import PATIENCE, Front, Live
 from support.modes import modes
+from support.owned import owned_table
 
 ALL = ("nftables", "iptables-nft", "iptables-legacy", "userspace", "ipvs")
 every_mode = modes(*ALL)
@@ -258,6 +259,33 @@ async def test_changes_that_go_on_are_no_differences(live: Live) -> None:
         await changing
     assert changes > 20
     await equal(live)
+
+
+async def test_a_table_of_another_owner_and_what_waits_for_it(bare: Live) -> None:
+    bare.service("web", "a1 b1")
+    await bare.start()
+    await bare.programmed(bare.front("web"), "a1 b1")
+    with owned_table(bare.proxy.namespace):
+
+        async def refused() -> str:
+            status, text = await bare.ask("verify")
+            told = status == 1 and "no Service's: different: the table is another program's" in text
+            return "" if told and "the kernel refuses the IPv4 changes" in text else text
+
+        await bare.eventually(refused)
+        bare.service("late", "a1")
+
+        async def queued() -> str:
+            _, text = await bare.ask("verify", "late")
+            return "" if "on their way into the kernel: default/late" in text else text
+
+        await bare.eventually(queued)
+
+    async def whole() -> str:
+        status, text = await bare.ask("verify")
+        return text if status else ""
+
+    await bare.eventually(whole)
 
 
 @every_mode

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from lab.netns import run_in
 from lab.proxyprocess import METRICS_PORT
 from support.live import Live
+from support.owned import owned_table
 from support.promtool import expect_firing
 
 Json = dict[str, Any]
@@ -38,20 +35,6 @@ async def becomes(live: Live, wanted: str) -> Json:
 
     await live.eventually(check)
     return page
-
-
-@contextmanager
-def owned_table(namespace: str) -> Iterator[None]:
-    """A table of our name that belongs to another program for as long as that lives (flags owner)."""
-
-    def run() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(["nft", "-i"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-
-    with run_in(namespace, run) as owner:
-        assert owner.stdin is not None
-        owner.stdin.write(b"delete table ip kube-proxy\nadd table ip kube-proxy { flags owner ; }\n")
-        owner.stdin.flush()
-        yield
 
 
 async def test_a_table_that_another_program_owns_is_not_called_programmed(bare: Live, tmp_path: Path) -> None:
