@@ -5,6 +5,7 @@ And what that costs the proxy: an API write to the first packet on the new endpo
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
 import threading
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from bench import objects
 from bench.apiserver import ApiProcess
@@ -33,6 +35,9 @@ COLUMNS = (
     Column("services NAME s", "services", 2),
     Column("verify NAME s", "verify_one", 2),
     Column("verify s", "verify", 2),
+    Column("CPU s: why", "why_cpu", 2),
+    Column("verify NAME", "verify_one_cpu", 2),
+    Column("verify", "verify_cpu", 2),
     Column("lag p50 ms", "p50", 2),
     Column("lag p99 ms", "p99", 2),
     Column("lag p50 ms without", "p50_alone", 2),
@@ -77,7 +82,7 @@ def _measured(
     with _changing(api, size):
         time.sleep(2)
         alone = [move(network, api, proxy, probed, turn) for turn in range(1, moves + 1)]
-        took: dict[str, list[float]] = {name: [] for name in ways}
+        took: dict[str, list[_Took]] = {name: [] for name in ways}
         ended = threading.Event()
 
         def ask() -> None:
@@ -93,7 +98,8 @@ def _measured(
             beside.append(move(network, api, proxy, probed, turn))
         ended.set()
         asking.join()
-    found = {name: percentile(seconds, 50) for name, seconds in took.items()}
+    found = {name: percentile([one.seconds for one in each], 50) for name, each in took.items()}
+    found |= {f"{name}_cpu": percentile([one.cpu for one in each], 50) for name, each in took.items()}
     found |= {"p50": percentile(beside, 50), "p99": percentile(beside, 99)}
     return found | {"p50_alone": percentile(alone, 50), "p99_alone": percentile(alone, 99)}
 
@@ -109,15 +115,27 @@ def _commands(size: objects.Size) -> dict[str, list[str]]:
     }
 
 
-def _timed(words: Sequence[str], socket: Path) -> float:
-    """Run a command; return the seconds that it took. Raises RuntimeError when it finds anything wrong."""
+class _Took(NamedTuple):
+    """What a command took: seconds from start to end, and of CPU time."""
+
+    seconds: float
+    cpu: float
+
+
+def _timed(words: Sequence[str], socket: Path) -> _Took:
+    """Run a command. Raises RuntimeError when it says that anything is wrong."""
     command = [str(ROOT / ".venv" / "bin" / "kube-proxy"), *words, "--control-socket", str(socket)]
-    began = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    took = time.monotonic() - began
-    if "differences in" in done.stdout or done.stderr:
-        raise RuntimeError(f"{words}: {done.stdout}{done.stderr}")
-    return took
+    with tempfile.TemporaryFile() as said:
+        began = time.monotonic()
+        process = subprocess.Popen(command, stdout=said, stderr=said)
+        usage = os.wait4(process.pid, 0)[2]
+        took = time.monotonic() - began
+        process.returncode = 0  # it was waited for
+        said.seek(0)
+        text = said.read().decode(errors="replace")
+    if "differences in" in text or "Error" in text:
+        raise RuntimeError(f"{words}: {text}")
+    return _Took(took, usage.ru_utime + usage.ru_stime)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ PARTS = {
     "scenarios": [SCENARIOS / f"test_{name}.py" for name in ("affinity", "policies", "udp_flows")],
     "commands": [SCENARIOS / f"test_commands_{name}.py" for name in ("flows", "conntrack", "untraceable")],
     "two-nodes": [SCENARIOS / "e2e"],
+    "verify": [SCENARIOS / "test_commands_verify.py"],
 }
 
 

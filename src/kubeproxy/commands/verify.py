@@ -8,6 +8,7 @@ the namespace default, that Service alone, and whether the proxy has its newest 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
@@ -21,6 +22,9 @@ from kubeproxy.commands.services import service_name
 from kubeproxy.commands.source import Source, source
 from kubeproxy.control.wire import Facts
 from kubeproxy.model.plan import ServiceName
+
+_NICE = 5
+"""What takes a second of a processor gives way to the proxy, and to whatever else the node is for."""
 
 _SHOWN = 50
 """Findings that are listed one by one; `-o json` has them all."""
@@ -50,6 +54,8 @@ class Report(Struct, frozen=True):
 def run(given: argparse.Namespace) -> int:
     """Answer; return the exit code."""
     names = [service_name(given.name)] if given.name else []
+    if not names:
+        os.nice(_NICE)
     asked = source(given)
     facts = asked.facts()
     with examiners(facts, facts.world.families) as kernel:
