@@ -144,5 +144,23 @@ def name_pod(live: Live, service: str, pod: str) -> None:
             live.cluster.store.put("endpointslices", piece)
 
 
+async def test_a_kernel_that_announces_nothing_is_said(live: Live) -> None:
+    live.service("hushed", "a1")
+    front = live.front("hushed")
+    await live.programmed(front, "a1")
+    events = "net.netfilter.nf_conntrack_events"
+    await live.run("sysctl", "-w", f"{events}=0")
+    try:
+        status, text = await live.ask("flows", "hushed")
+        assert (status, f"new ones are not counted: the kernel announces no connections ({events})" in text) == (
+            0,
+            True,
+        )
+        status, text = await live.ask("flows", "hushed", "-f", "--seconds", "1")
+        assert (status, f"sysctl -w {events}=2" in text) == (2, True), text
+    finally:
+        await live.run("sysctl", "-w", f"{events}=2")
+
+
 async def test_an_unknown_service(live: Live) -> None:
     assert (await live.ask("flows", "nothing")) == (1, "no Service default/nothing is known here\n")

@@ -27,7 +27,7 @@ from kubeproxy.commands.services import service_name
 from kubeproxy.commands.source import source
 from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
 from kubeproxy.kernel.tracked import ANSWERED, EVERYTHING, Tracked, Wanted, entries
-from kubeproxy.kernel.tracking_events import Events
+from kubeproxy.kernel.tracking_events import NOT_ANNOUNCED, Events, announced
 from kubeproxy.seeing.users import Census, PortUse, ServedPorts, uses
 
 _SHOWN = 20
@@ -80,7 +80,9 @@ def run(given: argparse.Namespace) -> int:
 
 
 class Cost(Struct, frozen=True):
-    """What a look took: `seconds` of listening, `processor_seconds` for all of it, and what it read."""
+    """What a look took: `seconds` of listening, `processor_seconds` for all of it, and what it read. Without
+    announcements (`announced`) nobody can tell which are new.
+    """
 
     seconds: float
     processor_seconds: float
@@ -88,6 +90,7 @@ class Cost(Struct, frozen=True):
     new: int
     left_out: int
     lost: int
+    announced: bool
 
 
 class Look:
@@ -116,7 +119,7 @@ class Look:
 
     def cost(self) -> Cost:
         """Return what it took."""
-        return Cost(self.seconds, self._spent, self._read, *self._events)
+        return Cost(self.seconds, self._spent, self._read, *self._events, announced())
 
     def _entries(self, link: Netlink, wanted: Wanted) -> Iterator[Tracked]:
         for family in self._where.facts.world.families:
@@ -225,3 +228,5 @@ def _print_cost(cost: Cost) -> None:
     if cost.lost:
         text += f"; {cost.lost} times more came than could be read, so more are new than is said"
     output.marked(output.NOTE, text)
+    if not cost.announced:
+        output.marked(output.NOTE, f"new ones are not counted: {NOT_ANNOUNCED}")

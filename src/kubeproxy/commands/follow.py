@@ -13,7 +13,8 @@ from msgspec import Struct, json
 from kubeproxy.commands import YES, output, pods
 from kubeproxy.commands.ground import Ground
 from kubeproxy.commands.sampling import Sampled
-from kubeproxy.kernel.tracking_events import Event, Events
+from kubeproxy.errors import Unsupported
+from kubeproxy.kernel.tracking_events import NOT_ANNOUNCED, Event, Events, announced
 from kubeproxy.model.addresses import destination_text
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.seeing.users import ServedPort, ServedPorts, target_text
@@ -103,7 +104,9 @@ class Known:
 
 
 def run(where: Ground, names: Sequence[ServiceName], served: ServedPorts, given: argparse.Namespace) -> int:
-    """Show what happens until Ctrl-C, or for as long as is said; return the exit code."""
+    """Show what happens until Ctrl-C, or for as long as is said; return the exit code. Raises KubeProxyError."""
+    if not announced():
+        raise Unsupported(f"nothing can be followed: {NOT_ANNOUNCED}")
     known = Known(where, names, served)
     known.look_up_pods()
     people = given.output != "json"

@@ -23,14 +23,13 @@ from kubeproxy.kernel.netlink import (
     NETLINK_NETFILTER,
     NLA_F_NESTED,
     NLMSG_DONE,
-    NLMSG_ERROR,
     Netlink,
     NetlinkError,
     attribute,
     attributes,
-    messages,
     nested,
 )
+from kubeproxy.kernel.tracking_counts import level
 
 FamilyNumber = Literal[2, 10]  # AF_INET, AF_INET6 on Linux
 
@@ -40,7 +39,6 @@ Endpoints = frozenset[bytes]
 _SUBSYSTEM: Final = 1 << 8  # NFNL_SUBSYS_CTNETLINK
 _GET: Final = _SUBSYSTEM | 1  # IPCTNL_MSG_CT_GET
 _DELETE: Final = _SUBSYSTEM | 2  # IPCTNL_MSG_CT_DELETE
-_GET_STATS: Final = _SUBSYSTEM | 5  # IPCTNL_MSG_CT_GET_STATS
 
 _CTA_TUPLE_ORIG: Final = 1
 _CTA_TUPLE_REPLY: Final = 2
@@ -74,8 +72,6 @@ FEW_KEYS: Final = 8
 # Deleting by a filter walks the table as well, but passes over empty buckets without a lock and lets packets through
 # in between. Measured in 262,144 buckets: 0.3 ms where a filtered dump takes 10; with 50,000 flows 13 ms and 25.
 FEW_TRANSLATIONS: Final = 4
-
-_CTA_STATS_GLOBAL_ENTRIES: Final = 1
 
 
 class Flow(Struct, frozen=True, gc=False):
@@ -208,9 +204,9 @@ class Conntrack:
             return 0
         payloads = [_exactly(translation) for translation in translations]
         with self._socket() as netlink:
-            before = _entries(netlink)
+            before = level(netlink).entries
             results = netlink.requests(_DELETE, payloads, "the deletion of stale UDP flows")
-            deleted = max(0, before - _entries(netlink))
+            deleted = max(0, before - level(netlink).entries)
         for code, text in results:
             if code in {errno.EINVAL, errno.EOPNOTSUPP}:  # older kernels: a deletion names one whole tuple
                 self._deletes = False
@@ -376,18 +372,6 @@ def _exactly(wanted: Translation) -> bytes:
         attribute(_FILTER_REPLY_FLAGS, _U32.pack(_COMPARE_SOURCE | _COMPARE_PROTOCOL | _COMPARE_SOURCE_PORT)),
     )
     return _nfgenmsg(2) + original + reply + nested(_CTA_FILTER, *flags)
-
-
-def _entries(netlink: Netlink) -> int:
-    """Return the number of all tracked flows of the network namespace."""
-    for data in netlink.ask(_GET_STATS, _nfgenmsg(2), "the number of tracked flows"):
-        for at in messages(data):
-            if at.kind == NLMSG_ERROR:
-                continue
-            for kind, start, end in attributes(data, at.start + 4, at.end):
-                if kind == _CTA_STATS_GLOBAL_ENTRIES:
-                    return int.from_bytes(data[start:end])
-    return 0
 
 
 def _wanted(flow: Flow, frontends: Collection[tuple[bytes, int]], ports: Collection[int]) -> bool:

@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 from kubeproxy.kernel.netlink import (
@@ -41,6 +42,20 @@ _LOAD, _LOAD_INDEX, _LOAD_AT, _LOAD_AFTER = 0x00, 0x01, 0x20, 0x40
 _AND, _TO_INDEX, _RETURN = 0x54, 0x07, 0x06
 _IF_EQUAL: Final = 0x15
 _ALL: Final = 0xFFFFFFFF
+
+
+NOT_ANNOUNCED: Final = (
+    "the kernel announces no connections (net.netfilter.nf_conntrack_events): sysctl -w "
+    "net.netfilter.nf_conntrack_events=2 has it announce those that somebody listens to"
+)
+
+
+def announced(proc: Path = Path("/proc")) -> bool:
+    """Return whether the kernel announces connections at all, in the caller's network namespace."""
+    try:
+        return (proc / "sys/net/netfilter/nf_conntrack_events").read_text().strip() != "0"
+    except OSError:  # a kernel that was built without it
+        return False
 
 
 class Event(NamedTuple):
