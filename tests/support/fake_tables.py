@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from functools import partial
+from functools import lru_cache, partial
 
 from kubeproxy.backends.iptables.audit import as_saved
 from kubeproxy.backends.iptables.backend import IptablesBackend
@@ -193,6 +193,7 @@ def normalised(chains: Chains, family: Family, shared: frozenset[str] = frozense
     return found
 
 
+@lru_cache(maxsize=1 << 16)
 def rule_words(rule: str, family: Family) -> tuple[tuple[str, ...], ...]:
     """A rule's options with their values, sorted, with what iptables-save adds to them."""
     options: list[list[str]] = []
