@@ -110,9 +110,56 @@ class Answer(Struct, frozen=True):
     absent: tuple[Absent, ...] = ()
 
 
-def answer(planner: Planner, packet: Packet, local: Collection[bytes], habits: Habits | None = None) -> Answer:
-    """Return what becomes of a packet on the node whose packed addresses are `local`."""
-    question = _Question(planner, packet, local, habits or Habits())
+class Candidates:
+    """Which Services may have to do with an address or a health check port: all that a planner has."""
+
+    def __init__(self, planner: Planner) -> None:
+        self._planner = planner
+
+    def at(self, address: bytes) -> Iterable[ServiceName]:  # noqa: ARG002 - see Index
+        """Return the Services that may have a packed address."""
+        return self._planner.compiled
+
+    def checked(self, port: int) -> Iterable[ServiceName]:  # noqa: ARG002 - see Index
+        """Return the Services whose health check port this may be."""
+        return self._planner.compiled
+
+
+class Index(Candidates):
+    """The same for who asks much of plans that do not change: those that do, looked up."""
+
+    def __init__(self, planner: Planner) -> None:
+        super().__init__(planner)
+        self._at: dict[bytes, dict[ServiceName, None]] = {}
+        self._checked: dict[int, list[ServiceName]] = {}
+        for name, compiled in planner.compiled.items():
+            if compiled.health is not None:
+                self._checked.setdefault(compiled.health.port, []).append(name)
+            for plan in compiled.plans:
+                for frontend in plan.frontends:
+                    self._at.setdefault(frontend.address, {})[name] = None
+
+    def at(self, address: bytes) -> Iterable[ServiceName]:
+        """See Candidates."""
+        return self._at.get(address, ())
+
+    def checked(self, port: int) -> Iterable[ServiceName]:
+        """See Candidates."""
+        return self._checked.get(port, ())
+
+
+def answer(
+    planner: Planner,
+    packet: Packet,
+    local: Collection[bytes],
+    habits: Habits | None = None,
+    candidates: Candidates | None = None,
+) -> Answer:
+    """Return what becomes of a packet on the node whose packed addresses are `local`.
+
+    `candidates` are for who asks much: an Index of this planner's plans as they are.
+    """
+    question = _Question(planner, packet, local, habits or Habits(), candidates or Candidates(planner))
     owned = question.owner()
     if owned is None and (made := question.on_loopback()) is not None:
         return made
@@ -124,8 +171,11 @@ def answer(planner: Planner, packet: Packet, local: Collection[bytes], habits: H
 class _Question:
     """One packet, and what is known of it."""
 
-    def __init__(self, planner: Planner, packet: Packet, local: Collection[bytes], habits: Habits) -> None:
+    def __init__(
+        self, planner: Planner, packet: Packet, local: Collection[bytes], habits: Habits, candidates: Candidates
+    ) -> None:
         self._planner = planner
+        self._candidates = candidates
         self._packet = packet
         self._local = local
         self._habits = habits
@@ -190,8 +240,8 @@ class _Question:
         chosen = self._ours.nodeport_ips
         if self._packet.protocol != _TCP or self._packet.destination not in (self._local if chosen is None else chosen):
             return None
-        for name, compiled in self._planner.compiled.items():
-            check = compiled.health
+        for name in self._candidates.checked(self._packet.port):
+            check = self._planner.compiled[name].health
             count = check.local_endpoints(self._family) if check is not None else None
             if check is not None and count is not None and check.port == self._packet.port:
                 text = f"port {check.port} of this node is the health check of {'/'.join(name)}"
@@ -235,7 +285,8 @@ class _Question:
         return Step(False, text, _NODEPORTS)
 
     def _services_here(self) -> Iterator[tuple[ServiceName, Compiled]]:
-        for name, compiled in self._planner.compiled.items():
+        for name in self._candidates.at(self._packet.destination):
+            compiled = self._planner.compiled[name]
             for plan in compiled.plans:
                 if any(frontend.address == self._packet.destination for frontend in plan.frontends):
                     yield name, compiled

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, is_loopback, parse_network, unpack
-from kubeproxy.model.answer import Outcome, Packet, answer
+from kubeproxy.model.answer import Index, Outcome, Packet, answer
 from kubeproxy.model.habits import Habits
 from kubeproxy.model.plan import Detector, FamilyGlobals, Frontend, FrontendKind, ServiceName, ServicePlan
 from kubeproxy.model.planner import Planner
@@ -88,10 +88,11 @@ Local = Mapping[Family, Sequence[bytes]]
 def shifts(before: Side, after: Side, local: Local) -> list[Shift]:
     """Return what changes for clients."""
     found: dict[tuple[str, str, str, str], dict[str, None]] = {}
+    indices = Index(before.planner), Index(after.planner)
     here = {address for addresses in local.values() for address in addresses}
     for name in sorted({*before.planner.compiled, *after.planner.compiled}):
         for where, client, packet in _questions(name, before, after, local):
-            old, new = _met(before, packet, here), _met(after, packet, here)
+            old, new = _met(before, packet, here, indices[0]), _met(after, packet, here, indices[1])
             if old != new:
                 words = (old.words, new.words if old.words != new.words else "other endpoints")
                 found.setdefault((where, client.words, *words), {})["/".join(name)] = None
@@ -109,8 +110,8 @@ def _folded(found: Mapping[tuple[str, str, str, str], Iterable[str]]) -> list[Sh
     return [Shift(tuple(places), who, old, new, names) for (who, old, new, names), places in folded.items()]
 
 
-def _met(side: Side, packet: Packet, here: set[bytes]) -> _Met:
-    made = answer(side.planner, packet, here, side.habits)
+def _met(side: Side, packet: Packet, here: set[bytes], index: Index) -> _Met:
+    made = answer(side.planner, packet, here, side.habits, index)
     if made.outcome is not Outcome.FORWARDED:
         return _Met(_WORDS.get(made.outcome, made.outcome.value))
     if not side.habits.carries_sctp and packet.protocol == socket.IPPROTO_SCTP:

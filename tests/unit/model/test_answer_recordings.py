@@ -6,7 +6,7 @@ import pytest
 
 from kubeproxy import modes
 from kubeproxy.model.addresses import PROTOCOLS, destination_text, pack
-from kubeproxy.model.answer import Answer, Notice, Outcome, Packet, answer
+from kubeproxy.model.answer import Answer, Index, Notice, Outcome, Packet, answer
 from support.iptables_cases import LOCAL, case, planner_of
 from support.places import CASES
 
@@ -60,8 +60,10 @@ def test_every_probe_is_answered_as_packets_were(number: str, mode: str) -> None
     block = {"masqueradeAll": config.pop("masqueradeAll", False)}
     for step in played["steps"]:
         planner = planner_of({**config, "mode": mode, mode: block}, step["objects"])
+        index = Index(planner)
         for probe, recorded in zip(step["probes"], step["expected"][mode], strict=True):
             made = answer(planner, packet(probe), HERE, HABITS[mode])
             assert predicted(made, probe, recorded) == recorded, (probe, made)
+            assert answer(planner, packet(probe), HERE, HABITS[mode], index) == made
             asked += 1
     assert asked
