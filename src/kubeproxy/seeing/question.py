@@ -22,10 +22,6 @@ class QuestionError(ValueError):
     """What is asked cannot be understood; the message says what would be."""
 
 
-class UnwatchedError(QuestionError):
-    """The Service that is named is none of those that the proxy hears of."""
-
-
 def packet(subject: Subject, source: str, target: str, interface: str = "") -> Packet:
     """Return the first packet of a connection from `source` to `target`. Raises QuestionError.
 
@@ -111,7 +107,10 @@ def _service_address(
     compiled = subject.planner.compiled.get(name)
     known = subject.planner.services.get(name)
     if compiled is None or known is None:
-        raise UnwatchedError(f"no Service {service} that is watched: {UNWATCHED}")
+        raise QuestionError(
+            f"no Service {service} that is watched: {UNWATCHED}; "
+            f"`kubectl -n {name[0]} get service {name[1]} --show-labels` tells which"
+        )
     if reason := skipped(known):
         raise QuestionError(f"Service {service} has nothing to connect to here: {reason}")
     family = family_of(client) if client is not None else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from msgspec import Struct
 
@@ -120,12 +120,22 @@ def _fixes(packet: Packet, made: Answer) -> Iterator[str]:
         bits = 32 if len(packet.source) == 4 else 128
         yield f"add {unpack(packet.source)}/{bits} to spec.loadBalancerSourceRanges"
     if made.plan is None or made.frontend is None:
+        yield from _address_fixes(packet, blocking)
         return
     if "spec.internalTrafficPolicy" in blocking or "spec.externalTrafficPolicy" in blocking:
         field = "internal" if made.frontend.kind is FrontendKind.CLUSTER else "external"
         yield f"have an endpoint on this node (a DaemonSet, say), or set spec.{field}TrafficPolicy to Cluster"
     if not made.plan.usable:
         yield from _endpoint_fixes(made)
+
+
+def _address_fixes(packet: Packet, blocking: Collection[str]) -> Iterator[str]:
+    """Yield what would make an address and port that are no Service's, or not here, a Service's."""
+    port = f"{packet.port}/{PROTOCOL_NAMES[packet.protocol]}"
+    if "spec.ports" in blocking:
+        yield f"ask for a port that it has (with /udp or /sctp unless it is TCP), or add {port} to its spec.ports"
+    if "nodePortAddresses" in blocking:
+        yield "ask an address on which NodePorts answer, or set nodePortAddresses in the proxy's configuration"
 
 
 def _endpoint_fixes(made: Answer) -> Iterator[str]:

@@ -8,7 +8,7 @@ from kubeproxy.model.addresses import unpack
 from kubeproxy.model.events import Replaced
 from kubeproxy.model.objects import ServicePort
 from kubeproxy.model.planner import Planner
-from kubeproxy.seeing.question import QuestionError, UnwatchedError, packet
+from kubeproxy.seeing.question import QuestionError, packet
 from kubeproxy.seeing.subject import Subject
 from support.cluster_objects import service, world
 
@@ -69,6 +69,8 @@ def test_a_question_stands_for_a_packet(subject, source, target, meant):
         ("node", "default/web:nosuch", "has no TCP port nosuch; it has http 80/TCP, dns 53/UDP (spec.ports)"),
         ("node", "default/web:dns", "has no TCP port dns; it has http 80/TCP, dns 53/UDP (spec.ports)"),
         ("node", "default/web", "it has http 80/TCP, dns 53/UDP (spec.ports)"),
+        ("node", "none:80", "no Service default/none that is watched: there is none, it is headless"),
+        ("node", "none:80", "`kubectl -n default get service none --show-labels` tells which"),
         ("node", "plain:", "it has 8080/TCP (spec.ports)"),
         ("fd00::7", "plain:8080", "Service default/plain has no IPv6 cluster IP with a port (spec.clusterIPs)"),
         ("node", "default/names:80", "Service default/names has nothing to connect to here: its type is ExternalName"),
@@ -78,8 +80,3 @@ def test_what_cannot_be_understood_says_what_can(subject, source, target, said):
     with pytest.raises(QuestionError) as error:
         packet(subject, source, target)
     assert said in str(error.value)
-
-
-def test_a_service_of_which_nothing_is_heard_is_told_apart(subject):
-    with pytest.raises(UnwatchedError, match="no Service default/none that is watched"):
-        packet(subject, "node", "none:80")

@@ -1,0 +1,51 @@
+"""Which fix `why` gives for what is no Service's: in words of the object and the field that would have to change."""
+
+from __future__ import annotations
+
+import pytest
+
+from kubeproxy.backends.mode import Mode
+from kubeproxy.model.addresses import Family, pack
+from kubeproxy.model.events import Replaced
+from kubeproxy.model.habits import Habits
+from kubeproxy.model.objects import ServicePort
+from kubeproxy.model.planner import Planner
+from kubeproxy.seeing.question import packet
+from kubeproxy.seeing.subject import Subject
+from kubeproxy.seeing.why import explain
+from support.cluster_objects import NODE_IPS, service, world
+
+
+class _Mode:
+    habits = Habits()
+
+
+@pytest.fixture(scope="module")
+def subject() -> Subject:
+    planner = Planner(world())
+    web = service("web", "10.96.0.10", ports=[ServicePort(port=80, name="http", node_port=30080)])
+    planner.apply([Replaced("services", [web]), Replaced("endpointslices", [])])
+    planner.take()
+    mode: Mode = _Mode()  # type: ignore[assignment]
+    return Subject(planner, mode, lambda: {Family.IPV4: [pack(NODE_IPS[Family.IPV4]) or b""]})
+
+
+@pytest.mark.parametrize(
+    ("target", "fix"),
+    [
+        (
+            "10.96.0.10:53/udp",
+            "ask for a port that it has (with /udp or /sctp unless it is TCP), or add 53/UDP to its spec.ports",
+        ),
+        (
+            "127.0.0.1:30080",
+            "ask an address on which NodePorts answer, or set nodePortAddresses in the proxy's configuration",
+        ),
+    ],
+)
+def test_a_fix_names_the_field(subject, target, fix):
+    assert explain(subject, packet(subject, "node", target)).why.fixes == (fix,)
+
+
+def test_what_is_nobodys_has_no_fix(subject):
+    assert explain(subject, packet(subject, "node", "198.51.100.1:80")).why.fixes == ()
