@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, unpack
-from kubeproxy.model.plan import Frontend, FrontendKind, ServiceName, ServicePlan
+from kubeproxy.model.plan import ServiceName, ServicePlan
 
 Plans = Mapping[ServiceName, tuple[ServicePlan, ...]]
 
@@ -63,16 +63,3 @@ def front_text(address: bytes, protocol: int, port: int) -> str:
         return f"NodePort {port}/{name}"
     text = unpack(address)
     return f"[{text}]:{port}/{name}" if ":" in text else f"{text}:{port}/{name}"
-
-
-def frontend_text(frontend: Frontend) -> str:
-    """Return a Service's frontend with what it is: cluster IP 10.96.0.1:80/tcp."""
-    text = front_text(frontend.address, frontend.protocol, frontend.port)
-    return text if frontend.kind is FrontendKind.NODEPORT else f"{_KINDS[frontend.kind]} {text}"
-
-
-_KINDS = {
-    FrontendKind.CLUSTER: "cluster IP",
-    FrontendKind.EXTERNAL: "external IP",
-    FrontendKind.LOADBALANCER: "load balancer address",
-}
