@@ -6,6 +6,7 @@ import re
 
 from support.live import METRICS_PORT, Live
 from support.modes import modes
+from support.promtool import lint
 
 COUNTED = ["--connection-counters"]
 SERIES = re.compile(r"^kubeproxy_service_new_connections_total\{(.*)\} (\d+)$", re.MULTILINE)
@@ -40,6 +41,10 @@ async def test_connections_are_counted_by_service_port_and_family(bare: Live) ->
 
     await bare.eventually(counted)
     assert not bare.logged("Replacing the table")
+    _, text = await bare.page("/metrics", METRICS_PORT)
+    assert not [line for line in lint(text) if "new_connections" in line]
+    status, text = await bare.ask("verify")
+    assert status == 0, text
 
 
 @modes("nftables")
