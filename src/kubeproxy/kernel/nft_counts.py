@@ -1,22 +1,26 @@
-"""What the counters of a map's elements have counted, read over netlink buffer by buffer.
+"""What the counters of a map's elements have counted, asked for by key over netlink.
 
-Source: nf_tables_fill_setelem of net/netfilter/nf_tables_api.c and nft_counter_do_dump of nft_counter.c, Linux 6.18.
+A dump would begin at the first element again for each of its buffers, and pass over some while others change the map.
+Source: nf_tables_getsetelem of net/netfilter/nf_tables_api.c and nft_counter_do_dump of nft_counter.c, Linux 6.18.
 """
 
 from __future__ import annotations
 
+import errno
 import struct
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from kubeproxy.kernel import nfta
-from kubeproxy.kernel.netlink import DumpInterruptedError, Netlink, attribute, attributes, messages
-from kubeproxy.kernel.nfnetlink import GET_ELEMENT, NEW_ELEMENT, element_of
+from kubeproxy.kernel.netlink import NLA_F_NESTED, Netlink, NetlinkError, attribute, attributes
+from kubeproxy.kernel.nfnetlink import GET_ELEMENT
+from kubeproxy.kernel.nft_elements import Packer
+
+AT_ONCE: Final = 100
+"""Elements that are best asked for together: that takes about 0.6 ms."""
 
 _GENERIC: Final = struct.Struct("=BBH")  # struct nfgenmsg
-_LENGTH: Final = struct.Struct("=H")
-_NUMBER: Final = struct.Struct(">Q")
+_NUMBER: Final = struct.Struct(">Q").unpack_from
 
 
 class Count(NamedTuple):
@@ -28,54 +32,57 @@ class Count(NamedTuple):
     bytes: int
 
 
-def counts(family: int, table: str, name: str, link: Netlink) -> Iterator[list[Count]]:
-    """Yield the elements that have counted anything, a buffer at a time. Raises NetlinkError.
+def counts(family: int, table: str, name: str, keys: Sequence[bytes], link: Netlink) -> list[Count]:
+    """Return what those of these elements have counted that there are and that have a counter. Raises NetlinkError.
 
-    A buffer has some 250 elements and takes about 1 ms; the caller may do other things in between, but not with `link`.
-    While others change the map some elements are passed over.
+    All keys have one length, as they are of one map.
     """
     where = (
         _GENERIC.pack(family, 0, 0)
         + attribute(nfta.SET_ELEM_LIST_TABLE, table.encode() + b"\0")
         + attribute(nfta.SET_ELEM_LIST_SET, name.encode() + b"\0")
     )
-    places: dict[int, int | None] = {}
-    with suppress(DumpInterruptedError):
-        for data in link.dump(GET_ELEMENT, where, f"counters of {name}"):
-            yield list(_counted(data, places))
+    found: list[Count] = []
+    layouts: dict[int, _Layout | None] = {}
+    packer = Packer.of(len(keys[0]) if keys else 0, 0)
+    left = list(keys)
+    while left:
+        asked = b"".join([packer.pack(key, b"") for key in left[:AT_ONCE]])
+        payload = where + attribute(nfta.SET_ELEM_LIST_ELEMENTS | NLA_F_NESTED, asked)
+        ((code, answers),) = link.inquire(GET_ELEMENT, [payload], f"counters of {name}")
+        if code and code != errno.ENOENT:
+            raise NetlinkError(code, f"cannot read the counters of {name}")
+        # It answers element by element, up to the first that is not there.
+        for key, (data, start, end) in zip(left, answers, strict=False):
+            if end - start not in layouts:
+                layouts[end - start] = _learned(data, start, end)
+            layout = layouts[end - start]
+            if layout is not None:
+                packets, octets = _NUMBER(data, start + layout.packets)[0], _NUMBER(data, start + layout.bytes)[0]
+                found.append(Count(key, data[start + layout.data : start + layout.data_end], packets, octets))
+        del left[: len(answers) + 1 if code else AT_ONCE]
+    return found
 
 
-def _counted(data: bytes, places: dict[int, int | None]) -> Iterator[Count]:
-    """Yield what has been counted. `places` says where in an element of a length the packets are; it is added to."""
-    for at in messages(data):
-        if at.kind != NEW_ELEMENT:
-            continue
-        for kind, start, end in attributes(data, at.start + _GENERIC.size, at.end):
-            if kind == nfta.SET_ELEM_LIST_ELEMENTS:
-                yield from _of_list(data, start, end, places)
+class _Layout(NamedTuple):
+    """Where parts of an answer are, from its beginning; answers of one length are alike."""
+
+    data: int
+    data_end: int
+    packets: int
+    bytes: int
 
 
-def _of_list(data: bytes, start: int, end: int, places: dict[int, int | None]) -> Iterator[Count]:
-    length_at, number_at = _LENGTH.unpack_from, _NUMBER.unpack_from
-    while start + 4 <= end:
-        length: int = length_at(data, start)[0]
-        if length not in places:
-            found = _counter(data, start + 4, start + length)
-            places[length] = found[nfta.COUNTER_PACKETS] - start if found else None
-        place = places[length]
-        if place is not None and number_at(data, start + place)[0]:
-            counter = _counter(data, start + 4, start + length)
-            element = element_of(data, start + 4, start + length)
-            packets, octets = (number_at(data, counter[kind])[0] for kind in (nfta.COUNTER_PACKETS, nfta.COUNTER_BYTES))
-            yield Count(element.key, element.data, packets, octets)
-        start += (max(length, 4) + 3) & ~3
-
-
-def _counter(data: bytes, start: int, end: int) -> dict[int, int]:
-    """Return where the numbers of an element's counter begin, by their attributes; empty for none."""
-    for kind, first, last in attributes(data, start, end):
-        if kind == nfta.SET_ELEM_EXPR:
-            for inner, s, e in attributes(data, first, last):
-                if inner == nfta.EXPR_DATA:
-                    return {number: place for number, place, _ in attributes(data, s, e)}
-    return {}
+def _learned(data: bytes, start: int, end: int) -> _Layout | None:
+    """Return where an answer has what is asked for, None when its element has no counter."""
+    for kind, first, last in attributes(data, start + _GENERIC.size, end):
+        if kind == nfta.SET_ELEM_LIST_ELEMENTS:
+            for _, s, e in attributes(data, first, last):
+                parts = {kind: (a, b) for kind, a, b in attributes(data, s, e)}
+                if nfta.SET_ELEM_EXPR in parts and nfta.SET_ELEM_DATA in parts:
+                    expression = {kind: (a, b) for kind, a, b in attributes(data, *parts[nfta.SET_ELEM_EXPR])}
+                    numbers = {kind: a for kind, a, _ in attributes(data, *expression[nfta.EXPR_DATA])}
+                    value, value_end = next((a, b) for _, a, b in attributes(data, *parts[nfta.SET_ELEM_DATA]))
+                    packets, octets = numbers[nfta.COUNTER_PACKETS], numbers[nfta.COUNTER_BYTES]
+                    return _Layout(value - start, value_end - start, packets - start, octets - start)
+    return None

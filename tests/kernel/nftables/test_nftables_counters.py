@@ -8,9 +8,7 @@ from contextlib import ExitStack, closing
 import pytest
 from msgspec.structs import replace
 
-from kubeproxy.backends.nftables.counting import connections
-from kubeproxy.backends.nftables.view import KernelView
-from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
+from kubeproxy.backends.nftables.counting import KernelCounters, connections
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import ServicePort
 from support.cluster_objects import world
@@ -66,8 +64,8 @@ def test_each_connection_is_counted_once_where_it_went(family, protocol, make):
         for address, server in servers.items():
             got[address] = taken(stack, server, kind)
         assert sum(got.values()) == 20
-        with closing(KernelView(family, Netlink.open(NETLINK_NETFILTER))) as view:
-            found = connections(view.counts(), [plan for each in plans.values() for plan in each])
+        with closing(KernelCounters.open(family)) as counters:
+            found = connections(counters, [plan for each in plans.values() for plan in each])
         assert {(key.name, destination): total.connections for (key, destination), total in found.items()} == {
             ("a", pack(address) + (8080).to_bytes(2, "big")): count for address, count in got.items() if count
         }
@@ -100,6 +98,8 @@ def test_a_table_that_does_not_count_is_replaced_by_one_that_does_and_back():
             resync(backend, plans)
             ground.is_clean(backend, plans)
             headers.append(ground.header())
+            with closing(KernelCounters.open(family)) as counters:
+                assert connections(counters, plans["default", "a"]) == {}
         assert headers[1] == headers[2]
         assert len(set(headers)) == 3
         assert headers[0].comment == headers[3].comment != headers[1].comment

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter as Counts
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, Self
 
 from kubeproxy.backends.mode import Counter, Labelled, Registry
-from kubeproxy.backends.nftables.layout import ENDPOINT_MAPS, TABLE, service_key
-from kubeproxy.backends.nftables.render import Placed
+from kubeproxy.backends.nftables.layout import ENDPOINT_MAPS, TABLE, slot_bytes
+from kubeproxy.backends.nftables.render import Placed, translate
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nft_counts
 from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
-from kubeproxy.kernel.nft_counts import Count
+from kubeproxy.kernel.nft_counts import AT_ONCE, Count
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
-from kubeproxy.model.plan import ServiceName, ServicePlan, ServicePortKey
+from kubeproxy.model.plan import Pool, ServiceName, ServicePlan, ServicePortKey
 
 log = logging.getLogger("kubeproxy.nftables")
 
@@ -33,20 +34,35 @@ TURN: Final = 0.005
 TOP: Final = 100
 """Service ports of a family with a series of their own; all others are summed."""
 
-FORGOTTEN: Final = 8
-"""Passes that did not show an element, after which it is taken for gone. One alone may have passed it over."""
-
-_SERVICES: Final = 100  # looked through at a time
-
 
 class Counters(Protocol):
     """Where counters are read."""
 
-    def read(self, name: str) -> Iterator[Sequence[Count]]:
-        """Read those of a map in pieces. Raises ApplyError."""
+    def read(self, name: str, keys: Sequence[bytes]) -> Sequence[Count]:
+        """Return what those of these elements of a map have counted that there are. Raises ApplyError."""
 
     def close(self) -> None:
         """Let go of the kernel."""
+
+
+class _Elements:
+    """The keys of a service port's elements in the endpoint maps; a recipient of render.translate."""
+
+    def __init__(self) -> None:
+        self.keys: list[tuple[str, bytes]] = []
+
+    def entry(self, set_id: str, key: bytes, data: bytes) -> None:
+        """Pass over what is in other sets."""
+
+    def pool(self, set_id: str, key: bytes, pool: Pool) -> None:
+        """Take the endpoints of a frontend."""
+        self.keys += [(set_id, key + slot) for slot in slot_bytes(len(pool))[: len(pool)]]
+
+
+def _elements(item: Placed) -> Sequence[tuple[str, bytes]]:
+    found = _Elements()
+    translate(item, found)
+    return found.keys
 
 
 class Total(NamedTuple):
@@ -56,17 +72,20 @@ class Total(NamedTuple):
     bytes: int
 
 
-def connections(counted: Iterable[Count], plans: Iterable[ServicePlan]) -> Mapping[tuple[ServicePortKey, bytes], Total]:
-    """Return the new connections of each endpoint (address and port, packed) of these service ports of one family.
+def connections(counters: Counters, plans: Iterable[ServicePlan]) -> Mapping[tuple[ServicePortKey, bytes], Total]:
+    """Return the new connections of each endpoint (address and port, packed) of service ports, over all frontends.
 
-    `counted` is what the elements of all endpoint maps have counted. Endpoints without any are left out.
+    Asks the kernel for the elements of these service ports and no others, 7 us each. Endpoints without any connection
+    are left out, and so is everything where nothing is counted. Raises ApplyError.
     """
-    owners = {service_key(frontend.key): plan.key for plan in plans for frontend in plan.frontends}
     found: dict[tuple[ServicePortKey, bytes], Total] = {}
-    for count in counted:
-        owner = owners.get(count.key[:-4])
-        if owner is not None:
-            place = owner, count.data[:-2]
+    for plan in plans:
+        # In which slot an endpoint is makes no difference: which slots there are follows from the number of endpoints.
+        asked: defaultdict[str, list[bytes]] = defaultdict(list)
+        for endpoint_map, key in _elements(Placed(plan, plan.cluster, plan.local, 0)):
+            asked[endpoint_map].append(key)
+        for count in (count for name, keys in asked.items() for count in counters.read(name, keys) if count.packets):
+            place = plan.key, count.data[:-2]
             before = found.get(place, Total(0, 0))
             found[place] = Total(before.connections + count.packets, before.bytes + count.bytes)
     return found
@@ -129,8 +148,27 @@ class ConnectionMetrics:
         self._age.labels(family.label).set(time.time())
 
 
+class _Pass:
+    """One pass: what the elements have counted now, and what is new of it, beside the pass before."""
+
+    def __init__(self, before: Mapping[tuple[str, bytes], Count]) -> None:
+        self.seen: dict[tuple[str, bytes], Count] = {}
+        self.new: Counts[ServicePortKey] = Counts()
+        self._before = before
+
+    def take(self, name: str, count: Count, owner: ServicePortKey) -> None:
+        """Take what an element of a service port has counted; with less, or for another endpoint, it is a new one."""
+        self.seen[name, count.key] = count
+        last = self._before.get((name, count.key))
+        known = last.packets if last is not None and last.data == count.data else 0
+        self.new[owner] += count.packets - (known if known <= count.packets else 0)
+
+
 class Counting:
-    """Passes over the counters of one family, a little at a time."""
+    """Passes over the counters of one family, a little at a time.
+
+    Each element that is placed is asked for, so a pass costs what there is in the table: 7 us an element.
+    """
 
     def __init__(self, family: Family, counters: Counters, metrics: ConnectionMetrics) -> None:
         self._family = family
@@ -138,8 +176,7 @@ class Counting:
         self._metrics = metrics
         self._totals = Totals()
         self._placed: Mapping[ServiceName, Sequence[Placed]] = {}
-        self._seen: dict[tuple[str, bytes], tuple[Count, int]] = {}
-        self._passes = 0
+        self._seen: dict[tuple[str, bytes], Count] = {}
         self._pass: Iterator[None] = iter(())
         self._next = 0.0
 
@@ -168,40 +205,38 @@ class Counting:
             now = time.monotonic()
 
     def _over_all(self) -> Iterator[None]:
-        self._passes += 1
-        fronts: defaultdict[bytes, int] = defaultdict(int)
-        for endpoint_map in ENDPOINT_MAPS:
-            for counted in self._counters.read(endpoint_map):
-                for count in counted:
-                    fronts[count.key[:-4]] += self._new(endpoint_map, count)
+        made = _Pass(self._seen)
+        asked: dict[str, list[tuple[bytes, ServicePortKey]]] = {name: [] for name in ENDPOINT_MAPS}
+        for number, service in enumerate(list(self._placed.values())):
+            if number % AT_ONCE == 0:
                 yield
-        services = list(self._placed.values())
-        known: set[ServicePortKey] = set()
-        new: defaultdict[ServicePortKey, int] = defaultdict(int)
-        for start in range(0, len(services), _SERVICES):
-            for item in (item for service in services[start : start + _SERVICES] for item in service):
-                known.add(item.plan.key)
-                for frontend in item.plan.frontends:
-                    if more := fronts.pop(service_key(frontend.key), 0):
-                        new[item.plan.key] += more
+            for item in service:
+                for name, key in _elements(item):
+                    asked[name].append((key, item.plan.key))
+            for name, elements in asked.items():
+                while len(elements) >= AT_ONCE:
+                    self._read(name, elements[:AT_ONCE], made)
+                    del elements[:AT_ONCE]
+                    yield
+        for name, elements in asked.items():
+            self._read(name, elements, made)
             yield
-        self._totals.add(new, known)
-        self._totals.others += sum(fronts.values())  # of Services that went meanwhile
-        self._seen = {k: seen for k, seen in self._seen.items() if seen[1] > self._passes - FORGOTTEN}
+        self._seen = made.seen
+        self._totals.add(made.new, {key for key in self._totals.busiest if self._is_there(key)})
         self._metrics.publish(self._family, self._totals)
 
-    def _new(self, endpoint_map: str, count: Count) -> int:
-        """Return what an element has counted since it was seen last."""
-        place = endpoint_map, count.key
-        before = self._seen.get(place)
-        self._seen[place] = count, self._passes
-        if before is None or before[0].data != count.data or before[0].packets > count.packets:
-            return count.packets
-        return count.packets - before[0].packets
+    def _read(self, name: str, elements: Sequence[tuple[bytes, ServicePortKey]], made: _Pass) -> None:
+        owners = dict(elements)
+        for count in self._counters.read(name, list(owners)) if owners else ():
+            if count.packets:
+                made.take(name, count, owners[count.key])
+
+    def _is_there(self, key: ServicePortKey) -> bool:
+        return any(item.plan.key == key for item in self._placed.get((key.namespace, key.name), ()))
 
 
 class KernelCounters:
-    """Reads the counters of a family's table through a socket of its own, as a pass lies between other requests."""
+    """Reads the counters of a family's table."""
 
     def __init__(self, family: Family, link: Netlink) -> None:
         self._family = family
@@ -212,9 +247,9 @@ class KernelCounters:
         """Open the socket. Raises NetlinkError."""
         return cls(family, Netlink.open(NETLINK_NETFILTER))
 
-    def read(self, name: str) -> Iterator[Sequence[Count]]:
+    def read(self, name: str, keys: Sequence[bytes]) -> Sequence[Count]:
         """See Counters."""
-        return nft_counts.counts(self._family, TABLE, name, self._link)
+        return nft_counts.counts(self._family, TABLE, name, keys, self._link)
 
     def close(self) -> None:
         """See Counters."""

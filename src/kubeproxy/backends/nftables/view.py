@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from kubeproxy.backends.nftables.layout import ENDPOINT_MAPS, TABLE, Kind, Layout, parse_chain_name
+from kubeproxy.backends.nftables.layout import TABLE, Kind, Layout, parse_chain_name
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.text import interval_lines
-from kubeproxy.kernel import nfnetlink, nft, nft_counts, nft_lookup
+from kubeproxy.kernel import nfnetlink, nft, nft_lookup
 from kubeproxy.kernel.empty_network import in_empty_network
 from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
-from kubeproxy.kernel.nft_counts import Count
 from kubeproxy.kernel.nft_lookup import Entries
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FamilyGlobals, Globals
@@ -45,9 +44,6 @@ class View(Protocol):
 
     def lookup(self, name: str, keys: Iterable[bytes]) -> Entries:
         """Return those of these elements that a set has."""
-
-    def counts(self) -> Iterator[Count]:
-        """Yield the elements of the endpoint maps that have counted connections; those of a full table take 0.5 s."""
 
     def close(self) -> None:
         """Let go of the kernel."""
@@ -83,12 +79,6 @@ class KernelView:
     def lookup(self, name: str, keys: Iterable[bytes]) -> Entries:
         """See View."""
         return nft_lookup.lookup(self.family, TABLE, name, keys, self._link, ranges=name in self._ranges)
-
-    def counts(self) -> Iterator[Count]:
-        """See View."""
-        for name in ENDPOINT_MAPS:
-            for counted in nft_counts.counts(self.family, TABLE, name, self._link):
-                yield from counted
 
 
 Expected = Callable[[Ruleset, Globals, Iterable[str]], Skeleton]
