@@ -93,4 +93,4 @@ class Client:
             return f"{self.path}: only root may ask; use sudo"
         if isinstance(error, TimeoutError):
             return f"the proxy at {self.path} did not answer within {PATIENCE:.0f} s: its log and /livez may say why"
-        return f"the proxy at {self.path} cannot be asked: {error}"
+        return f"the proxy at {self.path} cannot be asked: {getattr(error, 'strerror', None) or error}"

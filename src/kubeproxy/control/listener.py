@@ -21,6 +21,7 @@ def listen(path: str) -> socket.socket:
     Raises OSError, whose text says who else listens there if somebody does.
     """
     Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _guard(path)
     _clear(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     before = os.umask(0o177)
@@ -38,6 +39,7 @@ def listen(path: str) -> socket.socket:
 
 def connect(path: str, patience: float) -> socket.socket:
     """Return a socket connected to who listens at `path`, with a timeout in seconds. Raises OSError."""
+    _guard(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         # Where many wait to be accepted only a connect that blocks waits with them: unix(7), EAGAIN.
@@ -60,6 +62,13 @@ def discard(path: str) -> None:
         _clear(path)
     except OSError:
         return
+
+
+def _guard(path: str) -> None:
+    """Refuse a folder in which anybody may put a socket: who asks there, as root, would believe what it says."""
+    folder = Path(path).parent
+    if folder.stat().st_mode & stat.S_IWOTH:
+        raise OSError(errno.EINVAL, f"anybody may put a socket into {folder}: take a folder that is its owner's alone")
 
 
 def _clear(path: str) -> None:

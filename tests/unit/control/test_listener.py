@@ -84,3 +84,17 @@ def test_who_cannot_be_accepted_waits_in_line(path: str) -> None:
                 select([server], [], [], 30.0)
                 server.accept()[0].close()
             last.result().close()
+
+
+def test_a_folder_in_which_anybody_may_put_a_socket_is_refused(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    path, link = str(shared / "control.sock"), tmp_path / "link"
+    link.symlink_to(shared)
+    with listen(path):
+        shared.chmod(0o1777)
+        for asked in (path, str(link / "control.sock")):
+            with pytest.raises(OSError, match="anybody may put a socket into"):
+                connect(asked, 1.0)
+    with pytest.raises(OSError, match="take a folder that is its owner's alone"):
+        listen(path)
