@@ -33,7 +33,7 @@ class Missing(Struct, frozen=True):
     slice: str
 
 
-class Why(Struct, frozen=True, kw_only=True):
+class Why(Struct, frozen=True, kw_only=True, rename="camel"):
     """The answer to one question. Texts are for people; `outcome` is one of model.answer.Outcome's values.
 
     `service` is NAMESPACE/NAME and `port` the name of its port, '' when no Service has the address. `affinity` is in

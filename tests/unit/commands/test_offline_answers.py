@@ -1,4 +1,4 @@
-"""`kube-proxy services`: which Service a NAME is, and what is said of objects that no proxy has programmed."""
+"""Commands that read files: which Service a NAME is, what is said of what no proxy has programmed, and JSON of it."""
 
 from __future__ import annotations
 
@@ -56,3 +56,14 @@ def test_json_is_json_also_for_a_service_that_is_unknown(folder: list[str], capf
 def test_errors_carry_no_control_characters_to_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["services", "a/\x1b[31m/c"]) == 2
     assert "\x1b" not in capfd.readouterr().err
+
+
+def test_the_answer_of_why_has_names_for_programs(folder: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["why", "node", "shop/web:80", "-o", "json", *folder]) == 1
+    made = json.loads(capfd.readouterr().out)["why"]
+    assert made["clientSees"] == "connection refused, by a reset"
+    assert made["steps"][0] == {
+        "passes": True,
+        "text": "10.96.0.10:80/TCP is the cluster IP of shop/web",
+        "field": "spec.clusterIPs",
+    }
