@@ -27,7 +27,7 @@ from kubeproxy.backends.nftables.table import Table
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nfnetlink
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import Pool, ServicePlan
+from kubeproxy.model.plan import FrontendKind, Policy, Pool, ServicePlan
 
 READS: Final = 50
 PAUSE: Final = 0.01  # seconds; resizing a hash table of 100,000 elements takes some 0.05
@@ -133,8 +133,9 @@ def recall(plan: ServicePlan, actual: Elements, known: Numbers) -> Placed:
             key = service_key(frontend.key)
             first = _in_slots(actual[SetId.NODEPORT_ENDPOINTS if nodeport else SetId.ENDPOINTS], key)
             second = _in_slots(actual[SetId.LOCAL_NODEPORT_ENDPOINTS if nodeport else SetId.LOCAL_ENDPOINTS], key)
-            # A cluster IP under internalTrafficPolicy Local picks from the local pool, in the map of the others.
-            if plan.traffic(frontend).node.picks_local:
+            # A cluster IP under internalTrafficPolicy Local picks from the local pool, in the map of the others; it did
+            # so as well where nothing of that pool is left now.
+            if frontend.kind is FrontendKind.CLUSTER and plan.policies.internal is Policy.LOCAL:
                 local = local or first
             else:
                 cluster = cluster or first

@@ -88,6 +88,12 @@ def test_a_client_whose_endpoint_was_moved_does_not_go_with_who_came_after_it():
         everybody_stays([[1, 2, 3, 4], [1, 3, 4], [1, 3, 4, 9], [3, 4, 9]], random.Random(seed))
 
 
+def test_a_client_stays_when_the_local_pool_was_lost_while_no_proxy_ran():
+    """The cluster IP led to endpoint 2 of this node alone; those that lead to all must not be taken for that pool."""
+    for seed in range(10):
+        everybody_stays([[2, 5], [5, 7]], random.Random(seed), internal_traffic_policy="Local")
+
+
 def test_a_client_that_was_quiet_for_too_long_may_go_elsewhere():
     packet = packets.Packet("outside", address("172.16.0.1"), address("10.96.0.1"), 6, 80)
     with FakeGround.fresh() as ground:
