@@ -113,8 +113,8 @@ async def test_new_ones_are_counted(live: Live) -> None:
     await live.expect(front, {"pod": "a1"})
     _, text = await asking(live, front, "flows", "busy", "-o", "json")
     (port,) = only(text)
-    assert port["new_per_second"] > 0
-    assert sum(one["new_per_second"] for one in port["endpoints"]) > 0
+    assert port["newPerSecond"] > 0
+    assert sum(one["newPerSecond"] for one in port["endpoints"]) > 0
     assert json.loads(text)["look"]["new"] > 0
 
 

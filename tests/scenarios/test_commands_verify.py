@@ -150,7 +150,7 @@ async def test_nothing_differs(live: Live) -> None:
     live.service("empty", "a1/unready", type="NodePort")
     await live.expect(live.front("empty"), {"pod": "refused"})
     text = await equal(live)
-    assert "Services are in the kernel as planned" in text
+    assert "Services in the kernel as planned" in text
     for name in ("fine", "sticky", "local", "external", "empty"):
         assert "ok 1 Services" in await equal(live, name)
     status, text = await live.ask("verify", "-o", "json", "--api")

@@ -79,7 +79,7 @@ def run(given: argparse.Namespace) -> int:
     return NO if names and any(one.unanswered for one in found) else YES
 
 
-class Cost(Struct, frozen=True):
+class Cost(Struct, frozen=True, rename="camel"):
     """What a look took: `seconds` of listening, `processor_seconds` for all of it, and what it read. Without
     announcements (`announced`) nobody can tell which are new.
     """

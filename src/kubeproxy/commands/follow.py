@@ -27,7 +27,7 @@ _RENEWAL_SHARE = 0.05
 """How much of the time may go into asking."""
 
 
-class Line(Struct, frozen=True, omit_defaults=True):
+class Line(Struct, frozen=True, omit_defaults=True, rename="camel"):
     """A beginning or an end. `time` is RFC 3339, `seconds` how long it lasted, None if nobody saw it begin."""
 
     time: str

@@ -41,7 +41,7 @@ _OF_ALL = frozenset({"config", "kubeconfig", "hostname-override", "proxy-mode"})
 """Flags that every command has."""
 
 
-class Outlook(Struct, frozen=True, kw_only=True):
+class Outlook(Struct, frozen=True, kw_only=True, rename="camel"):
     """What would change. `fields` are lines "path: old -> new"; `shifts` and `remarks` are what clients notice; `node`
     is what is set, written and removed, `lacks` what this node would need first, `unknown` what could not be told.
     """

@@ -26,7 +26,7 @@ MOST = 20
 _TCP, _UDP = PROTOCOLS["TCP"], PROTOCOLS["UDP"]
 
 
-class Probe(Struct, frozen=True):
+class Probe(Struct, frozen=True, rename="camel"):
     """What came of one attempt. `problem` is '' if nothing was wrong, `seconds` how long it took."""
 
     address: str

@@ -51,7 +51,7 @@ class Limits(NamedTuple):
     sends: bool = True
 
 
-class Traced(Struct, frozen=True):
+class Traced(Struct, frozen=True, rename="camel"):
     """What became of a flow. `lost` is how often the kernel told more than could be read, `legacy` how many rules there
     are that its tracing does not know.
     """

@@ -128,9 +128,13 @@ def _print(facts: Facts, report: Report) -> None:
     families = " and ".join(family.label for family in facts.world.families)
     where = f"({facts.mode}, {families})"
     if seen.findings:
-        output.say(f"{len(seen.findings)} differences in {seen.services} Services {where}")
+        output.say(f"{_counted(len(seen.findings), 'difference')} in {_counted(seen.services, 'Service')} {where}")
         output.say(f"Fix: {REPAIR}")
     elif seen.services or not report.troubles:
-        output.marked(output.OK, f"{seen.services} Services are in the kernel as planned {where}")
+        output.marked(output.OK, f"{_counted(seen.services, 'Service')} in the kernel as planned {where}")
     if report.behind:
         output.say("Fix: the proxy does not hear of changes: kube-proxy doctor looks at its watches")
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

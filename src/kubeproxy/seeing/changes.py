@@ -49,7 +49,7 @@ class Client(NamedTuple):
     interface: str = ""
 
 
-class Shift(Struct, frozen=True):
+class Shift(Struct, frozen=True, rename="camel"):
     """What changes alike for some Services: connections to `where` from `who`, what became of them and what will.
 
     `services` are NAMESPACE/NAME, all of them.

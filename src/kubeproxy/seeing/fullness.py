@@ -22,14 +22,14 @@ _MANY: Final = 0.25
 _TCP = 6
 
 
-class Filler(Struct, frozen=True):
+class Filler(Struct, frozen=True, rename="camel"):
     """Who has entries: a Service, or the address of a client that uses none."""
 
     name: str
     entries: int
 
 
-class Fullness(Struct, frozen=True, kw_only=True):
+class Fullness(Struct, frozen=True, kw_only=True, rename="camel"):
     """How connection tracking stands.
 
     `growth` is in entries a second, `refused` what was refused while it was looked, `refused_before` since the start of

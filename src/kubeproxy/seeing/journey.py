@@ -43,7 +43,7 @@ class Ruleset(NamedTuple):
     decision: Callable[[str, str], str | None]
 
 
-class Met(Struct, frozen=True):
+class Met(Struct, frozen=True, rename="camel"):
     """What a packet met in one chain that hangs at a hook. `words` are what matched there, `verdict` what came of it.
 
     `destination` is where the packet went by then: translation changes it on the way.
@@ -57,7 +57,7 @@ class Met(Struct, frozen=True):
     verdict: str
 
 
-class Journey(Struct, frozen=True):
+class Journey(Struct, frozen=True, rename="camel"):
     """The way of one packet through this node. `direction` is 'request' or 'answer', `refusal` 'reset' or 'ICMP error'
     where it is one, else ''; `lost` says why it ended here, '' if it did not, and `last` where it was last seen.
     """
@@ -211,7 +211,7 @@ class Served(NamedTuple):
     answered: bool
 
 
-class Verdict(Struct, frozen=True):
+class Verdict(Struct, frozen=True, rename="camel"):
     """What became of the flow. `passed` is None when nobody can tell."""
 
     text: str

@@ -146,7 +146,7 @@ def _count(counts: Iterable[Count], entry: Tracked, *, silent: bool) -> None:
             count.unanswered += silent
 
 
-class EndpointUse(Struct, frozen=True):
+class EndpointUse(Struct, frozen=True, rename="camel"):
     """How one endpoint is used. `share` is of all open connections; `serving` is False for one that is none any more,
     and `pod` is '' where nobody knows it.
     """
@@ -161,7 +161,7 @@ class EndpointUse(Struct, frozen=True):
     serving: bool
 
 
-class ClientUse(Struct, frozen=True):
+class ClientUse(Struct, frozen=True, rename="camel"):
     """What one client has open; the address is 'others' for those that were not told apart."""
 
     address: str
@@ -170,7 +170,7 @@ class ClientUse(Struct, frozen=True):
     unanswered: int
 
 
-class PortUse(Struct, frozen=True):
+class PortUse(Struct, frozen=True, rename="camel"):
     """How a service port of one family is used."""
 
     service: str

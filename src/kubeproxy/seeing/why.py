@@ -13,7 +13,7 @@ from kubeproxy.model.plan import FrontendKind, Globals, ServicePlan
 from kubeproxy.seeing.subject import Subject
 
 
-class Target(Struct, frozen=True):
+class Target(Struct, frozen=True, rename="camel"):
     """An endpoint that may get the connection: its address and port, its probability, what it sees as the client, and
     the Node that it is on, '' if unknown.
     """
@@ -24,7 +24,7 @@ class Target(Struct, frozen=True):
     node: str = ""
 
 
-class Missing(Struct, frozen=True):
+class Missing(Struct, frozen=True, rename="camel"):
     """An endpoint that gets no new connections from here: why, and the field and EndpointSlice that say so."""
 
     address: str
