@@ -156,7 +156,7 @@ async def test_nothing_differs(live: Live) -> None:
     text = await equal(live)
     assert "Services in the kernel as planned" in text
     for name in ("fine", "sticky", "local", "external", "empty"):
-        assert "ok 1 Services" in await equal(live, name)
+        assert "ok 1 Service in" in await equal(live, name)
     status, text = await live.ask("verify", "-o", "json", "--api")
     report = json.loads(text)
     assert (status, report["findings"], report["behind"], report["troubles"]) == (0, [], [], [])
