@@ -82,11 +82,22 @@ def _settled(
 def _strays(
     ask: Ask, examiners: Sequence[Examiner], names: Sequence[ServiceName], strays: set[Finding]
 ) -> list[Finding]:
-    """Return those that another look still shows to be nobody's."""
-    time.sleep(PAUSE)
-    plans = {one.name: one.plans for one in ask(names)}
-    again = _some(examiners, plans) if names else _everything(examiners, plans)
-    return [finding for finding in again if finding in strays]
+    """Return those that are nobody's in a look beside which no plan changed, or in all looks where plans always do.
+
+    What comes and goes with an endpoint may be there in any one look before the proxy was asked, and after.
+    """
+    before = {one.name: one for one in ask(names)}
+    still: list[Finding] = []
+    for _ in range(LOOKS):
+        time.sleep(PAUSE)
+        plans = {name: one.plans for name, one in before.items()}
+        again = _some(examiners, plans) if names else _everything(examiners, plans)
+        still = [finding for finding in again if finding in strays]
+        after = {one.name: one for one in ask(names)}
+        if not still or before == after:
+            break
+        before, strays = after, set(still)
+    return still
 
 
 def _known(ask: Ask, names: Iterable[ServiceName]) -> dict[ServiceName, Held]:
