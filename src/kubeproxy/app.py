@@ -212,22 +212,23 @@ class App:
             self._local_addresses,
             node_patience=self._sources.node_patience(settings.local_mode == "NodeCIDR"),
         )
-        self._servers = Servers(
-            Served(
-                options,
-                settings,
-                mode,
-                self._engine,
-                self._metrics,
-                self._health,
-                self._sources,
-                self._events,
-                self._local_addresses,
-                output,
-                self._lifetime.fail,
-            )
-        )
+        self._servers = Servers(self._served())
         self._pod_cidrs: tuple[str, ...] = ()
+
+    def _served(self) -> Served:
+        return Served(
+            self._options,
+            self._settings,
+            self._mode,
+            self._engine,
+            self._metrics,
+            self._health,
+            self._sources,
+            self._events,
+            self._local_addresses,
+            self._output,
+            self._lifetime.fail,
+        )
 
     async def run(self) -> int:
         """Run until told to stop; return the exit code."""
