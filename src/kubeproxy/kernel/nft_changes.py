@@ -17,13 +17,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import nfta
-from kubeproxy.kernel.netlink import HEADER, NETLINK_NETFILTER, SOL_NETLINK, Message, attributes, grow_receive_buffer
+from kubeproxy.kernel import announcements, nfta
+from kubeproxy.kernel.netlink import HEADER, Message, attributes
 from kubeproxy.kernel.nfnetlink import DELETE_CHAIN, DELETE_RULE, DELETE_TABLE, NEW_CHAIN, NEW_RULE, SUBSYSTEM
 
 _GROUP: Final = 7  # NFNLGRP_NFTABLES
-_ADD_MEMBERSHIP: Final = 1
-_DROP_MEMBERSHIP: Final = 2
 _LENGTH_AND_KIND: Final = struct.Struct("=IH")  # what a header begins with
 _RECEIVE_BUFFER: Final = 1 << 20  # some thousand rules; reading more would hold the event loop
 _GENERIC_SIZE: Final = 4  # struct nfgenmsg
@@ -91,7 +89,7 @@ class Changes:
     def own(self, before: int, commits: int) -> Iterator[None]:
         """Do not listen to what the body does, in so many transactions after a generation: it may be 100,000 rules."""
         self._read()
-        self._socket.setsockopt(SOL_NETLINK, _DROP_MEMBERSHIP, _GROUP)
+        announcements.leave(self._socket, _GROUP)
         try:
             yield
             # When others were in between, the last ones of all these are missed, and nobody takes it for complete.
@@ -100,7 +98,7 @@ class Changes:
         finally:
             self._read()  # what was announced before it was not listened
             self._so_far, self._lost = set(), False
-            self._socket.setsockopt(SOL_NETLINK, _ADD_MEMBERSHIP, _GROUP)
+            announcements.join(self._socket, _GROUP)
 
     def _remember(self, generation: int, changes: frozenset[ChainChange]) -> None:
         self._found.pop(generation, None)
@@ -164,18 +162,9 @@ def listen(concerns: Callable[[ChainChange], bool], word: bytes) -> Changes:
 
 
 def _opened() -> socket.socket:
-    try:
-        opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
-    except OSError as error:
-        raise ApplyError(f"cannot listen to nf_tables: {error.strerror}") from error
-    try:
-        opened.bind((0, 0))
-        opened.setblocking(False)
-        grow_receive_buffer(opened, _RECEIVE_BUFFER)
-        opened.setsockopt(SOL_NETLINK, _ADD_MEMBERSHIP, _GROUP)
-    except OSError as error:
-        opened.close()
-        raise ApplyError(f"cannot listen to nf_tables: {error.strerror}") from error
+    opened = announcements.opened("nf_tables", _RECEIVE_BUFFER)
+    opened.setblocking(False)
+    announcements.join(opened, _GROUP)
     return opened
 
 

@@ -9,26 +9,22 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 import struct
-import time
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, Self
 
 from kubeproxy.errors import Unsupported
 from kubeproxy.kernel import nfta
+from kubeproxy.kernel.announcements import Announcements
 from kubeproxy.kernel.netlink import (
     HEADER,
-    NETLINK_NETFILTER,
     NLM_F_CREATE,
     NLM_F_REQUEST,
-    SOL_NETLINK,
     Closing,
     Netlink,
     NetlinkError,
     attribute,
     attributes,
-    grow_receive_buffer,
     messages,
     nested,
 )
@@ -37,7 +33,6 @@ from kubeproxy.kernel.nfnetlink import GET_CHAIN, NEW_CHAIN, NEW_RULE, NLM_F_APP
 _NEW_TABLE: Final = SUBSYSTEM << 8 | 0
 _TRACE: Final = SUBSYSTEM << 8 | 17
 _GROUP: Final = 9  # NFNLGRP_NFTRACE
-_ADD_MEMBERSHIP: Final = 1
 _RECEIVE_BUFFER: Final = 4 << 20
 _OWNER: Final = 2  # NFT_TABLE_F_OWNER
 _GENERIC_SIZE: Final = 4
@@ -242,43 +237,26 @@ class Traces(Closing):
     `lost` counts how often some were lost.
     """
 
-    def __init__(self, opened: socket.socket) -> None:
-        self._socket = opened
-        self.lost = 0
+    def __init__(self, announced: Announcements) -> None:
+        self._announced = announced
 
     @classmethod
     def open(cls) -> Self:
         """Listen from now on, in the caller's network namespace. Raises NetlinkError."""
-        try:
-            opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
-        except OSError as error:
-            raise NetlinkError(error.errno or errno.EIO, "cannot listen to traces") from error
-        try:
-            grow_receive_buffer(opened, _RECEIVE_BUFFER)
-            opened.bind((0, 0))
-            opened.setsockopt(SOL_NETLINK, _ADD_MEMBERSHIP, _GROUP)
-        except OSError as error:
-            opened.close()
-            raise NetlinkError(error.errno or errno.EIO, "cannot listen to traces") from error
-        return cls(opened)
+        return cls(Announcements.open("traces", (_GROUP,), _RECEIVE_BUFFER))
+
+    @property
+    def lost(self) -> int:
+        """How often some were lost."""
+        return self._announced.lost
 
     def close(self) -> None:
         """Stop listening."""
-        self._socket.close()
+        self._announced.close()
 
     def until(self, end: float) -> Iterator[Step]:
         """Yield what packets meet until `end`, of time.monotonic(). Raises NetlinkError."""
-        while (left := end - time.monotonic()) > 0:
-            self._socket.settimeout(left)
-            try:
-                data = self._socket.recv(1 << 15)
-            except TimeoutError:
-                return
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    raise NetlinkError(error.errno or errno.EIO, "cannot listen to traces") from error
-                self.lost += 1
-                continue
+        for data in self._announced.until(end):
             for at in messages(data):
                 if at.kind == _TRACE:
                     yield read(data, at.start, at.end)

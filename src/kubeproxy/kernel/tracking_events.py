@@ -7,29 +7,21 @@ ctnetlink_conntrack_event of net/netfilter/nf_conntrack_netlink.c, and net/core/
 from __future__ import annotations
 
 import ctypes
-import errno
 import socket
 import struct
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
-from kubeproxy.kernel.netlink import (
-    HEADER,
-    NETLINK_NETFILTER,
-    SOL_NETLINK,
-    Closing,
-    NetlinkError,
-    grow_receive_buffer,
-)
+from kubeproxy.kernel.announcements import Announcements
+from kubeproxy.kernel.netlink import HEADER, Closing
 from kubeproxy.kernel.tracked import EVERYTHING, ID, LAYOUTS, STATUS, SUBSYSTEM, Tracked, Wanted
 
 _NEW: Final = SUBSYSTEM | 0  # IPCTNL_MSG_CT_NEW
 _DELETE: Final = SUBSYSTEM | 2  # IPCTNL_MSG_CT_DELETE
 _BEGINNINGS: Final = 1  # NFNLGRP_CONNTRACK_NEW
 _ENDS: Final = 3  # NFNLGRP_CONNTRACK_DESTROY
-_ADD_MEMBERSHIP: Final = 1
 _ATTACH_FILTER: Final = 26  # SO_ATTACH_FILTER
 _RECEIVE_BUFFER: Final = 8 << 20  # some 8,000 events, more than a second of a busy node
 _FIRST_ATTRIBUTE: Final = HEADER.size + 4  # struct nfgenmsg
@@ -72,62 +64,46 @@ class Events(Closing):
     A connection that began before is announced only when it ends.
     """
 
-    def __init__(self, opened: socket.socket, wanted: Wanted) -> None:
-        self._socket = opened
+    def __init__(self, announced: Announcements, wanted: Wanted) -> None:
+        self._announced = announced
         self._wanted = wanted
-        self.lost = 0
         self.one_in = 1
 
     @classmethod
     def open(cls, wanted: Wanted = EVERYTHING) -> Self:
         """Listen to connections of this status, as `tracked.entries` reads them. Raises NetlinkError."""
-        kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC
-        try:
-            opened = socket.socket(socket.AF_NETLINK, kind, NETLINK_NETFILTER)
-        except OSError as error:
-            raise NetlinkError(error.errno or errno.EIO, "cannot listen to connection tracking") from error
-        try:
-            grow_receive_buffer(opened, _RECEIVE_BUFFER)
-            events = cls(opened, wanted)
-            events.sample(1)
-            opened.bind((0, 0))
-            for group in (_BEGINNINGS, _ENDS):
-                opened.setsockopt(SOL_NETLINK, _ADD_MEMBERSHIP, group)
-        except OSError as error:
-            opened.close()
-            raise NetlinkError(error.errno or errno.EIO, "cannot listen to connection tracking") from error
-        return events
+        groups, keep = (_BEGINNINGS, _ENDS), partial(_attach, filter_program(wanted, 1))
+        return cls(Announcements.open("connection tracking", groups, _RECEIVE_BUFFER, keep), wanted)
+
+    @property
+    def lost(self) -> int:
+        """How often events were lost."""
+        return self._announced.lost
 
     def close(self) -> None:
         """Stop listening."""
-        self._socket.close()
+        self._announced.close()
 
     def sample(self, one_in: int) -> None:
         """Hear from now on of one connection in so many, a power of two: of its beginning and its end, or of neither.
 
         The kernel picks them by the mark that it gives to each.
         """
-        program = filter_program(self._wanted, one_in)
-        code = ctypes.create_string_buffer(program, len(program))
-        where = _PROGRAM.pack(len(program) // _INSTRUCTION.size, ctypes.addressof(code))
-        self._socket.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, where)
+        self._announced.change(partial(_attach, filter_program(self._wanted, one_in)))
         self.one_in = one_in
 
     def until(self, end: float) -> Iterator[Event]:
         """Yield what happens until `end`, of time.monotonic(). Raises NetlinkError."""
-        while (left := end - time.monotonic()) > 0:
-            self._socket.settimeout(left)
-            try:
-                data = self._socket.recv(1 << 15)
-            except TimeoutError:
-                return
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    raise NetlinkError(error.errno or errno.EIO, "cannot listen to connection tracking") from error
-                self.lost += 1
-                continue
+        for data in self._announced.until(end):
             if (event := read(data)) is not None:
                 yield event
+
+
+def _attach(program: bytes, sock: socket.socket) -> None:
+    """Have the kernel filter what a socket hears."""
+    code = ctypes.create_string_buffer(program, len(program))
+    where = _PROGRAM.pack(len(program) // _INSTRUCTION.size, ctypes.addressof(code))
+    sock.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, where)
 
 
 def read(data: bytes) -> Event | None:
