@@ -6,16 +6,12 @@ One list, a page at a time; nothing is watched.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from urllib.parse import urlencode
 
-import msgspec
 from msgspec import Struct
 
 from kubeproxy.api.client import ApiClient
-from kubeproxy.api.status import MalformedAnswer
+from kubeproxy.api.pages import ListMeta, pages
 from kubeproxy.model.addresses import pack
-
-_PAGE = 500
 
 
 class _Reference(Struct):
@@ -33,12 +29,8 @@ class _Slice(Struct):
     endpoints: list[_Endpoint] | None = None
 
 
-class _ListMeta(Struct):
-    continue_: str | None = msgspec.field(default=None, name="continue")
-
-
 class _List(Struct):
-    metadata: _ListMeta
+    metadata: ListMeta
     items: list[_Slice] | None = None
 
 
@@ -48,22 +40,13 @@ async def pod_names(client: ApiClient, service: tuple[str, str] | None) -> Mappi
     Raises SourceError.
     """
     where = f"/namespaces/{service[0]}" if service is not None else ""
-    query = {"limit": str(_PAGE)}
-    if service is not None:
-        query["labelSelector"] = f"kubernetes.io/service-name={service[1]}"
+    where = f"/namespaces/{service[0]}" if service is not None else ""
+    query = {"labelSelector": f"kubernetes.io/service-name={service[1]}"} if service is not None else {}
     names: dict[bytes, str] = {}
-    while True:
-        path = f"/apis/discovery.k8s.io/v1{where}/endpointslices?{urlencode(query)}"
-        response = await client.http.request("GET", path)
-        try:
-            page = msgspec.json.decode(response.body, type=_List)
-        except msgspec.MsgspecError as error:
-            raise MalformedAnswer(f"the EndpointSlices cannot be read: {error}") from error
+    async for page in pages(client, f"/apis/discovery.k8s.io/v1{where}/endpointslices", query, _List):
         for piece in page.items or ():
             names.update(_names(piece))
-        if not page.metadata.continue_:
-            return names
-        query["continue"] = page.metadata.continue_
+    return names
 
 
 def _names(piece: _Slice) -> Mapping[bytes, str]:

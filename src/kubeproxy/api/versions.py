@@ -5,22 +5,17 @@ Lists, a page at a time, of what a proxy watches; nothing is watched. Read by th
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from typing import TypeVar
-from urllib.parse import urlencode
+from collections.abc import Mapping
 
 import msgspec
 from msgspec import Struct
 
 from kubeproxy.api.client import ApiClient
-from kubeproxy.api.status import MalformedAnswer
+from kubeproxy.api.pages import ListMeta, pages
 from kubeproxy.api.targets import NO_HEADLESS, NO_PROXY_NAME
 from kubeproxy.model.addresses import FAMILIES
 
-_PAGE = 500
 _OF_SERVICE = "kubernetes.io/service-name"
-
-T = TypeVar("T")
 
 
 class Versions(Struct):
@@ -52,17 +47,13 @@ class _Slice(Struct, rename="camel"):
     address_type: str = ""
 
 
-class _ListMeta(Struct):
-    continue_: str | None = msgspec.field(default=None, name="continue")
-
-
 class _Services(Struct):
-    metadata: _ListMeta
+    metadata: ListMeta
     items: list[_Service] | None = None
 
 
 class _Slices(Struct):
-    metadata: _ListMeta
+    metadata: ListMeta
     items: list[_Slice] | None = None
 
 
@@ -76,28 +67,14 @@ async def versions(client: ApiClient, service: tuple[str, str] | None) -> Mappin
     if service is not None:
         query["fieldSelector"] = f"metadata.name={service[1]}"
     found: dict[tuple[str, str], Versions] = {}
-    async for services in _pages(client, f"/api/v1{where}/services", query, _Services):
+    async for services in pages(client, f"/api/v1{where}/services", query, _Services):
         for one in services.items or ():
             if one.spec.cluster_ip not in {None, "", "None"} and one.spec.type != "ExternalName":
                 found[one.metadata.namespace, one.metadata.name] = Versions(one.metadata.resource_version)
     query = {"labelSelector": NO_HEADLESS + (f",{_OF_SERVICE}={service[1]}" if service is not None else "")}
-    async for slices in _pages(client, f"/apis/discovery.k8s.io/v1{where}/endpointslices", query, _Slices):
+    async for slices in pages(client, f"/apis/discovery.k8s.io/v1{where}/endpointslices", query, _Slices):
         for piece in slices.items or ():
             owner = found.get((piece.metadata.namespace, (piece.metadata.labels or {}).get(_OF_SERVICE, "")))
             if owner is not None and piece.address_type in FAMILIES:
                 owner.slices[piece.metadata.name] = piece.metadata.resource_version
     return found
-
-
-async def _pages(client: ApiClient, path: str, query: Mapping[str, str], kind: type[T]) -> AsyncIterator[T]:
-    following: str | None = ""
-    while following is not None:
-        asked = {**query, "limit": str(_PAGE)} | ({"continue": following} if following else {})
-        response = await client.http.request("GET", f"{path}?{urlencode(asked)}")
-        try:
-            page = msgspec.json.decode(response.body, type=kind)
-        except msgspec.MsgspecError as error:
-            raise MalformedAnswer(f"the answer to GET {path} cannot be read: {error}") from error
-        yield page
-        meta: _ListMeta = getattr(page, "metadata")  # noqa: B009 - each of the kinds has it
-        following = meta.continue_ or None

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
-import msgspec
-
-from kubeproxy.api.client import ApiClient
-from kubeproxy.api.kubeconfig import load_cluster
 from kubeproxy.api.versions import Versions, versions
 from kubeproxy.backends.examination import Finding, Kind
+from kubeproxy.commands import api
 from kubeproxy.commands.looks import Ask
 from kubeproxy.control.wire import Facts, Held
 from kubeproxy.errors import KubeProxyError
@@ -30,14 +27,6 @@ Read = Mapping[ServiceName, Versions]
 
 class Unreachable(Exception):  # noqa: N818 - not an error of ours; the message says why
     """The API server could not be asked."""
-
-
-class _Connection(msgspec.Struct):
-    kubeconfig: str = ""
-
-
-class _Config(msgspec.Struct, rename="camel"):
-    client_connection: _Connection = msgspec.field(default_factory=_Connection)
 
 
 def behind(ask: Ask, facts: Facts, names: Sequence[ServiceName]) -> list[Finding]:
@@ -61,20 +50,10 @@ def behind(ask: Ask, facts: Facts, names: Sequence[ServiceName]) -> list[Finding
 
 
 def _read(facts: Facts, name: ServiceName | None) -> Read:
-    config = msgspec.convert(facts.config, _Config)
-
-    async def read() -> Read:
-        client = ApiClient(load_cluster(config.client_connection.kubeconfig, facts.master))
-        try:
-            async with asyncio.timeout(PATIENCE):
-                return await versions(client, name)
-        finally:
-            await client.close()
-
     try:
-        return asyncio.run(read())
-    except TimeoutError:
-        raise Unreachable(f"the API server did not answer within {PATIENCE:.0f} s") from None
+        return api.ask(facts, partial(versions, service=name), PATIENCE)
+    except api.NotInTimeError as error:
+        raise Unreachable(str(error)) from None
     except (KubeProxyError, OSError) as error:
         raise Unreachable(f"the API server could not be asked: {error}") from error
 
