@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, unpack
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, place_text
 from kubeproxy.model.plan import ServiceName, ServicePlan
 
 Plans = Mapping[ServiceName, tuple[ServicePlan, ...]]
@@ -61,5 +61,4 @@ def front_text(address: bytes, protocol: int, port: int) -> str:
     name = PROTOCOL_NAMES.get(protocol, str(protocol)).lower()
     if not address:
         return f"NodePort {port}/{name}"
-    text = unpack(address)
-    return f"[{text}]:{port}/{name}" if ":" in text else f"{text}:{port}/{name}"
+    return f"{place_text(address, port)}/{name}"

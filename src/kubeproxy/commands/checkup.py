@@ -47,13 +47,15 @@ _OUTRANKED = ("hostnameOverride:", "logging.")
 class Node(Struct, frozen=True):
     """Whom to look at: the proxy's facts, None if none answers, and its number in our view, 0 for none.
 
-    `mode` and `config` are the running ones, or those that are meant to run.
+    `mode` and `config` are the running ones, or those that are meant to run; `node_ports` says whether
+    any Service has a NodePort.
     """
 
     facts: Facts | None
     pid: int
     mode: Mode
     config: KubeProxyConfiguration
+    node_ports: bool = False
 
     @property
     def families(self) -> tuple[Family, ...]:
@@ -265,7 +267,7 @@ def _sysctls(node: Node) -> Iterator[Finding]:
     made = [
         settings.Setting(key, value, _number(key))
         for key, value in wanted
-        if key not in known and (node.facts.node_ports or not key.endswith("route_localnet"))
+        if key not in known and (node.node_ports or not key.endswith("route_localnet"))
     ]
     yield from settings.changed_back(made)
 

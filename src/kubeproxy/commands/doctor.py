@@ -61,7 +61,7 @@ def _of_proxy(asked: Source) -> Node:
     facts = asked.facts()
     config = running_config(facts)
     pid = asked.client.pid() if isinstance(asked, Running) else 0
-    return Node(facts, pid, modes.named(facts.mode), config)
+    return Node(facts, pid, modes.named(facts.mode), config, asked.has_node_ports())
 
 
 def _meant(given: argparse.Namespace) -> KubeProxyConfiguration:

@@ -79,6 +79,10 @@ class Offline:
             raise RefusedError(f"no Service {'/'.join(name)} that is watched: {UNWATCHED}")
         return made | {"state": _planned(made["state"])}
 
+    def has_node_ports(self) -> bool:
+        """See Source."""
+        return self._desk.has_node_ports()
+
     def objects(self) -> Iterator[wire.Objects]:
         """See Source."""
         return self._desk.objects(self._desk.watched)

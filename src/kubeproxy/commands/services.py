@@ -15,8 +15,8 @@ from kubeproxy.commands.source import Source, source
 from kubeproxy.control.client import RefusedError
 from kubeproxy.control.wire import Held
 from kubeproxy.errors import ConfigError
-from kubeproxy.model.addresses import PROTOCOL_NAMES, unpack
-from kubeproxy.model.plan import Frontend, FrontendKind, ServiceName
+from kubeproxy.model.addresses import PROTOCOL_NAMES, place_text
+from kubeproxy.model.plan import Frontend, ServiceName
 from kubeproxy.observe.state_text import service_text
 
 _LONGEST = 63 + 1 + 253
@@ -75,9 +75,8 @@ def _addresses(held: Held) -> Iterator[str]:
 
 
 def _frontend_text(frontend: Frontend) -> str:
-    address = unpack(frontend.address) if frontend.kind is not FrontendKind.NODEPORT else "*"
-    shown = f"[{address}]" if ":" in address else address
-    return f"{shown}:{frontend.port}/{PROTOCOL_NAMES[frontend.protocol].lower()}"
+    where = place_text(frontend.address, frontend.port) if frontend.address else f"*:{frontend.port}"
+    return f"{where}/{PROTOCOL_NAMES[frontend.protocol].lower()}"
 
 
 def _endpoints(held: Held) -> int:

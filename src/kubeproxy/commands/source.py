@@ -33,6 +33,9 @@ class Source(Protocol):
     def service(self, name: ServiceName) -> dict[str, Any]:
         """Return all of a Service, as /debug/state has it. Raises RefusedError when it is unknown."""
 
+    def has_node_ports(self) -> bool:
+        """Return whether any Service has a NodePort."""
+
     def objects(self) -> Iterator[wire.Objects]:
         """Yield what the plans of all Services are made of."""
 
@@ -73,6 +76,10 @@ class Running:
     def service(self, name: ServiceName) -> dict[str, Any]:
         """See Source."""
         return self.client.ask("/service", dict[str, Any], name="/".join(name))
+
+    def has_node_ports(self) -> bool:
+        """See Source."""
+        return self.client.ask("/node-ports", bool)
 
     def objects(self) -> Iterator[wire.Objects]:
         """See Source."""

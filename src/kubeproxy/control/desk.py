@@ -75,10 +75,10 @@ class Desk:
             pending=len(self._progress.queued()) + planner.dirty,
             reach=self._reach(),
             node=planner.nodes.get(planner.world.node_name),
-            node_ports=self._has_node_ports(),
         )
 
-    def _has_node_ports(self) -> bool:
+    def has_node_ports(self) -> bool:
+        """Return whether any Service has a NodePort; all of them are looked at for it."""
         return any(
             frontend.kind is FrontendKind.NODEPORT
             for compiled in self._subject.planner.compiled.values()

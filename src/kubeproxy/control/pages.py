@@ -49,6 +49,7 @@ def control_pages(desk: Desk) -> dict[str, Handler]:
 
     return {
         "/facts": lambda _: Response(200, _PACKED, msgspec.msgpack.encode(desk.facts())),
+        "/node-ports": lambda _: Response(200, _PACKED, msgspec.msgpack.encode(desk.has_node_ports())),
         "/why": why,
         "/services": services,
         "/objects": lambda _: Response(200, _PACKED, _streamed(desk.objects, desk.watched)),

@@ -21,8 +21,7 @@ LENGTH = 4
 class Facts(Struct, frozen=True, kw_only=True):
     """What holds for the whole proxy. `started` is in seconds since the epoch; `unready` says why it is not ready, by
     part. `config` is the configuration as a file would have it, `config_file` its path, '' for none. `reach` is None
-    where objects come from files; `node` is the Node of the world's name, if there is one; `node_ports` says whether
-    any Service has a NodePort.
+    where objects come from files; `node` is the Node of the world's name, if there is one.
     """
 
     version: str
@@ -41,7 +40,6 @@ class Facts(Struct, frozen=True, kw_only=True):
     pending: int
     reach: Reach | None
     node: Node | None
-    node_ports: bool
 
 
 class Held(Struct, frozen=True, kw_only=True):

@@ -83,6 +83,11 @@ def destination_text(destination: bytes) -> str:
     return next(iter(destination_texts((destination,))))
 
 
+def place_text(address: bytes, port: int) -> str:
+    """Return 'address:port' or '[address]:port' of a packed address and a port."""
+    return destination_text(address + PORT_BYTES[port])
+
+
 @lru_cache(maxsize=1024)
 def _port_text(port: bytes) -> str:
     return str(int.from_bytes(port, "big"))

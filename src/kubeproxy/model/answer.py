@@ -14,7 +14,16 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from kubeproxy.model.absence import Absent, absent
-from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, family_of, is_loopback, network_text, unpack, within
+from kubeproxy.model.addresses import (
+    PROTOCOL_NAMES,
+    Family,
+    family_of,
+    is_loopback,
+    network_text,
+    place_text,
+    unpack,
+    within,
+)
 from kubeproxy.model.habits import Habits
 from kubeproxy.model.plan import (
     Action,
@@ -402,9 +411,9 @@ class _Question:
         return absent(slices, key, frozenset(pool), world.node_name, world.zone, local_only=local_only)
 
     def _where(self) -> str:
-        address = unpack(self._packet.destination)
-        shown = f"[{address}]" if self._family is Family.IPV6 else address
-        return f"{shown}:{self._packet.port}/{PROTOCOL_NAMES.get(self._packet.protocol, self._packet.protocol)}"
+        packet = self._packet
+        where = place_text(packet.destination, packet.port)
+        return f"{where}/{PROTOCOL_NAMES.get(packet.protocol, packet.protocol)}"
 
 
 _NODEPORTS = "nodePortAddresses"

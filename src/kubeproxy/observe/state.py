@@ -13,7 +13,7 @@ from ipaddress import ip_address, summarize_address_range
 from typing import Any, Final, Protocol
 
 from kubeproxy import __version__
-from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, unpack
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, place_text, unpack
 from kubeproxy.model.compile import of_another_proxy, skipped
 from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.plan import (
@@ -88,7 +88,7 @@ class ProgrammedState:
             query = parse_query(request)
         except ValueError as error:
             return _refusal(400, str(error))
-        if query.namespace and query.name and self.service((query.namespace, query.name)) is None:
+        if query.namespace and query.name and self.verdict((query.namespace, query.name)) is None:
             return _refusal(404, f"no Service {query.namespace}/{query.name} that is watched: {UNWATCHED}")
         return Response(200, TEXT if query.text else JSON, self._pieces(query))
 
@@ -122,12 +122,15 @@ class ProgrammedState:
         """Return the state of a Service, and the reason of one that needs any; None when it is unknown."""
         planner, queued = self._planner, name in self._queued()
         service, compiled = planner.services.get(name), planner.compiled.get(name)
-        if service is None and queued:
-            return "deleting", self._reasons(name)
-        if service is None and not _proxy_names(planner.slices.get(name, {})):
+        if service is None and not queued and not _proxy_names(planner.slices.get(name, {})):
             return None
-        if unsound := self._unsound(self._families(name)):
-            return min((state for state, _, _ in unsound), key=WORST_FIRST.index), self._reasons(name)
+        plans = (*(compiled or NOTHING).plans, *self._committed(name))
+        unsound = self._unsound({plan.key.family for plan in plans})
+        reasons = "; ".join(f"{family}: {why}" for _, family, why in unsound)
+        if service is None and queued:
+            return "deleting", reasons
+        if unsound:
+            return min((state for state, _, _ in unsound), key=WORST_FIRST.index), reasons
         if queued or (service is not None and (compiled is None or planner.is_dirty(name))):
             return "pending", ""
         if not (compiled or NOTHING).plans:
@@ -155,13 +158,6 @@ class ProgrammedState:
             found["committed"] = [_port(plan) for plan in self._committed(name)]
         _add_rest(found, means)
         return found
-
-    def _families(self, name: ServiceName) -> set[Family]:
-        plans = (*self._planner.compiled.get(name, NOTHING).plans, *self._committed(name))
-        return {plan.key.family for plan in plans}
-
-    def _reasons(self, name: ServiceName) -> str:
-        return "; ".join(f"{family}: {why}" for _, family, why in self._unsound(self._families(name)))
 
     def _unsound(self, families: Collection[Family]) -> list[tuple[str, str, str]]:
         """Return state, label and reason of those of some families whose kernel may lack what it took."""
@@ -251,8 +247,7 @@ def _pool(pool: Pool) -> list[str]:
 
 
 def _at(address: bytes, port: int) -> str:
-    text = unpack(address) if address else "*"
-    return f"[{text}]:{port}" if ":" in text else f"{text}:{port}"
+    return place_text(address, port) if address else f"*:{port}"
 
 
 def _port(plan: ServicePlan) -> Json:

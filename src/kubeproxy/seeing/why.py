@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from msgspec import Struct
 
 from kubeproxy.model.absence import Absent
-from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, destination_text, unpack
+from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, destination_text, place_text, unpack
 from kubeproxy.model.answer import Answer, Outcome, Packet, Step, answer
 from kubeproxy.model.plan import FrontendKind, Globals, ServicePlan
 from kubeproxy.seeing.subject import Subject
@@ -73,7 +73,7 @@ def _told(subject: Subject, packet: Packet, made: Answer) -> Why:
     nodes = _nodes(subject, plan) if plan is not None else {}
     return Why(
         source=unpack(packet.source) if packet.source is not None else "this node",
-        destination=f"{_destination(packet)}/{PROTOCOL_NAMES[packet.protocol].lower()}",
+        destination=f"{place_text(packet.destination, packet.port)}/{PROTOCOL_NAMES[packet.protocol].lower()}",
         outcome=made.outcome.value,
         client_sees=made.notice.value,
         service=f"{plan.key.namespace}/{plan.key.name}" if plan is not None else "",
@@ -87,10 +87,6 @@ def _told(subject: Subject, packet: Packet, made: Answer) -> Why:
         affinity=made.affinity,
         fixes=tuple(_fixes(packet, made)),
     )
-
-
-def _destination(packet: Packet) -> str:
-    return destination_text(packet.destination + PORT_BYTES[packet.port])
 
 
 def _missing(one: Absent) -> Missing:
