@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-import msgspec
-
 from kubeproxy.api.client import ApiClient
 from kubeproxy.api.kubeconfig import load_cluster
 from kubeproxy.control.wire import Facts
@@ -20,20 +18,12 @@ class NotInTimeError(KubeProxyError):
     """The API server did not answer in time; the message says so."""
 
 
-class _Connection(msgspec.Struct):
-    kubeconfig: str = ""
-
-
-class _Config(msgspec.Struct, rename="camel"):
-    client_connection: _Connection = msgspec.field(default_factory=_Connection)
-
-
 def ask(facts: Facts, question: Callable[[ApiClient], Awaitable[T]], patience: float) -> T:
     """Return what the API server answers within so many seconds. Raises NotInTimeError, KubeProxyError or OSError."""
-    config = msgspec.convert(facts.config, _Config)
+    kubeconfig = facts.configuration().client_connection.kubeconfig
 
     async def answer() -> T:
-        client = ApiClient(load_cluster(config.client_connection.kubeconfig, facts.master))
+        client = ApiClient(load_cluster(kubeconfig, facts.master))
         try:
             async with asyncio.timeout(patience):
                 return await question(client)

@@ -18,7 +18,6 @@ from kubeproxy.api.kubeconfig import load_cluster
 from kubeproxy.api.source import Reach
 from kubeproxy.backends.mode import Mode, Sight
 from kubeproxy.config.addresses import split_host_port
-from kubeproxy.config.decode import decode
 from kubeproxy.config.load import read_text
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.config.write import differences
@@ -90,12 +89,6 @@ class Report(Struct):
             return False
         self.findings += seen
         return bool(seen)
-
-
-def running_config(facts: Facts) -> KubeProxyConfiguration:
-    """Return the configuration that a proxy runs with."""
-    tree = {name: value for name, value in facts.config.items() if name not in {"apiVersion", "kind"}}
-    return decode(tree).config
 
 
 def look_at(node: Node) -> Report:

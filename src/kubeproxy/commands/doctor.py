@@ -13,7 +13,7 @@ import os
 
 from kubeproxy import modes
 from kubeproxy.commands import NO, UNKNOWN, YES, output
-from kubeproxy.commands.checkup import Node, Report, look_at, running_config
+from kubeproxy.commands.checkup import Node, Report, look_at
 from kubeproxy.commands.source import Running, Source, source
 from kubeproxy.config.options import build_options
 from kubeproxy.config.pflag import parse
@@ -59,7 +59,7 @@ def run(given: argparse.Namespace) -> int:
 
 def _of_proxy(asked: Source) -> Node:
     facts = asked.facts()
-    config = running_config(facts)
+    config = facts.configuration()
     pid = asked.client.pid() if isinstance(asked, Running) else 0
     return Node(facts, pid, modes.named(facts.mode), config, asked.has_node_ports())
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 
-import msgspec
-
 from kubeproxy import modes
 from kubeproxy.backends.examination import Examiner
-from kubeproxy.config.load import load_text
 from kubeproxy.control.wire import Facts
 from kubeproxy.model.addresses import Family
 
@@ -18,6 +15,6 @@ from kubeproxy.model.addresses import Family
 def examiners(facts: Facts, families: Iterable[Family]) -> Iterator[list[Examiner]]:
     """Open the kernel, for these families, of the proxy of which these facts hold. Raises KubeProxyError."""
     examine = modes.named(facts.mode).operations().examine
-    config = load_text(msgspec.json.encode(facts.config).decode())
+    config = facts.configuration()
     with ExitStack() as opened:
         yield [opened.enter_context(closing(each)) for each in examine(config, facts.world, list(families))]

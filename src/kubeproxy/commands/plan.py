@@ -19,7 +19,6 @@ from msgspec.structs import replace
 from kubeproxy import host, modes
 from kubeproxy.backends.mode import Mode, Sight, Weight
 from kubeproxy.commands import NO, YES, output
-from kubeproxy.commands.checkup import running_config
 from kubeproxy.commands.source import Source, source
 from kubeproxy.config.flags import FLAGS
 from kubeproxy.config.load import load_file, raise_mistakes
@@ -70,7 +69,7 @@ def run(given: argparse.Namespace) -> int:
     """Answer; return the exit code."""
     asked = source(_without_news(given))
     facts = asked.facts()
-    now = running_config(facts)
+    now = facts.configuration()
     new = _new(given, now)
     outlook = _outlook(asked, facts, now, new)
     if given.output == "json":

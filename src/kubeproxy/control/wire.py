@@ -10,6 +10,8 @@ from msgspec import Struct
 
 from kubeproxy.api.source import Reach
 from kubeproxy.backlog import Standing
+from kubeproxy.config.decode import decode
+from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.objects import Node, Service
 from kubeproxy.model.plan import Globals, HealthCheck, Problem, ServiceName, ServicePlan
@@ -40,6 +42,11 @@ class Facts(Struct, frozen=True, kw_only=True):
     pending: int
     reach: Reach | None
     node: Node | None
+
+    def configuration(self) -> KubeProxyConfiguration:
+        """Return the configuration that the proxy runs with."""
+        tree = {name: value for name, value in self.config.items() if name not in {"apiVersion", "kind"}}
+        return decode(tree).config
 
 
 class Held(Struct, frozen=True, kw_only=True):

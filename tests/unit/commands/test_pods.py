@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from kubeproxy.commands import api, pods
+from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import SourceError
 
 
 class Facts:
-    config: dict[str, Any] = {"clientConnection": {"kubeconfig": "/k"}}  # noqa: RUF012
+    configuration = KubeProxyConfiguration
     master = ""
     manifests = ""
 
