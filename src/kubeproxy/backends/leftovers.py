@@ -52,7 +52,7 @@ def chain_traces(chains: Iterable[RuleChain]) -> list[Trace]:
     """Return how many chains there are of each family in each variant of iptables."""
     counts = Counter((chain.variant, chain.family) for chain in chains)
     return [
-        Trace(f"{count} chains KUBE-... of {'ip6tables' if family is Family.IPV6 else 'iptables'}-{variant}", family)
+        Trace(f"{count} chains KUBE-... of {xtables.NAMES[family]}-{variant}", family)
         for (variant, family), count in sorted(counts.items())
     ]
 

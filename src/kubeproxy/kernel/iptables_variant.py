@@ -43,7 +43,7 @@ def detect() -> Variant:
 
 def commands(family: Family, variant: Variant) -> Commands:
     """Return a variant's commands. Raises ApplyError when they are missing."""
-    name = "ip6tables" if family is Family.IPV6 else "iptables"
+    name = xtables.NAMES[family]
     return xtables.commands(f"{name}-{variant}" if variant else name)
 
 

@@ -24,6 +24,7 @@ from kubeproxy.model.addresses import Family
 _TIMEOUT: Final = 60.0
 _RESTORE_TIMEOUT: Final = 600.0  # 100,000 rules take iptables-legacy seconds, and a slow node ten times as long
 LOCK_PATIENCE: Final = 5  # seconds; the Go kube-proxy's -w 5
+NAMES: Final = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
 VARIANTS: Final = ("iptables-nft", "iptables-legacy", "ip6tables-nft", "ip6tables-legacy")
 _PIPE: Final = 1 << 20
 _INCOMPATIBLE: Final = "is incompatible, use 'nft' tool"
@@ -131,7 +132,12 @@ class Commands(NamedTuple):
 def installed() -> list[str]:
     """Return the variants that this node has; plain 'iptables' and 'ip6tables' where they are not told apart."""
     found = [variant for variant in VARIANTS if shutil.which(f"{variant}-save")]
-    return found or [name for name in ("iptables", "ip6tables") if shutil.which(f"{name}-save")]
+    return found or [name for name in NAMES.values() if shutil.which(f"{name}-save")]
+
+
+def installed_for(family: Family) -> list[str]:
+    """Return those of the installed variants that are of a family."""
+    return [variant for variant in installed() if variant.partition("-")[0] == NAMES[family]]
 
 
 def commands(name: str) -> Commands:

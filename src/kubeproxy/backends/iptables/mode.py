@@ -145,11 +145,11 @@ def _look(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
     """See Operations: the rules are not asked for, as that would load modules."""
     _check_names(config)
     for family in families:
-        name = "ip6tables" if family is Family.IPV6 else "iptables"
-        there = [xtables.commands(one) for one in xtables.installed() if one.split("-", 1)[0] == name]
+        there = xtables.installed_for(family)
         if not there:
+            name = xtables.NAMES[family]
             raise Unsupported(f"{name} is missing: install the package iptables (apt-get install iptables)")
-        _check_version(there[0])
+        _check_version(xtables.commands(there[0]))
 
 
 def _sysctls(config: KubeProxyConfiguration) -> list[tuple[str, int]]:

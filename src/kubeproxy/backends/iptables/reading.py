@@ -5,7 +5,7 @@ Legacy tables are read whole: its other commands take the lock, which the proxy 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Protocol
 
 from kubeproxy.backends.iptables.audit import MOST_PLACES, by_chain
@@ -91,15 +91,8 @@ def in_use(family: Family) -> Commands:
 
     Cheap where there are many rules: it looks at a single chain.
     """
-    name = "ip6tables" if family is Family.IPV6 else "iptables"
-    there = [c for c in _installed(name) if CANARY in _names(c)]
+    there = [c for c in map(xtables.commands, xtables.installed_for(family)) if CANARY in _names(c)]
     return there[0] if len(there) == 1 else iptables_variant.commands(family, iptables_variant.chosen())
-
-
-def _installed(name: str) -> Iterable[Commands]:
-    for command in xtables.installed():
-        if command.partition("-")[0] == name:
-            yield xtables.commands(command)
 
 
 def _names(commands: Commands) -> Collection[str]:

@@ -86,11 +86,10 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) ->
 
 def _in_use(family: Family) -> str:
     """Return the iptables that has our rules, else the one that this node uses: nothing is tried out."""
-    name = "iptables" if family is Family.IPV4 else "ip6tables"
-    for command in xtables.installed():
-        if command.partition("-")[0] == name and any(OWN_CHAIN in table.chains for table in xtables.tables(command)):
+    for command in xtables.installed_for(family):
+        if any(OWN_CHAIN in table.chains for table in xtables.tables(command)):
             return command
-    used = iptables_variant.chosen()
+    name, used = xtables.NAMES[family], iptables_variant.chosen()
     return f"{name}-{used}" if used else name
 
 

@@ -58,9 +58,8 @@ def look(config: IPVS, families: Sequence[Family]) -> None:
             f"start if it can; `modprobe -a {' '.join(missing)}` shows"
         )
     for family in families:
-        name = "iptables" if family is Family.IPV4 else "ip6tables"
-        if not any(command.split("-", 1)[0] == name for command in xtables.installed()):
-            raise Unsupported(f"ipvs mode needs {name} for masquerade: install the package iptables")
+        if not xtables.installed_for(family):
+            raise Unsupported(f"ipvs mode needs {xtables.NAMES[family]} for masquerade: install the package iptables")
 
 
 def _try_scheduler(kernel: Ipvs, scheduler: Scheduler) -> None:
@@ -105,11 +104,9 @@ def variant(family: Family) -> str:
 
     It stays the same for a process's life.
     """
-    name = "iptables" if family is Family.IPV4 else "ip6tables"
-    ours = [command for command in xtables.installed() if command.split("-", 1)[0] == name]
     used = iptables_variant.chosen()
     reasons: list[str] = []
-    for command in sorted(ours, key=lambda command: not command.endswith(used)):
+    for command in sorted(xtables.installed_for(family), key=lambda command: not command.endswith(used)):
         try:
             # Nothing less than making something tells: without nf_tables iptables-nft-save prints nothing, and is fine.
             xtables.restore(command, TRIAL)
@@ -118,4 +115,4 @@ def variant(family: Family) -> str:
         else:
             return command
     why = f" ({'; '.join(reasons)})" if reasons else ""
-    raise Unsupported(f"ipvs mode needs {name} for masquerade{why}: install the package iptables")
+    raise Unsupported(f"ipvs mode needs {xtables.NAMES[family]} for masquerade{why}: install the package iptables")
