@@ -167,10 +167,7 @@ class UserspaceBackend:
         used = {listener for part in self._needed.values() for listener in part}
         self._listeners.drop(set(self._listeners.names()).difference(names, used))
         self._listeners.take(names)
-        after = {
-            name: merged(elements(plan, self._listeners.ports(plan)) for plan in plans)
-            for name, plans in wanted.items()
-        }
+        after = {name: self._elements_of(plans) for name, plans in wanted.items()}
         total = merged(after.values())
         expected = self._transactions.generation() + 1
         nft.run(self._ruleset.replacement(total))

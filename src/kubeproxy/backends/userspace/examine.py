@@ -16,9 +16,11 @@ from kubeproxy.backends.userspace.layout import (
     LISTENERS,
     ORIGINS,
     TABLE,
+    carrying_map,
     element_key,
     elements,
     shapes,
+    unpack_port,
 )
 from kubeproxy.backends.userspace.layout import Kind as ShapeKind
 from kubeproxy.backends.userspace.listeners import KINDS, ListenerName, PoolKind, assignments
@@ -30,7 +32,7 @@ from kubeproxy.kernel.listening import Listening
 from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
 from kubeproxy.kernel.nft_lookup import Entries
 from kubeproxy.model.addresses import Family, unpack
-from kubeproxy.model.plan import Frontend, FrontendKind, ServiceName, ServicePlan
+from kubeproxy.model.plan import FrontendKind, ServiceName, ServicePlan
 
 Rules = Mapping[str, Sequence[object]]
 Printer = Callable[[Ruleset, Family], Rules]
@@ -199,9 +201,9 @@ class UserspaceExaminer:
         for frontend in plan.frontends:
             for origin, action in zip(ORIGINS, plan.traffic(frontend), strict=True):
                 if action.forwards and action.picks_local == (listener.kind is PoolKind.LOCAL):
-                    data = actual[f"{origin}-{_what(frontend)}"].get(element_key(frontend))
+                    data = actual[carrying_map(origin, frontend)].get(element_key(frontend))
                     if data is not None:
-                        votes[int.from_bytes(data[:2], "big")] += 1
+                        votes[unpack_port(data)] += 1
         return votes.most_common(1)[0][0] if votes else None
 
     def _plan(
@@ -220,7 +222,8 @@ class UserspaceExaminer:
                 if present is None:
                     yield Finding(name, Kind.MISSING, front, where, _meaning(set_id))
                 elif present != data:
-                    yield Finding(name, Kind.DIFFERENT, front, where, f"port {_port(data)}", f"port {_port(present)}")
+                    ports_of_it = (f"port {unpack_port(packed)}" for packed in (data, present))
+                    yield Finding(name, Kind.DIFFERENT, front, where, *ports_of_it)
         for set_id, key in _possible((plan,)):
             if key in actual[set_id] and key not in wanted.get(set_id, {}):
                 yield Finding(name, Kind.EXTRA, self._front(key), self._where(set_id), present=_meaning(set_id))
@@ -277,17 +280,13 @@ def _possible(plans: Iterable[ServicePlan]) -> Iterator[tuple[str, bytes]]:
             key = element_key(frontend)
             for origin in ORIGINS:
                 for outcome in ("", "-dropped", "-rejected"):
-                    yield f"{origin}-{_what(frontend)}{outcome}", key
+                    yield carrying_map(origin, frontend) + outcome, key
             if frontend.kind is not FrontendKind.NODEPORT:
                 yield FIREWALL_IPS, key
 
 
 def _keys(plan: ServicePlan) -> set[bytes]:
     return {element_key(frontend) for frontend in plan.frontends}
-
-
-def _what(frontend: Frontend) -> str:
-    return "nodeports" if frontend.kind is FrontendKind.NODEPORT else "services"
 
 
 def _front_of(key: bytes, family: Family) -> bytes:
@@ -297,17 +296,11 @@ def _front_of(key: bytes, family: Family) -> bytes:
 
 def _meaning(set_id: str) -> str:
     """Return what an element of a set says."""
-    if set_id in {LISTENERS, FIREWALL_IPS, FIREWALL_ALLOW}:
-        return {LISTENERS: "a listener", FIREWALL_IPS: "closed to all but its source ranges"}.get(
-            set_id, "open for a range"
-        )
+    if set_id in _MEANINGS:
+        return _MEANINGS[set_id]
     origin, _, rest = set_id.partition("-")
     outcome = "dropped" if rest.endswith("-dropped") else "refused" if rest.endswith("-rejected") else "forwarded"
     return f"{outcome} when it comes from {_ORIGINS[origin]}"
-
-
-def _port(data: bytes) -> int:
-    return int.from_bytes(data[:2], "big")
 
 
 def _listener(name: ListenerName) -> str:

@@ -73,9 +73,8 @@ def elements(plan: ServicePlan, ports: Mapping[ListenerName, int | None]) -> Ele
     found: Elements = {}
     for frontend in plan.frontends:
         key = element_key(frontend)
-        what = "nodeports" if frontend.kind is FrontendKind.NODEPORT else "services"
         for origin, action in zip(ORIGINS, plan.traffic(frontend), strict=True):
-            name, value = f"{origin}-{what}", b""
+            name, value = carrying_map(origin, frontend), b""
             if action.forwards:
                 kind = PoolKind.LOCAL if action.picks_local else PoolKind.CLUSTER
                 port = ports.get(ListenerName(plan.key, kind))
@@ -93,6 +92,11 @@ def elements(plan: ServicePlan, ports: Mapping[ListenerName, int | None]) -> Ele
             for first, last in sources:
                 found.setdefault(FIREWALL_ALLOW, {})[key + first + key + last] = b""
     return found
+
+
+def carrying_map(origin: str, frontend: Frontend) -> str:
+    """Return the map that leads a frontend's connections of an origin to a listener."""
+    return f"{origin}-{'nodeports' if frontend.kind is FrontendKind.NODEPORT else 'services'}"
 
 
 def element_key(frontend: Frontend) -> bytes:
@@ -126,13 +130,13 @@ def line(shape: Shape, table: str, key: bytes, value: bytes) -> str:
         text = " . ".join(a if a == b else f"{a}-{b}" for a, b in zip(first, last, strict=True))
     else:
         text = " . ".join(_words(shape, key))
-    return f"add element {table} {shape.name} {{ {text}{f' : {_port(value)}' if value else ''} }}"
+    return f"add element {table} {shape.name} {{ {text}{f' : {unpack_port(value)}' if value else ''} }}"
 
 
 def _words(shape: Shape, key: bytes) -> list[str]:
     size = (len(key) - 8) // shape.addresses if shape.addresses else 0
     protocol = PROTOCOL_NAMES[key[size]].lower()
-    words = [protocol, str(_port(key[size + 4 : size + 6]))]
+    words = [protocol, str(unpack_port(key[size + 4 : size + 6]))]
     if shape.addresses > 0:
         words.insert(0, unpack(key[:size]))
     if shape.addresses > 1:
@@ -140,5 +144,6 @@ def _words(shape: Shape, key: bytes) -> list[str]:
     return words
 
 
-def _port(value: bytes) -> int:
+def unpack_port(value: bytes) -> int:
+    """Return the port that a packed value begins with."""
     return int.from_bytes(value[:2], "big")
