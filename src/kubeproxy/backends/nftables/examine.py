@@ -29,6 +29,7 @@ from kubeproxy.backends.nftables.render import Placed, translate
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.view import SERVICE_CIDRS, Expected, View, expected
 from kubeproxy.backends.nftables.words import Words
+from kubeproxy.backends.table_view import complete, nodeport_findings, rule_findings
 from kubeproxy.errors import Unsupported
 from kubeproxy.kernel.listening import Listening, listening
 from kubeproxy.kernel.nft_lookup import Entries
@@ -154,29 +155,13 @@ class NftablesExaminer:
         numbers = Numbers()
         parts = {name: _Wanted(self.family, plans, numbers) for name, plans in wanted.items()}
         actual = {name: self._view.elements(name) for name in self._layout.shapes}
-        self._complete(actual, parts.values())
-        nodeport_ips = actual.pop(SetId.NODEPORT_IPS)
+        complete(actual, (element for part in parts.values() for element in part.elements()), self._view.lookup)
+        nodeport_ips = actual.pop(SetId.NODEPORT_IPS).keys()
         yield from _Comparison(self._words, actual).all_of(parts)
-        yield from self._nodeport_ips(nodeport_ips)
+        answering = frozenset(self._ours.nodeport_ips or ())
+        yield from nodeport_findings(answering, nodeport_ips, self._words.where(SetId.NODEPORT_IPS))
         yield from self._skeleton()
         yield from self._relayed(parts)
-
-    def _complete(self, actual: Actual, parts: Iterable[_Wanted]) -> None:
-        """Add what the passes over the sets did not show although it is there."""
-        missing: dict[str, list[bytes]] = {}
-        for part in parts:
-            for set_id, key in part.elements():
-                if key not in actual[set_id]:
-                    missing.setdefault(set_id, []).append(key)
-        for set_id, keys in missing.items():
-            actual[set_id].update(self._view.lookup(set_id, keys))
-
-    def _nodeport_ips(self, present: Entries) -> Iterator[Finding]:
-        wanted = frozenset(self._ours.nodeport_ips or ())
-        for kind, addresses in ((Kind.MISSING, wanted - present.keys()), (Kind.EXTRA, present.keys() - wanted)):
-            for address in sorted(addresses):
-                what = f"{unpack(address)}, on which NodePorts answer"
-                yield Finding(None, kind, what, self._words.where(SetId.NODEPORT_IPS))
 
     # -- the table itself -------------------------------------------------------------------------------------------
 
@@ -201,14 +186,7 @@ class NftablesExaminer:
             self._caveats.append(f"the rules of table {self._ruleset.name} were not compared: {error}")
             return
         where = f"table {self._ruleset.name}"
-        for chain in sorted(wanted.rules.keys() | present.rules.keys()):
-            ours, theirs = wanted.rules.get(chain), present.rules.get(chain)
-            if ours is None or theirs is None:
-                kind = Kind.EXTRA if ours is None else Kind.MISSING
-                yield Finding(None, kind, f"chain {chain}", where)
-            elif list(ours) != list(theirs):
-                counts = (f"{len(rules)} rules" for rules in (ours, theirs))
-                yield Finding(None, Kind.DIFFERENT, f"the rules of chain {chain}", where, *counts)
+        yield from rule_findings(wanted.rules, present.rules, where)
         if wanted.service_cidrs != present.service_cidrs:
             ranges = ", ".join(f"{unpack(a)} to {unpack(b)}" for a, b in self._ours.service_cidrs) or "none"
             yield Finding(None, Kind.DIFFERENT, "the ServiceCIDRs", f"set {SERVICE_CIDRS} of {where}", ranges, "others")

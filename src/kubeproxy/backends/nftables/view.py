@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 from kubeproxy.backends.nftables.layout import TABLE, Kind, Layout, parse_chain_name
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.text import interval_lines
-from kubeproxy.kernel import nfnetlink, nft, nft_lookup
+from kubeproxy.backends.table_view import ElementsView, Rules, TableView
+from kubeproxy.kernel import nfnetlink, nft
 from kubeproxy.kernel.empty_network import in_empty_network
 from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
-from kubeproxy.kernel.nft_lookup import Entries
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FamilyGlobals, Globals
 
 SERVICE_CIDRS = "service-cidrs"
-
-Rules = Mapping[str, Sequence[object]]
-"""Each chain of a table with its rules, in a form that two tables with the same rules share."""
 
 
 class Skeleton(NamedTuple):
@@ -28,10 +25,8 @@ class Skeleton(NamedTuple):
     service_cidrs: frozenset[bytes]
 
 
-class View(Protocol):
+class View(ElementsView, Protocol):
     """One family's table, to be read. All calls raise ApplyError."""
-
-    family: Family
 
     def header(self) -> nfnetlink.TableHeader | None:
         """Return the table's handle, comment and state, None when it is missing."""
@@ -39,46 +34,17 @@ class View(Protocol):
     def skeleton(self) -> Skeleton:
         """Return chains, rules and service CIDRs."""
 
-    def elements(self, name: str) -> Entries:
-        """Return the elements of a set; while others change it some may lack."""
 
-    def lookup(self, name: str, keys: Iterable[bytes]) -> Entries:
-        """Return those of these elements that a set has."""
-
-    def close(self) -> None:
-        """Let go of the kernel."""
-
-
-class KernelView:
-    """The table of the network namespace of a socket, which others may use as well, but not at the same time."""
+class KernelView(TableView):
+    """Our table in the network namespace of a socket."""
 
     def __init__(self, family: Family, link: Netlink) -> None:
-        self.family = family
-        self._link = link
-        self._ranges = {name for name, shape in Layout(family).shapes.items() if shape.kind is Kind.INTERVAL}
-
-    def close(self) -> None:
-        """See View."""
-        self._link.close()
-
-    def header(self) -> nfnetlink.TableHeader | None:
-        """See View."""
-        return nfnetlink.table(self.family, TABLE, self._link)
+        ranges = {name for name, shape in Layout(family).shapes.items() if shape.kind is Kind.INTERVAL}
+        super().__init__(family, TABLE, ranges, link)
 
     def skeleton(self) -> Skeleton:
         """See View."""
-        rules: dict[str, list[object]] = {chain: [] for chain in nfnetlink.chains(self.family, TABLE, self._link)}
-        for rule in nfnetlink.rules(self.family, TABLE, self._link):
-            rules.setdefault(rule.chain, []).append(rule.expressions)
-        return Skeleton(rules, frozenset(self.elements(SERVICE_CIDRS)))
-
-    def elements(self, name: str) -> Entries:
-        """See View."""
-        return nft_lookup.glance(self.family, TABLE, name, self._link)
-
-    def lookup(self, name: str, keys: Iterable[bytes]) -> Entries:
-        """See View."""
-        return nft_lookup.lookup(self.family, TABLE, name, keys, self._link, ranges=name in self._ranges)
+        return Skeleton(self.rules(), frozenset(self.elements(SERVICE_CIDRS)))
 
 
 Expected = Callable[[Ruleset, Globals, Iterable[str]], Skeleton]

@@ -6,10 +6,18 @@ Which port a listener has is the proxy's affair: it is what the table says of it
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, Protocol
 
 from kubeproxy.backends.examination import Finding, Kind, Plans, front_text
+from kubeproxy.backends.table_view import (
+    ElementsView,
+    Rules,
+    TableView,
+    complete,
+    nodeport_findings,
+    rule_findings,
+)
 from kubeproxy.backends.userspace.layout import (
     FIREWALL_ALLOW,
     FIREWALL_IPS,
@@ -26,25 +34,30 @@ from kubeproxy.backends.userspace.layout import Kind as ShapeKind
 from kubeproxy.backends.userspace.listeners import KINDS, ListenerName, PoolKind, assignments
 from kubeproxy.backends.userspace.ruleset import Ruleset
 from kubeproxy.errors import ApplyError, Unsupported
-from kubeproxy.kernel import nfnetlink, nft, nft_lookup
+from kubeproxy.kernel import nft
 from kubeproxy.kernel.empty_network import in_empty_network
 from kubeproxy.kernel.listening import Listening
 from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
 from kubeproxy.kernel.nft_lookup import Entries
-from kubeproxy.model.addresses import Family, unpack
+from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FrontendKind, ServiceName, ServicePlan
 
-Rules = Mapping[str, Sequence[object]]
 Printer = Callable[[Ruleset, Family], Rules]
 """Returns the rules of a table by chain, as the kernel lists them. Raises Unsupported, or ApplyError."""
 
 NODEPORT_IPS: Final = "nodeport-ips"
 
 
-class View(Protocol):
-    """One family's table, to be read, and who listens. All calls raise ApplyError."""
+_MEANINGS: Final = {
+    LISTENERS: "a listener",
+    FIREWALL_IPS: "closed to all but its source ranges",
+    FIREWALL_ALLOW: "open for a range",
+}
+_ORIGINS: Final = {"pod": "a pod", "node": "this node", "outside": "outside"}
 
-    family: Family
+
+class View(ElementsView, Protocol):
+    """One family's table, to be read, and who listens. All calls raise ApplyError."""
 
     def is_there(self) -> bool:
         """Return whether there is such a table, and it does something."""
@@ -52,54 +65,25 @@ class View(Protocol):
     def rules(self) -> Rules:
         """Return the rules by chain."""
 
-    def elements(self, name: str) -> Entries:
-        """Return the elements of a set; while others change it some may lack."""
-
-    def lookup(self, name: str, keys: Iterable[bytes]) -> Entries:
-        """Return those of these elements that a set has."""
-
     def listening(self, protocol: int) -> frozenset[Listening]:
         """Return where somebody listens."""
 
-    def close(self) -> None:
-        """Let go of the kernel."""
 
-
-class KernelView:
-    """The table of the network namespace of the caller."""
+class KernelView(TableView):
+    """Our table, and who listens in the network namespace of the caller."""
 
     def __init__(self, family: Family, link: Netlink, ports: Callable[[Family, int], frozenset[Listening]]) -> None:
-        self.family = family
-        self._link = link
+        super().__init__(family, TABLE, {FIREWALL_ALLOW}, link)
         self._ports = ports
 
     def is_there(self) -> bool:
         """See View."""
-        header = nfnetlink.table(self.family, TABLE, self._link)
+        header = self.header()
         return header is not None and not header.dormant
-
-    def rules(self) -> Rules:
-        """See View."""
-        found: dict[str, list[object]] = {chain: [] for chain in nfnetlink.chains(self.family, TABLE, self._link)}
-        for rule in nfnetlink.rules(self.family, TABLE, self._link):
-            found.setdefault(rule.chain, []).append(rule.expressions)
-        return found
-
-    def elements(self, name: str) -> Entries:
-        """See View."""
-        return nft_lookup.glance(self.family, TABLE, name, self._link)
-
-    def lookup(self, name: str, keys: Iterable[bytes]) -> Entries:
-        """See View."""
-        return nft_lookup.lookup(self.family, TABLE, name, keys, self._link, ranges=name == FIREWALL_ALLOW)
 
     def listening(self, protocol: int) -> frozenset[Listening]:
         """See View."""
         return self._ports(self.family, protocol)
-
-    def close(self) -> None:
-        """See View."""
-        self._link.close()
 
 
 def printed(ruleset: Ruleset, family: Family) -> Rules:
@@ -108,7 +92,7 @@ def printed(ruleset: Ruleset, family: Family) -> Rules:
     def load() -> Rules:
         nft.run("\n".join([f"add table {ruleset.name}", *ruleset.skeleton()]) + "\n")
         with Netlink.open(NETLINK_NETFILTER) as link:
-            return KernelView(family, link, lambda *_: frozenset()).rules()
+            return TableView(family, TABLE, (), link).rules()
 
     return in_empty_network(load)
 
@@ -157,15 +141,9 @@ class UserspaceExaminer:
             return
         ours = self._ours(wanted)
         actual = {name: self._view.elements(name) for name in self._shapes}
-        lacking: dict[str, list[bytes]] = {}
-        for its in ours.values():
-            for set_id, key in _possible(its):
-                if key not in actual[set_id]:
-                    lacking.setdefault(set_id, []).append(key)
-        for set_id, keys in lacking.items():
-            actual[set_id].update(self._view.lookup(set_id, keys))
-        yield from self._compared(ours, actual)
         known = {element for its in ours.values() for element in _possible(its)}
+        complete(actual, known, self._view.lookup)
+        yield from self._compared(ours, actual)
         for set_id, entries in actual.items():
             for key in sorted(entries) if set_id not in {LISTENERS, FIREWALL_ALLOW} else ():
                 if (set_id, key) not in known:
@@ -242,11 +220,8 @@ class UserspaceExaminer:
     def _nodeports(self) -> Iterator[Finding]:
         if self._nodeport_ips is None:
             return
-        present, wanted = self._view.elements(NODEPORT_IPS).keys(), frozenset(self._nodeport_ips)
-        for kind, addresses in ((Kind.MISSING, wanted - present), (Kind.EXTRA, present - wanted)):
-            for address in sorted(addresses):
-                what = f"{unpack(address)}, on which NodePorts answer"
-                yield Finding(None, kind, what, f"set {NODEPORT_IPS} of table {self._ruleset.name}")
+        where = f"set {NODEPORT_IPS} of table {self._ruleset.name}"
+        yield from nodeport_findings(frozenset(self._nodeport_ips), self._view.elements(NODEPORT_IPS).keys(), where)
 
     def _rules(self) -> Iterator[Finding]:
         try:
@@ -254,14 +229,7 @@ class UserspaceExaminer:
         except (Unsupported, ApplyError) as error:
             self._caveats.append(f"the rules of table {self._ruleset.name} were not compared: {error}")
             return
-        present, where = self._view.rules(), f"table {self._ruleset.name}"
-        for chain in sorted(wanted.keys() | present.keys()):
-            ours, theirs = wanted.get(chain), present.get(chain)
-            if ours is None or theirs is None:
-                yield Finding(None, Kind.EXTRA if ours is None else Kind.MISSING, f"chain {chain}", where)
-            elif list(ours) != list(theirs):
-                counts = (f"{len(rules)} rules" for rules in (ours, theirs))
-                yield Finding(None, Kind.DIFFERENT, f"the rules of chain {chain}", where, *counts)
+        yield from rule_findings(wanted, self._view.rules(), f"table {self._ruleset.name}")
 
     def _front(self, key: bytes) -> str:
         size = self.family.address_size if len(key) > 8 else 0
@@ -306,11 +274,3 @@ def _meaning(set_id: str) -> str:
 def _listener(name: ListenerName) -> str:
     port = f" of port {name.key.port_name}" if name.key.port_name else ""
     return f"the listener{port} for {'all endpoints' if name.kind is PoolKind.CLUSTER else 'those of this node'}"
-
-
-_MEANINGS: Final = {
-    LISTENERS: "a listener",
-    FIREWALL_IPS: "closed to all but its source ranges",
-    FIREWALL_ALLOW: "open for a range",
-}
-_ORIGINS: Final = {"pod": "a pod", "node": "this node", "outside": "outside"}

@@ -1,0 +1,102 @@
+"""A table of nf_tables as one may look at it beside the proxy: for examinations by modes whose table has sets and maps.
+
+Reads only. What the elements mean is a mode's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Protocol
+
+from kubeproxy.backends.examination import Finding, Kind
+from kubeproxy.kernel import nfnetlink, nft_lookup
+from kubeproxy.kernel.netlink import Netlink
+from kubeproxy.kernel.nft_lookup import Entries
+from kubeproxy.model.addresses import Family, unpack
+
+Rules = Mapping[str, Sequence[object]]
+"""Each chain of a table with its rules, in a form that two tables with the same rules share."""
+
+
+class ElementsView(Protocol):
+    """One family's table, as far as its sets go. All calls raise ApplyError."""
+
+    family: Family
+
+    def elements(self, name: str) -> Entries:
+        """Return the elements of a set; while others change it some may lack."""
+
+    def lookup(self, name: str, keys: Iterable[bytes]) -> Entries:
+        """Return those of these elements that a set has."""
+
+    def close(self) -> None:
+        """Let go of the kernel."""
+
+
+class TableView:
+    """The table of a name in the network namespace of a socket, which others may use too, but not at the same time.
+
+    `ranges` are the names of its sets of intervals.
+    """
+
+    def __init__(self, family: Family, table: str, ranges: Collection[str], link: Netlink) -> None:
+        self.family = family
+        self._table = table
+        self._ranges = ranges
+        self._link = link
+
+    def close(self) -> None:
+        """See ElementsView."""
+        self._link.close()
+
+    def header(self) -> nfnetlink.TableHeader | None:
+        """Return the table's handle, comment and state, None when it is missing."""
+        return nfnetlink.table(self.family, self._table, self._link)
+
+    def rules(self) -> Rules:
+        """Return the rules by chain."""
+        found: dict[str, list[object]] = {chain: [] for chain in nfnetlink.chains(self.family, self._table, self._link)}
+        for rule in nfnetlink.rules(self.family, self._table, self._link):
+            found.setdefault(rule.chain, []).append(rule.expressions)
+        return found
+
+    def elements(self, name: str) -> Entries:
+        """See ElementsView."""
+        return nft_lookup.glance(self.family, self._table, name, self._link)
+
+    def lookup(self, name: str, keys: Iterable[bytes]) -> Entries:
+        """See ElementsView."""
+        return nft_lookup.lookup(self.family, self._table, name, keys, self._link, ranges=name in self._ranges)
+
+
+def complete(
+    actual: Mapping[str, Entries],
+    elements: Iterable[tuple[str, bytes]],
+    lookup: Callable[[str, Iterable[bytes]], Entries],
+) -> None:
+    """Add those of these elements, by set and key, that one pass over the sets did not show although they are there."""
+    missing: dict[str, list[bytes]] = {}
+    for set_id, key in elements:
+        if key not in actual[set_id]:
+            missing.setdefault(set_id, []).append(key)
+    for set_id, keys in missing.items():
+        actual[set_id].update(lookup(set_id, keys))
+
+
+def rule_findings(wanted: Rules, present: Rules, where: str) -> Iterator[Finding]:
+    """Yield in which chains a table has other rules than it should."""
+    for chain in sorted(wanted.keys() | present.keys()):
+        ours, theirs = wanted.get(chain), present.get(chain)
+        if ours is None or theirs is None:
+            yield Finding(None, Kind.EXTRA if ours is None else Kind.MISSING, f"chain {chain}", where)
+        elif list(ours) != list(theirs):
+            counts = (f"{len(rules)} rules" for rules in (ours, theirs))
+            yield Finding(None, Kind.DIFFERENT, f"the rules of chain {chain}", where, *counts)
+
+
+def nodeport_findings(wanted: AbstractSet[bytes], present: AbstractSet[bytes], where: str) -> Iterator[Finding]:
+    """Yield in which packed addresses the set of those that NodePorts answer on differs."""
+    for kind, addresses in ((Kind.MISSING, wanted - present), (Kind.EXTRA, present - wanted)):
+        for address in sorted(addresses):
+            yield Finding(None, kind, f"{unpack(address)}, on which NodePorts answer", where)
