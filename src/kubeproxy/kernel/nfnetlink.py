@@ -41,6 +41,7 @@ SUBSYSTEM: Final = 10  # NFNL_SUBSYS_NFTABLES
 NLM_F_CREATE: Final = 0x400
 NLM_F_APPEND: Final = 0x800
 
+NEW_TABLE: Final = SUBSYSTEM << 8 | 0
 GET_TABLE: Final = SUBSYSTEM << 8 | 1
 DELETE_TABLE: Final = SUBSYSTEM << 8 | 2
 NEW_CHAIN: Final = SUBSYSTEM << 8 | 3
@@ -57,7 +58,8 @@ GET_GENERATION: Final = SUBSYSTEM << 8 | 16
 _BATCH_BEGIN: Final = 16
 _BATCH_END: Final = 17
 
-_GENERIC: Final = struct.Struct("=BBH")  # family, version, resource id: struct nfgenmsg
+GENERIC: Final = struct.Struct("=BBH")
+"""What every message begins with, struct nfgenmsg: family, version, resource id."""
 _DORMANT: Final = 1  # NFT_TABLE_F_DORMANT
 
 # A nested attribute's length has 16 bits; the list of a message's elements must stay under it.
@@ -78,8 +80,7 @@ def element_messages(
     `size` is that of each element when they are all alike; `elements` may then hold pieces of several elements.
     """
     flags = NLM_F_REQUEST | (NLM_F_CREATE if kind == NEW_ELEMENT else 0)
-    names = _text(nfta.SET_ELEM_LIST_TABLE, table) + _text(nfta.SET_ELEM_LIST_SET, name)
-    where = _GENERIC.pack(family, 0, 0) + names
+    where = in_set(family, table, name)
     found = []
     for chunk in _cut(b"".join(elements), size) if size else _chunks(elements):
         payload = where + attribute(nfta.SET_ELEM_LIST_ELEMENTS | NLA_F_NESTED, chunk)
@@ -87,7 +88,14 @@ def element_messages(
     return found
 
 
-def _text(kind: int, text: str) -> bytes:
+def in_set(family: int, table: str, name: str) -> bytes:
+    """Return what a message about elements of a set begins with."""
+    names = text_attribute(nfta.SET_ELEM_LIST_TABLE, table) + text_attribute(nfta.SET_ELEM_LIST_SET, name)
+    return GENERIC.pack(family, 0, 0) + names
+
+
+def text_attribute(kind: int, text: str) -> bytes:
+    """Pack an attribute that holds a name."""
     return attribute(kind, text.encode() + b"\0")
 
 
@@ -112,22 +120,23 @@ def _chunks(elements: Sequence[bytes]) -> Iterator[bytes]:
 
 def table_removal(family: int, name: str) -> bytes:
     """Return the message that removes a table with all that is in it."""
-    payload = _GENERIC.pack(family, 0, 0) + attribute(1, name.encode() + b"\0")
+    payload = GENERIC.pack(family, 0, 0) + attribute(1, name.encode() + b"\0")
     return HEADER.pack(HEADER.size + len(payload), DELETE_TABLE, NLM_F_REQUEST, 0, 0) + payload
 
 
 def chain_message(family: int, table: str, chain: str) -> bytes:
     """Return the message that makes a chain without a hook."""
-    payload = _GENERIC.pack(family, 0, 0) + _text(nfta.CHAIN_TABLE, table) + _text(nfta.CHAIN_NAME, chain)
+    names = text_attribute(nfta.CHAIN_TABLE, table) + text_attribute(nfta.CHAIN_NAME, chain)
+    payload = GENERIC.pack(family, 0, 0) + names
     return HEADER.pack(HEADER.size + len(payload), NEW_CHAIN, NLM_F_REQUEST | NLM_F_CREATE, 0, 0) + payload
 
 
 def chain_removals(family: int, table: str, names: Iterable[str]) -> list[bytes]:
     """Return the messages that remove chains, which may lead to each other, with their rules."""
-    where = _GENERIC.pack(family, 0, 0) + _text(nfta.RULE_TABLE, table)
+    where = GENERIC.pack(family, 0, 0) + text_attribute(nfta.RULE_TABLE, table)
     chains = list(names)
-    payloads = [(DELETE_RULE, where + _text(nfta.RULE_CHAIN, chain)) for chain in chains]  # all rules of it
-    payloads += [(DELETE_CHAIN, where + _text(nfta.CHAIN_NAME, chain)) for chain in chains]
+    payloads = [(DELETE_RULE, where + text_attribute(nfta.RULE_CHAIN, chain)) for chain in chains]  # all rules of it
+    payloads += [(DELETE_CHAIN, where + text_attribute(nfta.CHAIN_NAME, chain)) for chain in chains]
     return [HEADER.pack(HEADER.size + len(p), kind, NLM_F_REQUEST, 0, 0) + p for kind, p in payloads]
 
 
@@ -141,10 +150,10 @@ def numgen_rule_message(family: int, table: str, chain: str, template: bytes, mo
             values = {kind: template[s:e] for kind, s, e in attributes(template, *parts[nfta.EXPR_DATA])}
             values |= {nfta.NG_MODULUS: modulus.to_bytes(4, "big"), nfta.NG_OFFSET: offset.to_bytes(4, "big")}
             packed = (attribute(kind, value) for kind, value in sorted(values.items()))
-            body = _text(nfta.EXPR_NAME, "numgen") + nested(nfta.EXPR_DATA, *packed)
+            body = text_attribute(nfta.EXPR_NAME, "numgen") + nested(nfta.EXPR_DATA, *packed)
         expressions.append(attribute(nfta.LIST_ELEM | NLA_F_NESTED, body))
-    names = _text(nfta.RULE_TABLE, table) + _text(nfta.RULE_CHAIN, chain)
-    payload = _GENERIC.pack(family, 0, 0) + names + nested(nfta.RULE_EXPRESSIONS, *expressions)
+    names = text_attribute(nfta.RULE_TABLE, table) + text_attribute(nfta.RULE_CHAIN, chain)
+    payload = GENERIC.pack(family, 0, 0) + names + nested(nfta.RULE_EXPRESSIONS, *expressions)
     flags = NLM_F_REQUEST | NLM_F_CREATE | NLM_F_APPEND
     return HEADER.pack(HEADER.size + len(payload), NEW_RULE, flags, 0, 0) + payload
 
@@ -193,9 +202,9 @@ class Transactions:
             return
         begin = next(self._sequence) & 0x7FFFFFFF
         resource = socket.htons(SUBSYSTEM)
-        edge = HEADER.size + _GENERIC.size
-        head = HEADER.pack(edge, _BATCH_BEGIN, NLM_F_REQUEST, begin, 0) + _GENERIC.pack(0, 0, resource)
-        tail = HEADER.pack(edge, _BATCH_END, NLM_F_REQUEST, begin, 0) + _GENERIC.pack(0, 0, resource)
+        edge = HEADER.size + GENERIC.size
+        head = HEADER.pack(edge, _BATCH_BEGIN, NLM_F_REQUEST, begin, 0) + GENERIC.pack(0, 0, resource)
+        tail = HEADER.pack(edge, _BATCH_END, NLM_F_REQUEST, begin, 0) + GENERIC.pack(0, 0, resource)
         last = next(self._sequence) & 0x7FFFFFFF
         length, kind, flags, _, _ = HEADER.unpack_from(parts[-1])
         # The last message asks for the acknowledgement: kernels before 6.10 send none for the end of a batch.
@@ -210,7 +219,7 @@ class Transactions:
     def generation(self) -> int:
         """Return the number of the ruleset's generation: every transaction that any program commits adds one."""
         sequence = next(self._sequence) & 0x7FFFFFFF
-        payload = _GENERIC.pack(0, 0, 0)
+        payload = GENERIC.pack(0, 0, 0)
         self._send(HEADER.pack(HEADER.size + len(payload), GET_GENERATION, NLM_F_REQUEST, sequence, 0) + payload)
         while True:
             data = self._receive()
@@ -218,7 +227,7 @@ class Transactions:
                 if at.sequence == sequence and at.kind == NLMSG_ERROR:
                     raise NetlinkError(acknowledgement(data, at)[0], "cannot read the nf_tables generation")
                 if at.sequence == sequence:
-                    for kind, start, end in attributes(data, at.start + _GENERIC.size, at.end):
+                    for kind, start, end in attributes(data, at.start + GENERIC.size, at.end):
                         if kind == nfta.GEN_ID:
                             return int.from_bytes(data[start:end], "big")
 
@@ -307,7 +316,7 @@ def _comment(userdata: bytes) -> str:
 
 def rule_handles(family: int, table_name: str, link: Netlink | None = None) -> tuple[int, ...]:
     """Return the handles of a table's rules in order: any rule added, replaced or removed changes them."""
-    request = _text(nfta.RULE_TABLE, table_name)
+    request = text_attribute(nfta.RULE_TABLE, table_name)
     return tuple(
         int.from_bytes(data[s:e], "big")
         for data, start, end in _dump(GET_RULE, family, request, "nf_tables rules", link)
@@ -329,7 +338,7 @@ class Rule(NamedTuple):
 
 def rules(family: int, table_name: str, link: Netlink | None = None) -> list[Rule]:
     """Return a table's rules, chain by chain, in a form that two tables with the same rules share."""
-    request = _text(nfta.RULE_TABLE, table_name)
+    request = text_attribute(nfta.RULE_TABLE, table_name)
     found = []
     for data, start, end in _dump(GET_RULE, family, request, "nf_tables rules", link):
         parts = {kind: (s, e) for kind, s, e in attributes(data, start, end)}
@@ -341,7 +350,7 @@ def rules(family: int, table_name: str, link: Netlink | None = None) -> list[Rul
 
 def chain_rules(family: int, table_name: str, chain: str, link: Netlink | None = None) -> list[tuple[int, bytes]]:
     """Return the handle and the expressions, as the kernel sent them, of each rule of one chain."""
-    request = _text(nfta.RULE_TABLE, table_name) + _text(nfta.RULE_CHAIN, chain)
+    request = text_attribute(nfta.RULE_TABLE, table_name) + text_attribute(nfta.RULE_CHAIN, chain)
     found = []
     for data, start, end in _dump(GET_RULE, family, request, f"rules of {chain}", link):
         parts = {kind: (s, e) for kind, s, e in attributes(data, start, end)}
@@ -368,10 +377,10 @@ def chains(family: int, table_name: str, link: Netlink | None = None) -> frozens
 
 def has_chain(family: int, table_name: str, chain: str) -> bool:
     """Return whether a table has a chain; costs the same whatever else is in there. Raises NetlinkError."""
-    request = _text(nfta.CHAIN_TABLE, table_name) + _text(nfta.CHAIN_NAME, chain)
+    request = text_attribute(nfta.CHAIN_TABLE, table_name) + text_attribute(nfta.CHAIN_NAME, chain)
     with Netlink.open(NETLINK_NETFILTER) as link:
         try:
-            link.ask(GET_CHAIN, _GENERIC.pack(family, 0, 0) + request, f"chain {chain}")
+            link.ask(GET_CHAIN, GENERIC.pack(family, 0, 0) + request, f"chain {chain}")
         except NetlinkError as error:
             if error.code != errno.ENOENT:
                 raise
@@ -410,7 +419,7 @@ class Element(NamedTuple):
 
 def elements(family: int, table_name: str, set_name: str, link: Netlink | None = None) -> Iterator[Element]:
     """Yield the elements of a set. Raises NetlinkError, with code ENOENT when the set is missing."""
-    request = _text(nfta.SET_ELEM_LIST_TABLE, table_name) + _text(nfta.SET_ELEM_LIST_SET, set_name)
+    request = text_attribute(nfta.SET_ELEM_LIST_TABLE, table_name) + text_attribute(nfta.SET_ELEM_LIST_SET, set_name)
     for data, start, end in _dump(GET_ELEMENT, family, request, f"elements of {set_name}", link):
         for kind, s, e in attributes(data, start, end):
             if kind == nfta.SET_ELEM_LIST_ELEMENTS:
@@ -448,7 +457,7 @@ def _value(data: bytes, start: int, end: int) -> bytes:
 
 def _dump(kind: int, family: int, request: bytes, what: str, link: Netlink | None) -> Iterator[tuple[bytes, int, int]]:
     """Yield (buffer, start, end) of the attributes of each entry; without a socket to use, through one of its own."""
-    payload = _GENERIC.pack(family, 0, 0) + request
+    payload = GENERIC.pack(family, 0, 0) + request
     if link is not None:
         buffers = link.dump_all(kind, payload, what)
     else:
@@ -457,4 +466,4 @@ def _dump(kind: int, family: int, request: bytes, what: str, link: Netlink | Non
     for data in buffers:
         for at in messages(data):
             if at.kind >> 8 == SUBSYSTEM:
-                yield data, at.start + _GENERIC.size, at.end
+                yield data, at.start + GENERIC.size, at.end

@@ -19,17 +19,24 @@ from typing import Final, NamedTuple
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import announcements, nfta
 from kubeproxy.kernel.netlink import HEADER, Message, attributes
-from kubeproxy.kernel.nfnetlink import DELETE_CHAIN, DELETE_RULE, DELETE_TABLE, NEW_CHAIN, NEW_RULE, SUBSYSTEM
+from kubeproxy.kernel.nfnetlink import (
+    DELETE_CHAIN,
+    DELETE_RULE,
+    DELETE_TABLE,
+    NEW_CHAIN,
+    NEW_RULE,
+    NEW_TABLE,
+    SUBSYSTEM,
+)
 
 _GROUP: Final = 7  # NFNLGRP_NFTABLES
 _LENGTH_AND_KIND: Final = struct.Struct("=IH")  # what a header begins with
 _RECEIVE_BUFFER: Final = 1 << 20  # some thousand rules; reading more would hold the event loop
 _GENERIC_SIZE: Final = 4  # struct nfgenmsg
-_NEW_TABLE: Final = SUBSYSTEM << 8 | 0
 _NEW_GENERATION: Final = SUBSYSTEM << 8 | 15
 _NO_CHAIN: Final = 0  # a table's message names none
 _NAME_OF_CHAIN: Final = {
-    _NEW_TABLE: _NO_CHAIN,
+    NEW_TABLE: _NO_CHAIN,
     DELETE_TABLE: _NO_CHAIN,
     NEW_CHAIN: nfta.CHAIN_NAME,
     DELETE_CHAIN: nfta.CHAIN_NAME,

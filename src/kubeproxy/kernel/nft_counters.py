@@ -5,20 +5,19 @@ Source: include/uapi/linux/netfilter/nf_tables.h and net/netfilter/nf_tables_api
 
 from __future__ import annotations
 
-import struct
 from typing import Final
 
 from kubeproxy.kernel import nfta
 from kubeproxy.kernel.netlink import Netlink, attribute, attributes, messages
+from kubeproxy.kernel.nfnetlink import GENERIC, SUBSYSTEM
 
-_SUBSYSTEM: Final = 10 << 8  # NFNL_SUBSYS_NFTABLES
-_NEW_OBJECT: Final = _SUBSYSTEM | 18  # NFT_MSG_NEWOBJ
-_GET_OBJECT: Final = _SUBSYSTEM | 19  # NFT_MSG_GETOBJ
+_NEW_OBJECT: Final = SUBSYSTEM << 8 | 18  # NFT_MSG_NEWOBJ
+_GET_OBJECT: Final = SUBSYSTEM << 8 | 19  # NFT_MSG_GETOBJ
 
 
 def packets(family: int, table: str, link: Netlink) -> dict[str, int]:
     """Return the packets that each named counter of a table has counted; empty for no such table. Raises ApplyError."""
-    header = struct.pack("=BBH", family, 0, 0)
+    header = GENERIC.pack(family, 0, 0)
     name = table.encode() + b"\0"
     found: dict[str, int] = {}
     for data in link.dump_all(_GET_OBJECT, header + attribute(nfta.OBJ_TABLE, name), f"the counters of table {table}"):

@@ -13,13 +13,12 @@ from typing import Final, NamedTuple
 
 from kubeproxy.kernel import nfta
 from kubeproxy.kernel.netlink import NLA_F_NESTED, Netlink, NetlinkError, attribute, attributes
-from kubeproxy.kernel.nfnetlink import GET_ELEMENT
+from kubeproxy.kernel.nfnetlink import GENERIC, GET_ELEMENT, in_set
 from kubeproxy.kernel.nft_elements import Packer
 
 AT_ONCE: Final = 100
 """Elements that are best asked for together: that takes about 0.6 ms."""
 
-_GENERIC: Final = struct.Struct("=BBH")  # struct nfgenmsg
 _NUMBER: Final = struct.Struct(">Q").unpack_from
 
 
@@ -37,11 +36,7 @@ def counts(family: int, table: str, name: str, keys: Sequence[bytes], link: Netl
 
     All keys have one length, as they are of one map.
     """
-    where = (
-        _GENERIC.pack(family, 0, 0)
-        + attribute(nfta.SET_ELEM_LIST_TABLE, table.encode() + b"\0")
-        + attribute(nfta.SET_ELEM_LIST_SET, name.encode() + b"\0")
-    )
+    where = in_set(family, table, name)
     found: list[Count] = []
     layouts: dict[int, _Layout | None] = {}
     packer = Packer.of(len(keys[0]) if keys else 0, 0)
@@ -75,7 +70,7 @@ class _Layout(NamedTuple):
 
 def _learned(data: bytes, start: int, end: int) -> _Layout | None:
     """Return where an answer has what is asked for, None when its element has no counter."""
-    for kind, first, last in attributes(data, start + _GENERIC.size, end):
+    for kind, first, last in attributes(data, start + GENERIC.size, end):
         if kind == nfta.SET_ELEM_LIST_ELEMENTS:
             for _, s, e in attributes(data, first, last):
                 parts = {kind: (a, b) for kind, a, b in attributes(data, s, e)}

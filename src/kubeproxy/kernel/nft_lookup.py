@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Final
 
 from kubeproxy.kernel import nfta
-from kubeproxy.kernel.netlink import ATTRIBUTE, Netlink, NetlinkError, attribute, attributes, messages, nested
-from kubeproxy.kernel.nfnetlink import GET_ELEMENT, NEW_ELEMENT, element_of
+from kubeproxy.kernel.netlink import ATTRIBUTE, Netlink, NetlinkError, attributes, messages, nested
+from kubeproxy.kernel.nfnetlink import GENERIC, GET_ELEMENT, NEW_ELEMENT, element_of, in_set
 from kubeproxy.kernel.nft_elements import interval_element, plain_element
 
-_GENERIC: Final = struct.Struct("=BBH")  # struct nfgenmsg
 _LENGTH: Final = struct.Struct("=H")
 
 Entries = dict[bytes, bytes]
@@ -30,15 +29,16 @@ def glance(family: int, table: str, name: str, link: Netlink) -> Entries:
     """
     reader = _Reader()
     found: Entries = {}
-    for data in link.dump_once(GET_ELEMENT, _where(family, table, name), f"elements of {name}"):
-        for start, end in _lists(data):
-            reader.read(data, start, end, found)
+    for data in link.dump_once(GET_ELEMENT, in_set(family, table, name), f"elements of {name}"):
+        for at in messages(data):
+            if at.kind == NEW_ELEMENT:
+                reader.read(data, at.start, at.end, found)
     return found
 
 
 def lookup(family: int, table: str, name: str, keys: Iterable[bytes], link: Netlink, *, ranges: bool) -> Entries:
     """Return those of these elements that a set has; each is asked for by its key. Raises NetlinkError."""
-    where = _where(family, table, name)
+    where = in_set(family, table, name)
     pack = interval_element if ranges else plain_element
     payloads = [where + nested(nfta.SET_ELEM_LIST_ELEMENTS, pack(key)) for key in keys]
     reader = _Reader()
@@ -46,28 +46,9 @@ def lookup(family: int, table: str, name: str, keys: Iterable[bytes], link: Netl
     for code, buffers in link.inquire(GET_ELEMENT, payloads, f"elements of {name}"):
         if code and code != errno.ENOENT:
             raise NetlinkError(code, f"cannot read elements of {name}")
-        for data, first, last in buffers:
-            for kind, start, end in attributes(data, first + _GENERIC.size, last):
-                if kind == nfta.SET_ELEM_LIST_ELEMENTS:
-                    reader.read(data, start, end, found)
+        for data, start, end in buffers:
+            reader.read(data, start, end, found)
     return found
-
-
-def _where(family: int, table: str, name: str) -> bytes:
-    return (
-        _GENERIC.pack(family, 0, 0)
-        + attribute(nfta.SET_ELEM_LIST_TABLE, table.encode() + b"\0")
-        + attribute(nfta.SET_ELEM_LIST_SET, name.encode() + b"\0")
-    )
-
-
-def _lists(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield where the lists of elements of a buffer start and end."""
-    for at in messages(data):
-        if at.kind == NEW_ELEMENT:
-            for kind, start, end in attributes(data, at.start + _GENERIC.size, at.end):
-                if kind == nfta.SET_ELEM_LIST_ELEMENTS:
-                    yield start, end
 
 
 class _Reader:
@@ -81,7 +62,12 @@ class _Reader:
         self._key = self._data = slice(0, 0)
 
     def read(self, data: bytes, start: int, end: int, found: Entries) -> None:
-        """Add the elements of a list to those that were found."""
+        """Add the elements in a message's payload to those that were found."""
+        for kind, first, last in attributes(data, start + GENERIC.size, end):
+            if kind == nfta.SET_ELEM_LIST_ELEMENTS:
+                self._list(data, first, last, found)
+
+    def _list(self, data: bytes, start: int, end: int, found: Entries) -> None:
         length_of = _LENGTH.unpack_from
         key, value, learned = self._key, self._data, self._length
         while start + 4 <= end:
