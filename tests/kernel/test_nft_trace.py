@@ -12,7 +12,8 @@ import pytest
 
 from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
 from kubeproxy.kernel.nft import rule_texts
-from kubeproxy.kernel.nft_trace import INPUT, OUTPUT, PREROUTING, BaseChain, Flow, Mark, Step, Traces, base_chains
+from kubeproxy.kernel.nft_chains import BaseChain
+from kubeproxy.kernel.nft_trace import INPUT, OUTPUT, PREROUTING, Flow, Mark, Step, Traces, base_chains
 from kubeproxy.model.addresses import PROTOCOLS, pack
 from support.places import ROOT
 

@@ -18,18 +18,8 @@ from kubeproxy.control.client import NoAnswerError
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel import nft, xtables
 from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
-from kubeproxy.kernel.nft_trace import (
-    OUTPUT,
-    PREROUTING,
-    REQUESTS,
-    TABLE_FAMILIES,
-    BaseChain,
-    Flow,
-    Mark,
-    Step,
-    Traces,
-    base_chains,
-)
+from kubeproxy.kernel.nft_chains import TABLE_FAMILIES, BaseChain
+from kubeproxy.kernel.nft_trace import OUTPUT, PREROUTING, REQUESTS, Flow, Mark, Step, Traces, base_chains
 from kubeproxy.kernel.tracked import entries_to
 from kubeproxy.model.addresses import PROTOCOLS, destination_text, unpack
 from kubeproxy.model.answer import Packet

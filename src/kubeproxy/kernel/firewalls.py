@@ -7,7 +7,6 @@ has tables, since asking for one that is not there would make it. Source: includ
 from __future__ import annotations
 
 import re
-import socket
 import struct
 import sys
 from collections import defaultdict
@@ -15,23 +14,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from kubeproxy.kernel import nfnetlink, nfta, xtables
-from kubeproxy.kernel.netlink import Netlink, attributes, messages
+from kubeproxy.kernel import nfnetlink, nft_chains, nfta, xtables
+from kubeproxy.kernel.netlink import Netlink, attributes
+from kubeproxy.kernel.nft_chains import HOOKS, TABLE_FAMILIES
 from kubeproxy.model.addresses import Family
 
-HOOKS: Final = ("prerouting", "input", "forward", "output", "postrouting")
-FAMILIES: Final[dict[int, str]] = {1: "inet", int(socket.AF_INET): "ip", int(socket.AF_INET6): "ip6"}
-
+_FAMILIES: Final = {word: number for number, word in TABLE_FAMILIES.items() if word in {"inet", "ip", "ip6"}}
 _MOST_RULES: Final = 2000
 """Rules that are read of one base chain and those that it leads to; a firewall's are tens."""
-_GENERIC_SIZE: Final = 4
-_CHAIN_HOOK, _CHAIN_POLICY, _CHAIN_TYPE = 4, 5, 7
-_HOOK_NUMBER: Final = 1
 _DROP, _ACCEPT = struct.pack("!I", 0), struct.pack("!I", 1)
-_CT_KEY: Final = 2
 _CT_STATE: Final = bytes(4)
 _NEW: Final = 8  # NF_CT_STATE_BIT(IP_CT_NEW)
-_LOOKUP_TARGET: Final = 3  # NFTA_LOOKUP_DREG: what is found there is a value, and here always a verdict
 _STATES: Final = struct.Struct("=146xH2xH")  # match_flags, of which 1 is for the state, and state_mask
 _VERDICTS: Final = frozenset({"immediate", "reject", "target", "queue"})
 _SILENT: Final = _VERDICTS | {"counter", "log", "limit"}
@@ -82,28 +75,17 @@ class _Rule(NamedTuple):
 
 def chains() -> list[Chain]:
     """Return the chains of all nf_tables tables of IP. Raises NetlinkError."""
-    found = []
     with Netlink.open(nfnetlink.NETLINK_NETFILTER) as link:
-        buffers = link.dump_all(nfnetlink.GET_CHAIN, bytes(_GENERIC_SIZE), "nf_tables chains")
-    for data in buffers:
-        for at in messages(data):
-            family = FAMILIES.get(data[at.start]) if at.kind >> 8 == nfnetlink.SUBSYSTEM else None
-            if family is not None:
-                found.append(_chain(family, data, at.start + _GENERIC_SIZE, at.end))
-    return found
+        there = list(nft_chains.chains(link))
+    return [_chain(one) for one in there if TABLE_FAMILIES.get(one.family) in _FAMILIES]
 
 
-def _chain(family: str, data: bytes, start: int, end: int) -> Chain:
-    parts: dict[int, bytes] = {}
-    for kind, first, last in attributes(data, start, end):
-        parts[kind] = data[first:last]
-    table, name = (_text(parts.get(kind, b"")) for kind in (nfta.CHAIN_TABLE, nfta.CHAIN_NAME))
-    if _text(parts.get(_CHAIN_TYPE, b"")) != "filter":
-        return Chain(family, table, name)
-    inner = dict(_parts(parts[_CHAIN_HOOK]))
-    number = int.from_bytes(inner.get(_HOOK_NUMBER, b"\xff"), "big")
-    policy = "drop" if parts.get(_CHAIN_POLICY) == _DROP else "accept"
-    return Chain(family, table, name, HOOKS[number] if number < len(HOOKS) else "", policy)
+def _chain(one: nft_chains.Chain) -> Chain:
+    family = TABLE_FAMILIES[one.family]
+    if one.base is None or one.kind != "filter":
+        return Chain(family, one.table, one.name)
+    hook = HOOKS[one.base.hook] if one.base.hook < len(HOOKS) else ""
+    return Chain(family, one.table, one.name, hook, "drop" if one.drops else "accept")
 
 
 def filters(known: Iterable[Chain], without: frozenset[str]) -> list[Filter]:
@@ -173,7 +155,7 @@ class _Reader(dict[str, list[_Rule]]):
 
     def __init__(self, chain: Chain, link: Netlink) -> None:
         super().__init__()
-        self._number = next(number for number, name in FAMILIES.items() if name == chain.family)
+        self._number = _FAMILIES[chain.family]
         self._table, self._link = chain.table, link
 
     def __missing__(self, name: str) -> list[_Rule]:
@@ -208,13 +190,14 @@ def _rule(raw: bytes) -> _Rule:
         name, body = _text(parts[nfta.EXPR_NAME]), dict(_parts(parts.get(nfta.EXPR_DATA, b"")))
         names.add(name)
         if name == "ct":
-            state = body.get(_CT_KEY) == _CT_STATE
+            state = body.get(nfta.CT_KEY) == _CT_STATE
         elif name == "bitwise" and state:
             mask = dict(_parts(body[nfta.BITWISE_MASK]))[nfta.DATA_VALUE]
             established |= not int.from_bytes(mask, sys.byteorder) & _NEW
         elif name == "lookup":
             established |= state  # a set or map of states: of connections that there are, wherever this was seen
-            verdict = "other" if _LOOKUP_TARGET in body and not state else verdict
+            # What is found there is a value, and here always a verdict.
+            verdict = "other" if nfta.LOOKUP_DREG in body and not state else verdict
         elif name == "match" and _text(body[nfta.MATCH_NAME]) == "conntrack":
             established |= _is_established(body[nfta.MATCH_INFO])
         elif name in _VERDICTS:

@@ -17,7 +17,6 @@ from kubeproxy.errors import Unsupported
 from kubeproxy.kernel import nfta
 from kubeproxy.kernel.announcements import Announcements
 from kubeproxy.kernel.netlink import (
-    HEADER,
     NLM_F_CREATE,
     NLM_F_REQUEST,
     Closing,
@@ -25,22 +24,28 @@ from kubeproxy.kernel.netlink import (
     NetlinkError,
     attribute,
     attributes,
+    message,
     messages,
     nested,
 )
-from kubeproxy.kernel.nfnetlink import GET_CHAIN, NEW_CHAIN, NEW_RULE, NLM_F_APPEND, SUBSYSTEM, Transactions
+from kubeproxy.kernel.nfnetlink import (
+    GENERIC,
+    NEW_CHAIN,
+    NEW_RULE,
+    NEW_TABLE,
+    NLM_F_APPEND,
+    SUBSYSTEM,
+    Transactions,
+    text_attribute,
+)
+from kubeproxy.kernel.nft_chains import HOOKS, BaseChain, chains
 
-_NEW_TABLE: Final = SUBSYSTEM << 8 | 0
 _TRACE: Final = SUBSYSTEM << 8 | 17
 _GROUP: Final = 9  # NFNLGRP_NFTRACE
 _RECEIVE_BUFFER: Final = 4 << 20
 _OWNER: Final = 2  # NFT_TABLE_F_OWNER
-_GENERIC_SIZE: Final = 4
 
 PREROUTING, INPUT, FORWARD, OUTPUT, POSTROUTING = range(5)
-HOOKS: Final = ("prerouting", "input", "forward", "output", "postrouting")
-"""Names of hooks by number (enum nf_inet_hooks)."""
-TABLE_FAMILIES: Final = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6"}
 
 REQUESTS: Final = "requests-"
 ANSWERS: Final = "answers-"
@@ -77,12 +82,8 @@ def _u32(value: int) -> bytes:
     return struct.pack(">i", value) if value < 0 else struct.pack(">I", value)
 
 
-def _text(kind: int, text: str) -> bytes:
-    return attribute(kind, text.encode() + b"\0")
-
-
 def _expression(name: str, *parts: bytes) -> bytes:
-    return nested(nfta.LIST_ELEM, _text(nfta.EXPR_NAME, name), nested(nfta.EXPR_DATA, *parts))
+    return nested(nfta.LIST_ELEM, text_attribute(nfta.EXPR_NAME, name), nested(nfta.EXPR_DATA, *parts))
 
 
 def _numbers(*values: tuple[int, int]) -> list[bytes]:
@@ -95,36 +96,43 @@ def _equal(value: bytes) -> bytes:
 
 
 def _payload(base: int, offset: int, length: int) -> bytes:
-    return _expression("payload", *_numbers((1, _REGISTER), (2, base), (3, offset), (4, length)))
+    where = (nfta.PAYLOAD_BASE, base), (nfta.PAYLOAD_OFFSET, offset), (nfta.PAYLOAD_LEN, length)
+    return _expression("payload", *_numbers((nfta.PAYLOAD_DREG, _REGISTER), *where))
 
 
 def _ct(key: int, direction: int | None = None) -> bytes:
-    parts = _numbers((1, _REGISTER), (2, key))
-    return _expression("ct", *parts, *([attribute(3, bytes([direction]))] if direction is not None else []))
+    parts = _numbers((nfta.CT_DREG, _REGISTER), (nfta.CT_KEY, key))
+    if direction is not None:
+        parts.append(attribute(nfta.CT_DIRECTION, bytes([direction])))
+    return _expression("ct", *parts)
 
 
 def _first_of_tcp() -> list[bytes]:
     """Return what matches SYN without ACK."""
-    mask, none = (nested(kind, attribute(nfta.DATA_VALUE, value)) for kind, value in ((4, b"\x12"), (5, b"\0")))
-    parts = _numbers((1, _REGISTER), (2, _REGISTER), (3, 1))
+    operands = (nfta.BITWISE_MASK, b"\x12"), (nfta.BITWISE_XOR, b"\0")
+    mask, none = (nested(kind, attribute(nfta.DATA_VALUE, value)) for kind, value in operands)
+    parts = _numbers((nfta.BITWISE_SREG, _REGISTER), (nfta.BITWISE_DREG, _REGISTER), (nfta.BITWISE_LEN, 1))
     return [_payload(_TRANSPORT, 13, 1), _expression("bitwise", *parts, mask, none), _equal(b"\x02")]
 
 
 def _traced(per_second: int) -> list[bytes]:
     """Return what sets the mark, on so many packets a second at most."""
-    limit = [attribute(kind, struct.pack(">Q", value)) for kind, value in ((1, per_second), (2, 1))]
+    rate = (nfta.LIMIT_RATE, per_second), (nfta.LIMIT_UNIT, 1)
+    limit = [attribute(kind, struct.pack(">Q", value)) for kind, value in rate]
+    limit += _numbers((nfta.LIMIT_BURST, per_second), (nfta.LIMIT_TYPE, 0), (nfta.LIMIT_FLAGS, 0))
     value = nested(nfta.IMMEDIATE_DATA, attribute(nfta.DATA_VALUE, b"\1"))
     return [
-        _expression("limit", *limit, *_numbers((3, per_second), (4, 0), (5, 0))),
+        _expression("limit", *limit),
         _expression("immediate", attribute(nfta.IMMEDIATE_DREG, _u32(_REGISTER)), value),
-        _expression("meta", *_numbers((2, _META_NFTRACE), (3, _REGISTER))),
+        _expression("meta", *_numbers((nfta.META_KEY, _META_NFTRACE), (nfta.META_SREG, _REGISTER))),
     ]
 
 
 def _requests_of(flow: Flow) -> list[bytes]:
     size = len(flow.destination)
     source, destination = (12, 16) if size == 4 else (8, 24)
-    found = [_expression("meta", *_numbers((1, _REGISTER), (2, _META_L4PROTO))), _equal(bytes([flow.protocol]))]
+    protocol = _numbers((nfta.META_DREG, _REGISTER), (nfta.META_KEY, _META_L4PROTO))
+    found = [_expression("meta", *protocol), _equal(bytes([flow.protocol]))]
     if flow.source:
         found += [_payload(_NETWORK, source, size), _equal(flow.source)]
     found += [_payload(_NETWORK, destination, size), _equal(flow.destination)]
@@ -142,20 +150,22 @@ def _answers_of(flow: Flow) -> list[bytes]:
 def marking(flow: Flow, table: str) -> list[bytes]:
     """Return the messages that make the table which marks a flow, and the answers to it."""
     family = 2 if len(flow.destination) == 4 else 10
-    head = struct.pack("=BBH", family, 0, 0)
+    head = GENERIC.pack(family, 0, 0)
 
     def packed(kind: int, flags: int, payload: bytes) -> bytes:
-        return HEADER.pack(HEADER.size + 4 + len(payload), kind, NLM_F_REQUEST | flags, 0, 0) + head + payload
+        return message(kind, NLM_F_REQUEST | flags, 0, head + payload)
 
     def chain(name: str, hook: int, priority: int) -> bytes:
-        where = nested(4, *_numbers((1, hook), (2, priority)))
-        return packed(NEW_CHAIN, NLM_F_CREATE, _text(1, table) + _text(3, name) + where + _text(7, "filter"))
+        names = text_attribute(nfta.CHAIN_TABLE, table) + text_attribute(nfta.CHAIN_NAME, name)
+        where = nested(nfta.CHAIN_HOOK, *_numbers((nfta.HOOK_NUMBER, hook), (nfta.HOOK_PRIORITY, priority)))
+        return packed(NEW_CHAIN, NLM_F_CREATE, names + where + text_attribute(nfta.CHAIN_TYPE, "filter"))
 
     def rule(name: str, expressions: Sequence[bytes]) -> bytes:
-        names = _text(nfta.RULE_TABLE, table) + _text(nfta.RULE_CHAIN, name)
+        names = text_attribute(nfta.RULE_TABLE, table) + text_attribute(nfta.RULE_CHAIN, name)
         return packed(NEW_RULE, NLM_F_CREATE | NLM_F_APPEND, names + nested(nfta.RULE_EXPRESSIONS, *expressions))
 
-    made = [packed(_NEW_TABLE, NLM_F_CREATE, _text(nfta.TABLE_NAME, table) + attribute(nfta.TABLE_FLAGS, _u32(_OWNER)))]
+    owned = text_attribute(nfta.TABLE_NAME, table) + attribute(nfta.TABLE_FLAGS, _u32(_OWNER))
+    made = [packed(NEW_TABLE, NLM_F_CREATE, owned)]
     for hook in flow.hooks:
         made.append(chain(f"{REQUESTS}{HOOKS[hook]}", hook, _BEFORE_ALL))
         requests = _requests_of(flow)
@@ -264,22 +274,22 @@ class Traces(Closing):
 
 def read(data: bytes, start: int, end: int) -> Step:
     """Return the step in a message's payload."""
-    found = {kind: data[s:e] for kind, s, e in attributes(data, start + _GENERIC_SIZE, end)}
-    verdict, leads_to = _verdict(found.get(5, b""))
-    kind = _KINDS.get(_number(found.get(4, b"")), "rule")
+    found = {kind: data[s:e] for kind, s, e in attributes(data, start + GENERIC.size, end)}
+    verdict, leads_to = _verdict(found.get(nfta.TRACE_VERDICT, b""))
+    kind = _KINDS.get(_number(found.get(nfta.TRACE_TYPE, b"")), "rule")
     if kind == "policy":
-        verdict = _signed(found.get(16, b"\0\0\0\1"))
-    network = found.get(8, b"")
+        verdict = _signed(found.get(nfta.TRACE_POLICY, b"\0\0\0\1"))
+    network = found.get(nfta.TRACE_NETWORK_HEADER, b"")
     return Step(
-        _number(found.get(6, b"")),
+        _number(found.get(nfta.TRACE_ID, b"")),
         data[start],
-        _name(found.get(1, b"")),
-        _name(found.get(2, b"")),
-        _number(found.get(3, b"")),
+        _name(found.get(nfta.TRACE_TABLE, b"")),
+        _name(found.get(nfta.TRACE_CHAIN, b"")),
+        _number(found.get(nfta.TRACE_RULE_HANDLE, b"")),
         kind,
         verdict,
         leads_to,
-        _headers(network, found.get(9, b""), found) if network else None,
+        _headers(network, found.get(nfta.TRACE_TRANSPORT_HEADER, b""), found) if network else None,
     )
 
 
@@ -304,8 +314,8 @@ def _headers(network: bytes, transport: bytes, found: dict[int, bytes]) -> Heade
         _number(transport[2:4]) if ported else 0,
         protocol,
         transport[13] if protocol == _TCP and len(transport) > 13 else 0,
-        _number(found.get(10, b"")),
-        _number(found.get(12, b"")),
+        _number(found.get(nfta.TRACE_IIF, b"")),
+        _number(found.get(nfta.TRACE_OIF, b"")),
     )
 
 
@@ -321,23 +331,6 @@ def _name(data: bytes) -> str:
     return data.rstrip(b"\0").decode(errors="replace")
 
 
-class BaseChain(NamedTuple):
-    """Where a chain hangs: the number of its hook, and its priority."""
-
-    hook: int
-    priority: int
-
-
 def base_chains(link: Netlink) -> dict[tuple[int, str, str], BaseChain]:
     """Return all chains that hang at a hook, by family, table and name. Raises ApplyError."""
-    chains = {}
-    for data in link.dump_all(GET_CHAIN, struct.pack("=BBH", 0, 0, 0), "the chains of nf_tables"):
-        for at in messages(data):
-            if at.kind >> 8 != SUBSYSTEM:
-                continue
-            found = {kind: data[s:e] for kind, s, e in attributes(data, at.start + _GENERIC_SIZE, at.end)}
-            if 4 in found:
-                hook = {kind: found[4][s:e] for kind, s, e in attributes(found[4], 0, len(found[4]))}
-                key = data[at.start], _name(found.get(1, b"")), _name(found.get(3, b""))
-                chains[key] = BaseChain(_number(hook.get(1, b"")), _signed(hook.get(2, b"\0")))
-    return chains
+    return {(one.family, one.table, one.name): one.base for one in chains(link) if one.base is not None}

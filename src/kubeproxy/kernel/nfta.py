@@ -15,6 +15,11 @@ TABLE_OWNER: Final = 7
 
 CHAIN_TABLE: Final = 1
 CHAIN_NAME: Final = 3
+CHAIN_HOOK: Final = 4
+CHAIN_POLICY: Final = 5
+CHAIN_TYPE: Final = 7
+HOOK_NUMBER: Final = 1
+HOOK_PRIORITY: Final = 2
 
 RULE_TABLE: Final = 1
 RULE_CHAIN: Final = 2
@@ -48,6 +53,18 @@ VERDICT_CHAIN: Final = 2
 
 GEN_ID: Final = 1
 
+TRACE_TABLE: Final = 1
+TRACE_CHAIN: Final = 2
+TRACE_RULE_HANDLE: Final = 3
+TRACE_TYPE: Final = 4
+TRACE_VERDICT: Final = 5
+TRACE_ID: Final = 6
+TRACE_NETWORK_HEADER: Final = 8
+TRACE_TRANSPORT_HEADER: Final = 9
+TRACE_IIF: Final = 10
+TRACE_OIF: Final = 12
+TRACE_POLICY: Final = 16
+
 OBJ_TABLE: Final = 1
 OBJ_NAME: Final = 2
 OBJ_DATA: Final = 4
@@ -63,6 +80,16 @@ IMMEDIATE_DREG: Final = 1
 IMMEDIATE_DATA: Final = 2
 META_DREG: Final = 1
 META_KEY: Final = 2
+META_SREG: Final = 3
+CT_DREG: Final = 1
+CT_KEY: Final = 2
+CT_DIRECTION: Final = 3
+LIMIT_RATE: Final = 1
+LIMIT_UNIT: Final = 2
+LIMIT_BURST: Final = 3
+LIMIT_TYPE: Final = 4
+LIMIT_FLAGS: Final = 5
+LOOKUP_DREG: Final = 3
 CMP_SREG: Final = 1
 CMP_OP: Final = 2
 CMP_DATA: Final = 3

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kubeproxy.kernel.nft_trace import FORWARD, INPUT, OUTPUT, POSTROUTING, PREROUTING, BaseChain, Headers, Step
+from kubeproxy.kernel.nft_chains import BaseChain
+from kubeproxy.kernel.nft_trace import FORWARD, INPUT, OUTPUT, POSTROUTING, PREROUTING, Headers, Step
 from kubeproxy.model.addresses import PROTOCOLS, pack
 from kubeproxy.seeing.journey import Ruleset, Served, journeys, verdict
 
