@@ -34,8 +34,8 @@ class Certificates:
         return context
 
 
-def make_certificates(folder: Path, user: str = "system:kube-proxy") -> Certificates:
-    """Make an authority, a server certificate and one for `user`, valid two days; about 50 ms.
+def make_certificates(folder: Path, user: str = "system:kube-proxy", days: int = 2) -> Certificates:
+    """Make an authority, a server certificate and one for `user`, valid for so many days; about 50 ms.
 
     Raises Unsupported where the openssl command is missing.
     """
@@ -43,7 +43,7 @@ def make_certificates(folder: Path, user: str = "system:kube-proxy") -> Certific
         raise Unsupported("openssl is not installed, which the lab's TLS needs: apt-get install openssl")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     result = Certificates(*(folder / n for n in ("ca.crt", "server.crt", "server.key", "client.crt", "client.key")))
-    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", str(days)]
     authority = ["-CA", str(result.ca), "-CAkey", str(folder / "ca.key")]
     ca_uses = "keyUsage=critical,keyCertSign,cRLSign"
     _request(folder / "ca.key", result.ca, "/CN=lab-ca", [*key, "-addext", ca_uses])

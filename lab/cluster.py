@@ -59,6 +59,7 @@ class ClusterConfig:
     cluster_id: str = field(default_factory=lambda: secrets.token_hex(3))
     server: ServerConfig = field(default_factory=ServerConfig)
     tls: bool = False
+    certificate_days: int = 2
     drain: float = 0.2
     """Seconds that a deleted pod goes on answering, within its grace period."""
     host_port: int = 0
@@ -110,7 +111,9 @@ class LabCluster:
     async def _up(self) -> None:
         start = time.perf_counter()
         if self.config.tls:
-            self.certificates = await asyncio.to_thread(make_certificates, self.folder / "pki")
+            self.certificates = await asyncio.to_thread(
+                make_certificates, self.folder / "pki", days=self.config.certificate_days
+            )
         await asyncio.gather(asyncio.to_thread(self.topology.up), self._answers.start())
         await self._serve()
         self.rest.create(by_plural("endpointslices"), objects.api_slice(OUTSIDE_IP), "default")

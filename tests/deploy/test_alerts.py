@@ -6,6 +6,7 @@ import re
 
 import yaml
 
+from kubeproxy.commands import COMMANDS
 from support.metric_names import metric_names
 from support.promtool import ALERTS, RULES, promtool
 
@@ -35,11 +36,19 @@ def test_each_is_shown_to_fire() -> None:
 def test_each_says_how_bad_it_is_and_what_to_do() -> None:
     for rule in rules():
         assert rule["labels"] in ({"severity": "critical"}, {"severity": "warning"}), rule
-        assert set(rule["annotations"]) == {"summary", "description"}, rule
+        assert rule["annotations"].keys() == {"summary", "description", "runbook"}, rule
+        commands = re.findall(r"`([^`]+)`", rule["annotations"]["runbook"])
+        assert commands, rule
+        for command in commands:
+            program, *words = command.split()
+            assert program in {"kube-proxy", "kubectl", "nft"} or command.startswith("--"), rule
+            assert program != "kube-proxy" or words[0] in COMMANDS, rule
 
 
 def test_they_ask_for_metrics_that_there_are() -> None:
     for rule in rules():
+        if "up{" in str(rule["expr"]):  # Prometheus' own, of each target
+            continue
         asked = {name.removesuffix("_bucket") for name in re.findall(r"kubeproxy_\w+", str(rule["expr"]))}
         assert asked, rule
         assert asked - metric_names() == set(), rule

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -16,9 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from support.lab_client import Client, with_server
-
-KUBECTL = os.environ.get("KUBECTL") or shutil.which("kubectl")
-pytestmark = pytest.mark.skipif(not KUBECTL, reason="no kubectl; KUBECTL=/path names one")
+from support.programs import program
 
 MANIFEST = """\
 apiVersion: v1
@@ -73,6 +70,7 @@ class Kubectl:
     """kubectl against a server, with a home of its own."""
 
     def __init__(self, client: Client, home: Path) -> None:
+        self._program = os.environ.get("KUBECTL") or program("kubectl")
         self._home = home
         self._config = home / "config"
         cluster = {"name": "c", "cluster": {"server": client.url}}
@@ -85,7 +83,7 @@ class Kubectl:
         env = {"PATH": os.environ["PATH"], "HOME": str(self._home), "KUBECONFIG": str(self._config), **environment}
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
-            str(KUBECTL), *arguments, stdin=pipe, stdout=pipe, stderr=pipe, env=env
+            self._program, *arguments, stdin=pipe, stdout=pipe, stderr=pipe, env=env
         )
         out, err = await process.communicate(text.encode())
         return Done(process.returncode or 0, out.decode(), err.decode())

@@ -1,4 +1,4 @@
-"""docs/operating.md shows the alerts of deploy/alerts as they are."""
+"""docs/monitoring.md shows the alerts of deploy/alerts as they are."""
 
 import yaml
 
@@ -13,7 +13,8 @@ def test_the_table_is_what_the_rule_file_says() -> None:
             f"{rule['alert']} ({rule['labels']['severity']})",
             f"`{' '.join(rule['expr'].split())}`" + (f", for {rule['for']}" if "for" in rule else ""),
             rule["annotations"]["description"],
+            rule["annotations"]["runbook"],
         ]
         for rule in group["rules"]
     ]
-    assert document("docs/operating.md").table("Metrics") == rows
+    assert document("docs/monitoring.md").table("Alerts") == rows
