@@ -6,7 +6,7 @@ KINDS ?= nftables iptables-nft iptables-legacy userspace
 WHAT ?=
 GUESTS ?= 2
 
-.PHONY: setup demo test lint conformance conformance-ipvs bench clean
+.PHONY: setup demo test lint conformance conformance-ipvs bench node dist clean
 
 setup:
 	@tools/setup
@@ -37,6 +37,14 @@ conformance-ipvs: setup
 bench: setup
 	@tools/check-host
 	@$(PY) -m bench $(WHAT)
+
+# On a node: /opt/kube-proxy, /usr/local/bin/kube-proxy, a systemd unit, manual pages and completion. Nothing of the tests.
+node:
+	@tools/node
+
+# The same as one file for other nodes, dist/kube-proxy.pyz.
+dist:
+	@tools/dist
 
 clean:
 	@rm -rf .venv dist bench/out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -7,6 +7,7 @@ import stat
 
 import pytest
 
+from kubeproxy.commands.completion import names
 from support.live import Live
 from support.modes import modes
 
@@ -102,6 +103,11 @@ async def test_services_lists_all_or_one(live: Live) -> None:
     status, text = await live.ask("services", "default/listed")
     assert status == 0
     assert f"endpoints    {live.ips['a1']['IPv4']}:3000" in text
+    # What a shell proposes, and what it does without a proxy.
+    socket = str(live.proxy.control)
+    assert names("default/lis", socket) == ["default/listed"]
+    assert names("default/listed:", socket) == ["default/listed:80", "default/listed:80/udp"]
+    assert (names("default/listed:8", socket + ".gone"), names("nothing", socket)) == ([], [])
     status, text = await live.ask("services", "nothing")
     assert (status, "no Service default/nothing" in text) == (1, True)
 

@@ -137,7 +137,7 @@ def test_our_unit_file_is_one() -> None:
 def test_systemd_has_no_complaint_about_our_unit_file(tmp_path: Path) -> None:
     unit = tmp_path / UNIT.name
     text = UNIT.read_text(encoding="utf-8")
-    unit.write_text(text.replace("/usr/bin/kube-proxy", proxy_command()), encoding="utf-8")
+    unit.write_text(text.replace("/usr/local/bin/kube-proxy", proxy_command()), encoding="utf-8")
     command = ["systemd-analyze", "verify", unit]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     # What it says of other units of this machine does not matter.

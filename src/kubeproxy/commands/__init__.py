@@ -14,8 +14,12 @@ COMMANDS: Final[dict[str, str]] = {
     "doctor": "all that is wrong with this node for Services, each with its fix",
     "plan": "what another configuration or mode would change, before it does",
     "verify": "in what the kernel, and the API server, differ from what the proxy planned",
+    "completion": "what makes bash, zsh or fish complete this command line",
 }
 """Each is the module of its name in this package, with `arguments(parser)` and `run(arguments) -> int`."""
+
+ALONE: Final = frozenset({"completion"})
+"""Those that need neither a proxy nor objects."""
 
 YES, NO, UNKNOWN = 0, 1, 2
 """Exit codes: all is well, something is not, and it could not be told."""

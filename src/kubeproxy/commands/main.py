@@ -8,8 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from kubeproxy.commands import COMMANDS, UNKNOWN
-from kubeproxy.commands.output import shown
+from kubeproxy.commands import ALONE, COMMANDS, UNKNOWN
 from kubeproxy.config.flags import BY_NAME
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel.capability import raise_net_admin
@@ -26,6 +25,8 @@ def run(argv: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNKNOWN
     except KubeProxyError as error:
+        from kubeproxy.commands.output import shown  # noqa: PLC0415 - what completes a line is waited for
+
         print(f"Error: {shown(str(error))}", file=sys.stderr)
         return UNKNOWN
     except KeyboardInterrupt:
@@ -43,7 +44,8 @@ def parser_of(name: str) -> argparse.ArgumentParser:
         epilog=module.__doc__.partition("\n\n")[2] if module.__doc__ else None,
     )
     module.arguments(parser)
-    _source_arguments(parser)
+    if name not in ALONE:
+        _source_arguments(parser)
     return parser
 
 

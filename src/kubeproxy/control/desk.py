@@ -14,7 +14,8 @@ from kubeproxy.backlog import Standing
 from kubeproxy.config.options import Options
 from kubeproxy.config.write import describe
 from kubeproxy.control.wire import Facts, Held, Objects
-from kubeproxy.model.plan import NOTHING, FrontendKind, ServiceName, ServicePlan
+from kubeproxy.model.addresses import PROTOCOL_NAMES
+from kubeproxy.model.plan import NOTHING, Frontend, FrontendKind, ServiceName, ServicePlan
 from kubeproxy.model.planner import Change
 from kubeproxy.observe.state import ProgrammedState
 from kubeproxy.seeing.question import packet
@@ -28,6 +29,15 @@ class Progress(Struct, frozen=True):
     queued: Callable[[], Mapping[ServiceName, Change]]
     committed: Callable[[ServiceName], Sequence[ServicePlan]]
     standings: Callable[[], tuple[Standing, ...]]
+
+
+_PROPOSED = 1000
+"""Services that a shell shows at most."""
+
+
+def _port_text(frontend: Frontend) -> str:
+    protocol = PROTOCOL_NAMES[frontend.protocol].lower()
+    return f"{frontend.port}" if protocol == "tcp" else f"{frontend.port}/{protocol}"
 
 
 class Desk:
@@ -113,6 +123,17 @@ class Desk:
     def names(self) -> list[ServiceName]:
         """All Services, those included that are gone while their rules are not."""
         return list({**self._subject.planner.services, **self._progress.queued()})
+
+    def beginning(self, prefix: str) -> list[str]:
+        """Return the Services that begin with a text, as NAMESPACE/NAME; with a colon in it that Service's ports."""
+        name, colon, port = prefix.partition(":")
+        if not colon:
+            found = (f"{space}/{name}" for space, name in self._subject.planner.services)
+            return sorted(one for one in found if one.startswith(prefix))[:_PROPOSED]
+        space, _, own = name.partition("/")
+        compiled = self._subject.planner.compiled.get((space, own), NOTHING)
+        ports = {_port_text(frontend) for plan in compiled.plans for frontend in plan.frontends}
+        return [f"{name}:{one}" for one in sorted(ports) if one.startswith(port)]
 
     def _service(self, name: ServiceName) -> Held | None:
         planner, queued = self._subject.planner, self._progress.queued()

@@ -47,6 +47,10 @@ def control_pages(desk: Desk) -> dict[str, Handler]:
             return Response(404, TEXT, f"no Service {namespace}/{name} that is watched: {UNWATCHED}".encode())
         return Response(200, _PACKED, msgspec.msgpack.encode(made))
 
+    def names(request: Request) -> Response:
+        prefix = dict(_parameters(request)).get("prefix", "")
+        return Response(200, TEXT, "".join(f"{name}\n" for name in desk.beginning(prefix)).encode())
+
     return {
         "/facts": lambda _: Response(200, _PACKED, msgspec.msgpack.encode(desk.facts())),
         "/node-ports": lambda _: Response(200, _PACKED, msgspec.msgpack.encode(desk.has_node_ports())),
@@ -54,6 +58,7 @@ def control_pages(desk: Desk) -> dict[str, Handler]:
         "/services": services,
         "/objects": lambda _: Response(200, _PACKED, _streamed(desk.objects, desk.watched)),
         "/service": service,
+        "/names": names,
     }
 
 

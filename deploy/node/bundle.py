@@ -1,0 +1,35 @@
+"""Makes dist/kube-proxy.pyz of wheels: `python bundle.py WHEEL FOLDER OUT`, FOLDER having one folder of wheels for each
+Python and processor, as cp311-x86_64. The same wheels give the same bytes.
+"""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+LONG_AGO = (1980, 1, 1, 0, 0, 0)
+
+
+def bundle(wheel: Path, folder: Path, out: Path) -> None:
+    """Write the archive: the installer as its entry point, the unit, our wheel, and the wheels that it needs."""
+    files = {"__main__.py": HERE / "install.py", "kube-proxy.service": HERE.parent / "systemd/kube-proxy.service"}
+    files[f"wheels/any/{wheel.name}"] = wheel
+    files |= {f"wheels/{one.parent.name}/{one.name}": one for one in sorted(folder.glob("*/*.whl"))}
+    fresh = out.with_name(out.name + ".new")
+    with fresh.open("wb") as opened:
+        opened.write(b"#!/usr/bin/env python3\n")
+        with zipfile.ZipFile(opened, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, path in files.items():
+                entry = zipfile.ZipInfo(name, LONG_AGO)
+                entry.external_attr = 0o644 << 16
+                # Wheels are compressed already.
+                entry.compress_type = zipfile.ZIP_STORED if name.endswith(".whl") else zipfile.ZIP_DEFLATED
+                archive.writestr(entry, path.read_bytes())
+    fresh.chmod(0o755)
+    fresh.replace(out)
+
+
+if __name__ == "__main__":
+    bundle(*map(Path, sys.argv[1:]))
