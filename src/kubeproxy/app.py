@@ -39,6 +39,7 @@ from kubeproxy.observe.health import ProxyHealth, eligible
 from kubeproxy.observe.metrics import Metrics
 from kubeproxy.observe.service_health import ServiceHealth
 from kubeproxy.observe.systemd import Notifier
+from kubeproxy.observer import Audience
 from kubeproxy.pacing import Backoff
 from kubeproxy.reporter import Reporter
 from kubeproxy.serving import Served, Servers
@@ -228,7 +229,11 @@ class App:
             self._local_addresses,
             self._output,
             self._lifetime.fail,
+            self._watched,
         )
+
+    def _watched(self, audience: Audience | None) -> None:
+        self._reporter.audience = audience
 
     async def run(self) -> int:
         """Run until told to stop; return the exit code."""
@@ -283,6 +288,8 @@ class App:
 
     def take(self, events: Sequence[Event]) -> None:
         """Hand events on, and note what concerns the proxy itself: its own Node."""
+        if self._reporter.audience is not None:
+            self._reporter.audience.arrived(events)
         self._engine.arrive(events)
         node = self._engine.planner.nodes.get(self._settings.node_name)
         self._health.node_eligible = eligible(node) if self._sources.knows_nodes else True

@@ -14,7 +14,7 @@ from msgspec import Struct
 from kubeproxy.backends.mode import Difference
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.events import Rejected
+from kubeproxy.model.events import Event, Rejected
 from kubeproxy.model.plan import Globals, Problem, ServiceName
 from kubeproxy.model.planner import Change, Counts
 
@@ -71,3 +71,16 @@ class Observer(Protocol):
 
     def world(self, world: Globals) -> None:
         """What holds for the whole node changed."""
+
+
+class Audience(Protocol):
+    """Who watches now and then, as long as a page is open. Called as an Observer is, for as long as there is one."""
+
+    def arrived(self, events: Sequence[Event]) -> None:
+        """A source delivers these; the engine does not have them yet."""
+
+    def settled(self, changes: Sequence[Change]) -> None:
+        """See Observer."""
+
+    def refused(self, family: Family, error: ApplyError) -> None:
+        """See Observer."""

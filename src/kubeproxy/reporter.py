@@ -22,7 +22,7 @@ from kubeproxy.observe.health import ProxyHealth
 from kubeproxy.observe.logs import level
 from kubeproxy.observe.metrics import Metrics
 from kubeproxy.observe.service_health import LocalEndpoints, Place, ServiceHealth
-from kubeproxy.observer import Commit, Notice, ServiceProblem
+from kubeproxy.observer import Audience, Commit, Notice, ServiceProblem
 
 log = logging.getLogger("kubeproxy.reporter")
 
@@ -38,7 +38,7 @@ _REFERENCES: dict[str, tuple[str, str]] = {
 
 
 class Reporter:
-    """Implements observer.Observer."""
+    """Implements observer.Observer. `audience` is who else hears of it at the moment."""
 
     def __init__(
         self,
@@ -49,6 +49,7 @@ class Reporter:
         flows: FlowCleaner,
         node: ObjectReference,
     ) -> None:
+        self.audience: Audience | None = None
         self._metrics = metrics
         self._health = health
         self._service_health = service_health
@@ -106,7 +107,7 @@ class Reporter:
         for age in commit.ages:
             metrics.network_programming.labels(label).observe(age)
 
-    def refused(self, family: Family, error: ApplyError) -> None:  # noqa: ARG002 - /readyz asks the engine why
+    def refused(self, family: Family, error: ApplyError) -> None:
         """See observer.Observer."""
         for counter in self._metrics.refusals:
             counter.labels(family.label).inc()
@@ -115,6 +116,8 @@ class Reporter:
         queued, synced = self._metrics.last_queued.labels(family.label), self._metrics.last_sync.labels(family.label)
         if queued.value <= synced.value:
             queued.set(time.time())
+        if self.audience is not None:
+            self.audience.refused(family, error)
 
     def settled(self, changes: Sequence[Change]) -> None:
         """See observer.Observer."""
@@ -136,6 +139,8 @@ class Reporter:
             for change in changes:
                 pools = [len(plan.cluster or plan.local) for plan in change.after.plans]
                 log.log(EACH_SERVICE, "Settled service=%s endpoints=%s", "/".join(change.name), pools)
+        if self.audience is not None:
+            self.audience.settled(changes)
 
     def _count_without_local(self, change: Change) -> None:
         for compiled, step in ((change.before, -1), (change.after, 1)):

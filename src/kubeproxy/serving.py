@@ -7,7 +7,7 @@ import logging
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import msgspec
@@ -24,6 +24,7 @@ from kubeproxy.control.pages import control_pages
 from kubeproxy.engine import Engine
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
+from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.world import Settings
 from kubeproxy.observe import logs
 from kubeproxy.observe.admission import Admission
@@ -37,6 +38,11 @@ from kubeproxy.observe.profiling import LEVEL_PAGE, profiling_pages
 from kubeproxy.observe.server import HttpServer
 from kubeproxy.observe.slis import SLIS_PAGE
 from kubeproxy.observe.state import ProgrammedState
+from kubeproxy.observer import Audience
+from kubeproxy.page.feed import Feed
+from kubeproxy.page.news import News
+from kubeproxy.page.pages import facts, page_pages
+from kubeproxy.page.rows import Row, Rows
 from kubeproxy.seeing.subject import Subject
 from kubeproxy.sources import Sources
 
@@ -51,7 +57,8 @@ COMMANDS_AT_ONCE = 16
 class Served(NamedTuple):
     """The parts of the program that answers come from.
 
-    `local_addresses` are the node's, packed; `fail` ends the program.
+    `local_addresses` are the node's, packed; `fail` ends the program; `watched` has somebody hear of changes, or
+    nobody.
     """
 
     options: Options
@@ -65,6 +72,7 @@ class Served(NamedTuple):
     local_addresses: Callable[[], Mapping[Family, Sequence[bytes]]]
     output: logs.Output
     fail: Callable[[ApplyError], None]
+    watched: Callable[[Audience | None], None]
 
 
 class Servers:
@@ -87,6 +95,8 @@ class Servers:
             served.health,
             lambda: engine.standings,
         )
+        self._rows = Rows(engine.planner, self._state.verdict)
+        self._feed = Feed(self._news, lambda: facts(self._desk), served.watched)
 
     def open(self) -> None:
         """Open health port, metrics port and socket; one that is taken is tried again, or ends the program."""
@@ -102,13 +112,14 @@ class Servers:
         for name, address, handler, reason in wanted:
             place = split_host_port(address) if address else None
             if place is not None:
-                self._listen(HttpServer(name, handler), (place[0], int(place[1])), reason)
+                self._listen(HttpServer(name, handler, names=options.page.hosts), (place[0], int(place[1])), reason)
         if options.control_socket:
             self._serve_commands(options.control_socket)
 
     async def close(self) -> None:
         """Stop listening, and wait until all connections are gone."""
         await asyncio.gather(*(server.stop() for server in self._servers))
+        await self._feed.close()
         if self._served.options.control_socket:
             discard(self._served.options.control_socket)
 
@@ -127,12 +138,13 @@ class Servers:
         def failed(error: ApplyError) -> None:
             log.warning("%s; commands such as `kube-proxy why` cannot ask this proxy", error)
 
-        pages = control_pages(self._desk())
+        pages = control_pages(self._desk)
         admission = Admission(lambda: (COMMANDS_AT_ONCE, 1))
         server = HttpServer("commands", routes(pages), lambda at, _: listen(at), admission)
         self._servers.append(server)
         server.start_retrying([(path, 0)], failed)
 
+    @cached_property
     def _desk(self) -> Desk:
         served, engine = self._served, self._served.engine
         return Desk(
@@ -162,7 +174,15 @@ class Servers:
         )
         if config.enable_profiling:
             pages.update(profiling_pages(served.output.verbosity.set))
+        pages.update(page_pages(served.options.page, self._desk, self._feed, self._row))
         return pages
+
+    def _news(self, stirred: Callable[[], None]) -> News:
+        engine = self._served.engine
+        return News(engine.planner, self._rows, lambda: engine.queued, lambda: engine.standings, stirred)
+
+    def _row(self, name: ServiceName) -> Row | None:
+        return self._rows.one(name, self._feed.news.seen(name))
 
     def _facts(self) -> Mapping[str, str]:
         """Return what /statusz says of this proxy."""

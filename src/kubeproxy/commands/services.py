@@ -15,9 +15,9 @@ from kubeproxy.commands.source import Source, source
 from kubeproxy.control.client import RefusedError
 from kubeproxy.control.wire import Held
 from kubeproxy.errors import ConfigError
-from kubeproxy.model.addresses import PROTOCOL_NAMES, place_text
-from kubeproxy.model.plan import Frontend, ServiceName
+from kubeproxy.model.plan import ServiceName
 from kubeproxy.observe.state_text import service_text
+from kubeproxy.seeing.listing import addresses
 
 _LONGEST = 63 + 1 + 253
 """Of a namespace, a slash and a name of any object; that of a Service is shorter."""
@@ -69,14 +69,7 @@ def _one(asked: Source, name: ServiceName, form: str) -> int:
 
 
 def _addresses(held: Held) -> Iterator[str]:
-    plans = held.plans if held.wanted is None else held.wanted
-    for plan in plans:
-        yield from (_frontend_text(frontend) for frontend in plan.frontends)
-
-
-def _frontend_text(frontend: Frontend) -> str:
-    where = place_text(frontend.address, frontend.port) if frontend.address else f"*:{frontend.port}"
-    return f"{where}/{PROTOCOL_NAMES[frontend.protocol].lower()}"
+    return addresses(held.plans if held.wanted is None else held.wanted)
 
 
 def _endpoints(held: Held) -> int:

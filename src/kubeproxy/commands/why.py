@@ -13,13 +13,11 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from kubeproxy.commands import NO, YES, output, present, probe
 from kubeproxy.commands.source import Source, source
 from kubeproxy.model.answer import Outcome
 from kubeproxy.seeing.question import addressed
-from kubeproxy.seeing.why import Explained, Missing, Target, Why
+from kubeproxy.seeing.why import Explained, Missing, Target, Why, fields
 
 if TYPE_CHECKING:
     from kubeproxy.commands.tracing import Traced
@@ -50,18 +48,12 @@ def run(given: argparse.Namespace) -> int:
         _print(explained, held, probes)
     traced = _trace(given, asked, explained.why, people=people) if given.trace else None
     if not people:
-        answer = {"why": _row(explained.why), "kernel": held, "probes": probes}
+        answer = {"why": fields(explained.why), "kernel": held, "probes": probes}
         output.json(answer | ({"trace": traced} if traced is not None else {}))
     passes = explained.why.outcome in {Outcome.FORWARDED.value, Outcome.HEALTH.value}
     wrong = any(one.mark == output.BAD for one in held) or any(one.failed for one in probes)
     dropped = traced is not None and traced.verdict.passed is False
     return YES if passes and not dropped and not wrong else NO
-
-
-def _row(why: Why) -> dict[str, object]:
-    """Return an answer for programs: a step by the names of its parts, not by their places."""
-    made: dict[str, object] = msgspec.to_builtins(why)
-    return made | {"steps": [step._asdict() for step in why.steps]}
 
 
 def _trace(given: argparse.Namespace, asked: Source, why: Why, *, people: bool) -> Traced:

@@ -82,6 +82,12 @@ FLAGS = (
          "Where the health server listens ([::]:10256 with an IPv6 --bind-address). Empty for none."),
     Flag("metrics-bind-address", "ipport", "127.0.0.1:10249", SERVERS, "metricsBindAddress",
          "Where the metrics server listens ([::1]:10249 with an IPv6 --bind-address). Empty for none."),
+    Flag("page-from", "strings", "127.0.0.0/8,::1/128", SERVERS, "",
+         "The clients, as CIDRs, to whom the metrics server shows the page /ui/; empty for nobody. kubectl port-forward"
+         " and ssh -L come from loopback. (Not in the Go kube-proxy.)"),
+    Flag("page-hosts", "strings", "", SERVERS, "",
+         "Names and addresses besides localhost by which a browser may ask for the page, without a port, as a proxy"
+         " before it has. (Not in the Go kube-proxy.)"),
     Flag("bind-address-hard-fail", "bool", "false", SERVERS, "bindAddressHardFail",
          "Exit when one of these servers cannot be started, instead of trying again."),
     Flag("profiling", "bool", "false", SERVERS, "enableProfiling", "Serve /debug/pprof on the metrics server."),
@@ -181,8 +187,8 @@ FLAGS = (
 BY_NAME = {flag.name: flag for flag in FLAGS}
 
 _KEPT = (
-    "config write-config-to manifests control-socket connection-counters cleanup init-only master hostname-override"
-    " version help"
+    "config write-config-to manifests control-socket page-from page-hosts connection-counters cleanup init-only master"
+    " hostname-override version help"
 )
 KEPT_WITH_CONFIG = frozenset(_KEPT.split()) | {
     flag.name for flag in FLAGS if flag.group in (LOGGING, LEGACY) and not flag.name.endswith("-port")

@@ -19,7 +19,8 @@ from kubeproxy.config.flags import BY_NAME, FLAGS, KEPT_WITH_CONFIG, LOGGING
 from kubeproxy.config.load import load_file, raise_mistakes
 from kubeproxy.config.messages import Mistake
 from kubeproxy.config.modes.description import ModeConfig
-from kubeproxy.config.pflag import CommandLine
+from kubeproxy.config.page import PageAccess, page_access
+from kubeproxy.config.pflag import KINDS, CommandLine
 from kubeproxy.config.types import KubeProxyConfiguration, VModuleItem
 from kubeproxy.config.validate import validate
 from kubeproxy.config.write import with_values
@@ -35,8 +36,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """What to do.
 
     config is complete and valid, flags applied. config_file, master, manifests and write_config_to are "" when not
-    given; control_socket is where commands ask, "" for nowhere; connections says whether the kernel is to count
-    those of each endpoint. flags are all flags with their values, for /flagz.
+    given; control_socket is where commands ask, "" for nowhere; page says who may see the page; connections says
+    whether the kernel is to count those of each endpoint. flags are all flags with their values, for /flagz.
     resolve puts the flags that outrank a configuration file over what a newly read file says; notices are to be shown
     to the user.
     """
@@ -46,6 +47,7 @@ class Options(Struct, frozen=True, kw_only=True):
     master: str = ""
     manifests: str = ""
     control_socket: str = ""
+    page: PageAccess = PageAccess()
     connections: Connections = "uncounted"
     cleanup: bool = False
     init_only: bool = False
@@ -82,6 +84,7 @@ def build_options(line: CommandLine) -> Options:
         master=given.get("master", ""),
         manifests=given.get("manifests", ""),
         control_socket=given.get("control-socket", BY_NAME["control-socket"].default),
+        page=page_access(_listed(given, "page-from"), _listed(given, "page-hosts")),
         connections="counted" if counted else "uncounted",
         cleanup=given.get("cleanup", False),
         init_only=given.get("init-only", False),
@@ -90,6 +93,12 @@ def build_options(line: CommandLine) -> Options:
         notices=tuple(notices),
         resolve=resolve,
     )
+
+
+def _listed(given: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """The values of a flag that takes several, or of its default."""
+    values: tuple[str, ...] = given.get(name, KINDS["strings"].parse(BY_NAME[name].default))
+    return values
 
 
 def _hostname(given: Mapping[str, Any]) -> str:

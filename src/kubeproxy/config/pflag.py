@@ -128,7 +128,7 @@ def parse(arguments: Sequence[str]) -> CommandLine:
 
 def shown_default(flag: Flag) -> str:
     """A flag's default in the notation of --help and /flagz."""
-    return "[]" if flag.kind == "strings" else flag.default
+    return f"[{flag.default}]" if flag.kind == "strings" else flag.default
 
 
 def _long(line: CommandLine, argument: str, rest: list[str]) -> None:

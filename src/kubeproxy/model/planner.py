@@ -102,6 +102,10 @@ class Planner:
         """Return whether a Service is to be looked at again, so that its plan may be an old one."""
         return name in self._dirty or name in self._taken
 
+    def service_of(self, slice_name: ServiceName) -> ServiceName | None:
+        """Return the Service of an EndpointSlice, by the namespace and name of the slice."""
+        return self._service_of.get(slice_name)
+
     def owner(self, family: Family, key: bytes) -> ServiceName | None:
         """Return the Service that has a frontend (address, protocol and port, packed; a NodePort has no address)."""
         owner = self._claims[family].owner(key)

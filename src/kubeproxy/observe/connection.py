@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing
 from http import HTTPStatus
 from typing import Final
@@ -26,7 +26,7 @@ LINGER_SECONDS: Final = 2.0
 REQUEST_BYTES: Final = 16 * 1024
 UNREAD_BYTES: Final = 1024 * 1024
 _PIECE: Final = 4096
-_KEPT_HEADERS: Final = frozenset((b"accept", b"accept-encoding", b"host", b"user-agent"))
+_KEPT_HEADERS: Final = frozenset((b"accept", b"accept-encoding", b"host", b"user-agent", b"origin", b"sec-fetch-site"))
 
 
 def _head(response: Response, version: str, more: Sequence[str]) -> bytes:
@@ -39,17 +39,28 @@ def _head(response: Response, version: str, more: Sequence[str]) -> bytes:
 
 
 class Connection(asyncio.Protocol):
-    """One client's connection. The parser's callbacks (on_...) are called from data_received."""
+    """One client's connection. The parser's callbacks (on_...) are called from data_received.
+
+    `lost` is called when it is gone, `lasting` when it begins an answer that ends only with it; `names` are those by
+    which loopback is asked besides localhost (hosts.py).
+    """
 
     # ruff: noqa: D102 - asyncio.Protocol and httptools say what their callbacks mean
 
-    def __init__(self, handler: Handler, lost: Callable[[Connection], None]) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        lost: Callable[[Connection], None],
+        lasting: Callable[[Connection], None] = lambda _: None,
+        names: Collection[str] = (),
+    ) -> None:
         self._handler = handler
         self._tell_lost = lost
+        self._tell_lasting = lasting
+        self._names = names
         self.lost = asyncio.Event()
         self._transport: asyncio.Transport | None = None
-        self._local_address = ""
-        self._of_this_node = False
+        self._local_address = self._peer = ""
         self._given_up = False
         self._timer: asyncio.TimerHandle | None = None
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
@@ -72,7 +83,7 @@ class Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - what create_server makes
         self._transport = transport
         self._local_address = (transport.get_extra_info("sockname") or ("",))[0]
-        self._of_this_node = (transport.get_extra_info("peername") or ("",))[0] == self._local_address
+        self._peer = (transport.get_extra_info("peername") or ("",))[0]
         if self._given_up:
             transport.abort()
         else:
@@ -147,6 +158,8 @@ class Connection(asyncio.Protocol):
         if not isinstance(response.body, bytes):
             if method != "HEAD":
                 self._closing = True  # it is the last answer on this connection
+                if response.lasts == "until the client goes":
+                    self._tell_lasting(self)
                 self._stream = asyncio.get_running_loop().create_task(self._send_pieces(response, version))
                 return
             response = response._replace(body=b"")
@@ -159,17 +172,30 @@ class Connection(asyncio.Protocol):
     def _answer(self, method: str) -> Response:
         try:
             path, _, query = self._url.decode("ascii", "replace").partition("?")
-            accept, encoding, host, agent = (
-                self._headers.get(name, b"").decode("ascii", "replace")
-                for name in (b"accept", b"accept-encoding", b"host", b"user-agent")
-            )
-            if (why := refused_host(host, self._local_address)) is not None:
+            host = self._header(b"host")
+            if (why := refused_host(host, self._local_address, self._names)) is not None:
                 return Response(403, TEXT, f"{why}\n".encode())
-            neighbour = agent if self._of_this_node else ""
-            return self._handler(Request(method, path, query, accept, encoding, self._body, neighbour))
+            request = Request(
+                method,
+                path,
+                query,
+                accept=self._header(b"accept"),
+                accept_encoding=self._header(b"accept-encoding"),
+                body=self._body,
+                neighbour=self._header(b"user-agent") if self._peer == self._local_address else "",
+                peer=self._peer,
+                local=self._local_address,
+                host=host,
+                origin=self._header(b"origin"),
+                site=self._header(b"sec-fetch-site"),
+            )
+            return self._handler(request)
         except Exception:
             _log.exception("Serving %r failed", self._url)
             return Response(500, TEXT, b"internal error\n")
+
+    def _header(self, name: bytes) -> str:
+        return self._headers.get(name, b"").decode("ascii", "replace")
 
     def _send(self, response: Response, version: str, *, body: bool, keep: bool) -> None:
         if self._transport is None or not isinstance(response.body, bytes):

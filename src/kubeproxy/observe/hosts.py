@@ -9,30 +9,33 @@ whoever is on that network can ask as well without a browser.
 from __future__ import annotations
 
 import socket
+from collections.abc import Collection
 
 
-def refused_host(host: str, local_address: str) -> str | None:
+def refused_host(host: str, local_address: str, known: Collection[str] = ()) -> str | None:
     """Return why a request is not answered, None when it is.
 
     `host` is its Host header, '' for none, as of load balancers; `local_address` is the one that it was sent to.
+    `known` are names, in small letters, that an operator vouches for.
     """
-    if not host or not _is_loopback(local_address):
+    if not host or not is_loopback(local_address):
         return None
-    name = _name(host)
-    if name.rstrip(".").lower() == "localhost" or _is_address(name) or _is_address(host):  # ::1 without brackets
+    name = host_name(host)
+    if name == "localhost" or name in known or _is_address(name) or _is_address(host):  # ::1 without brackets
         return None
     return "on this address only a Host header of localhost or an IP address is answered (against DNS rebinding)"
 
 
-def _name(host: str) -> str:
-    """Return a Host header without its port, an IPv6 address without its brackets."""
+def host_name(host: str) -> str:
+    """Return a Host header in small letters without its port and last dot, an IPv6 address without its brackets."""
     if host.startswith("["):
-        return host[1:].partition("]")[0]
+        return host[1:].partition("]")[0].lower()
     name, _, port = host.rpartition(":")
-    return name if port.isdigit() else host
+    return (name if port.isdigit() else host).rstrip(".").lower()
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Return whether a local address is one that no other machine can ask."""
     return address.removeprefix("::ffff:").startswith("127.") or address == "::1"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 Headers = tuple[tuple[str, str], ...]
 TEXT: Final[Headers] = (("Content-Type", "text/plain; charset=utf-8"), ("X-Content-Type-Options", "nosniff"))
@@ -17,8 +17,9 @@ JSON: Final[Headers] = (("Content-Type", "application/json"), ("X-Content-Type-O
 class Request(NamedTuple):
     """What a handler gets: the method, and path and query as sent, still percent-encoded.
 
-    `accept` and `accept_encoding` are the headers of these names, '' when there is none; `neighbour` is the header
-    User-Agent of a client on this node, '' of any other.
+    `accept`, `accept_encoding`, `host`, `origin` and `site` (Sec-Fetch-Site) are headers, '' when there is none;
+    `neighbour` is the header User-Agent of a client on this node, '' of any other. `peer` is the client's address and
+    `local` the one that it asked, '' on a unix socket.
     """
 
     method: str
@@ -28,6 +29,11 @@ class Request(NamedTuple):
     accept_encoding: str = ""
     body: bytes = b""
     neighbour: str = ""
+    peer: str = ""
+    local: str = ""
+    host: str = ""
+    origin: str = ""
+    site: str = ""
 
 
 Pieces = AsyncGenerator[bytes, None]
@@ -37,12 +43,14 @@ class Response(NamedTuple):
     """What a handler returns; the body is left out for HEAD.
 
     A body that is a generator is sent piece by piece, as fast as the client reads; the event loop runs in between. It
-    is closed when the client goes away.
+    is closed when the client goes away. One that lasts until then has no place among the connections that come and go
+    (admission.py): whoever makes it bounds how many there are.
     """
 
     status: int
     headers: Headers
     body: bytes | Pieces
+    lasts: Literal["until sent", "until the client goes"] = "until sent"
 
 
 Handler = Callable[[Request], Response]

@@ -43,7 +43,7 @@ def metrics_pages(
 
     def all_metrics(request: Request) -> Response:
         text = metrics.render()
-        if not _takes_gzip(request.accept_encoding):
+        if not takes_gzip(request.accept_encoding):
             return Response(200, _METRICS, text)
         return Response(200, _ZIPPED, zlib.compress(text, 1, wbits=_GZIP))
 
@@ -91,7 +91,7 @@ def status_text(facts: Mapping[str, str], started: float, paths: Sequence[str], 
     return "\n".join(lines)
 
 
-def _takes_gzip(accepted: str) -> bool:
+def takes_gzip(accepted: str) -> bool:
     """Return whether an Accept-Encoding header allows gzip (RFC 9110, 12.5.3)."""
     for entry in accepted.lower().split(","):
         coding, _, parameters = entry.partition(";")

@@ -10,7 +10,7 @@ import asyncio
 import errno
 import logging
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Final
 
 from kubeproxy.errors import ApplyError
@@ -63,7 +63,7 @@ class HttpServer:
     """One handler served on one or more addresses. Made, then started and stopped on the event loop's thread.
 
     `name` is for the log, such as 'healthz'; `bind` makes its sockets; `admission` counts connections, over all servers
-    of the process.
+    of the process, but for those with an answer that lasts; `names` are those by which loopback may be asked too.
     """
 
     def __init__(
@@ -72,11 +72,13 @@ class HttpServer:
         handler: Handler,
         bind: Callable[[str, int], socket.socket] = bind,
         admission: Admission = PROCESS,
+        names: Collection[str] = (),
     ) -> None:
         self.name = name
         self._handler = handler
         self._bind = bind
         self._admission = admission
+        self._names = names
         self._sockets: list[socket.socket] = []
         self._connections: set[Connection] = set()
         self._retries: set[asyncio.Task[None]] = set()
@@ -179,7 +181,7 @@ class HttpServer:
                 loop.call_later(1, self._listen, sock)
                 return
             accepted.setblocking(False)
-            connection = Connection(self._handler, self._lost)
+            connection = Connection(self._handler, self._lost, self._admission.leave, self._names)
             self._connections.add(connection)
             # All that come by a unix socket are one client.
             self._admission.enter(connection, address[0] if isinstance(address, tuple) else "::1")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
 from kubeproxy.model.absence import Absent
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, destination_text, place_text, unpack
@@ -51,6 +51,12 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
     missing: tuple[Missing, ...] = ()
     affinity: int = 0
     fixes: tuple[str, ...] = ()
+
+
+def fields(why: Why) -> dict[str, object]:
+    """Return an answer for programs: a step by the names of its parts, not by their places."""
+    made: dict[str, object] = to_builtins(why)
+    return made | {"steps": [step._asdict() for step in why.steps]}
 
 
 class Explained(Struct, frozen=True):

@@ -7,6 +7,7 @@ import pytest
 from kubeproxy.config import Duration, KubeProxyConfiguration, build_options
 from kubeproxy.config.decode import json_fields
 from kubeproxy.config.flags import BY_NAME, FLAGS, GROUPS
+from kubeproxy.config.page import page_access
 from kubeproxy.config.pflag import KINDS, parse, shown_default
 from kubeproxy.config.types import VModuleItem
 from kubeproxy.errors import ConfigError
@@ -61,6 +62,11 @@ ROWS = [
      "a:1", 'invalid argument "a:1" for "--{}" flag: "a" is not a valid IP address'),
     ("metrics-bind-address", "ipport", "127.0.0.1:10249", "", "", "metricsBindAddress", "", "1.2.3.4:99999",
      '--{}: expected a port from 1 to 65535, got "99999"'),
+    ("page-from", "strings", "[127.0.0.0/8,::1/128]", "", "10.1.2.3/8", ".page", page_access(["10.0.0.0/8"], []),
+     "10.0.0.1", '--{}: "10.0.0.1" is no CIDR such as 10.0.0.0/8; for this address alone write 10.0.0.1/32'),
+    ("page-hosts", "strings", "[]", "", "Node-A.example.,[FD00::1]", ".page",
+     page_access(["127.0.0.0/8", "::1/128"], ["node-a.example", "fd00::1"]), "http://node-a",
+     '--{}: "http://node-a" is no name or IP address; expected node-a.example, say, no scheme and port'),
     ("bind-address-hard-fail", "bool", "false", "", "true", "bindAddressHardFail", True, *BOOL),
     ("profiling", "bool", "false", "", "true", "enableProfiling", True, *BOOL),
     ("proxy-mode", "ProxyMode", "", "", "iptables", "mode", "iptables", "ipsv",

@@ -1,0 +1,69 @@
+"""The page itself: one file of the package, sent with a policy that lets nothing run but what is in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from kubeproxy.observe.http import TEXT, Headers, Request, Response
+
+SAFE: Final[Headers] = (
+    ("Cache-Control", "no-store"),
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Referrer-Policy", "no-referrer"),
+    ("X-Frame-Options", "DENY"),
+)
+"""What every answer below /ui says to a browser."""
+_HTML: Final[Headers] = (("Content-Type", "text/html; charset=utf-8"), ("X-Content-Type-Options", "nosniff"))
+_INLINE: Final = rb"<%b(?:\s[^>]*)?>(.*?)</%b\s*>"
+
+
+class Document:
+    """The page, read when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._response: Response | None = None
+
+    def handle(self, _: Request) -> Response:
+        """Answer with the page."""
+        if self._response is None:
+            from importlib import resources  # noqa: PLC0415 - a proxy that nobody looks at does without
+
+            try:
+                self._response = page(resources.files(__package__).joinpath("page.html").read_bytes())
+            except OSError as error:
+                reason = f"page.html of the package cannot be read ({error.strerror}): install kube-proxy anew\n"
+                return Response(404, TEXT, reason.encode())
+        return self._response
+
+
+def page(html: bytes) -> Response:
+    """Return a page as it is sent: its own scripts and styles run, by their hashes, and nothing else does."""
+    policy = (
+        "default-src 'none'",
+        " ".join(["script-src", *(_hashes(html, b"script") or ["'none'"])]),
+        " ".join(["style-src", *(_hashes(html, b"style") or ["'none'"])]),
+        "connect-src 'self'",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+    return Response(200, (*_HTML, ("Content-Security-Policy", "; ".join(policy))), html)
+
+
+def _hashes(html: bytes, element: bytes) -> list[str]:
+    """Return the hashes of what stands in all elements of a kind, as CSP has them."""
+    return list(dict.fromkeys(_each(html, element)))
+
+
+def _each(html: bytes, element: bytes) -> Iterator[str]:
+    from base64 import b64encode  # noqa: PLC0415 - as above
+    from hashlib import sha256  # noqa: PLC0415
+
+    for found in re.finditer(_INLINE % (element, element), html, re.DOTALL | re.IGNORECASE):
+        # A browser hashes the text after it made one line end of the two bytes of DOS.
+        text = found[1].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        yield f"'sha256-{b64encode(sha256(text).digest()).decode()}'"

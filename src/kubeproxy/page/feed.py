@@ -1,0 +1,183 @@
+"""What open pages are told as it happens: one message for all of them, at most four times a second.
+
+Nothing runs while no page is open: the first one starts it all, and a while after the last it ends. A page that does
+not read skips messages and is greeted anew, so that it loads what it missed; nothing is kept for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+
+from kubeproxy.observer import Audience
+from kubeproxy.page.news import News
+
+MOST_PAGES: Final = 8
+PAUSE: Final = 0.25
+"""Seconds at least between two messages."""
+IDLE: Final = 1.0
+"""Seconds at most between two messages."""
+ALIVE: Final = 15.0
+"""Seconds after which a page that hears nothing gets a comment, for whatever is between us to keep the connection."""
+LINGER: Final = 3.0
+"""Seconds for which all goes on after the last page: one that is loaded or connects again finds it as it was."""
+WAITING: Final = 8
+"""Messages that may wait for a page that does not read."""
+
+_RETRY: Final = b"retry: 1000\n\n"
+_COMMENT: Final = b":\n\n"
+
+
+def event(kind: str, data: bytes) -> bytes:
+    """Return a server-sent event; the data are JSON, which has no line ends in it."""
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+
+
+class Page:
+    """An open page: what it was not sent yet, and whether it skipped something."""
+
+    def __init__(self) -> None:
+        self.behind = False
+        self._pieces: deque[bytes] = deque()
+        self._woken = asyncio.Event()
+
+    def put(self, piece: bytes) -> None:
+        """Have it sent, unless the page does not read: then it is behind."""
+        if len(self._pieces) >= WAITING:
+            self._pieces.clear()
+            self.behind = True
+        if not self.behind:
+            self._pieces.append(piece)
+        self._woken.set()
+
+    async def take(self) -> bytes:
+        """Return all that waits, a comment when nothing did for long; nothing for a page that is behind."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ALIVE):
+                await self._woken.wait()
+        self._woken.clear()
+        pieces = b"".join(self._pieces)
+        self._pieces.clear()
+        return pieces or (b"" if self.behind else _COMMENT)
+
+
+class Feed:
+    """Tells pages. Made, opened by the first page and closed on the event loop.
+
+    `facts` are those that greet a page; `listen` hands over who is to hear of changes, None for nobody any more;
+    `beside` runs while pages are open and is cancelled then, given what tells them a further kind of event.
+    """
+
+    def __init__(
+        self,
+        news: Callable[[Callable[[], None]], News],
+        facts: Callable[[], dict[str, Any]],
+        listen: Callable[[Audience | None], None],
+        beside: Callable[[Feed], Any] | None = None,
+    ) -> None:
+        self._facts = facts
+        self._listen = listen
+        self._beside = beside
+        self._pages: set[Page] = set()
+        self._stirred = asyncio.Event()
+        self.news = news(self._stirred.set)
+        self._kept: dict[str, bytes] = {}
+        self._pending: dict[str, bytes] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ending: set[asyncio.Task[None]] = set()
+        self._linger: asyncio.TimerHandle | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further page is let in."""
+        return len(self._pages) >= MOST_PAGES
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything runs for pages."""
+        return bool(self._tasks)
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """Yield what a page is sent, for as long as it is open."""
+        if self.is_full:
+            return
+        page = Page()
+        self._pages.add(page)
+        self._open()
+        try:
+            yield _RETRY + self._greeting()
+            while True:
+                piece = await page.take()
+                if page.behind:
+                    page.behind = False
+                    piece = self._greeting()
+                yield piece
+        finally:
+            self._pages.discard(page)
+            self._close_later()
+
+    def tell(self, kind: str, message: Any, *, kept: bool) -> None:
+        """Have all pages told with the next message; what is kept is told to those that come later, too."""
+        data = event(kind, message if isinstance(message, bytes) else msgspec.json.encode(message))
+        self._pending[kind] = data
+        if kept:
+            self._kept[kind] = data
+        self._stirred.set()
+
+    async def close(self) -> None:
+        """End all that runs for pages, and wait until it has ended. Pages themselves end with their connections."""
+        if self._linger is not None:
+            self._linger.cancel()
+        self._end()
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    def _greeting(self) -> bytes:
+        hello = {"facts": self._facts(), "revision": self.news.revision}
+        return event("hello", msgspec.json.encode(hello)) + b"".join(self._kept.values())
+
+    def _open(self) -> None:
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+        if self._tasks:
+            return
+        self.news.begin()
+        self._listen(self.news)
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._run())]
+        if self._beside is not None:
+            self._tasks.append(loop.create_task(self._beside(self)))
+
+    def _close_later(self) -> None:
+        if not self._pages and self._tasks and self._linger is None:
+            self._linger = asyncio.get_running_loop().call_later(LINGER, self._end)
+
+    def _end(self) -> None:
+        self._linger = None
+        self._listen(None)
+        for task in self._tasks:
+            task.cancel()
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+        self._tasks = []
+        self._kept.clear()
+        self._pending.clear()
+
+    async def _run(self) -> None:
+        """Send messages until cancelled: soon after something happened, and now and then when nothing does."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(IDLE - PAUSE):
+                    await self._stirred.wait()
+            self._stirred.clear()
+            message = msgspec.json.encode(self.news.take())
+            pieces, self._pending = [*self._pending.values()], {}
+            data = b"".join([event("now", message), *pieces])
+            for page in self._pages:
+                page.put(data)
+            await asyncio.sleep(PAUSE)

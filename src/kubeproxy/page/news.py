@@ -1,0 +1,230 @@
+"""What happened since the last message to the pages: collected as it comes, made into one message when it is time.
+
+Knows no loop and no page. Nothing here grows without bound, however much happens between two messages.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import ceil
+from typing import Any, Final, NamedTuple
+
+from kubeproxy.backlog import Standing
+from kubeproxy.errors import ApplyError
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.events import Deleted, Event, Replaced, Upserted
+from kubeproxy.model.objects import EndpointSlice, Service
+from kubeproxy.model.plan import ServiceName
+from kubeproxy.model.planner import Change, Planner
+from kubeproxy.observe.own_metrics import NETFILTER, conntrack
+from kubeproxy.page.rows import Rows, what
+
+MOST_ROWS: Final = 200
+"""Rows in a message; when more Services changed the page loads all of them anew."""
+MOST_CHANGES: Final = 20
+MOST_ARRIVALS: Final = 1 << 16
+"""Services of which it is remembered when their change arrived; of more than that nobody wants to know."""
+
+Message = dict[str, Any]
+
+
+class Happened(NamedTuple):
+    """A change that settled: at which time (since the epoch), how long after it arrived, as which revision."""
+
+    at: float
+    change: Change
+    ms: float | None
+    revision: int
+
+
+class News:
+    """Implements observer.Audience. `queued` and `standings` are the engine's.
+
+    `revision` counts what settled, from a number that was never given before: a page that knows another one has to
+    load all Services.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        rows: Rows,
+        queued: Callable[[], Mapping[ServiceName, Change]],
+        standings: Callable[[], Sequence[Standing]],
+        stirred: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.revision = 0
+        self._planner = planner
+        self._rows = rows
+        self._queued = queued
+        self._standings = standings
+        self._stirred = stirred
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._arrivals: dict[ServiceName, float] = {}
+        self._seen: dict[ServiceName, float] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what was before: nobody listened meanwhile."""
+        self.revision = max(self.revision + 1, int(self._wall_clock() * 1000))
+        self._arrivals.clear()
+        self._seen.clear()
+        self._touched: dict[ServiceName, None] = {}
+        self._recent: deque[Happened] = deque(maxlen=MOST_CHANGES)
+        self._lags: list[float] = []
+        self._count = 0
+        self._reload = False
+        self._since = self._clock()
+        self._troubles = self._trouble()
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+
+    def arrived(self, events: Iterable[Event]) -> None:
+        """See observer.Audience."""
+        now = self._clock()
+        for event in events:
+            if isinstance(event, Replaced):
+                self._reload = True
+            elif (name := self._service(event)) is not None:
+                self._touch(name)
+                if len(self._arrivals) < MOST_ARRIVALS:
+                    self._arrivals.setdefault(name, now)
+        self._stirred()
+
+    def _service(self, event: Event) -> ServiceName | None:
+        """Return the Service that an event is about."""
+        if isinstance(event, Upserted):
+            about, namespace = event.object, event.object.metadata.namespace or ""
+            if isinstance(about, Service):
+                return (namespace, about.metadata.name)
+            labels = about.metadata.labels
+            owner = labels.service_name if isinstance(about, EndpointSlice) and labels is not None else None
+            return (namespace, owner) if owner else None
+        if isinstance(event, Deleted):
+            name = (event.namespace, event.name)
+            if event.resource == "services":
+                return name
+            return self._planner.service_of(name) if event.resource == "endpointslices" else None
+        return None
+
+    def settled(self, changes: Sequence[Change]) -> None:
+        """See observer.Audience."""
+        now, at = self._clock(), self._wall_clock()
+        self.revision += 1
+        self._count += len(changes)
+        for change in changes:
+            name = change.name
+            self._touch(name)
+            arrival = self._arrivals.pop(name, None)
+            ms = None if arrival is None else (now - arrival) * 1e3
+            if ms is not None and len(self._lags) < MOST_ARRIVALS:
+                self._lags.append(ms)
+            self._seen[name] = at
+            self._recent.append(Happened(at, change, ms, self.revision))
+        self._stirred()
+
+    def refused(self, family: Family, error: ApplyError) -> None:  # noqa: ARG002 - the standings say it
+        """See observer.Audience."""
+        self._stirred()
+
+    def _touch(self, name: ServiceName) -> None:
+        # One more than is shown says that there are too many.
+        if len(self._touched) <= MOST_ROWS:
+            self._touched[name] = None
+
+    # -- what is said of it -------------------------------------------------------------------------------------------
+
+    def take(self) -> Message:
+        """Return what to say, and begin anew. `standingChanged` says that a family got or lost a trouble."""
+        now, at, queued = self._clock(), self._wall_clock(), self._queued()
+        planner = self._planner
+        waiting = len(queued) + planner.dirty
+        if not waiting:
+            self._arrivals.clear()  # what arrived and changed nothing
+        seconds, self._since = max(now - self._since, 1e-3), now
+        lags, self._lags = sorted(self._lags), []
+        count, self._count = self._count, 0
+        recent = [self._change(one) for one in self._recent]
+        self._recent.clear()
+        message: Message = {
+            "at": at,
+            "queued": waiting,
+            "changes": recent,
+            "left": count - len(recent),
+            "perSecond": round(count / seconds, 1),
+            "lagMs": _spread(lags),
+            "conntrack": _conntrack(),
+            "families": [_family(standing) for standing in self._standings()],
+        }
+        return message | self._take_rows() | {"revision": self.revision}
+
+    @staticmethod
+    def _change(one: Happened) -> Message:
+        return {
+            "at": one.at,
+            "service": "/".join(one.change.name),
+            "what": what(one.change),
+            "ms": None if one.ms is None else round(one.ms, 2),
+            "revision": one.revision,
+        }
+
+    def _take_rows(self) -> Message:
+        """Return the rows of the Services that changed, or that all have to be loaded."""
+        touched, troubles = self._touched, self._trouble()
+        self._touched = {}
+        reload = self._reload or len(touched) > MOST_ROWS or troubles != self._troubles
+        self._reload, self._troubles = False, troubles
+        if reload:
+            return {"rows": [], "gone": [], "reload": True}
+        rows, gone = [], []
+        for name in touched:
+            if self._planner.is_dirty(name):  # it settles, or comes to nothing: then its row is right
+                self._touched[name] = None
+            elif (row := self._rows.one(name, self._seen.get(name, 0.0))) is not None:
+                rows.append(row)
+            else:
+                gone.append("/".join(name))
+                self._seen.pop(name, None)
+        return {"rows": rows, "gone": gone}
+
+    def seen(self, name: ServiceName) -> float:
+        """Return when a Service was last seen to change, 0 if it was not."""
+        return self._seen.get(name, 0.0)
+
+    def _trouble(self) -> tuple[tuple[Family, bool, bool, bool], ...]:
+        """Return which families refuse, differ, or are not known to be whole: what Services' states depend on."""
+        return tuple(
+            (one.family, one.refusal is not None, one.difference is not None, one.sound_since is not None)
+            for one in self._standings()
+        )
+
+    @property
+    def troubles(self) -> object:
+        """What families' troubles were in the last message; equal when they are."""
+        return self._troubles
+
+
+def _spread(lags: Sequence[float]) -> Message | None:
+    if not lags:
+        return None
+    p50, p99 = (lags[max(0, ceil(len(lags) * share) - 1)] for share in (0.5, 0.99))
+    return {"p50": round(p50, 2), "p99": round(p99, 2), "max": round(lags[-1], 2)}
+
+
+def _family(standing: Standing) -> Message:
+    return {
+        "family": standing.family.label,
+        "refusal": standing.refusal,
+        "difference": standing.difference,
+        "soundSince": standing.sound_since,
+        "queued": standing.queued,
+    }
+
+
+def _conntrack() -> Message | None:
+    values = [int(value) for _, _, _, value in conntrack(NETFILTER)]
+    return {"count": values[0], "max": values[1]} if len(values) == 2 else None

@@ -1,0 +1,158 @@
+"""What is served below /ui/: the page, and the answers that it asks for; who may ask is in access.py.
+
+Short answers are made at once, the list of Services a hundred at a time with the event loop running in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import Any, Final
+
+import msgspec
+
+from kubeproxy.config.page import PageAccess
+from kubeproxy.control.desk import Desk
+from kubeproxy.model.plan import ServiceName
+from kubeproxy.observe.http import JSON, TEXT, Handler, Headers, Request, Response
+from kubeproxy.observe.pages import takes_gzip
+from kubeproxy.observe.state import UNWATCHED
+from kubeproxy.observe.text import clean, printable
+from kubeproxy.page.access import Content, refusal
+from kubeproxy.page.document import SAFE, Document
+from kubeproxy.page.feed import MOST_PAGES, Feed
+from kubeproxy.page.rows import Row
+from kubeproxy.seeing.question import QuestionError
+from kubeproxy.seeing.why import fields
+
+ROOT: Final = "/ui/"
+_RUN: Final = 100
+"""Services written before the loop has its turn."""
+_GZIP: Final = 31  # zlib's name for the gzip format with its largest window
+_EVENTS: Final[Headers] = (("Content-Type", "text/event-stream"), ("X-Content-Type-Options", "nosniff"))
+
+
+def page_pages(
+    access: PageAccess, desk: Desk, feed: Feed, row: Callable[[ServiceName], Row | None]
+) -> dict[str, Handler]:
+    """Return the routes of the page, none when nobody may see it."""
+    if not access.networks:
+        return {}
+    document = Document()
+    answers = {
+        "facts": lambda _: _json(facts(desk)),
+        "services": lambda request: _services(request, desk, feed, row),
+        "service": lambda request: _service(request, desk),
+        "why": lambda request: _why(request, desk),
+        "events": lambda request: _events(request, feed),
+    }
+
+    def moved(_: Request) -> Response:
+        # Relative, for whoever puts it below a path of their own.
+        return Response(301, (*TEXT, ("Location", "ui/")), b"see ui/\n")
+
+    pages: dict[str, Handler] = {ROOT[:-1]: moved, ROOT: document.handle}
+    guarded = {path: _guarded(access, Content.PAGE, handler) for path, handler in pages.items()}
+    return guarded | {
+        f"{ROOT}api/{name}": _guarded(access, Content.STATE, handler) for name, handler in answers.items()
+    }
+
+
+def facts(desk: Desk) -> dict[str, Any]:
+    """Return what holds for the whole proxy, as the page has it."""
+    found = desk.facts()
+    return {
+        "node": found.world.node_name,
+        "version": found.version,
+        "mode": found.mode,
+        "pid": found.pid,
+        "started": found.started,
+        "services": found.services,
+        "endpointSlices": found.endpoint_slices,
+        "ready": not found.unready,
+        "unready": found.unready,
+        "connectionCounters": found.world.connections == "counted",
+    }
+
+
+def _guarded(access: PageAccess, content: Content, handler: Handler) -> Handler:
+    def checked(request: Request) -> Response:
+        why = refusal(access, request, content)
+        response = handler(request) if why is None else _refused(403, why)
+        return response._replace(headers=(*response.headers, *SAFE))
+
+    return checked
+
+
+def _json(value: Any) -> Response:
+    return Response(200, JSON, msgspec.json.encode(value))
+
+
+def _refused(status: int, text: str) -> Response:
+    return Response(status, TEXT, f"{printable(clean(text))}\n".encode())
+
+
+def _parameters(request: Request) -> dict[str, str]:
+    from urllib.parse import parse_qsl  # noqa: PLC0415 - a proxy that nobody asks does without
+
+    return dict(parse_qsl(request.query, keep_blank_values=True))
+
+
+def _service(request: Request, desk: Desk) -> Response:
+    namespace, _, name = _parameters(request).get("name", "").rpartition("/")
+    made = desk.detail((namespace or "default", name))
+    if made is None:
+        return _refused(404, f"no Service {namespace or 'default'}/{name} that is watched: {UNWATCHED}")
+    return _json(made)
+
+
+def _why(request: Request, desk: Desk) -> Response:
+    given = _parameters(request)
+    try:
+        made = desk.why(given.get("from", ""), given.get("to", ""), given.get("interface", ""))
+    except QuestionError as error:
+        return _refused(400, str(error))
+    # What the kernel has is the command's business: reading it would hold the proxy up.
+    return _json({"why": fields(made.why), "kernel": [], "probes": []})
+
+
+def _events(request: Request, feed: Feed) -> Response:
+    if feed.is_full:
+        return _refused(503, f"{MOST_PAGES} pages are open already: close one of them")
+    if request.method == "HEAD":
+        return Response(200, _EVENTS, b"")
+    return Response(200, _EVENTS, feed.stream(), lasts="until the client goes")
+
+
+def _services(request: Request, desk: Desk, feed: Feed, row: Callable[[ServiceName], Row | None]) -> Response:
+    pieces = _listed(desk.names, feed.news.revision, row)
+    if not takes_gzip(request.accept_encoding):
+        return Response(200, JSON, pieces)
+    return Response(200, (*JSON, ("Content-Encoding", "gzip")), _zipped(pieces))
+
+
+async def _listed(
+    names: list[ServiceName], revision: int, row: Callable[[ServiceName], Row | None]
+) -> AsyncGenerator[bytes, None]:
+    yield b'{"revision":%d,"services":[' % revision
+    first = True
+    for start in range(0, len(names), _RUN):
+        rows = _encoded(filter(None, map(row, names[start : start + _RUN])))
+        if rows:
+            yield rows if first else b"," + rows
+            first = False
+        await asyncio.sleep(0)
+    yield b"]}\n"
+
+
+def _encoded(rows: Iterable[Row]) -> bytes:
+    """Return rows as the inside of a JSON list."""
+    return msgspec.json.encode(list(rows))[1:-1]
+
+
+async def _zipped(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    packer = zlib.compressobj(1, wbits=_GZIP)
+    async for piece in pieces:
+        yield packer.compress(piece)
+    yield packer.flush()

@@ -1,0 +1,63 @@
+"""Services as the page lists them: a short row for each, as there may be 10,000 of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from kubeproxy.model.plan import NOTHING, ServiceName
+from kubeproxy.model.planner import Change, Planner
+from kubeproxy.seeing.listing import addresses, changed_at, endpoints, flags
+
+Row = tuple[str, str, int, int, str, str, list[str], float]
+"""Name, state, ready and all endpoints, type, letters of its policies, addresses, and when it last changed."""
+
+_LEAVING: Final = {"deleting": "pending"}
+"""States of /debug/state that the page has no word of its own for."""
+
+
+class Rows:
+    """Makes rows. `verdict` says the state of a Service, None for one that is unknown (observe/state.py)."""
+
+    def __init__(self, planner: Planner, verdict: Callable[[ServiceName], tuple[str, str] | None]) -> None:
+        self._planner = planner
+        self._verdict = verdict
+
+    def of(self, names: Iterable[ServiceName]) -> Iterator[Row]:
+        """Yield the rows of those of these Services that are known."""
+        return (row for name in names if (row := self.one(name)) is not None)
+
+    def one(self, name: ServiceName, seen: float = 0.0) -> Row | None:
+        """Return the row of a Service, None for one that is gone; `seen` is when it was seen to change, if it was."""
+        verdict = self._verdict(name)
+        if verdict is None:
+            return None
+        planner = self._planner
+        service = planner.services.get(name)
+        slices = planner.slices.get(name, {}).values()
+        plans = planner.compiled.get(name, NOTHING).plans
+        count = endpoints(slices)
+        return (
+            f"{name[0]}/{name[1]}",
+            _LEAVING.get(verdict[0], verdict[0]),
+            count.ready,
+            count.total,
+            (service.spec.type or "ClusterIP") if service is not None else "",
+            flags(plans, slices),
+            list(addresses(plans)),
+            max(seen, changed_at(service, slices)),
+        )
+
+
+def what(change: Change) -> str:
+    """Return what a change is, in a few words."""
+    before, after = change.before.plans, change.after.plans
+    if not before or not after:
+        return "added" if after else "removed" if before else "changed"
+    if [plan.frontends for plan in before] != [plan.frontends for plan in after]:
+        return "addresses or ports"
+    old, new = ({one for plan in plans for one in (*plan.cluster, *plan.local)} for plans in (before, after))
+    words = [f"{sign}{len(some)}" for sign, some in (("+", new - old), ("-", old - new)) if some]
+    if words:
+        return f"endpoints {' '.join(words)}, {len(new)} now"
+    return "policy" if before != after else "health check port"

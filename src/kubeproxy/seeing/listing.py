@@ -1,0 +1,91 @@
+"""A Service in few words: where it answers, how many endpoints it has, which policies it has. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import NamedTuple
+
+from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, place_text
+from kubeproxy.model.endpoints import Slice
+from kubeproxy.model.objects import Service
+from kubeproxy.model.plan import Frontend, Policy, ServicePlan
+
+
+class Count(NamedTuple):
+    """Endpoints by address and port: those that are ready, and all."""
+
+    ready: int
+    total: int
+
+
+def frontend_text(frontend: Frontend) -> str:
+    """Return where clients find a frontend, as 10.96.0.10:53/udp; a NodePort is on any address, *."""
+    where = place_text(frontend.address, frontend.port) if frontend.address else f"*:{frontend.port}"
+    return f"{where}/{PROTOCOL_NAMES[frontend.protocol].lower()}"
+
+
+def addresses(plans: Iterable[ServicePlan]) -> Iterator[str]:
+    """Yield where clients find a Service."""
+    for plan in plans:
+        for frontend in plan.frontends:
+            yield frontend_text(frontend)
+
+
+def endpoints(slices: Iterable[Slice]) -> Count:
+    """Count the endpoints of a Service's slices. What stands in two slices while it moves counts once."""
+    pieces = list(slices)
+    if len(pieces) == 1 and pieces[0].particular is None:  # nearly always
+        count = sum(map(len, pieces[0].destinations))
+        return Count(count, count)
+    ready: set[bytes] = set()
+    known: set[bytes] = set()
+    for piece in pieces:
+        if piece.particular is None:
+            for destinations in piece.destinations:
+                ready.update(destinations)
+            continue
+        for port in piece.ports:
+            number = PORT_BYTES[port.port]
+            known.update([one.address + number for one in piece.particular])
+            ready.update([one.address + number for one in piece.particular if one.ready])
+    return Count(len(ready), len(known | ready))
+
+
+def flags(plans: Iterable[ServicePlan], slices: Iterable[Slice]) -> str:
+    """Return letters for what is not usual: L and l for Local policies, external and internal, A for affinity, and H
+    for hints that leave ready endpoints out.
+    """
+    found = dict.fromkeys("LlAH", False)
+    hinted = [piece for piece in slices if piece.particular and any(e.zones or e.nodes for e in piece.particular)]
+    for plan in plans:
+        found["L"] |= plan.policies.external is Policy.LOCAL and plan.accessible
+        found["l"] |= plan.policies.internal is Policy.LOCAL
+        found["A"] |= plan.affinity > 0
+        if hinted and plan.cluster and not found["H"]:
+            found["H"] = any(destination not in plan.cluster for destination in _ready(plan, hinted))
+    return "".join(letter for letter, is_so in found.items() if is_so)
+
+
+def _ready(plan: ServicePlan, slices: Iterable[Slice]) -> Iterator[bytes]:
+    key = plan.key
+    for piece in slices:
+        for port in piece.ports:
+            if piece.family is key.family and (port.name, port.protocol) == (key.port_name, key.protocol):
+                yield from (e.address + PORT_BYTES[port.port] for e in piece.particular or () if e.ready)
+
+
+def changed_at(service: Service | None, slices: Iterable[Slice]) -> float:
+    """Return when a Service last changed as far as its objects say, in seconds since the epoch; 0 for unknown.
+
+    That is when it was made, or when what led to the last version of a slice happened.
+    """
+    made = service.metadata.creation_timestamp if service is not None else None
+    return max((_seconds(text) for text in (made, *(piece.triggered for piece in slices)) if text), default=0.0)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0
