@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from support.places import ROOT
 
-DOCUMENTS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+_AT_THE_TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+DOCUMENTS = (*(ROOT / name for name in _AT_THE_TOP), *sorted((ROOT / "docs").glob("*.md")))
 
 _HEADING = re.compile(r"(#+) +(.*)")
 _SPAN = re.compile(r"`([^`]+)`")
