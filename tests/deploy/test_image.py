@@ -89,3 +89,16 @@ def test_labels() -> None:
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
     assert labels["org.opencontainers.image.version"] == "${VERSION}"
     assert ("ARG", f"VERSION={__version__}") in instructions()
+
+
+def test_no_processor_is_named() -> None:
+    """One recipe for amd64 and arm64: neither paths nor hashes nor packages of one of them."""
+    assert not re.search(r"amd64|arm64|x86_64|aarch64|linux-gnu", DOCKERFILE)
+    # Not every processor's Debian has /lib64.
+    assert "cp -a /bin /sbin /lib /lib64" not in DOCKERFILE
+
+
+def test_the_bill_of_materials_is_made_of_what_is_in_the_image() -> None:
+    (made,) = (rest for word, rest in instructions() if word == "RUN" and "sbom.py" in rest)
+    assert "/image/var/lib/dpkg/status" in made
+    assert "/image/opt/kube-proxy/lib" in made
