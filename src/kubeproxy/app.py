@@ -71,7 +71,7 @@ def run(options: Options) -> int:
         log.warning("%s", notice)
     mode = modes.named(config.active_mode)
     operations = mode.operations()
-    settings = host.settings(config, options.connections)
+    settings = host.settings(config, options.connections, options.orphans)
     operations.check(config, settings.families)
     host.check_families(settings)
     host.check_nodeport_addresses(config)
@@ -156,6 +156,7 @@ def _bare(settings: Settings) -> Globals:
     return Globals(
         settings.node_name,
         connections=settings.connections,
+        orphans=settings.orphans,
         ipv4=ours.get(Family.IPV4),
         ipv6=ours.get(Family.IPV6),
     )
@@ -255,6 +256,8 @@ class App:
             ",".join(f.label for f in self._settings.families),
         )
         self._events.record(self._node, "Normal", "Starting", "StartKubeProxy", "")
+        if self._options.idle:
+            self._events.record(self._node, "Warning", "FlagWithoutEffect", "StartKubeProxy", self._options.idle)
         if (old := self._mode.deprecation) is not None:
             self._events.record(self._node, "Warning", old.reason, "StartKubeProxy", old.note)
         try:

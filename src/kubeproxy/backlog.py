@@ -47,13 +47,15 @@ def retries() -> Backoff:
 class Backlog:
     """The changes that are queued for one family: all since its kernel was last known to be right.
 
-    `stale` says that everything is to be compared with the kernel, `resting` that it refused and its time has not come.
+    `stale` says that everything is to be compared with the kernel, `besides` that there is something to write beside
+    what changed of Services, `resting` that it refused and its time has not come.
     """
 
     def __init__(self, family: Family, clock: Callable[[], float] = time.time) -> None:
         self.family = family
         self.changes: dict[ServiceName, Change] = {}
         self.stale = True
+        self.besides = False
         self.resting = False
         self._backoff = retries()
         self._clock = clock
@@ -85,6 +87,7 @@ class Backlog:
             if self._sound_since is None:  # so this was a full sync
                 self._sound_since = self._inspected_at = now
         self.changes.clear()
+        self.besides = False
         self._backoff.succeeded()
 
     def refused(self, why: str) -> float:

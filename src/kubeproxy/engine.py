@@ -16,13 +16,14 @@ from datetime import UTC, datetime
 
 from msgspec import Struct
 
-from kubeproxy.backends.mode import Backend, Difference
+from kubeproxy.backends.mode import Backend, Difference, Resetting
 from kubeproxy.backlog import Backlog, Standing, note, retries
 from kubeproxy.errors import ApplyError, ChangedByOthersError, Unsupported
 from kubeproxy.inspection import Inspector
 from kubeproxy.intake import Intake
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event
+from kubeproxy.model.gone import Departures
 from kubeproxy.model.plan import NOTHING, Compiled, Globals, ServiceName, ServicePlan
 from kubeproxy.model.planner import Change, Counts, Planner
 from kubeproxy.model.world import Settings, Surroundings, build, pod_cidrs
@@ -54,7 +55,7 @@ class Engine:
         node_patience: float = NODE_PATIENCE,
     ) -> None:
         self.settings = settings
-        self.planner = Planner(build(settings, Surroundings()))
+        self.planner = Planner(build(settings, Surroundings()), Departures() if settings.orphans == "reset" else None)
         self.ready = asyncio.Event()
         self._backends = backends
         self._families = [backend.family for backend in backends]
@@ -72,6 +73,7 @@ class Engine:
         self._started = time.monotonic()
         self._surroundings_changed = True
         self._world: Globals | None = None  # what the backends were given, nothing at first
+        self._look_at = 0.0  # when endpoints may be gone for good
         self._queued = False
         self._begun = False
         self._never_committed = set(self._families)
@@ -235,7 +237,7 @@ class Engine:
             backlog = self._backlogs[backend.family]
             if backlog.resting:
                 continue
-            if backlog.changes or backlog.stale or world_changed:
+            if backlog.changes or backlog.stale or backlog.besides or world_changed:
                 if not await self._commit(backend, backlog, fresh, world_changed):
                     continue
             elif queued:  # what was queued came to nothing: that is up to date as well
@@ -260,7 +262,20 @@ class Engine:
                 backlog.add(changes)
             for change in changes:
                 note(self._unsettled, change)
+        if self.planner.departures is not None:
+            self._look_for(self.planner.departures)
         return fresh
+
+    def _look_for(self, departures: Departures) -> None:
+        """Tell the backends which endpoints are gone for good; come back when others may be."""
+        now = time.monotonic()
+        departed = departures.look(now, self.planner.services)
+        for backend in self._backends:
+            if isinstance(backend, Resetting) and backend.depart(departed, departures.in_use):
+                self._backlogs[backend.family].besides = True
+        if departures.due is not None and departures.due != self._look_at:
+            self._look_at = departures.due
+            asyncio.get_running_loop().call_later(departures.due - now, self._wake.set)
 
     async def _commit(self, backend: Backend, backlog: Backlog, fresh: Sequence[Change], world_changed: bool) -> bool:
         """Bring one family up to date; return whether the kernel took it."""

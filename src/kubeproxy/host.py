@@ -20,7 +20,7 @@ from kubeproxy.kernel.addresses import local_addresses
 from kubeproxy.kernel.sysctl import ConntrackConfig, apply_settings, conntrack_settings
 from kubeproxy.model.addresses import Family, family_of, pack, parse_networks
 from kubeproxy.model.objects import Node
-from kubeproxy.model.plan import Connections
+from kubeproxy.model.plan import Connections, Orphans
 from kubeproxy.model.world import LocalMode, Settings, pod_cidrs
 
 log = logging.getLogger("kubeproxy.host")
@@ -54,7 +54,9 @@ def families(primary: Family, proc: Path = Path("/proc")) -> tuple[Family, ...]:
     return found
 
 
-def settings(config: KubeProxyConfiguration, connections: Connections = "uncounted") -> Settings:
+def settings(
+    config: KubeProxyConfiguration, connections: Connections = "uncounted", orphans: Orphans = "left"
+) -> Settings:
     """Return what the configuration, the flags beside it and this host say about the node. Raises Unsupported."""
     bind = pack(config.bind_address) or b"\0\0\0\0"
     return Settings(
@@ -70,6 +72,7 @@ def settings(config: KubeProxyConfiguration, connections: Connections = "uncount
         masquerade_all=config.masquerade_all,
         masquerade_mark=1 << config.masquerade_bit,
         connections=connections,
+        orphans=orphans if "reset-gone-endpoints" in config.of_mode.beyond else "left",
         external_ips="served" if gate_enabled(config.feature_gates, "AllowServiceExternalIPs") else "ignored",
     )
 

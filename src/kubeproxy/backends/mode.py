@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from importlib import import_module
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from kubeproxy.backends.examination import Examiner
 from kubeproxy.config.modes.description import ModeConfig
@@ -21,6 +21,7 @@ from kubeproxy.kernel.firewalls import Chain, RuleChain
 from kubeproxy.kernel.tracked import DESTINATION_TRANSLATED
 from kubeproxy.kernel.xtables import Commands
 from kubeproxy.model.addresses import Family
+from kubeproxy.model.gone import Departed
 from kubeproxy.model.habits import Habits
 from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
 
@@ -72,6 +73,17 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Let go of the kernel; the rules stay."""
+
+
+@runtime_checkable
+class Resetting(Protocol):
+    """A backend that resets connections to endpoints that are gone."""
+
+    def depart(self, departed: Departed, in_use: Callable[[bytes], bool]) -> bool:
+        """Take in what the next sync or resync is to write; return whether there is anything.
+
+        `in_use` says of a packed address whether an endpoint has it, whenever asked.
+        """
 
 
 Keeps = Callable[[Commands, str, str], bool]

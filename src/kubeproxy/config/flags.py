@@ -98,6 +98,9 @@ FLAGS = (
     Flag("connection-counters", "bool", "false", BACKEND, "",
          "Count the connections that each endpoint gets, in the kernel; nftables mode alone can. It costs memory on"
          " nodes with many processors. (Not in the Go kube-proxy.)"),
+    Flag("reset-gone-endpoints", "bool", "false", BACKEND, "",
+         "Reset connections of a Service's clients to endpoints that were terminating and are gone; nftables mode alone"
+         " can. (Not in the Go kube-proxy.)"),
     Flag("iptables-masquerade-bit", "int32", "14", BACKEND, "iptables.masqueradeBit",
          "The bit of the firewall mark for packets to masquerade, from 0 to 31."),
     Flag("iptables-localhost-nodeports", "bool", "true", BACKEND, "iptables.localhostNodePorts",
@@ -189,6 +192,7 @@ BY_NAME = {flag.name: flag for flag in FLAGS}
 _KEPT = (
     "config write-config-to manifests control-socket page-from page-hosts connection-counters cleanup init-only master"
     " hostname-override version help"
+    " reset-gone-endpoints"
 )
 KEPT_WITH_CONFIG = frozenset(_KEPT.split()) | {
     flag.name for flag in FLAGS if flag.group in (LOGGING, LEGACY) and not flag.name.endswith("-port")

@@ -25,7 +25,10 @@ from kubeproxy.config.types import KubeProxyConfiguration, VModuleItem
 from kubeproxy.config.validate import validate
 from kubeproxy.config.write import with_values
 from kubeproxy.errors import ConfigError
-from kubeproxy.model.plan import Connections
+from kubeproxy.model.plan import Connections, Orphans
+
+_BEYOND = ("connection-counters", "reset-gone-endpoints")
+"""Flags of ours that only some modes can do something for."""
 
 
 def _unchanged(config: KubeProxyConfiguration) -> KubeProxyConfiguration:
@@ -37,9 +40,9 @@ class Options(Struct, frozen=True, kw_only=True):
 
     config is complete and valid, flags applied. config_file, master, manifests and write_config_to are "" when not
     given; control_socket is where commands ask, "" for nowhere; page says who may see the page; connections says
-    whether the kernel is to count those of each endpoint. flags are all flags with their values, for /flagz.
-    resolve puts the flags that outrank a configuration file over what a newly read file says; notices are to be shown
-    to the user.
+    whether the kernel is to count those of each endpoint, orphans what becomes of those whose endpoint is gone. idle
+    says which flags have no effect, "" for none. flags are all flags with their values, for /flagz. resolve puts the
+    flags that outrank a configuration file over what a newly read file says; notices are to be shown to the user.
     """
 
     config: KubeProxyConfiguration = field(default_factory=KubeProxyConfiguration)
@@ -49,6 +52,8 @@ class Options(Struct, frozen=True, kw_only=True):
     control_socket: str = ""
     page: PageAccess = PageAccess()
     connections: Connections = "uncounted"
+    orphans: Orphans = "left"
+    idle: str = ""
     cleanup: bool = False
     init_only: bool = False
     write_config_to: str = ""
@@ -75,9 +80,8 @@ def build_options(line: CommandLine) -> Options:
         return config
 
     config = resolve(load_file(file)) if file else _from_flags(given, host)
-    counted = given.get("connection-counters", False)
-    if counted and not config.of_mode.counts_connections:
-        notices.append(f"--connection-counters has no effect in mode {config.of_mode.name}")
+    idle = _idle(given, config.of_mode)
+    notices += [idle] if idle else []
     return Options(
         config=config,
         config_file=file,
@@ -85,7 +89,9 @@ def build_options(line: CommandLine) -> Options:
         manifests=given.get("manifests", ""),
         control_socket=given.get("control-socket", BY_NAME["control-socket"].default),
         page=page_access(_listed(given, "page-from"), _listed(given, "page-hosts")),
-        connections="counted" if counted else "uncounted",
+        connections="counted" if given.get("connection-counters") else "uncounted",
+        idle=idle,
+        orphans="reset" if given.get("reset-gone-endpoints") else "left",
         cleanup=given.get("cleanup", False),
         init_only=given.get("init-only", False),
         write_config_to=given.get("write-config-to", ""),
@@ -99,6 +105,13 @@ def _listed(given: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """The values of a flag that takes several, or of its default."""
     values: tuple[str, ...] = given.get(name, KINDS["strings"].parse(BY_NAME[name].default))
     return values
+
+
+def _idle(given: Mapping[str, Any], mode: ModeConfig) -> str:
+    """The flags that the mode can do nothing for, in a sentence; "" for none."""
+    idle = [f"--{name}" for name in _BEYOND if given.get(name) and name not in mode.beyond]
+    verb = "have" if len(idle) > 1 else "has"
+    return f"{' and '.join(idle)} {verb} no effect in mode {mode.name}" if idle else ""
 
 
 def _hostname(given: Mapping[str, Any]) -> str:

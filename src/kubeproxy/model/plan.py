@@ -268,6 +268,10 @@ Connections = Literal["counted", "uncounted"]
 """Whether the kernel counts the connections that it sends to each endpoint, where the mode can."""
 
 
+Orphans = Literal["left", "reset"]
+"""What becomes of connections whose endpoint is gone: they are left alone, as by the Go kube-proxy, or reset."""
+
+
 class Globals(Struct, frozen=True):
     """What holds for all Services: the node and the configuration."""
 
@@ -277,6 +281,7 @@ class Globals(Struct, frozen=True):
     masquerade_mark: int = 0x4000
     external_ips: ExternalIPs = "served"
     connections: Connections = "uncounted"
+    orphans: Orphans = "left"
     ipv4: FamilyGlobals | None = FamilyGlobals()
     ipv6: FamilyGlobals | None = FamilyGlobals()
 

@@ -15,6 +15,7 @@ from kubeproxy.model.claims import Claimant, Claims, Right
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.endpoints import Slice, parse_slice
 from kubeproxy.model.events import Deleted, Event, Rejected, Replaced, Upserted
+from kubeproxy.model.gone import Departures
 from kubeproxy.model.objects import EndpointSlice, Node, Object, Resource, Service
 from kubeproxy.model.plan import (
     NODEPORT_KEY,
@@ -63,11 +64,13 @@ class Counts(Struct):
 class Planner:
     """Holds the objects, reduced to what is used, and the last plan of each Service.
 
+    `departures` has who left for good, None unless that is asked for.
     Nodes are not level-triggered, on purpose: one that is deleted stays as it was (see `remembering`).
     """
 
-    def __init__(self, world: Globals) -> None:
+    def __init__(self, world: Globals, departures: Departures | None = None) -> None:
         self.world = world
+        self.departures = departures
         self.services: dict[ServiceName, Service] = {}
         self.slices: dict[ServiceName, dict[str, Slice]] = {}
         self.nodes: dict[str, Node] = {}
@@ -307,8 +310,11 @@ class Planner:
         if previous is not None and previous != owner:
             self._drop_slice(name)
         siblings = self.slices.setdefault(owner, {})
-        if siblings.get(name[1]) == parsed:
+        before = siblings.get(name[1])
+        if before == parsed:
             return
+        if self.departures is not None:
+            self.departures.replace(owner, before, parsed)
         siblings[name[1]] = parsed
         self._service_of[name] = owner
         self.counts.endpoints += 1
@@ -319,6 +325,8 @@ class Planner:
         if owner is None:
             return
         siblings = self.slices[owner]
+        if self.departures is not None:
+            self.departures.replace(owner, siblings[name[1]], None)
         del siblings[name[1]]
         if not siblings:
             del self.slices[owner]

@@ -22,7 +22,7 @@ from kubeproxy.model.addresses import (
     within,
 )
 from kubeproxy.model.objects import Node, NodeAddress, NodeSpec, NodeStatus
-from kubeproxy.model.plan import Connections, Detector, ExternalIPs, FamilyGlobals, Globals, Loopback
+from kubeproxy.model.plan import Connections, Detector, ExternalIPs, FamilyGlobals, Globals, Loopback, Orphans
 
 LocalMode = Literal["ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"]
 PRIMARY = "primary"
@@ -48,6 +48,7 @@ class Settings(Struct, frozen=True):
     masquerade_mark: int = 0x4000
     external_ips: ExternalIPs = "served"
     connections: Connections = "uncounted"
+    orphans: Orphans = "left"
 
 
 class Surroundings(NamedTuple):
@@ -70,6 +71,7 @@ def build(settings: Settings, around: Surroundings) -> Globals:
         masquerade_mark=settings.masquerade_mark,
         external_ips=settings.external_ips,
         connections=settings.connections,
+        orphans=settings.orphans,
         ipv4=parts.get(Family.IPV4),
         ipv6=parts.get(Family.IPV6),
     )

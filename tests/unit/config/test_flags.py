@@ -73,6 +73,7 @@ ROWS = [
      '--{}: expected nftables, iptables, ipvs, userspace, or "" for nftables, got "ipsv"'),
     ("masquerade-all", "bool", "false", IPVS, "true", "iptables.masqueradeAll", True, *BOOL),
     ("connection-counters", "bool", "false", "", "true", ".connections", "counted", *BOOL),
+    ("reset-gone-endpoints", "bool", "false", "", "true", ".orphans", "reset", *BOOL),
     ("iptables-masquerade-bit", "int32", "14", "", "0", "iptables.masqueradeBit", 0, "32",
      "--{}: must be from 0 to 31, got 32"),
     ("iptables-localhost-nodeports", "bool", "true", "", "false", "iptables.localhostNodePorts", False, *BOOL),

@@ -7,8 +7,9 @@ the ruleset. Blocking calls, all short: the engine yields between the batches.
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kubeproxy.backends.ahead import Ahead
@@ -16,6 +17,7 @@ from kubeproxy.backends.elements import altered, difference, inspected
 from kubeproxy.backends.mode import Depth, Difference
 from kubeproxy.backends.nftables import affinity, audit
 from kubeproxy.backends.nftables.counting import Counting
+from kubeproxy.backends.nftables.gone import GONE, GoneEndpoints
 from kubeproxy.backends.nftables.handover import groups
 from kubeproxy.backends.nftables.layout import SHARED, TABLE, VERDICT_MAPS, ChainName, SetId
 from kubeproxy.backends.nftables.numbering import Numbers
@@ -27,6 +29,7 @@ from kubeproxy.backends.nftables.text import element_lines, interval_lines
 from kubeproxy.errors import ApplyError, ChangedByOthersError
 from kubeproxy.kernel import nfnetlink
 from kubeproxy.model.addresses import Range
+from kubeproxy.model.gone import Departed
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
 
 log = logging.getLogger("kubeproxy.nftables")
@@ -50,6 +53,8 @@ class NftablesBackend:
         self.family = family = table.family
         self._table = table
         self._counting = counting
+        self._gone = GoneEndpoints(family) if world.orphans == "reset" else None
+        self._in_use: Callable[[bytes], bool] = lambda _: False
         self._is_whole = False  # what is placed is all that the table has
         self._ruleset = Ruleset(family, world)
         self._ours = world.of(family) or FamilyGlobals()
@@ -79,6 +84,11 @@ class NftablesBackend:
         self._ruleset = ruleset
         return changed
 
+    def depart(self, departed: Departed, in_use: Callable[[bytes], bool]) -> bool:
+        """See backends.mode.Resetting."""
+        self._in_use = in_use
+        return self._gone is not None and self._gone.note(departed, time.monotonic())
+
     # -- incremental ------------------------------------------------------------------------------------------------
 
     def sync(self, changes: Iterable[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> Iterator[int]:
@@ -86,6 +96,7 @@ class NftablesBackend:
 
         Raises ApplyError; what was yielded for is in the kernel, the rest is as it was.
         """
+        self._spare_taken()
         batch = self._batch()
         with Ahead(self._commit) as ahead:
             for group in groups(changes, self._placed):
@@ -103,8 +114,21 @@ class NftablesBackend:
                     batch = self._batch()
             yield from ahead.settled()
         yield self._commit(batch) + self._sync_globals()
+        self._reset_gone()
         if _weight(self._chains) > self._prune_at:
             self._prune()
+
+    def _spare_taken(self) -> None:
+        """Let connections to addresses that are taken again be."""
+        if self._gone is not None and (messages := self._gone.removal()):
+            self._transact(messages)
+            self._gone.removed()
+
+    def _reset_gone(self) -> None:
+        """Reset connections to endpoints that nothing leads to any more."""
+        if self._gone is not None and (messages := self._gone.additions(time.monotonic())):
+            self._transact(messages)
+            self._gone.added()
 
     def _change(self, batch: _Batch, before: tuple[Placed, ...], after: tuple[Placed, ...]) -> None:
         batch.transaction.next_service()
@@ -211,16 +235,22 @@ class NftablesBackend:
         self._numbers.compare([(item.plan.key, item.number) for item in had])
         self._placed = {}
         if header is None:
+            self._lost()
             self._load()
             yield from self.sync(wanted.items())
         elif not header.dormant and header.comment == self._ruleset.comment() and self._intact():
             self._chains = audit.affinity_chains(self._table)
             actual = audit.elements(self._table, self._ruleset.layout.shapes)
+            if self._gone is not None:
+                self._gone.found(self._table.elements(GONE), self._in_use, time.monotonic())
+                self._spare_taken()
             self._nodeport_ips = frozenset(actual.pop(SetId.NODEPORT_IPS))
             self._service_cidrs, self._service_cidr_edges = None, audit.service_cidrs(self._table)
             yield from self._adopt(wanted, actual)
         else:
+            self._lost()
             yield self._replace(wanted)
+        self._reset_gone()
         self._numbers.compared()
         self._is_whole = True
 
@@ -235,6 +265,11 @@ class NftablesBackend:
         self._signature = audit.signature(self._table)
         if self._table.generation() != self._generation and not self._intact():
             raise ChangedByOthersError(altered(self._ruleset.name))
+
+    def _lost(self) -> None:
+        """Take in that the table is another one now, without any endpoint that is gone."""
+        if self._gone is not None:
+            self._gone.found((), self._in_use, time.monotonic())
 
     def _load(self) -> None:
         """Make the table, empty of Services."""

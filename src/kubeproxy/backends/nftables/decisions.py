@@ -21,6 +21,8 @@ _WORDS: Final = {
     "cluster-ips-check": "whether a cluster IP has this port",
     "localhost-nodeports-check": "NodePorts do not answer on loopback",
     "refuse-localhost": "NodePorts do not answer on loopback",
+    "gone-endpoints-check": "whether the connection's endpoint is gone",
+    "reset-gone": "its endpoint is gone: reset",
     "refuse": "nobody serves it: refused",
     "nat-prerouting": "of what comes in",
     "nat-output": "of what this node sends",

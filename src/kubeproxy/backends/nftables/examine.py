@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from kubeproxy.backends.examination import Finding, Kind, Plans
+from kubeproxy.backends.nftables.gone import GONE, endpoint_key
 from kubeproxy.backends.nftables.layout import (
     ENDPOINT_MAPS,
     POOL_MAPS,
@@ -33,7 +34,7 @@ from kubeproxy.backends.table_view import complete, nodeport_findings, rule_find
 from kubeproxy.errors import Unsupported
 from kubeproxy.kernel.listening import Listening, listening
 from kubeproxy.kernel.nft_lookup import Entries
-from kubeproxy.model.addresses import Family, pack, unpack
+from kubeproxy.model.addresses import Family, destination_text, pack, unpack
 from kubeproxy.model.plan import FamilyGlobals, Globals, Loopback, Pool, ServiceName, ServicePlan
 
 Actual = Mapping[str, Entries]
@@ -110,6 +111,7 @@ class NftablesExaminer:
         comparison = _Comparison(self._words, actual)
         comparison.reserve(self._numbers_of_others(wanted.values()))
         yield from comparison.all_of(wanted)
+        yield from self._gone(plans)
         yield from self._relayed(wanted)
 
     def _looked_up(self, wanted: Iterable[_Wanted]) -> Actual:
@@ -161,6 +163,7 @@ class NftablesExaminer:
         answering = frozenset(self._ours.nodeport_ips or ())
         yield from nodeport_findings(answering, nodeport_ips, self._words.where(SetId.NODEPORT_IPS))
         yield from self._skeleton()
+        yield from self._gone(wanted)
         yield from self._relayed(parts)
 
     # -- the table itself -------------------------------------------------------------------------------------------
@@ -190,6 +193,17 @@ class NftablesExaminer:
         if wanted.service_cidrs != present.service_cidrs:
             ranges = ", ".join(f"{unpack(a)} to {unpack(b)}" for a, b in self._ours.service_cidrs) or "none"
             yield Finding(None, Kind.DIFFERENT, "the ServiceCIDRs", f"set {SERVICE_CIDRS} of {where}", ranges, "others")
+
+    def _gone(self, wanted: Plans) -> Iterator[Finding]:
+        """Look for endpoints that are known as gone though a Service has them."""
+        if self._world.orphans != "reset" or not (gone := set(map(endpoint_key, self._view.elements(GONE)))):
+            return
+        for name, plans in wanted.items():
+            for plan in plans:
+                for destination in plan.serving if plan.key.family is self.family else ():
+                    if destination[:-2] + bytes((plan.key.protocol,)) + destination[-2:] in gone:
+                        what = f"{destination_text(destination)}, whose connections are reset as if it were gone"
+                        yield Finding(name, Kind.EXTRA, what, f"set {GONE} of table {self._ruleset.name}")
 
     def _relayed(self, parts: Mapping[ServiceName, _Wanted]) -> Iterator[Finding]:
         """Look for the NodePorts that the proxy itself relays from loopback."""

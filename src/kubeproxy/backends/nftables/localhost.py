@@ -11,11 +11,11 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from kubeproxy.backends.mode import Backend, Counter, Depth, Difference, Gauge, Registry
+from kubeproxy.backends.mode import Backend, Counter, Depth, Difference, Gauge, Registry, Resetting
 from kubeproxy.backends.nftables.layout import COUNTERS, TABLE
 from kubeproxy.backends.relay import tcp
 from kubeproxy.backends.relay.datapath import SWITCH_INTERVAL, DataPath
@@ -23,6 +23,7 @@ from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nft_counters
 from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
 from kubeproxy.model.addresses import Family
+from kubeproxy.model.gone import Departed
 from kubeproxy.model.plan import (
     FrontendKind,
     Globals,
@@ -248,6 +249,10 @@ class RelayingBackend:
         served = wanted if self._relays else {}
         self._relay.retain(served)
         self._relay.take(served.items())
+
+    def depart(self, departed: Departed, in_use: Callable[[bytes], bool]) -> bool:
+        """See backends.mode.Resetting."""
+        return isinstance(self._backend, Resetting) and self._backend.depart(departed, in_use)
 
     def inspect(self, depth: Depth) -> Difference | None:
         """Return how the kernel differs from what was committed."""

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterable
 from typing import Final
 
+from kubeproxy.backends.nftables import gone
 from kubeproxy.backends.nftables.layout import (
     CLASSES,
     COUNTERS,
@@ -95,6 +96,8 @@ class Ruleset:
             lines.append(f"add {shape.keyword} {self.name} {shape.name} {{ typeof {shape.typeof} ; {more}}}")
         if self._ours.loopback is not Loopback.NOTHING:
             lines += (f"add counter {self.name} {name}" for name in COUNTERS)
+        if self._world.orphans == "reset":
+            lines.append(gone.declaration(self.layout, self.name))
         lines.append(f"add set {self.name} transports {{ type inet_proto ; elements = {{ tcp, udp, sctp }} ; }}")
         lines.append(
             f"add set {self.name} service-cidrs {{ type {self.layout.address_type} ; flags interval ; auto-merge ; }}"
@@ -103,7 +106,8 @@ class Ruleset:
 
     def _static(self) -> dict[str, tuple[str, ...]]:
         """Return the chains that do not depend on any Service, by name, with their rules."""
-        return self._treatments() | self._picking() | self._checks() | self._on_loopback()
+        resets = gone.rules(self.layout) if self._world.orphans == "reset" else {}
+        return self._treatments() | self._picking() | self._checks() | self._on_loopback() | resets
 
     def _treatments(self) -> dict[str, tuple[str, ...]]:
         """Return the chains that find a frontend, and say what happens to its connections."""
@@ -228,9 +232,10 @@ class Ruleset:
     def _base_chains(self) -> list[tuple[str, str, tuple[str, ...]]]:
         new = "ct state new jump"
         checks = (f"{new} service-endpoints-check", f"{new} cluster-ips-check")
+        first = (f"{new} firewall-check", *((gone.CHECK,) if self._world.orphans == "reset" else ()))
         return [
-            ("filter-prerouting-pre-dnat", "type filter hook prerouting priority -110 ;", (f"{new} firewall-check",)),
-            ("filter-output-pre-dnat", "type filter hook output priority -110 ;", (f"{new} firewall-check",)),
+            ("filter-prerouting-pre-dnat", "type filter hook prerouting priority -110 ;", first),
+            ("filter-output-pre-dnat", "type filter hook output priority -110 ;", first),
             (
                 "filter-input",
                 "type filter hook input priority 0 ;",

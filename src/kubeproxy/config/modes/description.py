@@ -71,8 +71,7 @@ class ModeConfig(Struct, frozen=True, kw_only=True):
     periods and its masquerade settings. `flags` are flags that mean other fields in other modes, with the paths that
     they set in this one; `flag_defaults` are values of such flags that count although they are not given.
     `unset_when_empty` are paths of the mode's own block where 0 counts as unset.
-    `nodeport_addresses` is what an unset nodePortAddresses means. `counts_connections`: --connection-counters has an
-    effect.
+    `nodeport_addresses` is what an unset nodePortAddresses means. `beyond` are flags of ours that have an effect in it.
     """
 
     name: str
@@ -82,7 +81,7 @@ class ModeConfig(Struct, frozen=True, kw_only=True):
     flag_defaults: Mapping[str, Any] = {}
     unset_when_empty: frozenset[str] = frozenset()
     nodeport_addresses: tuple[str, ...] = EVERY_ADDRESS
-    counts_connections: bool = False
+    beyond: frozenset[str] = frozenset()
 
     def sync_block(self, config: KubeProxyConfiguration) -> SyncBlock:
         """The block with the mode's sync periods."""

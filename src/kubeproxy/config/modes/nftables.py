@@ -82,5 +82,5 @@ MODE: Final = NftablesMode(
     },
     unset_when_empty=frozenset(("nftables.syncPeriod", "nftables.minSyncPeriod")),
     nodeport_addresses=PRIMARY_ADDRESS,
-    counts_connections=True,
+    beyond=frozenset(("connection-counters", "reset-gone-endpoints")),
 )

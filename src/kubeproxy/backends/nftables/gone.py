@@ -1,0 +1,152 @@
+"""The set of endpoints that are gone: whoever still sends to one through a Service gets a reset at once.
+
+The kernel forgets them by itself, so the set is no part of what elements of Services are compared with. What is in it
+is known here, so that an address leaves it before anybody else's connections go there. See docs/beyond.md "Resets".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from kubeproxy.backends.nftables.layout import TABLE, Layout, service_key
+from kubeproxy.kernel.nfnetlink import DELETE_ELEMENT, NEW_ELEMENT, Element, element_messages
+from kubeproxy.kernel.nft_elements import plain_element, timed_element
+from kubeproxy.model.addresses import Family, destination_text
+from kubeproxy.model.gone import Departed
+
+log = logging.getLogger("kubeproxy.nftables")
+
+GONE: Final = "gone-endpoints"
+
+SECONDS: Final = 3600
+"""How long connections to an endpoint are reset: a TCP client gives up after a quarter of an hour (tcp_retries2), and
+one that only waits is heard of again when it sends, or by a keepalive."""
+
+MOST: Final = 1 << 16
+"""Endpoints that are known; beyond it the first are let go."""
+
+_NAMED: Final = 3
+
+
+def declaration(layout: Layout, name: str) -> str:
+    """Return the line that makes the set in a table, by its family and name."""
+    typeof = f"{layout.ip} daddr . meta l4proto . th dport"
+    return f"add set {name} {GONE} {{ typeof {typeof} ; flags timeout ; timeout {SECONDS}s ; }}"
+
+
+def rules(layout: Layout) -> dict[str, tuple[str, ...]]:
+    """Return the chains that look a connection's endpoint up, and reset it.
+
+    They are met before addresses are translated, so that the answer comes from the Service's address by itself,
+    whatever route led to the endpoint, and from a bridge too (there the kernel sends it past the translation). What
+    connection tracking has for a port is one to nft only after its protocol.
+    """
+    endpoint = f"ct reply {layout.ip} saddr . meta l4proto . ct reply proto-src @{GONE}"
+    return {
+        "gone-endpoints-check": tuple(
+            f"meta l4proto {protocol} {endpoint} goto reset-gone" for protocol in ("tcp", "udp", "sctp")
+        ),
+        "reset-gone": ("meta l4proto tcp reject with tcp reset", "reject"),
+    }
+
+
+CHECK: Final = "ct direction original ct status dnat jump gone-endpoints-check"
+"""The rule of the base chains that every packet meets: nothing but what a client of a Service sends goes on."""
+
+
+class GoneEndpoints:
+    """What one family's set has, and is to have. Times are seconds of one clock; keys as in model.gone.Departed."""
+
+    def __init__(self, family: Family) -> None:
+        self._family = family
+        self._known: dict[bytes, float] = {}  # key to when the kernel forgets it, the first first
+        self._new: dict[bytes, float] = {}
+        self._taken: set[bytes] = set()
+        self._ports: dict[bytes, set[bytes]] = {}  # address to its keys, of those that are known or new
+
+    def note(self, departed: Departed, now: float) -> bool:
+        """Take in what happened; return whether there is something to write."""
+        self._forget(now)
+        for key in departed.gone:
+            if len(key) - 3 == self._family.address_size:
+                self._known.pop(key, None)
+                self._new[key] = now + SECONDS
+                self._ports.setdefault(key[:-3], set()).add(key)
+                self._taken.discard(key)
+        for address in self._ports.keys() & departed.taken:
+            self._let_go(self._ports.pop(address))
+        while len(self._ports) > MOST:
+            self._let_go(self._ports.pop(next(iter(self._ports))))
+        return bool(self._new or self._taken)
+
+    def found(self, elements: Iterable[Element], in_use: Callable[[bytes], bool], now: float) -> None:
+        """Take in what the kernel has, as after a restart; nothing that was to be written is forgotten."""
+        wanted = self._known | self._new
+        self._known, self._new, self._taken, self._ports = {}, {}, set(), {}
+        for element in sorted(elements, key=lambda element: element.expires):
+            self._known[endpoint_key(element.key)] = now + element.expires / 1000
+        for key, until in wanted.items():
+            if key not in self._known and until > now:
+                self._new[key] = until
+        for key in (*self._known, *self._new):
+            self._ports.setdefault(key[:-3], set()).add(key)
+        for address in [address for address in self._ports if in_use(address)]:
+            self._let_go(self._ports.pop(address))
+
+    def _let_go(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            if self._known.pop(key, None) is not None:
+                self._taken.add(key)
+            self._new.pop(key, None)
+
+    def _forget(self, now: float) -> None:
+        """Forget what the kernel has forgotten."""
+        while self._known:
+            key, until = next(iter(self._known.items()))
+            if until > now:
+                return
+            del self._known[key]
+            keys = self._ports[key[:-3]]
+            keys.discard(key)
+            if not keys:
+                del self._ports[key[:-3]]
+
+    def removal(self) -> list[bytes]:
+        """Return the messages by which addresses that are taken leave the set: before anything leads there.
+
+        The kernel may have forgotten an element just now, and refuses to remove what it does not have (there is a way
+        to ask from 6.3 on), so each is added first, which changes nothing where it is there.
+        """
+        keys = [service_key(key) for key in self._taken]
+        if not keys:
+            return []
+        added = [timed_element(key, 0, SECONDS * 1000) for key in keys]
+        return [*self._messages(NEW_ELEMENT, added), *self._messages(DELETE_ELEMENT, map(plain_element, keys))]
+
+    def removed(self) -> None:
+        """Take in that the kernel did so."""
+        self._taken.clear()
+
+    def additions(self, now: float) -> list[bytes]:
+        """Return the messages by which endpoints come into the set."""
+        left = [(service_key(key), int((until - now) * 1000)) for key, until in self._new.items()]
+        return self._messages(NEW_ELEMENT, [timed_element(key, 0, ms) for key, ms in left if ms > 0])
+
+    def added(self) -> None:
+        """Take in that the kernel did so."""
+        named = ", ".join(destination_text(key[:-3] + key[-2:]) for key in list(self._new)[:_NAMED])
+        more = f" and {len(self._new) - _NAMED} more" if len(self._new) > _NAMED else ""
+        log.info("Gone: connections to them are reset family=%s endpoints=%s%s", self._family.label, named, more)
+        self._known |= self._new
+        self._new.clear()
+
+    def _messages(self, kind: int, elements: Iterable[bytes]) -> list[bytes]:
+        packed: Sequence[bytes] = list(elements)
+        return element_messages(kind, self._family, TABLE, GONE, packed) if packed else []
+
+
+def endpoint_key(element: bytes) -> bytes:
+    """Return address, protocol and port of an element's key: see layout.service_key."""
+    return element[:-8] + element[-8:-7] + element[-4:-2]

@@ -1,0 +1,74 @@
+"""Endpoints that are gone for good: the backends hear of them when it is certain, though no plan changes then."""
+
+import pytest
+
+from kubeproxy.model import gone as model
+from kubeproxy.model.addresses import pack
+from kubeproxy.model.events import Upserted
+from kubeproxy.model.objects import EndpointConditions, EndpointPort, EndpointSlice, Labels, ObjectMeta, SliceEndpoint
+from support import staged_engine
+from support.staged_engine import FakeBackend, play, service, started
+
+FAILED = EndpointConditions(ready=False, serving=False, terminating=True)
+
+
+class Resetting(FakeBackend):
+    """Takes note of who departs, and writes it with the next sync."""
+
+    def __init__(self, family):
+        super().__init__(family)
+        self.gone = []
+        self.asked = None
+
+    def depart(self, departed, in_use):
+        self.gone += departed.gone
+        self.asked = in_use
+        return bool(departed.gone)
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setattr(model, "UPDATED", 0.02)
+    monkeypatch.setattr(staged_engine, "FakeBackend", Resetting)
+
+
+def failing(*numbers):
+    meta = ObjectMeta(name="a", namespace="ns", labels=Labels(service_name="a"))
+    found = [SliceEndpoint([f"10.244.0.{number}"], FAILED) for number in numbers]
+    return Upserted("endpointslices", EndpointSlice(meta, "IPv4", found, [EndpointPort(port=8080)]))
+
+
+def test_who_is_gone_is_told_and_committed_in_time():
+    async def scene(stage):
+        await started(stage, service("a"), failing(1, 2))
+        stage.tell(failing(1))
+        await stage.until(lambda: stage.backend.gone)
+        await stage.until(lambda: ("sync", []) in stage.backend.calls)
+        assert stage.backend.gone == [pack("10.244.0.2") + b"\x06" + (8080).to_bytes(2, "big")]
+        assert stage.backend.asked(pack("10.244.0.1"))
+
+    play(scene, orphans="reset")
+
+
+def test_unless_asked_for_nobody_is_told():
+    async def scene(stage):
+        await started(stage, service("a"), failing(1, 2))
+        stage.tell(failing(1))
+        await stage.settled()
+        assert stage.backend.asked is None
+        assert stage.engine.planner.departures is None
+
+    play(scene)
+
+
+def test_what_is_refused_comes_with_the_next_full_sync():
+    async def scene(stage):
+        await started(stage, service("a"), failing(1, 2))
+        stage.backend.failures = [True]
+        stage.tell(failing(1), service("b", 2))
+        await stage.until(lambda: stage.backend.gone)
+        await stage.settled()
+        assert "resync" in [kind for kind, _ in stage.backend.calls]
+        assert not stage.engine._backlogs[stage.backend.family].besides
+
+    play(scene, orphans="reset")

@@ -1,0 +1,189 @@
+"""Who is gone for good: tables of what happens to slices, and what holds whatever happens to them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubeproxy.model.addresses import pack
+from kubeproxy.model.events import Deleted, Replaced, Upserted
+from kubeproxy.model.gone import DELETED, UPDATED, Departed, Departures
+from kubeproxy.model.objects import EndpointConditions, EndpointPort, EndpointSlice, Labels, ObjectMeta, SliceEndpoint
+from kubeproxy.model.planner import Planner
+from support.cluster_objects import service, world
+
+STATES = {
+    "": EndpointConditions(ready=True, serving=True, terminating=False),
+    "unready": EndpointConditions(ready=False, serving=False, terminating=False),
+    "draining": EndpointConditions(ready=False, serving=True, terminating=True),
+    "failed": EndpointConditions(ready=False, serving=False, terminating=True),
+}
+
+
+class Scene:
+    """A planner with Services a and b, a clock, and slices as words: "1 2/draining"."""
+
+    def __init__(self) -> None:
+        self.departures = Departures()
+        self.planner = Planner(world(), self.departures)
+        self.now = 100.0
+        self.planner.apply([Replaced("services", [service(name) for name in "ab"]), Replaced("endpointslices", [])])
+
+    def write(self, name: str, text: str, port: int = 80) -> None:
+        """Write the slice; its Service is its first letter."""
+        self.planner.apply([Upserted("endpointslices", piece(name, text, port))])
+
+    def delete(self, name: str, resource: str = "endpointslices") -> None:
+        self.planner.apply([Deleted(resource, "default", name)])
+
+    def look(self, seconds: float = 0.0) -> Departed:
+        """Look once at once, and once more after that time."""
+        first = self.departures.look(self.now, self.planner.services)
+        self.now += seconds
+        second = self.departures.look(self.now, self.planner.services)
+        return Departed(first.gone + second.gone, first.taken | second.taken)
+
+    def gone(self, seconds: float = UPDATED) -> set[str]:
+        return words(self.look(seconds))
+
+
+def piece(name: str, text: str, port: int = 80) -> EndpointSlice:
+    parts = [word.partition("/") for word in text.split()]
+    members = [SliceEndpoint([f"10.244.0.{number}"], STATES[state]) for number, _, state in parts]
+    meta = ObjectMeta(name=name, namespace="default", labels=Labels(service_name=name[0]))
+    return EndpointSlice(meta, "IPv4", members, [EndpointPort(port=port)])
+
+
+def words(departed: Departed) -> set[str]:
+    return {f"{key[3]}:{int.from_bytes(key[5:], 'big')}" for key in departed.gone}
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "gone"),
+    [
+        ("1 2/draining", "1", {"2:80"}),
+        ("1 2/failed", "1", {"2:80"}),
+        ("1 2", "1", set()),  # a label changed, or it was killed so fast that nobody saw it end
+        ("1 2/unready", "1", set()),
+        ("1 2/draining", "1 2", set()),  # another pod has the address
+        ("1 2/draining 3/draining", "", {"2:80", "3:80"}),
+        ("2 2/draining", "", set()),  # somebody well has it too
+    ],
+)
+def test_the_last_state_decides(scene, before, after, gone):
+    scene.write("a1", before)
+    scene.look()
+    scene.write("a1", after)
+    assert scene.gone() == gone
+
+
+def test_who_is_on_the_way_to_another_slice_is_not_gone(scene):
+    scene.write("a1", "1 2/draining")
+    scene.write("a1", "1")
+    assert scene.gone(UPDATED - 0.1) == set()
+    scene.write("a2", "2/draining")
+    assert scene.gone(9) == set()
+    scene.write("a2", "")
+    assert scene.gone() == {"2:80"}
+
+
+def test_who_is_gone_is_so_as_a_whole_and_for_all_services(scene):
+    scene.write("a1", "2/draining")
+    scene.write("b1", "2/draining", port=9090)
+    scene.write("a1", "")
+    assert scene.gone(9) == set(), "b still has it"
+    scene.write("b1", "")
+    assert scene.gone() == {"2:80", "2:9090"}
+
+
+def test_a_slice_that_lags_behind_does_not_hide_it(scene):
+    scene.write("b1", "2", port=9090)
+    scene.write("a1", "2/draining")
+    scene.write("a1", "")
+    scene.write("b1", "", port=9090)
+    assert scene.gone() == {"2:80", "2:9090"}
+
+
+def test_what_was_missed_shows_in_the_next_list(scene):
+    scene.write("a1", "1 2/draining")
+    scene.write("a2", "3/draining 4")
+    scene.planner.apply([Replaced("endpointslices", [piece("a1", "1")])])
+    assert scene.gone() == {"2:80"}
+    assert scene.gone(DELETED) == {"3:80"}
+
+
+def test_slices_that_go_with_their_service_say_nothing(scene):
+    scene.write("a1", "2/draining")
+    scene.delete("a1")
+    assert scene.gone(DELETED - 0.1) == set(), "Services and slices go in any order"
+    scene.delete("a", "services")
+    assert scene.gone(DELETED) == set()
+    assert scene.departures.due is None
+
+
+def test_a_slice_that_is_deleted_alone_counts(scene):
+    scene.write("a1", "2/draining")
+    scene.delete("a1")
+    scene.look()
+    assert scene.departures.due == pytest.approx(scene.now + DELETED)
+    assert scene.gone(DELETED) == {"2:80"}
+
+
+def test_an_address_is_taken_whoever_has_it_next(scene):
+    scene.write("a1", "2/draining")
+    scene.write("a1", "")
+    scene.gone()
+    scene.write("b7", "2/unready", port=9090)
+    departed = scene.look()
+    assert departed == Departed((), frozenset({pack("10.244.0.2")}))
+    assert scene.departures.in_use(pack("10.244.0.2"))
+    assert not scene.departures.in_use(pack("10.244.0.1"))
+
+
+def test_without_being_asked_for_nothing_is_followed():
+    planner = Planner(world())
+    planner.apply([Upserted("endpointslices", piece("a1", "1 2/draining"))])
+    assert planner.departures is None
+
+
+_TEXTS = st.lists(
+    st.tuples(st.integers(1, 4), st.sampled_from(sorted(STATES))).map(lambda pair: f"{pair[0]}/{pair[1]}"), max_size=4
+).map(" ".join)
+_STEPS = st.lists(st.tuples(st.sampled_from(["a1", "a2", "b1"]), st.one_of(st.none(), _TEXTS)), max_size=12)
+
+
+@given(_STEPS)
+def test_nobody_is_gone_who_is_in_a_slice_or_was_last_seen_well(steps):
+    scene, there, terminated = Scene(), {}, set()
+    for name, text in steps:
+        if text is None:
+            scene.delete(name)
+            there.pop(name, None)
+        else:
+            scene.write(name, text)
+            there[name] = text
+            terminated |= {word.partition("/")[0] for word in text.split() if word.endswith(("draining", "failed"))}
+        addresses = {word.partition("/")[0] for each in there.values() for word in each.split()}
+        gone = {word.partition(":")[0] for word in scene.gone(DELETED)}
+        assert not gone & addresses
+        assert gone <= terminated
+        assert all(scene.departures.in_use(pack(f"10.244.0.{n}")) == (str(n) in addresses) for n in range(1, 5))
+    assert scene.departures.due is None
+
+
+@given(_STEPS)
+def test_when_all_slices_are_gone_nothing_is_remembered(steps):
+    scene = Scene()
+    for name, text in steps:
+        scene.write(name, text or "")
+    for name in ("a1", "a2", "b1"):
+        scene.delete(name)
+    scene.look(DELETED)
+    left = vars(scene.departures)
+    assert not any(left.values()), left
