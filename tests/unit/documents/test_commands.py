@@ -25,6 +25,7 @@ FOREIGN = {
     "--node-labels": "kubelet",
     "--peer": "bench",
     "--peer-mode": "bench",
+    "--pod-network-cidr": "kubeadm",
     "--quick": "bench",
     "--random-fully": "iptables",
     "--set": "helm",
