@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from kubeproxy import __version__
-from kubeproxy.commands import COMMANDS
+from kubeproxy.commands import COMMANDS, HIDDEN
 from kubeproxy.config.durations import quote
 from kubeproxy.config.flags import FLAGS, GROUPS, KEPT_WITH_CONFIG, Flag
 from kubeproxy.config.messages import listed
@@ -31,7 +31,7 @@ _WIDTH = 118
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with the arguments (by default the process's own); the exit code."""
     words = sys.argv[1:] if argv is None else argv
-    if words and words[0] in COMMANDS:
+    if words and (words[0] in COMMANDS or words[0] in HIDDEN):
         from kubeproxy.commands.main import run  # noqa: PLC0415 - what runs as a daemon does not need it
 
         return run(words)

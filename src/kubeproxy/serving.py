@@ -39,6 +39,7 @@ from kubeproxy.observe.server import HttpServer
 from kubeproxy.observe.slis import SLIS_PAGE
 from kubeproxy.observe.state import ProgrammedState
 from kubeproxy.observer import Audience
+from kubeproxy.page.beside import Beside, Tell
 from kubeproxy.page.feed import Feed
 from kubeproxy.page.news import News
 from kubeproxy.page.pages import facts, page_pages
@@ -96,7 +97,8 @@ class Servers:
             lambda: engine.standings,
         )
         self._rows = Rows(engine.planner, self._state.verdict)
-        self._feed = Feed(self._news, lambda: facts(self._desk), served.watched)
+        news = News(engine.planner, self._rows, lambda: engine.queued, lambda: engine.standings, served.health.unready)
+        self._feed = Feed(news, lambda: facts(self._desk), served.watched, self._beside)
 
     def open(self) -> None:
         """Open health port, metrics port and socket; one that is taken is tried again, or ends the program."""
@@ -177,9 +179,9 @@ class Servers:
         pages.update(page_pages(served.options.page, self._desk, self._feed, self._row))
         return pages
 
-    def _news(self, stirred: Callable[[], None]) -> News:
-        engine = self._served.engine
-        return News(engine.planner, self._rows, lambda: engine.queued, lambda: engine.standings, stirred)
+    def _beside(self, tell: Tell) -> Beside:
+        served = self._served
+        return Beside(served.mode.name, served.engine.planner, served.options.control_socket, tell)
 
     def _row(self, name: ServiceName) -> Row | None:
         return self._rows.one(name, self._feed.news.seen(name))

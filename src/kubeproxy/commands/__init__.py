@@ -21,5 +21,8 @@ COMMANDS: Final[dict[str, str]] = {
 ALONE: Final = frozenset({"completion"})
 """Those that need neither a proxy nor objects."""
 
+HIDDEN: Final[dict[str, str]] = {"companion": "looks that a running proxy has made for its page; not for people"}
+"""Those that the proxy itself starts."""
+
 YES, NO, UNKNOWN = 0, 1, 2
 """Exit codes: all is well, something is not, and it could not be told."""

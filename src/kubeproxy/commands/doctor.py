@@ -32,6 +32,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Look, and answer; return the exit code."""
+    node, report = examine(given)
+    _print(given, node, report)
+    if any(finding.is_wrong for finding in report.findings):
+        return NO
+    return UNKNOWN if report.unknown else YES
+
+
+def examine(given: argparse.Namespace) -> tuple[Node, Report]:
+    """Look; return at whom, and what was found."""
     before: list[Finding] = []
     silence = ""
     try:
@@ -51,10 +60,17 @@ def run(given: argparse.Namespace) -> int:
         report.unknown.insert(0, silence)
     if os.geteuid():
         report.unknown.append("not run as root: what other processes do cannot be seen; use sudo")
-    _print(given, node, report)
-    if any(finding.is_wrong for finding in report.findings):
-        return NO
-    return UNKNOWN if report.unknown else YES
+    return node, report
+
+
+def answer(node: Node, report: Report) -> dict[str, object]:
+    """Return what was found for programs."""
+    return {
+        "mode": node.mode.name,
+        "pid": node.pid,
+        "findings": [_row(finding) for finding in report.findings],
+        "unknown": report.unknown,
+    }
 
 
 def _of_proxy(asked: Source) -> Node:
@@ -73,14 +89,7 @@ def _meant(given: argparse.Namespace) -> KubeProxyConfiguration:
 def _print(given: argparse.Namespace, node: Node, report: Report) -> None:
     wrong = [finding for finding in report.findings if finding.is_wrong]
     if given.output == "json":
-        output.json(
-            {
-                "mode": node.mode.name,
-                "pid": node.pid,
-                "findings": [_row(finding) for finding in report.findings],
-                "unknown": report.unknown,
-            }
-        )
+        output.json(answer(node, report))
         return
     facts = node.facts
     who = f" (kube-proxy {facts.version}, pid {node.pid or facts.pid}, {node.mode.name} mode)" if facts else ""

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from kubeproxy.commands import ALONE, COMMANDS, UNKNOWN
+from kubeproxy.commands import ALONE, COMMANDS, HIDDEN, UNKNOWN
 from kubeproxy.config.flags import BY_NAME
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel.capability import raise_net_admin
@@ -36,10 +36,10 @@ def run(argv: Sequence[str]) -> int:
 
 def parser_of(name: str) -> argparse.ArgumentParser:
     """Return the parser of a subcommand's arguments."""
-    module = import_module(f"kubeproxy.commands.{name}")
+    module, about = import_module(f"kubeproxy.commands.{name}"), {**COMMANDS, **HIDDEN}[name]
     parser = argparse.ArgumentParser(
         prog=f"kube-proxy {name}",
-        description=f"{COMMANDS[name][0].upper()}{COMMANDS[name][1:]}.",
+        description=f"{about[0].upper()}{about[1:]}.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=module.__doc__.partition("\n\n")[2] if module.__doc__ else None,
     )

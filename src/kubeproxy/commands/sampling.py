@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from kubeproxy.kernel.tracking_events import Event, Events
 
-BUSY: Final = 0.4
-"""The share of one processor above which only every other connection is heard of that was before."""
-IDLE: Final = 0.12
-"""The share below which twice as many are."""
+
+class Budget(NamedTuple):
+    """Shares of one processor: above `busy` only every other connection is heard of that was before, below `idle`
+    twice as many are.
+    """
+
+    busy: float
+    idle: float
+
+
+COMMAND: Final = Budget(0.4, 0.12)
+"""What somebody may use who runs a command and waits for it."""
 LOOK: Final = 0.25
 """Seconds between looks at the processor's time."""
 _MOST: Final = 1 << 16
@@ -29,10 +37,12 @@ class Sampled:
         events: Events,
         changed: Callable[[int], None] = lambda _: None,
         spent: Callable[[], float] = time.process_time,
+        budget: Budget = COMMAND,
     ) -> None:
         self._events = events
         self._changed = changed
         self._spent = spent
+        self._budget = budget
         self.left_out = 0
         self.heard = 0
 
@@ -54,9 +64,9 @@ class Sampled:
 
     def _adapt(self, share: float, *, missed: bool) -> None:
         one_in = self._events.one_in
-        if missed or share > BUSY:
+        if missed or share > self._budget.busy:
             one_in = min(one_in * 2, _MOST)
-        elif share < IDLE and one_in > 1:
+        elif share < self._budget.idle and one_in > 1:
             one_in //= 2
         if one_in != self._events.one_in:
             self._events.sample(one_in)

@@ -20,8 +20,8 @@ from kubeproxy.kernel.tracked import EVERYTHING, ID, LAYOUTS, STATUS, SUBSYSTEM,
 
 _NEW: Final = SUBSYSTEM | 0  # IPCTNL_MSG_CT_NEW
 _DELETE: Final = SUBSYSTEM | 2  # IPCTNL_MSG_CT_DELETE
-_BEGINNINGS: Final = 1  # NFNLGRP_CONNTRACK_NEW
-_ENDS: Final = 3  # NFNLGRP_CONNTRACK_DESTROY
+BEGINNINGS: Final = 1  # NFNLGRP_CONNTRACK_NEW
+ENDS: Final = 3  # NFNLGRP_CONNTRACK_DESTROY
 _ATTACH_FILTER: Final = 26  # SO_ATTACH_FILTER
 _RECEIVE_BUFFER: Final = 8 << 20  # some 8,000 events, more than a second of a busy node
 _FIRST_ATTRIBUTE: Final = HEADER.size + 4  # struct nfgenmsg
@@ -70,9 +70,9 @@ class Events(Closing):
         self.one_in = 1
 
     @classmethod
-    def open(cls, wanted: Wanted = EVERYTHING) -> Self:
+    def open(cls, wanted: Wanted = EVERYTHING, groups: tuple[int, ...] = (BEGINNINGS, ENDS)) -> Self:
         """Listen to connections of this status, as `tracked.entries` reads them. Raises NetlinkError."""
-        groups, keep = (_BEGINNINGS, _ENDS), partial(_attach, filter_program(wanted, 1))
+        keep = partial(_attach, filter_program(wanted, 1))
         return cls(Announcements.open("connection tracking", groups, _RECEIVE_BUFFER, keep), wanted)
 
     @property

@@ -7,15 +7,22 @@ not read skips messages and is greeted anew, so that it loads what it missed; no
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
+from kubeproxy.errors import ApplyError
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.events import Event
+from kubeproxy.model.planner import Change
 from kubeproxy.observer import Audience
 from kubeproxy.page.news import News
+
+log = logging.getLogger("kubeproxy.page")
 
 MOST_PAGES: Final = 8
 PAUSE: Final = 0.25
@@ -66,30 +73,43 @@ class Page:
         return pieces or (b"" if self.behind else _COMMENT)
 
 
+class Looks(Protocol):
+    """What is looked at beside, while pages are open."""
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+
+    def settled(self, changes: Sequence[Change]) -> None:
+        """Hear of changes that settled."""
+
+    def troubled(self) -> None:
+        """Hear that a family got or lost a trouble."""
+
+
 class Feed:
-    """Tells pages. Made, opened by the first page and closed on the event loop.
+    """Tells pages, an observer.Audience meanwhile. Opened by the first page and closed on the event loop.
 
     `facts` are those that greet a page; `listen` hands over who is to hear of changes, None for nobody any more;
-    `beside` runs while pages are open and is cancelled then, given what tells them a further kind of event.
+    `looks` makes what runs beside, given what tells all pages an event of a kind.
     """
 
     def __init__(
         self,
-        news: Callable[[Callable[[], None]], News],
+        news: News,
         facts: Callable[[], dict[str, Any]],
         listen: Callable[[Audience | None], None],
-        beside: Callable[[Feed], Any] | None = None,
+        looks: Callable[[Callable[[str, Any], None]], Looks],
     ) -> None:
+        self.news = news
         self._facts = facts
         self._listen = listen
-        self._beside = beside
+        self._looks = looks(self.tell)
         self._pages: set[Page] = set()
         self._stirred = asyncio.Event()
-        self.news = news(self._stirred.set)
         self._kept: dict[str, bytes] = {}
         self._pending: dict[str, bytes] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._ending: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Task[None]] = set()
         self._linger: asyncio.TimerHandle | None = None
 
     @property
@@ -121,12 +141,27 @@ class Feed:
             self._pages.discard(page)
             self._close_later()
 
-    def tell(self, kind: str, message: Any, *, kept: bool) -> None:
-        """Have all pages told with the next message; what is kept is told to those that come later, too."""
+    def tell(self, kind: str, message: Any) -> None:
+        """Have all pages told with the next message. The last problems are told to those that come later, too."""
         data = event(kind, message if isinstance(message, bytes) else msgspec.json.encode(message))
         self._pending[kind] = data
-        if kept:
+        if kind == "problems":
             self._kept[kind] = data
+        self._stirred.set()
+
+    def arrived(self, events: Sequence[Event]) -> None:
+        """See observer.Audience."""
+        self.news.arrived(events)
+        self._stirred.set()
+
+    def settled(self, changes: Sequence[Change]) -> None:
+        """See observer.Audience."""
+        self.news.settled(changes)
+        self._looks.settled(changes)
+        self._stirred.set()
+
+    def refused(self, family: Family, error: ApplyError) -> None:  # noqa: ARG002 - the standings say it
+        """See observer.Audience."""
         self._stirred.set()
 
     async def close(self) -> None:
@@ -134,7 +169,7 @@ class Feed:
         if self._linger is not None:
             self._linger.cancel()
         self._end()
-        await asyncio.gather(*self._ending, return_exceptions=True)
+        await asyncio.gather(*self._running, return_exceptions=True)
 
     def _greeting(self) -> bytes:
         hello = {"facts": self._facts(), "revision": self.news.revision}
@@ -147,11 +182,20 @@ class Feed:
         if self._tasks:
             return
         self.news.begin()
-        self._listen(self.news)
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._run())]
-        if self._beside is not None:
-            self._tasks.append(loop.create_task(self._beside(self)))
+        self._listen(self)
+        self._tasks = [self._start(self._run()), self._start(self._looks.run())]
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._running.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.error("What tells pages failed", exc_info=error)
+
+        task.add_done_callback(ended)
+        return task
 
     def _close_later(self) -> None:
         if not self._pages and self._tasks and self._linger is None:
@@ -162,8 +206,6 @@ class Feed:
         self._listen(None)
         for task in self._tasks:
             task.cancel()
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
         self._tasks = []
         self._kept.clear()
         self._pending.clear()
@@ -175,7 +217,10 @@ class Feed:
                 async with asyncio.timeout(IDLE - PAUSE):
                     await self._stirred.wait()
             self._stirred.clear()
+            troubles = self.news.troubles
             message = msgspec.json.encode(self.news.take())
+            if self.news.troubles != troubles:
+                self._looks.troubled()
             pieces, self._pending = [*self._pending.values()], {}
             data = b"".join([event("now", message), *pieces])
             for page in self._pages:

@@ -12,7 +12,6 @@ from math import ceil
 from typing import Any, Final, NamedTuple
 
 from kubeproxy.backlog import Standing
-from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Deleted, Event, Replaced, Upserted
 from kubeproxy.model.objects import EndpointSlice, Service
@@ -40,7 +39,7 @@ class Happened(NamedTuple):
 
 
 class News:
-    """Implements observer.Audience. `queued` and `standings` are the engine's.
+    """Collects. `queued` and `standings` are the engine's, `unready` says why the proxy is not ready, by part.
 
     `revision` counts what settled, from a number that was never given before: a page that knows another one has to
     load all Services.
@@ -52,7 +51,7 @@ class News:
         rows: Rows,
         queued: Callable[[], Mapping[ServiceName, Change]],
         standings: Callable[[], Sequence[Standing]],
-        stirred: Callable[[], None],
+        unready: Callable[[], Mapping[str, str]],
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -61,7 +60,7 @@ class News:
         self._rows = rows
         self._queued = queued
         self._standings = standings
-        self._stirred = stirred
+        self._unready = unready
         self._clock = clock
         self._wall_clock = wall_clock
         self._arrivals: dict[ServiceName, float] = {}
@@ -93,7 +92,6 @@ class News:
                 self._touch(name)
                 if len(self._arrivals) < MOST_ARRIVALS:
                     self._arrivals.setdefault(name, now)
-        self._stirred()
 
     def _service(self, event: Event) -> ServiceName | None:
         """Return the Service that an event is about."""
@@ -125,11 +123,6 @@ class News:
                 self._lags.append(ms)
             self._seen[name] = at
             self._recent.append(Happened(at, change, ms, self.revision))
-        self._stirred()
-
-    def refused(self, family: Family, error: ApplyError) -> None:  # noqa: ARG002 - the standings say it
-        """See observer.Audience."""
-        self._stirred()
 
     def _touch(self, name: ServiceName) -> None:
         # One more than is shown says that there are too many.
@@ -139,7 +132,7 @@ class News:
     # -- what is said of it -------------------------------------------------------------------------------------------
 
     def take(self) -> Message:
-        """Return what to say, and begin anew. `standingChanged` says that a family got or lost a trouble."""
+        """Return what to say, and begin anew."""
         now, at, queued = self._clock(), self._wall_clock(), self._queued()
         planner = self._planner
         waiting = len(queued) + planner.dirty
@@ -158,6 +151,7 @@ class News:
             "perSecond": round(count / seconds, 1),
             "lagMs": _spread(lags),
             "conntrack": _conntrack(),
+            "unready": self._unready(),
             "families": [_family(standing) for standing in self._standings()],
         }
         return message | self._take_rows() | {"revision": self.revision}

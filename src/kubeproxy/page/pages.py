@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
 
 from kubeproxy.config.page import PageAccess
 from kubeproxy.control.desk import Desk
+from kubeproxy.control.wire import Objects
+from kubeproxy.model.addresses import PORT_BYTES, destination_text
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.observe.http import JSON, TEXT, Handler, Headers, Request, Response
 from kubeproxy.observe.pages import takes_gzip
@@ -104,7 +106,26 @@ def _service(request: Request, desk: Desk) -> Response:
     made = desk.detail((namespace or "default", name))
     if made is None:
         return _refused(404, f"no Service {namespace or 'default'}/{name} that is watched: {UNWATCHED}")
-    return _json(made)
+    return _json(made | {"endpoints": list(_endpoints(desk.objects([(namespace or "default", name)])))})
+
+
+def _endpoints(found: Iterable[Objects]) -> Iterator[dict[str, Any]]:
+    """Yield every endpoint of a Service's slices, by address and port, with what decides whether it is used."""
+    for held in found:
+        for name, piece in held.slices.items():
+            for endpoint in piece.endpoints if piece.ports else ():
+                for port in piece.ports:
+                    yield {
+                        "address": destination_text(endpoint.address + PORT_BYTES[port.port]),
+                        "port": port.name,
+                        "slice": name,
+                        "node": endpoint.node,
+                        "ready": endpoint.ready,
+                        "serving": endpoint.serving,
+                        "terminating": endpoint.terminating,
+                        "forZones": endpoint.zones,
+                        "forNodes": endpoint.nodes,
+                    }
 
 
 def _why(request: Request, desk: Desk) -> Response:

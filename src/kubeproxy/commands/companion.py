@@ -1,0 +1,168 @@
+"""kube-proxy companion: looks that a running proxy has made for its page, by a process beside it.
+
+A JSON line on standard output for each look, until standard input ends; for the proxy, not for people. `problems` looks
+at each line that comes, `flows` each second. It gives way to all other processes, and ends when the proxy does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from kubeproxy import host, modes
+from kubeproxy.backends.mode import FlowsEnd
+from kubeproxy.commands import UNKNOWN, YES, doctor
+from kubeproxy.commands.sampling import Budget, Sampled
+from kubeproxy.errors import KubeProxyError
+from kubeproxy.kernel.tracked import Wanted
+from kubeproxy.kernel.tracking_events import BEGINNINGS, NOT_ANNOUNCED, Events, announced
+from kubeproxy.model.addresses import Family, is_loopback
+from kubeproxy.page.wire import COMPLETE, Fronts, Node
+from kubeproxy.seeing.beginnings import Beginnings
+from kubeproxy.seeing.owners import Owners
+
+PAGE: Final = Budget(0.01, 0.003)
+"""What following connections may take of a processor, for people who only look on."""
+_EACH: Final = 1.0
+"""Seconds between two lines of flows."""
+_AGAIN: Final = 5.0
+"""Seconds between two looks whether the kernel announces connections by now."""
+_EXPENDABLE: Final = "500"
+"""oom_score_adj: the proxy's own, which is inherited, says that it goes last."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's own arguments."""
+    parser.add_argument("look", choices=("problems", "flows"))
+
+
+def run(given: argparse.Namespace) -> int:
+    """Look until standard input ends; return the exit code."""
+    os.nice(10)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_EXPENDABLE)
+    try:
+        _problems(given) if given.look == "problems" else _flows(Lines(0))
+    except EOFError:
+        return YES
+    except KubeProxyError as error:
+        _say({"error": str(error)})
+        return UNKNOWN
+    return YES
+
+
+def _say(message: Any) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _problems(given: argparse.Namespace) -> None:
+    for _ in sys.stdin.buffer:
+        spent = time.process_time()
+        _say(doctor.answer(*doctor.examine(given)) | {"processorSeconds": time.process_time() - spent})
+
+
+class Lines:
+    """Lines that come by a descriptor."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lines: deque[bytes] = deque()
+        self._rest = b""
+
+    def next(self) -> bytes:
+        """Return one, when it is there. Raises EOFError at their end."""
+        os.set_blocking(self._descriptor, True)
+        while not self._lines:
+            self._read()
+        return self._lines.popleft()
+
+    def here(self) -> Iterator[bytes]:
+        """Yield those that are there. Raises EOFError at their end."""
+        os.set_blocking(self._descriptor, False)
+        with contextlib.suppress(BlockingIOError):
+            self._read()
+        while self._lines:
+            yield self._lines.popleft()
+
+    def _read(self) -> None:
+        data = os.read(self._descriptor, 1 << 16)
+        if not data:
+            raise EOFError
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._lines.extend(lines)
+
+
+def _flows(lines: Lines) -> None:
+    """Follow beginnings. Raises EOFError at the end of the lines, and ApplyError."""
+    node = msgspec.json.decode(lines.next(), type=Node)
+    mode = modes.named(node.mode)
+    owners = Owners(_nodeport_addresses(node))
+    while (line := lines.next()) != COMPLETE:
+        _put(owners, line)
+    while not announced():
+        _say(_flow_message(error=f"nothing can be followed: {NOT_ANNOUNCED}"))
+        end = time.monotonic() + _AGAIN
+        while time.monotonic() < end:
+            _hear(lines, owners)
+            time.sleep(_EACH)
+    counts = Beginnings(owners, endpoints=mode.flows_end is FlowsEnd.ENDPOINTS)
+    with Events.open(Wanted(mode.tracked_as, mode.tracked_as), (BEGINNINGS,)) as events:
+        _follow(events, counts, lines, owners)
+
+
+def _follow(events: Events, counts: Beginnings, lines: Lines, owners: Owners) -> None:
+    """Tell of what begins each second. Raises EOFError at the end of the lines, and ApplyError."""
+    sampled = Sampled(events, budget=PAGE)
+    began = time.monotonic()
+    while True:
+        one_in, lost = events.one_in, sampled.lost
+        for event, weight in sampled.for_a_while(began + _EACH):
+            counts.add(event.entry, weight)
+        _hear(lines, owners)
+        if (now := time.monotonic()) >= began + _EACH:
+            seconds, began = now - began, now
+            _say(_flow_message(seconds, one_in, counts.take(seconds), lost=sampled.lost - lost))
+
+
+def _flow_message(
+    seconds: float = 0.0, one_in: int = 1, services: dict[str, Any] | None = None, *, lost: int = 0, error: str = ""
+) -> dict[str, Any]:
+    return {
+        "at": time.time(),
+        "seconds": round(seconds, 3),
+        "sampled": 1 / one_in,
+        "lost": lost,
+        "services": services or {},
+        "error": error,
+    }
+
+
+def _hear(lines: Lines, owners: Owners) -> None:
+    """Take in which Services changed. Raises EOFError."""
+    for line in lines.here():
+        _put(owners, line)
+
+
+def _put(owners: Owners, line: bytes) -> None:
+    told = msgspec.json.decode(line, type=Fronts)
+    owners.put(told.service, told.keys)
+
+
+def _nodeport_addresses(node: Node) -> dict[Family, frozenset[bytes]]:
+    local = host.packed_local_addresses(tuple(Family), modes.interfaces())
+    found = {}
+    for number, given in node.nodeports.items():
+        family = Family(number)
+        every = (address for address in local[family] if not is_loopback(address))
+        found[family] = frozenset(every if given is None else given)
+    return found

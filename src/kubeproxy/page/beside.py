@@ -1,0 +1,202 @@
+"""What is looked at while pages are open, and told beside what happens: problems, and new connections of Services."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+
+from kubeproxy.model.plan import ServiceName
+from kubeproxy.model.planner import Change, Planner
+from kubeproxy.page.companion import Companion
+from kubeproxy.page.wire import COMPLETE, Fronts, Node
+from kubeproxy.seeing.owners import keys_of
+from kubeproxy.turns import in_turns
+
+Tell = Callable[[str, Any], None]
+"""Tells all pages an event of a kind: something that becomes JSON, or bytes that are."""
+
+EACH: Final = 30.0
+"""Seconds between two looks for problems."""
+SOON: Final = 2.0
+"""Seconds after a family got or lost a trouble until problems are looked for."""
+SHARE: Final = 0.002
+"""How much of a processor looking for problems may take: looks that cost more are made less often."""
+_STEP: Final = 200
+_MOST_OBJECTS: Final = 100
+"""Fields that cannot be used, of which pages are told."""
+
+
+class Beside:
+    """Both looks. `socket` is where commands ask this proxy, '' for nowhere."""
+
+    def __init__(self, mode: str, planner: Planner, socket: str, tell: Tell) -> None:
+        self._flows = Flows(mode, planner, tell)
+        self._problems = Problems(planner, socket, tell)
+
+    async def run(self) -> None:
+        """Look until cancelled; the processes have ended when this has."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._flows.run())
+            tasks.create_task(self._problems.run())
+
+    def settled(self, changes: Sequence[Change]) -> None:
+        """Hear of changes that settled."""
+        self._flows.settled(changes)
+
+    def troubled(self) -> None:
+        """Hear that a family got or lost a trouble."""
+        self._problems.look_soon()
+
+
+class Flows:
+    """New connections, by a process that follows connection tracking and is told whose addresses are whose."""
+
+    def __init__(self, mode: str, planner: Planner, tell: Tell) -> None:
+        self._mode = mode
+        self._planner = planner
+        self._tell = tell
+        self._companion = Companion(["flows"], self._said, self._ended, self._greet)
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        await self._companion.run()
+
+    def settled(self, changes: Iterable[Change]) -> None:
+        """Pass on which frontends changed."""
+        for change in changes:
+            before, after = change.before.plans, change.after.plans
+            if [plan.frontends for plan in before] != [plan.frontends for plan in after]:
+                self._companion.tell(_line(change.name, keys_of(after)))
+
+    def _said(self, line: bytes) -> None:
+        if line.startswith(b'{"error"'):
+            self._ended(msgspec.json.decode(line)["error"])
+        else:
+            self._tell("flows", line)
+
+    def _ended(self, why: str) -> None:
+        nothing: dict[str, Any] = {"at": time.time(), "seconds": 0, "sampled": 1, "services": {}}
+        self._tell("flows", nothing | {"error": why})
+
+    async def _greet(self) -> AsyncGenerator[bytes, None]:
+        planner = self._planner
+        parts = {family: planner.world.of(family) for family in planner.world.families}
+        nodeports = {int(family): ours.nodeport_ips for family, ours in parts.items() if ours is not None}
+        yield msgspec.json.encode(Node(self._mode, nodeports)) + b"\n"
+        names = list(planner.compiled)
+        for start in range(0, len(names), _STEP):
+            yield b"".join(
+                _line(name, keys_of(compiled.plans))
+                for name in names[start : start + _STEP]
+                if (compiled := planner.compiled.get(name)) is not None
+            )
+            await asyncio.sleep(0)
+        yield COMPLETE + b"\n"
+
+
+def _line(name: ServiceName, keys: Sequence[bytes]) -> bytes:
+    return msgspec.json.encode(Fronts("/".join(name), keys)) + b"\n"
+
+
+class Problems:
+    """What `kube-proxy doctor` finds, by a process beside the proxy, and what the objects themselves have wrong."""
+
+    def __init__(self, planner: Planner, socket: str, tell: Tell) -> None:
+        self._planner = planner
+        self._socket = socket
+        self._tell = tell
+        self._asked = asyncio.Event()
+        self._answered = asyncio.Event()
+        self._findings: list[Mapping[str, str]] = []
+        self._seconds = 0.0
+        self._companion = Companion(["problems", "--control-socket", socket], self._said, self._ended, self._greet)
+
+    async def run(self) -> None:
+        """Look now, then now and then, until cancelled."""
+        if not self._socket:
+            text = "nobody can ask this proxy, so that not everything was looked at"
+            self._findings = [_unknown(text, "remove --control-socket, or give it a path")]
+            while True:
+                await self._say(looking=False)
+                await asyncio.sleep(EACH)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._companion.run())
+            tasks.create_task(self._look())
+
+    def look_soon(self) -> None:
+        """Look again a moment later."""
+        self._asked.set()
+
+    async def _look(self) -> None:
+        while True:
+            await self._say(looking=True)
+            self._answered.clear()
+            self._companion.tell(b"look\n")
+            await self._answered.wait()
+            await self._say(looking=False)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(EACH, self._seconds / SHARE)):
+                    await self._asked.wait()
+                    await asyncio.sleep(SOON)
+            self._asked.clear()
+
+    async def _greet(self) -> AsyncGenerator[bytes, None]:
+        yield b"look\n"
+
+    def _said(self, line: bytes) -> None:
+        answer = msgspec.json.decode(line)
+        if "error" in answer:
+            self._ended(answer["error"])
+            return
+        self._seconds = answer["processorSeconds"]
+        unknown = [_unknown(text, "") for text in answer["unknown"]]
+        self._findings = [*(_finding(one) for one in answer["findings"]), *unknown]
+        self._answered.set()
+
+    def _ended(self, why: str) -> None:
+        self._findings = [_unknown(f"nothing could be looked at: {why}", "kube-proxy doctor, on the node, says more")]
+        self._answered.set()
+
+    async def _say(self, *, looking: bool) -> None:
+        without, objects = await _wrong_objects(self._planner)
+        message = {"findings": self._findings, "looking": looking, "withoutEndpoints": without, "objects": objects}
+        self._tell("problems", {"at": time.time()} | message)
+
+
+def _finding(found: Mapping[str, str]) -> Mapping[str, str]:
+    return {"severity": found["severity"], "what": found["what"], "detail": found["why"], "fix": found["fix"]}
+
+
+def _unknown(what: str, fix: str) -> Mapping[str, str]:
+    return {"severity": "unknown", "what": what, "detail": "", "fix": fix}
+
+
+async def _wrong_objects(planner: Planner) -> tuple[int, list[dict[str, str]]]:
+    """Return how many Services lack endpoints, and fields of objects that cannot be used, the first ones."""
+    without, objects = 0, []
+    async for lacks, found in in_turns(_looked_through(planner)):
+        without += lacks
+        objects += found
+    return without, objects[:_MOST_OBJECTS]
+
+
+def _looked_through(planner: Planner) -> Iterator[tuple[int, list[dict[str, str]]]]:
+    for name in list({**planner.compiled, **planner.slices}):
+        compiled, pieces = planner.compiled.get(name), planner.slices.get(name, {})
+        found = []
+        lacks = 0
+        if compiled is not None:
+            lacks = int(any(not plan.usable for plan in compiled.plans))
+            found += [_object("Service", "/".join(name), *problem) for problem in compiled.problems]
+        for piece, held in pieces.items():
+            found += [_object("EndpointSlice", f"{name[0]}/{piece}", *problem) for problem in held.problems]
+        yield lacks, found
+
+
+def _object(kind: str, name: str, field: str, reason: str) -> dict[str, str]:
+    return {"object": f"{kind} {name}", "field": field, "reason": reason}

@@ -1,0 +1,122 @@
+"""A process of this program beside the proxy, for looks that would hold it up. It ends when nobody listens any more.
+
+It is told by its standard input, whose end it takes for its own, and so it ends with a proxy that is killed as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from kubeproxy.pacing import Backoff
+
+log = logging.getLogger("kubeproxy.page")
+
+FIRST_RETRY: Final = 2.0
+SLOWEST_RETRY: Final = 300.0
+PATIENCE: Final = 2.0
+"""Seconds that it may take to end."""
+_LONGEST: Final = 1 << 20
+"""Bytes of a line that it says, and of what it was told and has not read."""
+
+
+def ourselves() -> list[str]:
+    """Return the command that starts this program again, whether it is installed or one file (a zipapp)."""
+    from zipfile import is_zipfile  # noqa: PLC0415 - a proxy that nobody looks at does without
+
+    program = Path(sys.argv[0])
+    if program.is_file() and is_zipfile(program):
+        return [sys.executable, str(program.resolve())]
+    return [sys.executable, "-P", "-m", "kubeproxy.cli"]  # -P: never what lies in the working directory
+
+
+class Companion:
+    """Runs `kube-proxy companion ...`, again when it ends, until cancelled.
+
+    `said` gets each line, `ended` a sentence when it ended by itself. `greet` yields what it is told first.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        said: Callable[[bytes], None],
+        ended: Callable[[str], None],
+        greet: Callable[[], AsyncIterator[bytes]] | None = None,
+        command: Callable[[], list[str]] = ourselves,
+    ) -> None:
+        self._words = words
+        self._said = said
+        self._ended = ended
+        self._greet = greet
+        self._command = command
+        self._process: Process | None = None
+        self._greeted = False
+
+    def tell(self, line: bytes) -> None:
+        """Have it told a line; one that does not run, or was not greeted to the end, will hear it otherwise."""
+        process = self._process
+        if process is None or process.stdin is None or not self._greeted or process.stdin.is_closing():
+            return
+        if process.stdin.transport.get_write_buffer_size() > _LONGEST:  # it does not read
+            process.kill()
+            return
+        process.stdin.write(line)
+
+    async def run(self) -> None:
+        """Keep it running; it has ended when this has."""
+        backoff = Backoff(FIRST_RETRY, SLOWEST_RETRY)
+        while True:
+            try:
+                why = await self._once()
+            except OSError as error:
+                why = f"cannot be started: {error.strerror}"
+            self._ended(f"the process beside the proxy ({' '.join(self._words[:1])}) {why}; it is tried again")
+            await asyncio.sleep(backoff.failed())
+
+    async def _once(self) -> str:
+        """Return how it ended."""
+        words = [*self._command(), "companion", *self._words]
+        process = await asyncio.create_subprocess_exec(*words, stdin=PIPE, stdout=PIPE, limit=_LONGEST)
+        self._process = process
+        try:
+            await asyncio.gather(self._tell_all(process), self._listen(process))
+            return f"ended with exit code {await process.wait()}"
+        except ValueError:
+            return "said too much"
+        finally:
+            self._process, self._greeted = None, False
+            await _end(process)
+
+    async def _tell_all(self, process: Process) -> None:
+        assert process.stdin is not None  # noqa: S101 - a pipe was asked for
+        with suppress(ConnectionError):
+            if self._greet is not None:
+                async for line in self._greet():
+                    process.stdin.write(line)
+                    await process.stdin.drain()
+            self._greeted = True
+
+    async def _listen(self, process: Process) -> None:
+        assert process.stdout is not None  # noqa: S101 - a pipe was asked for
+        while line := await process.stdout.readline():
+            self._said(line.rstrip())
+
+
+async def _end(process: Process) -> None:
+    """End a process, and wait for that."""
+    if process.stdin is not None:
+        process.stdin.close()
+    for stop in (process.terminate, process.kill):
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                stop()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE):
+                await process.wait()
+                return
