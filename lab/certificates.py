@@ -43,15 +43,25 @@ def make_certificates(folder: Path, user: str = "system:kube-proxy", days: int =
         raise Unsupported("openssl is not installed, which the lab's TLS needs: apt-get install openssl")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     result = Certificates(*(folder / n for n in ("ca.crt", "server.crt", "server.key", "client.crt", "client.key")))
-    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", str(days)]
+    key = _new_key(days)
     authority = ["-CA", str(result.ca), "-CAkey", str(folder / "ca.key")]
     ca_uses = "keyUsage=critical,keyCertSign,cRLSign"
     _request(folder / "ca.key", result.ca, "/CN=lab-ca", [*key, "-addext", ca_uses])
     names = ["-addext", f"subjectAltName={SERVER_NAMES}", "-addext", "basicConstraints=critical,CA:FALSE"]
     _request(result.server_key, result.server, "/CN=kube-apiserver", [*key, *authority, *names])
-    uses = ["-addext", "extendedKeyUsage=clientAuth", "-addext", "basicConstraints=critical,CA:FALSE"]
-    _request(result.client_key, result.client, f"/CN={user}", [*key, *authority, *uses])
+    make_client(folder, result.client, result.client_key, user, days)
     return result
+
+
+def make_client(folder: Path, certificate: Path, key: Path, user: str, days: int) -> None:
+    """Make a client's pair by the authority of a folder that make_certificates() filled. Raises Unsupported."""
+    authority = ["-CA", str(folder / "ca.crt"), "-CAkey", str(folder / "ca.key")]
+    uses = ["-addext", "extendedKeyUsage=clientAuth", "-addext", "basicConstraints=critical,CA:FALSE"]
+    _request(key, certificate, f"/CN={user}", [*_new_key(days), *authority, *uses])
+
+
+def _new_key(days: int) -> list[str]:
+    return ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", str(days)]
 
 
 def _request(key: Path, certificate: Path, subject: str, options: list[str]) -> None:

@@ -193,6 +193,16 @@ class Topology:
         ip_batch(_pod_lines(client), self.client)
         ip_batch(_port_lines([client]), self.node(NODE_A))
 
+    def add_node(self, node: NodeNet) -> None:
+        """Make one more node on the LAN, without pods; for programs of a node alone. Raises LinkError."""
+        namespace = self.node(node)
+        with self._lock:
+            ip_batch([f"netns add {namespace}"])
+            run_in(namespace, lambda: _sysctls(_ROUTER_SYSCTLS))
+            ip_batch([_veth_line(namespace, node.name, self.outside)])
+            ip_batch([f"link set {node.name} master lan", f"link set {node.name} up"], self.outside)
+            ip_batch(self._node_lines(node), namespace)
+
     def exists(self) -> bool:
         """Whether any namespace of this id exists."""
         return bool(names(self.prefix))

@@ -1,0 +1,98 @@
+"""The dashboard, as far as it can be judged without Grafana: its form, and that Prometheus understands what it asks.
+
+That each panel has data of a real proxy is shown in tests/scenarios/test_alerts_fire.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from support.dashboard import dashboard, filled, metrics_of, questions
+from support.metric_names import metric_names
+from support.promtool import promtool
+
+Json = dict[str, Any]
+PANELS: list[Json] = dashboard()["panels"]
+TYPES = {"row", "stat", "timeseries", "state-timeline", "table"}
+UNITS = {"short", "s", "ops", "reqps", "cps", "bytes", "percentunit"}
+"""Those of Grafana's units (its packages/grafana-data) that are used."""
+NOT_OF_THE_PROXY = {"up", "process_resident_memory_bytes", "process_cpu_seconds_total"}
+"""Prometheus' own, and those that are put together in the source."""
+
+
+def test_it_says_what_grafana_needs() -> None:
+    whole = dashboard()
+    assert whole["schemaVersion"] >= 36  # the first with data sources as objects
+    assert (whole["id"], whole["uid"], whole["title"]) == (None, "kube-proxy-py", "kube-proxy")  # Grafana numbers it
+    names = [variable["name"] for variable in whole["templating"]["list"]]
+    assert names == ["datasource", "job", "node"]
+    used = set(re.findall(r"\$\{?(\w+)", json.dumps(whole)))
+    assert used - {"__rate_interval", "__all"} == set(names)
+
+
+def test_panels_have_numbers_of_their_own_and_a_place() -> None:
+    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
+    for panel in PANELS:
+        place = panel["gridPos"]
+        assert place["x"] >= 0, panel["title"]
+        assert place["x"] + place["w"] <= 24, panel["title"]
+        assert min(place["w"], place["h"]) >= 1
+    for one, other in itertools.combinations(PANELS, 2):
+        assert not overlap(one["gridPos"], other["gridPos"]), (one["title"], other["title"])
+    ends = {panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in PANELS}
+    assert {panel["gridPos"]["y"] for panel in PANELS} <= ends | {0}, "a hole between two panels"
+
+
+def overlap(one: Json, other: Json) -> bool:
+    across = one["x"] < other["x"] + other["w"] and other["x"] < one["x"] + one["w"]
+    return across and one["y"] < other["y"] + other["h"] and other["y"] < one["y"] + one["h"]
+
+
+def test_each_panel_is_of_a_kind_that_grafana_has_and_says_what_it_is_for() -> None:
+    source = {"type": "prometheus", "uid": "${datasource}"}
+    for panel in PANELS:
+        assert panel["type"] in TYPES
+        if panel["type"] == "row":
+            assert panel["panels"] == []
+            continue
+        assert panel["description"].endswith((".", "flows NAMESPACE/NAME", "FILE", "conntrack", "verify", "doctor"))
+        assert panel["datasource"] == source
+        assert [target["datasource"] for target in panel["targets"]] == [source] * len(panel["targets"])
+        letters = [target["refId"] for target in panel["targets"]]
+        assert letters == ["A", "B", "C"][: len(letters)]
+        assert panel["type"] == "state-timeline" or panel["fieldConfig"]["defaults"]["unit"] in UNITS
+    titles = [panel["title"] for panel in PANELS]
+    assert len(set(titles)) == len(titles)
+
+
+def test_what_is_asked_is_of_the_chosen_nodes_and_there() -> None:
+    known = metric_names() | NOT_OF_THE_PROXY
+    for panel, expression, _ in questions():
+        selectors = re.findall(r"\{([^}]*)\}", expression)
+        assert selectors, panel
+        assert all(selector.startswith('job=~"$job", instance=~"$node"') for selector in selectors), panel
+        assert metrics_of(expression), panel
+        assert metrics_of(expression) - known == set(), panel
+    for variable in dashboard()["templating"]["list"][1:]:
+        assert set(re.findall(r"kubeproxy_\w+", variable["definition"])) <= known
+
+
+def test_lines_are_told_apart() -> None:
+    """What a sum keeps, a legend shows: else two lines have one name."""
+    for panel, expression, legend in questions():
+        for names in re.findall(r"\bby \(([^)]*)\)", expression):
+            kept = {name.strip() for name in names.split(",")} - {"le", "git_version"}
+            assert kept <= set(re.findall(r"\{\{(\w+)\}\}", legend)), panel
+
+
+def test_prometheus_understands_it(tmp_path: Path) -> None:
+    rules = [{"record": f"panel:number:{n}", "expr": filled(each.expression)} for n, each in enumerate(questions())]
+    rules += [{"record": "note", "expr": filled(note["expr"])} for note in dashboard()["annotations"]["list"][1:]]
+    file = tmp_path / "rules.yaml"
+    file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    code, lines = promtool("check", "rules", str(file))
+    assert (code, f"SUCCESS: {len(rules)} rules found" in lines[-1]) == (0, True), lines
