@@ -20,7 +20,8 @@ from bench.worker import BenchmarkFailed
 DEFAULT = ("sync", "change", "churn", "start", "e2e", "path", "counters")
 OTHER_MODES = ("iptables", "ipvs", "userspace")  # a quarter of an hour more
 SEEING = ("seeing",)
-ALL = DEFAULT + OTHER_MODES + SEEING
+BEYOND = ("resets",)
+ALL = DEFAULT + OTHER_MODES + SEEING + BEYOND
 WIDTH = 190  # columns of a table when the output is no terminal
 
 
@@ -57,7 +58,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "what",
         nargs="*",
         metavar="WHAT",
-        help=f"{', '.join(DEFAULT)} (if none is named), {', '.join(OTHER_MODES)}, gate, markdown (last figures)",
+        help=f"{', '.join(DEFAULT)} (if none is named), {', '.join(OTHER_MODES + BEYOND)}, gate, markdown (last figures)",
     )
     parser.add_argument("--quick", action="store_true", help="fewer sizes and runs")
     parser.add_argument(

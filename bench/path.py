@@ -21,7 +21,7 @@ from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Replaced, Upserted
-from kubeproxy.model.plan import Connections, Globals
+from kubeproxy.model.plan import Connections, Globals, Orphans
 from kubeproxy.model.planner import Planner
 
 SIZES = ("10x10", "1kx10", "10kx10", "44kx10")
@@ -43,7 +43,12 @@ Target = tuple[str, int]
 
 
 def measure(
-    size: str, rounds: int, connections: int, seconds: float, counters: Connections = "uncounted"
+    size: str,
+    rounds: int,
+    connections: int,
+    seconds: float,
+    counters: Connections = "uncounted",
+    orphans: Orphans = "left",
 ) -> dict[str, float]:
     """Measure one size: us, connections a second, Gbit/s."""
     wanted = objects.parse_size(size)
@@ -53,7 +58,7 @@ def measure(
         endpoint = objects.endpoints_of(0, wanted.endpoints)[0]
         straight = {"straight": ((endpoint, PORT), (endpoint, SINK_PORT))}
         bare = _measured(network, {"bare": straight["straight"]}, rounds, connections, seconds)
-        backend = _program(wanted, replace(proxy.world(), connections=counters))
+        backend = _program(wanted, replace(proxy.world(), connections=counters, orphans=orphans))
         service = {"service": ((objects.cluster_ip(0), 80), (objects.cluster_ip(wanted.services), 80))}
         found = _measured(network, service | straight, rounds, connections, seconds)
         backend.close()

@@ -1,0 +1,154 @@
+"""resets: what --reset-gone-endpoints costs who uses it: the same with and without, in one run.
+
+Full sync and changes through planner and backend, an endpoint that is gone and whose address is taken again, memory of
+the process, and what a connection through a Service takes.
+"""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from bench import change, objects, path, proxy
+from bench.charts import Chart
+from bench.figures import median, spreads
+from bench.report import Column, Report, Row, panel_by_kind
+from bench.runs import Run
+from kubeproxy.backends.nftables.backend import NftablesBackend
+from kubeproxy.backends.nftables.table import KernelTable
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.gone import Departed, Departures
+from kubeproxy.model.plan import Orphans
+from kubeproxy.model.planner import Planner
+
+SIZES = ("1kx10", "10kx10")
+KINDS: tuple[Orphans, ...] = ("left", "reset")
+
+COLUMNS = (
+    Column("full sync ms", "full", 0),
+    Column("index MB", "index", 1),
+    Column("endpoint replaced us", "replaced", 0),
+    Column("endpoint added us", "added", 0),
+    Column("gone us", "gone", 0),
+    Column("taken again us", "taken", 0),
+    Column("connect p50 us", "service_p50", 1),
+    Column("conn/s", "service_rate", 0),
+    Column("Gbit/s", "service_stream", 2),
+)
+
+
+def measure(size: str, orphans: Orphans, pairs: int) -> dict[str, float]:
+    """Measure one table: ms, MB, us by kind of change."""
+    wanted, world = objects.parse_size(size), replace(proxy.world(), orphans=orphans)
+    proxy.collect_as_the_proxy_does()
+    departures = Departures() if orphans == "reset" else None
+    planner, backend = Planner(world, departures), NftablesBackend(KernelTable.open(Family.IPV4), world)
+    lists = change.lists(wanted)
+    began = time.perf_counter()
+    planner.apply(lists)
+    plans = {each.name: each.after.plans for each in planner.take()}
+    _tell(planner, backend)
+    for _ in backend.resync(plans):
+        pass
+    full = time.perf_counter() - began
+    proxy.settled()
+    found = {"full": full * 1e3, "index": _index(planner), **_changes(wanted, planner, backend, pairs)}
+    found |= _departures(planner, backend, pairs) if departures is not None else {}
+    backend.close()
+    return found
+
+
+def _tell(planner: Planner, backend: NftablesBackend) -> None:
+    """Do what the engine does after it compiled."""
+    if planner.departures is not None:
+        departed = planner.departures.look(time.monotonic(), planner.services)
+        backend.depart(departed, planner.departures.in_use)
+
+
+def _index(planner: Planner) -> float:
+    """Return the MB that it takes to know which slices have an address."""
+    tracemalloc.start()
+    departures = Departures()
+    for name, pieces in planner.slices.items() if planner.departures is not None else ():
+        for piece in pieces.values():
+            departures.replace(name, None, piece)
+    departures.look(0.0, ())
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return size / 1e6
+
+
+def _changes(size: objects.Size, planner: Planner, backend: NftablesBackend, pairs: int) -> dict[str, float]:
+    decoders = change.Decoders()
+    seconds: dict[str, list[float]] = {}
+    for step in change.steps(size, pairs):
+        began = time.perf_counter()
+        planner.apply(decoders.events(step.lines))
+        changed = [(each.name, each.after.plans) for each in planner.take()]
+        _tell(planner, backend)
+        for _ in backend.sync(changed):
+            pass
+        seconds.setdefault(step.case, []).append(time.perf_counter() - began)
+    return {
+        "replaced": median(seconds["endpoint replaced"]) * 1e6,
+        "added": median(seconds["endpoint added"]) * 1e6,
+    }
+
+
+def _departures(planner: Planner, backend: NftablesBackend, pairs: int) -> dict[str, float]:
+    """Have one endpoint after the other be gone, and have its address taken."""
+    seconds: dict[str, list[float]] = {"gone": [], "taken": []}
+    in_use = planner.departures.in_use if planner.departures is not None else bool
+    for turn in range(pairs):
+        address = bytes((10, 200, turn >> 8, turn & 255))
+        for case, departed in (
+            ("gone", Departed((address + b"\x06\x1f\x90",))),
+            ("taken", Departed((), frozenset((address,)))),
+        ):
+            began = time.perf_counter()
+            backend.depart(departed, in_use)
+            for _ in backend.sync(()):
+                pass
+            seconds[case].append(time.perf_counter() - began)
+    return {case: median(times) * 1e6 for case, times in seconds.items()}
+
+
+def run(with_: Run) -> Report:
+    """Measure both kinds in turns, so that what the machine does besides hits them alike."""
+    sizes, count, pairs = (SIZES[-1:], 2, 100) if with_.quick else (SIZES, 5, 300)
+    rows = []
+    for size in sizes:
+        runs: dict[Orphans, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
+        for turn in range(count):
+            for kind in KINDS:
+                what = f"{size} {kind}, run {turn + 1}/{count}"
+                found = with_.measure(what, measure, size=size, orphans=kind, pairs=pairs)
+                found |= with_.measure(
+                    f"{what}, connections",
+                    path.measure,
+                    size=size,
+                    rounds=4,
+                    connections=1000,
+                    seconds=0.2,
+                    orphans=kind,
+                )
+                runs[kind].append(found)
+        rows += [Row(f"{size} {kind}", dict(spreads(runs[kind]))) for kind in KINDS]
+    notes = ("index: which slices have an address, in the proxy. gone, taken again: each a transaction of its own.",)
+    return Report("resets", "What resets for what is gone cost", COLUMNS, rows, _chart(rows), notes)
+
+
+def _chart(rows: Sequence[Row]) -> Chart:
+    along = "Services x endpoints"
+    return Chart(
+        "With and without resets for what is gone",
+        (
+            panel_by_kind("Full sync", "ms", along, rows, {"full": "all of it"}),
+            panel_by_kind("One change", "us", along, rows, {"replaced": "replaced", "added": "added"}),
+            panel_by_kind("Connect latency, median", "us", along, rows, {"service_p50": "through a Service"}),
+        ),
+    )
