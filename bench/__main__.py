@@ -58,7 +58,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "what",
         nargs="*",
         metavar="WHAT",
-        help=f"{', '.join(DEFAULT)} (if none is named), {', '.join(OTHER_MODES + BEYOND)}, gate, markdown (last figures)",
+        help=f"{', '.join(DEFAULT)} (if none is named), {', '.join(OTHER_MODES + BEYOND)}, gate, "
+        "markdown (last figures)",
     )
     parser.add_argument("--quick", action="store_true", help="fewer sizes and runs")
     parser.add_argument(

@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 from kubeproxy import __version__, garbage, host, modes, privileges
 from kubeproxy.backends.mode import Backend, FlowsEnd, Mode, Operations
@@ -44,6 +44,7 @@ from kubeproxy.pacing import Backoff
 from kubeproxy.reporter import Reporter
 from kubeproxy.serving import Served, Servers
 from kubeproxy.sources import Sources, open_sources
+from kubeproxy.startup_taint import StartupTaint
 
 log = logging.getLogger("kubeproxy.app")
 
@@ -283,6 +284,8 @@ class App:
             "systemd": self._systemd.run(self._health.healthy, self._summary),
             **self._sources.work(),
         }
+        if self._options.startup_taint:
+            work["startup taint"] = self._announce_readiness(self._options.startup_taint)
         if self._output.handler.buffered:
             work["logs"] = self._output.handler.flush_every(self._config.logging.flush_frequency)
         if self._options.config_file:
@@ -341,6 +344,19 @@ class App:
         self._systemd.ready()
         await remove_others(self._mode, Backoff(FIRST_REMOVAL_RETRY, SLOWEST_REMOVAL_RETRY))
         self._flows.recheck(self._engine.planner.compiled)
+
+    async def _announce_readiness(self, key: str) -> None:
+        """Let pods in when our own rules are in place."""
+        if self._sources.patch is None:
+            log.warning("--startup-taint has no effect: there is no API server, and no Node to take it from")
+            return
+        await self._engine.ready.wait()
+        name, nodes = self._settings.node_name, self._engine.planner.nodes
+
+        def tell(kind: Literal["Normal", "Warning"], reason: str, note: str) -> None:
+            self._events.record(self._node, kind, reason, "StartKubeProxy", note)
+
+        await StartupTaint(key, name, lambda: nodes.get(name), self._sources.patch, tell).remove()
 
     async def _watch_config(self) -> None:
         changes = watch_config(

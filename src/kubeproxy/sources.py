@@ -17,6 +17,7 @@ from kubeproxy.model.events import Sink
 from kubeproxy.observe.events import Post
 from kubeproxy.observe.metrics import Metrics
 from kubeproxy.pacing import TokenBucket
+from kubeproxy.startup_taint import Patch
 
 if TYPE_CHECKING:
     from kubeproxy.api.http import Finished
@@ -35,6 +36,9 @@ class Sources(Protocol):
 
     post: Post | None
     """How events are sent, None when there is nobody to send them to."""
+
+    patch: Patch | None
+    """How an object is changed in place, None where there is nobody to ask."""
 
     plugin: str
     """The program that is run for credentials, '' for none."""
@@ -93,6 +97,7 @@ class ApiSources:
             metrics.own.follow_staleness(resource, partial(_staleness, status))
         cluster.on_certificates(metrics.own.show_certificates)
         self.post: Post | None = self._post
+        self.patch: Patch | None = self._patch
 
     def files(self) -> Sequence[str]:
         """See Sources."""
@@ -125,10 +130,17 @@ class ApiSources:
         await self._client.close()
 
     async def _post(self, method: str, path: str, body: bytes) -> int:
+        return await self._send(
+            method, path, body, "application/merge-patch+json" if method == "PATCH" else "application/json"
+        )
+
+    async def _patch(self, path: str, body: bytes) -> int:
+        return await self._send("PATCH", path, body, "application/json-patch+json")
+
+    async def _send(self, method: str, path: str, body: bytes, kind: str) -> int:
         from kubeproxy.api.status import StatusError  # noqa: PLC0415
 
         self._waited(method, await self._limit.turn())
-        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         try:
             return (await self._client.http.request(method, path, body=body, content_type=kind)).status
         except StatusError as error:
@@ -177,6 +189,7 @@ class ManifestSources:
 
     knows_nodes = False
     post: Post | None = None
+    patch: Patch | None = None
     plugin = ""
 
     def __init__(self, folder: str, node_name: str, sink: Sink) -> None:

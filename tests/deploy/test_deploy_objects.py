@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from kubeproxy.config.load import read_text
 from kubeproxy.config.options import build_options
 from kubeproxy.config.pflag import parse
 from support import helm, kustomize, schema
+from support.documents import document
 from support.places import ROOT
 
 Json = dict[str, Any]
@@ -233,6 +235,7 @@ BAD_VALUES: dict[str, tuple[Json, str]] = {
     "affinity of no kind": ({"affinity": {"nodeAffinty": {}}}, "additional properties 'nodeAffinty' not allowed"),
     "a secret's name alone": ({"imagePullSecrets": ["registry"]}, "'/imagePullSecrets/0': got string, want object"),
     "a variable without a name": ({"env": [{"value": "1"}]}, "'/env/0': missing property 'name'"),
+    "a taint with its effect": ({"startupTaint": "a/b:NoSchedule"}, "'/startupTaint': "),
     "an interval without a unit": ({"podMonitor": {"enabled": True, "interval": "30"}}, "'/podMonitor/interval': "),
     "no address of the API server": ({"apiServer": ""}, "apiServer: set it to where nodes reach the API server"),
     "metrics that are on loopback alone": (
@@ -307,6 +310,33 @@ def test_a_monitor_finds_the_pods_and_their_port() -> None:
         ports = {port["name"] for port in template["spec"]["containers"][0]["ports"]}
         assert {end["port"] for end in monitor["spec"]["podMetricsEndpoints"]} <= ports
         assert template["metadata"]["labels"][monitor["spec"]["jobLabel"]] == "kube-proxy-py"
+
+
+def test_the_right_to_patch_nodes_is_for_who_asks_for_it(tmp_path: Path) -> None:
+    """As docs/beyond.md shows it: the component beside a mode's folder, and the chart's value."""
+    shown = [line.strip() for _, line in document("docs/beyond.md").commands]
+    text = "\n".join(line for line in shown if line.startswith(("resources:", "components:")))
+    shutil.copytree(DEPLOY, tmp_path / "deploy")
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "kustomization.yaml").write_text(text.replace("deploy/", "../deploy/"))
+    made = kustomize.build(folder)
+    chart = from_chart(VALUES["nftables"] | {"startupTaint": "kube-proxy-py/not-ready"})
+
+    def added(objects: list[Json]) -> list[Json]:
+        return sorted(
+            (o for o in objects if o["metadata"]["name"] == "kube-proxy-py-startup-taint"), key=lambda o: str(o["kind"])
+        )
+
+    assert [o["kind"] for o in added(made)] == ["ClusterRole", "ClusterRoleBinding"]
+    assert added(made) == added(chart)
+    for objects in (made, chart):
+        assert pod(objects)["containers"][0]["args"][-1] == "--startup-taint=kube-proxy-py/not-ready"
+        parse(pod(objects)["containers"][0]["args"])
+        for obj in added(objects):
+            assert schema.errors(obj, {"$ref": f"#/definitions/{SCHEMA['kinds'][obj['kind']]}"}, SCHEMA) == []
+    for name in NAMES:
+        assert not added(built(name))
 
 
 def test_versions() -> None:

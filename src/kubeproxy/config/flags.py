@@ -54,6 +54,9 @@ FLAGS = (
     Flag("cleanup", "bool", "false", GENERAL, "", "Remove the rules of all modes from the kernel and exit."),
     Flag("init-only", "bool", "false", GENERAL, "",
          "Do what needs full root privileges and exit; afterwards CAP_NET_ADMIN is enough to run."),
+    Flag("startup-taint", "string", "", GENERAL, "",
+         "The key of a taint to remove from this Node once everything is programmed the first time. It needs the right"
+         " to patch Nodes. (Not in the Go kube-proxy.)"),
     Flag("feature-gates", "mapStringBool", "", GENERAL, "featureGates",
          "Pairs like A=true,B=false for features that are not final. All gates of Kubernetes 1.36 are accepted;"
          " a proxy reads:"),
@@ -192,7 +195,7 @@ BY_NAME = {flag.name: flag for flag in FLAGS}
 _KEPT = (
     "config write-config-to manifests control-socket page-from page-hosts connection-counters cleanup init-only master"
     " hostname-override version help"
-    " reset-gone-endpoints"
+    " reset-gone-endpoints startup-taint"
 )
 KEPT_WITH_CONFIG = frozenset(_KEPT.split()) | {
     flag.name for flag in FLAGS if flag.group in (LOGGING, LEGACY) and not flag.name.endswith("-port")

@@ -27,6 +27,12 @@ from kubeproxy.config.write import with_values
 from kubeproxy.errors import ConfigError
 from kubeproxy.model.plan import Connections, Orphans
 
+_QUALIFIED_NAME = re.compile(
+    r"([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?"
+    r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+)
+"""A key of a label or taint: IsQualifiedName of apimachinery."""
+
 _BEYOND = ("connection-counters", "reset-gone-endpoints")
 """Flags of ours that only some modes can do something for."""
 
@@ -39,7 +45,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """What to do.
 
     config is complete and valid, flags applied. config_file, master, manifests and write_config_to are "" when not
-    given; control_socket is where commands ask, "" for nowhere; page says who may see the page; connections says
+    given; control_socket is where commands ask, "" for nowhere; page says who may see the page; startup_taint is the
+    key of a taint of the Node that goes when everything is programmed, "" for none; connections says
     whether the kernel is to count those of each endpoint, orphans what becomes of those whose endpoint is gone. idle
     says which flags have no effect, "" for none. flags are all flags with their values, for /flagz. resolve puts the
     flags that outrank a configuration file over what a newly read file says; notices are to be shown to the user.
@@ -51,6 +58,7 @@ class Options(Struct, frozen=True, kw_only=True):
     manifests: str = ""
     control_socket: str = ""
     page: PageAccess = PageAccess()
+    startup_taint: str = ""
     connections: Connections = "uncounted"
     orphans: Orphans = "left"
     idle: str = ""
@@ -89,6 +97,7 @@ def build_options(line: CommandLine) -> Options:
         manifests=given.get("manifests", ""),
         control_socket=given.get("control-socket", BY_NAME["control-socket"].default),
         page=page_access(_listed(given, "page-from"), _listed(given, "page-hosts")),
+        startup_taint=_taint(given),
         connections="counted" if given.get("connection-counters") else "uncounted",
         idle=idle,
         orphans="reset" if given.get("reset-gone-endpoints") else "left",
@@ -105,6 +114,14 @@ def _listed(given: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """The values of a flag that takes several, or of its default."""
     values: tuple[str, ...] = given.get(name, KINDS["strings"].parse(BY_NAME[name].default))
     return values
+
+
+def _taint(given: Mapping[str, Any]) -> str:
+    """The key of the startup taint. Raises ConfigError."""
+    key: str = given.get("startup-taint", "")
+    if key and not _QUALIFIED_NAME.fullmatch(key):
+        raise ConfigError(f'--startup-taint: expected the key of a taint, as example.com/not-ready, got "{key}"')
+    return key
 
 
 def _idle(given: Mapping[str, Any], mode: ModeConfig) -> str:

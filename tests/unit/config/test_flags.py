@@ -36,6 +36,8 @@ ROWS = [
     ("control-socket", "string", "/run/kube-proxy/control.sock", "", "/s", ".control_socket", "/s", None, ""),
     ("cleanup", "bool", "false", "", "true", ".cleanup", True, *BOOL),
     ("init-only", "bool", "false", "", "true", ".init_only", True, *BOOL),
+    ("startup-taint", "string", "", "", "example.com/not-ready", ".startup_taint", "example.com/not-ready", "a/b/c",
+     '--{}: expected the key of a taint, as example.com/not-ready, got "a/b/c"'),
     ("feature-gates", "mapStringBool", "", "", "WatchList=true,AllBeta=false", "featureGates",
      {"WatchList": True, "AllBeta": False}, "WatchLists=true",
      "--{}: unrecognized feature gate: WatchLists; did you mean WatchList or WatchListClient?"),
