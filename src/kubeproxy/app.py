@@ -333,6 +333,8 @@ class App:
 
     def _summary(self) -> str:
         """Return what systemd shows as the status of the service."""
+        if self._engine.progress is not None:
+            return str(self._engine.progress)
         reasons = self._health.unready()
         if reasons:
             return "Not ready: " + "; ".join(reasons.values())

@@ -28,6 +28,7 @@ from kubeproxy.model.plan import NOTHING, Compiled, Globals, ServiceName, Servic
 from kubeproxy.model.planner import Change, Counts, Planner
 from kubeproxy.model.world import Settings, Surroundings, build, pod_cidrs
 from kubeproxy.observer import Commit, Observer, ServiceProblem
+from kubeproxy.progress import Progress
 from kubeproxy.turns import exhaust, in_turns
 
 log = logging.getLogger("kubeproxy.engine")
@@ -57,6 +58,7 @@ class Engine:
         self.settings = settings
         self.planner = Planner(build(settings, Surroundings()), Departures() if settings.orphans == "reset" else None)
         self.ready = asyncio.Event()
+        self.progress: Progress | None = None  # of the full sync under way, if there is one
         self._backends = backends
         self._families = [backend.family for backend in backends]
         self._observer = observer
@@ -282,11 +284,14 @@ class Engine:
         family, began = backend.family, time.monotonic()
         full, backlog.stale = backlog.stale, False  # it may be asked for meanwhile
         compiled = self.planner.compiled
-        steps = _resync(backend, backlog, compiled) if full else backend.sync(backlog.plans())
         try:
             async with self._kernel:
-                # In a thread it only touches the backend and what was compiled; nobody else changes that meanwhile.
-                await exhaust(steps, in_thread=full or backend.blocking)
+                if full:
+                    with Progress(backend, len(compiled)) as self.progress:
+                        # It only touches the backend and what was compiled; nobody else changes that meanwhile.
+                        await exhaust(_resync(backend, backlog, compiled), in_thread=True)
+                else:
+                    await exhaust(backend.sync(backlog.plans()), in_thread=backend.blocking)
         except ApplyError as error:
             log.error("Sync failed family=%s error=%r", family.label, str(error))
             asyncio.get_running_loop().call_later(backlog.refused(str(error)), self._try_again, backlog)
@@ -294,6 +299,8 @@ class Engine:
             if isinstance(error, ChangedByOthersError):
                 self._observer.noticed(Difference(str(error)))
             return False
+        finally:
+            self.progress = None
         seconds = time.monotonic() - began
         # If it was not stale its last sync succeeded, so it has all but what is fresh. A new world may be a new address
         # for NodePorts, to which flows began before it answered.

@@ -76,6 +76,15 @@ class Backend(Protocol):
 
 
 @runtime_checkable
+class Gradual(Protocol):
+    """A backend whose full sync is a row of transactions."""
+
+    @property
+    def programmed(self) -> int:
+        """Return how many Services the kernel has of those that a sync under way is to bring. May be asked any time."""
+
+
+@runtime_checkable
 class Resetting(Protocol):
     """A backend that resets connections to endpoints that are gone."""
 

@@ -254,6 +254,11 @@ class NftablesBackend:
         self._numbers.compared()
         self._is_whole = True
 
+    @property
+    def programmed(self) -> int:
+        """See backends.mode.Gradual."""
+        return len(self._placed)
+
     def _intact(self) -> bool:
         """Return whether chains and rules are ours, as of the signature."""
         self._signature = audit.signature(self._table)

@@ -129,3 +129,14 @@ def test_a_key_goes_from_one_service_to_another_in_one_sync(ground):
         assert ground.elements("external-services") == {"203.0.113.1 . tcp . 80"}
         assert ground.elements("endpoints-4") == {"203.0.113.1 . tcp . 80", "10.96.0.1 . tcp . 80"}
         assert ground.difference(backend) is None
+
+
+def test_a_full_sync_says_how_many_services_the_kernel_has(ground, monkeypatch):
+    monkeypatch.setattr(backend_module, "BATCH", 1)
+    wanted = {("default", f"s{number}"): plans_of(f"s{number}", number, 2) for number in range(1, 6)}
+    backend = ground.start()
+    seen = [backend.programmed for _ in backend.resync(wanted)]
+    assert (seen, seen[0] < 5, seen[-1]) == (sorted(seen), True, 5)
+    again = ground.start()  # over what is there already
+    assert again.programmed == 0
+    assert [again.programmed for _ in again.resync(wanted)][-1] == 5

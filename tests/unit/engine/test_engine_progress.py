@@ -1,0 +1,80 @@
+"""What is told of a full sync that takes long: how far it is, and nothing of those that do not."""
+
+import time
+
+import pytest
+
+from kubeproxy import progress as progress_module
+from support.staged_engine import READY, FakeBackend, endpoints, play, service
+
+
+class GradualBackend(FakeBackend):
+    """One that knows how much of it the kernel has."""
+
+    @property
+    def programmed(self):
+        return len(self.state)
+
+
+def told(caplog):
+    return [record.message for record in caplog.records if record.message.startswith("Programming")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (GradualBackend, [f"Programming {done} of 3 Services, IPv4" for done in range(4)]),
+        (FakeBackend, ["Programming 3"]),
+    ],
+)
+def test_a_long_full_sync_says_how_far_it_is(caplog, monkeypatch, kind, words):
+    monkeypatch.setattr(progress_module, "EVERY", 0.001)
+    caplog.set_level("INFO", logger="kubeproxy.engine")
+
+    async def scene(stage):
+        stage.backend.__class__ = kind
+        seen = []
+
+        def slow():
+            seen.append(str(stage.engine.progress))
+            time.sleep(0.05)  # it runs in a thread
+
+        stage.backend.before_step = slow
+        stage.tell(*READY, *(piece for n in (1, 2, 3) for piece in (service(f"s{n}", n), endpoints(f"s{n}", n))))
+        await stage.settled()
+        assert all(any(text.startswith(word) for word in words) for text in seen)
+        assert len(set(seen)) == len(seen) if kind is GradualBackend else seen
+        assert told(caplog)
+        assert all(any(text.startswith(word) for word in words) for text in told(caplog))
+        assert stage.engine.progress is None
+        count = len(told(caplog))
+        # A change is no full sync, and nothing is told of what is over.
+        stage.tell(endpoints("s1", 9))
+        await stage.settled()
+        assert len(told(caplog)) == count
+
+    play(scene)
+
+
+def test_a_short_one_says_nothing(caplog):
+    caplog.set_level("INFO", logger="kubeproxy.engine")
+
+    async def scene(stage):
+        stage.tell(*READY, service("a"), endpoints("a", 1))
+        await stage.settled()
+        assert told(caplog) == []
+
+    play(scene)
+
+
+def test_a_refused_one_is_over(caplog, monkeypatch):
+    monkeypatch.setattr(progress_module, "EVERY", 0.001)
+
+    async def scene(stage):
+        stage.backend.failures = [True]
+        stage.tell(*READY, service("a"), endpoints("a", 1))
+        await stage.until(lambda: stage.notes.of("refused"))
+        assert stage.engine.progress is None
+        await stage.settled()
+
+    play(scene)
