@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from support.guest import narrow
 from support.guest.guest import GuestError, run_in_guest
 from support.places import ROOT
 
@@ -49,6 +50,32 @@ def test_status_output_and_writes_stay_apart(tmp_path: Path, monkeypatch: pytest
     done = run_in_guest(["sh", "-c", script], 120, environment={"WORD": "three"}, writable=shared)
     assert (done.status, done.output) == (7, "one\ntwo\nthree\n")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["kept", "shared"]
+
+
+@pytest.mark.timeout(200)
+def test_it_boots_and_loads_modules_where_processors_have_more_state_than_it_can_keep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(narrow, "wide_here", lambda: True)
+    done = run_in_guest(["ip", "link", "add", "pair", "type", "veth"], 120)
+    assert done.status == 0, done.output
+
+
+def test_processors_with_more_state_are_told_by_their_flags() -> None:
+    assert narrow.too_wide("processor : 0\nflags\t\t: fpu avx512f amx_bf16 amx_tile amx_int8\n")
+    assert not narrow.too_wide("processor : 0\nmodel name : amx_tile\nflags\t\t: fpu avx512f\n")
+
+
+def test_what_starts_a_program_gives_it_arguments_and_environment(tmp_path: Path) -> None:
+    starter = tmp_path / "starter"
+    starter.write_bytes(narrow.starter("/bin/sh", {"ONE": "1", "TWO": "a=b"}))
+    starter.chmod(0o755)
+    done = subprocess.run(
+        [starter, "-c", "echo $ONE $TWO $0 $1", "x", "y z"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "1 a=b x y z\n"
+    starter.write_bytes(narrow.starter("/nowhere", {}))
+    assert subprocess.run([starter], check=False).returncode == 127
 
 
 @pytest.mark.timeout(200)

@@ -17,9 +17,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from support.guest import narrow
+
 KERNEL = "linux.uml"
 INIT = Path(__file__).with_name("init.py")
 MEGABYTE = 1 << 20
+_ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
 READY, DONE = "guest: ready\n", "guest: done\n"  # of init.py
 
 
@@ -64,15 +67,17 @@ def run_in_guest(
         raise GuestError(f"{KERNEL} or modprobe is missing: apt-get install user-mode-linux kmod (make setup does it)")
     if os.geteuid() != 0:
         raise GuestError("root is needed, as the guest sees this machine's files with our rights: run it with sudo")
+    wide = narrow.wide_here()
     with tempfile.TemporaryDirectory(prefix="kubeproxy-guest-") as folder:
         order = {
             "argv": [str(word) for word in argv],
             "cwd": str(Path.cwd()),
-            "environment": {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1", **(environment or {})},
+            "environment": {**_ENVIRONMENT, **(narrow.WIDE_UNUSED if wide else {}), **(environment or {})},
+            "starter": narrow.starter("/sbin/modprobe", narrow.WIDE_UNUSED).hex() if wide else "",
             "writable": [str(path) for path in writable],
         }
         Path(folder, "order.json").write_text(json.dumps(order))
-        printed, ended = _boot(_command(kernel, folder, memory), _memory_folder(memory), timeout, echo)
+        printed, ended = _boot(_command(kernel, folder, memory, wide), _memory_folder(memory), timeout, echo)
         status = Path(folder, "exit.json")
         if status.exists():
             return Done(int(status.read_text()), printed.partition(READY)[2].rpartition(f"\n{DONE}")[0])
@@ -80,16 +85,19 @@ def run_in_guest(
     raise GuestError(f"the guest ({kernel}) {reason}; its last output:\n{printed[-4000:]}")
 
 
-def _command(kernel: str, folder: str, memory: int) -> list[str]:
+def _command(kernel: str, folder: str, memory: int, wide: bool) -> list[str]:
     # In a process namespace of its own, since the kernel of the guest is a dozen processes that must end together; and
     # setpriv, so that they also end when we are killed.
+    narrowed = [sys.executable, "-I", "-S", narrow.__file__] if wide else []
     return [
         *("setpriv", "--pdeathsig", "KILL"),
         *("unshare", "--pid", "--fork", "--kill-child=KILL"),
+        *narrowed,
         kernel,
         f"mem={memory}M",
         *("root=none", "rootfstype=hostfs", "rootflags=/", "ro"),
-        *("con=null", "con0=null,fd:1", "quiet", "loglevel=2", f"uml_dir={folder}/"),
+        *("con=null", "con0=null,fd:1", "quiet", "loglevel=2", "panic=-1", f"uml_dir={folder}/"),
+        *(f"{name}={value}" for name, value in (narrow.WIDE_UNUSED if wide else {}).items()),
         f"init={sys.executable}",
         *("--", "-I", "-S", str(INIT), folder),
     ]

@@ -44,7 +44,7 @@ def mount_root() -> None:
     for name in ("upper", "work", "root", "modules/lib"):
         Path("/mnt", name).mkdir(parents=True)
     Path("/mnt/modules/lib/modules").symlink_to(MODULES)
-    subprocess.run(["modprobe", "-d", "/mnt/modules", "overlay"], check=True, env={"PATH": PATH})
+    subprocess.run(["modprobe", "-d", "/mnt/modules", "overlay"], check=True, env={**os.environ, "PATH": PATH})
     mount("overlay", "/mnt/root", "lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work")
     os.chdir("/mnt/root")
     check(_libc.pivot_root(b".", b"mnt"), "pivot_root")
@@ -77,6 +77,10 @@ def plain_console() -> None:
 def run(order: dict) -> int:
     os.environ.clear()
     os.environ.update({"PATH": PATH, "HOME": "/root", "LANG": "C.UTF-8", **order["environment"]})
+    if starter := order["starter"]:
+        Path("/run/modprobe").write_bytes(bytes.fromhex(starter))
+        Path("/run/modprobe").chmod(0o755)
+        Path("/proc/sys/kernel/modprobe").write_text("/run/modprobe")
     # What every other kernel has from the start is a module here.
     subprocess.run(["modprobe", "-a", "ipv6"], check=True)
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
