@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Literal
 
 from kubeproxy import __version__, garbage, host, modes, privileges
-from kubeproxy.backends.mode import Backend, FlowsEnd, Mode, Operations
+from kubeproxy.backends.mode import Backend, Mode, Operations, Relaying
 from kubeproxy.config.gates import gate_states
 from kubeproxy.config.notices import notices
 from kubeproxy.config.options import Options
@@ -200,9 +200,8 @@ class App:
         self._health = ProxyHealth(self._metrics, config.sync_period)
         self._events = EventRecorder(settings.node_name, self._sources.post)
         self._service_health = ServiceHealth(self._health.healthy, self._service_health_failed)
-        self._flows = FlowCleaner(
-            self._metrics, settings.families, self._local_addresses, to_endpoints=mode.flows_end is FlowsEnd.ENDPOINTS
-        )
+        relays = {backend.family: backend.ports_of for backend in backends if isinstance(backend, Relaying)}
+        self._flows = FlowCleaner(self._metrics, settings.families, self._local_addresses, relays=relays)
         self._reporter = Reporter(
             self._metrics, self._health, self._service_health, self._events, self._flows, self._node
         )

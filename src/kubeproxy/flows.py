@@ -10,13 +10,14 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.conntrack import Conntrack, Endpoints, Translation
 from kubeproxy.model.addresses import PORT_BYTES, Family
-from kubeproxy.model.plan import Compiled, FrontendKind, Globals, ServiceName
+from kubeproxy.model.plan import Compiled, Frontend, FrontendKind, Globals, ServiceName, ServicePortKey
 from kubeproxy.model.planner import Change
 from kubeproxy.observe.metrics import Metrics
 
@@ -43,6 +44,16 @@ UNTRANSLATED = b""
 """Stands for the frontend itself among the endpoints that a flow may still go to."""
 
 NOTHING_LOST: Endpoints = frozenset()
+
+PortsOf = Callable[[ServicePortKey], Collection[int]]
+"""Returns the ports of this proxy to which the flows of a service port go now."""
+
+
+class Ports(frozenset[bytes]):
+    """Endpoints (packed) of which the port alone is known, as two bytes: an address of this node comes before it."""
+
+    def __contains__(self, endpoint: object) -> bool:
+        return isinstance(endpoint, bytes) and super().__contains__(endpoint[-2:])
 
 
 class Key(NamedTuple):
@@ -107,6 +118,30 @@ def suspects(changes: Sequence[Change], family: Family, *, certain: bool) -> Loo
     return suspected
 
 
+def relayed(found: Looks, changes: Sequence[Change], family: Family, ports_of: PortsOf) -> Looks:
+    """Return the same looks where flows go to listeners of the proxy: wrong are those that go to none that is open.
+
+    Endpoints that go make none wrong, as the listener leaves them; only what goes elsewhere, or to nobody, does. The
+    port of a listener that closed may become that of another service port, so they are told by theirs.
+    """
+    open_now: dict[Key, set[bytes]] = {key: set() for key in found}
+    for key, service_port in _keys((change.after for change in changes), family):
+        open_now[key] |= {PORT_BYTES[port] for port in ports_of(service_port)}
+    rerouted = [change for change in changes if _routes(change.before) != _routes(change.after)]
+    moved = {key for change in rerouted for key, _ in _keys((change.before, change.after), family)}
+    return {
+        key: Suspects(
+            Ports(open_now[key]), None if lost is None or UNTRANSLATED in lost or key in moved else NOTHING_LOST
+        )
+        for key, (_, lost) in found.items()
+    }
+
+
+def _routes(compiled: Compiled) -> list[object]:
+    """Return what decides to which listeners flows go."""
+    return [(plan.key, plan.internal, plan.external) for plan in compiled.plans]
+
+
 class _Frontend(NamedTuple):
     """What a frontend's flows may go to, and whose are translated: by origin (pod, node, outside) and source range."""
 
@@ -125,16 +160,22 @@ def _frontends(compiled: Iterable[Compiled], family: Family) -> dict[Key, _Front
                 continue
             endpoints = frozenset(plan.serving)
             for frontend in plan.frontends:
-                address = b"" if frontend.kind is FrontendKind.NODEPORT else frontend.address
                 sources = plan.source_ranges if frontend.kind is FrontendKind.LOADBALANCER else None
                 clients = *(action.forwards for action in plan.traffic(frontend)), sources
-                found[Key(address, frontend.port)] = _Frontend(endpoints, clients)
+                found[key_of(frontend)] = _Frontend(endpoints, clients)
     return found
 
 
-def _routes(compiled: Compiled) -> list[object]:
-    """Return what decides to which listeners flows go."""
-    return [(plan.key, plan.internal, plan.external) for plan in compiled.plans]
+def key_of(frontend: Frontend) -> Key:
+    """Return by what flows to a frontend are known."""
+    return Key(b"" if frontend.kind is FrontendKind.NODEPORT else frontend.address, frontend.port)
+
+
+def _keys(compiled: Iterable[Compiled], family: Family) -> Iterator[tuple[Key, ServicePortKey]]:
+    for entry in compiled:
+        for plan in entry.plans:
+            if plan.key.protocol == UDP and plan.key.family is family:
+                yield from ((key_of(frontend), plan.key) for frontend in plan.frontends)
 
 
 def translations(wanted: Mapping[Key, Suspects], node_addresses: Iterable[bytes]) -> list[Translation] | None:
@@ -153,8 +194,9 @@ def translations(wanted: Mapping[Key, Suspects], node_addresses: Iterable[bytes]
 class FlowCleaner:
     """Removes tracked UDP flows that a change made wrong, off the event loop, one run at a time.
 
-    Unless flows go to the endpoints themselves (`to_endpoints`; in userspace mode they go to a listener of the proxy),
-    all flows to a frontend that lost anything, or that another listener serves, may be wrong.
+    Where flows of a family go to listeners of the proxy instead of the endpoints themselves (`relays`, as in userspace
+    mode), those are wrong that go to none that is open for their service port: a listener itself leaves endpoints that
+    serve no more.
     """
 
     def __init__(
@@ -164,10 +206,10 @@ class FlowCleaner:
         local_addresses: Callable[[], Mapping[Family, Iterable[bytes]]],
         conntrack: Conntrack | None = None,
         *,
-        to_endpoints: bool = True,
+        relays: Mapping[Family, PortsOf] = MappingProxyType({}),
     ) -> None:
         self._metrics = metrics
-        self._to_endpoints = to_endpoints
+        self._relays = relays
         self._conntrack = conntrack or Conntrack()
         self._local_addresses = local_addresses
         self._first: dict[Family, Looks] = {family: {} for family in families}
@@ -191,13 +233,11 @@ class FlowCleaner:
         for family in families or tuple(self._first):
             first = self._first[family]
             fresh = suspects(changes, family, certain=not full)
+            if ports_of := self._relays.get(family):
+                fresh = relayed(fresh, changes, family, ports_of)
             for look in (first, self._underway[family], *(look for _, look in self._second[family])):
                 look |= {key: look[key]._replace(serving=fresh[key].serving) for key in look.keys() & fresh.keys()}
             wrong = {key: found for key, found in fresh.items() if found.lost != NOTHING_LOST}
-            if not self._to_endpoints:
-                rerouted = [change for change in changes if _routes(change.before) != _routes(change.after)]
-                keys = wrong.keys() | suspects(rerouted, family, certain=True).keys()
-                wrong = {key: fresh[key]._replace(lost=None) for key in keys}
             if wrong:
                 self._first[family] = joined((first, wrong))
                 self._wake.set()

@@ -238,15 +238,38 @@ def test_after_a_full_sync_any_flow_may_be_wrong(cleaner):
     assert cleaner.due(V4, 0.0) == cleaner.due(V4, 1.0) == {FRONT: Suspects(frozenset({A}), None)}
 
 
-def test_flows_to_a_listener_of_the_proxy_are_looked_for_by_their_frontend():
-    """In userspace mode none goes to an endpoint, and the port of a listener that closed may become another one's."""
-    cleaner = FlowCleaner(Metrics(), [V4], dict, Notes(), to_endpoints=False)
-    cleaner.changed([change(meaning(A), NOTHING), change(meaning(A, vip=NODE), meaning(A, B, vip=NODE))], full=False)
-    assert cleaner.due(V4, 0.0) == cleaner.due(V4, 1.0) == {FRONT: Suspects(frozenset(), None)}
+def relaying(*ports):
+    return FlowCleaner(Metrics(), [V4], dict, Notes(), relays={V4: lambda _: ports})
+
+
+def test_flows_to_a_listener_of_the_proxy_are_told_by_its_port():
+    """In userspace mode none goes to an endpoint: those that go to an open listener of their service port stay."""
+    cleaner = relaying(1053)
+    cleaner.changed([change(NOTHING, meaning(A))], full=False)
+    for now in (0.0, 1.0):
+        (look,) = cleaner.due(V4, now).values()
+        assert look.lost is None
+        assert NODE + bytes((4, 29)) in look.serving
+        assert NODE + bytes((4, 30)) not in look.serving
+
+
+def test_a_listener_leaves_endpoints_by_itself():
+    cleaner = relaying(1053)
+    cleaner.changed(
+        [change(meaning(A, B), meaning(C)), change(meaning(A, vip=NODE), meaning(A, B, vip=NODE))], full=False
+    )
+    assert cleaner.due(V4, 0.0) == {}
+
+
+def test_flows_to_a_listener_that_closed_or_is_another_ones_go():
+    cleaner = relaying()
+    cleaner.changed([change(meaning(A), NOTHING)], full=False)
+    assert cleaner.due(V4, 0.0) == {FRONT: Suspects(frozenset(), None)}
     (plan,) = meaning(A).plans
     local = Traffic(Action.LOCAL, Action.LOCAL, Action.LOCAL)
+    cleaner = relaying()
     cleaner.changed([change(meaning(A), Compiled((structs.replace(plan, internal=local),)))], full=False)
-    assert cleaner.due(V4, 2.0) == {FRONT: Suspects(frozenset({A}), None)}
+    assert cleaner.due(V4, 2.0) == {FRONT: Suspects(frozenset(), None)}
 
 
 def test_two_looks_at_once_are_for_what_both_are_for():

@@ -9,7 +9,7 @@ the kernel, and returns what could not be removed; what the running mode uses un
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from importlib import import_module
 from typing import Final, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -23,7 +23,7 @@ from kubeproxy.kernel.xtables import Commands
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.gone import Departed
 from kubeproxy.model.habits import Habits
-from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
+from kubeproxy.model.plan import Globals, ServiceName, ServicePlan, ServicePortKey
 
 
 class Depth(Enum):
@@ -93,6 +93,16 @@ class Resetting(Protocol):
 
         `in_use` says of a packed address whether an endpoint has it, whenever asked.
         """
+
+
+@runtime_checkable
+class Relaying(Protocol):
+    """A backend whose connections end at ports of this proxy."""
+
+    family: Family
+
+    def ports_of(self, key: ServicePortKey) -> Collection[int]:
+        """Return the open ports to which connections of a service port are brought now; quick, on any thread."""
 
 
 Keeps = Callable[[Commands, str, str], bool]

@@ -8,7 +8,7 @@ replaced, with the ports of the new listeners, in one transaction.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from itertools import islice
 from typing import Self
@@ -22,7 +22,7 @@ from kubeproxy.backends.userspace.ruleset import Ruleset
 from kubeproxy.kernel import nfnetlink, nft
 from kubeproxy.kernel.addresses import SCOPE_UNIVERSE, local_addresses
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
-from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
+from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan, ServicePortKey
 
 log = logging.getLogger("kubeproxy.userspace")
 
@@ -73,6 +73,10 @@ class UserspaceBackend:
         """End all connections and let go of the kernel; the rules stay."""
         self._path.stop()
         self._transactions.close()
+
+    def ports_of(self, key: ServicePortKey) -> Collection[int]:
+        """See backends.mode.Relaying."""
+        return [port for port in self._listeners.ports(key).values() if port is not None]
 
     def set_world(self, world: Globals) -> bool:
         """Take changed globals in; return whether the rules are others now, so that a resync is due."""
@@ -128,7 +132,7 @@ class UserspaceBackend:
         return freed, _count(removed) + _count(added)
 
     def _elements_of(self, plans: Iterable[ServicePlan]) -> Elements:
-        return merged(elements(plan, self._listeners.ports(plan)) for plan in plans)
+        return merged(elements(plan, self._listeners.ports(plan.key)) for plan in plans)
 
     def _note_waiting(
         self,

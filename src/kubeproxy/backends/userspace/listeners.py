@@ -83,9 +83,9 @@ class Listeners:
         """Return all that are open."""
         return self._open.keys()
 
-    def ports(self, plan: ServicePlan) -> dict[ListenerName, int | None]:
-        """Return the ports of a plan's listeners, None for those that could not be opened."""
-        return {name: self.port(name) for name in (ListenerName(plan.key, kind) for kind in PoolKind)}
+    def ports(self, key: ServicePortKey) -> dict[ListenerName, int | None]:
+        """Return the ports of a service port's listeners, None for those that are not open."""
+        return {name: self.port(name) for name in (ListenerName(key, kind) for kind in PoolKind)}
 
     def take(self, wanted: dict[ListenerName, Assignment]) -> None:
         """Open the listeners that are missing and give all of them their assignments, before this returns."""
