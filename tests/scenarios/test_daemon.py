@@ -138,15 +138,17 @@ def test_systemd_has_no_complaint_about_our_unit_file(tmp_path: Path) -> None:
     unit = tmp_path / UNIT.name
     text = UNIT.read_text(encoding="utf-8")
     unit.write_text(text.replace("/usr/local/bin/kube-proxy", proxy_command()), encoding="utf-8")
-    command = ["systemd-analyze", "verify", unit]
+    command = ["systemd-analyze", "verify", "--man=no", unit]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     # What it says of other units of this machine does not matter.
     assert [line for line in done.stderr.splitlines() if UNIT.name in line] == []
 
 
 async def state(live: Live, name: str) -> dict[str, object]:
+    """What /debug/state has of a Service; nothing before the proxy has heard of it."""
     status, body = await live.page(f"/debug/state?namespace=default&name={name}", METRICS_PORT)
-    assert status == 200, body
+    if status == 404:
+        return {}
     (found,) = json.loads(body)["services"]
     return found
 
@@ -160,7 +162,7 @@ async def test_state_names_the_versions_that_are_programmed(live: Live) -> None:
 
         async def reflected(piece: str = piece) -> str:
             found = await state(live, "seen")
-            right = found["slices"] == {"seen-ipv4": piece} and found["state"] == "programmed"
+            right = found.get("slices") == {"seen-ipv4": piece} and found["state"] == "programmed"
             return "" if right else f"{piece} expected: {found}"
 
         await live.eventually(reflected)
