@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import threading
 from collections.abc import Coroutine
+from itertools import islice
 from typing import Any, TypeVar
 
 import pytest
@@ -94,3 +96,21 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     arguments = {name: pyfuncitem.funcargs[name] for name in wanted}
     pyfuncitem.config.stash[_LOOP].run(pyfuncitem.obj(**arguments))
     return True
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let each worker of xdist begin with tests that take long: one that begins late ends alone, after all others.
+
+    With --dist worksteal a worker's first share is a row of tests, all shares of one size.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    seconds = {item: mark.args[0] for item in items if (mark := item.get_closest_marker("long"))}
+    long = sorted(seconds, key=lambda item: (-seconds[item], item.nodeid))
+    rest = iter([item for item in items if item not in seconds])
+    dealt: list[pytest.Item] = []
+    for at in range(workers):
+        size = (len(items) - len(dealt)) // (workers - at)
+        share = long[at::workers]
+        dealt += share + list(islice(rest, size - len(share)))
+    items[:] = [*dealt, *rest]

@@ -26,10 +26,11 @@ PARTS = {
     "two-nodes": [SCENARIOS / "e2e"],
     "verify": [SCENARIOS / "test_commands_verify.py"],
 }
+SECONDS = {"scenarios": 90, "commands": 55, "the-mode-itself": 50, "verify": 15, "two-nodes": 45}
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", [pytest.param(name, marks=pytest.mark.long(SECONDS[name])) for name in PARTS])
 def test_what_needs_the_guests_kernel(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of inside/ and scenarios in ipvs mode, a guest a part: without xdist (one CPU), writing nothing here."""
     monkeypatch.chdir(ROOT)
