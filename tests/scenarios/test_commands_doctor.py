@@ -7,8 +7,6 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import pytest
-
 from lab.topology import NODE_A
 from support.live import Live
 from support.modes import MODES, modes
@@ -62,10 +60,8 @@ async def test_a_healthy_node_has_no_finding(live: Live) -> None:
     assert (status, text.splitlines()[0].startswith("node-a: nothing is wrong (kube-proxy ")) == (0, True), text
 
 
-@EVERY
+@modes(*sorted(MODES.keys() - {"userspace"}))  # there connections end at the proxy, and none is forwarded
 async def test_forwarding_that_was_switched_off_is_named(live: Live) -> None:
-    if live.mode.name == "userspace":
-        pytest.skip("connections end at the proxy in this mode, so that it forwards none")
     async with sysctl(live, "net.ipv4.ip_forward", "0"):
         await named(live, "sysctl", "net.ipv4.ip_forward is 0", "sysctl -w net.ipv4.ip_forward=1")
     async with sysctl(live, "net.ipv6.conf.all.forwarding", "0"):
