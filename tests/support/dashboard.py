@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from support.places import ROOT
 
 Json = dict[str, Any]
-VARIABLES = {"$job": ".*", "$node": ".*", "$__rate_interval": "15s"}
-"""What stands in an expression for what is chosen above the panels: all jobs and nodes, and the last moments."""
+VARIABLES = {"$job": ".*", "$node": ".*", "$__rate_interval": "2m"}
+"""What stands in an expression for what is chosen above the panels: all jobs and nodes, and as long as a test takes."""
 
 
 class Question(NamedTuple):
