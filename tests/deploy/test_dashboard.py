@@ -11,6 +11,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+from grafana_foundation_sdk.cog import plugins
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
 from support.dashboard import dashboard, filled, metrics_of, questions
 from support.metric_names import metric_names
 from support.promtool import promtool
@@ -32,6 +36,33 @@ def test_it_says_what_grafana_needs() -> None:
     assert names == ["datasource", "job", "node"]
     used = set(re.findall(r"\$\{?(\w+)", json.dumps(whole)))
     assert used - {"__rate_interval", "__all"} == set(names)
+
+
+NOT_IN_THE_MODELS = {"builtIn", "definition", "expr", "step", "titleFormat", "textFormat"}
+"""What Grafana writes into each dashboard itself, and what its source of Prometheus reads of a note."""
+
+
+def test_grafanas_own_models_know_all_of_it() -> None:
+    """What they do not know of is lost on the way through them."""
+    plugins.register_default_plugins()
+    kept = json.loads(json.dumps(Dashboard.from_json(dashboard()), cls=JSONEncoder))
+    assert [path for path in lost(dashboard(), kept) if path.rpartition(".")[2] not in NOT_IN_THE_MODELS] == []
+    broken = dashboard()
+    broken["panels"][1]["options"]["colourMode"] = "value"
+    kept = json.loads(json.dumps(Dashboard.from_json(broken), cls=JSONEncoder))
+    assert ".panels[1].options.colourMode" in lost(broken, kept)
+
+
+def lost(before: Any, after: Any, path: str = "") -> list[str]:
+    """The paths of what was before, and is gone or another thing; empty values may go."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        return [
+            where for key, value in before.items() if value for where in lost(value, after.get(key), f"{path}.{key}")
+        ]
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        pairs = enumerate(zip(before, after, strict=True))
+        return [where for number, (one, other) in pairs for where in lost(one, other, f"{path}[{number}]")]
+    return [] if before == after else [path]
 
 
 def test_panels_have_numbers_of_their_own_and_a_place() -> None:
