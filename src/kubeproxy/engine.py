@@ -78,6 +78,7 @@ class Engine:
         self._look_at = 0.0  # when endpoints may be gone for good
         self._queued = False
         self._begun = False
+        self._growing: asyncio.TimerHandle | None = None
         self._never_committed = set(self._families)
 
     # -- what may be asked of it --------------------------------------------------------------------------------------
@@ -258,6 +259,7 @@ class Engine:
     async def _compile(self) -> list[Change]:
         """Compile what is dirty; return what changed, which is queued for every family by then."""
         fresh: list[Change] = []
+        self.planner.tick(time.monotonic())
         async for changes in in_turns(self.planner.taking()):
             fresh += changes
             for backlog in self._backlogs.values():
@@ -266,6 +268,7 @@ class Engine:
                 note(self._unsettled, change)
         if self.planner.departures is not None:
             self._look_for(self.planner.departures)
+        self._await_growth()
         return fresh
 
     def _look_for(self, departures: Departures) -> None:
@@ -278,6 +281,21 @@ class Engine:
         if departures.due is not None and departures.due != self._look_at:
             self._look_at = departures.due
             asyncio.get_running_loop().call_later(departures.due - now, self._wake.set)
+
+    def _await_growth(self) -> None:
+        """Look again when the share of a new endpoint grows: a timer only where one waits for that."""
+        due = self.planner.next_step
+        if self._growing is not None:
+            self._growing.cancel()
+            self._growing = None
+        if due is not None:
+            delay = max(0.0, due - time.monotonic())
+            self._growing = asyncio.get_running_loop().call_later(delay, self._grown)
+
+    def _grown(self) -> None:
+        self._growing = None
+        self.planner.tick(time.monotonic())
+        self._poke()
 
     async def _commit(self, backend: Backend, backlog: Backlog, fresh: Sequence[Change], world_changed: bool) -> bool:
         """Bring one family up to date; return whether the kernel took it."""

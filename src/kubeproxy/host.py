@@ -73,6 +73,7 @@ def settings(
         masquerade_mark=1 << config.masquerade_bit,
         connections=connections,
         orphans=orphans if "reset-gone-endpoints" in config.of_mode.beyond else "left",
+        balancing="served" if config.of_mode.balances else "ignored",
         external_ips="served" if gate_enabled(config.feature_gates, "AllowServiceExternalIPs") else "ignored",
     )
 

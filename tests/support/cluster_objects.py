@@ -99,12 +99,13 @@ def service(
     ingress: Sequence[str | LoadBalancerIngress] = (),
     created: str | None = None,
     namespace: str = "default",
+    annotations: Annotations | None = None,
     **spec,
 ) -> Service:
     entries = [i if isinstance(i, LoadBalancerIngress) else LoadBalancerIngress(ip=i) for i in ingress]
     addresses = list(cluster_ips) or ["10.96.0.1"]
     return Service(
-        metadata=meta(name, namespace, created, uid=f"uid-of-{name}"),
+        metadata=meta(name, namespace, created, uid=f"uid-of-{name}", annotations=annotations),
         spec=ServiceSpec(
             cluster_ip=addresses[0],
             cluster_ips=addresses,
@@ -145,6 +146,7 @@ def endpoint_slice(
     family: str = "IPv4",
     ports: Sequence[EndpointPort] | None = (EndpointPort(port=8080),),
     triggered: str | None = None,
+    weight: str | None = None,
 ) -> EndpointSlice:
     return EndpointSlice(
         metadata=meta(
@@ -152,7 +154,7 @@ def endpoint_slice(
             namespace,
             uid=f"uid-of-{name}",
             labels=Labels(service_name=of) if of is not None else None,
-            annotations=Annotations(triggered) if triggered is not None else None,
+            annotations=Annotations(triggered, weight) if triggered is not None or weight is not None else None,
         ),
         address_type=family,
         endpoints=list(endpoints),

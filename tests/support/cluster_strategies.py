@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Deleted, Rejected, Replaced, Upserted
 from kubeproxy.model.objects import (
+    Annotations,
     ClientIPConfig,
     EndpointConditions,
     EndpointHints,
@@ -53,6 +54,12 @@ ingress = st.builds(LoadBalancerIngress, ip=st.none() | addresses, ip_mode=pick(
 affinities = st.none() | st.builds(SessionAffinityConfig, st.none() | st.builds(ClientIPConfig, number(None, 30)))
 
 
+service_annotations = st.none() | st.builds(
+    Annotations,
+    weights=st.none() | pick(f"{HERE}=0", f"{THERE}=0", f"{HERE}=50, {THERE}=0", f"{HERE}=101", "=", f"{HERE}=1,"),
+)
+
+
 def lists(elements, size=3):
     some = st.lists(elements, min_size=1, max_size=size)
     return st.integers(0, 7).flatmap(lambda n: st.none() if n == 7 else st.just([]) if n == 6 else some)
@@ -65,6 +72,7 @@ def services(draw, names=SERVICES):
         *draw(st.lists(pick("10.96.0.1", "10.96.0.2", "10.96.0.3", "fd00::1"), min_size=1, max_size=3)),
         namespace=draw(st.sampled_from(NAMESPACES)),
         created=draw(st.sampled_from([None, "2024-01-01T00:00:00Z", "2024-02-01T00:00:00Z", "2025-01-01T00:00:00Z"])),
+        annotations=draw(service_annotations),
         ports=draw(lists(ports)),
         ingress=draw(st.lists(ingress, max_size=2)),
         type=draw(pick(None, "ClusterIP", "LoadBalancer", "LoadBalancer")),
@@ -118,6 +126,7 @@ def slices(draw):
         family=family,
         ports=draw(lists(slice_ports)),
         triggered=draw(st.none() | st.just("2026-01-01T00:00:00Z") | absurd_text),
+        weight=draw(st.none() | pick("0", "1", "10", "100", "-1", "0.5")),
     )
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.compile import compile_service
-from kubeproxy.model.objects import ClientIPConfig, EndpointPort, ServicePort, SessionAffinityConfig
+from kubeproxy.model.objects import Annotations, ClientIPConfig, EndpointPort, ServicePort, SessionAffinityConfig
 from kubeproxy.model.plan import Detector, Globals, ServicePlan
 from support.cluster_objects import HERE, THERE, draining, endpoint, parsed, service, world
 
@@ -77,6 +77,9 @@ def endpoints(draw, family: Family):
     return found
 
 
+WEIGHTS = (None, None, None, f"{HERE}=0", f"{THERE}=50", f"{HERE}=50,{THERE}=25")
+
+
 @st.composite
 def subjects(draw, family: Family, number: int):
     """A Service."""
@@ -86,6 +89,7 @@ def subjects(draw, family: Family, number: int):
     return service(
         f"s{number}",
         where.cluster.format(number),
+        annotations=Annotations(weights=draw(st.sampled_from(WEIGHTS))),
         ports=[
             ServicePort(
                 port=80 + i,

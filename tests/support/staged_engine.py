@@ -36,10 +36,11 @@ _sleep = asyncio.sleep
 # -- objects -------------------------------------------------------------------------------------------------------
 
 
-def service(name, number=1, family=V4, **spec):
+def service(name, number=1, family=V4, annotations=None, **spec):
     address = f"10.96.0.{number}" if family is V4 else f"fd00::{number}"
     spec = ServiceSpec(cluster_ip=address, cluster_ips=[address], ports=[ServicePort(port=80)], **spec)
-    return Upserted("services", Service(ObjectMeta(name=name, namespace="ns", uid=f"uid-{name}"), spec))
+    meta = ObjectMeta(name=name, namespace="ns", uid=f"uid-{name}", annotations=annotations)
+    return Upserted("services", Service(meta, spec))
 
 
 def endpoints(name, *numbers, triggered=None):

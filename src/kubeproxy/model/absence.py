@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES
+from kubeproxy.model.balancing import WEIGHT, WEIGHTS
 from kubeproxy.model.endpoints import Endpoint, Slice
 from kubeproxy.model.plan import ServicePortKey
 
@@ -32,10 +33,11 @@ def absent(
     zone: str,
     *,
     local_only: bool,
+    drained: Collection[bytes] = (),
 ) -> Iterator[Absent]:
     """Yield the endpoints of a service port's slices that are not in its pool on this node.
 
-    `local_only` says that the policy that applies is Local.
+    `local_only` says that the policy that applies is Local; `drained` are those whose weight is 0.
     """
     for name, piece in slices.items():
         if piece.family is not key.family:
@@ -49,8 +51,19 @@ def absent(
         for number in numbers:
             for endpoint in piece.endpoints:
                 destination = endpoint.address + PORT_BYTES[number]
-                if destination not in pool:
+                if destination in pool:
+                    continue
+                if destination in drained:
+                    yield Absent(destination, name, *_weightless(piece, endpoint))
+                else:
                     yield Absent(destination, name, *_reason(endpoint, node, zone, local_only=local_only))
+
+
+def _weightless(piece: Slice, endpoint: Endpoint) -> tuple[str, str]:
+    text = "its weight is 0: it is drained, and keeps the connections that it has"
+    if piece.weight == 0:
+        return text, WEIGHT
+    return f"the weight of {endpoint.node or 'no node'} is 0: it is drained, and keeps the connections it has", WEIGHTS
 
 
 def _reason(endpoint: Endpoint, node: str, zone: str, *, local_only: bool) -> tuple[str, str]:

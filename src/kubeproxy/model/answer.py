@@ -329,6 +329,7 @@ class _Question:
         nearby = "those of this node" if action.picks_local else "all that are chosen from"
         steps.append(Step(True, f"policy {plan.policy(frontend).name.title()}: {_counted(pool)}, {nearby}", field))
         choices = tuple(self._choices(plan, pool, action, side))
+        steps += _weighing(plan, Policy.LOCAL if action.picks_local else Policy.CLUSTER)
         if plan.affinity:
             text = f"a client that comes again within {plan.affinity} s gets the same endpoint"
             steps.append(Step(True, text, "spec.sessionAffinityConfig.clientIP.timeoutSeconds"))
@@ -395,20 +396,30 @@ class _Question:
 
     def _choices(self, plan: ServicePlan, pool: Pool, action: Action, side: Side) -> Iterator[Choice]:
         masquerades = action in {Action.CLUSTER_MASQUERADE, Action.LOCAL_MASQUERADE}
-        for destination in pool:
+        weights = plan.weights(Policy.LOCAL if action.picks_local else Policy.CLUSTER) or (1,) * len(pool)
+        whole = sum(weights)
+        for destination, weight in zip(pool, weights, strict=True):
             address = destination[:-2]
             to_itself = address == self._packet.source and address in plan.hairpin
             # What is delivered on the node itself never passes the hook that translates sources.
             stays = address in self._local and side is not Side.NODE
             seen_as_node = self._habits.carries or ((masquerades or to_itself) and not stays)
-            yield Choice(destination, 1 / len(pool), seen_as_node)
+            yield Choice(destination, weight / whole, seen_as_node)
 
     def _absent(self, plan: ServicePlan, pool: Pool, frontend: Frontend) -> Iterator[Absent]:
         key = plan.key
         slices = self._planner.slices.get((key.namespace, key.name), {})
         world = self._planner.world
         local_only = plan.policy(frontend) is Policy.LOCAL
-        return absent(slices, key, frozenset(pool), world.node_name, world.zone, local_only=local_only)
+        return absent(
+            slices,
+            key,
+            frozenset(pool),
+            world.node_name,
+            world.zone,
+            local_only=local_only,
+            drained=plan.balance.drained if plan.balance is not None else (),
+        )
 
     def _where(self) -> str:
         packet = self._packet
@@ -437,6 +448,17 @@ _KINDS = {
 def _named(plan: ServicePlan) -> str:
     port = f", port {plan.key.port_name}" if plan.key.port_name else ""
     return f"{plan.key.namespace}/{plan.key.name}{port}"
+
+
+def _weighing(plan: ServicePlan, policy: Policy) -> Iterator[Step]:
+    """Yield how connections are shared, where that is not evenly."""
+    weights = plan.weights(policy)
+    if weights:
+        text = f"they have weights from {min(weights)} to {max(weights)}, and get as much of the connections"
+        yield Step(True, text, "metadata.annotations")
+    if plan.balance is not None and plan.balance.drained:
+        text = f"{_counted(plan.balance.drained)} drained: weight 0, no new connections"
+        yield Step(True, text, "metadata.annotations")
 
 
 def _counted(pool: Pool) -> str:

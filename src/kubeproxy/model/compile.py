@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from kubeproxy.model.addresses import (
     PORT_BYTES,
@@ -23,6 +23,7 @@ from kubeproxy.model.addresses import (
     parse_network,
     within,
 )
+from kubeproxy.model.balancing import GROWN, Balanced, Growth, Port, Wishes, asks, balanced, wishes
 from kubeproxy.model.endpoints import Slice, Viewpoint, select
 from kubeproxy.model.objects import Service, ServicePort, ServiceSpec
 from kubeproxy.model.plan import (
@@ -50,20 +51,25 @@ DEFAULT_AFFINITY_SECONDS = 10800  # core/v1 DefaultClientIPServiceAffinitySecond
 MAX_AFFINITY_SECONDS = 86400  # core/v1 validation of sessionAffinityConfig.clientIP.timeoutSeconds
 
 
-def compile_service(service: Service, slices: Iterable[Slice], world: Globals) -> Compiled:
-    """Return what a Service means. `slices` are all slices that belong to it, of any family and in any order."""
+def compile_service(service: Service, slices: Iterable[Slice], world: Globals, growth: Growth = GROWN) -> Compiled:
+    """Return what a Service means. `slices` are all slices that belong to it, of any family and in any order.
+
+    `growth` is how much of their share those endpoints have that are new.
+    """
     spec = service.spec
     if skipped(service):
         return NOTHING
     problems: list[Problem] = []
     facts = _read(service, world.external_ips, problems)
     pieces = list(slices)
+    asked = _asked(service, pieces, world, problems)
     plans: list[ServicePlan] = []
     for family in world.families:
         cluster_ip = facts.cluster_ips.get(family)
         if cluster_ip is not None:
             ours = [piece for piece in pieces if piece.family is family]
-            plans += [_plan(facts, port, family, cluster_ip, ours, world) for port in facts.ports]
+            made = [_plan(facts, port, family, cluster_ip, ours, world) for port in facts.ports]
+            plans += made if asked is None else [_weighed(plan, ours, asked, growth, problems) for plan in made]
     health = _health(spec, pieces, plans, world, problems) if spec.health_check_node_port else None
     return Compiled(tuple(plans), health, tuple(problems))
 
@@ -294,6 +300,31 @@ def _plan(
         source_ranges=_allowed(facts, family, world) if facts.source_ranges else None,
         health_port=facts.health_port,
     )
+
+
+def _asked(service: Service, slices: Sequence[Slice], world: Globals, problems: list[Problem]) -> Wishes | None:
+    """Return how connections are to be shared, None where neither the Service nor a slice of it says so."""
+    annotations = service.metadata.annotations
+    its_own = asks(annotations)
+    if not its_own and all(piece.weight is None for piece in slices):
+        return None
+    if world.balancing == "ignored":
+        whose = "its" if its_own else "its EndpointSlices'"
+        reason = f"{whose} weights are left out: the proxy's mode on this node shares connections evenly"
+        problems.append(Problem("metadata.annotations", reason))
+        return None
+    return wishes(annotations, problems)
+
+
+def _weighed(
+    plan: ServicePlan, slices: Sequence[Slice], asked: Wishes, growth: Growth, problems: list[Problem]
+) -> ServicePlan:
+    """Return a plan with its pools as weights have them."""
+    port = Port(plan.key.port_name, plan.key.protocol)
+    found: Balanced = balanced(plan.cluster, plan.local, slices, port, asked, growth, problems)
+    if found.balance is None:
+        return plan
+    return structs.replace(plan, cluster=found.cluster, local=found.local, balance=found.balance)
 
 
 def _allowed(facts: _Facts, family: Family, world: Globals) -> tuple[Range, ...] | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from socket import inet_pton
 from sys import intern
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
@@ -46,7 +46,7 @@ class Slice(Struct, frozen=True, gc=False):
     `particular` has them all.
 
     `version` is its resourceVersion, and `proxy_name` the label by which its Service is another proxy's, which the
-    EndpointSlice controller copies from the Service: for people who ask.
+    EndpointSlice controller copies from the Service: for people who ask. `weight` is what its annotation says.
     """
 
     family: Family
@@ -58,6 +58,7 @@ class Slice(Struct, frozen=True, gc=False):
     problems: tuple[Problem, ...] = ()
     version: str | None = None
     proxy_name: str | None = None
+    weight: int | None = None
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -86,15 +87,42 @@ def parse_slice(source: EndpointSlice) -> Slice | None:
     triggered = annotations.last_change_trigger_time if annotations is not None else None
     version, labels = source.metadata.resource_version, source.metadata.labels
     proxy = labels.service_proxy_name if labels is not None else None
+    weight = None
+    if annotations is not None and annotations.weight is not None:
+        weight, wrong_weight = _slice_weight(annotations.weight)
+        wrong_ports += wrong_weight
     entries = source.endpoints or ()
     if ports and not [e for e in entries if e.hints is not None or ((c := e.conditions) is not None and c != _USUAL)]:
         destinations = _destinations(entries, ports, family)
         if destinations is not None:
             # A few node names stand in 100,000 endpoints: interned, they take no memory and compare at once.
             nodes = tuple([intern(e.node_name or "") for e in entries])
-            return Slice(family, ports, destinations, nodes, None, triggered, wrong_ports, version, proxy)
+            return Slice(family, ports, destinations, nodes, None, triggered, wrong_ports, version, proxy, weight)
     particular, problems = _one_by_one(entries, family)
-    return Slice(family, ports, (), (), particular, triggered, (*wrong_ports, *problems), version, proxy)
+    return Slice(family, ports, (), (), particular, triggered, (*wrong_ports, *problems), version, proxy, weight)
+
+
+FULL: Final = 100
+"""The weight of an endpoint of which nothing else is said, and the largest that there is."""
+
+
+def annotation_field(name: str) -> str:
+    """Return how the field of one of our annotations is called."""
+    return f"metadata.annotations[kube-proxy-py/{name}]"
+
+
+def read_weight(text: str) -> int | None:
+    """Return the weight that a text is, None for what is none."""
+    weight = int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else -1
+    return weight if 0 <= weight <= FULL else None
+
+
+def _slice_weight(text: str) -> tuple[int | None, tuple[Problem, ...]]:
+    weight = read_weight(text.strip())
+    if weight is not None:
+        return weight, ()
+    reason = f"{text[:64]!r} is no weight from 0 to {FULL}; its endpoints count as without it"
+    return None, (Problem(annotation_field("weight"), reason),)
 
 
 _AFTER_MAPPED = b"\0" * 9 + b"\x01"

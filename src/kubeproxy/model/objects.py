@@ -34,6 +34,9 @@ class Annotations(ApiStruct, frozen=True):
     """The annotations that mean something to a proxy."""
 
     last_change_trigger_time: str | None = field(default=None, name="endpoints.kubernetes.io/last-change-trigger-time")
+    weight: str | None = field(default=None, name="kube-proxy-py/weight")
+    weights: str | None = field(default=None, name="kube-proxy-py/weights")
+    slow_start: str | None = field(default=None, name="kube-proxy-py/slow-start")
 
 
 class ObjectMeta(ApiStruct, frozen=True):

@@ -126,6 +126,22 @@ class Traffic(NamedTuple):
     outside: Action
 
 
+Weights = tuple[int, ...]
+"""The weights of a pool's destinations, in their order; empty where all are alike."""
+
+
+class Balance(Struct, frozen=True, gc=False):
+    """How a service port's connections are shared, where that is not evenly among all.
+
+    `cluster` and `local` are the weights of the pools' destinations. `drained` have weight 0: they are in no pool, and
+    keep the connections that they have.
+    """
+
+    cluster: Weights = ()
+    local: Weights = ()
+    drained: Pool = ()
+
+
 class ServicePlan(Struct, frozen=True, gc=False):
     """One service port in one family: its frontends, its pools and what each kind of traffic gets.
 
@@ -134,7 +150,8 @@ class ServicePlan(Struct, frozen=True, gc=False):
     whose connections to themselves need masquerade. `serving` are all destinations that may keep flows (conntrack).
     `affinity` is in seconds, 0 for none. `source_ranges` are the networks that may use the load balancer addresses, in
     the order in which they were written, None when those are open to all; `sources` has them by frontend.
-    `health_port` is the Service's healthCheckNodePort, 0 for none.
+    `health_port` is the Service's healthCheckNodePort, 0 for none. `balance` is None where nothing but an even
+    share was asked for.
     """
 
     key: ServicePortKey
@@ -149,6 +166,7 @@ class ServicePlan(Struct, frozen=True, gc=False):
     serving: Pool
     source_ranges: tuple[Range, ...] | None = None
     health_port: int = 0
+    balance: Balance | None = None
 
     @property
     def usable(self) -> bool:
@@ -163,6 +181,12 @@ class ServicePlan(Struct, frozen=True, gc=False):
     def traffic(self, frontend: Frontend) -> Traffic:
         """Return what governs a frontend."""
         return self.internal if frontend.kind is FrontendKind.CLUSTER else self.external
+
+    def weights(self, policy: Policy) -> Weights:
+        """Return the weights of the destinations that a policy picks from; empty where all are alike."""
+        if self.balance is None:
+            return ()
+        return self.balance.local if policy is Policy.LOCAL else self.balance.cluster
 
     def policy(self, frontend: Frontend) -> Policy:
         """Return the policy that the Service asks for at a frontend."""
@@ -267,6 +291,9 @@ ExternalIPs = Literal["served", "ignored"]
 Connections = Literal["counted", "uncounted"]
 """Whether the kernel counts the connections that it sends to each endpoint, where the mode can."""
 
+Balancing = Literal["served", "ignored"]
+"""What becomes of annotations that say how connections are shared: not every mode can do it."""
+
 
 Orphans = Literal["left", "reset"]
 """What becomes of connections whose endpoint is gone: they are left alone, as by the Go kube-proxy, or reset."""
@@ -282,6 +309,7 @@ class Globals(Struct, frozen=True):
     external_ips: ExternalIPs = "served"
     connections: Connections = "uncounted"
     orphans: Orphans = "left"
+    balancing: Balancing = "served"
     ipv4: FamilyGlobals | None = FamilyGlobals()
     ipv6: FamilyGlobals | None = FamilyGlobals()
 

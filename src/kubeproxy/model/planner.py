@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from msgspec import Struct, structs
 
 from kubeproxy.model.addresses import Family
+from kubeproxy.model.balancing import asks, slow_start
 from kubeproxy.model.claims import Claimant, Claims, Right
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.endpoints import Slice, parse_slice
@@ -28,6 +29,7 @@ from kubeproxy.model.plan import (
     ServiceName,
     ServicePlan,
 )
+from kubeproxy.model.slow_start import SlowStart
 from kubeproxy.model.world import remembering
 
 NEEDED: tuple[Resource, ...] = ("services", "endpointslices")
@@ -65,7 +67,8 @@ class Planner:
     """Holds the objects, reduced to what is used, and the last plan of each Service.
 
     `departures` has who left for good, None unless that is asked for.
-    Nodes are not level-triggered, on purpose: one that is deleted stays as it was (see `remembering`).
+    Nodes are not level-triggered, on purpose: one that is deleted stays as it was (see `remembering`). Neither are the
+    shares of new endpoints, of Services that ask for a slow start.
     """
 
     def __init__(self, world: Globals, departures: Departures | None = None) -> None:
@@ -85,6 +88,7 @@ class Planner:
         self._taken: dict[ServiceName, None] = {}  # what `taking` is at work on
         self._triggers: dict[ServiceName, list[str]] = {}
         self._missing: set[Resource] = set(NEEDED)
+        self._slow_start = SlowStart()
 
     @property
     def complete(self) -> bool:
@@ -155,6 +159,15 @@ class Planner:
             if _nodeport_addresses(before, family) != _nodeport_addresses(world, family):
                 self._dirty.update(dict.fromkeys(claims.written))
 
+    def tick(self, now: float) -> None:
+        """Take note of the time, in seconds of a clock that never goes back: shares of new endpoints may have grown."""
+        self._dirty.update(dict.fromkeys(self._slow_start.advance(now)))
+
+    @property
+    def next_step(self) -> float | None:
+        """Return when to `tick` again, None where nothing waits for that."""
+        return self._slow_start.next_step()
+
     def mark_all(self) -> None:
         """Look at every Service again."""
         self._dirty.update(dict.fromkeys(self.services))
@@ -204,13 +217,13 @@ class Planner:
         old, fresh = self._wanted.get(name, NOTHING), NOTHING
         if service is not None:
             after = Claimant(_ALLOCATED, service.metadata.creation_timestamp or "", *name)
-            slices = self.slices.get(name)
-            fresh = compile_service(service, slices.values() if slices is not None else (), self.world)
+            fresh = self._meaning(name, service)
             self._wanted[name] = fresh
             self._claimants[name] = after
         else:
             self._wanted.pop(name, None)
             self._claimants.pop(name, None)
+            self._slow_start.forget(name)
         if (
             old.plans == fresh.plans
             and before == after
@@ -226,6 +239,21 @@ class Planner:
             if written or name in claims.written:
                 touched |= claims.replace_written(name, before, after, self._keys(written, asked, family))
         return touched
+
+    def _meaning(self, name: ServiceName, service: Service) -> Compiled:
+        """Return what a Service means now."""
+        slices = self.slices.get(name)
+        pieces, starting = slices.values() if slices is not None else (), self._slow_start
+        found = compile_service(service, pieces, self.world, starting.growth(name))
+        annotations = service.metadata.annotations
+        seconds = slow_start(annotations, []) if asks(annotations) and self.world.balancing == "served" else 0
+        if not seconds:
+            starting.forget(name)
+            return found
+        members = {d[:-2] for plan in found.plans for pool in (plan.cluster, plan.local) for d in pool}
+        if starting.seen(name, members, seconds):
+            found = compile_service(service, pieces, self.world, starting.growth(name))
+        return found
 
     def _keys(self, written: Sequence[Frontend], allocated: Collection[bytes], family: Family) -> tuple[bytes, ...]:
         """Return the keys of frontends that somebody wrote, and of the NodePorts that they would take from others."""

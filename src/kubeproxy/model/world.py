@@ -22,7 +22,16 @@ from kubeproxy.model.addresses import (
     within,
 )
 from kubeproxy.model.objects import Node, NodeAddress, NodeSpec, NodeStatus
-from kubeproxy.model.plan import Connections, Detector, ExternalIPs, FamilyGlobals, Globals, Loopback, Orphans
+from kubeproxy.model.plan import (
+    Balancing,
+    Connections,
+    Detector,
+    ExternalIPs,
+    FamilyGlobals,
+    Globals,
+    Loopback,
+    Orphans,
+)
 
 LocalMode = Literal["ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"]
 PRIMARY = "primary"
@@ -49,6 +58,7 @@ class Settings(Struct, frozen=True):
     external_ips: ExternalIPs = "served"
     connections: Connections = "uncounted"
     orphans: Orphans = "left"
+    balancing: Balancing = "served"
 
 
 class Surroundings(NamedTuple):
@@ -72,6 +82,7 @@ def build(settings: Settings, around: Surroundings) -> Globals:
         external_ips=settings.external_ips,
         connections=settings.connections,
         orphans=settings.orphans,
+        balancing=settings.balancing,
         ipv4=parts.get(Family.IPV4),
         ipv6=parts.get(Family.IPV6),
     )

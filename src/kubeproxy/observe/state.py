@@ -19,6 +19,7 @@ from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.plan import (
     NOTHING,
     Action,
+    Balance,
     Compiled,
     Detector,
     FamilyGlobals,
@@ -260,11 +261,24 @@ def _port(plan: ServicePlan) -> Json:
         "localEndpoints": _pool(plan.local),
     }
     if len(plan.serving) > len(plan.cluster):
-        used = {*plan.cluster, *plan.local}
-        found["otherEndpoints"] = _pool(tuple(one for one in plan.serving if one not in used))
+        used = {*plan.cluster, *plan.local, *(plan.balance.drained if plan.balance is not None else ())}
+        if (others := tuple(one for one in plan.serving if one not in used)) or plan.balance is None:
+            found["otherEndpoints"] = _pool(others)
     if plan.affinity:
         found["affinitySeconds"] = plan.affinity
+    if plan.balance is not None:
+        _add_balance(found, plan, plan.balance)
     return found
+
+
+def _add_balance(found: Json, plan: ServicePlan, balance: Balance) -> None:
+    """Add how connections are shared, where that is not evenly."""
+    pools = ("weights", plan.cluster, balance.cluster), ("localWeights", plan.local, balance.local)
+    for name, pool, weights in pools:
+        if weights:
+            found[name] = dict(zip(_pool(pool), weights, strict=True))
+    if balance.drained:
+        found["drainedEndpoints"] = _pool(balance.drained)
 
 
 def _frontend(plan: ServicePlan, frontend: Frontend) -> Json:

@@ -9,6 +9,14 @@ from kubeproxy.observe.text import printable
 
 Json = dict[str, Any]
 
+_POOLS = (
+    ("endpoints", "endpoints", "weights"),
+    ("localEndpoints", "local", "localWeights"),
+    ("drainedEndpoints", "drained", ""),
+    ("otherEndpoints", "others", ""),
+)
+"""Who is shown: the key in the JSON, how they are called, and where their weights are."""
+
 
 def node_text(node: Json) -> bytes:
     """Return the lines about what holds for all Services."""
@@ -69,6 +77,8 @@ def _port_lines(port: Json, title: str) -> Iterator[str]:
         yield f"    {frontend['kind']:12} {frontend['address']:21} {'; '.join(parts)}"
         if "sources" in frontend:
             yield f"    {'':12} only from {', '.join(frontend['sources']) or 'nowhere'}"
-    for key, label in (("endpoints", "endpoints"), ("localEndpoints", "local"), ("otherEndpoints", "others")):
+    for key, label, weights in _POOLS:
         if port.get(key):
-            yield f"    {label:12} {' '.join(port[key])}"
+            weighed = port.get(weights, {})
+            texts = [f"{one} ({weighed[one]})" if one in weighed else one for one in port[key]]
+            yield f"    {label:12} {' '.join(texts)}"

@@ -11,6 +11,7 @@ from kubeproxy.backlog import Standing
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Deleted, Replaced, Upserted
 from kubeproxy.model.objects import (
+    Annotations,
     EndpointConditions,
     EndpointPort,
     EndpointSlice,
@@ -48,11 +49,17 @@ def service(name, number=1, version="1", labels=None, **spec):
     return Service(meta, ServiceSpec(**spec), status)
 
 
-def endpoints(name, *addresses, version="1", draining=(), proxy_name=None):
+def endpoints(name, *addresses, version="1", draining=(), proxy_name=None, piece="x", weight=None):
     found = [SliceEndpoint([address], None, "node-a" if address.endswith(".1") else "node-b") for address in addresses]
     found += [SliceEndpoint([address], EndpointConditions(False, True, True), "node-b") for address in draining]
     labels = Labels(service_name=name, service_proxy_name=proxy_name)
-    meta = ObjectMeta(name=f"{name}-x", namespace="default", resource_version=version, labels=labels)
+    meta = ObjectMeta(
+        name=f"{name}-{piece}",
+        namespace="default",
+        resource_version=version,
+        labels=labels,
+        annotations=Annotations(weight=weight),
+    )
     return EndpointSlice(meta, "IPv4", found, [EndpointPort(8080, "http")])
 
 
@@ -151,6 +158,21 @@ def test_a_programmed_service():
         ],
         "healthCheck": {"port": 30081, "localEndpoints": {"IPv4": 1}},
     }
+
+
+def test_weights_and_who_is_drained():
+    slices = [
+        endpoints("web", "10.244.0.1", "10.244.1.2"),
+        endpoints("web", "10.244.1.3", piece="y", weight="5"),
+        endpoints("web", "10.244.1.4", piece="z", weight="0"),
+    ]
+    kit = Kit(service("web"), *slices)
+    (port,) = kit.one()["ports"]
+    assert port["weights"] == {"10.244.0.1:8080": 100, "10.244.1.2:8080": 100, "10.244.1.3:8080": 5}
+    assert port["drainedEndpoints"] == ["10.244.1.4:8080"]
+    _, text = kit.ask("format=text")
+    assert "endpoints    10.244.0.1:8080 (100) 10.244.1.2:8080 (100) 10.244.1.3:8080 (5)" in text
+    assert "drained      10.244.1.4:8080" in text
 
 
 def test_the_node():

@@ -38,10 +38,14 @@ def moves(before: Sequence[Placed], after: Sequence[Placed]) -> Iterator[Move]:
 
 
 def _moved(was: Pool, now: Pool) -> list[tuple[int, int]]:
+    """Return from which slots clients go to which: those of a slot that its endpoint lost, to the first that it has."""
     if was == now[: len(was)]:
         return []
-    slots = {destination: slot for slot, destination in enumerate(was)}
-    return [(slots[d], slot) for slot, d in enumerate(now) if slots.get(d, slot) != slot]
+    first: dict[bytes, int] = {}
+    for slot, destination in enumerate(now):
+        first.setdefault(destination, slot)
+    lost = ((slot, d) for slot, d in enumerate(was) if d in first and now[slot : slot + 1] != (d,))
+    return sorted(((slot, first[d]) for slot, d in lost), key=lambda move: move[1])
 
 
 def messages(wanted: Iterable[Move], table: Table) -> list[bytes]:

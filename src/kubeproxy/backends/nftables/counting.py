@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, Protocol, Self
 
 from kubeproxy.backends.mode import Counter, Labelled, Registry
 from kubeproxy.backends.nftables.layout import ENDPOINT_MAPS, TABLE, slot_bytes
+from kubeproxy.backends.nftables.numbering import Numbers
 from kubeproxy.backends.nftables.render import Placed, translate
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nft_counts
@@ -82,7 +83,7 @@ def connections(counters: Counters, plans: Iterable[ServicePlan]) -> Mapping[tup
     for plan in plans:
         # In which slot an endpoint is makes no difference: which slots there are follows from the number of endpoints.
         asked: defaultdict[str, list[bytes]] = defaultdict(list)
-        for endpoint_map, key in _elements(Placed(plan, plan.cluster, plan.local, 0)):
+        for endpoint_map, key in _elements(Placed.fresh(plan, Numbers())):
             asked[endpoint_map].append(key)
         for count in (count for name, keys in asked.items() for count in counters.read(name, keys) if count.packets):
             place = plan.key, count.data[:-2]

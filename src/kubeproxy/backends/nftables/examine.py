@@ -217,6 +217,10 @@ class NftablesExaminer:
                     yield Finding(name, Kind.MISSING, f"NodePort {port}/tcp on {address}", "the proxy's own sockets")
 
 
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
 class _Comparison:
     """Elements that there are beside those that there should be. What is right is passed over at C speed."""
 
@@ -266,23 +270,25 @@ class _Comparison:
         self._used[set_id].update(keys)
         present = [entries.get(slot_key) for slot_key in keys]
         wanted = {destination + _PAD for destination in pool}
-        if wanted != set(present):
-            yield from self._otherwise_picked(name, set_id, key, wanted, [d for d in present if d is not None])
+        # With weights an endpoint has several slots, and how many is what counts.
+        if wanted != set(present) or (len(wanted) < len(pool) and sorted(pool) != sorted(d[:-2] for d in present if d)):
+            counts = Counter([destination + _PAD for destination in pool])
+            yield from self._otherwise_picked(name, set_id, key, counts, [d for d in present if d is not None])
 
     def _otherwise_picked(
-        self, name: ServiceName, set_id: str, key: bytes, wanted: set[bytes], present: Sequence[bytes]
+        self, name: ServiceName, set_id: str, key: bytes, wanted: Counter[bytes], present: Sequence[bytes]
     ) -> Iterator[Finding]:
         where = self._words.where(set_id)
         counts = Counter(present)
-        for destination in sorted(wanted - counts.keys()):
+        for destination in sorted(wanted.keys() - counts.keys()):
             yield Finding(name, Kind.MISSING, self._words.endpoint(set_id, key, destination), where)
         for destination, count in sorted(counts.items()):
             if destination not in wanted:
                 self._endpoints[destination[:-4]] = name
                 yield Finding(name, Kind.EXTRA, self._words.endpoint(set_id, key, destination), where)
-            elif count > 1:
+            elif count != wanted[destination]:
                 what = self._words.endpoint(set_id, key, destination)
-                yield Finding(name, Kind.DIFFERENT, what, where, "once", f"{count} times")
+                yield Finding(name, Kind.DIFFERENT, what, where, _times(wanted[destination]), _times(count))
 
     def _strays(self, owners: Mapping[bytes, ServiceName]) -> Iterator[Finding]:
         """Yield what is there and no plan asks for; what is of a Service's frontend is that Service's."""

@@ -5,6 +5,7 @@ Endpoints keep their slots while they live, so that a change touches what change
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -22,6 +23,7 @@ from kubeproxy.backends.nftables.layout import (
     slot_bytes,
 )
 from kubeproxy.backends.nftables.numbering import Numbers
+from kubeproxy.backends.nftables.shares import SLOTS, STICKY_SLOTS, slot_counts
 from kubeproxy.model.plan import Action, Frontend, FrontendKind, Policy, Pool, ServicePlan, Traffic
 
 Elements = dict[str, dict[bytes, bytes]]
@@ -29,7 +31,10 @@ Elements = dict[str, dict[bytes, bytes]]
 
 
 class Placed(NamedTuple):
-    """A plan with its pools in slot order, and the number that the kernel knows its clients by: 0 without affinity."""
+    """A plan with its pools in slot order, and the number that the kernel knows its clients by: 0 without affinity.
+
+    In a pool with weights an endpoint has as many slots as its share asks for.
+    """
 
     plan: ServicePlan
     cluster: Pool
@@ -39,7 +44,8 @@ class Placed(NamedTuple):
     @classmethod
     def fresh(cls, plan: ServicePlan, numbers: Numbers) -> Placed:
         """Place a plan that was not there before."""
-        return cls(plan, plan.cluster, plan.local, numbers.of(plan.key) if plan.affinity else 0)
+        number = numbers.of(plan.key) if plan.affinity else 0
+        return cls(plan, slots(plan, Policy.CLUSTER), slots(plan, Policy.LOCAL), number)
 
     def pool(self, policy: Policy) -> Pool:
         """Return the pool that a policy picks from."""
@@ -51,25 +57,38 @@ def place(plan: ServicePlan, before: Placed | None, numbers: Numbers) -> Placed:
     if before is None:
         return Placed.fresh(plan, numbers)
     number = (before.number or numbers.of(plan.key)) if plan.affinity else 0
-    return Placed(plan, assign(before.cluster, plan.cluster), assign(before.local, plan.local), number)
+    cluster, local = slots(plan, Policy.CLUSTER), slots(plan, Policy.LOCAL)
+    return Placed(plan, assign(before.cluster, cluster), assign(before.local, local), number)
+
+
+def slots(plan: ServicePlan, policy: Policy) -> Pool:
+    """Return who is to have the slots of a pool, before anything is known of their order."""
+    pool, weights = plan.local if policy is Policy.LOCAL else plan.cluster, plan.weights(policy)
+    if not weights:
+        return pool
+    counts = slot_counts(weights, STICKY_SLOTS if plan.affinity else SLOTS)
+    return tuple([destination for destination, count in zip(pool, counts, strict=True) for _ in range(count)])
 
 
 def assign(before: Pool, wanted: Pool) -> Pool:
     """Return the wanted destinations in an order that moves as few of them as possible.
 
-    Survivors stay; newcomers fill the holes; when there are more holes than newcomers, the last ones move down.
+    Survivors stay; newcomers fill the holes; when there are more holes than newcomers, the last ones move down. Of one
+    that has several slots and is to have fewer, those stay that come first: clients are looked for in that order.
     """
     if before == wanted or not before:
         return wanted
-    missing = set(wanted)
+    missing = dict.fromkeys(wanted, 1)
+    if len(missing) < len(wanted):
+        missing = Counter(wanted)
     slots: list[bytes | None] = []
     for destination in before:
-        if destination in missing:
-            missing.discard(destination)
+        if missing.get(destination):
+            missing[destination] -= 1
             slots.append(destination)
         else:
             slots.append(None)
-    fresh = sorted(missing)
+    fresh = sorted([d for d, count in missing.items() for _ in range(count)])
     result: list[bytes] = []
     for index in range(len(wanted)):
         kept = slots[index] if index < len(slots) else None

@@ -17,6 +17,7 @@ from kubeproxy.backends.nftables.layout import (
     ENDPOINT_MAPS,
     POOL_MAPS,
     TABLE,
+    TRIES,
     ChainName,
     Kind,
     Layout,
@@ -27,12 +28,6 @@ from kubeproxy.backends.nftables.layout import (
 from kubeproxy.backends.rules import pods_in_nft
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FamilyGlobals, Globals, Loopback
-
-TRIES: Final = 12
-"""How often a slot is picked from a whole class before a smaller number, of which all slots are taken, settles it.
-
-At worst a quarter of the slots is taken: 12 tries keep the share of each endpoint within 4 % of an even one.
-"""
 
 _SERVICE: Final = "{ip} daddr . meta l4proto . th dport"
 _NODEPORT: Final = "meta l4proto . th dport"

@@ -72,6 +72,7 @@ class ModeConfig(Struct, frozen=True, kw_only=True):
     they set in this one; `flag_defaults` are values of such flags that count although they are not given.
     `unset_when_empty` are paths of the mode's own block where 0 counts as unset.
     `nodeport_addresses` is what an unset nodePortAddresses means. `beyond` are flags of ours that have an effect in it.
+    `balances`: annotations that ask for weights and the like have one.
     """
 
     name: str
@@ -82,6 +83,7 @@ class ModeConfig(Struct, frozen=True, kw_only=True):
     unset_when_empty: frozenset[str] = frozenset()
     nodeport_addresses: tuple[str, ...] = EVERY_ADDRESS
     beyond: frozenset[str] = frozenset()
+    balances: bool = False
 
     def sync_block(self, config: KubeProxyConfiguration) -> SyncBlock:
         """The block with the mode's sync periods."""

@@ -83,4 +83,5 @@ MODE: Final = NftablesMode(
     unset_when_empty=frozenset(("nftables.syncPeriod", "nftables.minSyncPeriod")),
     nodeport_addresses=PRIMARY_ADDRESS,
     beyond=frozenset(("connection-counters", "reset-gone-endpoints")),
+    balances=True,
 )

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from kubeproxy.backends.nftables import audit
 from kubeproxy.backends.nftables.layout import Layout, SetId
 from kubeproxy.backends.nftables.numbering import Numbers
-from kubeproxy.backends.nftables.render import Placed, place, render
+from kubeproxy.backends.nftables.render import Placed, place, render, slots
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nfnetlink import Element
 from kubeproxy.model.addresses import Family
+from kubeproxy.model.plan import Policy
 from support.nftables_plans import placed
 from support.random_plans import histories
 
@@ -57,7 +58,7 @@ def everything(placed):
 def test_endpoints_are_recalled_in_the_slots_that_the_kernel_has_them_in(history, random):
     _, (plans,) = history
     for plan in (plan for found in plans.values() for plan in found):
-        cluster, local = list(plan.cluster), list(plan.local)
+        cluster, local = list(slots(plan, Policy.CLUSTER)), list(slots(plan, Policy.LOCAL))
         random.shuffle(cluster)
         random.shuffle(local)
         there = Placed(plan, tuple(cluster), tuple(local), 7 if plan.affinity else 0)

@@ -13,6 +13,8 @@ from kubeproxy.backends.nftables.text import interval_lines
 from kubeproxy.backends.nftables.view import SERVICE_CIDRS, KernelView, Skeleton, expected
 from kubeproxy.errors import Unsupported
 from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
+from kubeproxy.model.compile import compile_service
+from support.cluster_objects import endpoint, parsed, service
 from support.nftables_disturbances import DISTURBANCES, disturbed
 from support.nftables_ground import FakeGround, resync, sync
 from support.nftables_plans import EVERYTHING, V4, WORLD, cluster, plans_of, sticky
@@ -185,3 +187,23 @@ def test_what_cannot_be_compared_is_told(ground):
     with closing(examiner(ground, refuse)) as made:
         assert list(made.everything(plans)) == []
         assert made.caveats() == ["the rules of table ip kube-proxy were not compared: no rights"]
+
+
+def test_with_weights_the_number_of_slots_counts_and_their_order_does_not(ground):
+    members = [endpoint(f"10.244.0.{n}") for n in (1, 2)]
+    slices = [parsed(members[0], weight="50"), parsed(members[1])]
+    plans = {A: compile_service(service("a"), slices, WORLD).plans}
+    resync(ground.start(), plans)
+    assert everything(ground, plans) == some(ground, plans) == []
+    at = "10.96.0.1 . tcp . 80 . "
+    ground.disturb(*(f"delete element ip kube-proxy endpoints {{ {at}{slot} }}" for slot in (0, 1)))
+    swapped = f"{at}0 : 10.244.0.2 . 8080, {at}1 : 10.244.0.1 . 8080"
+    ground.disturb(f"add element ip kube-proxy endpoints {{ {swapped} }}")
+    assert everything(ground, plans) == some(ground, plans) == []
+    ground.disturb(f"delete element ip kube-proxy endpoints {{ {at}0 }}")
+    ground.disturb(f"add element ip kube-proxy endpoints {{ {at}0 : 10.244.0.1 . 8080 }}")
+    for found in (everything(ground, plans), some(ground, plans)):
+        assert [(one.kind, one.wanted, one.present) for one in found] == [
+            (Kind.DIFFERENT, "once", "2 times"),
+            (Kind.DIFFERENT, "2 times", "once"),
+        ]

@@ -6,7 +6,7 @@ of the node are remembered on their own.
 
 import random
 
-from hypothesis import example, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from kubeproxy.model.compile import compile_service
@@ -27,7 +27,8 @@ CLIENTS = [
 
 
 def sticky(numbers, **policies):
-    """Endpoints of these numbers, the even ones of this node."""
+    """Endpoints of these numbers, the even ones of this node; a number's weight follows it, as in (3, 50)."""
+    weights = dict(entry if isinstance(entry, tuple) else (entry, 100) for entry in numbers)
     config = SessionAffinityConfig(ClientIPConfig(30))
     subject = service(
         ports=[ServicePort(port=80, node_port=30080)],
@@ -36,8 +37,11 @@ def sticky(numbers, **policies):
         session_affinity_config=config,
         **policies,
     )
-    members = [endpoint(f"10.244.0.{n}", THERE if n % 2 else HERE) for n in numbers]
-    return compile_service(subject, [parsed(*members, ports=[EndpointPort(port=8080)])], WORLD).plans
+    slices = [
+        parsed(endpoint(f"10.244.0.{n}", THERE if n % 2 else HERE), ports=[EndpointPort(port=8080)], weight=str(weight))
+        for n, weight in weights.items()
+    ]
+    return compile_service(subject, slices, WORLD).plans
 
 
 def frontends(plan):
@@ -80,6 +84,19 @@ policy = st.sampled_from(["Cluster", "Local"])
 @example([[1, 2, 3, 4, 5, 6], [], [1, 9, 2], [], [7, 1, 2, 3], [3, 8, 7]], random.Random(1), "Cluster", "Cluster")
 def test_clients_stay_with_their_endpoints_whatever_becomes_of_the_others(states, chance, internal, external):
     everybody_stays(states, chance, internal_traffic_policy=internal, external_traffic_policy=external)
+
+
+weighed = st.lists(
+    st.tuples(st.integers(1, 4), st.sampled_from([0, 50, 100])), max_size=3, unique_by=lambda entry: entry[0]
+)
+
+
+@settings(max_examples=30, phases=[Phase.explicit, Phase.generate])
+@given(st.lists(weighed, min_size=2, max_size=5), st.randoms(use_true_random=False))
+@example([[(1, 100), (2, 50)], [(1, 50), (2, 100)], [(1, 100), (2, 25)]], random.Random(1))
+def test_clients_stay_with_their_endpoints_whatever_weights_those_get(states, chance):
+    """But for those that are drained: their clients move with the next connection."""
+    everybody_stays(states, chance)
 
 
 def test_a_client_whose_endpoint_was_moved_does_not_go_with_who_came_after_it():

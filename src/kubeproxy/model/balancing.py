@@ -1,0 +1,173 @@
+"""Weights: what annotations of Services and EndpointSlices say of them, and what they make of a service port's pools.
+
+Pure. A weight is 0 to 100, and 100 without any; how many connections an endpoint gets is its weight beside those of the
+others. 0 drains. See docs/balancing.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from msgspec import Struct
+
+from kubeproxy.model.addresses import PORT_BYTES
+from kubeproxy.model.endpoints import FULL, Slice, annotation_field, read_weight
+from kubeproxy.model.objects import Annotations
+from kubeproxy.model.plan import Balance, Pool, Problem, Weights
+
+WEIGHT: Final = annotation_field("weight")
+WEIGHTS: Final = annotation_field("weights")
+SLOW_START: Final = annotation_field("slow-start")
+"""The fields that people read about."""
+
+LONGEST_START: Final = 3600
+"""Seconds over which the share of a new endpoint may grow."""
+
+_ZONE: Final = "zone:"
+
+Growth = Mapping[bytes, int]
+"""Endpoints (packed addresses) that are new, and what they have of their weight by now, in percent."""
+
+GROWN: Growth = {}
+"""No endpoint is new."""
+
+
+class Wishes(Struct, frozen=True, gc=False):
+    """What a Service's annotations ask for: the weights of endpoints by their Node, and seconds of slow start."""
+
+    nodes: Mapping[str, int]
+    slow_start: int = 0
+
+
+NO_WISHES: Final = Wishes({})
+
+
+def asks(annotations: Annotations | None) -> bool:
+    """Return whether a Service's annotations ask for anything of this."""
+    return annotations is not None and (annotations.weights is not None or annotations.slow_start is not None)
+
+
+def wishes(annotations: Annotations | None, problems: list[Problem]) -> Wishes:
+    """Return what a Service's annotations ask for; one that cannot be read counts as missing, and is a problem."""
+    if annotations is None:
+        return NO_WISHES
+    nodes: Mapping[str, int] = {}
+    if annotations.weights is not None:
+        nodes, wrong = _by_node(annotations.weights)
+        problems += wrong
+    return Wishes(nodes, slow_start(annotations, problems))
+
+
+def slow_start(annotations: Annotations | None, problems: list[Problem]) -> int:
+    """Return the seconds over which a new endpoint's share grows, 0 for none."""
+    text = annotations.slow_start if annotations is not None else None
+    if text is None:
+        return 0
+    seconds = int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else -1
+    if not 0 <= seconds <= LONGEST_START:
+        reason = (
+            f"{text[:64]!r} is no number of seconds from 0 to {LONGEST_START}; new endpoints get their share at once"
+        )
+        problems.append(Problem(SLOW_START, reason))
+        return 0
+    return seconds
+
+
+@lru_cache(maxsize=256)
+def _by_node(text: str) -> tuple[Mapping[str, int], Sequence[Problem]]:
+    """Return weights by Node, as in `node-a=0,node-b=50`; all are left out when one cannot be read."""
+    found: dict[str, int] = {}
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, number = (part.strip() for part in entry.rpartition("="))
+        weight = read_weight(number)
+        if not equals or not name or weight is None:
+            return {}, [_unreadable(f"{entry[:64]!r} is not NODE=WEIGHT with a weight from 0 to {FULL}")]
+        if name in found:
+            return {}, [_unreadable(f"{name[:64]!r} has two weights")]
+        found[name] = weight
+    return found, []
+
+
+def _unreadable(reason: str) -> Problem:
+    return Problem(WEIGHTS, f"{reason}; no weight of this annotation counts")
+
+
+class Port(NamedTuple):
+    """A service port, as slices name it."""
+
+    name: str
+    protocol: int
+
+
+class Balanced(NamedTuple):
+    """Both pools without those who get nothing, and how the others share; None where that is evenly."""
+
+    cluster: Pool
+    local: Pool
+    balance: Balance | None
+
+
+def balanced(
+    cluster: Pool,
+    local: Pool,
+    slices: Iterable[Slice],
+    port: Port,
+    asked: Wishes,
+    growth: Growth,
+    problems: list[Problem],
+) -> Balanced:
+    """Return what weights make of the pools that were chosen without them.
+
+    Where all endpoints of a pool have weight 0 they take connections evenly, as terminating ones do that have nobody
+    beside them: a drain moves connections, it does not refuse them.
+    """
+    weights = _weights(slices, port, asked, growth)
+    near, far = _shares(local, weights), _shares(cluster, weights)
+    drained = tuple(
+        sorted({d for pool, kept in ((cluster, far), (local, near)) for d in pool if d not in kept.members})
+    )
+    if far.all_drained or near.all_drained:
+        where = "on this node" if not far.all_drained else "that may serve it"
+        reason = f"all endpoints {where} have weight 0; they take connections evenly, as there are no others"
+        if (problem := Problem(WEIGHTS if asked.nodes else WEIGHT, reason)) not in problems:
+            problems.append(problem)
+    if not drained and not far.weights and not near.weights:
+        return Balanced(cluster, local, None)
+    return Balanced(far.pool, near.pool, Balance(far.weights, near.weights, drained))
+
+
+class _Shares(NamedTuple):
+    pool: Pool
+    weights: Weights
+    members: frozenset[bytes]
+    all_drained: bool = False
+
+
+def _shares(pool: Pool, weights: Mapping[bytes, int]) -> _Shares:
+    kept = tuple([d for d in pool if weights.get(d, FULL)])
+    if not kept:
+        return _Shares(pool, (), frozenset(pool), all_drained=bool(pool))
+    found = tuple([weights.get(d, FULL) for d in kept])
+    return _Shares(kept, found if len(set(found)) > 1 else (), frozenset(kept))
+
+
+def _weights(slices: Iterable[Slice], port: Port, asked: Wishes, growth: Growth) -> dict[bytes, int]:
+    """Return the weight of each destination; of several that an endpoint may have, the smallest counts."""
+    found: dict[bytes, int] = {}
+    for piece in slices:
+        for number in [p.port for p in piece.ports if (p.name, p.protocol) == port]:
+            for endpoint in piece.endpoints:
+                destination = endpoint.address + PORT_BYTES[number]
+                weight = min(
+                    FULL if piece.weight is None else piece.weight,
+                    asked.nodes.get(endpoint.node, FULL),
+                    found.get(destination, FULL),
+                )
+                found[destination] = weight
+    for destination, weight in found.items() if growth else ():
+        share = growth.get(destination[:-2], FULL)
+        if weight and share < FULL:
+            found[destination] = max(1, weight * share // FULL)
+    return found

@@ -1,0 +1,145 @@
+"""Shares of connections in the real kernel: 20,000 connections, counted where each went, beside what was asked for."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections import Counter
+from contextlib import closing, contextmanager
+
+import pytest
+from msgspec.structs import replace
+
+from kubeproxy.backends.nftables.counting import KernelCounters, connections
+from kubeproxy.kernel.conntrack import Conntrack
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.compile import compile_service
+from kubeproxy.model.objects import Annotations, ClientIPConfig, EndpointPort, ServicePort, SessionAffinityConfig
+from kubeproxy.model.plan import Policy
+from support.cluster_objects import HERE, NODE_IPS, THERE, address, endpoint, parsed, service, world
+from support.nftables_ground import KernelGround, resync, sync
+
+WEB = ("default", "web")
+CONNECTIONS = 20_000
+CHANCE = {1: 15.1, 2: 18.4, 4: 23.5, 9: 33.7, 19: 50.8}
+"""What chi-square stays below but once in 10,000 times, by degrees of freedom."""
+SERVICE = {Family.IPV4: "10.96.0.1", Family.IPV6: "fd00:96::1"}
+PODS = {Family.IPV4: "10.244.0.{}", Family.IPV6: "fd00:244::{:x}"}
+
+
+def ip(*words):
+    subprocess.run(["ip", *words], check=True, timeout=10)
+
+
+def plans(globals_, *slices, affinity=0, **annotations):
+    """A UDP Service with slices, each a weight (None for none) and numbers of endpoints; those below 10 are here."""
+    (family,) = globals_.families
+    config = SessionAffinityConfig(ClientIPConfig(affinity)) if affinity else None
+    subject = service(
+        "web",
+        SERVICE[family],
+        ports=[ServicePort(port=80, protocol="UDP")],
+        annotations=Annotations(**annotations),
+        session_affinity="ClientIP" if affinity else None,
+        session_affinity_config=config,
+    )
+    made = []
+    for weight, numbers in slices:
+        members = [endpoint(PODS[family].format(n), HERE if n < 10 else THERE) for n in numbers]
+        ports = [EndpointPort(port=8080, protocol="UDP")]
+        made.append(parsed(*members, family=family.label, ports=ports, weight=weight))
+    return {WEB: compile_service(subject, made, globals_).plans}
+
+
+@contextmanager
+def network(family):
+    """A network of its own, in which a packet to anywhere may leave."""
+    with KernelGround.fresh() as ground:
+        ip("link", "set", "lo", "up")
+        ip("addr", "add", NODE_IPS[family], "dev", "lo", *(["nodad"] if family is Family.IPV6 else []))
+        ip(f"-{'4' if family is Family.IPV4 else '6'}", "route", "add", "default", "dev", "lo")
+        yield ground
+
+
+def connect(family, count=CONNECTIONS, first=1024):
+    """Begin UDP connections, each from a port of its own: the kernel chooses at the first packet."""
+    for port in range(first, first + count):
+        with socket.socket(family, socket.SOCK_DGRAM) as client:
+            client.bind(("", port))
+            client.sendto(b"x", (SERVICE[family], 80))
+
+
+def counted(found):
+    """Connections by endpoint, as the kernel counted them since its elements were written."""
+    (plan,) = found[WEB]
+    with closing(KernelCounters.open(plan.key.family)) as counters:
+        return Counter(
+            {destination: total.connections for (_, destination), total in connections(counters, [plan]).items()}
+        )
+
+
+def fits(found, got):
+    """Check that connections went where the weights say, by chi-square."""
+    (plan,) = found[WEB]
+    weights = plan.weights(Policy.CLUSTER) or (1,) * len(plan.cluster)
+    assert set(got) <= set(plan.cluster)
+    total, whole = sum(got.values()), sum(weights)
+    expected = {d: weight * total / whole for d, weight in zip(plan.cluster, weights, strict=True)}
+    chi_square = sum((got[d] - wished) ** 2 / wished for d, wished in expected.items())
+    assert chi_square < CHANCE[len(expected) - 1], (chi_square, got, expected)
+
+
+@pytest.mark.parametrize("family", list(Family))
+def test_connections_are_shared_as_weights_say(family):
+    globals_ = replace(world(families=[family]), connections="counted")
+    with network(family) as ground:
+        backend = ground.start(globals_)
+        canary = plans(globals_, (None, range(10, 18)), ("25", range(18, 20)))
+        resync(backend, canary)
+        connect(family)
+        got = counted(canary)
+        assert sum(got.values()) == CONNECTIONS
+        fits(canary, got)
+        ground.is_clean(backend, canary)
+
+
+def test_a_drained_endpoint_gets_no_connection_and_keeps_those_that_it_has():
+    globals_ = replace(world(families=[Family.IPV4]), connections="counted")
+    even = plans(globals_, (None, [1, 10]))
+    drained = plans(globals_, (None, [1, 10]), weights=f"{HERE}=0")
+    with network(Family.IPV4) as ground:
+        backend = ground.start(globals_)
+        resync(backend, even)
+        connect(Family.IPV4, 200)
+        before = tracked()
+        sync(backend, (WEB, drained[WEB]))
+        connect(Family.IPV4, 200, first=5000)
+        assert counted(drained).keys() == {drained[WEB][0].cluster[0]}
+        connect(Family.IPV4, 200)  # those that are there go on
+        after = tracked()
+        assert {port: after[port] for port in before} == before
+        assert {after[port] for port in after.keys() - before.keys()} == {address("10.244.0.10")}
+        assert {address("10.244.0.1"), address("10.244.0.10")} == set(before.values())
+        ground.is_clean(backend, drained)
+
+
+def tracked():
+    """The endpoint of each connection, by its client's port."""
+    with Conntrack() as conntrack:
+        flows = conntrack.udp_flows(Family.IPV4, [(address(SERVICE[Family.IPV4]), 80)], [])
+        return {flow.source_port: flow.reply_source for flow in flows}
+
+
+def test_a_changed_weight_costs_the_slots_that_change_and_a_restart_nothing():
+    globals_ = world(families=[Family.IPV4])
+    before = plans(globals_, (None, range(1, 10)), ("50", range(10, 12)))
+    after = plans(globals_, (None, range(1, 10)), ("50", [10]), ("100", [11]))
+    with KernelGround.fresh() as ground:
+        backend = ground.start(globals_)
+        resync(backend, before)
+        assert ground.count("endpoints") == 20
+        assert sync(backend, (WEB, after[WEB])) <= 2  # one slot more, and perhaps another class
+        assert ground.count("endpoints") == 21
+        again = ground.start(globals_)
+        assert resync(again, after) == 0
+        ground.is_clean(again, after)

@@ -1,0 +1,87 @@
+"""Weights to slots: each share is what was asked for, few slots are used, and a change moves as few as possible."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kubeproxy.backends.nftables.layout import CLASSES, TRIES, class_of
+from kubeproxy.backends.nftables.render import assign
+from kubeproxy.backends.nftables.shares import SLOTS, STICKY_SLOTS, slot_counts
+from unit.backends.nftables.test_picking import shares
+
+weights = st.integers(1, 100)
+pools = st.one_of(
+    st.lists(weights, min_size=1, max_size=500),
+    # Slices have a weight for all of their endpoints, so that most are alike.
+    st.lists(st.tuples(weights, st.integers(1, 166)), min_size=1, max_size=3).map(
+        lambda kinds: [weight for weight, count in kinds for _ in range(count)]
+    ),
+)
+
+
+def probabilities(counts):
+    """How probable each endpoint is, by the rules of its class; its slots are spread as they may be at worst."""
+    total = sum(counts)
+    size = class_of(total)
+    below = CLASSES[CLASSES.index(size) - 1] if size > 1 else 0
+    chances, lost = shares([size] * TRIES + [below + 1], total)
+    assert lost == pytest.approx(0)
+    first, last = chances[0], chances[-1]
+    return [(count * last, count * first) for count in counts]
+
+
+@settings(max_examples=300)
+@given(pools)
+def test_every_share_is_within_2_percent_of_what_was_asked_for(asked):
+    counts = slot_counts(asked, SLOTS)
+    assert all(counts)
+    assert sum(counts) <= SLOTS
+    for weight, (low, high) in zip(asked, probabilities(counts), strict=True):
+        wished = weight / sum(asked)
+        if len(set(asked)) > 1:
+            assert low >= wished * 0.98, (low, wished)
+            assert high <= wished * 1.02, (high, wished)
+
+
+@given(st.lists(weights, min_size=1, max_size=700).map(sorted), st.sampled_from([STICKY_SLOTS, 64]))
+def test_all_have_a_slot_and_there_are_no_more_than_can_be(asked, most):
+    counts = slot_counts(asked, most)
+    assert all(counts)
+    assert sum(counts) <= max(most, len(asked)) + len(asked)
+    assert sorted(counts) == list(counts)
+
+
+@pytest.mark.parametrize(
+    ("asked", "slots"),
+    [([50, 100], 3), ([90] * 9 + [10], 82), ([100, 99], 2), ([7], 1), ([100] * 9 + [50], 19), ([2, 4, 6], 6)],
+)
+def test_few_slots_are_enough(asked, slots):
+    assert sum(slot_counts(asked, SLOTS)) == slots
+
+
+members = st.lists(st.sampled_from([b"a", b"b", b"c", b"d", b"e"]), max_size=40)
+
+
+@given(members, members)
+def test_a_change_moves_as_few_slots_as_possible(before, wanted):
+    wanted = tuple(sorted(wanted))
+    now = assign(tuple(before), wanted)
+    assert Counter(now) == Counter(wanted)
+    if not before:
+        return
+    kept = sum((Counter(before) & Counter(wanted)).values())
+    same = sum(one == other for one, other in zip(before, now, strict=False))
+    # Who has a slot beyond the last one moves down, into a hole; nobody else moves.
+    beyond = max(0, len(before) - len(now))
+    assert same >= kept - beyond
+    assert assign(now, wanted) == now
+
+
+@given(members)
+def test_who_is_to_have_fewer_slots_keeps_the_first(before):
+    wanted = tuple(sorted({*before}))
+    now = assign(tuple(before), wanted)
+    for member in wanted:
+        assert now.index(member) <= before.index(member)

@@ -1,0 +1,243 @@
+"""Weights, draining, slow start: what annotations make of plans, what becomes of wrong ones, and what shows of them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from kubeproxy.config.modes import MODES
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.answer import Packet, answer
+from kubeproxy.model.compile import compile_service
+from kubeproxy.model.objects import Annotations
+from kubeproxy.model.plan import Balance
+from support.cluster_objects import (
+    HERE,
+    THERE,
+    address,
+    dest,
+    dests,
+    draining,
+    endpoint,
+    endpoint_slice,
+    parsed,
+    service,
+    world,
+)
+from unit.model.test_planner import WEB, planner, taken, upserted
+
+WORLD = world(families=[Family.IPV4])
+ONE, TWO, THREE = (endpoint(f"10.244.0.{n}", HERE if n == 1 else THERE) for n in (1, 2, 3))
+EVERY = dests("10.244.0.1:8080", "10.244.0.2:8080", "10.244.0.3:8080")
+
+
+def compiled(*slices, globals_=WORLD, slow_start=None, growth=None, weights=None, **spec):
+    subject = service(annotations=Annotations(weights=weights, slow_start=slow_start), **spec)
+    return compile_service(subject, slices, globals_, growth or {})
+
+
+def shared(*slices, **more):
+    """The cluster pool with weights, and who is drained."""
+    (plan,) = compiled(*slices, **more).plans
+    balance = plan.balance or Balance()
+    weights = balance.cluster or (None,) * len(plan.cluster)
+    return dict(zip(plan.cluster, weights, strict=True)), balance.drained
+
+
+def test_without_annotations_nothing_is_said_of_shares():
+    (plan,) = compile_service(service(), [parsed(ONE, TWO)], WORLD).plans
+    assert plan.balance is None
+
+
+@pytest.mark.parametrize("text", ["", f"{HERE}=100", "elsewhere=0", f"{HERE}=50, {THERE}=50", " , "])
+def test_equal_weights_are_the_plan_as_without(text):
+    assert compiled(parsed(ONE, TWO, THREE), weights=text).plans == compiled(parsed(ONE, TWO, THREE)).plans
+    assert compiled(parsed(ONE, TWO, THREE), weights=text).problems == ()
+
+
+def test_a_slice_has_a_weight_for_all_of_its_endpoints():
+    slices = parsed(ONE, TWO, name="stable"), parsed(THREE, name="canary", weight="5")
+    assert shared(*slices) == (dict(zip(EVERY, (100, 100, 5), strict=True)), ())
+
+
+def test_a_node_has_a_weight_for_endpoints_on_it_and_the_smaller_one_counts():
+    slices = parsed(ONE, name="a", weight="30"), parsed(TWO, name="b", weight="80"), parsed(THREE, name="c")
+    found, _ = shared(*slices, weights=f"{THERE}=50,{HERE}=70")
+    assert list(found.values()) == [30, 50, 50]
+
+
+def test_of_an_endpoint_in_two_slices_the_smaller_weight_counts():
+    found, drained = shared(parsed(ONE, TWO, weight="9"), parsed(TWO, name="other", weight="0"))
+    assert (list(found), drained) == ([EVERY[0]], (EVERY[1],))
+
+
+def test_weight_0_drains_and_the_others_share_evenly():
+    found = compiled(parsed(ONE, TWO, THREE), weights=f"{HERE}=0")
+    (plan,) = found.plans
+    assert (plan.cluster, plan.serving, found.problems) == (EVERY[1:], EVERY, ())
+    assert plan.balance == Balance(drained=EVERY[:1])
+
+
+def test_where_all_are_drained_weights_do_not_count_and_an_event_says_so():
+    found = compiled(parsed(ONE, TWO, weight="0"))
+    (plan,) = found.plans
+    assert (plan.cluster, plan.balance) == (EVERY[:2], None)
+    (problem,) = found.problems
+    assert "all endpoints that may serve it have weight 0" in problem.reason
+
+
+def test_each_pool_is_drained_on_its_own():
+    found = compiled(
+        parsed(ONE, TWO), weights=f"{HERE}=0", external_ips=["203.0.113.1"], external_traffic_policy="Local"
+    )
+    (plan,) = found.plans
+    assert (plan.cluster, plan.local) == (EVERY[1:2], EVERY[:1])
+    assert "all endpoints on this node have weight 0" in found.problems[0].reason
+
+
+def test_terminating_endpoints_have_weights_when_there_are_no_others():
+    slices = parsed(draining("10.244.0.1"), weight="10"), parsed(draining("10.244.0.2"), name="b")
+    assert shared(*slices) == (dict(zip(EVERY[:2], (10, 100), strict=True)), ())
+
+
+@pytest.mark.parametrize(
+    "text", [f"{HERE}=101", f"{HERE}=-1", HERE, "=5", f"{HERE}=", f"{HERE}=½", f"{HERE}=5,{HERE}=6"]
+)
+def test_a_wrong_annotation_of_a_service_is_named_and_none_of_it_counts(text):
+    found = compiled(parsed(ONE, TWO), weights=f"{THERE}=7,{text}")
+    assert found.plans == compiled(parsed(ONE, TWO)).plans
+    (problem,) = found.problems
+    assert problem.field == "metadata.annotations[kube-proxy-py/weights]"
+    assert "no weight of this annotation counts" in problem.reason
+
+
+@pytest.mark.parametrize("text", ["", "-1", "101", "0.5", "1e1", "x" * 300, "9" * 5000, "\u0661"])
+def test_a_wrong_annotation_of_a_slice_is_named_and_does_not_count(text):
+    piece = parsed(ONE, TWO, weight=text)
+    assert piece.weight is None
+    (problem,) = piece.problems
+    assert problem.field == "metadata.annotations[kube-proxy-py/weight]"
+    assert len(problem.reason) < 300
+    assert compiled(piece).plans == compiled(parsed(ONE, TWO)).plans
+
+
+@pytest.mark.parametrize("text", ["-1", "3601", "1m", ""])
+def test_a_wrong_slow_start_is_named_and_does_not_count(text):
+    (problem,) = compiled(parsed(ONE), slow_start=text).problems
+    assert problem.field == "metadata.annotations[kube-proxy-py/slow-start]"
+
+
+def test_a_mode_that_shares_evenly_says_so_once():
+    globals_ = replace(world(families=[Family.IPV4, Family.IPV6]), balancing="ignored")
+    slices = parsed(ONE, name="a", weight="0"), parsed(TWO, name="b")
+    (problem,) = compiled(*slices, globals_=globals_, weights="nonsense").problems
+    assert "its weights are left out" in problem.reason
+    (problem,) = compile_service(service(), slices, globals_).problems
+    assert "its EndpointSlices' weights are left out" in problem.reason
+    assert compile_service(service(), slices, globals_).plans[0].cluster == EVERY[:2]
+
+
+def test_one_mode_has_weights():
+    assert [mode.name for mode in MODES.values() if mode.balances] == ["nftables"]
+
+
+def test_new_endpoints_have_a_part_of_their_weight():
+    found, _ = shared(parsed(ONE, TWO), slow_start="10", growth={address("10.244.0.2"): 20})
+    assert list(found.values()) == [100, 20]
+
+
+# -- answers -------------------------------------------------------------------------------------------------------
+
+
+def asked(subject):
+    return answer(subject, Packet(None, address("10.96.0.1"), 6, 80), [address("192.0.2.1")])
+
+
+def test_why_knows_shares_and_who_is_drained():
+    subject = planner(
+        service(annotations=Annotations(weights="elsewhere=0")),
+        endpoint_slice(ONE, TWO, name="stable"),
+        endpoint_slice(THREE, endpoint("10.244.0.4", "elsewhere"), name="canary", weight="50"),
+        endpoint_slice(endpoint("10.244.0.5"), name="old", weight="0"),
+    )
+    made = asked(subject)
+    assert {choice.destination: choice.share for choice in made.choices} == dict(
+        zip(EVERY, (0.4, 0.4, 0.2), strict=True)
+    )
+    assert any("weights from 50 to 100" in step.text for step in made.steps)
+    reasons = {absent.destination: (absent.reason, absent.field) for absent in made.absent}
+    assert reasons[dest("10.244.0.4:8080")][0].startswith("the weight of elsewhere is 0")
+    assert reasons[dest("10.244.0.5:8080")][1] == "metadata.annotations[kube-proxy-py/weight]"
+
+
+# -- slow start ----------------------------------------------------------------------------------------------------
+
+
+def weights_at(subject, now):
+    subject.tick(now)
+    subject.take()
+    plan = subject.compiled[WEB].plans[0]
+    return list(plan.weights(0) or (100,) * len(plan.cluster))
+
+
+def test_a_new_endpoint_grows_in_ten_steps_and_then_nothing_waits():
+    subject = planner(service(annotations=Annotations(slow_start="20")), endpoint_slice(ONE, TWO))
+    assert subject.next_step is None
+    subject.tick(100.5)
+    taken(subject, upserted(endpoint_slice(ONE, TWO, THREE)))
+    seen = {}
+    while (due := subject.next_step) is not None:
+        now = subject.compiled[WEB].plans[0].weights(0)
+        seen[tuple(now)] = due
+        weights_at(subject, due)
+        assert len(seen) < 12
+    assert [weights[2] for weights in seen if weights] == [10, 20, 30, 40, 50, 60, 70, 80, 90]
+    assert list(seen.values())[:2] == [pytest.approx(102, abs=0.01), pytest.approx(104, abs=0.01)]
+    assert subject.compiled[WEB].plans[0].balance is None
+
+
+def test_who_is_there_at_the_start_is_not_new():
+    subject = planner(service(annotations=Annotations(slow_start="20")), endpoint_slice(ONE, TWO, THREE))
+    assert weights_at(subject, 1) == [100, 100, 100]
+    taken(subject, upserted(service(annotations=Annotations(slow_start="40"))))
+    assert weights_at(subject, 2) == [100, 100, 100]
+
+
+def test_who_comes_back_is_new_and_a_service_that_is_gone_waits_for_nothing():
+    subject = planner(service(annotations=Annotations(slow_start="20")), endpoint_slice(ONE, TWO))
+    taken(subject, upserted(endpoint_slice(ONE)))
+    taken(subject, upserted(endpoint_slice(ONE, TWO)))
+    assert weights_at(subject, 1) == [100, 10]
+    taken(subject, upserted(service()))
+    assert subject.next_step is None
+    assert weights_at(subject, 2) == [100, 100]
+
+
+def test_time_costs_nothing_where_nothing_starts_slowly():
+    subject = planner(service(), endpoint_slice(ONE, TWO))
+    subject.tick(5)
+    assert (subject.dirty, subject.next_step) == (0, None)
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), st.sets(st.integers(1, 5), min_size=1)), max_size=12), st.integers(1, 30))
+def test_each_share_only_grows_and_a_step_changes_a_service_once(history, seconds):
+    subject = planner(service(annotations=Annotations(slow_start=str(seconds))), endpoint_slice(ONE))
+    now, changes, before = 0.0, 0, {}
+    for later, numbers in history:
+        now += later
+        subject.tick(now)
+        assert subject.apply([upserted(endpoint_slice(*(endpoint(f"10.244.0.{n}") for n in numbers)))]) == []
+        subject.take()
+        plan = subject.compiled[WEB].plans[0]
+        weights = dict(zip(plan.cluster, plan.weights(0) or (100,) * len(plan.cluster), strict=True))
+        if len(set(weights.values())) > 1:
+            assert all(weight >= before.get(member, 0) or before == {} for member, weight in weights.items())
+            before = weights
+        else:
+            before = {}
+    while (due := subject.next_step) is not None:
+        subject.tick(due)
+        subject.take()
+        changes += 1
+        assert changes <= 10
+    assert subject.compiled[WEB].plans[0].balance is None
