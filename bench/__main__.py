@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from bench import picture
 from bench import report as reports
 from bench.charts import draw
 from bench.runs import Run
@@ -42,8 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "markdown" in given.what:
             out.print(reports.markdown(), soft_wrap=True, highlight=False, markup=False)
             return 0
-        for name in given.what or DEFAULT:
-            _run(name, given, out, err)
+        if "picture" in given.what:
+            out.print(f"drawn: {_shown(picture.draw())}", highlight=False)
+            return 0
+        names = given.what or DEFAULT
+        for number, name in enumerate(names, 1):
+            _run(name, f"{number} of {len(names)}, {name}" if len(names) > 1 else name, given, out, err)
     except BenchmarkFailed as error:
         err.print(f"error: {error}", style="red", highlight=False, markup=False)
         return 1
@@ -59,7 +65,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         nargs="*",
         metavar="WHAT",
         help=f"{', '.join(DEFAULT)} (if none is named), {', '.join(OTHER_MODES + BEYOND)}, gate, "
-        "markdown (last figures)",
+        "markdown (last figures), picture (the README's chart of them)",
     )
     parser.add_argument("--quick", action="store_true", help="fewer sizes and runs")
     parser.add_argument(
@@ -67,8 +73,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--peer-mode", default="nftables", metavar="MODE", help="the mode the peer runs in (nftables)")
     given = parser.parse_args(argv)
-    if unknown := [name for name in given.what if name not in {*ALL, "gate", "markdown"}]:
-        parser.error(f"no benchmark {unknown[0]}: there are {', '.join(ALL)}, gate and markdown")
+    if unknown := [name for name in given.what if name not in {*ALL, "gate", "markdown", "picture"}]:
+        parser.error(f"no benchmark {unknown[0]}: there are {', '.join(ALL)}, gate, markdown and picture")
     if given.peer and "{config}" not in given.peer:
         parser.error("--peer: the command must contain {config}, where the configuration file goes")
     return given
@@ -84,17 +90,17 @@ def _missing() -> str:
     return ""
 
 
-def _run(name: str, given: argparse.Namespace, out: Console, err: Console) -> None:
+def _run(name: str, title: str, given: argparse.Namespace, out: Console, err: Console) -> None:
     benchmark: Callable[[Run], reports.Report] = importlib.import_module(f"bench.{name}").run
     started, began = time.time(), time.perf_counter()
-    with progress(name, err) as tell:
+    with progress(title, err) as tell:
         found = benchmark(Run(given.quick, tell, given.peer, given.peer_mode))
     about = reports.circumstances(started, time.perf_counter() - began, given.quick)
     path = reports.write(found, about)
-    picture = path.with_suffix(".svg")
-    draw(found.chart, picture, f"{about.machine}, {about.cpus} CPUs, Linux {about.kernel}, {about.revision}")
+    chart = path.with_suffix(".svg")
+    draw(found.chart, chart, f"{about.machine}, {about.cpus} CPUs, Linux {about.kernel}, {about.revision}")
     reports.show(out, found)
-    out.print(f"  {about.seconds:.0f} s; figures in {_shown(path)}, chart in {_shown(picture)}", highlight=False)
+    out.print(f"  {about.seconds:.0f} s; figures in {_shown(path)}, chart in {_shown(chart)}", highlight=False)
 
 
 def _shown(path: os.PathLike[str]) -> str:
@@ -102,27 +108,29 @@ def _shown(path: os.PathLike[str]) -> str:
 
 
 class progress:  # noqa: N801 - reads as a statement
-    """Says what is being measured: on one line of a terminal, else a line for each."""
+    """Says what is being measured, and for how long: on one line of a terminal, else a line for each."""
 
-    def __init__(self, name: str, console: Console) -> None:
-        self._name = name
+    def __init__(self, title: str, console: Console) -> None:
+        self._title = title
         self._console = console
-        self._status = console.status(name) if console.is_terminal else None
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+        self._live = Progress(*columns, console=console, transient=True) if console.is_terminal else None
+        self._task = self._live.add_task(title, total=None) if self._live is not None else None
 
     def __enter__(self) -> Callable[[str], None]:
-        if self._status is not None:
-            self._status.start()
+        if self._live is not None:
+            self._live.start()
         return self._tell
 
     def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
+        if self._live is not None:
+            self._live.stop()
 
     def _tell(self, what: str) -> None:
-        if self._status is not None:
-            self._status.update(f"{self._name}: {what}")
+        if self._live is not None and self._task is not None:
+            self._live.update(self._task, description=f"{self._title}: {what}")
         else:
-            self._console.print(f"{self._name}: {what}", highlight=False)
+            self._console.print(f"{self._title}: {what}", highlight=False)
 
 
 if __name__ == "__main__":

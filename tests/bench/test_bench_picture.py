@@ -1,0 +1,51 @@
+"""The README's chart: drawn of the last figures of all sizes, and of nothing less."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.picture import Point, draw, ours, words
+from bench.worker import BenchmarkFailed
+
+
+def figures(path: Path, *sizes: str) -> Path:
+    one = {"median": 110.0, "low": 100.0, "high": 120.0, "runs": 3}
+    two = {"median": 4.0, "low": 3.0, "high": 5.0, "runs": 3}
+    rows = [
+        {"case": f"{size} {case}", "figures": {"p50": one, "limit_p50": two}}
+        for size in sizes
+        for case in ("endpoint replaced", "Service added")
+    ]
+    about = {"command": "python -m bench", "machine": "M", "cpus": 2, "kernel": "6.1-a", "started": "2026-11-22T10"}
+    path.write_text(json.dumps({"rows": rows, "circumstances": about}))
+    return path
+
+
+def test_the_points_are_those_of_one_case(tmp_path: Path) -> None:
+    here, kernel = ours(figures(tmp_path / "change.json", "1kx10", "10kx10", "44kx10"))
+    assert here == [Point(n, 110e-6, 100e-6, 120e-6) for n in (1000, 10000, 44000)]
+    assert kernel == [Point(n, 4e-6, 3e-6, 5e-6) for n in (1000, 10000, 44000)]
+
+
+def test_without_all_sizes_there_is_no_chart(tmp_path: Path) -> None:
+    with pytest.raises(BenchmarkFailed, match="make bench WHAT=change first"):
+        ours(tmp_path / "change.json")
+    with pytest.raises(BenchmarkFailed, match="of one size only"):
+        ours(figures(tmp_path / "change.json", "10kx10"))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(60, "60 s"), (4.34, "4.3 s"), (0.193, "193 ms"), (0.0014, "1.4 ms"), (0.000173, "173 µs"), (9e-6, "9 µs")],
+)
+def test_times_are_said_as_people_say_them(seconds: float, said: str) -> None:
+    assert words(seconds) == said
+
+
+def test_the_same_figures_give_the_same_file(tmp_path: Path) -> None:
+    path = figures(tmp_path / "change.json", "1kx10", "10kx10", "44kx10")
+    first, second = draw(tmp_path / "a.svg", path), draw(tmp_path / "b.svg", path)
+    assert first.read_bytes() == second.read_bytes()
