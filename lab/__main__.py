@@ -73,21 +73,25 @@ async def _up(args: argparse.Namespace) -> int:
         if args.pods:
             cluster.create(whoami_rc("whoami", args.pods))
             await cluster.pods_ready("app=whoami", args.pods, timeout=30)
+        page = ""
         if args.proxy:
             await cluster.start_proxy()
+            page = await cluster.page()
+            (cluster.folder / "page").write_text(page)
         (cluster.folder / "ready").touch()
-        print(how_to_use(args.id), flush=True)
+        print(how_to_use(args.id, page), flush=True)
         await over.wait()
         print("taking the cluster down", flush=True)
     return 0
 
 
-def how_to_use(cluster_id: str) -> str:
-    """What to type next."""
+def how_to_use(cluster_id: str, page: str) -> str:
+    """What to type next, and where the proxy's page is, if there is one."""
     kubeconfig = run_folder(cluster_id) / "kubeconfig"
     inside = f"ip netns exec {PREFIX}{cluster_id}"
+    seen = f"  see it:      {page} in a browser\n" if page else ""
     return f"""lab {cluster_id} is up.
-  use it:      export KUBECONFIG={kubeconfig}; kubectl get nodes,pods,svc -A -o wide
+{seen}  use it:      export KUBECONFIG={kubeconfig}; kubectl get nodes,pods,svc -A -o wide
   on the node: {inside}-node-a nft list table ip kube-proxy
   outside:     {inside}-outside curl http://ADDRESS:PORT/
   stop it:     {sys.executable} -m lab down --id {cluster_id}"""
@@ -112,7 +116,8 @@ def _up_detached(args: argparse.Namespace) -> int:
             print(log_file.read_text(errors="replace").strip(), file=sys.stderr)
             return 1
         time.sleep(0.02)
-    print(how_to_use(args.id))
+    page = folder / "page"
+    print(how_to_use(args.id, page.read_text() if page.exists() else ""))
     return 0
 
 

@@ -37,6 +37,7 @@ from lab.controllers.loadbalancer import LoadBalancers
 from lab.controllers.namespaces import NamespaceController
 from lab.controllers.replication import ReplicationManager
 from lab.controllers.scheduling import Scheduler, condition
+from lab.forward import Forward
 from lab.netns import open_socket_in, run_in_async
 from lab.pods import Kubelets
 from lab.probes import Answer, NoAnswer, ask, ask_many
@@ -88,6 +89,7 @@ class LabCluster:
             NamespaceController(self.rest),
         )
         self._proxies: list[proxyprocess.Proxy] = []
+        self._forwards: list[Forward] = []
 
     # life
 
@@ -144,7 +146,11 @@ class LabCluster:
     async def _down(self) -> None:
         """Take everything down; one part that fails does not keep the others up."""
         failures: list[BaseException] = []
-        steps: list[Callable[[], Any]] = [*(p.stop for p in self._proxies), self._kubelets.stop]
+        steps: list[Callable[[], Any]] = [
+            *(f.close for f in self._forwards),
+            *(p.stop for p in self._proxies),
+            self._kubelets.stop,
+        ]
         steps += [self.server.close, self._answers.close, functools.partial(asyncio.to_thread, self.topology.down)]
         for controller in self._controllers:
             controller.stop()
@@ -155,6 +161,7 @@ class LabCluster:
                 log.warning("lab step failed on the way down err=%r", e)
                 failures.append(e)
         self._proxies.clear()
+        self._forwards.clear()
         release(self.folder)
         if failures:
             raise failures[0]
@@ -321,6 +328,12 @@ class LabCluster:
         proxy = await proxyprocess.launch(self.topology.node(NODE_A), self.folder, argv, config_file)
         self._proxies.append(proxy)
         return proxy
+
+    async def page(self) -> str:
+        """Lead a port of this machine's loopback to the page of node-a's proxy; returns its address."""
+        port = proxyprocess.METRICS_PORT
+        self._forwards.append(await Forward(self.topology.node(NODE_A), port, port).__aenter__())
+        return f"http://127.0.0.1:{self._forwards[-1].port}/ui/"
 
     # kubeconfig
 

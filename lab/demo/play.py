@@ -20,7 +20,7 @@ from lab.demo.report import Report, milliseconds
 from lab.demo.stage import LABELS, NAME, PORT, REPLICAS, Stage
 from lab.demo.traffic import Traffic
 from lab.objects import whoami_rc
-from lab.proxyprocess import METRICS_PORT, ProxyError
+from lab.proxyprocess import METRICS_PORT, ProxyError, proxy_command
 from lab.runfolder import owner_pid, run_folder
 from lab.topology import NODES, OUTSIDE_IP, OUTSIDE_IP6
 
@@ -178,7 +178,7 @@ class Play:
         """Leave it up until a signal comes."""
         self._keeping = True
         await thousand.remove_more(stage)
-        for line in how_to_use(stage).splitlines():
+        for line in how_to_use(stage, await stage.cluster.page()).splitlines():
             self._report.literal(line)
         await self._stop.wait()
         self._report.fact("Taking it down.")
@@ -188,13 +188,24 @@ def _free_id() -> str:
     return DEFAULT_ID if owner_pid(run_folder(DEFAULT_ID)) is None else secrets.token_hex(3)
 
 
-def how_to_use(stage: Stage) -> str:
+def how_to_use(stage: Stage, page: str) -> str:
     """What to try on a cluster that is kept."""
     cluster = stage.cluster
     front = fronts.balancer_fronts(stage)[0]
     inside, node = "ip netns exec", cluster.namespace_of("node")
+    asked, socket = f"{inside} {node} {proxy_command()}", f"--control-socket {stage.proxy.control}"
     return f"""
-The cluster stays up until Ctrl-C. In another terminal:
+The cluster stays up until Ctrl-C. See it in a browser, and change something while you look:
+
+  {page}
+
+Three commands worth trying, in another terminal:
+
+  {asked} why {OUTSIDE_IP} {NAME}:{PORT} {socket}
+  {asked} flows {NAME} -f {socket}
+  {asked} doctor {socket}
+
+And kubectl, packets and rules:
 
   export KUBECONFIG={cluster.kubeconfig}
   kubectl get nodes,pods,svc,endpointslices -o wide

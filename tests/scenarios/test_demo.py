@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -135,6 +136,14 @@ def test_a_kept_cluster_says_how_to_use_it_and_ends_with_ctrl_c() -> None:
         said = [subprocess.check_output(c.split(), text=True, timeout=10) for c in commands]
         assert any('"pod": "whoami-' in text for text in said)
         assert any("set cluster-services" in text for text in said)
+        page = re.search(r"http://127\.0\.0\.1:\d+/ui/", printed)
+        assert page is not None, printed
+        with urlopen(page[0], timeout=10) as answer:
+            assert "<title>kube-proxy</title>" in answer.read().decode()
+        asked = re.findall(r"     (ip netns exec \S+ \S+/kube-proxy .*)", printed)
+        assert [re.search(r"kube-proxy (\w+)", one)[1] for one in asked] == ["why", "flows", "doctor"]  # type: ignore[index]
+        why = subprocess.check_output(asked[0].split(), text=True, timeout=30)
+        assert "forwarded, the client sees an answer" in why
         assert f"export KUBECONFIG={run_folder(cluster_id)}/kubeconfig" in printed
         os.killpg(process.pid, signal.SIGINT)
         rest, _ = process.communicate(timeout=30)

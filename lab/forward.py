@@ -1,0 +1,84 @@
+"""A port of this machine's loopback that leads into a network namespace, as `kubectl port-forward` does into a pod.
+
+The namespace sees a client at its own loopback. Only this machine's own programs reach the port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import socket
+from types import TracebackType
+from typing import Self
+
+from lab.netns import open_socket_in
+
+_CHUNK = 65536
+_CONNECT_WITHIN = 2.0
+
+
+class Forward:
+    """An async context manager; `port` is where it listens on 127.0.0.1: `wanted`, or a free one if that is taken."""
+
+    def __init__(self, namespace: str, inside: int, wanted: int = 0) -> None:
+        self.port = 0
+        self._namespace = namespace
+        self._inside = inside
+        self._wanted = wanted
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        try:
+            self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._wanted)
+        except OSError:
+            self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop listening, and end all connections."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - asyncio runs this in one
+        self._connections.add(task)
+        try:
+            # Nobody listens there while a proxy restarts: the connection is closed, as it would be without us.
+            with contextlib.suppress(OSError):
+                await self._lead(reader, writer)
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _lead(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connect = functools.partial(socket.create_connection, ("127.0.0.1", self._inside), _CONNECT_WITHIN)
+        sock = await asyncio.to_thread(open_socket_in, self._namespace, connect)
+        sock.setblocking(False)
+        there, here = await asyncio.open_connection(sock=sock)
+        pumps = [asyncio.create_task(_pump(reader, here)), asyncio.create_task(_pump(there, writer))]
+        try:
+            # Whichever side ends it: HTTP needs no half-closed connections.
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+            here.close()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(_CHUNK):
+        writer.write(data)
+        await writer.drain()
