@@ -1,0 +1,56 @@
+"""One browser for all tests of a process, and for each a page whose console must stay without complaints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from support.browser.driver import DESKTOP, Browser
+from support.browser.mock import MockProxy
+from support.browser.scene import Scene
+
+
+@pytest.fixture(scope="session")
+def browser(loop: Any) -> Iterator[Browser]:
+    """The browser; it starts in a second or two."""
+    made = Browser()
+    loop.run(made.__aenter__())
+    yield made
+    loop.run(made.close())
+
+
+@pytest.fixture
+def page(browser: Browser, loop: Any) -> Iterator[Browser]:
+    """The browser as of new, with a desktop's width; at the end neither script nor policy may have complained."""
+    loop.run(browser.resize(*DESKTOP))
+    loop.run(browser.prefer())
+    yield browser
+    found = loop.run(browser.complaints(expected=_lost))
+    loop.run(browser.open("about:blank"))
+    assert not found
+
+
+def _lost(text: str) -> bool:
+    """Whether it only says that the proxy did not answer, or refused: tests bring that about, and the page says it."""
+    return "Failed to load resource: " in text and (
+        "net::ERR_" in text or "the server responded with a status of" in text
+    )
+
+
+@pytest.fixture
+def proxy(loop: Any) -> Iterator[Callable[[int], Awaitable[MockProxy]]]:
+    """Makes proxies that are none, with so many Services."""
+    made: list[MockProxy] = []
+
+    async def make(count: int) -> MockProxy:
+        mock = MockProxy(Scene(count, time.time()))
+        await mock.start()
+        made.append(mock)
+        return mock
+
+    yield make
+    for mock in made:
+        loop.run(mock.stop())

@@ -1,0 +1,306 @@
+"""The page in a browser, beside a proxy that says what a test wants: what shows, by which keys, what never runs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from support.browser.driver import DESKTOP, PHONE, Browser
+from support.browser.mock import MockProxy
+from support.browser.scene import Json, facts, finding, sound
+
+Make = Callable[[int], Awaitable[MockProxy]]
+EVIL = "<img src=x onerror='window.ran=1'><script>window.ran=1</script>"
+HREFS = ("#/", "#/services", "#/service/shop/api", "#/now")
+
+
+async def _opened(page: Browser, mock: MockProxy, where: str = "#/") -> None:
+    await page.open(mock.url + where)
+    await page.until("return document.querySelector('#link').className === 'live'")
+
+
+async def test_problems_come_first_and_the_worst_of_them_before_others(page: Browser, proxy: Make) -> None:
+    mock = await proxy(40)
+    shown = "return [...document.querySelectorAll('.problem h3')].map(e => e.innerText)"
+    mock.problems = {
+        "at": time.time(),
+        "looking": False,
+        "findings": [
+            finding("note", "firewall guard drops some packets", "it may matter", "kube-proxy trace"),
+            finding("broken", "net.ipv4.ip_forward is 0", "they time out", "sysctl -w net.ipv4.ip_forward=1"),
+        ],
+    }
+    for row in mock.scene.rows.values():
+        row[2] = row[3]
+    await _opened(page, mock)
+    await page.shows("#verdict-text", "1 thing is wrong on node-a")
+    assert await page.run(shown) == ["net.ipv4.ip_forward is 0", "Firewall guard drops some packets"]
+    assert "sysctl -w net.ipv4.ip_forward=1" in await page.text(".problem")
+    assert (await page.run("return document.title")).startswith("(1) node-a")
+
+    empty = mock.scene.rows["shop/api"]
+    empty[2] = 0
+    families = [sound("IPv4", None, refusal="the table is owned by another program", queued=3), sound("IPv6", 1.0)]
+    full = {"count": 260_000, "max": 262_144}
+    message = mock.scene.now(time.time(), [], [empty], families=families, conntrack=full, queued=3)
+    await mock.send("now", message)
+    await page.shows("#verdict-text", "4 things are wrong on node-a")
+    assert (await page.run(shown))[:4] == [
+        "IPv4: the kernel refuses what is planned; 3 Services wait",
+        "Connection tracking is 99 % full: 260,000 of 262,144 entries",
+        "net.ipv4.ip_forward is 0",
+        "1 Service has no ready endpoint",
+    ]
+    await page.press("j", "j", "j", "j", "Enter")
+    await page.until("return location.hash === '#/service/shop/api'")
+
+
+async def test_ten_thousand_services_are_searched_filtered_and_walked_through(page: Browser, proxy: Make) -> None:
+    mock = await proxy(10_000)
+    await _opened(page, mock, "#/services")
+    await page.shows("#sum", "10,000 Services")
+    rows = "return document.querySelectorAll('#spacer .row').length"
+    selected = (
+        "const r = document.querySelector('.row[aria-selected=true]'); return r && r.querySelector('.name').innerText"
+    )
+    few = await page.run(rows)
+    assert few < 60
+    assert await page.run("return document.querySelector('#grid').ariaRowCount") == "10001"
+
+    await page.press("/")
+    await page.type("shop mail-3")
+    expected = sorted(name for name in mock.scene.rows if "shop" in name and "mail-3" in name)
+    await page.shows("#sum", f"{len(expected)} of 10,000 Services")
+    await page.press("Enter", "j")
+    assert await page.run(selected) == expected[1]
+    assert await page.run("return location.hash") == "#/services?q=shop+mail-3"
+    await page.press("Enter")
+    await page.until("return location.hash === arguments[0]", f"#/service/{expected[1]}")
+    await page.until("return document.activeElement.id === 'main'")
+    await page.press("Escape")
+    await page.until("return document.activeElement.id === 'grid'")
+    assert await page.run("return location.hash") == "#/services?q=shop+mail-3"
+    assert await page.run(selected) == expected[1]
+
+    await page.press("Escape", "End")
+    last = max(mock.scene.rows)
+    await page.until(f"{selected} === arguments[0]", last)
+    assert await page.run("return document.activeElement.getAttribute('aria-activedescendant')")
+    assert await page.run(rows) == few
+
+    first = min(mock.scene.rows)
+    mock.scene.rows[first][2] = 0
+    gone = expected[0]
+    del mock.scene.rows[gone]
+    await mock.send("now", mock.scene.now(time.time(), [], [mock.scene.rows[first]], gone=[gone], revision=99))
+    await page.shows("#sum", "9,999 Services")
+    await page.click("[data-filter=none]")
+    none = [name for name, row in mock.scene.rows.items() if row[2] == 0]
+    await page.shows("#sum", f"{len(none)} of 9,999 Services")
+    await page.shows(".row", first.partition("/")[2])
+    assert mock.seen.count("/ui/api/services") == 1
+
+
+async def test_connections_show_as_lines_and_balance_and_order_services(page: Browser, proxy: Make) -> None:
+    mock = await proxy(300)
+    await _opened(page, mock, "#/services?s=rate")
+    await page.shows("#sum", "300 Services")
+    busy = {"new": 1234.0, "endpoints": {"10.244.0.1:80": 0.75, "10.244.0.2:80": 0.25}}
+    await mock.send(
+        "flows", {"at": time.time(), "seconds": 1, "sampled": 1, "services": {"shop/web": busy}, "error": ""}
+    )
+    await page.until("return document.querySelector('.row .name').innerText === 'shop/web'")
+    assert "1,234/s" in await page.text(".row .rate")
+    assert "max 75 %" in await page.text(".row .balance")
+    assert await page.run("return document.querySelector('.row .spark').getAttribute('d').length") > 100
+    await page.click("[data-filter=busy]")
+    await page.shows("#sum", "1 of 300 Services")
+
+
+async def test_one_service_is_a_picture_that_follows_its_changes(page: Browser, proxy: Make) -> None:
+    mock = await proxy(60)
+    name = next(name for name, row in mock.scene.rows.items() if row[4] == "LoadBalancer")
+    row = mock.scene.rows[name]
+    row[2] = row[3] = 4
+    await _opened(page, mock, f"#/service/{name}")
+    await page.shows(".picture svg text", "10.244.0.20:8080")
+    picture = await page.run("return document.querySelector('.picture svg').textContent")
+    for part in (
+        "pods",
+        "this node",
+        "outside",
+        "only from 198.51.100.0/24",
+        "masqueraded",
+        "node-b",
+        "no new connections",
+    ):
+        assert part in picture
+    flow = {"new": 100.0, "endpoints": {"10.244.0.20:8080": 0.6, "10.244.1.21:8080": 0.4}}
+    await mock.send("flows", {"at": time.time(), "seconds": 1, "sampled": 1, "services": {name: flow}, "error": ""})
+    await page.until("return document.querySelector('.picture svg').textContent.includes('60 % · 60/s')")
+
+    row[2] = 3
+    change: Json = {"at": time.time(), "service": name, "what": "endpoints -1, 3 now", "ms": 1.25, "revision": 5}
+    await mock.send("now", mock.scene.now(time.time(), [change], [row], [1.25]))
+    await page.until("return document.querySelector('.picture svg').textContent.includes('out: it is not ready')")
+    await page.shows("table td", "no: it is not ready (conditions.ready)")
+    await page.shows(".feed", "endpoints -1, 3 now")
+
+    await page.press("w", "Enter")
+    await page.shows(".answer", "this node → ")
+    await page.press("Escape", "w")
+    await page.type("nonsense\ue007")
+    await page.shows(".answer.bad", "SOURCE: expected an address or node, got 'nonsense'")
+
+    del mock.scene.rows[name]
+    await mock.send("now", mock.scene.now(time.time(), [], [], gone=[name]))
+    await page.shows(".problem", f"no Service {name} that is watched")
+
+
+async def test_what_happens_now_is_listed_with_its_delay(page: Browser, proxy: Make) -> None:
+    mock = await proxy(500)
+    await _opened(page, mock, "#/now")
+    await page.shows("#feed", "Nothing has changed since this page opened.")
+    await mock.send("now", mock.scene.change(time.time(), 50))
+    await page.until("return document.querySelectorAll('#feed li').length === 21")
+    await page.shows("#feed li", "and 30 changes more")
+    await page.shows(".chart", "200/s")
+    label = "return document.querySelector('.chart canvas').getAttribute('aria-label')"
+    assert " ms" in await page.run(label)
+    await page.press("p")
+    await mock.send("now", mock.scene.change(time.time(), 5))
+    await page.shows(".chart", "20/s")
+    assert await page.run("return document.querySelectorAll('#feed li').length") == 21
+    await page.press("p")
+    await page.until("return document.querySelectorAll('#feed li').length === 26")
+
+
+async def test_a_lost_proxy_is_said_and_found_again(page: Browser, proxy: Make) -> None:
+    mock = await proxy(30)
+    await _opened(page, mock)
+    await page.shows("#facts", "pid 812")
+    await mock.stop()
+    await page.shows("#lost", "The connection to the proxy (pid 812) is lost since ")
+    await page.shows("#lost", "nothing answers at this address")
+    assert "lost for" in await page.text("#link")
+    assert (await page.run("return document.title")).startswith("(lost)")
+    mock.facts = facts(time.time(), 940)
+    mock.scene.rows.pop("shop/api")
+    await mock.start()
+    await page.shows("#facts", "pid 940")
+    await page.shows("#say", "kube-proxy was restarted: pid 812 is now 940")
+    assert await page.run("return document.querySelector('#lost').hidden")
+    await page.until("return document.querySelector('#n-services').innerText === '29'")
+    await asyncio.sleep(0)
+    assert mock.pages == 1
+
+
+async def test_a_page_too_many_is_told_why(page: Browser, proxy: Make) -> None:
+    mock = await proxy(5)
+    said = "8 pages are open already: close one of them"
+    mock.refuse = {"/ui/api/events": (503, said), "/ui/api/facts": (503, said)}
+    await page.open(mock.url)
+    await page.shows("#lost", said)
+
+
+async def test_nothing_that_a_cluster_says_runs(page: Browser, proxy: Make) -> None:
+    mock = await proxy(3)
+    name = f"shop/{EVIL.replace('/', '')}"
+    row = [name, "refused", 0, 1, EVIL, "L", [EVIL, "10.0.0.1:80/tcp"], time.time()]
+    mock.scene.rows[name] = row
+    mock.details[name] = {
+        "namespace": "shop",
+        "name": EVIL,
+        "state": "refused",
+        "reason": EVIL,
+        "resourceVersion": EVIL,
+        "problems": [EVIL],
+        "ports": [
+            {
+                "name": EVIL,
+                "protocol": EVIL,
+                "family": EVIL,
+                "frontends": [
+                    {
+                        "kind": EVIL,
+                        "address": EVIL,
+                        "fromPods": EVIL,
+                        "fromNode": EVIL,
+                        "fromOutside": EVIL,
+                        "sources": [EVIL],
+                    }
+                ],
+                "endpoints": [EVIL],
+                "localEndpoints": [],
+                "otherEndpoints": [f"{EVIL}2"],
+            }
+        ],
+    }
+    mock.facts |= {"node": EVIL, "version": EVIL, "mode": EVIL, "ready": False, "unready": {EVIL: EVIL}}
+    mock.problems = {"at": time.time(), "looking": False, "findings": [finding(EVIL, EVIL, EVIL, EVIL)]}
+    change = {"at": time.time(), "service": name, "what": EVIL, "ms": 1.0, "revision": 7}
+    for where in ("#/", "#/services", "#/now", f"#/service/{name}"):
+        await page.open(mock.url)
+        await page.run("location.hash = arguments[0]", where)
+        await page.until("return document.querySelector('#link').className === 'live'")
+        families = [sound(EVIL, None, refusal=EVIL, difference=EVIL)]
+        await mock.send("now", mock.scene.now(time.time(), [change], [row], [1.0], families=families))
+        await page.shows("main", "<img src=x")
+        assert not await page.run("return document.querySelector('img') || document.scripts.length !== 1 || window.ran")
+    await page.shows(".picture svg text", "<img src=x")
+    assert not await page.run("return document.querySelector('img') || window.ran")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_each_view_fits_a_phone_and_says_what_it_is(page: Browser, proxy: Make, scheme: str) -> None:
+    mock = await proxy(200)
+    await page.prefer(scheme, "reduce")
+    await _opened(page, mock)
+    for width, height in (PHONE, DESKTOP):
+        await page.resize(width, height)
+        for where in HREFS:
+            await page.run("location.hash = arguments[0]", where)
+            await page.until(
+                "return [...document.querySelectorAll('main > section')].filter(s => !s.hidden).length === 1"
+            )
+            await page.until("return document.documentElement.scrollWidth <= arguments[0]", width)
+            assert await page.run(_NAMELESS) == []
+    dark = await page.run("return getComputedStyle(document.body).backgroundColor") == "rgb(14, 17, 19)"
+    assert dark == (scheme == "dark")
+    assert await page.run("return document.getAnimations().length") == 0
+    assert (
+        await page.run("return [...document.querySelectorAll('header, nav, main, [role=status], [role=grid]')].length")
+        >= 5
+    )
+
+
+_NAMELESS = """
+return [...document.querySelectorAll('button, a[href], input, select, canvas, [role=grid], section:not([hidden])')]
+  .filter(e => e.checkVisibility() && !(e.innerText || e.getAttribute('aria-label') || e.labels && e.labels.length))
+  .map(e => e.outerHTML.slice(0, 120))
+"""
+
+
+async def test_everything_is_there_by_keyboard_and_help_says_how(page: Browser, proxy: Make) -> None:
+    mock = await proxy(20)
+    await _opened(page, mock)
+    await page.press("?")
+    await page.until("return document.querySelector('#help').open")
+    await page.press("Escape")
+    await page.until("return !document.querySelector('#help').open")
+    for key, where in (("2", "#/services"), ("3", "#/now"), ("1", "#/")):
+        await page.press(key)
+        await page.until("return location.hash === arguments[0]", where)
+    await page.press("/")
+    await page.until("return document.activeElement.id === 'search'")
+    await page.type("zzz?2")
+    assert await page.run("return [location.hash, document.querySelector('#help').open]") == [
+        "#/services?q=zzz%3F2",
+        False,
+    ]
+    await page.shows("#none", "No Service fits.")
+    await page.press("Escape")
+    await page.shows("#sum", "20 Services")

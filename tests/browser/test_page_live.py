@@ -1,0 +1,117 @@
+"""The page of a real proxy: what changes in the API shows, what packets do shows, and a restart is survived."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from lab.cluster import LabCluster
+from lab.objects import service, whoami_rc
+from lab.proxyprocess import Proxy
+from support.browser.driver import Browser
+
+ROW = """
+const r = [...document.querySelectorAll('.row')]
+  .find(e => !e.hidden && e.querySelector('.name').innerText === arguments[0]);
+"""
+
+
+class Live:
+    """A cluster with a proxy, and where its page is."""
+
+    def __init__(self, cluster: LabCluster, proxy: Proxy, url: str) -> None:
+        self.cluster = cluster
+        self.proxy = proxy
+        self.url = url
+
+
+@asynccontextmanager
+async def _cluster() -> AsyncIterator[Live]:
+    async with LabCluster() as cluster:
+        cluster.create(whoami_rc("web", 2, 3000, {"app": "web"}))
+        await cluster.pods_ready("app=web", 2, timeout=20)
+        proxy = await cluster.start_proxy()
+        yield Live(cluster, proxy, await cluster.page())
+
+
+@pytest.fixture(scope="module")
+def live(loop: Any) -> Iterator[Live]:
+    made = _cluster()
+    yield loop.run(made.__aenter__())
+    loop.run(made.__aexit__(None, None, None))
+
+
+async def _took(page: Browser, script: str, *arguments: Any) -> float:
+    """Wait until a script is true; return how long that took, in seconds."""
+    start = time.monotonic()
+    await page.until(script, *arguments)
+    return time.monotonic() - start
+
+
+async def test_what_happens_in_a_cluster_is_seen(page: Browser, live: Live, record_property: Any) -> None:
+    cluster = live.cluster
+    await page.open(f"{live.url}#/services")
+    await page.shows(".row .name", "default/kubernetes")
+    await page.shows("#facts", f"pid {live.proxy.pid}")
+
+    wanted = service("web", {"app": "web"}, [{"name": "http", "port": 80, "targetPort": 3000}], clusterIP="10.96.5.5")
+    cluster.create(wanted)
+    there = f"{ROW} return r && r.querySelector('.ends').innerText === arguments[1]"
+    record_property("created", await _took(page, there, "default/web", "2 of 2"))
+    cluster.scale("web", 1)
+    record_property("endpoint gone", await _took(page, there, "default/web", "1 of 1"))
+    cluster.scale("web", 0)
+    await _took(page, f"{ROW} return r && r.querySelector('.ends.none')", "default/web")
+    await page.run("location.hash = '#/'")
+    await page.shows(".problem .names", "default/web")
+    cluster.scale("web", 2)
+    await page.until("return !document.querySelector('#problems').innerText.includes('default/web')")
+
+    await page.run("location.hash = '#/service/default/web'")
+    await page.shows(".picture svg text", "10.96.5.5:80")
+    await page.until("return document.querySelectorAll('.picture [data-as=bar]').length === 2")
+    await page.shows("table td", "node-a")
+    await page.click(".ask .button")
+    await page.shows(".answer.ok", "the client sees an answer")
+    await page.run("location.hash = '#/now'")
+    await page.shows("#feed a", "default/web")
+    await page.shows("#feed .ms", " ms")
+
+
+async def test_connections_are_seen_in_lines_and_picture(page: Browser, live: Live) -> None:
+    cluster = live.cluster
+    wanted = service("busy", {"app": "web"}, [{"name": "http", "port": 80, "targetPort": 3000}], clusterIP="10.96.5.6")
+    cluster.create(wanted)
+    cluster.scale("web", 2)
+    await cluster.pods_ready("app=web", 2, timeout=20)
+    asking = asyncio.create_task(_ask(cluster))
+    try:
+        await page.open(f"{live.url}#/services?f=busy")
+        await page.until(f"{ROW} return r && / *\\d.*\\/s/.test(r.querySelector('.rate').innerText)", "default/busy")
+        await page.run("location.hash = '#/service/default/busy'")
+        await page.until(
+            "return [...document.querySelectorAll('.picture [data-as=bar]')].some(e => e.getAttribute('width') > 1)"
+        )
+    finally:
+        asking.cancel()
+
+
+async def _ask(cluster: LabCluster) -> None:
+    while True:
+        await cluster.probes("pod", "tcp", "10.96.5.6", 80, 20)
+        await asyncio.sleep(0.2)
+
+
+async def test_the_page_outlives_the_proxy(page: Browser, live: Live) -> None:
+    await page.open(live.url)
+    await page.shows("#facts", f"pid {live.proxy.pid}")
+    await live.proxy.kill()
+    await page.shows("#lost", "The connection to the proxy")
+    live.proxy = await live.cluster.start_proxy()
+    await page.shows("#facts", f"pid {live.proxy.pid}")
+    await page.until("return document.querySelector('#lost').hidden")

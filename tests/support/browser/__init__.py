@@ -1,0 +1,1 @@
+"""A browser for tests, and a proxy that only speaks what the page reads."""

@@ -1,0 +1,168 @@
+"""A proxy that is none: a small HTTP server that says what /ui/ of a proxy says, as a test wants it.
+
+It is the contract of the page from the other side. What it sends is in `scene`; tests change that, or send() their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import importlib.resources
+import json
+import re
+import time
+from collections.abc import Mapping
+from typing import Any, Self
+
+from aiohttp import web
+
+from support.browser.scene import Json, Scene, facts
+
+
+class MockProxy:
+    """An async context manager; What it answers may be changed at any time. `seen` are the paths it was asked."""
+
+    def __init__(self, scene: Scene, pid: int = 812) -> None:
+        self.scene = scene
+        self.facts = facts(time.time(), pid)
+        self.port = 0
+        self.details: dict[str, Json] = {}
+        self.seen: list[str] = []
+        self.refuse: Mapping[str, tuple[int, str]] = {}
+        self.problems: Json | None = {"at": time.time(), "findings": [], "looking": False}
+        self._pages: set[web.StreamResponse] = set()
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.stop()
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return f"http://127.0.0.1:{self.port}/ui/"
+
+    async def start(self) -> None:
+        """Listen, on the same port as before."""
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/ui/", self._page),
+                web.get("/ui/api/facts", self._facts),
+                web.get("/ui/api/services", self._services),
+                web.get("/ui/api/service", self._service),
+                web.get("/ui/api/why", self._why),
+                web.get("/ui/api/events", self._events),
+            ]
+        )
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        """End as a killed process does: streams break off, and nobody listens."""
+        for page in list(self._pages):
+            with contextlib.suppress(Exception):
+                page._payload_writer.transport.abort()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        self._runner = None
+
+    @property
+    def pages(self) -> int:
+        """How many pages listen."""
+        return len(self._pages)
+
+    async def send(self, event: str, message: Json) -> None:
+        """Send an event to all pages."""
+        for page in list(self._pages):
+            with contextlib.suppress(ConnectionError, RuntimeError):
+                await page.write(_event(event, message))
+
+    async def play(self, changes_a_second: float = 40.0) -> None:
+        """Send a busy cluster's feed until cancelled: changes four times a second, connections once."""
+        for beat in range(1_000_000):
+            at = time.time()
+            await self.send("now", self.scene.change(at, round(changes_a_second / 4)))
+            if beat % 4 == 0:
+                await self.send("flows", self.scene.flows(at))
+            await asyncio.sleep(0.25)
+
+    # what it answers
+
+    async def _page(self, request: web.Request) -> web.Response:
+        page = page_bytes()
+        headers = {"Content-Security-Policy": policy(page), "Cache-Control": "no-store"}
+        return web.Response(body=page, content_type="text/html", charset="utf-8", headers=headers)
+
+    async def _answer(self, request: web.Request, answer: Any) -> web.Response:
+        self.seen.append(request.path_qs)
+        if request.path in self.refuse:
+            status, text = self.refuse[request.path]
+            return web.Response(status=status, text=text)
+        return web.json_response(answer)
+
+    async def _facts(self, request: web.Request) -> web.Response:
+        return await self._answer(request, self.facts)
+
+    async def _services(self, request: web.Request) -> web.Response:
+        return await self._answer(request, self.scene.answer())
+
+    async def _service(self, request: web.Request) -> web.Response:
+        name = request.query["name"]
+        if name not in self.details and name not in self.scene.rows:
+            return web.Response(status=404, text=f"no Service {name} that is watched")
+        return await self._answer(request, self.details.get(name) or self.scene.detail(name))
+
+    async def _why(self, request: web.Request) -> web.Response:
+        source, target = request.query["from"], request.query["to"]
+        if source != "node" and not re.fullmatch(r"[0-9a-f.:]+", source):
+            return web.Response(status=400, text=f"SOURCE: expected an address or node, got {source!r}")
+        return await self._answer(request, self.scene.why(source, target))
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        if request.path in self.refuse:
+            status, text = self.refuse[request.path]
+            return web.Response(status=status, text=text)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+        await response.prepare(request)
+        await response.write(b"retry: 1000\n\n")
+        await response.write(_event("hello", {"facts": self.facts, "revision": self.scene.revision}))
+        await response.write(_event("now", self.scene.now(time.time(), [], [])))
+        if self.problems is not None:
+            await response.write(_event("problems", self.problems))
+        self._pages.add(response)
+        try:
+            # aiohttp cancels this when the client goes, or the server stops.
+            await asyncio.Event().wait()
+        finally:
+            self._pages.discard(response)
+        return response
+
+
+def page_bytes() -> bytes:
+    """Return the page as the package has it."""
+    return (importlib.resources.files("kubeproxy.page") / "page.html").read_bytes()
+
+
+def policy(page: bytes) -> str:
+    """Return the Content-Security-Policy of the contract for this page."""
+    sources = {}
+    for tag in ("script", "style"):
+        (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>".encode(), page, re.DOTALL)
+        sources[tag] = base64.b64encode(hashlib.sha256(text).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{sources['script']}'; style-src 'sha256-{sources['style']}'; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def _event(event: str, message: Json) -> bytes:
+    return f"event: {event}\ndata: {json.dumps(message)}\n\n".encode()
