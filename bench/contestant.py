@@ -35,6 +35,11 @@ class Contestant:
             self._process = subprocess.Popen(argv, stdout=log, stderr=log, preexec_fn=die_with_parent)  # noqa: PLW1509 - the parent has no threads
 
     @property
+    def pid(self) -> int:
+        """Return the number of its process."""
+        return self._process.pid
+
+    @property
     def running(self) -> bool:
         """Return whether it still runs."""
         return self._process.poll() is None

@@ -79,7 +79,7 @@ def _measured(
     awaited(network, proxy, probed)
     proxy.wait("/readyz", 120.0)
     ways = _commands(size)
-    with _changing(api, size):
+    with changing(api, size):
         time.sleep(2)
         alone = [move(network, api, proxy, probed, turn) for turn in range(1, moves + 1)]
         took: dict[str, list[_Took]] = {name: [] for name in ways}
@@ -139,7 +139,7 @@ def _timed(words: Sequence[str], socket: Path) -> _Took:
 
 
 @contextmanager
-def _changing(api: ApiProcess, size: objects.Size) -> Iterator[None]:
+def changing(api: ApiProcess, size: objects.Size) -> Iterator[None]:
     """Have RATE endpoints a second change meanwhile, of Services in turn; not of the one that is asked for."""
     ended = threading.Event()
 
@@ -151,7 +151,8 @@ def _changing(api: ApiProcess, size: objects.Size) -> Iterator[None]:
             number = turn * 7919 % size.services
             if number == size.services // 2:
                 continue
-            addresses = [*objects.endpoints_of(number, size.endpoints)[1:], objects.spare(10 + turn % 1000)]
+            # A prime, so that a Service whose turn comes again gets another address and not the one that it has.
+            addresses = [*objects.endpoints_of(number, size.endpoints)[1:], objects.spare(10 + turn % 997)]
             api.put("endpointslices", objects.endpoint_slice(number, addresses, turn + 1))
             due += 1 / RATE
             time.sleep(max(0.0, due - time.monotonic()))

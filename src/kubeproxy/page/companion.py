@@ -64,6 +64,7 @@ class Companion:
         if process is None or process.stdin is None or not self._greeted or process.stdin.is_closing():
             return
         if process.stdin.transport.get_write_buffer_size() > _LONGEST:  # it does not read
+            self._greeted = False
             process.kill()
             return
         process.stdin.write(line)
@@ -118,5 +119,7 @@ async def _end(process: Process) -> None:
                 stop()
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE):
+                while process.stdout is not None and await process.stdout.read(_LONGEST):
+                    pass  # a pipe is closed when it was read to its end
                 await process.wait()
                 return

@@ -217,12 +217,20 @@ class Feed:
                 async with asyncio.timeout(IDLE - PAUSE):
                     await self._stirred.wait()
             self._stirred.clear()
-            troubles = self.news.troubles
-            message = msgspec.json.encode(self.news.take())
-            if self.news.troubles != troubles:
-                self._looks.troubled()
-            pieces, self._pending = [*self._pending.values()], {}
-            data = b"".join([event("now", message), *pieces])
-            for page in self._pages:
-                page.put(data)
+            try:
+                data = self._said()
+            except Exception:  # pages that wait for ever would look as if nothing happened
+                log.exception("What is told to pages could not be put together")
+            else:
+                for page in self._pages:
+                    page.put(data)
             await asyncio.sleep(PAUSE)
+
+    def _said(self) -> bytes:
+        """Return what happened since the last time, for all pages."""
+        troubles = self.news.troubles
+        message = msgspec.json.encode(self.news.take())
+        if self.news.troubles != troubles:
+            self._looks.troubled()
+        pieces, self._pending = [*self._pending.values()], {}
+        return b"".join([event("now", message), *pieces])

@@ -57,7 +57,13 @@ def what(change: Change) -> str:
     if [plan.frontends for plan in before] != [plan.frontends for plan in after]:
         return "addresses or ports"
     old, new = ({one for plan in plans for one in (*plan.cluster, *plan.local)} for plans in (before, after))
-    words = [f"{sign}{len(some)}" for sign, some in (("+", new - old), ("-", old - new)) if some]
-    if words:
-        return f"endpoints {' '.join(words)}, {len(new)} now"
+    if words := _difference(old, new):
+        return f"endpoints {words}, {len(new)} now"
+    old, new = ({one for plan in plans for one in plan.serving} for plans in (before, after))
+    if words := _difference(old, new):
+        return f"endpoints out of use {words}"
     return "policy" if before != after else "health check port"
+
+
+def _difference(old: set[bytes], new: set[bytes]) -> str:
+    return " ".join(f"{sign}{len(some)}" for sign, some in (("+", new - old), ("-", old - new)) if some)

@@ -1,0 +1,230 @@
+"""What pages are told of changes: rows of those that changed, how long they took, and when all must be loaded anew."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from kubeproxy.backlog import Standing
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.events import Deleted, Replaced, Upserted
+from kubeproxy.model.objects import (
+    Annotations,
+    EndpointConditions,
+    EndpointHints,
+    EndpointPort,
+    EndpointSlice,
+    Labels,
+    NameHint,
+    ObjectMeta,
+    Service,
+    ServicePort,
+    ServiceSpec,
+    SliceEndpoint,
+)
+from kubeproxy.model.plan import FamilyGlobals, Globals
+from kubeproxy.model.planner import Planner
+from kubeproxy.page import news as module
+from kubeproxy.page.news import MOST_CHANGES, MOST_ROWS, News
+from kubeproxy.page.rows import Rows
+
+WORLD = Globals("node-a", "zone-a", ipv4=FamilyGlobals(), ipv6=None)
+CONDITIONS = {
+    "": None,
+    "unready": EndpointConditions(ready=False, serving=False),
+    "draining": EndpointConditions(ready=False, serving=True, terminating=True),
+}
+
+
+def service(name, number=1, **spec):
+    spec = {"cluster_ip": f"10.96.{number // 256}.{number % 256}", "ports": [ServicePort(port=80)]} | spec
+    meta = ObjectMeta(name=name, namespace="default", creation_timestamp="2026-01-01T00:00:00Z")
+    return Upserted("services", Service(meta, ServiceSpec(**spec)))
+
+
+def endpoints(name, *found, piece="x", triggered=None, hints=None):
+    """Endpoints are addresses, with a condition after a slash: 10.244.0.1/unready."""
+    parts = [text.partition("/") for text in found]
+    entries = [SliceEndpoint([address], CONDITIONS[state], "node-b", hints=hints) for address, _, state in parts]
+    annotations = Annotations(triggered) if triggered else None
+    meta = ObjectMeta(name=f"{name}-{piece}", namespace="default", labels=Labels(name), annotations=annotations)
+    return Upserted("endpointslices", EndpointSlice(meta, "IPv4", entries, [EndpointPort(8080)]))
+
+
+class Node:
+    """A planner with its news, and the clock that it has."""
+
+    def __init__(self, monkeypatch):
+        monkeypatch.setattr(module, "conntrack", lambda _: [("a", "", "", 7.0), ("b", "", "", 100.0)])
+        self.now = 0.0
+        self.planner = Planner(WORLD)
+        self.planner.apply([Replaced("services", ()), Replaced("endpointslices", ())])
+        self.standing = Standing(Family.IPV4, sound_since=1.0)
+        self.gone: set[str] = set()
+        rows = Rows(self.planner, self._verdict)
+        self.news = News(
+            self.planner, rows, dict, lambda: (self.standing,), dict, lambda: self.now, lambda: 2e9 + self.now
+        )
+
+    def _verdict(self, name):
+        return ("programmed", "") if name in self.planner.services else None
+
+    def hears(self, *events, after=0.0):
+        """Have events arrive, and settle so many seconds later."""
+        self.news.arrived(events)
+        self.planner.apply(events)
+        self.now += after
+        if changes := self.planner.take():
+            self.news.settled(changes)
+
+
+@pytest.fixture
+def node(monkeypatch):
+    return Node(monkeypatch)
+
+
+def test_a_change_has_its_row_its_words_and_its_time(node):
+    before = node.news.revision
+    node.now = 4.0
+    node.hears(service("web"), endpoints("web", "10.244.0.1", "10.244.0.2/unready"), after=0.5)
+    message = node.news.take()
+    assert message["rows"] == [
+        ("default/web", "programmed", 1, 2, "ClusterIP", "", ["10.96.0.1:80/tcp"], 2e9 + 4.5),
+    ]
+    (change,) = message["changes"]
+    revision = before + 1
+    assert change == {"at": 2e9 + 4.5, "service": "default/web", "what": "added", "ms": 500.0, "revision": revision}
+    assert message["lagMs"] == {"p50": 500.0, "p99": 500.0, "max": 500.0}
+    assert (message["left"], message["perSecond"], message["queued"]) == (0, round(1 / 4.5, 1), 0)
+    assert (message["revision"], message["gone"]) == (revision, [])
+    assert message["conntrack"] == {"count": 7, "max": 100}
+    assert message["families"] == [
+        {"family": "IPv4", "refusal": None, "difference": None, "soundSince": 1.0, "queued": 0}
+    ]
+    node.now += 1
+    quiet = node.news.take()
+    assert (quiet["rows"], quiet["changes"], quiet["lagMs"], quiet["perSecond"]) == ([], [], None, 0.0)
+    assert quiet["revision"] == revision
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        ((endpoints("web", "10.244.0.1", "10.244.0.3", "10.244.0.4"),), "endpoints +2, 3 now"),
+        ((endpoints("web", "10.244.0.9"),), "endpoints +1 -1, 1 now"),
+        ((endpoints("web"),), "endpoints -1, 0 now"),
+        ((service("web", external_ips=["192.0.2.1"]),), "addresses or ports"),
+        ((endpoints("web", "10.244.0.1", "10.244.0.2/draining"),), "endpoints out of use +1"),
+        ((service("web", session_affinity="ClientIP"),), "policy"),
+        ((Deleted("services", "default", "web"),), "removed"),
+    ],
+)
+def test_words_of_changes(node, events, words):
+    node.hears(service("web"), endpoints("web", "10.244.0.1"))
+    node.news.take()
+    node.hears(*events)
+    message = node.news.take()
+    assert [change["what"] for change in message["changes"]] == [words]
+    assert message["gone"] == (["default/web"] if words == "removed" else [])
+
+
+def test_the_time_of_a_slice_that_goes_is_known(node):
+    node.hears(service("web"), endpoints("web", "10.244.0.1"))
+    node.news.take()
+    node.hears(Deleted("endpointslices", "default", "web-x"), after=0.25)
+    (change,) = node.news.take()["changes"]
+    assert change["ms"] == 250.0
+
+
+def test_what_changes_no_plan_changes_the_row(node):
+    node.hears(service("web"), endpoints("web", "10.244.0.1"))
+    first = node.news.take()
+    node.hears(endpoints("web", "10.244.0.1", "10.244.0.2/unready"))
+    message = node.news.take()
+    assert [row[2:4] for row in message["rows"]] == [(1, 2)]
+    assert (message["changes"], message["revision"]) == ([], first["revision"])
+
+
+def test_what_is_not_settled_yet_has_its_row_later(node):
+    node.news.arrived([service("web")])
+    node.planner.apply([service("web")])
+    assert node.news.take()["rows"] == []
+    node.news.settled(node.planner.take())
+    assert [row[0] for row in node.news.take()["rows"]] == ["default/web"]
+
+
+def test_an_arrival_that_came_to_nothing_is_not_the_next_ones(node):
+    node.hears(service("web"), endpoints("web", "10.244.0.1"))
+    node.hears(endpoints("web", "10.244.0.1"))
+    node.news.take()
+    node.now += 100.0
+    node.hears(endpoints("web", "10.244.0.2"), after=0.5)
+    assert node.news.take()["lagMs"]["max"] == 500.0
+
+
+def test_many_changes_are_loaded_and_not_kept(node):
+    many = [service(f"s{number}", number) for number in range(MOST_ROWS + 1)]
+    node.hears(*many)
+    message = node.news.take()
+    assert (message["rows"], message["reload"]) == ([], True)
+    assert len(message["changes"]) == MOST_CHANGES
+    assert message["changes"][-1]["service"] == f"default/s{MOST_ROWS}"
+    assert message["left"] == MOST_ROWS + 1 - MOST_CHANGES
+    assert "reload" not in node.news.take()
+    node.hears(*[service(f"s{number}", number, session_affinity="ClientIP") for number in range(MOST_ROWS)])
+    message = node.news.take()
+    assert (len(message["rows"]), "reload" in message) == (MOST_ROWS, False)
+
+
+def test_lists_and_troubles_have_all_loaded(node):
+    node.hears(Replaced("services", (service("web").object,)))
+    assert node.news.take()["reload"]
+    troubles = node.news.troubles
+    node.standing = replace(node.standing, refusal="no", sound_since=None)
+    message = node.news.take()
+    assert message["reload"]
+    assert message["families"][0]["refusal"] == "no"
+    assert node.news.troubles != troubles
+    assert "reload" not in node.news.take()
+
+
+def test_a_new_beginning_has_a_revision_that_never_was(node):
+    node.hears(service("web"))
+    before = node.news.revision
+    node.news.begin()
+    assert node.news.revision > before
+    assert node.news.take()["rows"] == []
+
+
+def test_rows_tell_policies_and_when_it_changed(node):
+    node.hears(
+        service("web", type="NodePort", external_traffic_policy="Local", session_affinity="ClientIP"),
+        endpoints("web", "10.244.0.1", triggered="2026-02-01T00:00:00Z"),
+    )
+    node.hears(
+        service("inside", 2, internal_traffic_policy="Local"),
+        endpoints("inside", "10.244.0.1", piece="a"),
+        endpoints("inside", "10.244.0.1", "10.244.0.2/unready", piece="b"),
+    )
+    node.news.begin()
+    (row,) = Rows(node.planner, node._verdict).of([("default", "web")])
+    assert (row[4], row[5], row[7]) == (
+        "NodePort",
+        "A",
+        1769904000.0,
+    )
+    (row,) = Rows(node.planner, node._verdict).of([("default", "inside"), ("default", "nothing")])
+    assert (row[2:4], row[5], row[7]) == ((1, 2), "l", 1767225600.0)
+
+
+def test_hints_that_leave_endpoints_out_are_told(node):
+    near, far = (EndpointHints([NameHint(zone)]) for zone in ("zone-a", "zone-b"))
+    node.hears(
+        service("web"),
+        endpoints("web", "10.244.0.1", piece="a", hints=near),
+        endpoints("web", "10.244.0.2", piece="b", hints=near),
+    )
+    assert node.news.take()["rows"][0][5] == ""
+    node.hears(endpoints("web", "10.244.0.2", piece="b", hints=far))
+    row = node.news.take()["rows"][0]
+    assert (row[2:4], row[5]) == ((2, 2), "H")
