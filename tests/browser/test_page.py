@@ -155,7 +155,22 @@ async def test_one_service_is_a_picture_that_follows_its_changes(page: Browser, 
     await page.type("nonsense\ue007")
     await page.shows(".answer.bad", "SOURCE: expected an address or node, got 'nonsense'")
 
-    del mock.scene.rows[name]
+    detail = mock.scene.detail(name)
+    first, *others = detail["ports"][0]["endpoints"]
+    detail["ports"][0] |= {
+        "endpoints": others,
+        "localEndpoints": [],
+        "drainedEndpoints": [first],
+        "weights": {others[0]: 3, others[1]: 1},
+    }
+    mock.details[name] = detail
+    row[7] = time.time()
+    await mock.send("now", mock.scene.now(time.time(), [], [row]))
+    await page.until("return document.querySelector('.picture svg').textContent.includes('out: it is drained')")
+    await page.shows("table td", "yes, weight 3")
+    await page.shows(".picture title", "planned: 75 %")
+
+    del mock.scene.rows[name], mock.details[name]
     await mock.send("now", mock.scene.now(time.time(), [], [], gone=[name]))
     await page.shows(".problem", f"no Service {name} that is watched")
 

@@ -53,7 +53,7 @@ async def _took(page: Browser, script: str, *arguments: Any) -> float:
     return time.monotonic() - start
 
 
-async def test_what_happens_in_a_cluster_is_seen(page: Browser, live: Live, record_property: Any) -> None:
+async def test_what_happens_in_a_cluster_is_seen(page: Browser, live: Live) -> None:
     cluster = live.cluster
     await page.open(f"{live.url}#/services")
     await page.shows(".row .name", "default/kubernetes")
@@ -62,9 +62,9 @@ async def test_what_happens_in_a_cluster_is_seen(page: Browser, live: Live, reco
     wanted = service("web", {"app": "web"}, [{"name": "http", "port": 80, "targetPort": 3000}], clusterIP="10.96.5.5")
     cluster.create(wanted)
     there = f"{ROW} return r && r.querySelector('.ends').innerText === arguments[1]"
-    record_property("created", await _took(page, there, "default/web", "2 of 2"))
+    print(f"a Service is seen after {await _took(page, there, 'default/web', '2 of 2'):.3f} s")
     cluster.scale("web", 1)
-    record_property("endpoint gone", await _took(page, there, "default/web", "1 of 1"))
+    print(f"that an endpoint is gone, after {await _took(page, there, 'default/web', '1 of 1'):.3f} s")
     cluster.scale("web", 0)
     await _took(page, f"{ROW} return r && r.querySelector('.ends.none')", "default/web")
     await page.run("location.hash = '#/'")

@@ -90,7 +90,7 @@ class MockProxy:
         """Send a busy cluster's feed until cancelled: changes four times a second, connections once."""
         for beat in range(1_000_000):
             at = time.time()
-            await self.send("now", self.scene.change(at, round(changes_a_second / 4)))
+            await self.send("now", self.scene.change(at, self.scene.about(changes_a_second / 4)))
             if beat % 4 == 0:
                 await self.send("flows", self.scene.flows(at))
             await asyncio.sleep(0.25)

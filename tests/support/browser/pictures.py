@@ -57,6 +57,7 @@ def _shown(scene: Scene) -> str:
     )
     scene.rows[name][2] = scene.rows[name][3] - 1
     scene.busy.insert(0, name)
+    scene.still.add(name)
     return name
 
 

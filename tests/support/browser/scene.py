@@ -38,6 +38,7 @@ class Scene:
         self.rows: dict[str, Row] = {}
         for number, name in zip(range(count), _names(), strict=False):
             self.rows[name] = self._row(name, number)
+        self.still: set[str] = set()  # of which nothing changes
         self.busy = self._random.sample(sorted(self.rows), min(60, count)) if count else []
 
     def _row(self, name: str, number: int) -> Row:
@@ -62,17 +63,22 @@ class Scene:
 
     # what happens
 
+    def about(self, count: float) -> int:
+        """Return a number of changes of which there are so many on average."""
+        return round(count * self._random.lognormvariate(-0.2, 0.6))
+
     def change(self, at: float, count: int) -> Json:
         """Return a `now` with some changes: endpoints that go and come."""
         self.revision += count
         changes, rows, lags = [], {}, []
-        for name in self._random.sample(sorted(self.rows), min(count, len(self.rows))):
+        names = sorted(self.rows.keys() - self.still)
+        for name in self._random.sample(names, min(count, len(names))):
             row = self.rows[name]
             up = row[2] < row[3]
             if row[2]:
                 row[2] += 1 if up else -1 if row[2] > 1 else 0
             row[7] = at
-            took = self._random.lognormvariate(0.1, 0.55) + (self._random.random() > 0.985) * 40
+            took = self._random.lognormvariate(0.1, 0.55) + (self._random.random() > 0.997) * 12
             what = "endpoint added" if up else "endpoint gone"
             changes.append({"at": at, "service": name, "what": what, "ms": round(took, 2), "revision": self.revision})
             rows[name] = row
@@ -209,7 +215,7 @@ def _frontend(text: str, *, local: bool) -> Json:
     kind = "nodeport" if text.startswith("*") else "loadbalancer" if text.startswith("203.") else "cluster"
     outside = "local endpoints" if local else "endpoints, masqueraded"
     found = {"kind": kind, "address": address, "fromPods": "endpoints", "fromNode": "endpoints, masqueraded"}
-    found["fromOutside"] = "drop" if kind == "cluster" and local else outside
+    found["fromOutside"] = "endpoints, masqueraded" if kind == "cluster" else outside
     if kind == "loadbalancer":
         return found | {"sources": ["198.51.100.0/24"]}
     return found
