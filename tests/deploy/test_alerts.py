@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from pathlib import Path
 
 import yaml
 
 from kubeproxy.commands import COMMANDS
+from support import healthy_hour
+from support.documents import document
 from support.metric_names import metric_names
-from support.promtool import ALERTS, RULES, promtool
+from support.promtool import ALERTS, RULES, expect_alerts, promtool
 
+HAPPENED = {
+    "kubeproxy_repairs_total": "1x",
+    'kubeproxy_network_programming_duration_seconds_bucket{ip_family="IPv4",le="+Inf"}': " _ ",
+    'kubeproxy_source_staleness_seconds{resource="services"}': r"\b[1-9]\d\.",
+}
+"""What is to be seen in the recording: a repair, counters that begin anew, and an API server that was not heard."""
 TESTS = ALERTS / "kube-proxy.rules.test.yaml"
 
 
@@ -52,3 +62,28 @@ def test_they_ask_for_metrics_that_there_are() -> None:
         asked = {name.removesuffix("_bucket") for name in re.findall(r"kubeproxy_\w+", str(rule["expr"]))}
         assert asked, rule
         assert asked - metric_names() == set(), rule
+
+
+def test_none_fires_in_a_healthy_hour(tmp_path: Path) -> None:
+    """With the proxy replaced, the API server away for a while, and the table deleted once."""
+    recorded = healthy_hour.series()
+    asked = set(re.findall(r"kubeproxy_\w+", RULES.read_text()))
+    assert asked == {name.partition("{")[0] for name in recorded if name != healthy_hour.UP}
+    for name, happened in HAPPENED.items():
+        assert re.search(happened, recorded[name]), name
+    hour = [{"series": name, "values": values} for name, values in recorded.items()]
+    expect_alerts(hour, [], 60, tmp_path, ever=True)
+    # And would fire, were it not healthy.
+    worse = [one for one in hour if "kubeproxy_ready" not in one["series"]]
+    worse.append({"series": "kubeproxy_ready", "values": "1x60 0x20 1x60"})
+    expect_alerts(worse, ["KubeProxyNotReady"], 60, tmp_path, ever=True)
+
+
+def test_prometheus_takes_the_scrape_configuration_of_the_page(tmp_path: Path) -> None:
+    lines = [line.text for line in document("docs/monitoring.md").commands]
+    begin = lines.index("    scrape_configs:")
+    block = itertools.takewhile(lambda line: line.startswith("      "), lines[begin + 1 :])
+    file = tmp_path / "prometheus.yaml"
+    file.write_text("\n".join(["scrape_configs:", *block]))
+    code, said = promtool("check", "config", str(file))
+    assert code == 0, said

@@ -256,6 +256,11 @@ def test_bad_values(values: Json, said: str) -> None:
     assert said in str(refused.value)
 
 
+def test_helm_has_nothing_against_the_chart() -> None:
+    for values in (VALUES | MORE_VALUES).values():
+        assert helm.lint(CHART, values) == ""
+
+
 def test_every_value_is_in_the_schema_and_used() -> None:
     rules = json.loads((CHART / "values.schema.json").read_text())
     assert defaults().keys() | {"global"} == rules["properties"].keys()

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from lab import objects
@@ -260,6 +261,7 @@ async def every_proxy_has_what_is_asked(made: Fleet) -> None:
         assert {series["metric"]["instance"] for series in found} == set(NODES), name
 
 
+@pytest.mark.long(37)
 async def test_each_alert_fires_on_its_trouble_and_ends_with_it() -> None:
     async with fleet() as made:
         for service in ("busy", "quiet"):

@@ -31,3 +31,10 @@ def _text(chart: Path, values: str, namespace: str) -> str:
     if done.returncode:
         raise RefusedError(done.stderr)
     return done.stdout
+
+
+def lint(chart: Path, values: Json) -> str:
+    """What Helm has against a chart and values, '' for nothing."""
+    command = [program("helm"), "lint", "--strict", "--quiet", str(chart), "--values", "-"]
+    done = subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=False, timeout=60)
+    return done.stdout + done.stderr if done.returncode else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from support.places import ROOT
@@ -44,6 +44,18 @@ def expect_firing(metrics: str, names: Iterable[str], now: float, folder: Path, 
             value = str(float(value) - now)
         # Without an exponent, which promtool's notation of series does not have.
         series.append({"series": name, "values": f"{float(value):f}x{60 * minutes // _INTERVAL}"})
+    expect_alerts(series, names, minutes, folder)
+
+
+def expect_alerts(
+    series: Sequence[Mapping[str, str]], names: Iterable[str], minutes: int, folder: Path, *, ever: bool = False
+) -> None:
+    """Check that these alerts, and no others, fire after so many minutes of series, or did `ever` till then.
+
+    Series are as in promtool's tests: "series" and "values", a value each half minute.
+    """
+    firing = 'ALERTS{alertstate="firing"}'
+    expression = f"max by (alertname) ({f'max_over_time({firing}[{minutes}m])' if ever else firing})"
     samples = [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in names]
     tests = {
         "rule_files": [str(RULES)],
@@ -52,13 +64,7 @@ def expect_firing(metrics: str, names: Iterable[str], now: float, folder: Path, 
             {
                 "interval": f"{_INTERVAL}s",
                 "input_series": series,
-                "promql_expr_test": [
-                    {
-                        "expr": 'max by (alertname) (ALERTS{alertstate="firing"})',
-                        "eval_time": f"{minutes}m",
-                        "exp_samples": samples,
-                    }
-                ],
+                "promql_expr_test": [{"expr": expression, "eval_time": f"{minutes}m", "exp_samples": samples}],
             }
         ],
     }
