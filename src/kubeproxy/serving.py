@@ -8,7 +8,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -24,13 +24,12 @@ from kubeproxy.control.pages import control_pages
 from kubeproxy.engine import Engine
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.world import Settings
 from kubeproxy.observe import logs
 from kubeproxy.observe.admission import Admission
 from kubeproxy.observe.events import EventRecorder, ObjectReference
 from kubeproxy.observe.health import ProxyHealth
-from kubeproxy.observe.http import Handler, routes
+from kubeproxy.observe.http import Handler, Request, Response, routes
 from kubeproxy.observe.metrics import KUBERNETES, Metrics
 from kubeproxy.observe.neighbours import Neighbours, TakenPort
 from kubeproxy.observe.pages import flags_text, metrics_pages, status_text
@@ -39,13 +38,12 @@ from kubeproxy.observe.server import HttpServer
 from kubeproxy.observe.slis import SLIS_PAGE
 from kubeproxy.observe.state import ProgrammedState
 from kubeproxy.observer import Audience
-from kubeproxy.page.beside import Beside, Tell
-from kubeproxy.page.feed import Feed
-from kubeproxy.page.news import News
-from kubeproxy.page.pages import facts, page_pages
-from kubeproxy.page.rows import Row, Rows
+from kubeproxy.page import PATHS
 from kubeproxy.seeing.subject import Subject
 from kubeproxy.sources import Sources
+
+if TYPE_CHECKING:
+    from kubeproxy.page.whole import Whole
 
 log = logging.getLogger("kubeproxy.serving")
 
@@ -96,9 +94,7 @@ class Servers:
             served.health,
             lambda: engine.standings,
         )
-        self._rows = Rows(engine.planner, self._state.verdict)
-        news = News(engine.planner, self._rows, lambda: engine.queued, lambda: engine.standings, served.health.unready)
-        self._feed = Feed(news, lambda: facts(self._desk), served.watched, self._beside)
+        self._page: Whole | None = None
 
     def open(self) -> None:
         """Open health port, metrics port and socket; one that is taken is tried again, or ends the program."""
@@ -121,7 +117,8 @@ class Servers:
     async def close(self) -> None:
         """Stop listening, and wait until all connections are gone."""
         await asyncio.gather(*(server.stop() for server in self._servers))
-        await self._feed.close()
+        if self._page is not None:
+            await self._page.close()
         if self._served.options.control_socket:
             discard(self._served.options.control_socket)
 
@@ -176,15 +173,20 @@ class Servers:
         )
         if config.enable_profiling:
             pages.update(profiling_pages(served.output.verbosity.set))
-        pages.update(page_pages(served.options.page, self._desk, self._feed, self._row))
+        if served.options.page.networks:
+            pages.update(dict.fromkeys(PATHS, self._show))
         return pages
 
-    def _beside(self, tell: Tell) -> Beside:
-        served = self._served
-        return Beside(served.mode.name, served.engine.planner, served.options.control_socket, tell)
+    def _show(self, request: Request) -> Response:
+        """Answer for the page, most of which is loaded when it is first asked for."""
+        if self._page is None:
+            from kubeproxy.page.whole import Whole  # noqa: PLC0415 - a proxy that nobody looks at does without
 
-    def _row(self, name: ServiceName) -> Row | None:
-        return self._rows.one(name, self._feed.news.seen(name))
+            served = self._served
+            self._page = Whole(
+                served.options, served.engine, self._desk, self._state.verdict, served.health.unready, served.watched
+            )
+        return self._page.handlers[request.path](request)
 
     def _facts(self) -> Mapping[str, str]:
         """Return what /statusz says of this proxy."""

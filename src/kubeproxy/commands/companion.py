@@ -47,8 +47,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Look until standard input ends; return the exit code."""
-    os.nice(10)
     with contextlib.suppress(OSError):
+        os.nice(10)
         Path("/proc/self/oom_score_adj").write_text(_EXPENDABLE)
     try:
         _problems(given) if given.look == "problems" else _flows(Lines(0))

@@ -1,1 +1,8 @@
 """The page of the metrics server, /ui/: what it shows, who may see it, what it is told while it is open."""
+
+from typing import Final
+
+ROOT: Final = "/ui/"
+ANSWERS: Final = ("facts", "services", "service", "why", "events")
+"""What the page asks for, below ROOT and api/."""
+PATHS: Final = (ROOT[:-1], ROOT, *(f"{ROOT}api/{name}" for name in ANSWERS))

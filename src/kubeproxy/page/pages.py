@@ -21,6 +21,7 @@ from kubeproxy.observe.http import JSON, TEXT, Handler, Headers, Request, Respon
 from kubeproxy.observe.pages import takes_gzip
 from kubeproxy.observe.state import UNWATCHED
 from kubeproxy.observe.text import clean, printable
+from kubeproxy.page import ROOT
 from kubeproxy.page.access import Content, refusal
 from kubeproxy.page.document import SAFE, Document
 from kubeproxy.page.feed import MOST_PAGES, Feed
@@ -28,7 +29,6 @@ from kubeproxy.page.rows import Row
 from kubeproxy.seeing.question import QuestionError
 from kubeproxy.seeing.why import fields
 
-ROOT: Final = "/ui/"
 _RUN: Final = 100
 """Services written before the loop has its turn."""
 _GZIP: Final = 31  # zlib's name for the gzip format with its largest window

@@ -19,6 +19,7 @@ from kubeproxy.model.objects import EndpointPort, EndpointSlice, Labels, ObjectM
 from kubeproxy.observe.admission import Admission
 from kubeproxy.observe.http import Request, routes
 from kubeproxy.observe.server import HttpServer
+from kubeproxy.page import PATHS
 from kubeproxy.page import feed as feed_module
 from kubeproxy.page.document import page
 from kubeproxy.page.feed import MOST_PAGES, Feed
@@ -138,6 +139,11 @@ def test_answers(path, more, status, text):
         assert headers["X-Content-Type-Options"] == "nosniff"
         assert headers["Referrer-Policy"] == "no-referrer"
         assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+
+
+def test_the_paths_are_those_that_load_it():
+    _, feed = served()
+    assert page_pages(ACCESS, FakeDesk(), feed, row).keys() == set(PATHS)
 
 
 def test_the_redirect_is_relative():

@@ -1,0 +1,50 @@
+"""Puts the parts of the page together: loaded when somebody looks at it for the first time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kubeproxy.config.options import Options
+from kubeproxy.control.desk import Desk
+from kubeproxy.engine import Engine
+from kubeproxy.model.plan import ServiceName
+from kubeproxy.observe.http import Handler
+from kubeproxy.observer import Audience
+from kubeproxy.page.beside import Beside
+from kubeproxy.page.feed import Feed
+from kubeproxy.page.news import News
+from kubeproxy.page.pages import facts, page_pages
+from kubeproxy.page.rows import Row, Rows
+
+Verdict = Callable[[ServiceName], tuple[str, str] | None]
+
+
+class Whole:
+    """The page of one proxy. `watched` has somebody hear of changes, or nobody; `verdict` says a Service's state."""
+
+    def __init__(
+        self,
+        options: Options,
+        engine: Engine,
+        desk: Desk,
+        verdict: Verdict,
+        unready: Callable[[], Mapping[str, str]],
+        watched: Callable[[Audience | None], None],
+    ) -> None:
+        planner = engine.planner
+        rows = Rows(planner, verdict)
+        news = News(planner, rows, lambda: engine.queued, lambda: engine.standings, unready)
+
+        def row(name: ServiceName) -> Row | None:
+            return rows.one(name, news.seen(name))
+
+        def beside(tell: Callable[[str, Any], None]) -> Beside:
+            return Beside(options.config.active_mode, planner, options.control_socket, tell)
+
+        self._feed = Feed(news, lambda: facts(desk), watched, beside)
+        self.handlers: Mapping[str, Handler] = page_pages(options.page, desk, self._feed, row)
+
+    async def close(self) -> None:
+        """End all that runs for pages, and wait until it has ended."""
+        await self._feed.close()
