@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import socket
 from types import TracebackType
 from typing import Self
@@ -55,18 +54,25 @@ class Forward:
         assert task is not None  # noqa: S101 - asyncio runs this in one
         self._connections.add(task)
         try:
-            # Nobody listens there while a proxy restarts: the connection is closed, as it would be without us.
-            with contextlib.suppress(OSError):
+            # Nobody listens there while a proxy restarts: the connection is closed, as it would be without us. And
+            # asyncio's streams of Python 3.11 take a handler that was cancelled for one that failed.
+            with contextlib.suppress(OSError, asyncio.CancelledError):
                 await self._lead(reader, writer)
         finally:
             self._connections.discard(task)
             writer.close()
 
     async def _lead(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connect = functools.partial(socket.create_connection, ("127.0.0.1", self._inside), _CONNECT_WITHIN)
-        sock = await asyncio.to_thread(open_socket_in, self._namespace, connect)
-        sock.setblocking(False)
-        there, here = await asyncio.open_connection(sock=sock)
+        sock = open_socket_in(self._namespace, socket.socket)
+        try:
+            sock.setblocking(False)
+            address = ("127.0.0.1", self._inside)
+            async with asyncio.timeout(_CONNECT_WITHIN):  # wait_for of Python 3.11 may lose close()'s cancellation
+                await asyncio.get_running_loop().sock_connect(sock, address)
+            there, here = await asyncio.open_connection(sock=sock)
+        except BaseException:
+            sock.close()
+            raise
         pumps = [asyncio.create_task(_pump(reader, here)), asyncio.create_task(_pump(there, writer))]
         try:
             # Whichever side ends it: HTTP needs no half-closed connections.
