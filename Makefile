@@ -6,7 +6,7 @@ KINDS ?= nftables iptables-nft iptables-legacy userspace
 WHAT ?=
 GUESTS ?= 2
 
-.PHONY: setup demo test lint conformance conformance-ipvs bench node dist clean
+.PHONY: setup demo test lint conformance conformance-ipvs bench prove node dist clean
 
 setup:
 	@tools/setup
@@ -37,6 +37,13 @@ conformance-ipvs: setup
 bench: setup
 	@tools/check-host
 	@$(PY) -m bench $(WHAT)
+
+# Random histories of a cluster, judged by a model: docs/reliability.md says what the variables are.
+prove: setup
+	@tools/check-host
+	@$(PY) -m prove $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(STEPS),--steps $(STEPS)) \
+		$(if $(HISTORIES),--histories $(HISTORIES)) $(if $(MODE),--mode $(MODE)) \
+		$(if $(CRASHES),--crashes $(CRASHES)) $(if $(REFUSALS),--refusals $(REFUSALS))
 
 # On a node: /opt/kube-proxy, /usr/local/bin/kube-proxy, a systemd unit, manual pages and completion. Nothing of the tests.
 node:

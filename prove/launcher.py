@@ -1,0 +1,76 @@
+"""Starts the proxy with something wrong at one of the things that it says to the kernel: it dies there, or is refused.
+
+`python -m prove.launcher FAULT NUMBER -- ARGUMENTS`: FAULT is `die-before`, `die-after` (the kernel has heard it,
+nobody reads the answer) or the name of an errno; NUMBER counts netlink sends and programs started (nft, iptables)
+from 1. The proxy itself knows nothing of it. PROVE_COUNT names a file that gets a byte for each of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from kubeproxy.kernel import netlink, nfnetlink
+
+
+class Fault:
+    """What happens at one of the calls; all of them are counted."""
+
+    def __init__(self, word: str, number: int) -> None:
+        self.word = word
+        self.number = number
+        self._calls = itertools.count(1)
+        path = os.environ.get("PROVE_COUNT")
+        self._counted = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC) if path else -1
+
+    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the call with the fault about it."""
+
+        def faulty(*given: Any, **named: Any) -> Any:
+            number = next(self._calls)
+            if self._counted >= 0:
+                os.write(self._counted, b".")
+            if number != self.number:
+                return call(*given, **named)
+            if self.word == "die-before":
+                die()
+            if self.word == "die-after":
+                call(*given, **named)
+                die()
+            code = getattr(errno, self.word)
+            if call is _popen:
+                raise OSError(code, os.strerror(code))
+            raise netlink.NetlinkError(code, "the test refuses this")
+
+        return faulty
+
+
+_popen = subprocess.Popen.__init__
+
+
+def die() -> None:
+    """End as by kill -9."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(argv: list[str]) -> int:
+    """Start the proxy; return its exit code."""
+    word, number, _, *arguments = argv
+    fault = Fault(word, int(number))
+    nfnetlink.Transactions._send = fault.around(nfnetlink.Transactions._send)  # type: ignore[method-assign]
+    netlink.Netlink._send = fault.around(netlink.Netlink._send)  # type: ignore[method-assign]
+    subprocess.Popen.__init__ = fault.around(_popen)  # type: ignore[method-assign]
+    from kubeproxy import cli  # noqa: PLC0415 - after what it uses was changed
+
+    sys.argv = ["kube-proxy", *arguments]
+    return cli.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

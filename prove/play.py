@@ -1,0 +1,76 @@
+"""Plays histories in a world and asks the judges; a history that fails is made as small as it still fails."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable, Sequence
+
+from prove import judges
+from prove.shrink import smaller
+from prove.steps import Step
+from prove.world import World
+
+
+async def play(world: World, steps: Sequence[Step], seed: str = "") -> list[str]:
+    """Play steps, and everything away again; return what the judges of the first moment say that found anything."""
+    chance = random.Random(seed)
+    for at, step in enumerate(steps):
+        if step[0] == "quiet":
+            wrong = await judges.quiet(world, chance)
+        elif step[0] == "look":
+            wrong = judges.look_now(world)
+        else:
+            try:
+                await world.play(step)
+                wrong = []
+            except AssertionError as error:
+                wrong = [str(error)]
+        if wrong:
+            return [f"after step {at + 1} of {len(steps)} {step[0]}: {one}" for one in wrong]
+    wrong = await judges.quiet(world, chance)
+    if not wrong:
+        await world.clear()
+        wrong = await judges.quiet(world, chance) or await judges.nothing_left(world)
+    return [f"at the end: {one}" for one in wrong]
+
+
+async def played(steps: Sequence[Step], mode: str = "nftables", args: Sequence[str] = (), seed: str = "") -> list[str]:
+    """Play steps in a world of their own; for tests."""
+    async with World(mode, args=args) as world:
+        wrong = await judges.quiet(world, random.Random(seed)) or await judges.nothing_left(world)
+        return wrong or await play(world, steps, seed)
+
+
+def kind(complaint: str) -> str:
+    """Return what a complaint is of: 'packet', 'verify', 'steady traffic'."""
+    said = complaint.partition(": ")[2] if complaint.startswith(("after step", "at the end")) else complaint
+    return re.sub(r"\d+", "", said.partition(":")[0])[:40]
+
+
+async def shrunk(
+    steps: Sequence[Step], mode: str, args: Sequence[str], seed: str, seconds: float, tell: Callable[[str], None]
+) -> tuple[list[Step], list[str]]:
+    """Return the smallest history found in the time that still fails, and what it says; each try has its own world."""
+    until = time.monotonic() + seconds
+    said: list[list[str]] = []
+    kinds: set[str] = set()
+
+    async def fails(candidate: Sequence[Step]) -> bool:
+        if time.monotonic() > until:
+            return False
+        wrong = await played(candidate, mode, args, seed)
+        found = {kind(one) for one in wrong}
+        if not kinds:
+            kinds.update(found)
+        same = bool(found & kinds)  # another fault is another history
+        if same:
+            said.append(wrong)
+        tell(f"{len(candidate)} steps: {'still fails' if same else 'fine'}")
+        return same
+
+    if not await fails(list(steps)):
+        return list(steps), []
+    found = await smaller(list(steps), fails)
+    return found, said[-1]

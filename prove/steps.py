@@ -1,0 +1,46 @@
+"""What a history is made of: steps as plain JSON, each of which means something without those before it.
+
+So any of them can be left out, which is how a failing history becomes a small one. Endpoints name pods of the lab
+("a1") where an address goes; what is no pod's name stays as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+Json = dict[str, Any]
+Step = tuple[Any, ...]
+"""A word and what it needs:
+
+("put", resource, object), ("remove", resource, namespace, name), ("zone", name) of the Node, ("again",) sends every
+object once more, ("api", faults) sets faults of the API server, ("drop",) ends all connections to it, ("compact",) has
+it forget its history too, ("backup",) and ("restore",) bring back what it had then, ("away", seconds) has it refuse
+everybody, ("kill",) and ("restart",) are of the proxy, ("pause", seconds) stops it, ("harm", what) is another program,
+("quiet",) waits and judges, ("look",) judges what holds at any moment.
+"""
+
+
+def written(steps: Sequence[Step]) -> str:
+    """Return steps as Python, a line each."""
+    return "".join(f"    {step!r},\n" for step in steps)
+
+
+def as_test(steps: Sequence[Step], mode: str, complaint: str) -> str:
+    """Return a test for tests/scenarios/test_histories.py that plays a history."""
+    first = complaint.splitlines()[0] if complaint else ""
+    return (
+        f"# {first}\nHISTORY = [\n{written(steps)}]\n\n\n"
+        f'async def test_this_history(loop) -> None:\n    assert await played(HISTORY, mode="{mode}") == []\n'
+    )
+
+
+def dumped(steps: Sequence[Step]) -> str:
+    """Return steps as a line of JSON, which `read` takes."""
+    return json.dumps(steps)
+
+
+def read(text: str) -> list[Step]:
+    """Return the steps of such a line. Raises ValueError."""
+    return [tuple(step) for step in json.loads(text)]

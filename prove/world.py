@@ -1,0 +1,281 @@
+"""Where a history is played: a cluster of the lab with one proxy, traffic that never pauses, and what steps do."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+from lab.apiserver.server import ServerConfig
+from lab.apiserver.watching import Watch
+from lab.cluster import ClusterConfig, LabCluster
+from prove.steps import Json, Step
+from support import traffic as traffic_module
+from support.live import Front, Live, leftovers
+from support.modes import MODES
+from support.traffic import DUAL, Stream, Traffic
+
+RESOURCES = ("services", "endpointslices", "servicecidrs")
+NO_FAULTS: Json = {
+    **dict.fromkeys(("fail", "reset", "cut_watch", "garbage_watch", "gone"), 0),
+    "delay": 0.0,
+    "stall_watch": False,
+    "fail_watch_list": False,
+}
+SYNC_PERIOD = "2s"
+"""How soon elements are compared that another program may have changed; repairs are waited for."""
+UDP_IDLE = 1.0
+"""Seconds after which userspace mode forgets a UDP client."""
+PAUSE = 0.02
+"""Seconds between two questions of a stream of steady traffic."""
+FAR = {"IPv4": "10.244.{}.{}", "IPv6": "fd00:244::{:x}:{:x}"}
+"""Endpoints beyond the pods of the lab: nobody answers there."""
+
+
+class World:
+    """An async context manager. `far` are packed addresses at which nobody answers."""
+
+    def __init__(self, mode: str, command: Sequence[str] = (), args: Sequence[str] = ()) -> None:
+        server = ServerConfig(bookmark_period=0.5)
+        self.mode = MODES[mode]
+        self.live = Live(LabCluster(ClusterConfig(server=server)), self.mode)
+        self.args = tuple(args)
+        self.command = tuple(command)
+        self.traffic: Traffic | None = None
+        self.harmed = False
+        self.baseline: dict[str, int] = {}
+        self._own: dict[str, set[Any]] = {}
+        self._saved: dict[str, list[Json]] = {}
+
+    async def __aenter__(self) -> Self:
+        await self.live.cluster.__aenter__()
+        try:
+            await self.live.choose_variant(self.mode.variant)
+            await self.live.add_pods()
+            self.live.service("steady", "a1 a2 b1", type="NodePort", **DUAL)
+            self._tell_only_watches()
+            self._own = {r: {record.key for record in self.store.records(r)} for r in RESOURCES}
+            await self.start()
+            await self.settle_traffic()
+        except BaseException:
+            await self.live.cluster.__aexit__(None, None, None)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(AssertionError):
+            await self.stop_traffic()
+        await self.live.cluster.__aexit__(None, None, None)
+        left = leftovers(self.live)
+        if left and error is None:
+            raise AssertionError(f"left behind: {left}")
+
+    @property
+    def store(self) -> Any:
+        """The API server's objects."""
+        return self.live.cluster.store
+
+    def _tell_only_watches(self) -> None:
+        """From now on nobody in the lab hears of changes but watches: its controllers expect valid objects."""
+        for listeners in self.store._listeners.values():
+            listeners[:] = [one for one in listeners if isinstance(getattr(one, "__self__", None), Watch)]
+
+    # -- the proxy and its traffic --------------------------------------------------------------------------------
+
+    async def start(self, *, wait: bool = True, command: Sequence[str] = ()) -> None:
+        """Start a proxy."""
+        name = "nftables" if self.mode.name == "nftables" else "iptables"
+        block = {**self.mode.config.get(name, {}), "syncPeriod": SYNC_PERIOD, "minSyncPeriod": "0s"}
+        if name == "iptables":
+            block["minSyncPeriod"] = "1ms"
+        overrides = {"udpIdleTimeout": f"{UDP_IDLE:g}s"} if self.carries else {}
+        overrides |= {name: block, "clientConnection": {"qps": -1}}
+        # Where the API server is in trouble the start takes longer; the next quiet moment tells.
+        await self.live.start(overrides, self.args, command or self.command, ready_within=15.0 if wait else None)
+
+    @property
+    def carries(self) -> bool:
+        """Whether connections end with the proxy."""
+        return self.mode.name == "userspace"
+
+    async def settle_traffic(self) -> None:
+        """Start the steady traffic unless it runs: nothing of it may fail."""
+        if self.traffic is not None:
+            return
+        traffic_module.PAUSE = PAUSE
+        live = self.live
+        node4, node6 = live.front("steady", "nodeport"), live.front("steady", "nodeport", "IPv6")
+        cluster4, cluster6 = live.front("steady"), live.front("steady", "cluster", "IPv6")
+        streams = [
+            Stream("outside", "tcp", node4),
+            Stream("pod", "udp", cluster6),
+            Stream("pod", "tcp", cluster4),
+            Stream("node", "tcp", cluster4),
+            Stream("outside", "lasting", node6),
+            Stream("pod", "lasting", cluster4),
+        ]
+        self.traffic = await Traffic(live, *streams).__aenter__()
+
+    async def stop_traffic(self) -> list[str]:
+        """End it; return what failed."""
+        traffic, self.traffic = self.traffic, None
+        if traffic is None:
+            return []
+        failures = list(traffic.failures)
+        await traffic.__aexit__(None, None, None)
+        return failures
+
+    def failures(self) -> list[str]:
+        """What failed of the steady traffic that runs."""
+        return list(self.traffic.failures) if self.traffic is not None else []
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    async def play(self, step: Step) -> None:
+        """Do one step. Judging is not done here."""
+        word, *given = step
+        await getattr(self, f"_{word}")(*given)
+
+    async def _put(self, resource: str, made: Json) -> None:
+        self.store.put(resource, self._addressed(resource, made))
+
+    async def _remove(self, resource: str, namespace: str, name: str) -> None:
+        with suppress(KeyError):
+            self.store.remove(resource, (namespace, name))
+
+    async def _again(self) -> None:
+        for resource in RESOURCES:
+            for record in list(self.store.records(resource)):
+                self.store.put(resource, record.decode())
+
+    async def _zone(self, zone: str) -> None:
+        node = self.store.get("nodes", ("", "node-a")).decode()
+        node["metadata"]["labels"]["topology.kubernetes.io/zone"] = zone
+        self.store.put("nodes", node)
+
+    async def _api(self, faults: Json) -> None:
+        self.live.cluster.faults.update(faults)
+
+    async def _drop(self) -> None:
+        self.live.cluster.server.drop_connections()
+
+    async def _compact(self) -> None:
+        self.store.compact()
+        self.live.cluster.server.drop_connections()
+
+    async def _backup(self) -> None:
+        self._saved = {r: [record.decode() for record in self.store.records(r)] for r in RESOURCES}
+
+    async def _restore(self) -> None:
+        """As etcdutl restores for Kubernetes: older objects, newer revisions, no history."""
+        if not self._saved:
+            return
+        await self.live.cluster.server.refuse()
+        for resource in RESOURCES:
+            kept = {(o["metadata"].get("namespace") or "", o["metadata"]["name"]) for o in self._saved[resource]}
+            for record in list(self.store.records(resource)):
+                if record.key not in kept:
+                    self.store.remove(resource, record.key)
+            for made in self._saved[resource]:
+                self.store.put(resource, copy.deepcopy(made))
+        self.store.compact()
+        await self.live.cluster.server.listen()
+
+    async def _away(self, seconds: float) -> None:
+        await self.live.cluster.server.refuse()
+        await asyncio.sleep(seconds)
+        await self.live.cluster.server.listen()
+
+    async def _kill(self) -> None:
+        await self._again_started(self.live.proxy.kill)
+
+    async def _restart(self) -> None:
+        await self._again_started(self.live.proxy.stop)
+
+    async def _again_started(self, end: Any) -> None:
+        if self.carries:
+            await self.stop_traffic()
+        await end()
+        await self.start(wait=False)
+        self.baseline.clear()
+
+    async def _pause(self, seconds: float) -> None:
+        if self.carries:
+            await self.stop_traffic()
+        os.kill(self.live.proxy.pid, signal.SIGSTOP)
+        await asyncio.sleep(seconds)
+        os.kill(self.live.proxy.pid, signal.SIGCONT)
+
+    async def _harm(self, what: str) -> None:
+        """Another program changes what is the proxy's: until that is repaired connections may fail."""
+        before = await self.stop_traffic()
+        if before:
+            raise AssertionError(f"steady traffic: {before[0]}")
+        self.harmed = True
+        for command in harms(self.mode.name, self.mode.variant, what):
+            await self.live.cluster.exec("node", command)
+
+    async def clear(self) -> None:
+        """Remove everything that a history made, and end all faults."""
+        self.live.cluster.faults.update(NO_FAULTS)
+        self._saved = {}
+        await self._zone("zone-a")
+        for resource in RESOURCES:
+            for record in list(self.store.records(resource)):
+                if record.key not in self._own[resource]:
+                    self.store.remove(resource, record.key)
+
+    def _addressed(self, resource: str, made: Json) -> Json:
+        """Return an object with addresses instead of pods' names."""
+        made = copy.deepcopy(made)
+        if resource != "endpointslices":
+            return made
+        family = "IPv6" if made.get("addressType") == "IPv6" else "IPv4"
+        for endpoint in made.get("endpoints") if isinstance(made.get("endpoints"), list) else ():
+            if isinstance(endpoint, dict) and isinstance(endpoint.get("addresses"), list):
+                endpoint["addresses"] = [self._address(one, family) for one in endpoint["addresses"]]
+        return made
+
+    def _address(self, word: Any, family: str) -> Any:
+        if isinstance(word, str) and word in self.live.ips:
+            return self.live.ips[word][family]
+        if isinstance(word, str) and word.startswith("+"):
+            number = int(word[1:])
+            return FAR[family].format(number % 2, 64 + number // 2)
+        return word
+
+    def front(self, address: str, port: int) -> Front:
+        """Where something is reached."""
+        return Front(address, port)
+
+
+def harms(mode: str, variant: str, what: str) -> list[list[str]]:
+    """Return the commands by which another program does harm."""
+    if mode in {"nftables", "userspace"}:
+        table = ["ip", "kube-proxy" if mode == "nftables" else "kube-proxy-userspace"]
+        stray = ["cluster-ips", "{ 10.96.99.99 }"]
+        if mode == "userspace":
+            stray = ["outside-services-dropped", "{ 10.96.99.99 . tcp . 80 }"]
+        return {
+            "flush": [["nft", "flush", "table", *table]],
+            "delete": [["nft", "delete", "table", *table]],
+            "stray": [["nft", "add", "element", *table, *stray]],
+            "element": [["nft", "flush", "map", *table, "endpoints" if mode == "nftables" else "outside-services"]],
+            "flush-chain": [["nft", "flush", "chain", *table, "nat-prerouting"]],
+        }[what]
+    command = [f"iptables-{variant}", "-w"]
+    rule = ["KUBE-NODEPORTS", "-p", "tcp", "-m", "tcp", "--dport", "1", "-j", "ACCEPT"]
+    return {
+        "flush": [[*command, "-t", "nat", "-F"]],
+        "delete": [[*command, "-t", "filter", "-F", "KUBE-FORWARD"]],
+        "stray": [[*command, "-t", "nat", "-A", *rule]],
+        "element": [[*command, "-t", "nat", "-D", "KUBE-SERVICES", "1"]],
+        "flush-chain": [[*command, "-t", "nat", "-F", "KUBE-POSTROUTING"]],
+    }[what]

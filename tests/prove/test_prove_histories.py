@@ -1,0 +1,110 @@
+"""Histories of `make prove`: the same seed makes the same one, each step stands alone, what fails is made small."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from itertools import pairwise
+
+import pytest
+
+from prove.generate import BORDERS, Generator
+from prove.judges import differences
+from prove.shrink import smaller
+from prove.steps import as_test
+from prove.world import World
+
+SEEDS = [str(number) for number in range(30)]
+
+
+def history(seed: str, length: int = 80) -> list:
+    return Generator(seed, "nftables").history(length)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:5])
+def test_a_seed_makes_the_same_history(seed: str) -> None:
+    assert history(seed) == history(seed)
+    assert history(seed) != history(seed + "x")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_steps_are_data_that_the_world_knows(seed: str) -> None:
+    for step in history(seed):
+        assert callable(getattr(World, f"_{step[0]}", None)) or step[0] in {"quiet", "look"}, step
+        if step[0] == "put":
+            json.dumps(step)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_living_services_never_share_what_the_api_server_gives_out(seed: str) -> None:
+    services: dict[tuple[str, str], dict] = {}
+    steps = history(seed)
+    for at, step in enumerate(steps):
+        if step[:2] == ("put", "services") and not step[2]["metadata"]["name"].startswith("junk"):
+            services[step[2]["metadata"]["namespace"], step[2]["metadata"]["name"]] = step[2]
+        elif step[:2] == ("remove", "services"):
+            services.pop(tuple(step[2:]), None)
+        if step[0] != "quiet":
+            continue
+        given = [address for service in services.values() for address in service["spec"]["clusterIPs"]]
+        assert len(given) == len(set(given)), (at, given)
+        ports = [p["nodePort"] for s in services.values() for p in s["spec"]["ports"] if "nodePort" in p]
+        assert len(ports) == len(set(ports)), (at, ports)
+
+
+def test_histories_have_what_they_are_for() -> None:
+    steps = [step for seed in SEEDS for step in history(seed)]
+    assert {"put", "remove", "api", "kill", "restore", "harm", "pause", "away", "compact"} <= {
+        step[0] for step in steps
+    }
+    pieces = [step[2] for step in steps if step[:2] == ("put", "endpointslices")]
+    sizes = {len(piece["endpoints"]) for piece in pieces if isinstance(piece.get("endpoints"), list)}
+    assert len(sizes.intersection(BORDERS)) > 10
+    services = [step[2]["spec"] for step in steps if step[:2] == ("put", "services")]
+    types = {spec["type"] for spec in services if isinstance(spec, dict) and "type" in spec and spec["type"]}
+    assert {"ClusterIP", "NodePort", "LoadBalancer"} <= types
+
+
+def test_swaps_are_of_living_services() -> None:
+    swapped = 0
+    for seed in SEEDS:
+        puts = [step[2] for step in history(seed) if step[:2] == ("put", "services")]
+        specs = [
+            (p["metadata"]["name"], tuple(p["spec"]["clusterIPs"])) for p in puts if p["metadata"]["name"][0] == "s"
+        ]
+        owner: dict[tuple[str, ...], str] = {}
+        for (name, addresses), _ in pairwise(specs):
+            swapped += owner.get(addresses, name) != name
+            owner[addresses] = name
+    assert swapped
+
+
+def shrunk(items: list[int], fails) -> list[int]:
+    async def ask(part) -> bool:
+        return fails(part)
+
+    return asyncio.run(smaller(items, ask))
+
+
+@pytest.mark.parametrize("needed", [{3}, {0, 99}, {10, 11, 12}, set(range(0, 100, 9))])
+def test_the_smallest_history_that_fails_is_found(needed: set[int]) -> None:
+    assert shrunk(list(range(100)), lambda part: needed <= set(part)) == sorted(needed)
+
+
+def test_a_history_that_always_fails_becomes_empty() -> None:
+    assert shrunk(list(range(10)), lambda part: True) == []
+
+
+def test_a_failure_is_printed_as_a_test() -> None:
+    steps = [("put", "services", {"metadata": {"name": "a"}}), ("quiet",)]
+    text = as_test(steps, "nftables", "first line\nsecond")
+    compile(text, "test", "exec")
+    assert text.startswith("# first line\n")
+    assert repr(steps[0]) in text
+
+
+def test_differences_name_set_and_elements() -> None:
+    assert differences({"a": {"1"}}, {"a": {"1"}}) == []
+    assert differences({"a": set()}, {}) == []
+    assert differences({"a": {"1", "2"}}, {"a": {"1", "3"}}) == ["a: too much ['2'], lacks ['3']"]
+    assert differences({"a": {"k": 1}}, {"a": {"k": 2}}) == ["a, k: 1 instead of 2"]
