@@ -5,8 +5,10 @@ CONFORMANCE ?= $(if $(wildcard ../shared/conformance/run.py),../shared/conforman
 KINDS ?= nftables iptables-nft iptables-legacy userspace
 WHAT ?=
 GUESTS ?= 2
+TARGET ?=
+MINUTES ?= 1
 
-.PHONY: setup demo test lint conformance conformance-ipvs bench prove node dist clean
+.PHONY: setup demo test fuzz lint conformance conformance-ipvs bench prove node dist clean
 
 setup:
 	@tools/setup
@@ -18,6 +20,10 @@ demo: setup
 test: setup
 	@tools/check-host
 	@tools/test
+
+# New inputs for the readers of others' bytes: for one TARGET or all of them, so many MINUTES each.
+fuzz: setup
+	@tools/fuzz $(MINUTES) $(TARGET)
 
 lint: setup
 	@.venv/bin/ruff check

@@ -64,7 +64,7 @@ class Exchange:
     @property
     def until_close(self) -> bool:
         """Whether only the connection's end marks the body's end (RFC 9112, 6.3)."""
-        return self.status != 0 and not {"content-length", "transfer-encoding"} & self.headers.keys()
+        return self.status >= 200 and not {"content-length", "transfer-encoding"} & self.headers.keys()
 
 
 class Connection(asyncio.Protocol):

@@ -131,15 +131,16 @@ def _entries(document: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def _read_entry(entry: Any, where: str, content: FileContent) -> bool:
     """Add the object, and what is wrong with it, to `content`; return whether there is an object."""
-    if not isinstance(entry, dict) or entry.get("kind") not in _KINDS:
+    kind = entry.get("kind") if isinstance(entry, dict) else None
+    if not isinstance(kind, str) or kind not in _KINDS:
         content.rejected.append(
             Rejected("services", "", "", "", f"{where}kind", f"must be one of {', '.join(_KINDS)} or List")
         )
         return False
-    resource, versions = _KINDS[entry["kind"]]
+    resource, versions = _KINDS[kind]
     if entry.get("apiVersion") not in versions:
         got = str(entry.get("apiVersion"))[:60]
-        reason = f"{got} is not supported for {entry['kind']}; use {versions[0]}"
+        reason = f"{got} is not supported for {kind}; use {versions[0]}"
         content.rejected.append(Rejected(resource, "", "", "", f"{where}apiVersion", reason))
         return False
     try:

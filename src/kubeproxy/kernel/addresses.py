@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import socket
 import struct
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final, Self
 
@@ -20,6 +21,7 @@ from kubeproxy.kernel.netlink import (
     attributes,
     grow_receive_buffer,
     messages,
+    understood,
 )
 
 SCOPE_UNIVERSE: Final = 0
@@ -52,7 +54,12 @@ def local_addresses(family: int) -> list[Address]:
     """
     with Netlink.open(NETLINK_ROUTE) as netlink:
         buffers = netlink.dump_all(_RTM_GETADDR, _IFADDRMSG.pack(family, 0, 0, 0, 0), "the local addresses")
-    names = dict(socket.if_nameindex())
+    return listed(family, buffers, dict(socket.if_nameindex()))
+
+
+@understood("addresses")
+def listed(family: int, buffers: Iterable[bytes], names: Mapping[int, str]) -> list[Address]:
+    """Return the addresses in the buffers of a dump; `names` are the interfaces by index. Raises ApplyError."""
     found = []
     for data in buffers:
         for at in messages(data):
@@ -63,7 +70,7 @@ def local_addresses(family: int) -> list[Address]:
     return found
 
 
-def _address(family: int, data: bytes, start: int, end: int, names: dict[int, str]) -> Address | None:
+def _address(family: int, data: bytes, start: int, end: int, names: Mapping[int, str]) -> Address | None:
     own_family, prefixlen, _, scope, index = _IFADDRMSG.unpack_from(data, start)
     parts = {kind: data[a:b] for kind, a, b in attributes(data, start + _IFADDRMSG.size, end)}
     # IFA_ADDRESS is the peer where IFA_LOCAL exists (rtnetlink(7)).
@@ -106,6 +113,7 @@ class AddressMonitor:
         """Return the file descriptor that becomes readable when something changed."""
         return self._socket.fileno()
 
+    @understood("addresses")
     def drain(self) -> bool:
         """Read all that is there without blocking; True when addresses may have changed, and are to be listed again.
 

@@ -289,8 +289,8 @@ class _Layout:
         answer = destination_port + 4
         answer_source = answer + len(reply)
         answer_port = answer + (source_port - HEADER.size - 4)
-        following, end = 0, len(data)
-        while following < end:
+        following, end = 0, len(data) - HEADER.size
+        while following <= end:
             at = following
             length, kind, _, _, _ = unpack(data, at)
             following += (length + 3) & ~3

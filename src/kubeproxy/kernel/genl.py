@@ -9,7 +9,7 @@ import struct
 from typing import Final
 
 from kubeproxy.errors import Unsupported
-from kubeproxy.kernel.netlink import Netlink, attribute, attributes, messages
+from kubeproxy.kernel.netlink import Netlink, attribute, attributes, messages, understood
 
 # A family's messages start with its command and version: struct genlmsghdr.
 GENERIC: Final = struct.Struct("=BBH")
@@ -20,6 +20,7 @@ _FAMILY_ID: Final = 1
 _FAMILY_NAME: Final = 2
 
 
+@understood("generic netlink")
 def family_id(netlink: Netlink, name: str) -> int:
     """Return the message type of a family. Raises Unsupported when the kernel has none of that name."""
     wanted = name.encode() + b"\0"

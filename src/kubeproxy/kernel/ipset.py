@@ -25,6 +25,7 @@ from kubeproxy.kernel.netlink import (
     attributes,
     messages,
     nested,
+    understood,
 )
 
 _SUBSYSTEM: Final = 6  # NFNL_SUBSYS_IPSET
@@ -205,11 +206,13 @@ class Ipsets(Closing):
         payload = _named(first) + attribute(_SECOND_NAME, second.encode() + b"\0")
         self._do(_SWAP, payload, f"swap ip sets {first} and {second}")
 
+    @understood("ip sets")
     def names(self) -> list[str]:
         """Return the names of all sets."""
         request = _HEADER + attribute(1, bytes([_PROTOCOL])) + attribute(_FLAGS, _LIST_NAMES.to_bytes(4, "big"))
         return [_text(parts[_SET_NAME]) for parts in self._dump(request, "the ip sets") if _SET_NAME in parts]
 
+    @understood("ip sets")
     def kind(self, name: str) -> SetKind | None:
         """Return what a set is; None when there is none of that name."""
         request = _named(name) + attribute(_FLAGS, _LIST_HEADERS.to_bytes(4, "big"))
@@ -217,6 +220,7 @@ class Ipsets(Closing):
             return SetKind(_text(parts[_TYPE_NAME]), parts[_FAMILY][0])
         return None
 
+    @understood("ip sets")
     def counts(self) -> dict[str, SetCounts]:
         """Return the counts of all sets by name, whatever their size at the price of a few kilobytes."""
         request = _HEADER + attribute(1, bytes([_PROTOCOL])) + attribute(_FLAGS, _LIST_HEADERS.to_bytes(4, "big"))
@@ -227,6 +231,7 @@ class Ipsets(Closing):
             found[_text(parts[_SET_NAME])] = SetCounts(*(numbers.get(k, 0) for k in (_COUNT, _MAXELEM, _REFERENCES)))
         return found
 
+    @understood("ip sets")
     def entries(self, name: str) -> set[Entry]:
         """Return all entries of a set. Refused with code ENOENT when there is none of that name."""
         found = set()
@@ -265,6 +270,7 @@ class Ipsets(Closing):
         if code:
             raise IpsetError(code, f"cannot {what}")
 
+    @understood("ip sets")
     def _revision(self, kind: SetKind) -> int:
         """Return the newest revision of a type that the kernel has; asking loads its module."""
         if kind not in self._revisions:
@@ -279,7 +285,7 @@ class Ipsets(Closing):
                 buffers = self._netlink.ask(_TYPE, request, what)
             except NetlinkError as error:
                 raise IpsetError(error.code, f"cannot use {what}") from error
-            self._revisions[kind] = next(_answers(buffers))[_REVISION][0]
+            self._revisions[kind] = next(_answers(buffers), {})[_REVISION][0]
         return self._revisions[kind]
 
     def _dump(self, request: bytes, what: str, *, missing: bool = False) -> Iterator[dict[int, bytes]]:

@@ -15,7 +15,16 @@ from typing import Any, Final, NamedTuple, Self
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.genl import GENERIC, family_id
-from kubeproxy.kernel.netlink import NETLINK_GENERIC, Closing, Netlink, NetlinkError, attribute, attributes, messages
+from kubeproxy.kernel.netlink import (
+    NETLINK_GENERIC,
+    Closing,
+    Netlink,
+    NetlinkError,
+    attribute,
+    attributes,
+    messages,
+    understood,
+)
 
 # Flags of a virtual server. The schedulers sh and mh read the last two.
 PERSISTENT: Final = 0x1
@@ -200,6 +209,7 @@ class Ipvs(Closing):
         if refused:
             raise RefusedError(refused)
 
+    @understood("IPVS")
     def servers(self) -> list[VirtualServer]:
         """Return all virtual servers but those that stand for a firewall mark."""
         request = GENERIC.pack(_GET_SERVICE, _VERSION, 0)
@@ -209,6 +219,7 @@ class Ipvs(Closing):
             if (server := _read_server(data, start, end)) is not None
         ]
 
+    @understood("IPVS")
     def destinations(self, key: ServerKey) -> dict[DestinationKey, RealServer]:
         """Return the real servers of a virtual server; none when it is missing."""
         request = GENERIC.pack(_GET_DESTINATION, _VERSION, 0) + _pack_key(key)
@@ -219,6 +230,7 @@ class Ipvs(Closing):
         """Return everything. The kernel lists real servers for one virtual server at a time: 30 us for each."""
         return {server.key: (server, self.destinations(server.key)) for server in self.servers()}
 
+    @understood("IPVS")
     def timeouts(self) -> Timeouts:
         """Return the timeouts of connections."""
         found: dict[int, bytes] = {}

@@ -12,7 +12,7 @@ import socket
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Final, NamedTuple, Self
 
@@ -94,6 +94,18 @@ class Inquiry(NamedTuple):
     answers: Sequence[tuple[bytes, int, int]]
 
 
+@contextmanager
+def understood(what: str) -> Iterator[None]:
+    """Make an ApplyError, which names `what`, of whatever a reader stumbles over in messages of another layout.
+
+    Around a whole reader, as a `with` or a decorator: so that each attribute that must be there need not be asked for.
+    """
+    try:
+        yield
+    except (struct.error, LookupError, ValueError) as error:
+        raise ApplyError(f"the kernel tells of {what} in a way that is not known ({error!r})") from error
+
+
 def attribute(kind: int, payload: bytes) -> bytes:
     """Pack one attribute, padded to four bytes."""
     length = 4 + len(payload)
@@ -148,6 +160,8 @@ def acknowledgement(data: bytes, at: Message) -> tuple[int, str]:
     start = at.start + 4
     if at.kind == NLMSG_ERROR:
         # The request's header follows, and all of the request unless NETLINK_CAP_ACK cut it off.
+        if at.end - start < HEADER.size:
+            return code, ""
         request_length = HEADER.unpack_from(data, start)[0]
         start += HEADER.size if at.flags & NLM_F_CAPPED else (request_length + 3) & ~3
     text = ""

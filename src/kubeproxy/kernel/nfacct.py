@@ -11,7 +11,7 @@ import struct
 from typing import Final
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink, attribute, attributes, messages
+from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink, attribute, attributes, messages, understood
 
 _SUBSYSTEM: Final = 7
 _NEW: Final = _SUBSYSTEM << 8 | 0
@@ -31,6 +31,7 @@ def ensure(name: str) -> bool:
     return code in (0, errno.EBUSY, errno.EEXIST)
 
 
+@understood("packet counters")
 def packets(name: str) -> int:
     """Return what a counter has counted, 0 when there is none. Raises ApplyError."""
     wanted = name.encode() + b"\0"

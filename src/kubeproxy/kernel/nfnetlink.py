@@ -34,6 +34,7 @@ from kubeproxy.kernel.netlink import (
     grow_send_buffer,
     messages,
     nested,
+    understood,
 )
 
 NETLINK_NETFILTER: Final = 12
@@ -294,6 +295,7 @@ class TableHeader(NamedTuple):
     owner: int = 0
 
 
+@understood("nf_tables")
 def table(family: int, name: str, link: Netlink | None = None) -> TableHeader | None:
     """Return a table, None when it is missing."""
     for data, start, end in _dump(GET_TABLE, family, b"", "nf_tables tables", link):
@@ -314,6 +316,7 @@ def _comment(userdata: bytes) -> str:
     return ""
 
 
+@understood("nf_tables")
 def rule_handles(family: int, table_name: str, link: Netlink | None = None) -> tuple[int, ...]:
     """Return the handles of a table's rules in order: any rule added, replaced or removed changes them."""
     request = text_attribute(nfta.RULE_TABLE, table_name)
@@ -336,6 +339,7 @@ class Rule(NamedTuple):
     raw: bytes
 
 
+@understood("nf_tables")
 def rules(family: int, table_name: str, link: Netlink | None = None) -> list[Rule]:
     """Return a table's rules, chain by chain, in a form that two tables with the same rules share."""
     request = text_attribute(nfta.RULE_TABLE, table_name)
@@ -348,6 +352,7 @@ def rules(family: int, table_name: str, link: Netlink | None = None) -> list[Rul
     return found
 
 
+@understood("nf_tables")
 def chain_rules(family: int, table_name: str, chain: str, link: Netlink | None = None) -> list[tuple[int, bytes]]:
     """Return the handle and the expressions, as the kernel sent them, of each rule of one chain."""
     request = text_attribute(nfta.RULE_TABLE, table_name) + text_attribute(nfta.RULE_CHAIN, chain)
@@ -399,10 +404,11 @@ def _names(
     wanted = table_name.encode() + b"\0"
     # The table's name is the same attribute of sets and of chains.
     request = attribute(nfta.SET_TABLE, wanted) if kind == GET_SET else b""
-    for data, start, end in _dump(kind, family, request, what, link):
-        found = {k: data[s:e] for k, s, e in attributes(data, start, end) if k in (nfta.SET_TABLE, name_attribute)}
-        if found.get(nfta.SET_TABLE) == wanted:
-            yield found[name_attribute].rstrip(b"\0").decode()
+    with understood(what):
+        for data, start, end in _dump(kind, family, request, what, link):
+            found = {k: data[s:e] for k, s, e in attributes(data, start, end) if k in (nfta.SET_TABLE, name_attribute)}
+            if found.get(nfta.SET_TABLE) == wanted:
+                yield found[name_attribute].rstrip(b"\0").decode()
 
 
 class Element(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from kubeproxy.kernel import nfta
-from kubeproxy.kernel.netlink import Netlink, attributes, messages
+from kubeproxy.kernel.netlink import Netlink, attributes, messages, understood
 from kubeproxy.kernel.nfnetlink import GENERIC, GET_CHAIN, SUBSYSTEM
 
 HOOKS: Final = ("prerouting", "input", "forward", "output", "postrouting")
@@ -40,10 +40,12 @@ class Chain(NamedTuple):
 
 def chains(link: Netlink) -> Iterator[Chain]:
     """Yield the chains of all tables of all families. Raises NetlinkError."""
-    for data in link.dump_all(GET_CHAIN, GENERIC.pack(0, 0, 0), "the chains of nf_tables"):
-        for at in messages(data):
-            if at.kind >> 8 == SUBSYSTEM:
-                yield _chain(data[at.start], _parts(data, at.start + GENERIC.size, at.end))
+    what = "the chains of nf_tables"
+    with understood(what):
+        for data in link.dump_all(GET_CHAIN, GENERIC.pack(0, 0, 0), what):
+            for at in messages(data):
+                if at.kind >> 8 == SUBSYSTEM:
+                    yield _chain(data[at.start], _parts(data, at.start + GENERIC.size, at.end))
 
 
 def _chain(family: int, parts: dict[int, bytes]) -> Chain:

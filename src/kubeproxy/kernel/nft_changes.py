@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import announcements, nfta
-from kubeproxy.kernel.netlink import HEADER, Message, attributes
+from kubeproxy.kernel.netlink import HEADER, Message, attributes, understood
 from kubeproxy.kernel.nfnetlink import (
     DELETE_CHAIN,
     DELETE_RULE,
@@ -113,6 +113,7 @@ class Changes:
         if len(self._found) > _LONGEST:
             del self._found[next(iter(self._found))]
 
+    @understood("changes of nf_tables")
     def _read(self) -> None:
         overflowed = False
         while True:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import Final
 
 from kubeproxy.kernel import nfta
-from kubeproxy.kernel.netlink import Netlink, attribute, attributes, messages
+from kubeproxy.kernel.netlink import Netlink, attribute, attributes, messages, understood
 from kubeproxy.kernel.nfnetlink import GENERIC, SUBSYSTEM
 
 _NEW_OBJECT: Final = SUBSYSTEM << 8 | 18  # NFT_MSG_NEWOBJ
 _GET_OBJECT: Final = SUBSYSTEM << 8 | 19  # NFT_MSG_GETOBJ
 
 
+@understood("counters of nf_tables")
 def packets(family: int, table: str, link: Netlink) -> dict[str, int]:
     """Return the packets that each named counter of a table has counted; empty for no such table. Raises ApplyError."""
     header = GENERIC.pack(family, 0, 0)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from kubeproxy.kernel import nfta
-from kubeproxy.kernel.netlink import NLA_F_NESTED, Netlink, NetlinkError, attribute, attributes
+from kubeproxy.kernel.netlink import NLA_F_NESTED, Netlink, NetlinkError, attribute, attributes, understood
 from kubeproxy.kernel.nfnetlink import GENERIC, GET_ELEMENT, in_set
 from kubeproxy.kernel.nft_elements import Packer
 
@@ -31,6 +31,7 @@ class Count(NamedTuple):
     bytes: int
 
 
+@understood("counters of nf_tables")
 def counts(family: int, table: str, name: str, keys: Sequence[bytes], link: Netlink) -> list[Count]:
     """Return what those of these elements have counted that there are and that have a counter. Raises NetlinkError.
 

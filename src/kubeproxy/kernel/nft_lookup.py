@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from kubeproxy.kernel import nfta
-from kubeproxy.kernel.netlink import ATTRIBUTE, Netlink, NetlinkError, attributes, messages, nested
+from kubeproxy.kernel.netlink import ATTRIBUTE, Netlink, NetlinkError, attributes, messages, nested, understood
 from kubeproxy.kernel.nfnetlink import GENERIC, GET_ELEMENT, NEW_ELEMENT, element_of, in_set
 from kubeproxy.kernel.nft_elements import interval_element, plain_element
 
@@ -22,6 +22,7 @@ Entries = dict[bytes, bytes]
 """Key to data: a value, a verdict's chain, or b''. The key of an interval is its first value and its last one."""
 
 
+@understood("elements of nf_tables")
 def glance(family: int, table: str, name: str, link: Netlink) -> Entries:
     """Return the elements of a set as one pass over it shows them. Raises NetlinkError.
 
@@ -36,6 +37,7 @@ def glance(family: int, table: str, name: str, link: Netlink) -> Entries:
     return found
 
 
+@understood("elements of nf_tables")
 def lookup(family: int, table: str, name: str, keys: Iterable[bytes], link: Netlink, *, ranges: bool) -> Entries:
     """Return those of these elements that a set has; each is asked for by its key. Raises NetlinkError."""
     where = in_set(family, table, name)

@@ -27,6 +27,7 @@ from kubeproxy.kernel.netlink import (
     message,
     messages,
     nested,
+    understood,
 )
 from kubeproxy.kernel.nfnetlink import (
     GENERIC,
@@ -266,10 +267,11 @@ class Traces(Closing):
 
     def until(self, end: float) -> Iterator[Step]:
         """Yield what packets meet until `end`, of time.monotonic(). Raises NetlinkError."""
-        for data in self._announced.until(end):
-            for at in messages(data):
-                if at.kind == _TRACE:
-                    yield read(data, at.start, at.end)
+        with understood("traced packets"):
+            for data in self._announced.until(end):
+                for at in messages(data):
+                    if at.kind == _TRACE:
+                        yield read(data, at.start, at.end)
 
 
 def read(data: bytes, start: int, end: int) -> Step:

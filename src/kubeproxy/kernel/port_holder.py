@@ -78,6 +78,6 @@ def _listeners(port: int, net: Path) -> set[str]:
             # sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode ...
             if wanted in line:
                 words = line.split()
-                if words[1].endswith(wanted.strip()) and words[3] == _LISTEN:
-                    found.add(words[9].decode("ascii"))
+                if len(words) > 9 and words[1].endswith(wanted.strip()) and words[3] == _LISTEN:
+                    found.add(words[9].decode(errors="replace"))
     return found

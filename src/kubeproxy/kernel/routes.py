@@ -7,7 +7,7 @@ import socket
 import struct
 from typing import Final
 
-from kubeproxy.kernel.netlink import NETLINK_ROUTE, Netlink, NetlinkError, attribute, attributes, messages
+from kubeproxy.kernel.netlink import NETLINK_ROUTE, Netlink, NetlinkError, attribute, attributes, messages, understood
 
 _GET_ROUTE: Final = 26
 _NEW_ROUTE: Final = 24
@@ -16,6 +16,7 @@ _HEAD: Final = struct.Struct("=8BI")  # struct rtmsg
 _NO_WAY: Final = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL})
 
 
+@understood("a route")
 def way_out(source: bytes, destination: bytes) -> str:
     """Return the interface by which what this node sends leaves, '' when it leaves by none. Addresses are packed.
 

@@ -20,6 +20,7 @@ from kubeproxy.kernel.netlink import (
     attributes,
     messages,
     nested,
+    understood,
 )
 
 SUBSYSTEM: Final = 1 << 8  # NFNL_SUBSYS_CTNETLINK
@@ -115,14 +116,16 @@ def entries_to(link: Netlink, family: int, protocol: int, port: int) -> Iterator
 
 def _dump(link: Netlink, family: int, payload: bytes, wanted: Wanted) -> Iterator[Tracked]:
     read = LAYOUTS[family].read
-    for data in link.dump(_GET, payload, "connection tracking"):
-        for at in messages(data):
-            if at.kind == NLMSG_DONE:
-                break
-            entry = read(data, at.start + _GENERIC, at.end)
-            # A kernel before 5.15 passes over the mask, and sends everything.
-            if entry is not None and entry.status & wanted.mask == wanted.status:
-                yield entry
+    what = "connection tracking"
+    with understood(what):
+        for data in link.dump(_GET, payload, what):
+            for at in messages(data):
+                if at.kind == NLMSG_DONE:
+                    break
+                entry = read(data, at.start + _GENERIC, at.end)
+                # A kernel before 5.15 passes over the mask, and sends everything.
+                if entry is not None and entry.status & wanted.mask == wanted.status:
+                    yield entry
 
 
 class Layout:
@@ -176,7 +179,7 @@ def _standing(data: bytes, start: int, end: int) -> tuple[int, int, bytes]:
             state = _tcp_state(data, start + 4, start + length)
             if mark:
                 break
-        start += (length + 3) & ~3
+        start += (length + 3) & ~3 or 4
     return status, state, mark
 
 

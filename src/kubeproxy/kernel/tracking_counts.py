@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from kubeproxy.kernel.netlink import NLMSG_ERROR, Netlink, attributes, messages
+from kubeproxy.kernel.netlink import NLMSG_ERROR, Netlink, attributes, messages, understood
 from kubeproxy.kernel.tracked import SUBSYSTEM
 
 _GET_STATS_CPU: Final = SUBSYSTEM | 4  # IPCTNL_MSG_CT_GET_STATS_CPU
@@ -47,6 +47,7 @@ _FIELDS: Final = {"dropped": 10, "early": 11, "failed": 9, "clashes": 14, "chain
 """CTA_STATS_... of each field."""
 
 
+@understood("connection tracking")
 def level(link: Netlink) -> Level:
     """Return how full the table is. Raises ApplyError."""
     for data in link.ask(_GET_STATS, _ALL_FAMILIES, "the number of tracked connections"):
@@ -57,6 +58,7 @@ def level(link: Netlink) -> Level:
     return Level(0, 0)
 
 
+@understood("connection tracking")
 def refusals(link: Netlink) -> Refusals:
     """Return what went wrong so far. Raises ApplyError."""
     sums = dict.fromkeys(_FIELDS, 0)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 from kubeproxy.kernel.announcements import Announcements
-from kubeproxy.kernel.netlink import HEADER, Closing
+from kubeproxy.kernel.netlink import HEADER, Closing, understood
 from kubeproxy.kernel.tracked import EVERYTHING, ID, LAYOUTS, STATUS, SUBSYSTEM, Tracked, Wanted
 
 _NEW: Final = SUBSYSTEM | 0  # IPCTNL_MSG_CT_NEW
@@ -94,9 +94,10 @@ class Events(Closing):
 
     def until(self, end: float) -> Iterator[Event]:
         """Yield what happens until `end`, of time.monotonic(). Raises NetlinkError."""
-        for data in self._announced.until(end):
-            if (event := read(data)) is not None:
-                yield event
+        with understood("connections that begin and end"):
+            for data in self._announced.until(end):
+                if (event := read(data)) is not None:
+                    yield event
 
 
 def _attach(program: bytes, sock: socket.socket) -> None:

@@ -155,6 +155,7 @@ def test_editors_may_rename_and_truncate(folder):
 INVALID = [
     ("spec: [", "a.yaml: document 2", "cannot be read"),
     ("5", "a.yaml: document 2: kind", "must be one of"),
+    ("kind: [Service]", "a.yaml: document 2: kind", "must be one of"),
     ("kind: Service", "a.yaml: document 2: apiVersion", "use v1"),
     ("kind: EndpointSlice\napiVersion: v1", "a.yaml: document 2: apiVersion", "use discovery.k8s.io/v1"),
     ("kind: Service\napiVersion: v1", "a.yaml: document 2: metadata", "is missing"),

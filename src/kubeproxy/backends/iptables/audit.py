@@ -134,14 +134,14 @@ def by_chain(lines: Iterable[str]) -> Iterator[tuple[str, list[str] | None]]:
         if line.startswith(start):
             rules.append(line)
         elif line.startswith("-A "):
-            chain = line.split(None, 2)[1]
+            chain = next(iter(line[3:].split(None, 1)), "")
             if chain != current:
                 if rules:
                     yield current, rules
                 current, start, rules = chain, f"-A {chain} ", []
             rules.append(line)
         elif line.startswith(":"):
-            yield line[1 : line.index(" ")], None
+            yield line[1:].partition(" ")[0], None
     if rules:
         yield current, rules
 

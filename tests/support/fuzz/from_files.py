@@ -1,0 +1,118 @@
+"""Targets: the files that it reads, and what its own ports are asked."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from kubeproxy.api.kubeconfig import load_cluster
+from kubeproxy.config.load import read_text
+from kubeproxy.config.page import page_access
+from kubeproxy.config.pflag import parse
+from kubeproxy.config.write import dump
+from kubeproxy.observe.connection import Connection
+from kubeproxy.observe.http import TEXT, Request, Response, routes
+from kubeproxy.observe.pages import takes_gzip
+from kubeproxy.observe.state_query import parse_query
+from kubeproxy.page.access import Content, refusal
+from support.fuzz.transports import Deaf
+
+_LOOPBACK: Final = "127.0.0.1"
+_ACCESS: Final = page_access(["127.0.0.0/8", "::1/128"], ["proxy.example"])
+_kubeconfig: list[tempfile.TemporaryDirectory] = []
+
+
+def kubeconfig(data: bytes) -> None:
+    """A kubeconfig, up to the TLS context that it asks for."""
+    if not _kubeconfig:
+        _kubeconfig.append(tempfile.TemporaryDirectory(prefix="fuzz-", dir=_memory()))
+    path = Path(_kubeconfig[0].name, "config")
+    path.write_bytes(data)
+    found = load_cluster(str(path), "", environ={})
+    _runner.run(found.credentials.headers())
+
+
+def _memory() -> str | None:
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+def configuration(data: bytes) -> None:
+    """A KubeProxyConfiguration; what is accepted, written and read again is the same."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return
+    config, _ = read_text(text)
+    assert read_text(dump(config))[0] == config
+
+
+def flags(data: bytes) -> None:
+    """A command line, its words apart by zeros."""
+    parse([word.decode(errors="surrogateescape") for word in data.split(b"\0")])
+
+
+def _answer(request: Request) -> Response:
+    refusal(_ACCESS, request, Content.STATE)
+    takes_gzip(request.accept_encoding)
+    try:
+        parse_query(request)
+    except ValueError as error:
+        return Response(400, TEXT, str(error).encode())
+    return Response(200, TEXT, b"x")
+
+
+async def _pieces(request: Request):
+    yield b"a"
+    yield request.body
+
+
+_HANDLER: Final = routes(
+    {"/": _answer, "/s": lambda request: Response(200, TEXT, _pieces(request))}, frozenset(("/", "/s"))
+)
+_runner = asyncio.Runner()
+
+
+class _Raised(logging.Handler):
+    """A handler that fails is logged with its traceback, and the client gets a 500: here that is a failure."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1] is not None:
+            _failures.append(record.exc_info[1])
+
+
+_failures: list[BaseException] = []
+_listening = _Raised()
+
+
+def requests(data: bytes) -> None:
+    """Requests on one connection to the metrics port; the first byte says how they are cut."""
+    if not data:
+        return
+    log = logging.getLogger("kubeproxy.observe")
+    log.addHandler(_listening)
+    try:
+        _runner.run(_ask(data[0], data[1:]))
+    finally:
+        log.removeHandler(_listening)
+    if _failures:
+        raise _failures.pop()
+
+
+async def _ask(how: int, data: bytes) -> None:
+    transport = Deaf(sockname=(_LOOPBACK, 1), peername=(_LOOPBACK, 2))
+    lost = []
+    connection = Connection(_HANDLER, lost.append)
+    connection.connection_made(transport)
+    step = 1 + (how & 63)
+    pieces = [data[at : at + step] for at in range(0, min(len(data), 64 * step), step)] + [data[64 * step :]]
+    for piece in filter(None, pieces):
+        if transport.is_closing():
+            break
+        connection.data_received(piece)
+    await asyncio.sleep(0)
+    connection.connection_lost(None)
+    await asyncio.sleep(0)
+    assert lost == [connection]

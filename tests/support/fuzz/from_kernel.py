@@ -1,0 +1,253 @@
+"""Targets: what the kernel may answer, as netlink messages, and the texts of /proc and iptables-save.
+
+Nobody but the kernel can send these (port 0 is asked for), so they stand for a kernel of another version.
+"""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from kubeproxy.backends.iptables.audit import by_chain
+from kubeproxy.backends.iptables.words import owner_of
+from kubeproxy.errors import KubeProxyError
+from kubeproxy.kernel import (
+    addresses,
+    conntrack,
+    genl,
+    nfnetlink,
+    nft_counters,
+    nft_counts,
+    nft_lookup,
+    nft_trace,
+    tracked,
+    tracking_counts,
+    tracking_events,
+    xtables,
+)
+from kubeproxy.kernel.announcements import Announcements
+from kubeproxy.kernel.ipset import Ipsets, SetKind
+from kubeproxy.kernel.ipvs import Ipvs, ServerKey
+from kubeproxy.kernel.modules import ModuleFiles, present
+from kubeproxy.kernel.netlink import HEADER, NLMSG_DONE, NLMSG_ERROR, Netlink, message
+from kubeproxy.kernel.nft_chains import chains
+from kubeproxy.kernel.nft_changes import Changes
+from kubeproxy.kernel.port_holder import holder
+from kubeproxy.kernel.processes import descriptors, proxies
+
+V4: Final = 2
+IPVS: Final = 0x25
+
+
+class Talker:
+    """A socket on which the kernel answers every request alike: with a buffer, and then that this was all."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+        self._queue: list[bytes] = []
+
+    def sendto(self, data: bytes, _: object) -> None:
+        sequence = HEADER.unpack_from(data)[3]
+        last = HEADER.unpack_from(data)[3] if len(data) < 5000 else sequence
+        done = message(NLMSG_DONE, 2, sequence, bytes(4))
+        self._queue = [self._answer, done, message(NLMSG_ERROR, 0, last, bytes(20))]
+
+    def recvmsg(self, _: int) -> tuple[bytes, list[Any], int, tuple[int, int]]:
+        if not self._queue:
+            raise TimeoutError
+        return self._queue.pop(0), [], 0, (0, 0)
+
+    def recv(self, _: int) -> bytes:
+        if not self._queue:
+            raise BlockingIOError
+        return self._queue.pop(0)
+
+    def say(self) -> Talker:
+        """Announce the answer to who asked nothing."""
+        self._queue = [self._answer]
+        return self
+
+    def settimeout(self, _: float) -> None:
+        pass
+
+    def setsockopt(self, *_: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Told(Netlink):
+    """A netlink socket that leads to a Talker."""
+
+    def dump_all(self, kind: int, payload: bytes, what: str) -> list[bytes]:
+        return list(self.dump(kind, payload, what))
+
+
+def _link(answer: bytes) -> Any:
+    return Told(0, Talker(answer))  # type: ignore[arg-type]
+
+
+def _answer(data: bytes, kinds: Sequence[int], sequence: int = 1) -> bytes:
+    """Return the input as one buffer: as it is, or as the payload of one well-formed message.
+
+    The first byte says which, and of which kind the message is.
+    """
+    if not data or data[0] >= len(kinds):
+        return data[1:]
+    return message(kinds[data[0]], 2, sequence, data[1:])
+
+
+def _each(*readers: Callable[[], object]) -> None:
+    """Call all of them; what is declared of one must not hide what another does."""
+    for reader in readers:
+        try:
+            found = reader()
+            if isinstance(found, Iterator):
+                list(found)
+        except KubeProxyError:
+            continue
+
+
+def nf_tables(data: bytes) -> None:
+    """Tables, chains, rules, sets and elements."""
+    kinds = (0xA00, 0xA03, 0xA06, 0xA09, 0xA0C, 0xA12)
+    answer, name = _answer(data, kinds), "kube-proxy"
+    _each(
+        lambda: nfnetlink.table(V4, name, _link(answer)),
+        lambda: nfnetlink.rules(V4, name, _link(answer)),
+        lambda: nfnetlink.rule_handles(V4, name, _link(answer)),
+        lambda: nfnetlink.chain_rules(V4, name, "c", _link(answer)),
+        lambda: nfnetlink.chains(V4, name, _link(answer)),
+        lambda: nfnetlink.sets(V4, name, _link(answer)),
+        lambda: nfnetlink.elements(V4, name, "s", _link(answer)),
+        lambda: chains(_link(answer)),
+        lambda: nft_lookup.glance(V4, name, "s", _link(answer)),
+        lambda: nft_lookup.lookup(V4, name, "s", [bytes(8)], _link(answer), ranges=False),
+        lambda: nft_counts.counts(V4, name, "s", [bytes(8)], _link(answer)),
+        lambda: nft_counters.packets(V4, name, _link(answer)),
+    )
+
+
+def nf_tables_announced(data: bytes) -> None:
+    """Changes of nf_tables, and traces of packets, as they are announced."""
+    kinds = (0xA00, 0xA02, 0xA03, 0xA05, 0xA06, 0xA08, 0xA0F, 0xA11)
+    answer = _answer(data, kinds)
+    changes = Changes(Talker(answer).say(), 1, lambda _: True, b"KUBE")  # type: ignore[arg-type]
+    traces = nft_trace.Traces(Announcements(_announcing(answer), "traces"))
+    _each(lambda: changes.between(0, 1), lambda: traces.until(time.monotonic() + 1e9))
+
+
+def _announcing(answer: bytes) -> Any:
+    class Once(Talker):
+        def recv(self, _: int) -> bytes:
+            if not self._queue:
+                raise TimeoutError
+            return self._queue.pop(0)
+
+    return Once(answer).say()
+
+
+def connections(data: bytes) -> None:
+    """Connection tracking: entries, events, counts."""
+    answer = _answer(data, (0x100, 0x102, 0x104, 0x105))
+    layouts = conntrack._LAYOUTS
+    _each(
+        lambda: tracked.entries(_link(answer), 2),
+        lambda: tracked.entries(_link(answer), 10),
+        lambda: tracking_counts.level(_link(answer)),
+        lambda: tracking_counts.refusals(_link(answer)),
+        lambda: _flows(layouts[2], answer),
+        lambda: _flows(layouts[10], answer),
+        lambda: tracking_events.Events(Announcements(_announcing(answer), "x"), tracked.EVERYTHING).until(
+            time.monotonic() + 1e9
+        ),
+    )
+
+
+def _flows(layout: Any, answer: bytes) -> None:
+    for buffer in _link(answer).dump_all(0x101, b"", "flows"):
+        for flow in layout.flows(buffer, None, ()):
+            if flow is not None:
+                conntrack._identity(flow.entry)
+
+
+def routes(data: bytes) -> None:
+    """Local addresses, and that they changed."""
+    answer = _answer(data, (20, 21))
+    monitor = addresses.AddressMonitor(Talker(answer).say(), frozenset())  # type: ignore[arg-type]
+    _each(monitor.drain, *(lambda family=family: _addresses(answer, family) for family in (2, 10)))
+
+
+def _addresses(answer: bytes, family: int) -> None:
+    addresses.listed(family, _link(answer).dump_all(22, b"", "addresses"), {1: "lo"})
+
+
+def ipvs(data: bytes) -> None:
+    """Virtual servers, real servers and timeouts."""
+    answer = _answer(data, (IPVS,))
+    _each(
+        lambda: Ipvs(_link(answer), IPVS).servers(),
+        lambda: Ipvs(_link(answer), IPVS).destinations(ServerKey(V4, 6, bytes(4), 80)),
+        lambda: Ipvs(_link(answer), IPVS).timeouts(),
+        lambda: genl.family_id(_link(_answer(data, (16,))), "IPVS"),
+    )
+
+
+def ipset(data: bytes) -> None:
+    """IP sets: names, headers, entries and types."""
+    answer = _answer(data, (0x607, 0x60D))
+    _each(
+        lambda: Ipsets(_link(answer)).names(),
+        lambda: Ipsets(_link(answer)).kind("x"),
+        lambda: Ipsets(_link(answer)).counts(),
+        lambda: Ipsets(_link(answer)).entries("x"),
+        lambda: Ipsets(_link(answer))._revision(_KIND),
+    )
+
+
+_KIND: Final = SetKind("hash:ip", socket.AF_INET)
+
+
+def iptables_save(data: bytes) -> None:
+    """What iptables-save prints, of which other programs write the most."""
+    text = data.decode(errors="surrogateescape")
+    for table in xtables._parse(text):
+        for rule in table.rules:
+            xtables.chain_of(rule)
+            xtables.target_of(rule)
+            owner_of(rule)
+    for _, rules in by_chain(text.splitlines(keepends=True)):
+        for rule in rules or ():
+            xtables.target_of(rule.strip())
+
+
+_folder: list[tempfile.TemporaryDirectory] = []
+
+
+def proc(data: bytes) -> None:
+    """Files of /proc: sockets, modules, command lines, limits. The same text in all of them."""
+    if not _folder:
+        _folder.append(_make_proc())
+    root = Path(_folder[0].name)
+    for name in ("net/tcp", "net/tcp6", "modules", "7/cmdline", "7/limits", "7/comm"):
+        (root / name).write_bytes(data)
+    holder(80, "kube-proxy", root)
+    proxies(root)
+    descriptors(7, root)
+    present(["ip_vs"], ModuleFiles(root / "release", root / "modules", root, root, root))
+
+
+def _make_proc() -> tempfile.TemporaryDirectory:
+    made = tempfile.TemporaryDirectory(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+    root = Path(made.name)
+    for name in ("net", "7/fd", "7/net", "7/ns", "self/ns"):
+        (root / name).mkdir(parents=True)
+    for name in ("7/ns/net", "self/ns/net"):
+        (root / name).touch()
+    (root / "release").write_text("6.18.0\n")
+    return made

@@ -1,0 +1,39 @@
+"""A transport that leads nowhere: it remembers that it was closed, and forgets what is written."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+
+class Deaf(asyncio.Transport):
+    """Takes everything at once; `written` counts the bytes."""
+
+    def __init__(self, **extra: Any) -> None:
+        super().__init__(extra)
+        self.written = 0
+        self._closing = False
+
+    def write(self, data: Any) -> None:
+        self.written += len(data)
+
+    def write_eof(self) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def close(self) -> None:
+        self._closing = True
+
+    def abort(self) -> None:
+        self._closing = True
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
