@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
+import socket
 from collections import Counter
 
 import yaml
 
+from lab.netns import run_in_async
 from lab.probes import NoAnswer
+from lab.topology import NODE_A, NODE_B, OUTSIDE_IP
 from support.documents import document
-from support.live import METRICS_PORT, Front, Live
+from support.live import METRICS_PORT, PATIENCE, Front, Live
 from support.modes import modes
 
 PAGE = document("docs/balancing.md").path.read_text(encoding="utf-8")
@@ -71,7 +75,14 @@ async def test_the_examples_of_the_page(bare: Live) -> None:
     assert status == 0, text
 
     annotated(bare, "kube-proxy-py/slow-start=30")
-    await bare.until(lambda: "slow-start" in json.dumps(bare.cluster.get("services", "web")), "the annotation")
+    version = bare.cluster.get("services", "web")["metadata"]["resourceVersion"]
+
+    async def heard() -> str:
+        _, page = await bare.page("/debug/state?namespace=default&name=web", METRICS_PORT)
+        service = json.loads(page)["services"][0]
+        return "" if (service["resourceVersion"], service["state"]) == (version, "programmed") else page
+
+    await bare.eventually(heard)
     bare.endpoints("web", "a1 b1 b3")
 
     async def begins() -> str:
@@ -82,6 +93,9 @@ async def test_the_examples_of_the_page(bare: Live) -> None:
 
     await bare.eventually(begins)
 
+    annotated(bare, "kube-proxy-py/algorithm=maglev")
+    status, text = await bare.ask("why", "192.0.2.99:40000", f"{front.address}:{front.port}")
+    assert status == 0, text
     bare.cluster.patch("services", "web", {"metadata": {"annotations": {"kube-proxy-py/weights": "node-a=many"}}})
     await bare.programmed(bare.front("web"), "a1 b1 b2 b3")
     await bare.until(lambda: any("'node-a=many' is not NODE=WEIGHT" in e for e in bare.events("web")), "an event")
@@ -93,4 +107,48 @@ async def test_a_mode_that_shares_evenly_says_so(bare: Live) -> None:
     bare.cluster.patch("services", "web", {"metadata": {"annotations": {"kube-proxy-py/weights": "node-a=0"}}})
     await bare.start()
     await bare.programmed(bare.front("web"), "a1 b1")
-    await bare.until(lambda: len([e for e in bare.events("web") if "weights are left out" in e]) == 1, "an event")
+    await bare.until(lambda: len([e for e in bare.events("web") if "is left out" in e]) == 1, "an event")
+
+
+@modes("nftables")
+async def test_clients_keep_their_endpoint_when_a_router_sends_them_by_another_node(bare: Live) -> None:
+    bare.service("web", "a1 a2 a3 b1 b2")
+    bare.service("still", "b1 a1 b2 a2 a3", sessionAffinity="ClientIP")
+    for name in ("web", "still"):
+        annotations = {"service.cilium.io/lb-algorithm": "maglev"}
+        bare.cluster.patch("services", name, {"metadata": {"annotations": annotations}})
+    config = bare.mode.config
+    for node in (NODE_B, NODE_A):  # the last one is asked
+        bare.proxies.append(await bare.cluster.start_proxy(config, node=node, ready_within=PATIENCE))
+    web, still = bare.front("web"), bare.front("still")
+    outside = bare.cluster.namespace_of("outside")
+    met: dict[object, set[str]] = {}
+    for turn in range(6):
+        hop = (NODE_A, NODE_B)[turn % 2].ip
+        await bare.run("ip", "route", "replace", "10.96.0.0/16", "via", hop, place="outside")
+        talked = await run_in_async(outside, functools.partial(talk, web.address, web.port, range(20000, 20120)))
+        for port, pod in talked.items():
+            met.setdefault(port, set()).add(pod)
+        for answer in await bare.cluster.probes("outside", "tcp", *still, 40):
+            assert not isinstance(answer, NoAnswer), answer
+            met.setdefault("still", set()).add(answer.pod)
+    assert {len(pods) for pods in met.values()} == {1}, "a client met two endpoints"
+    assert len(set.union(*met.values())) == 5, "all endpoints have clients"
+    for port in (20000, 20001):
+        status, text = await bare.ask("why", f"{OUTSIDE_IP}:{port}", f"{web.address}:{web.port}/udp")
+        assert status == 0, text
+        (pod,) = met[port]
+        assert f"100.0% to {bare.ips[pod]['IPv4']}:3000" in text
+
+
+def talk(address: str, port: int, sources: range) -> dict[int, str]:
+    """Who answers a datagram from each of these ports; none may be lost."""
+    found = {}
+    for source in sources:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+            client.settimeout(5)
+            client.bind(("", source))
+            client.connect((address, port))
+            client.send(b"?")
+            found[source] = json.loads(client.recv(2048))["pod"]
+    return found

@@ -56,6 +56,8 @@ affinities = st.none() | st.builds(SessionAffinityConfig, st.none() | st.builds(
 
 service_annotations = st.none() | st.builds(
     Annotations,
+    algorithm=st.none() | pick("maglev-251", "random"),
+    cilium_algorithm=st.none() | pick("maglev", "random"),
     weights=st.none() | pick(f"{HERE}=0", f"{THERE}=0", f"{HERE}=50, {THERE}=0", f"{HERE}=101", "=", f"{HERE}=1,"),
 )
 

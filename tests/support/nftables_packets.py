@@ -90,7 +90,8 @@ class _Cluster:
 def _wanted(cluster: _Cluster, packet: Packet, hairpin: set[bytes]) -> Fate:
     """Return what model.answer says of a packet, in the words of the fake kernel."""
     family = Family.IPV4 if len(packet.destination) == 4 else Family.IPV6
-    asked = AnsweredPacket(packet.source, packet.destination, packet.protocol, packet.port, INTERFACES[packet.origin])
+    ends = packet.source, packet.destination, packet.protocol, packet.port
+    asked = AnsweredPacket(*ends, INTERFACES[packet.origin], packet.source_port)
     made = answer(cast("Planner", cluster), asked, {_packed(NODE_IPS[family]), LOOPBACK[family]})
     ours = cluster.world.of(family) or FamilyGlobals()
     if packet.protocol == socket.IPPROTO_TCP and ours.loopback is Loopback.RELAYED and is_loopback(packet.destination):

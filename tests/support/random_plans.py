@@ -77,6 +77,7 @@ def endpoints(draw, family: Family):
     return found
 
 
+ALGORITHMS = (*[None] * 30, "maglev-251")
 WEIGHTS = (None, None, None, f"{HERE}=0", f"{THERE}=50", f"{HERE}=50,{THERE}=25")
 
 
@@ -89,7 +90,7 @@ def subjects(draw, family: Family, number: int):
     return service(
         f"s{number}",
         where.cluster.format(number),
-        annotations=Annotations(weights=draw(st.sampled_from(WEIGHTS))),
+        annotations=Annotations(weights=draw(st.sampled_from(WEIGHTS)), algorithm=draw(st.sampled_from(ALGORITHMS))),
         ports=[
             ServicePort(
                 port=80 + i,

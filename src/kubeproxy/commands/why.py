@@ -28,7 +28,7 @@ _SHOWN = 10
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own arguments."""
-    parser.add_argument("source", metavar="SOURCE", help="the client's address, or node")
+    parser.add_argument("source", metavar="SOURCE", help="the client's address (and port, as 192.0.2.7:40000), or node")
     parser.add_argument("target", metavar="TARGET", help="ADDRESS:PORT[/PROTOCOL] or NAMESPACE/NAME:PORT[/PROTOCOL]")
     parser.add_argument("--interface", default="", help="the interface by which it comes in, if pods are told by that")
     parser.add_argument("--no-probe", action="store_true", help="do not try to reach the endpoints")
@@ -93,7 +93,9 @@ def _print_endpoints(endpoints: tuple[Target, ...]) -> None:
         source_ = ", sees this node as the client" if one.masqueraded else ""
         output.marked(output.NOTE, f"{one.share:.1%} to {one.address}{where}{source_}")
     if len(endpoints) > _SHOWN:
-        output.marked(output.NOTE, f"and {len(endpoints) - _SHOWN} more, {endpoints[_SHOWN].share:.1%} each")
+        others = {one.share for one in endpoints[_SHOWN:]}
+        each = f", {min(others):.1%} each" if len(others) == 1 else ""
+        output.marked(output.NOTE, f"and {len(endpoints) - _SHOWN} more{each}")
 
 
 def _print_missing(missing: tuple[Missing, ...]) -> None:

@@ -153,8 +153,13 @@ def numgen_rule_message(family: int, table: str, chain: str, template: bytes, mo
             packed = (attribute(kind, value) for kind, value in sorted(values.items()))
             body = text_attribute(nfta.EXPR_NAME, "numgen") + nested(nfta.EXPR_DATA, *packed)
         expressions.append(attribute(nfta.LIST_ELEM | NLA_F_NESTED, body))
+    return rule_message(family, table, chain, b"".join(expressions))
+
+
+def rule_message(family: int, table: str, chain: str, expressions: bytes) -> bytes:
+    """Return the message that appends a rule, of packed expressions as `Rule.raw` has them."""
     names = text_attribute(nfta.RULE_TABLE, table) + text_attribute(nfta.RULE_CHAIN, chain)
-    payload = GENERIC.pack(family, 0, 0) + names + nested(nfta.RULE_EXPRESSIONS, *expressions)
+    payload = GENERIC.pack(family, 0, 0) + names + nested(nfta.RULE_EXPRESSIONS, expressions)
     flags = NLM_F_REQUEST | NLM_F_CREATE | NLM_F_APPEND
     return HEADER.pack(HEADER.size + len(payload), NEW_RULE, flags, 0, 0) + payload
 

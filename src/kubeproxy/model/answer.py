@@ -7,12 +7,14 @@ conformance cases: each answer is what real packets did.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
 from msgspec import Struct
 
+from kubeproxy.model import maglev
 from kubeproxy.model.absence import Absent, absent
 from kubeproxy.model.addresses import (
     PROTOCOL_NAMES,
@@ -31,6 +33,8 @@ from kubeproxy.model.plan import (
     FamilyGlobals,
     Frontend,
     FrontendKind,
+    Hashing,
+    HashKey,
     Loopback,
     Policy,
     Pool,
@@ -54,7 +58,8 @@ class Side(Enum):
 class Packet(NamedTuple):
     """The first packet of a connection. Addresses are packed; no `source` means that this node picks one of its own.
 
-    `interface` is the one through which it comes, '' if unknown: some clusters recognise pods by it.
+    `interface` is the one through which it comes, '' if unknown: some clusters recognise pods by it. `source_port` is
+    0 if unknown: it may decide which endpoint a client gets.
     """
 
     source: bytes | None
@@ -62,6 +67,7 @@ class Packet(NamedTuple):
     protocol: int
     port: int
     interface: str = ""
+    source_port: int = 0
 
 
 class Outcome(Enum):
@@ -330,6 +336,7 @@ class _Question:
         steps.append(Step(True, f"policy {plan.policy(frontend).name.title()}: {_counted(pool)}, {nearby}", field))
         choices = tuple(self._choices(plan, pool, action, side))
         steps += _weighing(plan, Policy.LOCAL if action.picks_local else Policy.CLUSTER)
+        steps += self._hashed(plan)
         if plan.affinity:
             text = f"a client that comes again within {plan.affinity} s gets the same endpoint"
             steps.append(Step(True, text, "spec.sessionAffinityConfig.clientIP.timeoutSeconds"))
@@ -396,15 +403,43 @@ class _Question:
 
     def _choices(self, plan: ServicePlan, pool: Pool, action: Action, side: Side) -> Iterator[Choice]:
         masquerades = action in {Action.CLUSTER_MASQUERADE, Action.LOCAL_MASQUERADE}
-        weights = plan.weights(Policy.LOCAL if action.picks_local else Policy.CLUSTER) or (1,) * len(pool)
-        whole = sum(weights)
-        for destination, weight in zip(pool, weights, strict=True):
+        for destination, share in self._shares(plan, pool, Policy.LOCAL if action.picks_local else Policy.CLUSTER):
             address = destination[:-2]
             to_itself = address == self._packet.source and address in plan.hairpin
             # What is delivered on the node itself never passes the hook that translates sources.
             stays = address in self._local and side is not Side.NODE
             seen_as_node = self._habits.carries or ((masquerades or to_itself) and not stays)
-            yield Choice(destination, weight / whole, seen_as_node)
+            yield Choice(destination, share, seen_as_node)
+
+    def _shares(self, plan: ServicePlan, pool: Pool, policy: Policy) -> Iterable[tuple[bytes, float]]:
+        """Return who may be picked, with the probability of each."""
+        weights, hashing = plan.weights(policy), plan.balance.hashing if plan.balance is not None else None
+        if hashing is None:
+            whole = sum(weights) or len(pool)
+            return [(d, weight / whole) for d, weight in zip(pool, weights or (1,) * len(pool), strict=True)]
+        table, slot = maglev.fill(pool, weights, hashing.size), self._slot(hashing)
+        if slot is not None:
+            return [(table[slot], 1.0)]
+        counts = Counter(table)
+        return [(d, counts[d] / hashing.size) for d in pool if counts[d]]
+
+    def _slot(self, hashing: Hashing) -> int | None:
+        """Return the slot of the client in a table, None where not enough is known of it."""
+        source = self._packet.source
+        return maglev.slot_of(hashing, source, self._packet.source_port) if source is not None else None
+
+    def _hashed(self, plan: ServicePlan) -> Iterator[Step]:
+        """Yield how the client's address decides, where it does."""
+        if plan.balance is None or plan.balance.hashing is None:
+            return
+        hashing = plan.balance.hashing
+        slot = self._slot(hashing)
+        what = "address" if hashing.key is HashKey.CLIENT else "address and port"
+        text = f"Maglev: the client's {what} decide{'s' * (hashing.key is HashKey.CLIENT)}, on every node alike"
+        where = (
+            f", which is slot {slot} of {hashing.size}" if slot is not None else f", by a table of {hashing.size} slots"
+        )
+        yield Step(True, text + where, "metadata.annotations")
 
     def _absent(self, plan: ServicePlan, pool: Pool, frontend: Frontend) -> Iterator[Absent]:
         key = plan.key

@@ -1,4 +1,5 @@
-"""Weights: what annotations of Services and EndpointSlices say of them, and what they make of a service port's pools.
+"""Weights and consistent hashing: what annotations of Services and EndpointSlices say of them, and what becomes of a
+service port's pools.
 
 Pure. A weight is 0 to 100, and 100 without any; how many connections an endpoint gets is its weight beside those of the
 others. 0 drains. See docs/balancing.md.
@@ -10,17 +11,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from kubeproxy.model.addresses import PORT_BYTES
 from kubeproxy.model.endpoints import FULL, Slice, annotation_field, read_weight
+from kubeproxy.model.maglev import DEFAULT_SIZE, SIZES
 from kubeproxy.model.objects import Annotations
-from kubeproxy.model.plan import Balance, Pool, Problem, Weights
+from kubeproxy.model.plan import Balance, Hashing, HashKey, Pool, Problem, ServicePlan, Weights
 
 WEIGHT: Final = annotation_field("weight")
 WEIGHTS: Final = annotation_field("weights")
 SLOW_START: Final = annotation_field("slow-start")
+ALGORITHM: Final = annotation_field("algorithm")
+CILIUM_ALGORITHM: Final = "metadata.annotations[service.cilium.io/lb-algorithm]"
 """The fields that people read about."""
+
+_CILIUM_ALGORITHMS: Final = {"random": 0, "maglev": DEFAULT_SIZE}
+_ALGORITHMS: Final = _CILIUM_ALGORITHMS | {f"maglev-{size}": size for size in SIZES}
+"""The sizes of their tables."""
 
 LONGEST_START: Final = 3600
 """Seconds over which the share of a new endpoint may grow."""
@@ -35,10 +43,13 @@ GROWN: Growth = {}
 
 
 class Wishes(Struct, frozen=True, gc=False):
-    """What a Service's annotations ask for: the weights of endpoints by their Node, and seconds of slow start."""
+    """What a Service's annotations ask for: the weights of endpoints by their Node, seconds of slow start, and the size
+    of a table of Maglev, 0 for none.
+    """
 
     nodes: Mapping[str, int]
     slow_start: int = 0
+    table: int = 0
 
 
 NO_WISHES: Final = Wishes({})
@@ -46,7 +57,12 @@ NO_WISHES: Final = Wishes({})
 
 def asks(annotations: Annotations | None) -> bool:
     """Return whether a Service's annotations ask for anything of this."""
-    return annotations is not None and (annotations.weights is not None or annotations.slow_start is not None)
+    return annotations is not None and not (
+        annotations.weights is None
+        and annotations.slow_start is None
+        and annotations.algorithm is None
+        and annotations.cilium_algorithm is None
+    )
 
 
 def wishes(annotations: Annotations | None, problems: list[Problem]) -> Wishes:
@@ -57,7 +73,20 @@ def wishes(annotations: Annotations | None, problems: list[Problem]) -> Wishes:
     if annotations.weights is not None:
         nodes, wrong = _by_node(annotations.weights)
         problems += wrong
-    return Wishes(nodes, slow_start(annotations, problems))
+    return Wishes(nodes, slow_start(annotations, problems), _table(annotations, problems))
+
+
+def _table(annotations: Annotations, problems: list[Problem]) -> int:
+    """Return the size of the table, by our annotation or else Cilium's, whose values are `maglev` and `random`."""
+    text, field, known = annotations.algorithm, ALGORITHM, _ALGORITHMS
+    if text is None:
+        text, field, known = annotations.cilium_algorithm, CILIUM_ALGORITHM, _CILIUM_ALGORITHMS
+    if text is None:
+        return 0
+    if text not in known:
+        reason = f"{text[:64]!r} is none of {', '.join(known)}; endpoints are picked at random"
+        problems.append(Problem(field, reason))
+    return known.get(text, 0)
 
 
 def slow_start(annotations: Annotations | None, problems: list[Problem]) -> int:
@@ -101,41 +130,42 @@ class Port(NamedTuple):
     protocol: int
 
 
-class Balanced(NamedTuple):
-    """Both pools without those who get nothing, and how the others share; None where that is evenly."""
-
-    cluster: Pool
-    local: Pool
-    balance: Balance | None
-
-
 def balanced(
-    cluster: Pool,
-    local: Pool,
-    slices: Iterable[Slice],
-    port: Port,
-    asked: Wishes,
-    growth: Growth,
-    problems: list[Problem],
-) -> Balanced:
-    """Return what weights make of the pools that were chosen without them.
+    plan: ServicePlan, slices: Iterable[Slice], asked: Wishes, growth: Growth, problems: list[Problem]
+) -> ServicePlan:
+    """Return a plan with its pools as weights have them, and how connections are shared, if not evenly.
 
     Where all endpoints of a pool have weight 0 they take connections evenly, as terminating ones do that have nobody
     beside them: a drain moves connections, it does not refuse them.
     """
-    weights = _weights(slices, port, asked, growth)
-    near, far = _shares(local, weights), _shares(cluster, weights)
-    drained = tuple(
-        sorted({d for pool, kept in ((cluster, far), (local, near)) for d in pool if d not in kept.members})
-    )
+    weights = _weights(slices, Port(plan.key.port_name, plan.key.protocol), asked, growth)
+    near, far = _shares(plan.local, weights), _shares(plan.cluster, weights)
+    drained = {d for pool, kept in ((plan.cluster, far), (plan.local, near)) for d in pool if d not in kept.members}
     if far.all_drained or near.all_drained:
         where = "on this node" if not far.all_drained else "that may serve it"
         reason = f"all endpoints {where} have weight 0; they take connections evenly, as there are no others"
-        if (problem := Problem(WEIGHTS if asked.nodes else WEIGHT, reason)) not in problems:
-            problems.append(problem)
-    if not drained and not far.weights and not near.weights:
-        return Balanced(cluster, local, None)
-    return Balanced(far.pool, near.pool, Balance(far.weights, near.weights, drained))
+        _say(problems, WEIGHTS if asked.nodes else WEIGHT, reason)
+    hashing = None
+    if asked.table:
+        # A client whose address alone decides stays with its endpoint: session affinity, without a state for it.
+        hashing = Hashing(HashKey.CLIENT if plan.affinity else HashKey.FLOW, asked.table)
+        if len(far.pool) > asked.table:
+            _say(problems, ALGORITHM, f"a table of {asked.table} slots has none for some of {len(far.pool)} endpoints")
+    if not drained and not far.weights and not near.weights and hashing is None:
+        return plan
+    return structs.replace(
+        plan,
+        cluster=far.pool,
+        local=near.pool,
+        affinity=0 if hashing is not None else plan.affinity,
+        balance=Balance(far.weights, near.weights, tuple(sorted(drained)), hashing),
+    )
+
+
+def _say(problems: list[Problem], field: str, reason: str) -> None:
+    """Add a problem once, whichever ports and families have it."""
+    if (problem := Problem(field, reason)) not in problems:
+        problems.append(problem)
 
 
 class _Shares(NamedTuple):
@@ -157,15 +187,14 @@ def _weights(slices: Iterable[Slice], port: Port, asked: Wishes, growth: Growth)
     """Return the weight of each destination; of several that an endpoint may have, the smallest counts."""
     found: dict[bytes, int] = {}
     for piece in slices:
-        for number in [p.port for p in piece.ports if (p.name, p.protocol) == port]:
-            for endpoint in piece.endpoints:
-                destination = endpoint.address + PORT_BYTES[number]
-                weight = min(
-                    FULL if piece.weight is None else piece.weight,
-                    asked.nodes.get(endpoint.node, FULL),
-                    found.get(destination, FULL),
-                )
-                found[destination] = weight
+        most = FULL if piece.weight is None else piece.weight
+        for index, number in [(i, p.port) for i, p in enumerate(piece.ports) if (p.name, p.protocol) == port]:
+            if piece.particular is None:
+                placed = list(zip(piece.destinations[index], piece.nodes, strict=True))
+            else:
+                placed = [(e.address + PORT_BYTES[number], e.node) for e in piece.particular]
+            for destination, node in placed:
+                found[destination] = min(most, asked.nodes.get(node, FULL), found.get(destination, FULL))
     for destination, weight in found.items() if growth else ():
         share = growth.get(destination[:-2], FULL)
         if weight and share < FULL:

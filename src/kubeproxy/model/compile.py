@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from kubeproxy.model.addresses import (
     PORT_BYTES,
@@ -23,7 +23,7 @@ from kubeproxy.model.addresses import (
     parse_network,
     within,
 )
-from kubeproxy.model.balancing import GROWN, Balanced, Growth, Port, Wishes, asks, balanced, wishes
+from kubeproxy.model.balancing import GROWN, Growth, Wishes, asks, balanced, wishes
 from kubeproxy.model.endpoints import Slice, Viewpoint, select
 from kubeproxy.model.objects import Service, ServicePort, ServiceSpec
 from kubeproxy.model.plan import (
@@ -69,7 +69,7 @@ def compile_service(service: Service, slices: Iterable[Slice], world: Globals, g
         if cluster_ip is not None:
             ours = [piece for piece in pieces if piece.family is family]
             made = [_plan(facts, port, family, cluster_ip, ours, world) for port in facts.ports]
-            plans += made if asked is None else [_weighed(plan, ours, asked, growth, problems) for plan in made]
+            plans += made if asked is None else [balanced(plan, ours, asked, growth, problems) for plan in made]
     health = _health(spec, pieces, plans, world, problems) if spec.health_check_node_port else None
     return Compiled(tuple(plans), health, tuple(problems))
 
@@ -309,22 +309,11 @@ def _asked(service: Service, slices: Sequence[Slice], world: Globals, problems: 
     if not its_own and all(piece.weight is None for piece in slices):
         return None
     if world.balancing == "ignored":
-        whose = "its" if its_own else "its EndpointSlices'"
-        reason = f"{whose} weights are left out: the proxy's mode on this node shares connections evenly"
+        whose = "what they say of shares is left out" if its_own else "the weights of its EndpointSlices are left out"
+        reason = f"{whose}: the proxy's mode on this node shares connections as without them"
         problems.append(Problem("metadata.annotations", reason))
         return None
     return wishes(annotations, problems)
-
-
-def _weighed(
-    plan: ServicePlan, slices: Sequence[Slice], asked: Wishes, growth: Growth, problems: list[Problem]
-) -> ServicePlan:
-    """Return a plan with its pools as weights have them."""
-    port = Port(plan.key.port_name, plan.key.protocol)
-    found: Balanced = balanced(plan.cluster, plan.local, slices, port, asked, growth, problems)
-    if found.balance is None:
-        return plan
-    return structs.replace(plan, cluster=found.cluster, local=found.local, balance=found.balance)
 
 
 def _allowed(facts: _Facts, family: Family, world: Globals) -> tuple[Range, ...] | None:

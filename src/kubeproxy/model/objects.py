@@ -37,6 +37,8 @@ class Annotations(ApiStruct, frozen=True):
     weight: str | None = field(default=None, name="kube-proxy-py/weight")
     weights: str | None = field(default=None, name="kube-proxy-py/weights")
     slow_start: str | None = field(default=None, name="kube-proxy-py/slow-start")
+    algorithm: str | None = field(default=None, name="kube-proxy-py/algorithm")
+    cilium_algorithm: str | None = field(default=None, name="service.cilium.io/lb-algorithm")
 
 
 class ObjectMeta(ApiStruct, frozen=True):

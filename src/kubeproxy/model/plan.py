@@ -130,16 +130,31 @@ Weights = tuple[int, ...]
 """The weights of a pool's destinations, in their order; empty where all are alike."""
 
 
+class HashKey(IntEnum):
+    """What of a connection decides where it goes, where that is not chance."""
+
+    FLOW = 0  # the client's address and port
+    CLIENT = 1  # its address
+
+
+class Hashing(NamedTuple):
+    """Consistent hashing: over what, into a table of how many slots."""
+
+    key: HashKey
+    size: int
+
+
 class Balance(Struct, frozen=True, gc=False):
     """How a service port's connections are shared, where that is not evenly among all.
 
     `cluster` and `local` are the weights of the pools' destinations. `drained` have weight 0: they are in no pool, and
-    keep the connections that they have.
+    keep the connections that they have. `hashing` is None where chance picks.
     """
 
     cluster: Weights = ()
     local: Weights = ()
     drained: Pool = ()
+    hashing: Hashing | None = None
 
 
 class ServicePlan(Struct, frozen=True, gc=False):

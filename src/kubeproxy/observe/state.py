@@ -24,6 +24,7 @@ from kubeproxy.model.plan import (
     Detector,
     FamilyGlobals,
     Frontend,
+    HashKey,
     Pool,
     ServiceName,
     ServicePlan,
@@ -279,6 +280,9 @@ def _add_balance(found: Json, plan: ServicePlan, balance: Balance) -> None:
             found[name] = dict(zip(_pool(pool), weights, strict=True))
     if balance.drained:
         found["drainedEndpoints"] = _pool(balance.drained)
+    if balance.hashing is not None:
+        over = "address" if balance.hashing.key is HashKey.CLIENT else "address and port"
+        found["algorithm"] = f"Maglev, {balance.hashing.size} slots, by the client's {over}"
 
 
 def _frontend(plan: ServicePlan, frontend: Frontend) -> Json:

@@ -66,6 +66,7 @@ def _version(version: str | None) -> str:
 
 def _port_lines(port: Json, title: str) -> Iterator[str]:
     affinity = f", affinity {port['affinitySeconds']} s" if "affinitySeconds" in port else ""
+    affinity += f", {port['algorithm']}" if "algorithm" in port else ""
     name = f"{port['name']} " if port["name"] else ""
     yield f"  {title}{name}{port['protocol']} {port['family']}{affinity}"
     for frontend in port["frontends"]:

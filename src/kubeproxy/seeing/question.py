@@ -25,17 +25,17 @@ class QuestionError(ValueError):
 def packet(subject: Subject, source: str, target: str, interface: str = "") -> Packet:
     """Return the first packet of a connection from `source` to `target`. Raises QuestionError.
 
-    A source is an address, or `node`. A target is ADDRESS:PORT, NAMESPACE/NAME:PORT, or NAME:PORT for a Service in
-    default, with /PROTOCOL after it unless that is TCP. A Service's name stands for its first cluster IP of the
-    source's family, and its port may be given by name.
+    A source is an address, with a port where that matters as in 192.0.2.7:40000, or `node`. A target is ADDRESS:PORT,
+    NAMESPACE/NAME:PORT, or NAME:PORT for a Service in default, with /PROTOCOL after it unless that is TCP. A Service's
+    name stands for its first cluster IP of the source's family, and its port may be given by name.
     """
     where, number, protocol = _parted(target)
-    client = _source(source)
+    client, client_port = _source(source)
     destination = pack(where.strip("[]")) if "/" not in where else None
     if destination is None:
         name = _service_name(where)
         destination, number = _service_address(subject, name, number, protocol, client)
-    return _packet(client, destination, protocol, number, interface)
+    return _packet(client, destination, protocol, number, interface)._replace(source_port=client_port)
 
 
 def addressed(source: str, target: str) -> Packet:
@@ -47,7 +47,8 @@ def addressed(source: str, target: str) -> Packet:
     destination = pack(where.strip("[]"))
     if destination is None:
         raise QuestionError(f"{where!r} is no IP address, and no proxy is there that knows Services: give an address")
-    return _packet(_source(source), destination, protocol, number, "")
+    client, client_port = _source(source)
+    return _packet(client, destination, protocol, number, "")._replace(source_port=client_port)
 
 
 def _packet(client: bytes | None, destination: bytes, protocol: str, number: str, interface: str) -> Packet:
@@ -72,11 +73,15 @@ def _parted(target: str) -> tuple[str, str, str]:
     return where, number, protocol.upper() or "TCP"
 
 
-def _source(text: str) -> bytes | None:
-    source = pack(text.strip("[]"))
-    if source is None and text != NODE:
+def _source(text: str) -> tuple[bytes | None, int]:
+    """Return the client's address, None for this node, and its port, 0 for none."""
+    if text == NODE:
+        return None, 0
+    where, _, port = text.rpartition(":") if text.count(":") == 1 or "]:" in text else (text, "", "")
+    source = pack(where.strip("[]"))
+    if source is None:
         raise QuestionError(f"{text!r} is no IP address; expected the client's address, or {NODE!r} for this node")
-    return source
+    return source, _port(port) if port else 0
 
 
 def _port(text: str) -> int:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from kubeproxy.backends.nftables.counting import KernelCounters, connections
 from kubeproxy.kernel.conntrack import Conntrack
+from kubeproxy.model import maglev
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import Annotations, ClientIPConfig, EndpointPort, ServicePort, SessionAffinityConfig
@@ -61,11 +62,11 @@ def network(family):
         yield ground
 
 
-def connect(family, count=CONNECTIONS, first=1024):
+def connect(family, count=CONNECTIONS, first=1024, source=""):
     """Begin UDP connections, each from a port of its own: the kernel chooses at the first packet."""
     for port in range(first, first + count):
         with socket.socket(family, socket.SOCK_DGRAM) as client:
-            client.bind(("", port))
+            client.bind((source, port))
             client.sendto(b"x", (SERVICE[family], 80))
 
 
@@ -128,6 +129,47 @@ def tracked():
     with Conntrack() as conntrack:
         flows = conntrack.udp_flows(Family.IPV4, [(address(SERVICE[Family.IPV4]), 80)], [])
         return {flow.source_port: flow.reply_source for flow in flows}
+
+
+@pytest.mark.parametrize("family", list(Family))
+@pytest.mark.parametrize("affinity", [0, 10800])
+@pytest.mark.parametrize("algorithm", ["maglev-251", "maglev", "maglev-4093"])
+def test_maglev_sends_each_client_where_its_hash_says(family, affinity, algorithm):
+    globals_ = replace(world(families=[family]), connections="counted")
+    found = plans(globals_, (None, range(1, 8)), ("30", range(10, 12)), affinity=affinity, algorithm=algorithm)
+    (plan,) = found[WEB]
+    weights, hashing = plan.weights(Policy.CLUSTER), plan.balance.hashing
+    table = maglev.fill(plan.cluster, weights, hashing.size)
+    with network(family) as ground:
+        backend = ground.start(globals_)
+        resync(backend, found)
+        others = [f"192.0.2.{n}" if family is Family.IPV4 else f"2001:db8::{n}" for n in range(10, 40)]
+        for text in others:
+            ip("addr", "add", text, "dev", "lo", *(["nodad"] if family is Family.IPV6 else []))
+        wanted = Counter()
+        for text in others:
+            connect(family, 20, source=text)
+            slots = [maglev.slot_of(hashing, address(text), port) for port in range(1024, 1044)]
+            wanted.update(table[slot] for slot in slots)
+        assert counted(found) == wanted
+        ground.is_clean(backend, found)
+        again = ground.start(globals_)
+        assert resync(again, found) == 0
+        assert sync(again, (WEB, plans(globals_, (None, range(1, 8)))[WEB]))
+        assert ground.difference(again) is None
+
+
+def test_maglev_shares_as_weights_say():
+    globals_ = replace(world(families=[Family.IPV4]), connections="counted")
+    found = plans(globals_, (None, range(10, 18)), ("25", range(18, 20)), algorithm="maglev-4093")
+    with network(Family.IPV4) as ground:
+        resync(ground.start(globals_), found)
+        connect(Family.IPV4)
+        (plan,) = found[WEB]
+        got, weights = counted(found), plan.weights(Policy.CLUSTER)
+        # Ports of one client in turn are no sample of chance, so not by chi-square.
+        for destination, weight in zip(plan.cluster, weights, strict=True):
+            assert got[destination] == pytest.approx(CONNECTIONS * weight / sum(weights), rel=0.15)
 
 
 def test_a_changed_weight_costs_the_slots_that_change_and_a_restart_nothing():

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import NamedTuple
 
+from kubeproxy.model.maglev import jhash
 from support.fake_nftables.objects import PROTOCOLS, Element, Set, Table
 
 
@@ -37,6 +38,7 @@ class State(NamedTuple):
     protocol: int
     port: int
     original: bytes
+    source_port: int = 0
     mark: int = 0
     translated: bool = False
     masqueraded: bool = False
@@ -121,7 +123,18 @@ class _Reader:
                 return words
         if self._take("numgen", "random", "mod"):
             return _Numgen(int(self.word()), int(self.word()) if self._take("offset") else 0)
+        if self._take("jhash"):
+            return self._hash()
         raise NotImplementedError(self.text)
+
+    def _hash(self) -> _Hash:
+        fields = [self._part()]
+        while self._take("."):
+            fields.append(self._part())
+        assert self._take("mod")
+        modulus = int(self.word())
+        assert self._take("seed")
+        return _Hash(tuple(str(field) for field in fields), modulus, int(self.word(), 0))
 
     def _match(self) -> Step:
         key = self.key()
@@ -152,7 +165,17 @@ class _Numgen(NamedTuple):
     offset: int
 
 
-_Part = str | _Numgen
+class _Hash(NamedTuple):
+    fields: tuple[str, ...]
+    modulus: int
+    seed: int
+
+    def slot(self, state: State) -> bytes:
+        number = jhash(b"".join(_FIELDS[field](state) for field in self.fields), self.seed) * self.modulus >> 32
+        return number.to_bytes(4, "little")
+
+
+_Part = str | _Numgen | _Hash
 
 _FIELDS: dict[str, Callable[[State], bytes]] = {
     "ip saddr": lambda state: state.source,
@@ -161,6 +184,7 @@ _FIELDS: dict[str, Callable[[State], bytes]] = {
     "ip6 daddr": lambda state: state.destination,
     "meta l4proto": lambda state: bytes([state.protocol, 0, 0, 0]),
     "th dport": lambda state: state.port.to_bytes(2, "big") + b"\0\0",
+    "th sport": lambda state: state.source_port.to_bytes(2, "big") + b"\0\0",
     "iifname": lambda state: state.interface.encode(),
 }
 
@@ -172,7 +196,8 @@ class _Key(NamedTuple):
 
     def fixed(self, state: State) -> bytes:
         """Return what is not a matter of chance."""
-        return b"".join(_FIELDS[part](state) for part in self.parts if isinstance(part, str))
+        fixed = (part for part in self.parts if not isinstance(part, _Numgen))
+        return b"".join(_FIELDS[part](state) if isinstance(part, str) else part.slot(state) for part in fixed)
 
     @property
     def numgen(self) -> _Numgen | None:

@@ -28,6 +28,7 @@ class Packet(NamedTuple):
     protocol: int
     port: int
     to_node: bool = False
+    source_port: int = 40000
 
 
 class Forwarded(NamedTuple):
@@ -97,6 +98,7 @@ def ways(kernel: FakeKernel, packet: Packet) -> Collection[Way]:
         packet.protocol,
         packet.port,
         packet.destination,
+        packet.source_port,
     )
     tables = _tables(kernel, packet)
     found = set(_hooks(kernel, tables, "output" if state.from_node else "prerouting", state))

@@ -131,9 +131,9 @@ def test_a_mode_that_shares_evenly_says_so_once():
     globals_ = replace(world(families=[Family.IPV4, Family.IPV6]), balancing="ignored")
     slices = parsed(ONE, name="a", weight="0"), parsed(TWO, name="b")
     (problem,) = compiled(*slices, globals_=globals_, weights="nonsense").problems
-    assert "its weights are left out" in problem.reason
+    assert "what they say of shares is left out" in problem.reason
     (problem,) = compile_service(service(), slices, globals_).problems
-    assert "its EndpointSlices' weights are left out" in problem.reason
+    assert "the weights of its EndpointSlices are left out" in problem.reason
     assert compile_service(service(), slices, globals_).plans[0].cluster == EVERY[:2]
 
 

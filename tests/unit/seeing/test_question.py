@@ -41,6 +41,8 @@ def subject() -> Subject:
         ("node", "default/web:81", (None, "10.96.0.10", TCP, 81)),
         # In default without saying so, as kubectl has it; and by the address of the client's family.
         ("node", "web:80", (None, "10.96.0.10", TCP, 80)),
+        ("10.0.0.1:40000", "default/web:80", ("10.0.0.1", "10.96.0.10", TCP, 80)),
+        ("[fd00::7]:40000", "default/web:80", ("fd00::7", "fd00:96::10", TCP, 80)),
         ("fd00::7", "default/web:80", ("fd00::7", "fd00:96::10", TCP, 80)),
     ],
 )
@@ -57,6 +59,7 @@ def test_a_question_stands_for_a_packet(subject, source, target, meant):
         ("10.0.0.1", "fd00::1:443", "has no port"),
         ("10.0.0.1", "[fd00::1]:443", "different IP families"),
         ("nobody", "10.96.0.10:80", "'nobody' is no IP address; expected the client's address, or 'node'"),
+        ("10.0.0.1:0", "10.96.0.10:80", "from 1 to 65535"),
         ("node", "10.96.0.10:0", "from 1 to 65535, got '0'"),
         ("node", "10.96.0.10:99999", "from 1 to 65535, got '99999'"),
         ("node", "10.96.0.300:80", "'10.96.0.300' is no IP address and no Service"),

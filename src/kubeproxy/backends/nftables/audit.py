@@ -6,7 +6,7 @@ Reads only, apart from a dormant scratch table that shows how nft lists what we 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from kubeproxy.backends.nftables.layout import (
@@ -67,6 +67,24 @@ def clones(slots: Iterable[ChainName], table: Table) -> list[bytes]:
         messages.append(nfnetlink.chain_message(family, TABLE, str(name)))
         messages.append(nfnetlink.numgen_rule_message(family, TABLE, str(name), template, 1, name.endpoints))
     return messages
+
+
+def compiled(names: Sequence[ChainName], ruleset: Ruleset, table: Table) -> list[bytes]:
+    """Return the messages that make chains with rules as nft itself makes them: in a dormant table, to be copied."""
+    scratch = ruleset.scratch()
+    table.run(f"add table {scratch.name}\ndelete table {scratch.name}\n{scratch.templates(names)}")
+    try:
+        rules = {rule.chain: rule.raw for rule in table.rules(scratch.table)}
+    finally:
+        table.run(f"delete table {scratch.name}\n")
+    return [
+        message
+        for name in map(str, names)
+        for message in (
+            nfnetlink.chain_message(table.family, TABLE, name),
+            nfnetlink.rule_message(table.family, TABLE, name, rules[name]),
+        )
+    ]
 
 
 def elements(table: Table, names: Iterable[str]) -> Elements:

@@ -191,20 +191,31 @@ class NftablesBackend:
         if self._is_altered():
             # A resync repairs it; the new signature must not cover it.
             raise ChangedByOthersError(altered(self._ruleset.name))
-        slots = sorted(name for name in missing if name.is_slot)
-        if slots:
-            self._transact(audit.clones(slots, self._table))
-        others = missing.difference(slots)
+        cloned = sorted(name for name in missing if name.clones)
+        if cloned:
+            self._transact(self._clones(cloned))
+        others = missing.difference(cloned)
         if others:
             self._run(self._ruleset.chains(others))
         self._chains |= missing
         self._sign()
 
+    def _clones(self, names: Sequence[ChainName]) -> list[bytes]:
+        """Return the messages that make chains which pick from a map: nft 1.0.6 adds none to a map that exists."""
+        slots, hashed = [n for n in names if n.is_slot], [n for n in names if not n.is_slot]
+        messages = audit.clones(slots, self._table) if slots else []
+        if hashed:
+            messages += audit.compiled(hashed, self._ruleset, self._table)
+            self._generation += 2  # the scratch table comes and goes
+        return messages
+
     def _prune(self) -> None:
         """Remove the chains of counts and timeouts that no Service has any more."""
         if self._is_altered():
             return  # a resync repairs it; the new signature must not cover it
-        sticky = (item for placed in self._placed.values() for item in placed if item.plan.affinity)
+        sticky = (
+            item for placed in self._placed.values() for item in placed if item.plan.affinity or item.plan.balance
+        )
         used = self._ruleset.needed(_chains_of(render(sticky)))
         gone = self._chains - used
         self._prune_at = max(PRUNE_FROM, 2 * _weight(used))

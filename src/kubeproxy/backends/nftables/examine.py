@@ -26,7 +26,7 @@ from kubeproxy.backends.nftables.layout import (
 )
 from kubeproxy.backends.nftables.localhost import LOOPBACK, wishes
 from kubeproxy.backends.nftables.numbering import Numbers
-from kubeproxy.backends.nftables.render import Placed, translate
+from kubeproxy.backends.nftables.render import Placed, Table, translate
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.view import SERVICE_CIDRS, Expected, View, expected
 from kubeproxy.backends.nftables.words import Words
@@ -274,6 +274,15 @@ class _Comparison:
         if wanted != set(present) or (len(wanted) < len(pool) and sorted(pool) != sorted(d[:-2] for d in present if d)):
             counts = Counter([destination + _PAD for destination in pool])
             yield from self._otherwise_picked(name, set_id, key, counts, [d for d in present if d is not None])
+        elif isinstance(pool, Table):
+            wrong = sum(destination + _PAD != there for destination, there in zip(pool, present, strict=True))
+            if wrong:
+                yield self._otherwise_led(name, set_id, key, wrong, len(pool))
+
+    def _otherwise_led(self, name: ServiceName, set_id: str, key: bytes, wrong: int, size: int) -> Finding:
+        what = f"{wrong} of {size} slots of the table of {self._words.front(set_id, key)}"
+        where = self._words.where(set_id)
+        return Finding(name, Kind.DIFFERENT, what, where, "the endpoints of Maglev", "others")
 
     def _otherwise_picked(
         self, name: ServiceName, set_id: str, key: bytes, wanted: Counter[bytes], present: Sequence[bytes]

@@ -218,7 +218,8 @@ class ChainName(NamedTuple):
     """A chain of session affinity, shared by all Services with as many endpoints and the same timeout.
 
     `treatment` is one of TREATMENTS, `affinity` the timeout in seconds. `endpoints` is how many there are to pick from;
-    in slot and affinity chains it is the slot that is meant, and slot chains have no timeout.
+    in slot and affinity chains it is the slot that is meant, and slot chains have no timeout. Chains of Maglev
+    have none either: for them it is the size of the table.
     """
 
     nodeport: bool
@@ -248,6 +249,21 @@ class ChainName(NamedTuple):
         """Return whether the chain is one rule that always goes to the same endpoint."""
         return self.treatment.endswith("slot")
 
+    @property
+    def hashed(self) -> str:
+        """Return which of HASHED a chain of Maglev is for, else ''."""
+        return next((word for word in HASHED[::-1] if self.treatment.endswith(word)), "")
+
+    @property
+    def clones(self) -> bool:
+        """Return whether the chain is one rule that picks from a map."""
+        return self.is_slot or (self.treatment in _PICKING)
+
+
+HASHED: Final = ("maglev", "client-maglev")
+"""What treatments are called that pick by a hash, by what that is over: plan.HashKey."""
+
+_PICKING: Final = frozenset(f"{local}{word}" for word in HASHED for local in ("", "local-"))
 
 TREATMENTS: Final = (
     "cluster",  # cluster IPs: masqueraded as the globals say
@@ -259,6 +275,8 @@ TREATMENTS: Final = (
     "local-affinity",
     "slot",
     "local-slot",
+    *(f"{treatment}-{word}" for treatment in ("cluster", "external", "policy-local", "local") for word in HASHED),
+    *HASHED,
 )
 
 
@@ -274,5 +292,6 @@ def parse_chain_name(text: str) -> ChainName | None:
                 continue
             name = ChainName(nodeport, treatment, int(number), int(seconds or 0))
             # A name reads back only as it is written, and only slots have no timeout: pick-4 is a static chain.
-            return name if str(name) == text and bool(name.affinity) != name.is_slot else None
+            untimed = name.is_slot or bool(name.hashed)
+            return name if str(name) == text and bool(name.affinity) != untimed else None
     return None

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from kubeproxy.backends.nftables.layout import (
     ENDPOINT_MAPS,
+    HASHED,
     POOL_MAPS,
     VERDICT_MAPS,
     ChainName,
@@ -24,10 +25,17 @@ from kubeproxy.backends.nftables.layout import (
 )
 from kubeproxy.backends.nftables.numbering import Numbers
 from kubeproxy.backends.nftables.shares import SLOTS, STICKY_SLOTS, slot_counts
-from kubeproxy.model.plan import Action, Frontend, FrontendKind, Policy, Pool, ServicePlan, Traffic
+from kubeproxy.model import maglev
+from kubeproxy.model.plan import Action, Frontend, FrontendKind, Hashing, Policy, Pool, ServicePlan, Traffic
 
 Elements = dict[str, dict[bytes, bytes]]
 """Set to key to data: a destination (padded), a chain name, a pool's number, or b'' in plain sets."""
+
+
+class Table(tuple[bytes, ...]):
+    """Who has each slot of a table of Maglev: their order is what counts."""
+
+    __slots__ = ()
 
 
 class Placed(NamedTuple):
@@ -58,12 +66,16 @@ def place(plan: ServicePlan, before: Placed | None, numbers: Numbers) -> Placed:
         return Placed.fresh(plan, numbers)
     number = (before.number or numbers.of(plan.key)) if plan.affinity else 0
     cluster, local = slots(plan, Policy.CLUSTER), slots(plan, Policy.LOCAL)
+    if plan.balance is not None and plan.balance.hashing is not None:
+        return Placed(plan, cluster, local, number)
     return Placed(plan, assign(before.cluster, cluster), assign(before.local, local), number)
 
 
 def slots(plan: ServicePlan, policy: Policy) -> Pool:
-    """Return who is to have the slots of a pool, before anything is known of their order."""
+    """Return who is to have the slots of a pool, before anything is known of their order; of a Table that is fixed."""
     pool, weights = plan.local if policy is Policy.LOCAL else plan.cluster, plan.weights(policy)
+    if plan.balance is not None and plan.balance.hashing is not None:
+        return Table(maglev.fill(pool, weights, plan.balance.hashing.size))
     if not weights:
         return pool
     counts = slot_counts(weights, STICKY_SLOTS if plan.affinity else SLOTS)
@@ -119,8 +131,7 @@ class _Dicts:
 
     def pool(self, set_id: str, key: bytes, pool: Pool) -> None:
         elements = self.elements.setdefault(set_id, {})
-        for slot, destination in zip(slot_bytes(len(pool)), pool, strict=False):
-            elements[key + slot] = destination + b"\0\0"
+        elements.update({key + slot: d + b"\0\0" for slot, d in zip(slot_bytes(len(pool)), pool, strict=False)})
 
 
 def render(placed: Iterable[Placed]) -> Elements:
@@ -162,7 +173,15 @@ def _forward(item: Placed, frontend: Frontend, traffic: Traffic, recipient: Reci
     nodeport = frontend.kind is FrontendKind.NODEPORT
     key = service_key(frontend.key)
     picked = _picked(frontend, traffic)
-    affinity = item.plan.affinity
+    affinity, balance = item.plan.affinity, item.plan.balance
+    hashing = balance.hashing if balance is not None else None
+    if hashing is not None:
+        if nodeport:
+            recipient.entry(SetId.STICKY_NODEPORTS, key, b"")
+        for endpoint_map, treatment, policy in picked:
+            recipient.pool(endpoint_map, key, item.pool(policy))
+            recipient.entry(_AFFINITY_MAPS[endpoint_map], key, hashed_chain(nodeport, treatment, hashing))
+        return
     if not affinity:
         _, treatment, _ = picked[0]
         recipient.entry(_TREATMENT_SETS[nodeport, treatment], key, b"")
@@ -221,6 +240,14 @@ _POOL_MAPS = dict(zip(ENDPOINT_MAPS, POOL_MAPS, strict=True))
 @lru_cache(maxsize=4096)
 def _class_set(endpoint_map: SetId, count: int) -> str:
     return class_set(endpoint_map, class_of(count))
+
+
+@lru_cache(maxsize=256)
+def hashed_chain(nodeport: bool, treatment: str, hashing: Hashing) -> bytes:
+    """Return the name of the chain that treats a frontend whose endpoint the client's address decides."""
+    suffix = HASHED[hashing.key]
+    treatment = f"local-{suffix}" if treatment == "local-pick" else f"{treatment}-{suffix}"
+    return str(ChainName(nodeport, treatment, hashing.size)).encode()
 
 
 @lru_cache(maxsize=4096)

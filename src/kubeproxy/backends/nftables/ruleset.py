@@ -15,6 +15,7 @@ from kubeproxy.backends.nftables.layout import (
     CLASSES,
     COUNTERS,
     ENDPOINT_MAPS,
+    HASHED,
     POOL_MAPS,
     TABLE,
     TRIES,
@@ -27,7 +28,8 @@ from kubeproxy.backends.nftables.layout import (
 )
 from kubeproxy.backends.rules import pods_in_nft
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import FamilyGlobals, Globals, Loopback
+from kubeproxy.model.maglev import SEED
+from kubeproxy.model.plan import FamilyGlobals, Globals, HashKey, Loopback
 
 _SERVICE: Final = "{ip} daddr . meta l4proto . th dport"
 _NODEPORT: Final = "meta l4proto . th dport"
@@ -210,9 +212,12 @@ class Ruleset:
                 if size > 1:
                     # One rule tried from many places: the kernel checks a new element against each rule of its map.
                     attempt = endpoint_map.replace("endpoints", f"try-{size}")
-                    found[attempt] = (self._dnat(endpoint_map, f"mod {size}"),)
+                    found[attempt] = (self._dnat(endpoint_map, f"numgen random mod {size}"),)
                     tries = [f"jump {attempt}"] * TRIES
-                found[pick_chain(endpoint_map, size)] = (*tries, self._dnat(endpoint_map, f"mod {below + 1}"))
+                found[pick_chain(endpoint_map, size)] = (
+                    *tries,
+                    self._dnat(endpoint_map, f"numgen random mod {below + 1}"),
+                )
         return found
 
     def _rules(self) -> list[str]:
@@ -273,13 +278,21 @@ class Ruleset:
         lines += (f"add rule {self.name} {name} {rule}" for name in ordered for rule in self._chain_rules(name))
         return lines
 
+    def templates(self, names: Iterable[ChainName]) -> str:
+        """Return the text that makes a table with chains that pick from maps, and nothing else."""
+        lines = [f"add table {self.name} {{ flags dormant ; }}", *self._sets(), *self.chains(names)]
+        return "\n".join(lines) + "\n"
+
     def _chain_rules(self, name: ChainName) -> list[str]:
         onwards = [f"goto {target}" for target in _leads_to(name)]
-        if name.treatment == "cluster":
+        if name.clones:
+            return [self._dnat(name.endpoint_map, self._slot(name))]
+        treatment = _base(name)
+        if treatment == "cluster":
             return [*self._masquerade_cluster(), *onwards]
-        if name.treatment == "external":
+        if treatment == "external":
             return [self._mark_packet, *onwards]
-        if name.treatment == "policy-local":
+        if treatment == "policy-local":
             to_pick, to_external = onwards
             short_cut = [f"{self._pods()} {to_pick}"] if self._ours.detector.implemented else []
             last = "nodeport-local-affinity" if name.nodeport else "local-affinity"
@@ -288,10 +301,14 @@ class Ruleset:
             clients = client_set(name.endpoints)
             back = f"{self.layout.ip} daddr set ct original {self.layout.ip} daddr"
             return [f"update @{clients} {{ {self._client_key} timeout {name.affinity}s }}", back, *onwards]
+        return self._sticky(name)
+
+    def _slot(self, name: ChainName) -> str:
+        """Return how a chain picks a slot."""
         if name.is_slot:
             # `mod 1 offset N` is the constant N in numgen's type: nft knows no literal for it within a key.
-            return [self._dnat(name.endpoint_map, f"mod 1 offset {name.endpoints}")]
-        return self._sticky(name)
+            return f"numgen random mod 1 offset {name.endpoints}"
+        return f"jhash {self.layout.ip} saddr{_PICKS[name.treatment]} mod {name.endpoints} seed {SEED:#x}"
 
     @property
     def _mark_packet(self) -> str:
@@ -312,9 +329,9 @@ class Ruleset:
     def _pods(self, negation: str = "") -> str:
         return pods_in_nft(self._ours.detector, self.layout.ip, negation)
 
-    def _dnat(self, endpoint_map: SetId, numgen: str) -> str:
+    def _dnat(self, endpoint_map: SetId, slot: str) -> str:
         to = f"meta l4proto @transports dnat {self.layout.ip} addr . port to"
-        return f"{to} {self._key('nodeport' in endpoint_map)} . numgen random {numgen} map @{endpoint_map}"
+        return f"{to} {self._key('nodeport' in endpoint_map)} . {slot} map @{endpoint_map}"
 
     def _sticky(self, name: ChainName) -> list[str]:
         """Affinity: one set of clients a slot; who is in one goes to that slot again, others to a random one.
@@ -339,6 +356,13 @@ class Ruleset:
 AFFINITY_CLIENTS: Final = 1 << 20
 """Clients that a slot can remember, over all Services; beyond it new clients are served without affinity."""
 
+_PICKS: Final = {
+    f"{local}{word}": {HashKey.FLOW: " . th sport", HashKey.CLIENT: ""}[HashKey(key)]
+    for key, word in enumerate(HASHED)
+    for local in ("", "local-")
+}
+"""The chains that pick by a hash, and over what besides the client's address."""
+
 _POOLS: Final = dict(zip(ENDPOINT_MAPS, POOL_MAPS, strict=True))
 
 
@@ -348,13 +372,20 @@ def pick_chain(endpoint_map: SetId, size: int = 0) -> str:
     return f"{chain}-{size}" if size else chain
 
 
+def _base(name: ChainName) -> str:
+    """Return what a chain does besides picking."""
+    return name.treatment.removesuffix(f"-{name.hashed}") if name.hashed else name.treatment
+
+
 def _leads_to(name: ChainName) -> list[ChainName]:
     """Return the chains that a chain goes to, in the order of its rules."""
-    pick = name._replace(treatment="pick")
-    if name.treatment in {"cluster", "external"}:
+    if name.treatment in _PICKS:
+        return []
+    pick, treatment = name._replace(treatment=name.hashed or "pick"), _base(name)
+    if treatment in {"cluster", "external"}:
         return [pick]
-    if name.treatment == "policy-local":
-        return [pick, name._replace(treatment="external")]
+    if treatment == "policy-local":
+        return [pick, name._replace(treatment=f"external-{name.hashed}" if name.hashed else "external")]
     if name.treatment.endswith("affinity"):
         return [ChainName(name.nodeport, f"{name.local}slot", name.endpoints)]
     if name.affinity:

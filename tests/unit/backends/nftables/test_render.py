@@ -104,8 +104,8 @@ def test_a_restart_leads_to_the_same_pools(history):
         before = {item.plan.key: item for item in placed(earlier.get(name, ()))}
         for plan in found:
             moved, (fresh,) = place(plan, before.get(plan.key), Numbers()), placed([plan])
-            assert sorted(moved.cluster) == list(fresh.cluster)
-            assert sorted(moved.local) == list(fresh.local)
+            assert sorted(moved.cluster) == sorted(fresh.cluster)
+            assert sorted(moved.local) == sorted(fresh.local)
             assert {s: d.keys() for s, d in render([moved]).items()} == {
                 s: d.keys() for s, d in render([fresh]).items()
             }
@@ -252,13 +252,14 @@ def test_without_endpoints_there_is_no_treatment_and_no_class(policy, affinity):
 
 @settings(max_examples=75, deadline=None)
 @given(histories(max_size=1))
-def test_verdicts_are_for_affinity_alone(history):
+def test_verdicts_are_for_affinity_and_hashes_alone(history):
     _, (plans,) = history
     for plan in (plan for found in plans.values() for plan in found):
         elements = render(placed([plan]))
         with_verdicts = {key for set_id in VERDICT_MAPS for key in elements.get(set_id, {})}
-        assert bool(with_verdicts) is bool(plan.affinity and any(elements.get(s) for s in ENDPOINT_MAPS))
-        assert not plan.affinity or not any("endpoints-" in s or s in TREATED for s in elements)
+        chained = bool(plan.affinity or (plan.balance and plan.balance.hashing))
+        assert bool(with_verdicts) is (chained and any(elements.get(s) for s in ENDPOINT_MAPS))
+        assert not chained or not any("endpoints-" in s or s in TREATED for s in elements)
 
 
 TREATED = {

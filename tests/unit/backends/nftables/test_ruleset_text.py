@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from kubeproxy.backends.nftables.layout import (
     CLASSES,
     ENDPOINT_MAPS,
+    HASHED,
     TREATMENTS,
     VERDICT_MAPS,
     ChainName,
@@ -117,7 +118,7 @@ def test_services_without_affinity_need_no_chains(history):
     globals_, (plans,) = history
     (family,) = globals_.families
     ruleset = Ruleset(family, globals_)
-    plain = {name: found for name, found in plans.items() if not any(p.affinity for p in found)}
+    plain = {name: found for name, found in plans.items() if not any(p.affinity or p.balance for p in found)}
     assert chains_of(plain) == set()
     assert ruleset.skeleton(chains_of(plain)) == ruleset.skeleton([])
 
@@ -166,7 +167,7 @@ def test_the_static_rules_have_no_verdicts_to_validate_but_their_own(family):
 
 # -- names ---------------------------------------------------------------------------------------------------------
 
-SLOTS = [treatment for treatment in TREATMENTS if treatment.endswith("slot")]
+SLOTS = [treatment for treatment in TREATMENTS if treatment.endswith(("slot", *HASHED))]
 OTHERS = [treatment for treatment in TREATMENTS if treatment not in SLOTS]
 slots = st.builds(ChainName, st.booleans(), st.sampled_from(SLOTS), st.integers(0, 10_000), st.just(0))
 others = st.builds(ChainName, st.booleans(), st.sampled_from(OTHERS), st.integers(0, 10_000), st.integers(1, 86400))
