@@ -59,9 +59,9 @@ async def check(live: Live, front: Front, about: str, bad: Bad) -> None:
     if bad.works:
         await live.expect(front, {"pod": "a1", "outside": "a1"}, "tcp")
     if bad.named:
-        await live.until(
-            lambda: any(bad.named in event for event in live.events(about)), f"an event naming {bad.named}"
-        )
+        # Hundreds of others may be on their way before it.
+        named = f"an event naming {bad.named}"
+        await live.cluster.until(lambda: any(bad.named in event for event in live.events(about)), named, 60)
         assert live.logged(f"{about}.*{bad.named.partition('[')[0]}")
     await healthy(live)
     if not bad.works:
