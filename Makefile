@@ -8,7 +8,7 @@ GUESTS ?= 2
 TARGET ?=
 MINUTES ?= 1
 
-.PHONY: setup demo test fuzz lint conformance conformance-ipvs bench prove node dist clean
+.PHONY: setup demo test fuzz lint conformance conformance-ipvs machine bench prove node dist clean
 
 setup:
 	@tools/setup
@@ -39,6 +39,13 @@ conformance: setup
 conformance-ipvs: setup
 	@tools/check-host
 	@$(PY) -m support.guest.conformance --guests $(GUESTS) $(CONFORMANCE)
+
+# What needs flowtables, under Debian's kernel in an emulated machine: minutes, so no part of `make test`.
+machine: setup
+	@tools/check-host
+	@tools/guest-kernel
+	@$(PY) -m support.guest.machine $(PY) -m pytest --color=no -pno:xdist -pno:randomly -pno:cacheprovider -pno:cov \
+		--noconftest tests/guest/machine
 
 bench: setup
 	@tools/check-host

@@ -72,8 +72,9 @@ def run(options: Options) -> int:
         log.warning("%s", notice)
     mode = modes.named(config.active_mode)
     operations = mode.operations()
-    settings = host.settings(config, options.connections, options.orphans)
+    settings = host.settings(config, options.connections, options.orphans, options.forward_after)
     operations.check(config, settings.families)
+    settings = operations.within(settings)
     host.check_families(settings)
     host.check_nodeport_addresses(config)
     if options.init_only:
@@ -158,6 +159,7 @@ def _bare(settings: Settings) -> Globals:
         settings.node_name,
         connections=settings.connections,
         orphans=settings.orphans,
+        forwarding=settings.forwarding,
         ipv4=ours.get(Family.IPV4),
         ipv6=ours.get(Family.IPV6),
     )

@@ -20,7 +20,7 @@ from kubeproxy.kernel.addresses import local_addresses
 from kubeproxy.kernel.sysctl import ConntrackConfig, apply_settings, conntrack_settings
 from kubeproxy.model.addresses import Family, family_of, pack, parse_networks
 from kubeproxy.model.objects import Node
-from kubeproxy.model.plan import Connections, Orphans
+from kubeproxy.model.plan import Connections, Forwarding, Orphans
 from kubeproxy.model.world import LocalMode, Settings, pod_cidrs
 
 log = logging.getLogger("kubeproxy.host")
@@ -55,7 +55,10 @@ def families(primary: Family, proc: Path = Path("/proc")) -> tuple[Family, ...]:
 
 
 def settings(
-    config: KubeProxyConfiguration, connections: Connections = "uncounted", orphans: Orphans = "left"
+    config: KubeProxyConfiguration,
+    connections: Connections = "uncounted",
+    orphans: Orphans = "left",
+    forward_after: int = 0,
 ) -> Settings:
     """Return what the configuration, the flags beside it and this host say about the node. Raises Unsupported."""
     bind = pack(config.bind_address) or b"\0\0\0\0"
@@ -73,6 +76,9 @@ def settings(
         masquerade_mark=1 << config.masquerade_bit,
         connections=connections,
         orphans=orphans if "reset-gone-endpoints" in config.of_mode.beyond else "left",
+        forwarding=Forwarding(forward_after, (socket.IPPROTO_TCP, socket.IPPROTO_UDP))
+        if forward_after and "fast-forward-after" in config.of_mode.beyond
+        else Forwarding(),
         balancing="served" if config.of_mode.balances else "ignored",
         external_ips="served" if gate_enabled(config.feature_gates, "AllowServiceExternalIPs") else "ignored",
     )

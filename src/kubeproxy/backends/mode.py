@@ -24,6 +24,7 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.gone import Departed
 from kubeproxy.model.habits import Habits
 from kubeproxy.model.plan import Globals, ServiceName, ServicePlan, ServicePortKey
+from kubeproxy.model.world import Settings
 
 
 class Depth(Enum):
@@ -197,6 +198,10 @@ def _prepare_nothing(config: KubeProxyConfiguration) -> None:
     pass
 
 
+def _all_of_them(settings: Settings) -> Settings:
+    return settings
+
+
 def _no_strays() -> list[str]:
     return []
 
@@ -211,7 +216,8 @@ class Operations(NamedTuple):
     for it does later by itself. `sysctls` are the settings that the mode makes, then or later, beside those of
     connection tracking. `keeps` says what is not to be removed, of which `owns` tells without looking; `remove_strays`
     removes what this mode itself has left elsewhere, as in another variant of iptables; it returns what could not be
-    removed. `examine` makes what compares the kernel with plans, one a family, beside the proxy and without a way to
+    removed. `within` returns settings without what this kernel cannot do, and says so.
+    `examine` makes what compares the kernel with plans, one a family, beside the proxy and without a way to
     write.
     """
 
@@ -226,6 +232,7 @@ class Operations(NamedTuple):
     owns: Owns = owns_nothing
     remove_strays: Callable[[], list[str]] = _no_strays
     initialize: Callable[[KubeProxyConfiguration], None] = _prepare_nothing
+    within: Callable[[Settings], Settings] = _all_of_them
 
 
 class FlowsEnd(Enum):

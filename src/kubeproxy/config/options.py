@@ -33,7 +33,7 @@ _QUALIFIED_NAME = re.compile(
 )
 """A key of a label or taint: IsQualifiedName of apimachinery."""
 
-_BEYOND = ("connection-counters", "reset-gone-endpoints")
+_BEYOND = ("connection-counters", "reset-gone-endpoints", "fast-forward-after")
 """Flags of ours that only some modes can do something for."""
 
 
@@ -45,11 +45,12 @@ class Options(Struct, frozen=True, kw_only=True):
     """What to do.
 
     config is complete and valid, flags applied. config_file, master, manifests and write_config_to are "" when not
-    given; control_socket is where commands ask, "" for nowhere; page says who may see the page; startup_taint is the
-    key of a taint of the Node that goes when everything is programmed, "" for none; connections says
-    whether the kernel is to count those of each endpoint, orphans what becomes of those whose endpoint is gone. idle
-    says which flags have no effect, "" for none. flags are all flags with their values, for /flagz. resolve puts the
-    flags that outrank a configuration file over what a newly read file says; notices are to be shown to the user.
+    given; control_socket is where commands ask, "" for nowhere; page says who may see the page; startup_taint is
+    the key of a taint of the Node that goes when everything is programmed, "" for none; connections says whether
+    the kernel is to count those of each endpoint, orphans what becomes of those whose endpoint is gone,
+    forward_after how many packets they have before they go past all rules (0: they never do). idle says which flags
+    have no effect, "" for none. flags are all flags with their values, for /flagz. resolve puts the flags that
+    outrank a configuration file over what a newly read file says; notices are to be shown to the user.
     """
 
     config: KubeProxyConfiguration = field(default_factory=KubeProxyConfiguration)
@@ -61,6 +62,7 @@ class Options(Struct, frozen=True, kw_only=True):
     startup_taint: str = ""
     connections: Connections = "uncounted"
     orphans: Orphans = "left"
+    forward_after: int = 0
     idle: str = ""
     cleanup: bool = False
     init_only: bool = False
@@ -100,6 +102,7 @@ def build_options(line: CommandLine) -> Options:
         startup_taint=_taint(given),
         connections="counted" if given.get("connection-counters") else "uncounted",
         idle=idle,
+        forward_after=_forward_after(given),
         orphans="reset" if given.get("reset-gone-endpoints") else "left",
         cleanup=given.get("cleanup", False),
         init_only=given.get("init-only", False),
@@ -114,6 +117,19 @@ def _listed(given: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """The values of a flag that takes several, or of its default."""
     values: tuple[str, ...] = given.get(name, KINDS["strings"].parse(BY_NAME[name].default))
     return values
+
+
+def _forward_after(given: Mapping[str, Any]) -> int:
+    """After how many packets connections go past all rules, 0 for never. Raises ConfigError."""
+    after: int = given.get("fast-forward-after", 0)
+    if after < 0:
+        raise ConfigError(f"--fast-forward-after: must not be negative, got {after}")
+    if after and given.get("reset-gone-endpoints"):
+        raise ConfigError(
+            "--fast-forward-after and --reset-gone-endpoints: take one, as what is fast forwarded meets no rule that"
+            " could reset it"
+        )
+    return after
 
 
 def _taint(given: Mapping[str, Any]) -> str:

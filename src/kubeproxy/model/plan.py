@@ -314,6 +314,16 @@ Orphans = Literal["left", "reset"]
 """What becomes of connections whose endpoint is gone: they are left alone, as by the Go kube-proxy, or reset."""
 
 
+class Forwarding(Struct, frozen=True):
+    """Which connections of Services go past all rules: of these protocols, `after` so many packets of the client.
+
+    No protocols: none do.
+    """
+
+    after: int = 0
+    protocols: tuple[int, ...] = ()
+
+
 class Globals(Struct, frozen=True):
     """What holds for all Services: the node and the configuration."""
 
@@ -324,6 +334,7 @@ class Globals(Struct, frozen=True):
     external_ips: ExternalIPs = "served"
     connections: Connections = "uncounted"
     orphans: Orphans = "left"
+    forwarding: Forwarding = Forwarding()
     balancing: Balancing = "served"
     ipv4: FamilyGlobals | None = FamilyGlobals()
     ipv6: FamilyGlobals | None = FamilyGlobals()

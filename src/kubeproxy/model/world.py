@@ -28,6 +28,7 @@ from kubeproxy.model.plan import (
     Detector,
     ExternalIPs,
     FamilyGlobals,
+    Forwarding,
     Globals,
     Loopback,
     Orphans,
@@ -58,6 +59,7 @@ class Settings(Struct, frozen=True):
     external_ips: ExternalIPs = "served"
     connections: Connections = "uncounted"
     orphans: Orphans = "left"
+    forwarding: Forwarding = Forwarding()
     balancing: Balancing = "served"
 
 
@@ -82,6 +84,7 @@ def build(settings: Settings, around: Surroundings) -> Globals:
         external_ips=settings.external_ips,
         connections=settings.connections,
         orphans=settings.orphans,
+        forwarding=settings.forwarding,
         balancing=settings.balancing,
         ipv4=parts.get(Family.IPV4),
         ipv6=parts.get(Family.IPV6),

@@ -17,6 +17,7 @@ from kubeproxy.backends.elements import altered, difference, inspected
 from kubeproxy.backends.mode import Depth, Difference
 from kubeproxy.backends.nftables import affinity, audit
 from kubeproxy.backends.nftables.counting import Counting
+from kubeproxy.backends.nftables.forwarding import Devices
 from kubeproxy.backends.nftables.gone import GONE, GoneEndpoints
 from kubeproxy.backends.nftables.handover import groups
 from kubeproxy.backends.nftables.layout import SHARED, TABLE, VERDICT_MAPS, ChainName, SetId
@@ -49,10 +50,13 @@ class NftablesBackend:
 
     blocking = False
 
-    def __init__(self, table: Table, world: Globals, counting: Counting | None = None) -> None:
+    def __init__(
+        self, table: Table, world: Globals, counting: Counting | None = None, devices: Devices | None = None
+    ) -> None:
         self.family = family = table.family
         self._table = table
         self._counting = counting
+        self._devices = devices
         self._gone = GoneEndpoints(family) if world.orphans == "reset" else None
         self._in_use: Callable[[bytes], bool] = lambda _: False
         self._is_whole = False  # what is placed is all that the table has
@@ -75,6 +79,8 @@ class NftablesBackend:
         self._table.close()
         if self._counting is not None:
             self._counting.close()
+        if self._devices is not None:
+            self._devices.close()
 
     def set_world(self, world: Globals) -> bool:
         """Take changed globals in; return whether the table itself is another one now, so that a resync is due."""
@@ -262,6 +268,8 @@ class NftablesBackend:
             self._lost()
             yield self._replace(wanted)
         self._reset_gone()
+        if self._devices is not None:
+            self._devices.forget()
         self._numbers.compared()
         self._is_whole = True
 
@@ -371,9 +379,11 @@ class NftablesBackend:
     # -- what other programs do -------------------------------------------------------------------------------------
 
     def upkeep(self) -> None:
-        """Go on reading counters of connections; the kernel forgets clients of session affinity by itself."""
+        """Go on reading counters of connections, and follow interfaces; clients of affinity end by themselves."""
         if self._counting is not None and self._is_whole:
             self._counting.step(self._placed)
+        if self._devices is not None and self._is_whole:
+            self._devices.upkeep(self._transact)
 
     def inspect(self, depth: Depth) -> Difference | None:
         """See backends.mode.Backend. One short request, unless another program committed to nf_tables."""

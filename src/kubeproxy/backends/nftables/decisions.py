@@ -21,6 +21,7 @@ _WORDS: Final = {
     "cluster-ips-check": "whether a cluster IP has this port",
     "localhost-nodeports-check": "NodePorts do not answer on loopback",
     "refuse-localhost": "NodePorts do not answer on loopback",
+    "fast-forward": "it has lasted: what follows passes no rule",
     "gone-endpoints-check": "whether the connection's endpoint is gone",
     "reset-gone": "its endpoint is gone: reset",
     "refuse": "nobody serves it: refused",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kubeproxy.backends.mode import Backend, Operations, Registry
-from kubeproxy.backends.nftables import localhost, probe
+from kubeproxy.backends.nftables import forwarding, localhost, probe
 from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.counting import ConnectionMetrics, Counting, KernelCounters
 from kubeproxy.backends.nftables.examine import NftablesExaminer
@@ -13,6 +13,7 @@ from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.backends.nftables.view import KernelView
 from kubeproxy.backends.nftables.weight import weigh
 from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.kernel.interfaces import InterfaceMonitor, ethernet_interfaces
 from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
@@ -31,13 +32,20 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) ->
 
 
 def _backends(world: Globals, registry: Registry) -> Sequence[NftablesBackend]:
-    if world.connections == "uncounted":
-        return [NftablesBackend(KernelTable.open(family), world) for family in world.families]
-    metrics = ConnectionMetrics(registry)
+    metrics = ConnectionMetrics(registry) if world.connections == "counted" else None
     return [
-        NftablesBackend(KernelTable.open(family), world, Counting(family, KernelCounters.open(family), metrics))
+        NftablesBackend(
+            KernelTable.open(family),
+            world,
+            Counting(family, KernelCounters.open(family), metrics) if metrics is not None else None,
+            _devices(family) if world.forwarding.protocols else None,
+        )
         for family in world.families
     ]
+
+
+def _devices(family: Family) -> forwarding.Devices:
+    return forwarding.Devices(family, InterfaceMonitor.open(), ethernet_interfaces)
 
 
 def _examine(
@@ -50,4 +58,4 @@ def _examine(
     return [NftablesExaminer(KernelView(family, link), world) for family in families]
 
 
-OPERATIONS = Operations(_check, _check, weigh, _open, _examine)
+OPERATIONS = Operations(_check, _check, weigh, _open, _examine, within=forwarding.within)

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable
 from typing import Final
 
-from kubeproxy.backends.nftables import gone
+from kubeproxy.backends.nftables import forwarding, gone
 from kubeproxy.backends.nftables.layout import (
     CLASSES,
     COUNTERS,
@@ -95,6 +95,8 @@ class Ruleset:
             lines += (f"add counter {self.name} {name}" for name in COUNTERS)
         if self._world.orphans == "reset":
             lines.append(gone.declaration(self.layout, self.name))
+        if self._world.forwarding.protocols:
+            lines.append(forwarding.declaration(self.name))
         lines.append(f"add set {self.name} transports {{ type inet_proto ; elements = {{ tcp, udp, sctp }} ; }}")
         lines.append(
             f"add set {self.name} service-cidrs {{ type {self.layout.address_type} ; flags interval ; auto-merge ; }}"
@@ -103,8 +105,10 @@ class Ruleset:
 
     def _static(self) -> dict[str, tuple[str, ...]]:
         """Return the chains that do not depend on any Service, by name, with their rules."""
-        resets = gone.rules(self.layout) if self._world.orphans == "reset" else {}
-        return self._treatments() | self._picking() | self._checks() | self._on_loopback() | resets
+        beyond = gone.rules(self.layout) if self._world.orphans == "reset" else {}
+        if self._world.forwarding.protocols:
+            beyond = beyond | forwarding.rules(self._world.forwarding)
+        return self._treatments() | self._picking() | self._checks() | self._on_loopback() | beyond
 
     def _treatments(self) -> dict[str, tuple[str, ...]]:
         """Return the chains that find a frontend, and say what happens to its connections."""
@@ -241,12 +245,15 @@ class Ruleset:
                 "type filter hook input priority 0 ;",
                 (f"{new} nodeport-endpoints-check", f"{new} service-endpoints-check"),
             ),
-            ("filter-forward", "type filter hook forward priority 0 ;", checks),
+            ("filter-forward", "type filter hook forward priority 0 ;", (*checks, *self._fast_jump())),
             ("filter-output", "type filter hook output priority 0 ;", (*checks, *self._loopback_jump())),
             ("nat-prerouting", "type nat hook prerouting priority -100 ;", ("jump services",)),
             ("nat-output", "type nat hook output priority -100 ;", ("jump services",)),
             ("nat-postrouting", "type nat hook postrouting priority 100 ;", ("jump masquerading",)),
         ]
+
+    def _fast_jump(self) -> tuple[str, ...]:
+        return (forwarding.jump(self._world.forwarding),) if self._world.forwarding.protocols else ()
 
     def _loopback_jump(self) -> tuple[str, ...]:
         if self._ours.loopback is Loopback.NOTHING:

@@ -1,0 +1,140 @@
+"""Fast forwarding: connections of Services that last go past all rules, from interface to interface.
+
+A flowtable of the kernel (nf_flowtable) has them once they have had so many packets; the interfaces whose packets it
+looks at are found here, and followed. See docs/beyond.md "Fast forwarding".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from socket import IPPROTO_TCP, IPPROTO_UDP
+from typing import Final, Protocol
+
+from msgspec.structs import replace
+
+from kubeproxy.backends.nftables.layout import TABLE
+from kubeproxy.errors import ApplyError
+from kubeproxy.kernel import modules, nft
+from kubeproxy.kernel.nft_flowtables import MOST_DEVICES, device_message
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
+from kubeproxy.model.plan import Forwarding
+from kubeproxy.model.world import Settings
+
+log = logging.getLogger("kubeproxy.nftables")
+
+FLOWTABLE: Final = "fast"
+CHAIN: Final = "fast-forward"
+
+FORGETS_FORWARDED: Final = (6, 4)
+"""The kernel from which on entries of connection tracking can be removed while their packets go past the rules (commit
+9b7c68b3911a): before, the UDP flows of an endpoint that is gone could not, and would go there for ever."""
+
+_PROBE: Final = """add table ip {0}
+add flowtable ip {0} {1} {{ hook ingress priority filter ; }}
+add chain ip {0} probe {{ type filter hook forward priority 0 ; }}
+add rule ip {0} probe meta l4proto tcp flow add @{1}
+delete table ip {0}
+"""
+
+
+def declaration(name: str) -> str:
+    """Return the line that makes the flowtable in a table, by its family and name; its interfaces come later."""
+    return f"add flowtable {name} {FLOWTABLE} {{ hook ingress priority filter ; }}"
+
+
+def rules(forwarding: Forwarding) -> dict[str, tuple[str, ...]]:
+    """Return the chain that hands a connection over."""
+    names = [PROTOCOL_NAMES[protocol].lower() for protocol in forwarding.protocols]
+    return {CHAIN: tuple(f"meta l4proto {name} flow add @{FLOWTABLE}" for name in names)}
+
+
+def jump(forwarding: Forwarding) -> str:
+    """Return the rule of what is passed on: connections of Services that had their packets."""
+    return f"ct status dnat ct original packets >= {forwarding.after} jump {CHAIN}"
+
+
+def within(settings: Settings) -> Settings:
+    """Return the settings without what this kernel cannot do; each is said once, in the log."""
+    wanted = settings.forwarding
+    if not wanted.protocols:
+        return settings
+    try:
+        nft.run(_PROBE.format(f"{TABLE}-probe", FLOWTABLE))
+    except ApplyError as error:
+        log.warning(
+            "Connections are not fast forwarded: this kernel has no flowtables (CONFIG_NFT_FLOW_OFFLOAD) error=%r",
+            str(error),
+        )
+        return replace(settings, forwarding=Forwarding())
+    if modules.kernel_version(modules.release()) < FORGETS_FORWARDED and IPPROTO_UDP in wanted.protocols:
+        log.warning(
+            "Only TCP is fast forwarded: before Linux %d.%d flows that are cannot be forgotten when an endpoint goes",
+            *FORGETS_FORWARDED,
+        )
+        return replace(settings, forwarding=Forwarding(wanted.after, (IPPROTO_TCP,)))
+    return settings
+
+
+class Monitor(Protocol):
+    """Tells that interfaces may be others now."""
+
+    def changed(self) -> bool:
+        """Return whether to list them again."""
+
+    def close(self) -> None:
+        """Let go of the kernel."""
+
+
+class Devices:
+    """The interfaces that one family's flowtable takes packets from."""
+
+    def __init__(self, family: Family, monitor: Monitor, listed: Callable[[], Mapping[int, str]]) -> None:
+        self._family = family
+        self._monitor = monitor
+        self._listed = listed
+        self._known: dict[int, str] = {}
+        self._look = True
+
+    def close(self) -> None:
+        """Let go of the kernel."""
+        self._monitor.close()
+
+    def forget(self) -> None:
+        """Take in that the table may be another one: all interfaces are added again, which changes nothing else."""
+        self._known = {}
+        self._look = True
+
+    def upkeep(self, commit: Callable[[list[bytes]], None]) -> None:
+        """Add the interfaces that came. Those that go are taken out by the kernel, with the connections over them.
+
+        Raises ApplyError when interfaces cannot be listed; one that goes while it is added is left out.
+        """
+        if self._monitor.changed():
+            self._look = True
+        if not self._look:
+            return
+        there = self._listed()
+        self._known = {index: name for index, name in self._known.items() if there.get(index) == name}
+        fresh = {index: name for index, name in there.items() if index not in self._known}
+        self._look = False
+        for some in _parts(fresh):
+            self._known |= self._added(some, commit)
+
+    def _added(self, fresh: Mapping[int, str], commit: Callable[[list[bytes]], None]) -> Mapping[int, str]:
+        try:
+            commit([device_message(self._family, TABLE, FLOWTABLE, list(fresh.values()))])
+        except ApplyError as error:
+            if len(fresh) > 1:  # one of them may be gone by now
+                each = [self._added({index: name}, commit) for index, name in fresh.items()]
+                return {index: name for part in each for index, name in part.items()}
+            self._look = True  # it is gone, or will be tried again
+            log.debug("Cannot fast forward from an interface name=%s error=%r", *fresh.values(), str(error))
+            return {}
+        return fresh
+
+
+def _parts(fresh: Mapping[int, str]) -> Iterator[Mapping[int, str]]:
+    items = list(fresh.items())
+    for start in range(0, len(items), MOST_DEVICES):
+        yield dict(items[start : start + MOST_DEVICES])

@@ -1,0 +1,146 @@
+"""Runs a command under Debian's own kernel, in an emulated machine: for what user-mode Linux lacks, as flowtables.
+
+It has two emulated CPUs, an order of magnitude slower than ours, and boots in some eight seconds. It sees this
+machine's files and cannot change them. Needs Debian's packages qemu-system-x86 and kmod, and what
+tools/guest-kernel fetches.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from support.guest.guest import Done, GuestError
+from support.places import ROOT
+
+FOLDER = ROOT / ".venv/guest"
+QEMU = "qemu-system-x86_64"
+READY, DONE = "machine: ready", "machine: done"
+_MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay")
+
+_INIT = """#!/bin/busybox sh
+export PATH=/bin
+for name in {applets}; do busybox ln -s /bin/busybox /bin/$name; done
+mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
+for module in /modules/*; do insmod $module; done
+mount -t 9p -o trans=virtio,version=9p2000.L,cache=loose,ro,msize=262144 host /host
+mount -t tmpfs tmpfs /over; mkdir -p /over/upper /over/work
+mount -t overlay -o lowerdir=/host,upperdir=/over/upper,workdir=/over/work overlay /new
+cd /new; mkdir -p proc sys dev run lib/modules
+mount --move /proc proc; mount --move /sys sys; mount --move /dev dev; mount -t tmpfs tmpfs run
+mkdir -p dev/shm dev/pts; mount -t tmpfs tmpfs dev/shm; mount -t devpts devpts dev/pts
+ln -s {modules} lib/modules/
+stty -opost <dev/console
+exec chroot . /bin/sh -c {session}
+"""
+_APPLETS = "mount mkdir insmod ln chroot stty"
+_SESSION = """echo; echo '{ready}'
+env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 \\
+    PYTHONDONTWRITEBYTECODE=1 /bin/sh -c {command} </dev/null 2>&1
+status=$?
+echo; echo '{done}' $status
+echo o >/proc/sysrq-trigger; sleep 60
+"""
+"""Run by the first process itself, whose root is the kernel's too: so modules are found that it asks for."""
+
+
+def run_in_machine(argv: Sequence[str | Path], timeout: float, *, memory: int = 1536) -> Done:
+    """Boot, run one command in the current folder as root, and return its exit status and what it printed.
+
+    `timeout` is in seconds for all of it, `memory` in megabytes. Raises GuestError.
+    """
+    if shutil.which(QEMU) is None or not (FOLDER / "stamp").exists():
+        raise GuestError(f"{QEMU} or its kernel is missing: apt-get install qemu-system-x86, then tools/guest-kernel")
+    command = f"cd {shlex.quote(str(Path.cwd()))} && ip link set lo up && {shlex.join(map(str, argv))}"
+    with tempfile.TemporaryDirectory(prefix="kubeproxy-machine-") as folder:
+        initrd = Path(folder, "initrd")
+        initrd.write_bytes(_archive(command))
+        try:
+            printed = subprocess.run(
+                _command(initrd, memory), capture_output=True, text=True, errors="replace", timeout=timeout, check=False
+            ).stdout
+        except subprocess.TimeoutExpired as error:
+            said = (error.stdout or b"").decode(errors="replace")[-4000:]
+            raise GuestError(f"the machine was not done after {timeout:g} s; its last output:\n{said}") from None
+    output, found, rest = printed.partition(f"\n{READY}\n")[2].rpartition(f"\n{DONE} ")
+    if not found:
+        raise GuestError(f"the machine ended before the command did; its last output:\n{printed[-4000:]}")
+    return Done(int(rest.split()[0]), output)
+
+
+def _command(initrd: Path, memory: int) -> list[str]:
+    kernel = next((FOLDER / "root/boot").glob("vmlinuz-*"))
+    return [
+        *("setpriv", "--pdeathsig", "KILL", QEMU, "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"),
+        *(
+            "-m",
+            str(memory),
+            "-nographic",
+            "-no-reboot",
+            "-nic",
+            "none",
+            "-kernel",
+            str(kernel),
+            "-initrd",
+            str(initrd),
+        ),
+        *("-append", "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check"),
+        *("-fsdev", "local,id=host,path=/,security_model=none,readonly=on,multidevs=remap"),
+        *("-device", "virtio-9p-pci,fsdev=host,mount_tag=host"),
+    ]
+
+
+def _archive(command: str) -> bytes:
+    """Return what the kernel begins with, a cpio archive: busybox, the modules by which it gets at our files, init."""
+    release = (FOLDER / "stamp").read_text()
+    session = _SESSION.format(ready=READY, done=DONE, command=shlex.quote(command))
+    modules = FOLDER / "root/lib/modules" / release
+    init = _INIT.format(applets=_APPLETS, modules=modules, session=shlex.quote(session))
+    files = {"bin/busybox": (FOLDER / "busybox/bin/busybox").read_bytes(), "init": init.encode()}
+    files |= {f"modules/{n:02d}-{path.name}": path.read_bytes() for n, path in enumerate(_needed(release))}
+    folders = ("bin", "modules", "proc", "sys", "dev", "host", "over", "new")
+    entries = [_entry(name, 0o40755) for name in folders]
+    entries += [_entry(name, 0o100755, content) for name, content in files.items()]
+    return b"".join((*entries, _entry("TRAILER!!!", 0)))
+
+
+def _needed(release: str) -> list[Path]:
+    """Return the files of the modules, each after those that it needs."""
+    found: dict[Path, None] = {}
+    for module in _MODULES:
+        shown = subprocess.run(
+            ["modprobe", "-d", FOLDER / "root", "-S", release, "--show-depends", module],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        found |= {Path(line.split()[1]): None for line in shown.splitlines() if line.startswith("insmod")}
+    return list(found)
+
+
+def _entry(name: str, mode: int, content: bytes = b"") -> bytes:
+    """Pack one entry of a cpio archive, format newc."""
+    path = name.encode() + b"\0"
+    numbers = (0, mode, 0, 0, 1, 0, len(content), 0, 0, 0, 0, len(path), 0)
+    head = b"070701" + b"".join(b"%08x" % number for number in numbers) + path
+    return head + b"\0" * (-len(head) % 4) + content + b"\0" * (-len(content) % 4)
+
+
+def main() -> int:
+    """`python -m support.guest.machine COMMAND ...` runs a command there for up to five minutes."""
+    try:
+        done = run_in_machine(sys.argv[1:], 300)
+    except GuestError as error:
+        print(f"machine: {error}", file=sys.stderr)
+        return 125
+    print(done.output)
+    return done.status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
