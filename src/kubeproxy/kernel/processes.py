@@ -49,7 +49,7 @@ def descriptors(pid: int, proc: Path = PROC) -> Descriptors | None:
     """Return how many files a process has open, None where that cannot be seen."""
     try:
         used = sum(1 for _ in (proc / str(pid) / "fd").iterdir())
-        limits = (proc / str(pid) / "limits").read_text(encoding="ascii")
+        limits = (proc / str(pid) / "limits").read_text(encoding="ascii", errors="replace")
     except OSError:
         return None
     match = re.search(r"^Max open files +(\d+)", limits, re.MULTILINE)

@@ -264,9 +264,10 @@ def chain_of(rule: str) -> str:
 def target_of(rule: str) -> str:
     """Return where a rule leads, '' for nowhere."""
     words = rule.split(" ")
+    before = words[-2::-1]  # backwards; the last word is no flag: a prefix for the log may be "-j"
     for flag in ("-j", "-g"):
-        if flag in words[:-1]:
-            return words[len(words) - 1 - words[::-1].index(flag) + 1]
+        if flag in before:
+            return words[len(words) - 1 - before.index(flag)]
     return ""
 
 

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from kubeproxy.api.credentials import ExecPlugin
 from kubeproxy.api.kubeconfig import load_cluster
 from kubeproxy.config.load import read_text
 from kubeproxy.config.page import page_access
@@ -26,13 +27,15 @@ _kubeconfig: list[tempfile.TemporaryDirectory] = []
 
 
 def kubeconfig(data: bytes) -> None:
-    """A kubeconfig, up to the TLS context that it asks for."""
+    """A kubeconfig, up to the TLS context that it asks for; a credential plugin is not run."""
     if not _kubeconfig:
         _kubeconfig.append(tempfile.TemporaryDirectory(prefix="fuzz-", dir=_memory()))
     path = Path(_kubeconfig[0].name, "config")
     path.write_bytes(data)
     found = load_cluster(str(path), "", environ={})
-    _runner.run(found.credentials.headers())
+    if not isinstance(found.credentials, ExecPlugin):
+        _runner.run(found.credentials.headers())
+        _runner.run(found.tls_context())
 
 
 def _memory() -> str | None:
