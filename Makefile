@@ -56,7 +56,7 @@ prove: setup
 	@tools/check-host
 	@$(PY) -m prove $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(STEPS),--steps $(STEPS)) \
 		$(if $(HISTORIES),--histories $(HISTORIES)) $(if $(MODE),--mode $(MODE)) \
-		$(if $(CRASHES),--crashes $(CRASHES)) $(if $(REFUSALS),--refusals $(REFUSALS))
+		$(if $(MUTATION),--mutation "$(MUTATION)") $(if $(CRASHES),--crashes $(CRASHES)) $(if $(REFUSALS),--refusals $(REFUSALS))
 
 # On a node: /opt/kube-proxy, /usr/local/bin/kube-proxy, a systemd unit, manual pages and completion. Nothing of the tests.
 node:

@@ -10,9 +10,10 @@ import sys
 import time
 from collections.abc import Sequence
 
-from prove import crashes, judges
+from prove import crashes, judges, mutations
 from prove.crashes import DEATHS, REFUSALS
 from prove.generate import Generator
+from prove.mutating import MUTATIONS
 from prove.play import play, shrunk
 from prove.steps import Step, as_test
 from prove.world import World
@@ -39,11 +40,15 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--refusals", type=int, metavar="N", help="be refused at N points of a start, 0 for all, instead"
     )
+    parser.add_argument("--mutation", metavar="NAME", help="break this line of the proxy, or all in turn, instead")
     return parser.parse_args(argv)
 
 
 async def _run(given: argparse.Namespace) -> int:
     seed = given.seed or str(secrets.randbelow(10**6))
+    if given.mutation:
+        names = list(MUTATIONS) if given.mutation == "all" else [given.mutation]
+        return min(1, await mutations.run(names, seed, lambda text: print(text, flush=True)))
     kinds = MODES if given.mode == "all" else (given.mode,)
     for mode in kinds:
         if given.crashes is not None or given.refusals is not None:

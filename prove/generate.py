@@ -67,7 +67,7 @@ class Generator:
         weights: tuple[tuple[int, Callable[[], None]], ...] = (
             (18, self._new),
             (26, self._change),
-            (30, self._endpoints),
+            (24, self._endpoints),
             (10, self._swap),
             (8, self._remove),
             (5, self._remove_slices),
@@ -75,7 +75,8 @@ class Generator:
             (4, self._junk),
             (3, self._node),
             (3, self._service_cidr),
-            (10, self._api),
+            (8, self._api),
+            (14, self._away),
             (4, self._proxy),
             (2, self._harm),
             (2, lambda: self._made.append(("look",))),
@@ -372,9 +373,27 @@ class Generator:
             faults["fail_code"] = self.random.choice((401, 403, 410, 429, 500, 503))
         if self.random.random() < 0.3:
             faults |= {"fail_watch_list": self.random.random() < 0.5, "delay": self.random.choice((0.0, 0.0, 0.02))}
-        choices: list[Step] = [("api", faults), ("api", faults), ("again",), ("compact",), ("backup",), ("restore",)]
-        choices += [("away", self.random.choice((0.05, 0.3))), ("drop",)]
+        choices: list[Step] = [
+            ("api", faults),
+            ("api", faults),
+            ("again",),
+            ("compact",),
+            ("backup",),
+            ("restore",),
+            ("rollback",),
+        ]
+        choices += [("drop",), ("api", {"stall_watch": True})]
         self._made.append(self.random.choice(choices))
+
+    def _away(self) -> None:
+        """The API server is away while objects change, and may have forgotten since when it comes back."""
+        self._made.append(("away", self.random.random() < 0.7))
+        acts = (self._new, self._change, self._endpoints, self._swap, self._remove, self._move, self._service_cidr)
+        for _ in range(self.random.choice((2, 3, 6))):
+            self.random.choice(acts)()
+        if self.random.random() < 0.3:
+            self._proxy()
+        self._made.append(("back",))
 
     def _proxy(self) -> None:
         pause = ("pause", self.random.choice((0.1, 0.5)))

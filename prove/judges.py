@@ -15,35 +15,24 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from kubeproxy import host, modes
+from kubeproxy import host
 from kubeproxy.commands.kernel import examiners
 from kubeproxy.commands.looks import look
 from kubeproxy.commands.source import Running
 from kubeproxy.control.client import Client
 from kubeproxy.control.wire import Facts, Held
 from kubeproxy.errors import KubeProxyError
-from kubeproxy.model.addresses import PROTOCOL_NAMES, pack, unpack
-from kubeproxy.model.answer import Answer as Predicted
-from kubeproxy.model.answer import Outcome, Packet, answer
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.planner import Planner
 from kubeproxy.model.world import Surroundings, build
-from kubeproxy.observe.registry import Registry
-from lab.netns import run_in, run_in_async, run_in_new
-from lab.probes import Answer
+from lab.netns import run_in
 from lab.proxyprocess import METRICS_PORT
-from prove import truth
+from prove import dumps, packets, truth
 from prove.world import NO_FAULTS, UDP_IDLE, World
-from support.nftables_ground import KernelGround, without_slots
 
 T = TypeVar("T")
 PATIENCE = 20.0
 """Seconds within which everything has arrived, is programmed and repaired."""
-SAMPLES = 8
-"""Connections of which the answer is foretold, at each quiet moment; at most two of them wait for a timeout."""
-HISTORIC = {"gone-endpoints"}
-"""Sets whose contents are of what was, on purpose."""
-PLACES = ("pod", "node", "outside")
 
 
 class Scene(NamedTuple):
@@ -57,12 +46,13 @@ class Scene(NamedTuple):
 async def quiet(world: World, chance: random.Random) -> list[str]:
     """Wait until nothing is left to happen; return what is wrong then."""
     world.live.cluster.faults.update(NO_FAULTS)
+    await world.back()
     try:
-        scene = await _settled(world)
+        scene = await settled(world)
     except AssertionError as error:
         return [str(error)]
     wrong = [*await _verified(world), *await _as_fresh(world, scene)]
-    wrong += await _foretold(world, scene, chance)
+    wrong += await packets.foretold(world, scene.facts, scene.planner, chance)
     wrong += await _pages(world, scene)
     wrong += look_now(world)
     if not wrong:
@@ -91,7 +81,7 @@ async def _eventually(check: Callable[[], list[str]]) -> list[str]:
         await asyncio.sleep(0.02)
 
 
-async def _settled(world: World) -> Scene:
+async def settled(world: World) -> Scene:
     """Wait until the proxy has everything that the API server has. Raises AssertionError."""
     path = str(world.live.proxy.control)
     found: list[Scene] = []
@@ -109,7 +99,7 @@ async def _settled(world: World) -> Scene:
         wrong += truth.unknown(world.store, held) + _node_differs(world, facts)
         wrong += [f"{one.family.label}: {one.refusal or one.difference}" for one in facts.standings if _troubled(one)]
         found[:] = [Scene(facts, held, truth.planned(world.store, facts.world))]
-        return wrong
+        return wrong or _other_plans(found[0])
 
     wrong = await _eventually(check)
     if world.live.proxy.returncode is not None:
@@ -120,6 +110,17 @@ async def _settled(world: World) -> Scene:
             f"nothing settles within {PATIENCE:.0f} s: {shown}\nthe proxy said:\n{world.live.proxy.tail()}"
         )
     return found[0]
+
+
+def _other_plans(scene: Scene) -> list[str]:
+    """Return which plans are not those of the final state."""
+    wanted = truth.plans(scene.planner)
+    has = {name: one.plans for name, one in scene.held.items() if one.plans}
+    return [
+        f"plans of {'/'.join(name)} are not those of its objects: {has.get(name)} instead of {wanted.get(name)}"
+        for name in sorted(wanted.keys() | has.keys())
+        if sorted(has.get(name, ()), key=repr) != sorted(wanted.get(name, ()), key=repr)
+    ]
 
 
 def _troubled(standing: Any) -> bool:
@@ -154,122 +155,16 @@ async def _verified(world: World) -> list[str]:
 
 
 async def _as_fresh(world: World, scene: Scene) -> list[str]:
-    """The plans are those of the final state, and in nftables mode the dump is what a fresh table gets of it."""
-    wanted = truth.plans(scene.planner)
-    has = {name: one.plans for name, one in scene.held.items() if one.plans}
-    wrong = [
-        f"plans of {'/'.join(name)} are not those of its objects: {has.get(name)} instead of {wanted.get(name)}"
-        for name in sorted(wanted.keys() | has.keys())
-        if sorted(has.get(name, ()), key=repr) != sorted(wanted.get(name, ()), key=repr)
-    ]
-    if world.mode.name != "nftables" or wrong:
-        return wrong[:3]
-    fresh = await asyncio.to_thread(run_in_new, functools.partial(_fresh, scene.facts, wanted))
+    """The dump is what a fresh kernel gets of the final state."""
+    if world.mode.name not in dumps.COMPARED:
+        return []
+    made = await asyncio.to_thread(dumps.fresh, world.mode.name, scene.facts, truth.plans(scene.planner))
 
     def compare() -> list[str]:
-        return differences(_dump(scene.facts), fresh)
+        there = dumps.inside(world.live.proxy.namespace, world.mode.name, scene.facts)
+        return [f"dump: {one}" for one in dumps.differences(there, made)[:8]]
 
-    return await _eventually(functools.partial(run_in, world.live.proxy.namespace, compare))
-
-
-def _fresh(facts: Facts, plans: truth.Plans) -> dict[str, Any]:
-    """Return what a proxy without a history makes of plans. In a namespace that has nothing."""
-    backends = modes.named(facts.mode).operations().open(facts.configuration(), facts.world, Registry())
-    for backend in backends:
-        of_family = {n: tuple(p for p in found if p.key.family is backend.family) for n, found in plans.items()}
-        for _ in backend.resync({name: found for name, found in of_family.items() if found}):
-            pass
-    try:
-        return _dump(facts)
-    finally:
-        for backend in backends:
-            backend.close()
-
-
-def _dump(facts: Facts) -> dict[str, Any]:
-    """Return all elements and rules, by family, set and chain, as nft lists them; endpoints in no order."""
-    ground, found = KernelGround(), {}
-    for family in facts.world.families:
-        contents = {n: e for n, e in ground.contents(family).items() if n not in HISTORIC}
-        found |= {f"{family.label} {name}": value for name, value in without_slots(contents).items()}
-    return found
-
-
-def differences(has: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Return in what two dumps differ."""
-    wrong = []
-    for name in sorted(has.keys() | wanted.keys()):
-        one, other = has.get(name) or {}, wanted.get(name) or {}
-        if one == other:
-            continue
-        if isinstance(one, set) and isinstance(other, set):
-            wrong.append(
-                f"{name}: too much {sorted(map(str, one - other))[:5]}, lacks {sorted(map(str, other - one))[:5]}"
-            )
-        else:
-            keys = [k for k in {*one, *other} if _of(one, k) != _of(other, k)]
-            wrong += [f"{name}, {k}: {_of(one, k)} instead of {_of(other, k)}" for k in keys[:3]]
-    return wrong
-
-
-def _of(found: Any, key: Any) -> Any:
-    return found.get(key) if isinstance(found, dict) else key in found
-
-
-async def _foretold(world: World, scene: Scene, chance: random.Random) -> list[str]:
-    """Real packets meet what the model foretells, for a sample of frontends and places."""
-    local = await run_in_async(
-        world.live.proxy.namespace,
-        lambda: host.packed_local_addresses(scene.facts.world.families, modes.interfaces()),
-    )
-    everything = frozenset(address for found in local.values() for address in found)
-    fronts = [(p, f) for found in truth.plans(scene.planner).values() for p in found for f in p.frontends]
-    habits = modes.named(scene.facts.mode).habits
-    waits, wrong = 2, []
-    for plan, frontend in chance.sample(fronts, min(SAMPLES, len(fronts))):
-        place = chance.choice(PLACES)
-        protocol = PROTOCOL_NAMES[frontend.protocol]
-        if protocol == "SCTP":
-            continue
-        family = plan.key.family.label
-        destination = frontend.address or pack(world.live.ips["node"][family])
-        source = None if place == "node" else pack(world.live.ips[place][family])
-        packet = Packet(source, destination, frontend.protocol, frontend.port)
-        predicted = answer(scene.planner, packet, everything, habits)
-        if not _answerable(world, predicted):
-            continue
-        waits -= predicted.outcome is Outcome.DROPPED
-        if waits >= 0:
-            wrong += await _asked(world, place, protocol.lower(), packet, predicted)
-    return wrong
-
-
-def _answerable(world: World, predicted: Predicted) -> bool:
-    """Whether somebody is at every endpoint who says that he is."""
-    pods = {pack(ip) for pod, ips in world.live.ips.items() if pod[0] in "ab" for ip in ips.values()}
-    return predicted.outcome in {Outcome.FORWARDED, Outcome.REFUSED, Outcome.DROPPED} and all(
-        choice.destination[:-2] in pods and int.from_bytes(choice.destination[-2:], "big") in {3000, 3001}
-        for choice in predicted.choices
-    )
-
-
-async def _asked(world: World, place: str, protocol: str, packet: Packet, predicted: Predicted) -> list[str]:
-    address = unpack(packet.destination)
-    timeout = 0.25 if predicted.outcome is Outcome.DROPPED else 3.0
-    count = 3 if predicted.outcome is Outcome.FORWARDED else 1
-    answers = await world.live.cluster.probes(place, protocol, address, packet.port, count, timeout)
-    wanted = {unpack(choice.destination[:-2]) for choice in predicted.choices}
-    for got in answers:
-        fine = {
-            Outcome.FORWARDED: isinstance(got, Answer) and got.ip in wanted,
-            Outcome.REFUSED: got == "refused",
-            Outcome.DROPPED: got == "timeout",
-        }[predicted.outcome]
-        if not fine:
-            steps = "; ".join(step.text for step in predicted.steps)
-            foretold = f"{predicted.outcome.value} {sorted(wanted)}".strip()
-            return [f"packet: {place} {protocol} {address}:{packet.port}: {foretold} foretold ({steps}), got {got}"]
-    return []
+    return await _eventually(compare)
 
 
 async def _pages(world: World, scene: Scene) -> list[str]:

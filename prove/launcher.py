@@ -16,7 +16,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from kubeproxy.kernel import netlink, nfnetlink
+from prove import mutating
+
+MUTATE = "mutate:"
 
 
 class Fault:
@@ -46,7 +48,9 @@ class Fault:
             code = getattr(errno, self.word)
             if call is _popen:
                 raise OSError(code, os.strerror(code))
-            raise netlink.NetlinkError(code, "the test refuses this")
+            from kubeproxy.kernel.netlink import NetlinkError  # noqa: PLC0415 - see _interpose
+
+            raise NetlinkError(code, "the test refuses this")
 
         return faulty
 
@@ -62,14 +66,22 @@ def die() -> None:
 def main(argv: list[str]) -> int:
     """Start the proxy; return its exit code."""
     word, number, _, *arguments = argv
-    fault = Fault(word, int(number))
-    nfnetlink.Transactions._send = fault.around(nfnetlink.Transactions._send)  # type: ignore[method-assign]
-    netlink.Netlink._send = fault.around(netlink.Netlink._send)  # type: ignore[method-assign]
-    subprocess.Popen.__init__ = fault.around(_popen)  # type: ignore[method-assign]
+    if word.startswith(MUTATE):
+        mutating.apply(word.removeprefix(MUTATE))
+    else:
+        _interpose(Fault(word, int(number)))
     from kubeproxy import cli  # noqa: PLC0415 - after what it uses was changed
 
     sys.argv = ["kube-proxy", *arguments]
     return cli.main()
+
+
+def _interpose(fault: Fault) -> None:
+    from kubeproxy.kernel import netlink, nfnetlink  # noqa: PLC0415 - a mutation comes before any import
+
+    nfnetlink.Transactions._send = fault.around(nfnetlink.Transactions._send)  # type: ignore[method-assign]
+    netlink.Netlink._send = fault.around(netlink.Netlink._send)  # type: ignore[method-assign]
+    subprocess.Popen.__init__ = fault.around(_popen)  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

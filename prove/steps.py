@@ -16,9 +16,10 @@ Step = tuple[Any, ...]
 
 ("put", resource, object), ("remove", resource, namespace, name), ("zone", name) of the Node, ("again",) sends every
 object once more, ("api", faults) sets faults of the API server, ("drop",) ends all connections to it, ("compact",) has
-it forget its history too, ("backup",) and ("restore",) bring back what it had then, ("away", seconds) has it refuse
-everybody, ("kill",) and ("restart",) are of the proxy, ("pause", seconds) stops it, ("harm", what) is another program,
-("quiet",) waits and judges, ("look",) judges what holds at any moment.
+it forget its history too, ("backup",) notes all objects, ("restore",) and ("rollback",) bring them back, with newer
+revisions and with older ones, ("away", forgets) has it refuse everybody until ("back",), when it may have no history,
+("kill",) and ("restart",) are of the proxy, ("pause", seconds) stops it, ("harm", what) is another program, ("quiet",)
+waits and judges, ("look",) judges what holds at any moment.
 """
 
 

@@ -51,6 +51,8 @@ class World:
         self.baseline: dict[str, int] = {}
         self._own: dict[str, set[Any]] = {}
         self._saved: dict[str, list[Json]] = {}
+        self._saved_at = 0
+        self._forgets = False
 
     async def __aenter__(self) -> Self:
         await self.live.cluster.__aenter__()
@@ -171,10 +173,11 @@ class World:
         self.live.cluster.server.drop_connections()
 
     async def _backup(self) -> None:
+        self._saved_at = self.store.revision
         self._saved = {r: [record.decode() for record in self.store.records(r)] for r in RESOURCES}
 
-    async def _restore(self) -> None:
-        """As etcdutl restores for Kubernetes: older objects, newer revisions, no history."""
+    async def _restore(self, *, older: bool = False) -> None:
+        """Older objects, no history; with newer revisions, as etcdutl does it for Kubernetes, or `older` ones."""
         if not self._saved:
             return
         await self.live.cluster.server.refuse()
@@ -183,15 +186,31 @@ class World:
             for record in list(self.store.records(resource)):
                 if record.key not in kept:
                     self.store.remove(resource, record.key)
+        if older:  # objects get other versions than they had, of numbers that were given out before
+            self.store.compact()
+            self.store.revision = max(1, self._saved_at - sum(map(len, self._saved.values())))
+        for resource in RESOURCES:
             for made in self._saved[resource]:
                 self.store.put(resource, copy.deepcopy(made))
         self.store.compact()
         await self.live.cluster.server.listen()
 
-    async def _away(self, seconds: float) -> None:
+    async def _rollback(self) -> None:
+        await self._restore(older=True)
+
+    async def _away(self, forgets: bool) -> None:
         await self.live.cluster.server.refuse()
-        await asyncio.sleep(seconds)
+        self._forgets = forgets
+
+    async def back(self) -> None:
+        """Have the API server answer again, if it was away."""
+        if self._forgets:
+            self.store.compact()
+        self._forgets = False
         await self.live.cluster.server.listen()
+
+    async def _back(self) -> None:
+        await self.back()
 
     async def _kill(self) -> None:
         await self._again_started(self.live.proxy.kill)

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
+from prove.dumps import differences
 from prove.generate import BORDERS, Generator
-from prove.judges import differences
 from prove.shrink import smaller
 from prove.steps import as_test
 from prove.world import World

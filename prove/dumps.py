@@ -1,0 +1,144 @@
+"""What the kernel holds, as nft and iptables list it, and what a proxy without a history makes of the same plans.
+
+The fresh one works in a network namespace that has nothing: nftables mode in a thread, iptables mode in a process of
+its own (`python -m prove.dumps MODE`), as the variant is chosen once a process.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from kubeproxy import modes
+from kubeproxy.control.wire import Facts
+from kubeproxy.model.plan import ServicePlan
+from kubeproxy.observe.registry import Registry
+from lab.netns import run_in, run_in_new
+from prove.truth import Plans
+from support.nftables_ground import KernelGround, without_slots
+
+Dump = dict[str, Any]
+"""Elements by family and set, rules by family, table and chain."""
+HISTORIC = {"gone-endpoints"}
+"""Sets whose contents are of what was, on purpose."""
+COMPARED = {"nftables": "", "iptables-nft": "nft", "iptables-legacy": "legacy"}
+"""Modes whose dump is compared, with the variant of iptables."""
+_UNORDERED = re.compile(r"KUBE-(SERVICES|NODEPORTS|EXTERNAL-SERVICES|PROXY-FIREWALL)")
+"""Chains in which each rule is of another address or port, but for what stands last."""
+
+
+class _Given(msgspec.Struct):
+    facts: Facts
+    plans: list[ServicePlan]
+
+
+def fresh(mode: str, facts: Facts, plans: Plans) -> Dump:
+    """Return what a proxy without a history makes of plans. Blocking."""
+    if mode == "nftables":
+        return run_in_new(functools.partial(_fresh, mode, facts, plans))
+    given = msgspec.msgpack.encode(_Given(facts, [plan for found in plans.values() for plan in found]))
+    command = ["unshare", "-n", sys.executable, "-m", "prove.dumps", mode]
+    done = subprocess.run(command, input=given, capture_output=True, check=False, timeout=60)
+    if done.returncode:
+        raise AssertionError(f"a fresh {mode} failed: {done.stderr.decode(errors='replace')[-2000:]}")
+    found: Dump = json.loads(done.stdout)
+    return found
+
+
+def _fresh(mode: str, facts: Facts, plans: Plans) -> Dump:
+    backends = modes.named(facts.mode).operations().open(facts.configuration(), facts.world, Registry())
+    try:
+        for backend in backends:
+            of_family = {n: tuple(p for p in found if p.key.family is backend.family) for n, found in plans.items()}
+            for _ in backend.resync({name: found for name, found in of_family.items() if found}):
+                pass
+        return dump(mode, facts)
+    finally:
+        for backend in backends:
+            backend.close()
+
+
+def inside(namespace: str, mode: str, facts: Facts) -> Dump:
+    """Return what a network namespace holds. Blocking."""
+    return run_in(namespace, lambda: dump(mode, facts))
+
+
+def dump(mode: str, facts: Facts) -> Dump:
+    """Return what the network namespace of this thread holds, without what depends on a history rightly."""
+    if variant := COMPARED[mode]:
+        return {
+            f"{name} {place}": rules
+            for name in ("iptables", "ip6tables")
+            for place, rules in _chains(_saved(f"{name}-{variant}-save")).items()
+        }
+    ground, found = KernelGround(), {}
+    for family in facts.world.families:
+        contents = {name: elements for name, elements in ground.contents(family).items() if name not in HISTORIC}
+        found |= {f"{family.label} {name}": value for name, value in without_slots(contents).items()}
+    return found
+
+
+def _saved(command: str) -> str:
+    return subprocess.run([command], capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def _chains(text: str) -> dict[str, list[str]]:
+    """Return the rules of our chains and the jumps to them, by table and chain."""
+    table, found = "", {}
+    for line in text.splitlines():
+        if line.startswith("*"):
+            table = line[1:]
+        elif line.startswith(":KUBE-"):
+            found[f"{table} {line[1:].split()[0]}"] = []
+        elif line.startswith("-A") and "KUBE-" in line:
+            found.setdefault(f"{table} {line.split()[1]}", []).append(line)
+    return {
+        place: sorted(rules) if _UNORDERED.fullmatch(place.partition(" ")[2]) else rules
+        for place, rules in found.items()
+        if "HINT" not in place
+    }
+
+
+def differences(has: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """Return in what two dumps differ."""
+    wrong = []
+    for name in sorted(has.keys() | wanted.keys()):
+        one, other = has.get(name), wanted.get(name)
+        if one == other or not (one or other or name not in has or name not in wanted):
+            continue
+        if isinstance(one or other, dict):
+            wrong += _by_key(name, one or {}, other or {})
+        elif one or other:
+            wrong.append(f"{name}: too much {_beyond(one, other)}, lacks {_beyond(other, one)}")
+    return wrong
+
+
+def _by_key(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    keys = [key for key in sorted({*one, *other}) if one.get(key) != other.get(key)]
+    return [f"{name}, {key}: {one.get(key)} instead of {other.get(key)}" for key in keys[:3]]
+
+
+def _beyond(one: Any, other: Any) -> list[str]:
+    return sorted(str(entry) for entry in one or () if entry not in (other or ()))[:5]
+
+
+def main(mode: str) -> None:
+    """Print what a fresh proxy makes of what standard input says, in this namespace."""
+    given = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=_Given)
+    variant = COMPARED[mode]
+    subprocess.run([f"iptables-{variant}", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"], check=True)
+    plans: dict[Any, list[ServicePlan]] = {}
+    for plan in given.plans:
+        plans.setdefault((plan.key.namespace, plan.key.name), []).append(plan)
+    json.dump(_fresh(mode, given.facts, {name: tuple(found) for name, found in plans.items()}), sys.stdout)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,86 @@
+"""Lines that matter, each of which can be broken in a proxy that the launcher starts; no file changes.
+
+Imports nothing of the proxy: a line is broken as its module is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+from pathlib import Path
+from typing import NamedTuple
+
+SOURCE = Path(__file__).parents[1] / "src" / "kubeproxy"
+
+
+class Mutation(NamedTuple):
+    """A line of a file of the proxy, and what stands there instead."""
+
+    file: str
+    line: str
+    instead: str
+
+
+MUTATIONS: dict[str, Mutation] = {
+    "a relist deletes nothing": Mutation(
+        "model/planner.py", "gone = [name for name in self._known(event.resource) if name not in seen]", "gone = []"
+    ),
+    "a slice that moves stays with its Service": Mutation(
+        "model/planner.py", "if previous is not None and previous != owner:", "if False:"
+    ),
+    "contested addresses go to everybody": Mutation(
+        "model/planner.py",
+        "if owner is not None and owner != (claimant.writing if written else claimant):",
+        "if False:",
+    ),
+    "elements whose data changes stay": Mutation(
+        "backends/elements.py", "gone = [key for key, data in old.items() if new.get(key) != data]", "gone = []"
+    ),
+    "what two Services share goes with the first": Mutation(
+        "backends/nftables/packing.py", "if users[key] > 0:", "if users[key] > 99:"
+    ),
+    "adoption removes no strays": Mutation(
+        "backends/nftables/backend.py", "yield from self._remove_strays(actual)", "pass"
+    ),
+    "ServiceCIDRs are written once": Mutation(
+        "backends/nftables/backend.py", "if ranges != self._service_cidrs:", "if self._service_cidrs is None:"
+    ),
+    "other programs are not noticed": Mutation(
+        "backends/nftables/backend.py", "if generation == self._generation:", "if True:"
+    ),
+    "a watch goes on after 410": Mutation("api/watch.py", "raise changes.error", "pass"),
+    "a refusal forgets what was queued": Mutation(
+        "backlog.py", "self.stale = self.resting = True", "self.resting = True; self.changes.clear()"
+    ),
+    "endpoints that do not serve any more are chosen": Mutation(
+        "model/endpoints.py", "if not e.ready and e.serving and e.terminating}", "if not e.ready}"
+    ),
+    "a deleted ServiceCIDR stays": Mutation("model/planner.py", "self.service_cidrs.pop(name[1], None)", "pass"),
+}
+
+
+def broken(text: str, mutation: Mutation) -> str:
+    """Return a file's text with the mutation in it. Raises ValueError unless its line is there exactly once."""
+    if text.count(mutation.line) != 1:
+        raise ValueError(f"{mutation.file}: {mutation.line!r} is there {text.count(mutation.line)} times")
+    return text.replace(mutation.line, mutation.instead)
+
+
+def apply(name: str) -> None:
+    """Break a line in this process, before its module is imported."""
+    mutation = MUTATIONS[name]
+    path = str(SOURCE / mutation.file)
+    source_to_code = importlib.machinery.SourceFileLoader.source_to_code
+    path_stats = importlib.machinery.SourceFileLoader.path_stats
+
+    def stats(loader: importlib.machinery.SourceFileLoader, where: str) -> object:
+        if where == path:
+            raise OSError("compiled anew")
+        return path_stats(loader, where)
+
+    def compiled(loader: importlib.machinery.SourceFileLoader, data: bytes, where: str, **more: int) -> object:
+        return source_to_code(
+            loader, broken(data.decode(), mutation).encode() if where == path else data, where, **more
+        )
+
+    importlib.machinery.SourceFileLoader.path_stats = stats  # type: ignore[assignment,method-assign]
+    importlib.machinery.SourceFileLoader.source_to_code = compiled  # type: ignore[assignment,method-assign]

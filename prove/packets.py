@@ -1,0 +1,89 @@
+"""Real packets beside the model: for a sample of frontends and places, what `model/answer.py` foretells is met."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from kubeproxy import host, modes
+from kubeproxy.control.wire import Facts
+from kubeproxy.model.addresses import PROTOCOL_NAMES, pack, unpack
+from kubeproxy.model.answer import Answer as Predicted
+from kubeproxy.model.answer import Outcome, Packet, answer
+from kubeproxy.model.planner import Planner
+from lab.netns import run_in_async
+from lab.probes import Answer, NoAnswer
+from prove import truth
+from prove.world import World
+
+SAMPLES = 8
+"""Connections that are tried at each quiet moment."""
+WAITS = 2
+"""At most so many of them wait for a timeout."""
+PLACES = ("pod", "node", "outside")
+_JUDGED = {Outcome.FORWARDED, Outcome.REFUSED, Outcome.DROPPED}
+
+
+async def foretold(world: World, facts: Facts, planner: Planner, chance: random.Random) -> list[str]:
+    """Return which packets met something else."""
+    local = await run_in_async(
+        world.live.proxy.namespace,
+        lambda: host.packed_local_addresses(facts.world.families, modes.interfaces()),
+    )
+    everything = frozenset(address for found in local.values() for address in found)
+    habits = modes.named(facts.mode).habits
+    waits, wrong = WAITS, []
+    for place, protocol, packet in _sample(world, planner, chance):
+        predicted = answer(planner, packet, everything, habits)
+        waits -= predicted.outcome is Outcome.DROPPED
+        if _answerable(world, predicted) and (waits >= 0 or predicted.outcome is not Outcome.DROPPED):
+            wrong += await _asked(world, place, protocol, packet, predicted)
+    return wrong
+
+
+def _sample(world: World, planner: Planner, chance: random.Random) -> Iterator[tuple[str, str, Packet]]:
+    """Yield places, protocols and packets to frontends, by chance."""
+    plans = [plan for found in truth.plans(planner).values() for plan in found]
+    fronts = [(plan, frontend) for plan in plans for frontend in plan.frontends]
+    for plan, frontend in chance.sample(fronts, min(SAMPLES, len(fronts))):
+        place, family = chance.choice(PLACES), plan.key.family.label
+        protocol = PROTOCOL_NAMES[frontend.protocol].lower()
+        destination = frontend.address or pack(world.live.ips["node"][family])
+        source = None if place == "node" else pack(world.live.ips[place][family])
+        if protocol != "sctp" and destination is not None:
+            yield place, protocol, Packet(source, destination, frontend.protocol, frontend.port)
+
+
+def _answerable(world: World, predicted: Predicted) -> bool:
+    """Whether somebody is at every endpoint who says who he is."""
+    pods = {pack(ip) for pod, ips in world.live.ips.items() if pod[0] in "ab" for ip in ips.values()}
+    return predicted.outcome in _JUDGED and all(
+        choice.destination[:-2] in pods and int.from_bytes(choice.destination[-2:], "big") in {3000, 3001}
+        for choice in predicted.choices
+    )
+
+
+async def _asked(world: World, place: str, protocol: str, packet: Packet, predicted: Predicted) -> list[str]:
+    wanted = {unpack(choice.destination[:-2]) for choice in predicted.choices}
+    for _ in range(3 if predicted.outcome is Outcome.FORWARDED else 1):
+        got = await _probe(world, place, protocol, packet, 0.25 if predicted.outcome is Outcome.DROPPED else 3.0)
+        fine = {
+            Outcome.FORWARDED: isinstance(got, Answer) and got.ip in wanted,
+            Outcome.REFUSED: got == "refused",
+            Outcome.DROPPED: got == "timeout",
+        }[predicted.outcome]
+        if not fine:
+            steps = "; ".join(step.text for step in predicted.steps)
+            met = f"{predicted.outcome.value} {sorted(wanted)} foretold ({steps}), got {got}"
+            return [f"packet: {place} {protocol} {unpack(packet.destination)}:{packet.port}: {met}"]
+    return []
+
+
+async def _probe(world: World, place: str, protocol: str, packet: Packet, timeout: float) -> Answer | NoAnswer:
+    """Ask; once more where nothing left, as a UDP question's port may be another socket's on that node."""
+    got: Answer | NoAnswer = NoAnswer.UNREACHABLE
+    for _ in range(3):
+        got = await world.live.cluster.probe(place, protocol, unpack(packet.destination), packet.port, timeout)
+        if got != NoAnswer.UNREACHABLE or protocol == "tcp":
+            break
+    return got

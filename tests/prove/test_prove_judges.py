@@ -1,0 +1,119 @@
+"""What judges are worth: a world in which all is well has no complaint, and each thing that is broken in it has one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from prove import dumps, judges, packets, truth
+from prove.mutating import MUTATIONS, SOURCE, broken
+from prove.play import kind, play
+from prove.steps import Step
+from prove.world import World
+
+SERVICE = {
+    "metadata": {"namespace": "default", "name": "s1", "uid": "u", "creationTimestamp": "2024-01-01T00:00:00Z"},
+    "spec": {
+        "type": "NodePort",
+        "ipFamilies": ["IPv4"],
+        "clusterIPs": ["10.96.200.1"],
+        "clusterIP": "10.96.200.1",
+        "externalIPs": ["198.51.100.1"],
+        "ports": [{"name": "p", "port": 80, "protocol": "TCP", "targetPort": 3000, "nodePort": 31000}],
+    },
+    "status": {},
+}
+SLICE = {
+    "metadata": {"namespace": "default", "name": "s1-1", "uid": "v", "labels": {"kubernetes.io/service-name": "s1"}},
+    "addressType": "IPv4",
+    "endpoints": [{"addresses": ["a1"], "conditions": {"ready": True}, "nodeName": "node-a"}],
+    "ports": [{"name": "p", "port": 3000, "protocol": "TCP"}],
+}
+HISTORY: list[Step] = [
+    ("put", "services", SERVICE),
+    ("put", "endpointslices", SLICE),
+    ("quiet",),
+    ("backup",),
+    ("away", True),
+    ("remove", "services", "default", "s1"),
+    ("kill",),
+    ("back",),
+    ("api", {"cut_watch": 2, "gone": 1}),
+    ("rollback",),
+    ("harm", "flush"),
+    ("quiet",),
+    ("zone", "zone-b"),
+    ("again",),
+    ("pause", 0.1),
+    ("look",),
+]
+
+
+@asynccontextmanager
+async def settled(world: World) -> AsyncIterator[judges.Scene]:
+    scene = await judges.settled(world)
+    try:
+        yield scene
+    finally:
+        world.live.cluster.faults.update({"stall_watch": False})
+
+
+async def met(world: World, scene: judges.Scene) -> list[str]:
+    """What packets meet, asked until every frontend of the small world was."""
+    found = []
+    for seed in range(4):
+        found += await packets.foretold(world, scene.facts, scene.planner, random.Random(seed))
+    return found
+
+
+@pytest.mark.long(20)
+async def test_all_is_well_and_what_is_broken_is_seen(monkeypatch) -> None:
+    monkeypatch.setattr(judges, "PATIENCE", 15.0)
+    async with World("nftables") as world:
+        assert await play(world, HISTORY) == []
+        for step in HISTORY[:3]:
+            await world.play(step) if step[0] != "quiet" else await judges.quiet(world, random.Random(1))
+        async with settled(world) as scene:
+            await the_model_is_another(world, scene)
+            await the_kernel_is_another(world, scene)
+            await an_object_is_not_heard_of(world)
+
+
+async def the_model_is_another(world: World, scene: judges.Scene) -> None:
+    """The packets, and the dump, are not those of another cluster."""
+    assert await met(world, scene) == []
+    plans = truth.plans(scene.planner)
+    del plans["default", "s1"]
+    made = await asyncio.to_thread(dumps.fresh, "nftables", scene.facts, plans)
+    there = await asyncio.to_thread(dumps.inside, world.live.proxy.namespace, "nftables", scene.facts)
+    assert any("10.96.200.1" in one for one in dumps.differences(there, made))
+
+
+async def the_kernel_is_another(world: World, scene: judges.Scene) -> None:
+    """Where nobody repairs, packets meet something else."""
+    await world.stop_traffic()
+    await world.live.proxy.kill()
+    await world.live.nft("delete", "table", "ip", "kube-proxy")
+    found = await met(world, scene)
+    assert {kind(one) for one in found} == {"packet"}
+    await world.start()
+
+
+async def an_object_is_not_heard_of(world: World) -> None:
+    judges.PATIENCE = 1.0
+    await judges.settled(world)
+    world.live.cluster.faults.update({"stall_watch": True})
+    await world.play(("remove", "endpointslices", "default", "s1-1"))
+    with pytest.raises(AssertionError, match="s1-1"):
+        await judges.settled(world)
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_lines_that_mutations_break_are_there(name: str) -> None:
+    mutation = MUTATIONS[name]
+    text = broken((SOURCE / mutation.file).read_text(), mutation)
+    compile(text, mutation.file, "exec")
