@@ -138,7 +138,9 @@ def balanced(
     Where all endpoints of a pool have weight 0 they take connections evenly, as terminating ones do that have nobody
     beside them: a drain moves connections, it does not refuse them.
     """
-    weights = _weights(slices, Port(plan.key.port_name, plan.key.protocol), asked, growth)
+    weights = _weights(slices, Port(plan.key.port_name, plan.key.protocol), asked.nodes)
+    if growth:
+        _grow(weights, plan, growth)
     near, far = _shares(plan.local, weights), _shares(plan.cluster, weights)
     drained = {d for pool, kept in ((plan.cluster, far), (plan.local, near)) for d in pool if d not in kept.members}
     if far.all_drained or near.all_drained:
@@ -183,8 +185,8 @@ def _shares(pool: Pool, weights: Mapping[bytes, int]) -> _Shares:
     return _Shares(kept, found if len(set(found)) > 1 else (), frozenset(kept))
 
 
-def _weights(slices: Iterable[Slice], port: Port, asked: Wishes, growth: Growth) -> dict[bytes, int]:
-    """Return the weight of each destination; of several that an endpoint may have, the smallest counts."""
+def _weights(slices: Iterable[Slice], port: Port, nodes: Mapping[str, int]) -> dict[bytes, int]:
+    """Return the weight of each destination that has less than all of it; of several the smallest counts."""
     found: dict[bytes, int] = {}
     for piece in slices:
         most = FULL if piece.weight is None else piece.weight
@@ -194,9 +196,14 @@ def _weights(slices: Iterable[Slice], port: Port, asked: Wishes, growth: Growth)
             else:
                 placed = [(e.address + PORT_BYTES[number], e.node) for e in piece.particular]
             for destination, node in placed:
-                found[destination] = min(most, asked.nodes.get(node, FULL), found.get(destination, FULL))
-    for destination, weight in found.items() if growth else ():
-        share = growth.get(destination[:-2], FULL)
-        if weight and share < FULL:
-            found[destination] = max(1, weight * share // FULL)
+                if (weight := min(most, nodes.get(node, FULL))) < FULL:
+                    found[destination] = min(weight, found.get(destination, FULL))
     return found
+
+
+def _grow(weights: dict[bytes, int], plan: ServicePlan, growth: Growth) -> None:
+    """Give new endpoints what they have of their weights by now."""
+    for destination in {*plan.cluster, *plan.local}:
+        share, weight = growth.get(destination[:-2], FULL), weights.get(destination, FULL)
+        if weight and share < FULL:
+            weights[destination] = max(1, weight * share // FULL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from math import gcd
@@ -23,7 +22,8 @@ ERROR: Final = 0.019
 _BELOW: Final = {size: below for below, size in pairwise((0, *CLASSES))}
 
 
-def slot_counts(weights: Sequence[int], most: int) -> tuple[int, ...]:
+@lru_cache(maxsize=256)
+def slot_counts(weights: tuple[int, ...], most: int) -> tuple[int, ...]:
     """Return the number of slots of each endpoint, for weights above 0; all together `most`, unless there are more.
 
     Where that is too few for shares as exact as they should be, they are as exact as they can be.
