@@ -17,8 +17,13 @@ from prove.mutating import MUTATIONS
 from prove.play import play, shrunk
 from prove.steps import Step, as_test
 from prove.world import World
+from support.guest.guest import run_in_guest
+from support.modes import GUEST, translate_bridged_packets
 
 MODES = ("nftables", "iptables-nft", "iptables-legacy", "userspace")
+IPVS = "ipvs"
+"""Runs in a guest, which is slow: only where it is asked for."""
+GUEST_SECONDS = 3600.0
 SHRINK = 180.0
 """Seconds for making a failing history small."""
 
@@ -26,7 +31,18 @@ SHRINK = 180.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Run; return the exit code: 0 when nothing was found."""
     given = _parse(argv)
+    if given.mode == IPVS and not GUEST:
+        return _in_guest(sys.argv[1:] if argv is None else argv)
+    if GUEST:
+        translate_bridged_packets()
     return asyncio.run(_run(given))
+
+
+def _in_guest(argv: Sequence[str]) -> int:
+    """Run the same under the guest's kernel, which has IPVS; return its exit code."""
+    command = [sys.executable, "-m", "prove", *argv]
+    done = run_in_guest(command, GUEST_SECONDS, environment={"KUBEPROXY_GUEST": "1"}, echo=sys.stdout)
+    return done.status
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -35,7 +51,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=2.0, help="how long (2)")
     parser.add_argument("--histories", type=int, default=0, help="so many histories instead")
     parser.add_argument("--steps", type=int, default=60, help="of a history, about (60)")
-    parser.add_argument("--mode", default="nftables", choices=(*MODES, "all"), help="the mode, or all (nftables)")
+    parser.add_argument("--mode", default="nftables", choices=(*MODES, IPVS, "all"), help="the mode, or all (nftables)")
     parser.add_argument("--crashes", type=int, metavar="N", help="die at N points of a start, 0 for all, instead")
     parser.add_argument(
         "--refusals", type=int, metavar="N", help="be refused at N points of a start, 0 for all, instead"

@@ -53,6 +53,8 @@ class Generator:
         self.services: dict[tuple[str, str], Json] = {}
         self.slices: dict[tuple[str, str], Json] = {}
         self._serial = 0
+        self._favours: list[float] = []
+        self._shared = self.random.random() < 0.4
         self._made: list[Step] = []
 
     def history(self, length: int) -> list[Step]:
@@ -78,10 +80,14 @@ class Generator:
             (8, self._api),
             (14, self._away),
             (4, self._proxy),
-            (2, self._harm),
+            (4, self._harm),
             (2, lambda: self._made.append(("look",))),
         )
-        self.random.choices([act for _, act in weights], [weight for weight, _ in weights])[0]()
+        if not self._favours:
+            # Each history does a few things often and leaves others out: what comes of them together is met sooner.
+            self._favours = [self.random.choice((0.2, 1, 1, 4)) for _ in weights]
+        shares = [favour * weight for favour, (weight, _) in zip(self._favours, weights, strict=True)]
+        self.random.choices([act for _, act in weights], shares)[0]()
 
     # -- Services -----------------------------------------------------------------------------------------------------
 
@@ -101,6 +107,8 @@ class Generator:
         service = {"metadata": self._metadata(*name), "spec": spec, "status": {"loadBalancer": {}}}
         for change in self.random.sample(self._changes(), self.random.choice((0, 0, 1, 3))):
             change(service)
+        if self._shared:  # external IPs are asked for by many
+            self._other_external_ips(service)
         self._complete(service)
         return service
 
@@ -207,9 +215,9 @@ class Generator:
         """Two living Services swap what a packet finds them by, as a watcher sees it that missed what was between."""
         if len(self.services) < 2:
             return
-        first, second = self.random.sample(list(self.services), 2)
+        first, second = self._two()
         one, two = copy.deepcopy(self.services[first]), copy.deepcopy(self.services[second])
-        what = self.random.choice(("addresses", "externalIPs", "ports", "ingress", "endpoints"))
+        what = self.random.choice(("addresses", "externalIPs", "ports", "ingress", "endpoints", "endpoints"))
         if what == "endpoints":
             self._swap_slices(first, second)
             return
@@ -225,6 +233,11 @@ class Generator:
         for name, service in ((first, one), (second, two)):
             self._complete(service)
             self._put_service(name, service)
+
+    def _two(self) -> list[tuple[str, str]]:
+        """Return two living Services, of one namespace if that has two: slices can only change hands there."""
+        near = [name for name in self.services if name[0] == "default"]
+        return self.random.sample(near if len(near) > 1 else list(self.services), 2)
 
     def _swap_slices(self, first: tuple[str, str], second: tuple[str, str]) -> None:
         if first[0] != second[0]:

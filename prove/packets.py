@@ -9,7 +9,7 @@ from kubeproxy import host, modes
 from kubeproxy.control.wire import Facts
 from kubeproxy.model.addresses import PROTOCOL_NAMES, pack, unpack
 from kubeproxy.model.answer import Answer as Predicted
-from kubeproxy.model.answer import Outcome, Packet, answer
+from kubeproxy.model.answer import Notice, Outcome, Packet, answer
 from kubeproxy.model.planner import Planner
 from lab.netns import run_in_async
 from lab.probes import Answer, NoAnswer
@@ -19,7 +19,7 @@ from prove.world import World
 SAMPLES = 8
 """Connections that are tried at each quiet moment."""
 WAITS = 2
-"""At most so many of them wait for a timeout."""
+"""At most so many of them wait for a timeout, or for a refusal that TCP hears at its second SYN."""
 PLACES = ("pod", "node", "outside")
 _JUDGED = {Outcome.FORWARDED, Outcome.REFUSED, Outcome.DROPPED}
 
@@ -35,8 +35,9 @@ async def foretold(world: World, facts: Facts, planner: Planner, chance: random.
     waits, wrong = WAITS, []
     for place, protocol, packet in _sample(world, planner, chance):
         predicted = answer(planner, packet, everything, habits)
-        waits -= predicted.outcome is Outcome.DROPPED
-        if _answerable(world, predicted) and (waits >= 0 or predicted.outcome is not Outcome.DROPPED):
+        late = predicted.notice in {Notice.TIMEOUT, Notice.LATE_ICMP}
+        waits -= late
+        if _answerable(world, predicted) and (waits >= 0 or not late):
             wrong += await _asked(world, place, protocol, packet, predicted)
     return wrong
 

@@ -16,8 +16,8 @@ from lab.apiserver.watching import Watch
 from lab.cluster import ClusterConfig, LabCluster
 from prove.steps import Json, Step
 from support import traffic as traffic_module
-from support.live import Front, Live, leftovers
-from support.modes import MODES
+from support.live import PATIENCE, Front, Live, leftovers
+from support.modes import GUEST, MODES
 from support.traffic import DUAL, Stream, Traffic
 
 RESOURCES = ("services", "endpointslices", "servicecidrs")
@@ -31,7 +31,7 @@ SYNC_PERIOD = "2s"
 """How soon elements are compared that another program may have changed; repairs are waited for."""
 UDP_IDLE = 1.0
 """Seconds after which userspace mode forgets a UDP client."""
-PAUSE = 0.02
+PAUSE = 0.2 if GUEST else 0.02
 """Seconds between two questions of a stream of steady traffic."""
 FAR = {"IPv4": "10.244.{}.{}", "IPv6": "fd00:244::{:x}:{:x}"}
 """Endpoints beyond the pods of the lab: nobody answers there."""
@@ -93,14 +93,12 @@ class World:
 
     async def start(self, *, wait: bool = True, command: Sequence[str] = ()) -> None:
         """Start a proxy."""
-        name = "nftables" if self.mode.name == "nftables" else "iptables"
-        block = {**self.mode.config.get(name, {}), "syncPeriod": SYNC_PERIOD, "minSyncPeriod": "0s"}
-        if name == "iptables":
-            block["minSyncPeriod"] = "1ms"
+        name = self.mode.name if self.mode.name in {"nftables", "ipvs"} else "iptables"
+        block = {"syncPeriod": SYNC_PERIOD, "minSyncPeriod": "1ms" if name == "iptables" else "0s"}
         overrides = {"udpIdleTimeout": f"{UDP_IDLE:g}s"} if self.carries else {}
         overrides |= {name: block, "clientConnection": {"qps": -1}}
         # Where the API server is in trouble the start takes longer; the next quiet moment tells.
-        await self.live.start(overrides, self.args, command or self.command, ready_within=15.0 if wait else None)
+        await self.live.start(overrides, self.args, command or self.command, ready_within=PATIENCE if wait else None)
 
     @property
     def carries(self) -> bool:
@@ -289,7 +287,7 @@ def harms(mode: str, variant: str, what: str) -> list[list[str]]:
             "element": [["nft", "flush", "map", *table, "endpoints" if mode == "nftables" else "outside-services"]],
             "flush-chain": [["nft", "flush", "chain", *table, "nat-prerouting"]],
         }[what]
-    command = [f"iptables-{variant}", "-w"]
+    command = [f"iptables-{variant}" if variant else "iptables", "-w"]
     rule = ["KUBE-NODEPORTS", "-p", "tcp", "-m", "tcp", "--dport", "1", "-j", "ACCEPT"]
     return {
         "flush": [[*command, "-t", "nat", "-F"]],
