@@ -149,6 +149,16 @@ def is_loopback(address: bytes) -> bool:
     return address[0] == 127 if len(address) == 4 else address == b"\0" * 15 + b"\1"
 
 
+def is_special(address: bytes) -> bool:
+    """Return whether a packed address is loopback, link-local, multicast or broadcast: of no Service, on any node.
+
+    Source: ValidateNonSpecialIP of Kubernetes' API server; it refuses of multicast only what stays on a link.
+    """
+    if len(address) == 4:
+        return address[0] == 127 or 224 <= address[0] < 240 or address[:2] == b"\xa9\xfe" or address == b"\xff" * 4
+    return is_loopback(address) or address[0] == 0xFF or (address[0] == 0xFE and address[1] & 0xC0 == 0x80)
+
+
 def covers_all(network: Range) -> bool:
     """Return whether a range holds every address of its family."""
     first, last = network

@@ -19,6 +19,7 @@ from kubeproxy.model.addresses import (
     Range,
     covers_all,
     family_of,
+    is_special,
     pack,
     parse_network,
     within,
@@ -209,6 +210,10 @@ def _addresses(texts: Sequence[str], field: str, problems: list[Problem]) -> Map
         address = pack(text)
         if address is None or not any(address):
             problems.append(Problem(field, f"{_shown(text)} is no usable IP address; skipped"))
+            continue
+        # The API server looks at spec.externalIPs only; the node's own loopback, or its cloud's metadata, is nobody's.
+        if is_special(address):
+            problems.append(Problem(field, f"{_shown(text)} is loopback, link-local or multicast; skipped"))
             continue
         addresses = by_family.setdefault(family_of(address), [])
         if address not in addresses:

@@ -1,0 +1,24 @@
+"""The tests and fuzzing targets that docs/security.md names are there, and each target is named."""
+
+from __future__ import annotations
+
+import re
+
+from support.fuzz.targets import TARGETS
+from support.places import ROOT
+
+TEXT = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+
+
+def test_every_test_that_is_named_is_one() -> None:
+    there = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    named = set(re.findall(r"`(?:[\w/]+/)?(test_\w+\.py)`", TEXT))
+    assert named
+    assert named <= there
+
+
+def test_the_targets_that_are_named_are_some() -> None:
+    lists = re.findall(r"targets? ((?:`\w+`,? ?)+)", TEXT)
+    named = {name for found in lists for name in re.findall(r"`(\w+)`", found)}
+    assert named
+    assert named <= TARGETS.keys()
