@@ -8,13 +8,12 @@ all the time but on the empty node, and the judges ask afterwards.
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from prove import judges
+from prove import judges, launcher
 from prove.world import World
 from support.traffic import DUAL
 
@@ -71,14 +70,14 @@ class Crashes:
         file = self.live.cluster.folder / f"calls-{way}"
         file.unlink(missing_ok=True)
         await self._before(way)
-        await self.world.start(command=_command("none", 0, file))
+        await self.world.start(by=_command("none", 0, file))
         await self.live.proxy.kill()
         return file.stat().st_size
 
     async def point(self, way: str, word: str, number: int) -> list[str]:
         """Have the proxy meet one fault, start it without, and judge."""
         traffic = await self._before(way)
-        await self.world.start(wait=False, command=_command(word, number))
+        await self.world.start(wait=False, by=_command(word, number))
         if word in DEATHS:
             await self._dies_or_is_ready()
         else:
@@ -136,7 +135,7 @@ class Crashes:
 
 def _command(word: str, number: int, count: Path | None = None) -> list[str]:
     counted = [f"PROVE_COUNT={count}"] if count is not None else []
-    return ["env", *counted, sys.executable, "-m", "prove.launcher", word, str(number), "--"]
+    return ["env", *counted, *launcher.command(word, number)]
 
 
 def points(counts: dict[str, int], words: tuple[str, ...]) -> Iterator[tuple[str, str, int]]:

@@ -30,6 +30,8 @@ HISTORIC = {"gone-endpoints"}
 """Sets whose contents are of what was, on purpose."""
 COMPARED = {"nftables": "", "iptables-nft": "nft", "iptables-legacy": "legacy"}
 """Modes whose dump is compared, with the variant of iptables."""
+_OTHERS = re.compile("HINT|FIREWALL$")
+"""Chains that kubelets make as well: what a proxy once put there stays."""
 _UNORDERED = re.compile(r"KUBE-(SERVICES|NODEPORTS|EXTERNAL-SERVICES|PROXY-FIREWALL)")
 """Chains in which each rule is of another address or port, but for what stands last."""
 
@@ -102,7 +104,7 @@ def _chains(text: str) -> dict[str, list[str]]:
     return {
         place: sorted(rules) if _UNORDERED.fullmatch(place.partition(" ")[2]) else rules
         for place, rules in found.items()
-        if "HINT" not in place
+        if not _OTHERS.search(place)
     }
 
 

@@ -79,7 +79,9 @@ class Generator:
             (3, self._service_cidr),
             (8, self._api),
             (14, self._away),
-            (4, self._proxy),
+            (3, self._spoil),
+            (5, self._proxy),
+            (2, self._other_mode),
             (4, self._harm),
             (2, lambda: self._made.append(("look",))),
         )
@@ -122,7 +124,7 @@ class Generator:
         ports = []
         for number, protocol in enumerate(protocols[: self.random.choice((1, 2, 2, 3, 4))]):
             port = {"name": f"p{number}", "port": 80 + (number > 1), "protocol": protocol, "targetPort": 3000}
-            ports.append(port | ({"nodePort": self._node_port()} if kind != "ClusterIP" else {}))
+            ports.append(port | ({"nodePort": self._node_port(ports)} if kind != "ClusterIP" else {}))
         return ports
 
     def _complete(self, service: Json) -> None:
@@ -132,13 +134,13 @@ class Generator:
             if spec["type"] == "ClusterIP":
                 port.pop("nodePort", None)
             elif "nodePort" not in port:
-                port["nodePort"] = self._node_port()
+                port["nodePort"] = self._node_port(spec["ports"])
         if spec["type"] != "LoadBalancer":
             service["status"] = {"loadBalancer": {}}
             for field in ("loadBalancerSourceRanges", "healthCheckNodePort"):
                 spec.pop(field, None)
         elif spec.get("externalTrafficPolicy") == "Local":
-            spec.setdefault("healthCheckNodePort", self._node_port())
+            spec.setdefault("healthCheckNodePort", self._node_port(spec["ports"]))
         if spec["type"] == "ClusterIP" and not spec.get("externalIPs"):
             spec.pop("externalTrafficPolicy", None)
 
@@ -303,6 +305,9 @@ class Generator:
         small = self.random.random() < 0.9
         count = self.random.choice([n for n in BORDERS if (n < 8) == small])
         found = [self._endpoint(number, count) for number in range(count)]
+        if self.random.random() < 0.15:  # as when all go at once
+            state = self.random.choice(_STATES)
+            found = [one | {"conditions": state} for one in found]
         cut = self.random.choice((1, 1, 1, 2, 3))
         pieces = [found[at::cut] for at in range(cut)]
         if self.random.random() < 0.1 and found:
@@ -367,7 +372,24 @@ class Generator:
         if self.random.random() < 0.7:
             self._made.append(("remove", "services", "default", name))
 
+    def _spoil(self) -> None:
+        """A part of a living Service or slice becomes what cannot be used; the rest goes on."""
+        if not self.services:
+            return
+        usable = [bad.part for bad in SPECS.values() if bad.works]
+        name = self.random.choice(list(self.services))
+        service = copy.deepcopy(self.services[name])
+        service["spec"] |= copy.deepcopy(self.random.choice(usable))
+        self._made.append(("put", "services", service))
+        mine = [p for k, p in self.slices.items() if k[0] == name[0]]
+        if mine:
+            piece = copy.deepcopy(self.random.choice(mine))
+            piece["endpoints"] = [*piece["endpoints"], self.random.choice(list(ENDPOINTS.values())).part]
+            self._made.append(("put", "endpointslices", piece))
+
     def _node(self) -> None:
+        if self.random.random() < 0.3:
+            self._made.append(("no_node",))
         self._made.append(("zone", self.random.choice(("zone-a", "zone-b", ""))))
 
     def _service_cidr(self) -> None:
@@ -410,7 +432,32 @@ class Generator:
 
     def _proxy(self) -> None:
         pause = ("pause", self.random.choice((0.1, 0.5)))
-        self._made.append(self.random.choice([("kill",), ("kill",), ("restart",), pause]))
+        fault = self.random.choice(("die-before", "die-after", "ENOBUFS", "EPERM", "ENOMEM", "EINTR"))
+        faulty = ("faulty", fault, self.random.randrange(1, 250))
+        self._made.append(self.random.choice([("kill",), ("restart",), pause, self._configured(), faulty, faulty]))
+
+    def _configured(self) -> Step:
+        fields = self.random.choice(
+            (
+                {},
+                {"masqueradeAll": True},
+                {"nodePortAddresses": ["192.168.0.0/16", "fd00:100::/64"]},
+                {"nodePortAddresses": ["0.0.0.0/0", "::/0"]},
+                {"detectLocalMode": "BridgeInterface", "detectLocal": {"bridgeInterface": "cbr0"}},
+            )
+        )
+        flags = ("--reset-gone-endpoints", "--connection-counters") if self.mode == "nftables" else ()
+        return ("configure", fields, [flag for flag in flags if self.random.random() < 0.4])
+
+    def _other_mode(self) -> None:
+        """Another mode takes over, and back; modes of this host but legacy iptables, which no hint leads to then."""
+        if self.mode == "nftables":
+            self._made += [("switch", self.random.choice(("iptables-nft", "iptables-nft", "userspace")))]
+            for _ in range(self.random.choice((0, 1, 4))):
+                self.random.choice((self._new, self._change, self._endpoints, self._remove))()
+            if self.random.random() < 0.5:
+                self._made.append(("quiet",))
+            self._made.append(("switch", "nftables"))
 
     def _harm(self) -> None:
         words = ("flush", "delete", "stray", "element", "flush-chain")
@@ -427,9 +474,10 @@ class Generator:
         pool = [a for n in range(1, 2 * ROOM) if (a := SERVICE_IPS[family].format(n)) not in taken]
         return self.random.choice(pool)
 
-    def _node_port(self) -> int:
+    def _node_port(self, also: list[Json]) -> int:
+        """Return a port that no living Service has, nor one of these ports of the one that is being made."""
         specs = [service["spec"] for service in self.services.values()]
-        taken = {port.get("nodePort") for spec in specs for port in spec["ports"]}
+        taken = {port.get("nodePort") for ports in (also, *(s["ports"] for s in specs)) for port in ports}
         return self._free(31000, 31400, taken | {spec.get("healthCheckNodePort") for spec in specs})
 
     def _free(self, first: int, last: int, taken: set[Any]) -> int:

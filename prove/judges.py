@@ -45,16 +45,27 @@ class Scene(NamedTuple):
 
 
 async def quiet(world: World, chance: random.Random) -> list[str]:
-    """Wait until nothing is left to happen; return what is wrong then."""
+    """Wait until nothing is left to happen; return what is wrong then. A proxy that was told to die starts again."""
+    wrong = await _quiet(world, chance)
+    if wrong and world.may_end and world.live.proxy.returncode is not None:
+        wrong = await _quiet(world, chance)
+    return wrong
+
+
+async def _quiet(world: World, chance: random.Random) -> list[str]:
     world.live.cluster.faults.update(NO_FAULTS)
     await world.back()
+    await world.supervise()
     try:
         scene = await settled(world)
     except AssertionError as error:
         return [str(error)]
-    wrong = [*await _verified(world), *await _as_fresh(world, scene)]
-    wrong += await packets.foretold(world, scene.facts, scene.planner, chance)
-    wrong += await _pages_say_so(world, scene)
+    try:
+        wrong = [*await _verified(world), *await _as_fresh(world, scene)]
+        wrong += await packets.foretold(world, scene.facts, scene.planner, chance)
+        wrong += await _pages_say_so(world, scene)
+    except (KubeProxyError, OSError) as error:
+        wrong = [f"asking: {error!r}"]
     wrong += look_now(world)
     if not wrong:
         world.harmed = False
@@ -66,7 +77,7 @@ def look_now(world: World) -> list[str]:
     """Return what is wrong of what holds at every moment."""
     proxy = world.live.proxy
     wrong = [f"steady traffic: {failure}" for failure in world.failures()[:3]]
-    if proxy.returncode is not None:
+    if proxy.returncode is not None and not world.may_end:
         wrong.append(f"the proxy ended with status {proxy.returncode}:\n{proxy.tail()}")
     said = world.live.logged("Traceback|internal error|Task exception|was never awaited|ResourceWarning")
     return wrong + [f"the proxy logged: {line}" for line in said[:3]]
@@ -89,7 +100,7 @@ async def settled(world: World) -> Scene:
 
     def check() -> list[str]:
         if world.live.proxy.returncode is not None:
-            return []
+            return []  # said below
         try:
             running = Running(Client(path))
             facts, held = running.facts(), {one.name: one for one in running.services()}
@@ -103,6 +114,9 @@ async def settled(world: World) -> Scene:
         return wrong or _other_plans(found[0])
 
     wrong = await _eventually(check)
+    if world.may_end and world.live.proxy.returncode is not None:
+        await world.supervise()
+        wrong = await _eventually(check)
     if world.live.proxy.returncode is not None:
         raise AssertionError(f"the proxy ended with status {world.live.proxy.returncode}:\n{world.live.proxy.tail()}")
     if wrong:
@@ -131,6 +145,8 @@ def _troubled(standing: Any) -> bool:
 def _node_differs(world: World, facts: Facts) -> list[str]:
     """Return whether the proxy has not heard yet of the Node, or of a ServiceCIDR."""
     record = world.store.get("nodes", ("", "node-a"))
+    if record is None:
+        return []
     zone = record.labels.get("topology.kubernetes.io/zone") or ""
     wrong = [] if facts.world.zone == zone else [f"zone {zone!r} expected, has {facts.world.zone!r}"]
     cidrs = [c for r in world.store.records("servicecidrs") for c in r.decode()["spec"].get("cidrs") or ()]
@@ -176,7 +192,7 @@ async def _pages_say_so(world: World, scene: Scene) -> list[str]:
             wrong = await _pages(world, scene)
         except OSError as error:
             wrong = [f"pages: {error!r}"]
-        if not wrong or time.monotonic() > until:
+        if not wrong or time.monotonic() > until or world.live.proxy.returncode is not None:
             return wrong
         await asyncio.sleep(0.05)
 

@@ -18,7 +18,13 @@ from typing import Any
 
 from prove import mutating
 
-MUTATE = "mutate:"
+MUTATION = "PROVE_MUTATION"
+"""Names a line to break, of mutating.py."""
+
+
+def command(word: str, number: int) -> list[str]:
+    """Return the command that starts a proxy with a fault; `none` is one without."""
+    return [sys.executable, "-m", "prove.launcher", word, str(number), "--"]
 
 
 class Fault:
@@ -66,10 +72,9 @@ def die() -> None:
 def main(argv: list[str]) -> int:
     """Start the proxy; return its exit code."""
     word, number, _, *arguments = argv
-    if word.startswith(MUTATE):
-        mutating.apply(word.removeprefix(MUTATE))
-    else:
-        _interpose(Fault(word, int(number)))
+    if mutation := os.environ.get(MUTATION):
+        mutating.apply(mutation)
+    _interpose(Fault(word, int(number)))
     from kubeproxy import cli  # noqa: PLC0415 - after what it uses was changed
 
     sys.argv = ["kube-proxy", *arguments]

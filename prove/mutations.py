@@ -6,13 +6,13 @@ Otherwise the judges are blind. The lines are in mutating.py.
 from __future__ import annotations
 
 import asyncio
-import sys
+import os
 import time
 from collections.abc import Callable
 
 from prove import judges
 from prove.generate import Generator
-from prove.launcher import MUTATE
+from prove.launcher import MUTATION, command
 from prove.play import play
 from prove.world import World
 
@@ -23,8 +23,8 @@ SECONDS = 60.0
 async def found(name: str, seed: str) -> tuple[float, str]:
     """Return after how many seconds of histories a mutation is found, and by which complaint: '' for not in time."""
     began = time.monotonic()
-    command = (sys.executable, "-m", "prove.launcher", f"{MUTATE}{name}", "0", "--")
-    async with World("nftables", command=command) as world:
+    os.environ[MUTATION] = name  # of proxies that are started with a fault as well
+    async with World("nftables", command=command("none", 0)) as world:
         count = 0
         while time.monotonic() - began < SECONDS:
             wrong = await play(world, Generator(f"{seed}.{count}", "nftables").history(60), f"{seed}.{count}")

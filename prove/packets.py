@@ -52,7 +52,8 @@ def _sample(world: World, planner: Planner, chance: random.Random) -> Iterator[t
         destination = frontend.address or pack(world.live.ips["node"][family])
         source = None if place == "node" else pack(world.live.ips[place][family])
         if protocol != "sctp" and destination is not None:
-            yield place, protocol, Packet(source, destination, frontend.protocol, frontend.port)
+            interface = {"pod": "cbr0", "outside": "eth0"}.get(place, "")
+            yield place, protocol, Packet(source, destination, frontend.protocol, frontend.port, interface)
 
 
 def _answerable(world: World, predicted: Predicted) -> bool:

@@ -14,12 +14,13 @@ Json = dict[str, Any]
 Step = tuple[Any, ...]
 """A word and what it needs:
 
-("put", resource, object), ("remove", resource, namespace, name), ("zone", name) of the Node, ("again",) sends every
-object once more, ("api", faults) sets faults of the API server, ("drop",) ends all connections to it, ("compact",) has
-it forget its history too, ("backup",) notes all objects, ("restore",) and ("rollback",) bring them back, with newer
-revisions and with older ones, ("away", forgets) has it refuse everybody until ("back",), when it may have no history,
-("kill",) and ("restart",) are of the proxy, ("pause", seconds) stops it, ("harm", what) is another program, ("quiet",)
-waits and judges, ("look",) judges what holds at any moment.
+("put", resource, object), ("remove", resource, namespace, name), ("zone", name) of the Node, which ("no_node",)
+deletes until all is quiet, ("again",) sends every object once more, ("api", faults) sets faults of the API server,
+("drop",) ends all connections to it, ("compact",) has it forget its history too, ("backup",) notes all objects,
+("restore",) and ("rollback",) bring them back, with newer revisions and with older ones, ("away", forgets) has it
+refuse everybody until ("back",), when it may have no history, ("kill",), ("restart",), ("configure", fields, flags)
+and ("switch", mode) and ("faulty", fault, call) are of the proxy, ("pause", seconds) stops it, ("harm", what) is
+another program, ("quiet",) waits and judges, ("look",) judges what holds at any moment.
 """
 
 

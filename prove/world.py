@@ -14,6 +14,7 @@ from typing import Any, Self
 from lab.apiserver.server import ServerConfig
 from lab.apiserver.watching import Watch
 from lab.cluster import ClusterConfig, LabCluster
+from prove import launcher
 from prove.steps import Json, Step
 from support import traffic as traffic_module
 from support.live import PATIENCE, Front, Live, leftovers
@@ -48,11 +49,15 @@ class World:
         self.command = tuple(command)
         self.traffic: Traffic | None = None
         self.harmed = False
+        self.may_end = False
         self.baseline: dict[str, int] = {}
         self._own: dict[str, set[Any]] = {}
         self._saved: dict[str, list[Json]] = {}
         self._saved_at = 0
         self._forgets = False
+        self._node: Json | None = None
+        self._config: Json = {}
+        self._made_in = self.mode
 
     async def __aenter__(self) -> Self:
         await self.live.cluster.__aenter__()
@@ -91,14 +96,16 @@ class World:
 
     # -- the proxy and its traffic --------------------------------------------------------------------------------
 
-    async def start(self, *, wait: bool = True, command: Sequence[str] = ()) -> None:
-        """Start a proxy."""
+    async def start(self, *, wait: bool = True, by: Sequence[str] = ()) -> None:
+        """Start a proxy, `by` another command than the world's."""
         name = self.mode.name if self.mode.name in {"nftables", "ipvs"} else "iptables"
         block = {"syncPeriod": SYNC_PERIOD, "minSyncPeriod": "1ms" if name == "iptables" else "0s"}
         overrides = {"udpIdleTimeout": f"{UDP_IDLE:g}s"} if self.carries else {}
-        overrides |= {name: block, "clientConnection": {"qps": -1}}
+        overrides |= {name: block, "clientConnection": {"qps": -1}} | dict(self.mode.config)
+        overrides[name] = block
+        overrides |= self._config
         # Where the API server is in trouble the start takes longer; the next quiet moment tells.
-        await self.live.start(overrides, self.args, command or self.command, ready_within=PATIENCE if wait else None)
+        await self.live.start(overrides, self.args, by or self.command, ready_within=PATIENCE if wait else None)
 
     @property
     def carries(self) -> bool:
@@ -155,7 +162,16 @@ class World:
             for record in list(self.store.records(resource)):
                 self.store.put(resource, record.decode())
 
+    async def _no_node(self) -> None:
+        """The Node is deleted, until the next quiet moment: what it had goes on holding."""
+        if self._node is None:
+            self._node = self.store.get("nodes", ("", "node-a")).decode()
+            self.store.remove("nodes", ("", "node-a"))
+
     async def _zone(self, zone: str) -> None:
+        if self._node is not None:
+            self._node["metadata"]["labels"]["topology.kubernetes.io/zone"] = zone
+            return
         node = self.store.get("nodes", ("", "node-a")).decode()
         node["metadata"]["labels"]["topology.kubernetes.io/zone"] = zone
         self.store.put("nodes", node)
@@ -206,6 +222,9 @@ class World:
             self.store.compact()
         self._forgets = False
         await self.live.cluster.server.listen()
+        if self._node is not None:
+            self.store.put("nodes", self._node)
+            self._node = None
 
     async def _back(self) -> None:
         await self.back()
@@ -223,12 +242,47 @@ class World:
         await self.start(wait=False)
         self.baseline.clear()
 
+    async def _configure(self, fields: Json, args: Sequence[str]) -> None:
+        """The proxy ends, and starts with other fields of its configuration and other flags."""
+        self._config, self.args = fields, tuple(args)
+        await self._again_started(self.live.proxy.stop)
+
+    async def _switch(self, mode: str) -> None:
+        """Another mode takes over, from a proxy that was killed."""
+        carried = self.carries
+        if carried or MODES[mode].name == "userspace":
+            await self.stop_traffic()
+        await self.live.proxy.kill()
+        self.mode = self.live.mode = MODES[mode]
+        if self.mode.variant and self.mode is not self._made_in:
+            await self.live.cluster.exec("node", hint(self.mode.variant))
+        await self.start(wait=False)
+        self.baseline.clear()
+
+    async def _faulty(self, word: str, number: int) -> None:
+        """The proxy is killed, and starts anew to die, or to be refused, at a call into the kernel yet to come."""
+        if self.carries:
+            await self.stop_traffic()
+        await self.live.proxy.kill()
+        await self.start(wait=False, by=launcher.command(word, number))
+        self.baseline.clear()
+        self.may_end = True
+
+    async def supervise(self) -> None:
+        """Start the proxy again if it had a reason to end, as systemd would."""
+        if self.may_end and self.live.proxy.returncode is not None:
+            if self.carries:
+                await self.stop_traffic()
+            await self.start(wait=False)
+            self.may_end = False
+
     async def _pause(self, seconds: float) -> None:
         if self.carries:
             await self.stop_traffic()
-        os.kill(self.live.proxy.pid, signal.SIGSTOP)
-        await asyncio.sleep(seconds)
-        os.kill(self.live.proxy.pid, signal.SIGCONT)
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            if self.live.proxy.returncode is None:
+                os.kill(self.live.proxy.pid, number)
+            await asyncio.sleep(seconds if number is signal.SIGSTOP else 0)
 
     async def _harm(self, what: str) -> None:
         """Another program changes what is the proxy's: until that is repaired connections may fail."""
@@ -243,6 +297,7 @@ class World:
         """Remove everything that a history made, and end all faults."""
         self.live.cluster.faults.update(NO_FAULTS)
         self._saved = {}
+        await self.back()
         await self._zone("zone-a")
         for resource in RESOURCES:
             for record in list(self.store.records(resource)):
@@ -271,6 +326,11 @@ class World:
     def front(self, address: str, port: int) -> Front:
         """Where something is reached."""
         return Front(address, port)
+
+
+def hint(variant: str) -> list[str]:
+    """Return the command that leaves the hint by which a variant of iptables is chosen, as a kubelet does."""
+    return [f"iptables-{variant}", "-w", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"]
 
 
 def harms(mode: str, variant: str, what: str) -> list[list[str]]:
