@@ -25,7 +25,6 @@ _KINDS: dict[str, tuple[Resource, tuple[str, ...]]] = {
 _NAMESPACED = frozenset({"services", "endpointslices"})
 _SEPARATOR = re.compile(r"^---(?=\s|\Z)", re.MULTILINE)
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
-_ONLY_COMMENTS = re.compile(r"\A(?:\s*(?:[#%][^\n]*)?\n?)*\Z")
 
 Key = tuple[Resource, str, str]
 """Resource, namespace ('' where there is none) and name."""
@@ -92,7 +91,7 @@ def _documents(name: str, data: bytes) -> Iterator[tuple[int, Any]]:
         return
     number = 0
     for part in _SEPARATOR.split(text):
-        if _ONLY_COMMENTS.match(part):
+        if all(line.lstrip()[:1] in {"", "#", "%"} for line in part.split("\n")):  # directives and comments alone
             continue
         number += 1
         yield number, _load_yaml(part)
