@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.fuzz.judge import judge, weigh
+from support.fuzz.large import CASES, SIZE, made
 from support.fuzz.targets import CORPUS, TARGETS, inputs
 
 MOST = 300_000
@@ -34,3 +35,9 @@ def test_each_target_has_inputs_and_no_other_has() -> None:
 
 def test_the_inputs_are_small() -> None:
     assert sum(path.stat().st_size for path in CORPUS.rglob("*")) < MOST
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_large_inputs_are_read_in_time(case: tuple[str, str]) -> None:
+    judge(TARGETS[case[0]].read, made(case, SIZE >> 4))

@@ -7,7 +7,6 @@ net/netfilter/ipset/ of Linux 6.18.
 from __future__ import annotations
 
 import errno
-import os
 import socket
 import struct
 from collections.abc import Collection, Iterator, Sequence
@@ -23,6 +22,7 @@ from kubeproxy.kernel.netlink import (
     NetlinkError,
     attribute,
     attributes,
+    errno_text,
     messages,
     nested,
     understood,
@@ -151,7 +151,7 @@ class IpsetError(NetlinkError):
     """The kernel refused something about a set; `code` is an errno, or one of ip_set.h's own from 4096 on."""
 
     def __init__(self, code: int, what: str) -> None:
-        ApplyError.__init__(self, f"{what}: {_ERRORS.get(code) or os.strerror(code)}")
+        ApplyError.__init__(self, f"{what}: {_ERRORS.get(code) or errno_text(code)}")
         self.code = code
 
 

@@ -65,12 +65,17 @@ _INQUIRIES: Final = 500
 _BATCH_BYTES: Final = 128 * 1024
 
 
+def errno_text(code: int) -> str:
+    """Return what an errno means; of a number that is none (MAX_ERRNO of linux/err.h), the number."""
+    return os.strerror(code) if 0 < code < 4096 else f"error {code}"
+
+
 class NetlinkError(ApplyError):
     """The kernel refused a request; `code` is its errno, the text is its extended acknowledgement where it sent one."""
 
     def __init__(self, code: int, what: str, detail: str = "") -> None:
         self.code = code
-        super().__init__(f"{what}: {os.strerror(code)}" + (f" ({detail})" if detail else ""))
+        super().__init__(f"{what}: {errno_text(code)}" + (f" ({detail})" if detail else ""))
 
 
 class DumpInterruptedError(ApplyError):

@@ -382,6 +382,17 @@ def test_an_exec_plugin_is_told_of_the_cluster(tmp_path):
     assert headers_of(load_cluster(path, "")) == {"Authorization": "Bearer http://h:1/x"}
 
 
+def test_an_exec_plugin_has_the_proxys_environment_and_what_the_kubeconfig_adds(tmp_path, monkeypatch):
+    monkeypatch.setenv("OF_THE_PROXY", "a")
+    monkeypatch.setenv("OF_BOTH", "b")
+    shown = "status = {'token': '/'.join(os.environ[n] for n in ('OF_THE_PROXY', 'OF_BOTH', 'OF_THE_FILE'))}"
+    entry = plugin(tmp_path, shown)
+    entry["env"] = [{"name": "OF_BOTH", "value": "c"}, {"name": "OF_THE_FILE", "value": "d"}]
+    given = {"exec": entry, "client-key-data": "c2VjcmV0", "client-certificate-data": "Yw=="}
+    cluster = load_cluster(kubeconfig(tmp_path, user=given), "")
+    assert headers_of(cluster) == {"Authorization": "Bearer a/c/d"}
+
+
 EXEC_FAILURES = [
     ("sys.exit('no login')", "exit code 1: no login"),
     ("print('junk'); status = {}", "no usable ExecCredential"),

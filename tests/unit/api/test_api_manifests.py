@@ -347,3 +347,13 @@ def test_a_folder_that_is_replaced_is_followed(tmp_path):
         await eventually(lambda: len(events) >= 7)
 
     assert live(watched, use, poll=0.03) == ["+a", "+a", "+b"]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("blank", ["\n", "\r", " ", "\n \n", "# \n"])
+def test_many_blanks_before_a_document_take_no_time(blank):
+    """Forty of them once took a day: each could be passed over in several ways."""
+    document = "{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {ports: [{port: 80}]}}"
+    content = read_documents("a.yaml", f"{blank * 5000}\n{document}\n---\n{blank * 5000}\n---\n%YAML 1.1".encode())
+    assert [name for _, _, name in content.found] == ["a"]
+    assert content.rejected == []
