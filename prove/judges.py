@@ -95,14 +95,13 @@ async def _eventually(check: Callable[[], list[str]]) -> list[str]:
 
 async def settled(world: World) -> Scene:
     """Wait until the proxy has everything that the API server has. Raises AssertionError."""
-    path = str(world.live.proxy.control)
     found: list[Scene] = []
 
     def check() -> list[str]:
         if world.live.proxy.returncode is not None:
             return []  # said below
         try:
-            running = Running(Client(path))
+            running = Running(Client(str(world.live.proxy.control)))
             facts, held = running.facts(), {one.name: one for one in running.services()}
         except KubeProxyError as error:
             return [str(error)]
