@@ -34,6 +34,8 @@ UDP_IDLE = 1.0
 """Seconds after which userspace mode forgets a UDP client."""
 PAUSE = 0.2 if GUEST else 0.02
 """Seconds between two questions of a stream of steady traffic."""
+FORGOTTEN = 1.0
+"""Seconds until no tracked UDP flow leads to a listener any more that ended with its proxy."""
 FAR = {"IPv4": "10.244.{}.{}", "IPv6": "fd00:244::{:x}:{:x}"}
 """Endpoints beyond the pods of the lab: nobody answers there."""
 
@@ -116,6 +118,8 @@ class World:
         """Start the steady traffic unless it runs: nothing of it may fail."""
         if self.traffic is not None:
             return
+        if self.carries:
+            await asyncio.sleep(FORGOTTEN)
         traffic_module.PAUSE = PAUSE
         live = self.live
         node4, node6 = live.front("steady", "nodeport"), live.front("steady", "nodeport", "IPv6")

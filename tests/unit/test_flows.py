@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from functools import partial
 
 import pytest
 from msgspec import structs
@@ -382,3 +383,37 @@ def test_what_a_kernel_never_removes_is_remembered_within_bounds(monkeypatch):
     assert remembered(many, {last: Suspects(frozenset(), frozenset({B}))})[last] == Suspects(frozenset(), {A, B})
     more = {last: Suspects(frozenset(), frozenset({B, C}))}
     assert remembered(many, more)[last] == Suspects(frozenset(), None)
+
+
+def test_a_family_that_is_committed_while_another_is_cleaned_does_not_wait(monkeypatch):
+    """At a start the kernel has IPv6 some milliseconds after IPv4: its stale flows lead to nobody all the while."""
+    order = []
+    real = asyncio.sleep
+
+    async def noted(delay, result=None):
+        order.append("pause")
+        return await real(0.01, result)
+
+    async def scene():
+        cleaner = FlowCleaner(Metrics(), [V6, V4], dict, Notes())  # the turn of V6 is over then
+        loop = asyncio.get_running_loop()
+
+        def clean(family, wanted, addresses):
+            order.append(family)
+            if family is V4:
+                loop.call_soon_threadsafe(cleaner.changed, [change(meaning(A, **six), NOTHING)])
+            return 0
+
+        six = {"family": V6, "vip": bytes(16)}
+        cleaner.changed = partial(cleaner.changed, full=True)
+        monkeypatch.setattr(cleaner, "_remove", clean)
+        cleaner.changed([change(meaning(A), NOTHING)])
+        task = asyncio.create_task(cleaner.run())
+        async with asyncio.timeout(15):
+            while V6 not in order:
+                await real(0.001)
+        task.cancel()
+
+    monkeypatch.setattr(asyncio, "sleep", noted)
+    asyncio.run(scene())
+    assert order[: order.index(V6)] == [V4]
