@@ -76,7 +76,7 @@ def test_the_monitor_tells_of_changes_and_only_of_changes(address: str) -> None:
 
 def test_messages_that_were_lost_count_as_a_change() -> None:
     with namespace() as name, inside(name, AddressMonitor.open) as monitor:
-        monitor._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        monitor._changes._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         commands = "".join(f"addr add 10.0.{n}.1/32 dev lo\n" for n in range(200))
         run("ip", "-n", name, "-batch", "-", text=commands)
         assert monitor.drain()

@@ -5,7 +5,6 @@ Which of them are node addresses, or serve NodePorts, is the model's business. S
 
 from __future__ import annotations
 
-import errno
 import socket
 import struct
 from collections.abc import Iterable, Mapping
@@ -16,13 +15,13 @@ from msgspec import Struct
 
 from kubeproxy.kernel.netlink import (
     NETLINK_ROUTE,
+    Closing,
     Netlink,
-    NetlinkError,
     attributes,
-    grow_receive_buffer,
     messages,
     understood,
 )
+from kubeproxy.kernel.route_changes import RouteChanges
 
 SCOPE_UNIVERSE: Final = 0
 SCOPE_SITE: Final = 200
@@ -80,38 +79,24 @@ def _address(family: int, data: bytes, start: int, end: int, names: Mapping[int,
     return Address(ip, prefixlen, names[index], scope)
 
 
-class AddressMonitor:
+class AddressMonitor(Closing):
     """Tells that addresses of either family came or went, for loop.add_reader(monitor.fileno(), ...).
 
     Those of some interfaces may be ignored, by name.
     """
 
-    def __init__(self, opened: socket.socket, ignored: AbstractSet[str]) -> None:
-        self._socket = opened
+    def __init__(self, changes: RouteChanges, ignored: AbstractSet[str]) -> None:
+        self._changes = changes
         self._ignored = ignored
 
     @classmethod
     def open(cls, ignored: AbstractSet[str] = frozenset()) -> Self:
         """Listen from now on, in the caller's network namespace. Raises NetlinkError."""
-        kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-        opened = socket.socket(socket.AF_NETLINK, kind, NETLINK_ROUTE)
-        try:
-            grow_receive_buffer(opened)
-            opened.bind((0, _RTMGRP_IPV4_IFADDR | _RTMGRP_IPV6_IFADDR))
-        except OSError as error:
-            opened.close()
-            raise NetlinkError(error.errno or errno.EIO, "cannot listen for address changes") from error
-        return cls(opened, ignored)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+        return cls(RouteChanges.open(_RTMGRP_IPV4_IFADDR | _RTMGRP_IPV6_IFADDR, "address changes"), ignored)
 
     def fileno(self) -> int:
         """Return the file descriptor that becomes readable when something changed."""
-        return self._socket.fileno()
+        return self._changes.fileno()
 
     @understood("addresses")
     def drain(self) -> bool:
@@ -119,25 +104,14 @@ class AddressMonitor:
 
         A lifetime that is renewed counts, and so do messages that were lost because too many came at once.
         """
-        changed = False
         ignored = {_index(name) for name in self._ignored}
-        while True:
-            try:
-                data = self._socket.recv(64 * 1024)
-            except BlockingIOError:
-                return changed
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    raise NetlinkError(error.errno or errno.EIO, "cannot listen for address changes") from error
-                changed = True
-            else:
-                changed = changed or any(
-                    _IFADDRMSG.unpack_from(data, at.start)[4] not in ignored for at in messages(data)
-                )
+        return self._changes.changed(
+            lambda data: any(_IFADDRMSG.unpack_from(data, at.start)[4] not in ignored for at in messages(data))
+        )
 
     def close(self) -> None:
         """Close the socket; remove it from the loop first."""
-        self._socket.close()
+        self._changes.close()
 
 
 def _index(name: str) -> int:

@@ -5,19 +5,12 @@ Source: rtnetlink(7), RTM_GETLINK.
 
 from __future__ import annotations
 
-import errno
 import socket
 import struct
-from typing import Final, Self
+from typing import Final
 
-from kubeproxy.kernel.netlink import (
-    NETLINK_ROUTE,
-    Netlink,
-    NetlinkError,
-    attributes,
-    grow_receive_buffer,
-    messages,
-)
+from kubeproxy.kernel.netlink import NETLINK_ROUTE, Netlink, attributes, messages
+from kubeproxy.kernel.route_changes import RouteChanges
 
 _RTM_NEWLINK: Final = 16
 _RTM_GETLINK: Final = 18
@@ -43,38 +36,6 @@ def ethernet_interfaces() -> dict[int, str]:
     return found
 
 
-class InterfaceMonitor:
-    """Tells that interfaces came, went or changed; to be asked now and then, as nobody waits for it."""
-
-    def __init__(self, opened: socket.socket) -> None:
-        self._socket = opened
-
-    @classmethod
-    def open(cls) -> Self:
-        """Listen from now on, in the caller's network namespace. Raises NetlinkError."""
-        kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-        opened = socket.socket(socket.AF_NETLINK, kind, NETLINK_ROUTE)
-        try:
-            grow_receive_buffer(opened)
-            opened.bind((0, _RTMGRP_LINK))
-        except OSError as error:
-            opened.close()
-            raise NetlinkError(error.errno or errno.EIO, "cannot listen for interfaces") from error
-        return cls(opened)
-
-    def changed(self) -> bool:
-        """Read all that is there without blocking; True when interfaces may be others, also when messages were lost."""
-        changed = False
-        while True:
-            try:
-                self._socket.recv(64 * 1024)
-            except BlockingIOError:
-                return changed
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    raise NetlinkError(error.errno or errno.EIO, "cannot listen for interfaces") from error
-            changed = True
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._socket.close()
+def interface_changes() -> RouteChanges:
+    """Return what tells that interfaces came, went or changed. Raises NetlinkError."""
+    return RouteChanges.open(_RTMGRP_LINK, "interfaces")

@@ -38,6 +38,7 @@ from kubeproxy.kernel.nft_chains import chains
 from kubeproxy.kernel.nft_changes import Changes
 from kubeproxy.kernel.port_holder import holder
 from kubeproxy.kernel.processes import descriptors, proxies
+from kubeproxy.kernel.route_changes import RouteChanges
 
 V4: Final = 2
 IPVS: Final = 0x25
@@ -179,7 +180,8 @@ def _flows(layout: Any, answer: bytes) -> None:
 def routes(data: bytes) -> None:
     """Local addresses, and that they changed."""
     answer = _answer(data, (20, 21))
-    monitor = addresses.AddressMonitor(Talker(answer).say(), frozenset())  # type: ignore[arg-type]
+    changes = RouteChanges(Talker(answer).say(), "address changes")  # type: ignore[arg-type]
+    monitor = addresses.AddressMonitor(changes, frozenset())
     _each(monitor.drain, *(lambda family=family: _addresses(answer, family) for family in (2, 10)))
 
 

@@ -13,7 +13,7 @@ from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.backends.nftables.view import KernelView
 from kubeproxy.backends.nftables.weight import weigh
 from kubeproxy.config.types import KubeProxyConfiguration
-from kubeproxy.kernel.interfaces import InterfaceMonitor, ethernet_interfaces
+from kubeproxy.kernel.interfaces import ethernet_interfaces, interface_changes
 from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
@@ -45,7 +45,7 @@ def _backends(world: Globals, registry: Registry) -> Sequence[NftablesBackend]:
 
 
 def _devices(family: Family) -> forwarding.Devices:
-    return forwarding.Devices(family, InterfaceMonitor.open(), ethernet_interfaces)
+    return forwarding.Devices(family, interface_changes(), ethernet_interfaces)
 
 
 def _examine(
