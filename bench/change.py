@@ -17,6 +17,7 @@ from bench.charts import Chart, Panel, Series
 from bench.figures import Spread, ratio, spreads, summary
 from bench.report import Column, Report, Row
 from bench.runs import Run
+from bench.yardstick import Yardstick
 from kubeproxy.api.decode import WatchDecoder
 from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.table import KernelTable
@@ -30,6 +31,7 @@ SIZES = ("1kx10", "10kx10", "44kx10")
 CASES = ("endpoint replaced", "endpoint added", "endpoint removed", "Service added", "Service removed")
 GOAL_P50, GOAL_P99 = 300.0, 2000.0  # us, at every size
 GROWTH = 1.5  # 44k over 1k, at most
+YARDSTICK_EVERY = 10  # changes
 
 COLUMNS = (
     Column("p50 us", "p50", 0),
@@ -37,6 +39,7 @@ COLUMNS = (
     Column("limit p50 us", "limit_p50", 0),
     Column("limit p99 us", "limit_p99", 0, spread=False),
     Column("ratio p50", "ratio", 2),
+    Column("own", "own", 2),
     Column("engine p50 us", "engine_p50", 0),
     Column("engine p99 us", "engine_p99", 0, spread=False),
 )
@@ -121,8 +124,11 @@ def measure(size: str, pairs: int) -> dict[str, dict[str, float]]:
     for step in warm:
         one(decoders, planner, backend, step.lines)
     seconds: list[float] = []
+    yardstick = Yardstick()
     with kernel.recorded() as recording:
-        for step in planned:
+        for turn, step in enumerate(planned):
+            if turn % YARDSTICK_EVERY == 0:
+                yardstick.measure()
             before = len(recording.steps)
             began = time.perf_counter()
             one(decoders, planner, backend, step.lines)
@@ -130,7 +136,8 @@ def measure(size: str, pairs: int) -> dict[str, dict[str, float]]:
             if len(recording.steps) != before + 1:
                 raise RuntimeError(f"{step.case}: {len(recording.steps) - before} transactions instead of one")
     backend.close()
-    return _by_case(planned, seconds, _limits(recording))
+    found = _by_case(planned, seconds, _limits(recording))
+    return {case: figures | {"yardstick": yardstick.seconds * 1e6} for case, figures in found.items()}
 
 
 def one(decoders: Decoders, planner: Planner, backend: NftablesBackend, lines: Lines) -> None:
@@ -213,6 +220,7 @@ def run(with_: Run) -> Report:
         rows += measured(with_, size)
     notes = [
         "Bytes of the event to the kernel's acknowledgement; engine: the same through the event loop.",
+        "own: what is not the kernel's part, in units of a fixed piece of Python (bench/yardstick.py) of the same run.",
         f"goal: p50 under {GOAL_P50:.0f} us and p99 under {GOAL_P99:.0f} us at every size.",
     ]
     notes += _growth(rows)
@@ -233,6 +241,8 @@ def measured(with_: Run, size: str) -> list[Row]:
         mine = [run[case] for run in direct]
         figures: dict[str, Any] = {**spreads(mine), **spreads([run[case] for run in engine])}
         figures["ratio"] = ratio([run["p50"] for run in mine], [run["limit_p50"] for run in mine])
+        own = [run["p50"] - run["limit_p50"] for run in mine]
+        figures["own"] = ratio(own, [run["yardstick"] for run in mine])
         rows.append(Row(f"{size} {case}", figures))
     return rows
 

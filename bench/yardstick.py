@@ -1,0 +1,67 @@
+"""The interpreter's own speed: what a fixed piece of Python takes on this machine, at this moment.
+
+What the proxy takes beside the kernel is Python; how the two relate differs from processor to processor, and from
+moment to moment. So the gate counts the proxy's own time in yardsticks that were measured in the same run.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from bench.figures import median
+
+_ENTRIES = 30_000
+_TOUCHED = 40
+
+
+class _Entry(NamedTuple):
+    """As the objects of the proxy are: small, many, and spread over memory."""
+
+    address: bytes
+    port: int
+    name: str
+
+
+class Yardstick:
+    """A fixed piece of work of the kinds that a change is made of: objects found, made, compared, sorted and packed.
+
+    It has the size of a cluster, since what is found lies outside the caches there as well.
+    """
+
+    def __init__(self) -> None:
+        draw = random.Random(1)
+        self._entries = {f"namespace-{n % 50}/service-{n}": _entry(n) for n in range(_ENTRIES)}
+        names = list(self._entries)
+        self._turns = [[draw.choice(names) for _ in range(_TOUCHED)] for _ in range(256)]
+        self._taken: list[float] = []
+
+    def measure(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Do the work once, and note how long it took by `clock`, which returns seconds."""
+        names = self._turns[len(self._taken) % len(self._turns)]
+        began = clock()
+        _work(self._entries, names)
+        self._taken.append(clock() - began)
+
+    @property
+    def seconds(self) -> float:
+        """Return the median of what was measured. Raises ValueError before the first measurement."""
+        return median(self._taken)
+
+
+def _entry(number: int) -> _Entry:
+    return _Entry(number.to_bytes(4, "big"), number & 0xFFFF, f"endpoint-{number}")
+
+
+def _work(entries: dict[str, _Entry], names: list[str]) -> int:
+    before = {name: entries[name] for name in names}
+    after = {name: entry._replace(port=entry.port ^ 1) for name, entry in before.items()}
+    changed = sorted(name for name, entry in after.items() if before[name] != entry)
+    parts = []
+    for slot, name in enumerate(changed):
+        entry = after[name]
+        parts.append(struct.pack(">4sHHI", entry.address, entry.port, 17, slot))
+    return len(b"".join(parts))
