@@ -75,10 +75,9 @@ class Engine:
         self._started = time.monotonic()
         self._surroundings_changed = True
         self._world: Globals | None = None  # what the backends were given, nothing at first
-        self._look_at = 0.0  # when endpoints may be gone for good
         self._queued = False
         self._begun = False
-        self._growing: asyncio.TimerHandle | None = None
+        self._alarm: asyncio.TimerHandle | None = None
         self._never_committed = set(self._families)
 
     # -- what may be asked of it --------------------------------------------------------------------------------------
@@ -266,34 +265,32 @@ class Engine:
                 backlog.add(changes)
             for change in changes:
                 note(self._unsettled, change)
-        if self.planner.departures is not None:
-            self._look_for(self.planner.departures)
-        self._await_growth()
+        self._tell_departed()
+        self._set_alarm()
         return fresh
 
-    def _look_for(self, departures: Departures) -> None:
-        """Tell the backends which endpoints are gone for good; come back when others may be."""
-        now = time.monotonic()
-        departed = departures.look(now, self.planner.services)
+    def _tell_departed(self) -> None:
+        """Tell the backends which endpoints are gone for good."""
+        departures = self.planner.departures
+        if departures is None:
+            return
+        departed = departures.look(time.monotonic(), self.planner.services)
         for backend in self._backends:
             if isinstance(backend, Resetting) and backend.depart(departed, departures.in_use):
                 self._backlogs[backend.family].besides = True
-        if departures.due is not None and departures.due != self._look_at:
-            self._look_at = departures.due
-            asyncio.get_running_loop().call_later(departures.due - now, self._wake.set)
 
-    def _await_growth(self) -> None:
-        """Look again when the share of a new endpoint grows: a timer only where one waits for that."""
-        due = self.planner.next_step
-        if self._growing is not None:
-            self._growing.cancel()
-            self._growing = None
+    def _set_alarm(self) -> None:
+        """Look again when time alone changes something: a timer only where something waits for that."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        due = self.planner.due
         if due is not None:
             delay = max(0.0, due - time.monotonic())
-            self._growing = asyncio.get_running_loop().call_later(delay, self._grown)
+            self._alarm = asyncio.get_running_loop().call_later(delay, self._time_has_come)
 
-    def _grown(self) -> None:
-        self._growing = None
+    def _time_has_come(self) -> None:
+        self._alarm = None
         self.planner.tick(time.monotonic())
         self._poke()
 

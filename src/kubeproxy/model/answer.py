@@ -7,14 +7,12 @@ conformance cases: each answer is what real packets did.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
 from msgspec import Struct
 
-from kubeproxy.model import maglev
 from kubeproxy.model.absence import Absent, absent
 from kubeproxy.model.addresses import (
     PROTOCOL_NAMES,
@@ -26,6 +24,7 @@ from kubeproxy.model.addresses import (
     unpack,
     within,
 )
+from kubeproxy.model.choosing import Client, counted, shares, told
 from kubeproxy.model.habits import Habits
 from kubeproxy.model.plan import (
     Action,
@@ -33,8 +32,6 @@ from kubeproxy.model.plan import (
     FamilyGlobals,
     Frontend,
     FrontendKind,
-    Hashing,
-    HashKey,
     Loopback,
     Policy,
     Pool,
@@ -192,6 +189,7 @@ class _Question:
         self._planner = planner
         self._candidates = candidates
         self._packet = packet
+        self._client = Client(packet.source, packet.source_port)
         self._local = local
         self._habits = habits
         self._family = family_of(packet.destination)
@@ -333,10 +331,11 @@ class _Question:
             return self._ended(plan, frontend, Outcome.DROPPED, steps, missing)
         pool = plan.local if action.picks_local else plan.cluster
         nearby = "those of this node" if action.picks_local else "all that are chosen from"
-        steps.append(Step(True, f"policy {plan.policy(frontend).name.title()}: {_counted(pool)}, {nearby}", field))
-        choices = tuple(self._choices(plan, pool, action, side))
-        steps += _weighing(plan, Policy.LOCAL if action.picks_local else Policy.CLUSTER)
-        steps += self._hashed(plan)
+        steps.append(Step(True, f"policy {plan.policy(frontend).name.title()}: {counted(pool)}, {nearby}", field))
+        policy = Policy.LOCAL if action.picks_local else Policy.CLUSTER
+        choices = tuple(self._choices(plan, policy, action, side))
+        sharing = told(plan, policy, self._client)
+        steps += [Step(True, text, "metadata.annotations") for text in sharing]
         if plan.affinity:
             text = f"a client that comes again within {plan.affinity} s gets the same endpoint"
             steps.append(Step(True, text, "spec.sessionAffinityConfig.clientIP.timeoutSeconds"))
@@ -401,45 +400,16 @@ class _Question:
         steps.append(Step(fine, text, "spec.loadBalancerSourceRanges"))
         return not fine
 
-    def _choices(self, plan: ServicePlan, pool: Pool, action: Action, side: Side) -> Iterator[Choice]:
+    def _choices(self, plan: ServicePlan, policy: Policy, action: Action, side: Side) -> Iterator[Choice]:
         masquerades = action in {Action.CLUSTER_MASQUERADE, Action.LOCAL_MASQUERADE}
-        for destination, share in self._shares(plan, pool, Policy.LOCAL if action.picks_local else Policy.CLUSTER):
+        pool = plan.local if policy is Policy.LOCAL else plan.cluster
+        for destination, share in shares(plan, pool, policy, self._client):
             address = destination[:-2]
             to_itself = address == self._packet.source and address in plan.hairpin
             # What is delivered on the node itself never passes the hook that translates sources.
             stays = address in self._local and side is not Side.NODE
             seen_as_node = self._habits.carries or ((masquerades or to_itself) and not stays)
             yield Choice(destination, share, seen_as_node)
-
-    def _shares(self, plan: ServicePlan, pool: Pool, policy: Policy) -> Iterable[tuple[bytes, float]]:
-        """Return who may be picked, with the probability of each."""
-        weights, hashing = plan.weights(policy), plan.balance.hashing if plan.balance is not None else None
-        if hashing is None:
-            whole = sum(weights) or len(pool)
-            return [(d, weight / whole) for d, weight in zip(pool, weights or (1,) * len(pool), strict=True)]
-        table, slot = maglev.fill(pool, weights, hashing.size), self._slot(hashing)
-        if slot is not None:
-            return [(table[slot], 1.0)]
-        counts = Counter(table)
-        return [(d, counts[d] / hashing.size) for d in pool if counts[d]]
-
-    def _slot(self, hashing: Hashing) -> int | None:
-        """Return the slot of the client in a table, None where not enough is known of it."""
-        source = self._packet.source
-        return maglev.slot_of(hashing, source, self._packet.source_port) if source is not None else None
-
-    def _hashed(self, plan: ServicePlan) -> Iterator[Step]:
-        """Yield how the client's address decides, where it does."""
-        if plan.balance is None or plan.balance.hashing is None:
-            return
-        hashing = plan.balance.hashing
-        slot = self._slot(hashing)
-        what = "address" if hashing.key is HashKey.CLIENT else "address and port"
-        text = f"Maglev: the client's {what} decide{'s' * (hashing.key is HashKey.CLIENT)}, on every node alike"
-        where = (
-            f", which is slot {slot} of {hashing.size}" if slot is not None else f", by a table of {hashing.size} slots"
-        )
-        yield Step(True, text + where, "metadata.annotations")
 
     def _absent(self, plan: ServicePlan, pool: Pool, frontend: Frontend) -> Iterator[Absent]:
         key = plan.key
@@ -483,21 +453,6 @@ _KINDS = {
 def _named(plan: ServicePlan) -> str:
     port = f", port {plan.key.port_name}" if plan.key.port_name else ""
     return f"{plan.key.namespace}/{plan.key.name}{port}"
-
-
-def _weighing(plan: ServicePlan, policy: Policy) -> Iterator[Step]:
-    """Yield how connections are shared, where that is not evenly."""
-    weights = plan.weights(policy)
-    if weights:
-        text = f"they have weights from {min(weights)} to {max(weights)}, and get as much of the connections"
-        yield Step(True, text, "metadata.annotations")
-    if plan.balance is not None and plan.balance.drained:
-        text = f"{_counted(plan.balance.drained)} drained: weight 0, no new connections"
-        yield Step(True, text, "metadata.annotations")
-
-
-def _counted(pool: Pool) -> str:
-    return f"{len(pool)} endpoint{'s' * (len(pool) != 1)}"
 
 
 def _offers(name: ServiceName, plans: Iterable[ServicePlan], address: bytes) -> str:

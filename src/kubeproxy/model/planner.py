@@ -164,9 +164,10 @@ class Planner:
         self._dirty.update(dict.fromkeys(self._slow_start.advance(now)))
 
     @property
-    def next_step(self) -> float | None:
-        """Return when to `tick` again, None where nothing waits for that."""
-        return self._slow_start.next_step()
+    def due(self) -> float | None:
+        """Return when time alone changes something: when to `tick` and to look for departures; None for never."""
+        moments = self._slow_start.next_step(), self.departures.due if self.departures is not None else None
+        return min((moment for moment in moments if moment is not None), default=None)
 
     def mark_all(self) -> None:
         """Look at every Service again."""

@@ -20,7 +20,6 @@ from kubeproxy.model.plan import ServiceName
 STEPS: Final = 10
 """In how many steps a share grows: by a tenth each."""
 
-
 _SURELY: Final = 0.001
 """Seconds after a step, so that rounding does not take the moment for one before it."""
 
@@ -39,12 +38,13 @@ class SlowStart:
     def __init__(self) -> None:
         self.now = 0.0
         self._ages: dict[ServiceName, _Ages] = {}
+        self._growing: set[ServiceName] = set()  # those that have new endpoints
 
     def growth(self, name: ServiceName) -> Growth:
         """Return how much of their weight the new endpoints of a Service have."""
-        ages = self._ages.get(name) if self._ages else None
-        if ages is None or not ages.since:
+        if name not in self._growing:
             return GROWN
+        ages = self._ages[name]
         at = floor(self.now / ages.step)
         return {
             address: (1 + at - since) * FULL // STEPS for address, since in ages.since.items() if at - since < STEPS - 1
@@ -56,27 +56,33 @@ class SlowStart:
         at = floor(self.now / step)
         before = self._ages.get(name)
         if before is None or before.step != step:
-            self._ages[name] = _Ages(step, frozenset(endpoints), {})
+            self._note(name, _Ages(step, frozenset(endpoints), {}))
             return before is not None and bool(before.since)
         fresh = before.known.symmetric_difference(endpoints).intersection(endpoints)
         since = {a: since for a, since in before.since.items() if a in endpoints and at - since < STEPS - 1}
-        since |= dict.fromkeys(fresh, at)
-        self._ages[name] = _Ages(step, frozenset(endpoints), since)
+        self._note(name, _Ages(step, frozenset(endpoints), since | dict.fromkeys(fresh, at)))
         return bool(fresh)
+
+    def _note(self, name: ServiceName, ages: _Ages) -> None:
+        self._ages[name] = ages
+        if ages.since:
+            self._growing.add(name)
+        else:
+            self._growing.discard(name)
 
     def forget(self, name: ServiceName) -> None:
         """Let go of a Service that is gone, or has no slow start."""
         if self._ages:
             self._ages.pop(name, None)
+            self._growing.discard(name)
 
     def advance(self, now: float) -> Collection[ServiceName]:
         """Take note of the time; return the Services of which a share has grown since."""
         before, self.now = self.now, now
-        if not self._ages:
-            return ()
-        return [n for n, a in self._ages.items() if a.since and floor(before / a.step) != floor(now / a.step)]
+        steps = ((name, self._ages[name].step) for name in self._growing)
+        return [name for name, step in steps if floor(before / step) != floor(now / step)]
 
     def next_step(self) -> float | None:
         """Return when the next share grows, None while there is no new endpoint."""
-        steps = [ages.step for ages in self._ages.values() if ages.since] if self._ages else []
+        steps = {self._ages[name].step for name in self._growing}
         return min([(floor(self.now / step) + 1) * step + _SURELY for step in steps], default=None)

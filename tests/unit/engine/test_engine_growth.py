@@ -24,8 +24,8 @@ def test_shares_of_new_endpoints_grow_without_any_event():
         assert len(seen) >= 2
         assert seen == sorted(seen)
         assert len(stage.backend.calls) <= 11
-        assert stage.engine.planner.next_step is None
-        assert stage.engine._growing is None
+        assert stage.engine.planner.due is None
+        assert stage.engine._alarm is None
 
     play(scene)
 
@@ -35,7 +35,7 @@ def test_without_slow_start_there_is_no_timer():
         await started(stage, service("a"), endpoints("a", 1))
         stage.tell(endpoints("a", 1, 2))
         await stage.settled()
-        assert stage.engine._growing is None
+        assert stage.engine._alarm is None
         await asyncio.sleep(0)
 
     play(scene)

@@ -182,11 +182,11 @@ def weights_at(subject, now):
 
 def test_a_new_endpoint_grows_in_ten_steps_and_then_nothing_waits():
     subject = planner(service(annotations=Annotations(slow_start="20")), endpoint_slice(ONE, TWO))
-    assert subject.next_step is None
+    assert subject.due is None
     subject.tick(100.5)
     taken(subject, upserted(endpoint_slice(ONE, TWO, THREE)))
     seen = {}
-    while (due := subject.next_step) is not None:
+    while (due := subject.due) is not None:
         now = subject.compiled[WEB].plans[0].weights(0)
         seen[tuple(now)] = due
         weights_at(subject, due)
@@ -209,14 +209,14 @@ def test_who_comes_back_is_new_and_a_service_that_is_gone_waits_for_nothing():
     taken(subject, upserted(endpoint_slice(ONE, TWO)))
     assert weights_at(subject, 1) == [100, 10]
     taken(subject, upserted(service()))
-    assert subject.next_step is None
+    assert subject.due is None
     assert weights_at(subject, 2) == [100, 100]
 
 
 def test_time_costs_nothing_where_nothing_starts_slowly():
     subject = planner(service(), endpoint_slice(ONE, TWO))
     subject.tick(5)
-    assert (subject.dirty, subject.next_step) == (0, None)
+    assert (subject.dirty, subject.due) == (0, None)
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.sets(st.integers(1, 5), min_size=1)), max_size=12), st.integers(1, 30))
@@ -235,7 +235,7 @@ def test_each_share_only_grows_and_a_step_changes_a_service_once(history, second
             before = weights
         else:
             before = {}
-    while (due := subject.next_step) is not None:
+    while (due := subject.due) is not None:
         subject.tick(due)
         subject.take()
         changes += 1
