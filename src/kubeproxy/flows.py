@@ -17,7 +17,7 @@ from typing import Final, Literal, NamedTuple
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.conntrack import Conntrack, Endpoints, Translation
 from kubeproxy.model.addresses import PORT_BYTES, Family
-from kubeproxy.model.plan import Compiled, Frontend, FrontendKind, Globals, ServiceName, ServicePortKey
+from kubeproxy.model.plan import Compiled, Frontend, FrontendKind, Globals, ServiceName, ServicePlan, ServicePortKey
 from kubeproxy.model.planner import Change
 from kubeproxy.observe.metrics import Metrics
 
@@ -154,15 +154,12 @@ _NOBODY: Final = _Frontend(NOTHING_LOST, ())
 
 def _frontends(compiled: Iterable[Compiled], family: Family) -> dict[Key, _Frontend]:
     found: dict[Key, _Frontend] = {}
-    for entry in compiled:
-        for plan in entry.plans:
-            if plan.key.protocol != UDP or plan.key.family is not family:
-                continue
-            endpoints = frozenset(plan.serving)
-            for frontend in plan.frontends:
-                sources = plan.source_ranges if frontend.kind is FrontendKind.LOADBALANCER else None
-                clients = *(action.forwards for action in plan.traffic(frontend)), sources
-                found[key_of(frontend)] = _Frontend(endpoints, clients)
+    for plan in _udp_plans(compiled, family):
+        endpoints = frozenset(plan.serving)
+        for frontend in plan.frontends:
+            sources = plan.source_ranges if frontend.kind is FrontendKind.LOADBALANCER else None
+            clients = *(action.forwards for action in plan.traffic(frontend)), sources
+            found[key_of(frontend)] = _Frontend(endpoints, clients)
     return found
 
 
@@ -172,10 +169,13 @@ def key_of(frontend: Frontend) -> Key:
 
 
 def _keys(compiled: Iterable[Compiled], family: Family) -> Iterator[tuple[Key, ServicePortKey]]:
+    for plan in _udp_plans(compiled, family):
+        yield from ((key_of(frontend), plan.key) for frontend in plan.frontends)
+
+
+def _udp_plans(compiled: Iterable[Compiled], family: Family) -> Iterator[ServicePlan]:
     for entry in compiled:
-        for plan in entry.plans:
-            if plan.key.protocol == UDP and plan.key.family is family:
-                yield from ((key_of(frontend), plan.key) for frontend in plan.frontends)
+        yield from (plan for plan in entry.plans if plan.key.protocol == UDP and plan.key.family is family)
 
 
 def translations(wanted: Mapping[Key, Suspects], node_addresses: Iterable[bytes]) -> list[Translation] | None:

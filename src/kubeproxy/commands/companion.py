@@ -25,10 +25,10 @@ from kubeproxy.commands.sampling import Budget, Sampled
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel.tracked import Wanted
 from kubeproxy.kernel.tracking_events import BEGINNINGS, NOT_ANNOUNCED, Events, announced
-from kubeproxy.model.addresses import Family, is_loopback
+from kubeproxy.model.addresses import Family
 from kubeproxy.page.wire import COMPLETE, Fronts, Node
 from kubeproxy.seeing.beginnings import Beginnings
-from kubeproxy.seeing.owners import Owners
+from kubeproxy.seeing.owners import Owners, nodeport_addresses
 
 PAGE: Final = Budget(0.01, 0.003)
 """What following connections may take of a processor, for people who only look on."""
@@ -106,7 +106,8 @@ def _flows(lines: Lines) -> None:
     """Follow beginnings. Raises EOFError at the end of the lines, and ApplyError."""
     node = msgspec.json.decode(lines.next(), type=Node)
     mode = modes.named(node.mode)
-    owners = Owners(_nodeport_addresses(node))
+    asked = {Family(number): given for number, given in node.nodeports.items()}
+    owners = Owners(nodeport_addresses(asked, host.packed_local_addresses(tuple(Family), modes.interfaces())))
     while (line := lines.next()) != COMPLETE:
         _put(owners, line)
     while not announced():
@@ -156,13 +157,3 @@ def _hear(lines: Lines, owners: Owners) -> None:
 def _put(owners: Owners, line: bytes) -> None:
     told = msgspec.json.decode(line, type=Fronts)
     owners.put(told.service, told.keys)
-
-
-def _nodeport_addresses(node: Node) -> dict[Family, frozenset[bytes]]:
-    local = host.packed_local_addresses(tuple(Family), modes.interfaces())
-    found = {}
-    for number, given in node.nodeports.items():
-        family = Family(number)
-        every = (address for address in local[family] if not is_loopback(address))
-        found[family] = frozenset(every if given is None else given)
-    return found

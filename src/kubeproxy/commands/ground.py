@@ -11,8 +11,9 @@ from kubeproxy.backends.mode import FlowsEnd, Mode
 from kubeproxy.commands.source import Source
 from kubeproxy.control.wire import Facts
 from kubeproxy.kernel.tracked import Wanted
-from kubeproxy.model.addresses import Family, is_loopback
+from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServiceName
+from kubeproxy.seeing.owners import nodeport_addresses
 from kubeproxy.seeing.users import ServedPorts
 
 
@@ -37,16 +38,9 @@ class Ground(NamedTuple):
     def served(self, names: Sequence[ServiceName] = ()) -> ServedPorts:
         """Return the ports of these Services, or of all, as the kernel has them. Raises KubeProxyError."""
         held = self.source.services(names)
-        return ServedPorts((plan for one in held for plan in one.plans), self._nodeport_addresses())
-
-    def _nodeport_addresses(self) -> Mapping[Family, frozenset[bytes]]:
-        found = {}
-        for family in self.facts.world.families:
-            ours = self.facts.world.of(family)
-            given = ours.nodeport_ips if ours is not None else ()
-            every = (address for address in self.local[family] if not is_loopback(address))
-            found[family] = frozenset(every if given is None else given)
-        return found
+        families = ((family, self.facts.world.of(family)) for family in self.facts.world.families)
+        asked = {family: ours.nodeport_ips if ours is not None else () for family, ours in families}
+        return ServedPorts((plan for one in held for plan in one.plans), nodeport_addresses(asked, self.local))
 
 
 def ground(source: Source) -> Ground:

@@ -13,7 +13,8 @@ from msgspec import Struct, field
 
 from kubeproxy.kernel.tracked import Tracked
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, Family, destination_text, unpack
-from kubeproxy.model.plan import NODEPORT_KEY, FrontendKind, ServicePlan
+from kubeproxy.model.plan import NODEPORT_KEY, ServicePlan
+from kubeproxy.seeing.owners import Targets, keys_of
 
 MOST_CLIENTS: Final = 1 << 16
 """Clients that are told apart, over all service ports; what others do is counted together."""
@@ -44,15 +45,13 @@ class ServedPort(Struct, eq=False):
     by_client: dict[bytes, Count] = field(default_factory=dict)
 
 
-class ServedPorts:
-    """All service ports, by the addresses that clients use. `node` has the addresses on which NodePorts answer."""
+class ServedPorts(Targets[ServedPort]):
+    """All service ports, by what clients send to."""
 
     def __init__(self, plans: Iterable[ServicePlan], node: Mapping[Family, frozenset[bytes]]) -> None:
+        super().__init__(node)
         self.all: list[ServedPort] = []
-        self._by_key: dict[bytes, ServedPort] = {}
         self._by_endpoint: dict[bytes, ServedPort] = {}
-        self._nodeports: dict[tuple[Family, bytes], ServedPort] = {}
-        self._node = node
         for plan in plans:
             self._take(plan)
 
@@ -66,22 +65,9 @@ class ServedPorts:
             frozenset(plan.serving),
         )
         self.all.append(port)
-        for frontend in plan.frontends:
-            if frontend.kind is FrontendKind.NODEPORT:
-                self._nodeports[key.family, frontend.nodeport_key] = port
-            else:
-                self._by_key[frontend.key] = port
+        self.give(keys_of([plan]), port)
         for endpoint in plan.serving:
             self._by_endpoint.setdefault(endpoint[:-2] + protocol + endpoint[-2:], port)
-
-    def of(self, target: bytes) -> ServedPort | None:
-        """Return whose a connection to `target` is (see kernel.tracked.Tracked), None for nobody's."""
-        if (port := self._by_key.get(target)) is not None:
-            return port
-        address = target[:-NODEPORT_KEY]
-        family = Family.IPV4 if len(address) == 4 else Family.IPV6
-        port = self._nodeports.get((family, target[-NODEPORT_KEY:]))
-        return port if port is not None and address in self._node.get(family, ()) else None
 
     def served_by(self, target: bytes) -> ServedPort | None:
         """Return a service port that has `target` among its endpoints."""
