@@ -10,7 +10,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -73,25 +73,12 @@ def measure(kind: str, pairs: int) -> dict[str, float]:
     time.sleep(SETTLING)
     slots = sum(len(item.cluster) for name in chosen for item in backend._placed[name])
     found = {"slots": slots / len(chosen), "full": full * 1e3, "slot": full * 1e6 / slots}
-    found |= _changes(planner, backend, pairs)
+    decoders = change.Decoders()
+    steps = (step for step in change.steps(CHOSEN, pairs) if step.case.startswith("endpoint"))
+    found |= change.timed(steps, lambda lines: change.one(decoders, planner, backend, lines), time.process_time)
     found["packet"] = _first_packet(1000)
     backend.close()
     return found
-
-
-def _changes(planner: Planner, backend: NftablesBackend, pairs: int) -> dict[str, float]:
-    decoders = change.Decoders()
-    seconds: dict[str, list[float]] = {}
-    for step in change.steps(CHOSEN, pairs):
-        if not step.case.startswith("endpoint"):
-            continue
-        began = time.process_time()
-        change.one(decoders, planner, backend, step.lines)
-        seconds.setdefault(step.case, []).append(time.process_time() - began)
-    return {
-        "replaced": median(seconds["endpoint replaced"]) * 1e6,
-        "added": median(seconds["endpoint added"]) * 1e6,
-    }
 
 
 def _first_packet(count: int) -> float:
@@ -110,13 +97,9 @@ def _first_packet(count: int) -> float:
 
 
 def run(with_: Run) -> Report:
-    """Measure all kinds in turns, so that what the machine does besides hits them alike."""
+    """Measure all kinds in turns."""
     count, pairs = (2, 30) if with_.quick else (5, 100)
-    runs: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
-    for turn in range(count):
-        for kind in KINDS:
-            found = with_.measure(f"{kind}, run {turn + 1}/{count}", measure, kind=kind, pairs=pairs)
-            runs[kind].append(found)
+    runs = with_.in_turns(KINDS, count, lambda kind, what: with_.measure(what, measure, kind=kind, pairs=pairs))
     for each in runs.values():
         for found, even in zip(each, runs["even"], strict=True):
             found["ratio"] = found["replaced"] / even["replaced"]

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from bench import kernel, objects, proxy
 from bench.charts import Chart, Panel, Series
-from bench.figures import Spread, ratio, spreads, summary
+from bench.figures import Spread, median, ratio, spreads, summary
 from bench.report import Column, Report, Row
 from bench.runs import Run
 from bench.yardstick import Yardstick
@@ -145,6 +145,18 @@ def one(decoders: Decoders, planner: Planner, backend: NftablesBackend, lines: L
     planner.apply(decoders.events(lines))
     for _ in backend.sync([(change.name, change.after.plans) for change in planner.take()]):
         pass
+
+
+def timed(
+    planned: Iterable[Step], once: Callable[[Lines], None], clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
+    """Return the median us of `replaced` and `added` endpoints, as `once` does them, by a clock of seconds."""
+    seconds: dict[str, list[float]] = {}
+    for step in planned:
+        began = clock()
+        once(step.lines)
+        seconds.setdefault(step.case, []).append(clock() - began)
+    return {name: median(seconds[f"endpoint {name}"]) * 1e6 for name in ("replaced", "added")}
 
 
 def _limits(recording: kernel.Recording) -> list[float]:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from bench import change, kernel, objects, path, proxy
 from bench.charts import Chart
-from bench.figures import median, spreads
+from bench.figures import spreads
 from bench.report import Column, Report, Row, panel_by_kind
 from bench.runs import Run
 from kubeproxy.backends.nftables.backend import NftablesBackend
@@ -59,7 +59,8 @@ def measure(size: str, connections: Connections, pairs: int) -> dict[str, float]
         full = time.perf_counter() - began
     time.sleep(0.5)  # hash tables grow in the background
     after = _memory()
-    changes = _changes(wanted, planner, backend, pairs)
+    decoders = change.Decoders()
+    changes = change.timed(change.steps(wanted, pairs), lambda lines: change.one(decoders, planner, backend, lines))
     counters = KernelCounters.open(Family.IPV4)
     began = time.process_time()
     connections_of(counters, [plan for each in plans.values() for plan in each])
@@ -82,39 +83,18 @@ def _memory() -> dict[str, int]:
     return {name: int(re.sub(r"\D", "", value)) for name, _, value in (line.partition(":") for line in lines)}
 
 
-def _changes(size: objects.Size, planner: Planner, backend: NftablesBackend, pairs: int) -> dict[str, float]:
-    decoders = change.Decoders()
-    seconds: dict[str, list[float]] = {}
-    for step in change.steps(size, pairs):
-        began = time.perf_counter()
-        change.one(decoders, planner, backend, step.lines)
-        seconds.setdefault(step.case, []).append(time.perf_counter() - began)
-    return {
-        "replaced": median(seconds["endpoint replaced"]) * 1e6,
-        "added": median(seconds["endpoint added"]) * 1e6,
-    }
-
-
 def run(with_: Run) -> Report:
-    """Measure both kinds in turns, so that what the machine does besides hits them alike."""
+    """Measure both kinds in turns."""
     sizes, count, pairs = (SIZES[-1:], 2, 100) if with_.quick else (SIZES, 5, 300)
     rows = []
     for size in sizes:
-        runs: dict[Connections, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
-        for turn in range(count):
-            for kind in KINDS:
-                what = f"{size} {kind}, run {turn + 1}/{count}"
-                found = with_.measure(what, measure, size=size, connections=kind, pairs=pairs)
-                found |= with_.measure(
-                    f"{what}, connections",
-                    path.measure,
-                    size=size,
-                    rounds=4,
-                    connections=1000,
-                    seconds=0.1,
-                    counters=kind,
-                )
-                runs[kind].append(found)
+
+        def once(kind: Connections, what: str, size: str = size) -> dict[str, float]:
+            found = with_.measure(what, measure, size=size, connections=kind, pairs=pairs)
+            connecting: dict[str, Any] = {"size": size, "rounds": 4, "connections": 1000, "seconds": 0.1}
+            return found | with_.measure(f"{what}, connections", path.measure, **connecting, counters=kind)
+
+        runs = with_.in_turns(KINDS, count, once, size)
         rows += [Row(f"{size} {kind}", dict(spreads(runs[kind]))) for kind in KINDS]
     notes = (
         "per CPU: for the processors that this machine may have; each counter has 16 bytes for each of them.",

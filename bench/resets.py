@@ -84,19 +84,15 @@ def _index(planner: Planner) -> float:
 
 def _changes(size: objects.Size, planner: Planner, backend: NftablesBackend, pairs: int) -> dict[str, float]:
     decoders = change.Decoders()
-    seconds: dict[str, list[float]] = {}
-    for step in change.steps(size, pairs):
-        began = time.perf_counter()
-        planner.apply(decoders.events(step.lines))
+
+    def once(lines: change.Lines) -> None:
+        planner.apply(decoders.events(lines))
         changed = [(each.name, each.after.plans) for each in planner.take()]
         _tell(planner, backend)
         for _ in backend.sync(changed):
             pass
-        seconds.setdefault(step.case, []).append(time.perf_counter() - began)
-    return {
-        "replaced": median(seconds["endpoint replaced"]) * 1e6,
-        "added": median(seconds["endpoint added"]) * 1e6,
-    }
+
+    return change.timed(change.steps(size, pairs), once)
 
 
 def _departures(planner: Planner, backend: NftablesBackend, pairs: int) -> dict[str, float]:
@@ -118,25 +114,17 @@ def _departures(planner: Planner, backend: NftablesBackend, pairs: int) -> dict[
 
 
 def run(with_: Run) -> Report:
-    """Measure both kinds in turns, so that what the machine does besides hits them alike."""
+    """Measure both kinds in turns."""
     sizes, count, pairs = (SIZES[-1:], 2, 100) if with_.quick else (SIZES, 5, 300)
     rows = []
     for size in sizes:
-        runs: dict[Orphans, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
-        for turn in range(count):
-            for kind in KINDS:
-                what = f"{size} {kind}, run {turn + 1}/{count}"
-                found = with_.measure(what, measure, size=size, orphans=kind, pairs=pairs)
-                found |= with_.measure(
-                    f"{what}, connections",
-                    path.measure,
-                    size=size,
-                    rounds=4,
-                    connections=1000,
-                    seconds=0.2,
-                    orphans=kind,
-                )
-                runs[kind].append(found)
+
+        def once(kind: Orphans, what: str, size: str = size) -> dict[str, float]:
+            found = with_.measure(what, measure, size=size, orphans=kind, pairs=pairs)
+            connecting: dict[str, Any] = {"size": size, "rounds": 4, "connections": 1000, "seconds": 0.2}
+            return found | with_.measure(f"{what}, connections", path.measure, **connecting, orphans=kind)
+
+        runs = with_.in_turns(KINDS, count, once, size)
         rows += [Row(f"{size} {kind}", dict(spreads(runs[kind]))) for kind in KINDS]
     notes = ("index: which slices have an address, in the proxy. gone, taken again: each a transaction of its own.",)
     return Report("resets", "What resets for what is gone cost", COLUMNS, rows, _chart(rows), notes)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from bench import worker
+
+Kind = TypeVar("Kind")
 
 
 class Run:
@@ -23,3 +25,16 @@ class Run:
         """Run one measurement in a process of its own, telling the user what it is."""
         self._progress(what)
         return worker.measure(function, **arguments)
+
+    def in_turns(
+        self, kinds: Iterable[Kind], count: int, once: Callable[[Kind, str], dict[str, float]], case: str = ""
+    ) -> dict[Kind, list[dict[str, float]]]:
+        """Measure kinds of the same `count` times in turns, so that what the machine does besides hits them alike.
+
+        `once` measures a kind, given also what to tell the user that it is.
+        """
+        runs: dict[Kind, list[dict[str, float]]] = {kind: [] for kind in kinds}
+        for turn in range(count):
+            for kind, found in runs.items():
+                found.append(once(kind, f"{case} {kind}, run {turn + 1}/{count}".lstrip()))
+        return runs
