@@ -20,7 +20,7 @@ from bench.runs import Run
 from bench.worker import BenchmarkFailed
 
 DEFAULT = ("sync", "change", "churn", "start", "e2e", "path", "counters")
-OTHER_MODES = ("iptables", "ipvs", "userspace")  # a quarter of an hour more
+OTHER_MODES = ("iptables", "ipvs", "userspace", "lasting")  # half an hour more
 SEEING = ("seeing", "page")
 BEYOND = ("resets", "balancing", "flowtable")
 ALL = DEFAULT + OTHER_MODES + SEEING + BEYOND

@@ -111,6 +111,46 @@ def throughput(target: tuple[str, int], seconds: float) -> float:
     return sent / spent
 
 
+class Lasting:
+    """Connections that last: made once, used for measurement after measurement."""
+
+    def __init__(self, target: tuple[str, int], connections: int, protocol: str) -> None:
+        kind = socket.SOCK_STREAM if protocol == "TCP" else socket.SOCK_DGRAM
+        self._links = [socket.socket(socket.AF_INET, kind) for _ in range(connections)]
+        for link in self._links:
+            link.connect(target)
+
+    def stream(self, seconds: float) -> float:
+        """Send on all of them as much as they take; return the bytes a second."""
+        chunk, sent = memoryview(bytes(1 << 17)), 0
+        with selectors.DefaultSelector() as selector:
+            for link in self._links:
+                link.setblocking(False)
+                selector.register(link, selectors.EVENT_WRITE)
+            began = time.perf_counter()
+            while (spent := time.perf_counter() - began) < seconds:
+                for key, _ in selector.select(1):
+                    link = key.fileobj  # type: ignore[assignment]
+                    with contextlib.suppress(BlockingIOError):
+                        sent += link.send(chunk)
+        return sent / spent
+
+    def datagrams(self, seconds: float, size: int) -> None:
+        """Send small datagrams, on one after the other."""
+        payload, sends = bytes(size), [link.send for link in self._links]
+        sends *= max(1, 64 // len(sends))
+        over = time.perf_counter() + seconds
+        while time.perf_counter() < over:
+            for send in sends:
+                with contextlib.suppress(ConnectionError):
+                    send(payload)
+
+    def close(self) -> None:
+        """End them."""
+        for link in self._links:
+            link.close()
+
+
 def echoes(target: tuple[str, int], connections: int, seconds: float, size: int) -> list[float]:
     """Return how long each request took, with one on its way on each of some lasting connections."""
     selector, found = selectors.DefaultSelector(), list[float]()
@@ -167,6 +207,9 @@ def checked(target: tuple[str, int], size: int) -> float:
     return length / (time.perf_counter() - began)
 
 
+_lasting: dict[str, Lasting] = {}
+
+
 def _obey(command: dict[str, Any]) -> dict[str, Any]:
     target = (command.get("address", ""), command.get("port", 0))
     match command["do"]:
@@ -186,6 +229,14 @@ def _obey(command: dict[str, Any]) -> dict[str, Any]:
             return {"seconds": requests(target, command["count"], command["size"])}
         case "checked":
             return {"rate": checked(target, command["size"])}
+        case "last":
+            _lasting[command["name"]] = Lasting(target, command["connections"], command["protocol"])
+        case "streams":
+            return {"rate": _lasting[command["name"]].stream(command["seconds"])}
+        case "datagrams":
+            _lasting[command["name"]].datagrams(command["seconds"], command["size"])
+        case "end":
+            _lasting.pop(command["name"]).close()
         case "stream":
             return {"rate": throughput(target, command["seconds"])}
     return {}

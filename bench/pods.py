@@ -12,6 +12,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ PORT = 8080
 SINK_PORT = 8081
 ECHO_PORT = 8082
 CHECK_PORT = 8083
+DRAIN_PORT = 8084
 _BACKLOG = 4096
 
 
@@ -32,6 +34,7 @@ class Answering:
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
+        self.kept: list[socket.socket] = []
 
     def add(self, address: str) -> None:
         """Answer on an address, or on all ('')."""
@@ -73,6 +76,40 @@ def _sink(listening: socket.socket) -> None:
                 pass
 
 
+def _drain(listening: socket.socket) -> None:
+    """Take in all that comes on any number of streams at once."""
+    selector, room = selectors.DefaultSelector(), bytearray(4 << 20)
+    selector.register(listening, selectors.EVENT_READ)
+    while True:
+        for key, _ in selector.select():
+            link: socket.socket = key.fileobj  # type: ignore[assignment]
+            if link is listening:
+                selector.register(listening.accept()[0], selectors.EVENT_READ)
+                continue
+            try:
+                if link.recv_into(room, len(room), socket.MSG_TRUNC):
+                    continue
+            except ConnectionError:
+                pass
+            selector.unregister(link)
+            link.close()
+
+
+def _drop() -> socket.socket:
+    """Return a socket for datagrams that nobody reads: the kernel drops them when they have arrived."""
+    datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+    datagrams.bind(("", DRAIN_PORT))
+    return datagrams
+
+
+def _arrived() -> int:
+    """Return how many datagrams came to a socket of this namespace: read, or dropped since nobody read them."""
+    lines = [line.split() for line in Path("/proc/net/snmp").read_text().splitlines() if line.startswith("Udp:")]
+    found = dict(zip(lines[0], lines[1], strict=True))
+    return int(found["InDatagrams"]) + int(found["RcvbufErrors"])
+
+
 def _echo(listening: socket.socket) -> None:
     """Send back what comes, on any number of connections."""
     selector = selectors.DefaultSelector()
@@ -108,6 +145,15 @@ def _check(listening: socket.socket) -> None:
             link.sendall(f"{length} {checksum}".encode())
 
 
+_WORKS = {
+    PORT: _accept_and_drop,
+    SINK_PORT: _sink,
+    ECHO_PORT: _echo,
+    CHECK_PORT: _check,
+    DRAIN_PORT: _drain,
+}
+
+
 def main() -> None:
     """Obey until the parent is gone."""
     die_with_parent()
@@ -136,9 +182,12 @@ def _obey(command: dict[str, Any], answering: Answering) -> None:
         case "answer":
             for address in command["addresses"]:
                 answering.add(address)
+        case "arrived":
+            say(count=_arrived())
+            return
         case "accept":
-            works = ((PORT, _accept_and_drop), (SINK_PORT, _sink), (ECHO_PORT, _echo), (CHECK_PORT, _check))
-            for port, work in works:
+            answering.kept.append(_drop())
+            for port, work in _WORKS.items():
                 listening = socket.create_server(("", port), backlog=_BACKLOG)
                 threading.Thread(target=work, args=(listening,), daemon=True).start()
     say()
