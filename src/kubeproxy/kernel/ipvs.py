@@ -86,7 +86,8 @@ _DESTINATION_ALL: Final = struct.Struct("=HH HH16s HH2sxx HHHxx HHI HHI HHI HHI"
 
 _SERVICE_COMMANDS: Final = {ADD_SERVICE: "add", SET_SERVICE: "change", DELETE_SERVICE: "delete"}
 _DESTINATION_COMMANDS: Final = {ADD_DESTINATION: "add", SET_DESTINATION: "change", DELETE_DESTINATION: "delete"}
-_REAL: Final = (_REAL_ADDRESS, _REAL_PORT, _FORWARDING, _WEIGHT, _ACTIVE, _INACTIVE, _PERSISTENT)
+_REAL_NUMBERS: Final = (_FORWARDING, _WEIGHT, _ACTIVE, _INACTIVE, _PERSISTENT)
+_REAL: Final = (_REAL_ADDRESS, _REAL_PORT, *_REAL_NUMBERS)
 _NAMED_REFUSALS: Final = 3
 
 
@@ -350,7 +351,9 @@ class RealServerReader:
             padding = "x" * (-length & 3 if first + length < end else 0)
             places[kind] = 2 * len(headers) + 1
             headers.append(int.from_bytes(data[first - 4 : first], sys.byteorder))
-            layout += f"I{'I' if length == 4 else f'{length}s'}{padding}"
+            if kind in _REAL_NUMBERS and length != 4:
+                raise ApplyError("the kernel lists a real server with a number that has no four bytes")
+            layout += f"I{'I' if kind in _REAL_NUMBERS else f'{length}s'}{padding}"
             if all(wanted in places for wanted in _REAL):
                 break
         else:
