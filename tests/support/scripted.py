@@ -18,6 +18,10 @@ from support.places import RECORDINGS
 TLS = Path(__file__).with_name("tls")
 
 
+ACCEPTING = 4
+"""Turns of the event loop from a connection that the kernel has accepted to one that was handed to us, and closed."""
+
+
 class Recording:
     """One exchange of the recordings: target of the request, status, headers and body of the answer."""
 
@@ -106,6 +110,7 @@ class Server:
         self.port = port
         self._tls = None
         self._tasks = {}
+        self._is_over = False
         if tls:
             self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             self._tls.load_cert_chain(TLS / "server.crt", TLS / "server.key")
@@ -119,6 +124,12 @@ class Server:
         return self
 
     async def __aexit__(self, *_):
+        # asyncio loses a connection whose server is closed between accepting it and making its transport (3.11).
+        for listening in self._server.sockets:
+            asyncio.get_running_loop().remove_reader(listening.fileno())
+        self._is_over = True
+        for _ in range(ACCEPTING):
+            await asyncio.sleep(0)
         self._server.close()
         for task in self._tasks.values():
             task.cancel()
@@ -128,6 +139,9 @@ class Server:
         await self._server.wait_closed()
 
     def _accepted(self, reader, writer):
+        if self._is_over:  # its task might never begin
+            writer.transport.abort()
+            return
         self._tasks[writer] = asyncio.create_task(self._serve(reader, writer))
 
     async def _serve(self, reader, writer):
