@@ -7,8 +7,9 @@ WHAT ?=
 GUESTS ?= 2
 TARGET ?=
 MINUTES ?= 1
+SOAK ?= 60
 
-.PHONY: setup demo test fuzz lint conformance conformance-ipvs machine bench prove node dist clean
+.PHONY: setup demo test fuzz lint conformance conformance-ipvs machine bench prove soak node dist clean
 
 setup:
 	@tools/setup
@@ -57,6 +58,11 @@ prove: setup
 	@$(PY) -m prove $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(STEPS),--steps $(STEPS)) \
 		$(if $(HISTORIES),--histories $(HISTORIES)) $(if $(MODE),--mode $(MODE)) \
 		$(if $(MUTATION),--mutation "$(MUTATION)") $(if $(CRASHES),--crashes $(CRASHES)) $(if $(REFUSALS),--refusals $(REFUSALS))
+
+# One proxy for SOAK minutes, while everything changes and connections are open all the time: docs/reliability.md.
+soak: setup
+	@tools/check-host
+	@$(PY) -m prove.soak --minutes $(SOAK) $(if $(MODE),--mode $(MODE)) $(if $(SEED),--seed $(SEED)) $(WITH)
 
 # On a node: /opt/kube-proxy, /usr/local/bin/kube-proxy, a systemd unit, manual pages and completion. Nothing of the tests.
 node:

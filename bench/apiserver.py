@@ -31,6 +31,16 @@ class ApiProcess:
         with self._lock:
             return int(self._process.ask("put", storage=storage, body=body)["at"])
 
+    def remove(self, storage: str, key: tuple[str, str]) -> None:
+        """Delete one object. From any thread."""
+        with self._lock:
+            self._process.ask("remove", storage=storage, key=key)
+
+    @property
+    def pid(self) -> int:
+        """Return the number of its process."""
+        return self._process.pid
+
     def close(self) -> None:
         """Stop it."""
         self._process.close()
@@ -54,6 +64,11 @@ async def _serve() -> None:
             at = time.monotonic_ns()
             server.store.put(command["storage"], body)
             say(at=at)
+            continue
+        if command["do"] == "remove":
+            namespace, name = command["key"]
+            server.store.remove(command["storage"], (namespace, name))
+            say()
             continue
         size = objects.parse_size(command["size"])
         lists = ("services", objects.service_pages(size)), ("endpointslices", objects.slice_pages(size))

@@ -44,9 +44,13 @@ class Contestant:
         """Return whether it still runs."""
         return self._process.poll() is None
 
+    def logged(self) -> str:
+        """Return all that it logged."""
+        return self._log.read_text(errors="replace")
+
     def said(self) -> str:
         """Return the end of what it logged."""
-        return self._log.read_text(errors="replace")[-3000:]
+        return self.logged()[-3000:]
 
     def answers(self, path: str) -> bool:
         """Return whether its health port answers a path with 200."""

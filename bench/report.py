@@ -86,7 +86,7 @@ def circumstances(started: float, seconds: float, quick: bool) -> Circumstances:
     return Circumstances(
         started=dt.datetime.fromtimestamp(started, dt.UTC).isoformat(timespec="seconds"),
         seconds=round(seconds, 1),
-        command=" ".join(["python", "-m", "bench", *sys.argv[1:]]),
+        command=" ".join(["python", "-m", _program(), *sys.argv[1:]]),
         quick=quick,
         revision=_said("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"),
         machine=_processor(),
@@ -96,6 +96,12 @@ def circumstances(started: float, seconds: float, quick: bool) -> Circumstances:
         python=platform.python_version(),
         nft=_said("nft", "--version"),
     )
+
+
+def _program() -> str:
+    """Return the name of the module or package that runs."""
+    spec = sys.modules["__main__"].__spec__
+    return spec.name.removesuffix(".__main__") if spec is not None else "bench"
 
 
 def _said(*command: str) -> str:

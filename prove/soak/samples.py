@@ -1,0 +1,115 @@
+"""What is looked at every few seconds: the proxy's process, its tables, the kernel's memory, how late changes are."""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from kubeproxy.kernel import nfta
+from kubeproxy.kernel.iptables_info import TableInfo
+from kubeproxy.kernel.netlink import Netlink, attributes, messages
+from kubeproxy.kernel.nfnetlink import GENERIC, GET_SET, NETLINK_NETFILTER, SUBSYSTEM, rule_handles, text_attribute
+from kubeproxy.model.addresses import Family
+
+Sample = dict[str, float]
+"""Figures by name. `at` is in seconds since the first one."""
+
+METRICS: Final = "http://127.0.0.1:10249/metrics"
+_NEW_SET: Final = SUBSYSTEM << 8 | 9  # NFT_MSG_NEWSET
+_SET_COUNT: Final = 20  # NFTA_SET_COUNT, since Linux 6.16
+_NF_IPV4: Final = 2  # NFPROTO_IPV4
+_LATENESS: Final = re.compile(
+    r"^kubeproxy_network_programming_duration_seconds_(sum|count)\{.*?\} ([0-9.e+-]+)$", re.MULTILINE
+)
+
+
+def process(pid: int) -> Sample:
+    """Return memory in MB, descriptors, threads, and processes beside it."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return {
+        "rss": int(status["VmRSS"].split()[0]) / 1024,
+        "anonymous": int(status["RssAnon"].split()[0]) / 1024,
+        "descriptors": float(sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())),
+        "threads": float(status["Threads"]),
+        "children": float(len(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())),
+    }
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time that a process has used."""
+    return time.clock_gettime((~pid << 3) | 2)  # the process's clock: see clock_getcpuclockid(3)
+
+
+def machine() -> Sample:
+    """Return what of the kernel's memory tables are made of, in MB, of the whole machine; and tracked connections.
+
+    Sets, rules and xtables' tables are accounted to control groups, and so lie in caches of their own, kmalloc-cg-*.
+    """
+    held = 0.0
+    for line in Path("/proc/slabinfo").read_text().splitlines():
+        if line.startswith("kmalloc-cg-"):
+            _, active, _, size, *_ = line.split()
+            held += int(active) * int(size)
+    found = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    large = int(found["VmallocUsed"].split()[0]) / 1024
+    tracked = Path("/proc/sys/net/netfilter/nf_conntrack_count")
+    return {
+        "slab": held / 2**20,
+        "vmalloc": large,
+        "tracked": float(tracked.read_text()) if tracked.exists() else 0.0,
+    }
+
+
+def lateness() -> tuple[float, float]:
+    """Return the sum of seconds from changes to their rules in the kernel, and how many they were, so far."""
+    with urllib.request.urlopen(METRICS, timeout=30) as answer:
+        text = answer.read().decode()
+    found = {"sum": 0.0, "count": 0.0}
+    for name, value in _LATENESS.findall(text):
+        found[name] += float(value)
+    return found["sum"], found["count"]
+
+
+def set_elements(table: str) -> float:
+    """Return how many elements all named sets and maps of a table have, as the kernel counts them.
+
+    0 where it does not tell, as before Linux 6.16.
+    """
+    total = 0
+    with Netlink.open(NETLINK_NETFILTER) as link:
+        request = GENERIC.pack(_NF_IPV4, 0, 0) + text_attribute(nfta.SET_TABLE, table)
+        # No set comes or goes, so a dump that was interrupted by changes of elements has all of them.
+        for data in link.dump_once(GET_SET, request, "sets"):
+            for each in messages(data):
+                if each.kind != _NEW_SET:
+                    continue
+                found = {k: data[s:e] for k, s, e in attributes(data, each.start + GENERIC.size, each.end)}
+                total += int.from_bytes(found.get(_SET_COUNT, b""), "big")
+    return float(total)
+
+
+def legacy_entries() -> float:
+    """Return how many entries the table nat of legacy iptables has."""
+    table = TableInfo.open(Family.IPV4)
+    try:
+        return float(table.info("nat")[-2])
+    finally:
+        table.close()
+
+
+def nft_rules() -> float:
+    """Return how many rules the table nat of iptables has in nf_tables."""
+    return float(len(rule_handles(_NF_IPV4, "nat")))
+
+
+COUNTED: Final[dict[str, tuple[str, Callable[[], float]]]] = {
+    "nftables": ("elements", lambda: set_elements("kube-proxy")),
+    "userspace": ("elements", lambda: set_elements("kube-proxy-userspace")),
+    "iptables-legacy": ("rules", legacy_entries),
+    "iptables-nft": ("rules", nft_rules),
+}
+"""What each mode's tables consist of."""

@@ -1,0 +1,162 @@
+"""The clients of a soak: connections that stay open, connections that are made anew, and UDP questions; each is judged.
+
+As a program it enters the network namespace of the process whose number it is given, and answers `report`. A connection
+fails when it is refused, ends early, when its SYN had to be sent twice, or when an endpoint of another Service answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import struct
+import sys
+import time
+from collections import Counter
+
+import msgspec
+
+from bench import objects
+from bench.companion import say
+from bench.worker import die_with_parent
+from prove.soak.cluster import is_udp, owner
+from prove.soak.joining import join_network_of
+
+SERVICE_PORT = 80
+LASTING = 200
+"""Connections that are open all the time: one half from the first minute to the last, the others for a minute each."""
+
+NEW, QUESTIONS = 40.0, 10.0
+"""TCP connections and UDP questions a second besides."""
+
+_ASKED_EVERY = 4.0  # seconds between two questions on a connection that is open
+_RENEWED = 60.0  # seconds
+_PATIENCE = 10.0  # seconds for an answer
+_TOTAL_RETRANS = 100  # where tcpi_total_retrans is in struct tcp_info of linux/tcp.h
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset, so that no port waits
+
+
+class Traffic:
+    """What was asked and what failed. `services` are those that stay."""
+
+    def __init__(self, services: int, seed: int) -> None:
+        self._chance = random.Random(seed)
+        self._tcp = [number for number in range(services) if not is_udp(number)]
+        self._udp = [number for number in range(services) if is_udp(number)]
+        self.asked: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+        self.first: list[str] = []
+        self.open = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._began = time.monotonic()
+
+    def begin(self) -> None:
+        """Start all of it."""
+        for turn in range(LASTING):
+            self._start(self._last(renewed=turn % 2 == 1))
+        self._start(self._repeat(NEW, self._connect_once))
+        self._start(self._repeat(QUESTIONS, self._ask_once))
+
+    def _start(self, work: object) -> None:
+        task = asyncio.ensure_future(work)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _repeat(self, rate: float, work: object) -> None:
+        due = time.monotonic()
+        while True:
+            self._start(work())  # type: ignore[operator]
+            due += self._chance.expovariate(rate)
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+
+    def _failed(self, kind: str, number: int, error: BaseException) -> None:
+        self.failures[kind] += 1
+        if len(self.first) < 20:
+            at = time.monotonic() - self._began
+            self.first.append(f"{at:.1f} s: {kind} to Service {number} ({objects.cluster_ip(number)}): {error!r}")
+
+    async def _last(self, *, renewed: bool) -> None:
+        await asyncio.sleep(self._chance.uniform(0, _ASKED_EVERY))
+        while True:
+            number = self._chance.choice(self._tcp)
+            over = time.monotonic() + self._chance.uniform(0.5, 1.5) * _RENEWED if renewed else float("inf")
+            try:
+                with await self._connected(number) as link:
+                    self.open += 1
+                    try:
+                        while time.monotonic() < over:
+                            await self._ask(link, "lasting", number)
+                            await asyncio.sleep(self._chance.uniform(0.5, 1.5) * _ASKED_EVERY)
+                    finally:
+                        self.open -= 1
+            except (OSError, TimeoutError) as error:
+                self._failed("lasting", number, error)
+                await asyncio.sleep(1)
+
+    async def _connect_once(self) -> None:
+        number = self._chance.choice(self._tcp)
+        try:
+            with await self._connected(number) as link:
+                await self._ask(link, "new", number)
+        except (OSError, TimeoutError) as error:
+            self._failed("new", number, error)
+
+    async def _ask_once(self) -> None:
+        number = self._chance.choice(self._udp)
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
+                link.setblocking(False)
+                link.connect((objects.cluster_ip(number), SERVICE_PORT))
+                await self._ask(link, "udp", number)
+        except (OSError, TimeoutError) as error:
+            self._failed("udp", number, error)
+
+    async def _connected(self, number: int) -> socket.socket:
+        link = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            link.setblocking(False)
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            target = (objects.cluster_ip(number), SERVICE_PORT)
+            async with asyncio.timeout(_PATIENCE):
+                await asyncio.get_running_loop().sock_connect(link, target)
+            info = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TOTAL_RETRANS + 4)
+            if int.from_bytes(info[_TOTAL_RETRANS:], "little"):
+                raise ConnectionError("the first SYN was lost")
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    async def _ask(self, link: socket.socket, kind: str, number: int) -> None:
+        loop, question = asyncio.get_running_loop(), self._chance.randbytes(8)
+        async with asyncio.timeout(_PATIENCE):
+            await loop.sock_sendall(link, question)
+            answer = await loop.sock_recv(link, 64)
+        if not answer:
+            raise ConnectionError("it ended early")
+        if answer[4:] != question or owner(answer[:4]) != number:
+            raise ConnectionError(f"an endpoint of Service {owner(answer[:4])} answered: {answer.hex()}")
+        self.asked[kind] += 1
+
+
+async def _serve() -> None:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    say(pid=os.getpid())
+    traffic: Traffic | None = None
+    while line := await reader.readline():
+        command = msgspec.json.decode(line)
+        if command["do"] == "begin":
+            traffic = Traffic(command["services"], command["seed"])
+            traffic.begin()
+            say()
+        elif traffic is not None:
+            say(asked=traffic.asked, failures=traffic.failures, first=traffic.first, open=traffic.open)
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    join_network_of(int(sys.argv[1]))
+    asyncio.run(_serve())

@@ -1,0 +1,81 @@
+"""Whether what was sampled stayed flat: the second sixth of a soak beside its last one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from bench.figures import median, percentile
+
+ALLOWED: Final = 0.05
+"""How much more the last sixth may have than the second: the first one, ten minutes of an hour, is for warming up."""
+
+SIXTHS: Final = 6
+
+
+def low(values: Sequence[float]) -> float:
+    """Return what a tenth of the values are below: what else the machine does only ever adds to those of this kind."""
+    return percentile(values, 10)
+
+
+class Kind(NamedTuple):
+    """A figure that has to stay flat: its unit, which value stands for a sixth, and whether other work adds to it."""
+
+    unit: str
+    of: Callable[[Sequence[float]], float]
+    shared: bool = False
+
+
+KINDS: Final[Mapping[str, Kind]] = {
+    "rss": Kind("MB", median),
+    "descriptors": Kind("", median),
+    "threads": Kind("", median),
+    "children": Kind("", median),
+    "parts": Kind("", median),
+    "slab": Kind("MB", low, shared=True),
+    "lag": Kind("ms", low, shared=True),
+    "landing": Kind("ms", low, shared=True),
+    "cpu": Kind("ms a change", low, shared=True),
+}
+"""`parts` are elements or rules of the tables; `lag` is what the proxy's metric says, `landing` what packets say."""
+
+
+class Line(NamedTuple):
+    """A figure at both ends of a soak."""
+
+    name: str
+    unit: str
+    second: float
+    last: float
+    judged: bool = True
+
+    @property
+    def growth(self) -> float:
+        """Return by which share it grew."""
+        return self.last / self.second - 1 if self.second else 0.0
+
+    @property
+    def flat(self) -> bool:
+        """Return whether it did not grow, or is not judged."""
+        return not self.judged or self.last <= self.second * (1 + ALLOWED)
+
+    def __str__(self) -> str:
+        word = ("ok  " if self.flat else "FAIL") if self.judged else "    "
+        return f"{word} {self.name}: {self.second:.2f} to {self.last:.2f} {self.unit} ({self.growth:+.1%})"
+
+
+def lines(samples: Sequence[Mapping[str, float]], *, beside: bool) -> list[Line]:
+    """Return what became of each figure that was sampled; what other work `beside` adds to is not judged then.
+
+    Raises ValueError for fewer samples than sixths.
+    """
+    if len(samples) < SIXTHS:
+        raise ValueError(f"{len(samples)} samples are too few to judge: {SIXTHS} at least")
+    share = len(samples) // SIXTHS
+    second, last = samples[share : 2 * share], samples[-share:]
+    found = []
+    for name, kind in KINDS.items():
+        before, after = ([each[name] for each in part if name in each] for part in (second, last))
+        if before and after:
+            found.append(Line(name, kind.unit, kind.of(before), kind.of(after), not (beside and kind.shared)))
+    return found
