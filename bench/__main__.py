@@ -45,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             out.print(reports.markdown(), soft_wrap=True, highlight=False, markup=False)
             return 0
         if "picture" in given.what:
-            out.print(f"drawn: {_shown(picture.draw())}", highlight=False)
+            for subject in (picture.CHANGE, picture.SYNC):
+                out.print(f"drawn: {_shown(picture.draw(subject))}", highlight=False)
             return 0
         names = given.what or DEFAULT
         for number, name in enumerate(names, 1):
@@ -65,7 +66,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         nargs="*",
         metavar="WHAT",
         help=f"{', '.join(DEFAULT)} (if none is named), {', '.join(OTHER_MODES + BEYOND)}, gate, "
-        "markdown (last figures), picture (the README's chart of them)",
+        "markdown (last figures), picture (the README's charts of them)",
     )
     parser.add_argument("--quick", action="store_true", help="fewer sizes and runs")
     parser.add_argument(

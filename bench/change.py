@@ -27,7 +27,7 @@ from kubeproxy.model.events import Event, Replaced
 from kubeproxy.model.objects import Resource
 from kubeproxy.model.planner import Change, Planner
 
-SIZES = ("1kx10", "10kx10", "44kx10")
+SIZES = ("100x10", "1kx10", "10kx10", "44kx10", "100kx10")
 CASES = ("endpoint replaced", "endpoint added", "endpoint removed", "Service added", "Service removed")
 GOAL_P50, GOAL_P99 = 300.0, 2000.0  # us, at every size
 GROWTH = 1.5  # 44k over 1k, at most

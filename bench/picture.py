@@ -1,7 +1,8 @@
-"""The chart of the README: what one change takes as the cluster grows, here, in the kernel, and in the Go kube-proxy.
+"""The charts of the README: what one change, and everything at once, take as the cluster grows; here, in the kernel,
+and in the Go kube-proxy.
 
-`python -m bench picture` draws docs/pictures/change.svg from the last figures of `python -m bench change`. What the Go
-kube-proxy took is not measured by that: each point says where it comes from.
+`python -m bench picture` draws them from the last figures of `python -m bench change sync`. What the Go kube-proxy took
+is not measured by that: each point says where it comes from.
 """
 
 from __future__ import annotations
@@ -15,9 +16,7 @@ from bench.objects import parse_size
 from bench.report import OUT, ROOT
 from bench.worker import BenchmarkFailed
 
-CASE = "endpoint replaced"
-FIGURES = OUT / "change.json"
-PLACE = ROOT / "docs/pictures/change.svg"
+FOLDER = ROOT / "docs/pictures"
 OURS, KERNEL, GO = "#1f6f8b", "#7a9e4e", "#a04860"
 
 
@@ -30,35 +29,76 @@ class Point(NamedTuple):
     high: float
 
 
-MEASURED = (Point(1000, 0.193, 0.193, 0.193), Point(5000, 1.65, 1.4, 1.9), Point(10000, 4.35, 4.1, 4.6))
-"""One endpoint changes, nftables mode of v1.36, ten endpoints a Service: on a machine of the same kind, not in the same
-run. At 1,000 Services from the API write to the first packet, which has the way there in it."""
-PUBLISHED = ((10000, 0.141, "141 ms, PR 126013 (2024)"), (44128, 60.0, "over a minute, PR 139878 (2026)"))
-"""Services, seconds, and the pull request of Kubernetes that says so; machines, endpoints and versions are theirs."""
+class Subject(NamedTuple):
+    """What a chart is of: a benchmark, which of its cases and figures, their unit in seconds; and the Go kube-proxy's.
+
+    `case` is what stands after the size of a case, '' for nothing. `published` are Services, seconds and who said so.
+    `span` is the lowest and the highest second shown.
+    """
+
+    benchmark: str
+    title: str
+    case: str
+    ours: str
+    limit: str
+    unit: float
+    measured: Sequence[Point]
+    published: Sequence[tuple[int, float, str]]
+    span: tuple[float, float]
 
 
-def ours(path: Path = FIGURES) -> tuple[list[Point], list[Point]]:
-    """Return our points and those of the kernel alone. Raises BenchmarkFailed without figures of all sizes."""
+CHANGE = Subject(
+    "change",
+    "One endpoint changes: how long until the kernel has it",
+    "endpoint replaced",
+    "p50",
+    "limit_p50",
+    1e-6,
+    # Nftables mode of v1.36, ten endpoints a Service: on a machine of the same kind, not in the same run. At 1,000
+    # Services from the API write to the first packet, which has the way there in it.
+    (Point(1000, 0.193, 0.193, 0.193), Point(5000, 1.65, 1.4, 1.9), Point(10000, 4.35, 4.1, 4.6)),
+    ((10000, 0.141, "141 ms, PR 126013 (2024)"), (44128, 60.0, "over a minute, PR 139878 (2026)")),
+    (1e-6, 300),
+)
+SYNC = Subject(
+    "sync",
+    "Everything at once: how long until the kernel has it",
+    "",
+    "ours",
+    "limit",
+    1e-3,
+    (Point(10000, 16.2, 16.2, 16.2),),
+    ((44128, 1003.0, "16 min 43 s, issue 139513 (2026)"),),
+    (1e-3, 3000),
+)
+
+
+def points(subject: Subject, path: Path) -> tuple[list[Point], list[Point]]:
+    """Return our points and those of the kernel alone. Raises BenchmarkFailed without figures of several sizes."""
     if not path.exists():
-        raise BenchmarkFailed(f"no figures in {path}: run make bench WHAT=change first")
+        raise BenchmarkFailed(f"no figures in {path}: run make bench WHAT={subject.benchmark} first")
     here, kernel = [], []
     for row in json.loads(path.read_bytes())["rows"]:
         size, _, case = row["case"].partition(" ")
-        if case == CASE:
+        if case == subject.case and size.endswith("x10"):
             figures, services = row["figures"], parse_size(size).services
-            here.append(_point(services, figures["p50"]))
-            kernel.append(_point(services, figures["limit_p50"]))
+            here.append(_point(services, figures[subject.ours], subject.unit))
+            kernel.append(_point(services, figures[subject.limit], subject.unit))
     if len(here) < 3:
-        raise BenchmarkFailed("the last figures are of one size only: run make bench WHAT=change, without --quick")
+        what = f"run make bench WHAT={subject.benchmark}, without --quick"
+        raise BenchmarkFailed(f"the last figures are of too few sizes: {what}")
     return here, kernel
 
 
-def _point(services: int, figure: dict[str, float]) -> Point:
-    return Point(services, *(figure[name] / 1e6 for name in ("median", "low", "high")))
+def _point(services: int, figure: dict[str, float], unit: float) -> Point:
+    return Point(services, *(round(figure[name] * unit, 9) for name in ("median", "low", "high")))
 
 
 def words(seconds: float) -> str:
     """Return a time as people say it."""
+    if seconds >= 60:
+        minutes = seconds / 60
+        return f"{minutes:.0f} min" if minutes >= 9.95 else f"{minutes:.1f}".removesuffix(".0") + " min"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size:
             value = seconds / size
@@ -66,41 +106,46 @@ def words(seconds: float) -> str:
     return f"{seconds * 1e9:.0f} ns"
 
 
-def draw(path: Path = PLACE, figures: Path = FIGURES) -> Path:
-    """Draw the chart; return where it is. Raises BenchmarkFailed."""
+def draw(subject: Subject, folder: Path = FOLDER, figures: Path = OUT) -> Path:
+    """Draw a chart from a folder of figures; return where it is. Raises BenchmarkFailed."""
     from matplotlib import rcParams  # noqa: PLC0415 - only to draw
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    here, kernel = ours(figures)
-    rcParams["svg.hashsalt"] = "change"  # the same figures give the same file
+    source = figures / f"{subject.benchmark}.json"
+    here, kernel = points(subject, source)
+    rcParams["svg.hashsalt"] = subject.benchmark  # the same figures give the same file
     figure = Figure(figsize=(8.6, 4.5), layout="constrained")
     axes = figure.subplots()
-    _line(axes, MEASURED, GO, "Go kube-proxy v1.36, measured on such a machine")
-    at, seconds, notes = zip(*PUBLISHED, strict=True)
+    _line(axes, subject.measured, GO, "Go kube-proxy v1.36, measured on such a machine")
+    at, seconds, notes = zip(*subject.published, strict=True)
     axes.plot(at, seconds, "D", mfc="white", mec=GO, ms=7, label="Go kube-proxy, published")
-    for number, place in enumerate(zip(at, seconds, strict=True)):
-        side = {"xytext": (9, -4)} if number == 0 else {"xytext": (-9, -4), "ha": "right"}
-        axes.annotate(notes[number], place, textcoords="offset points", fontsize=9, color=GO, **side)
+    for note, place in zip(notes, zip(at, seconds, strict=True), strict=True):
+        side = {"xytext": (9, -4)} if place[0] < 30_000 else {"xytext": (-9, -4), "ha": "right"}
+        axes.annotate(note, place, textcoords="offset points", fontsize=9, color=GO, **side)
     _line(axes, here, OURS, "this kube-proxy")
     _line(axes, kernel, KERNEL, "the kernel's own time: the limit", above=False)
-    _axes(axes)
-    figure.supxlabel(_footer(figures), fontsize=8, color="#555555")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _axes(axes, subject)
+    figure.supxlabel(_footer(source), fontsize=8, color="#555555")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{subject.benchmark}.svg"
     figure.savefig(path, metadata={"Date": None})
     return path
 
 
-def _axes(axes: Any) -> None:
-    axes.set(xscale="log", yscale="log", ylim=(1e-6, 300), xlim=(700, 90000))
-    axes.set_xticks([1000, 5000, 10000, 44000], ["1,000", "5,000", "10,000", "44,000"])
+def _axes(axes: Any, subject: Subject) -> None:
+    low, high = subject.span
+    axes.set(xscale="log", yscale="log", ylim=subject.span, xlim=(70, 150_000))
+    sizes = [100, 1000, 10_000, 44_000, 100_000]
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axes.set_xticks([], minor=True)
-    axes.set_yticks([10.0**power for power in range(-6, 3)], list(map(words, (10.0**power for power in range(-6, 3)))))
+    ticks = [second for power in range(-6, 4) if low <= (second := 10.0**power) <= high]
+    axes.set_yticks(ticks, [f"{tick:,.0f} s" if tick > 1 else words(tick) for tick in ticks])
     axes.set_yticks([], minor=True)
     axes.set_xlabel("Services in the cluster")
-    axes.set_title("One endpoint changes: how long until the kernel has it", loc="left", fontsize=12, fontweight="bold")
+    axes.set_title(subject.title, loc="left", fontsize=12, fontweight="bold")
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=9, frameon=False, loc="center left", bbox_to_anchor=(0.0, 0.44))
+    axes.legend(fontsize=9, frameon=False, loc="upper left")
 
 
 def _footer(figures: Path) -> str:

@@ -21,7 +21,7 @@ from bench.yardstick import Yardstick
 from kubeproxy.model.events import Replaced
 from kubeproxy.model.planner import Planner
 
-SIZES = ("100x10", "1kx10", "10kx10", "44kx10", "5kx50", "1x5000")
+SIZES = ("100x10", "1kx10", "10kx10", "44kx10", "100kx10", "5kx50", "1x5000")
 GOALS: Mapping[str, float] = {"10kx10": 3.0, "44kx10": 4.0, "5kx50": 4.0}
 LINEAR = 5.5  # 44kx10 over 10kx10, at most
 REPLAYS = 3

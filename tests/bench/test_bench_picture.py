@@ -1,4 +1,4 @@
-"""The README's chart: drawn of the last figures of all sizes, and of nothing less."""
+"""The README's charts: drawn of the last figures of several sizes, and of nothing less."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.picture import Point, draw, ours, words
+from bench.picture import CHANGE, SYNC, Point, draw, points, words
 from bench.worker import BenchmarkFailed
 
 
@@ -19,27 +19,36 @@ def figures(path: Path, *sizes: str) -> Path:
         for size in sizes
         for case in ("endpoint replaced", "Service added")
     ]
+    rows += [{"case": size, "figures": {"ours": one, "limit": two}} for size in (*sizes, "5kx50")]
     about = {"command": "python -m bench", "machine": "M", "cpus": 2, "kernel": "6.1-a", "started": "2026-11-22T10"}
     path.write_text(json.dumps({"rows": rows, "circumstances": about}))
     return path
 
 
 def test_the_points_are_those_of_one_case(tmp_path: Path) -> None:
-    here, kernel = ours(figures(tmp_path / "change.json", "1kx10", "10kx10", "44kx10"))
+    here, kernel = points(CHANGE, figures(tmp_path / "change.json", "1kx10", "10kx10", "44kx10"))
     assert here == [Point(n, 110e-6, 100e-6, 120e-6) for n in (1000, 10000, 44000)]
     assert kernel == [Point(n, 4e-6, 3e-6, 5e-6) for n in (1000, 10000, 44000)]
 
 
 def test_without_all_sizes_there_is_no_chart(tmp_path: Path) -> None:
     with pytest.raises(BenchmarkFailed, match="make bench WHAT=change first"):
-        ours(tmp_path / "change.json")
-    with pytest.raises(BenchmarkFailed, match="of one size only"):
-        ours(figures(tmp_path / "change.json", "10kx10"))
+        points(CHANGE, tmp_path / "change.json")
+    with pytest.raises(BenchmarkFailed, match="of too few sizes"):
+        points(CHANGE, figures(tmp_path / "change.json", "10kx10"))
 
 
 @pytest.mark.parametrize(
     ("seconds", "said"),
-    [(60, "60 s"), (4.34, "4.3 s"), (0.193, "193 ms"), (0.0014, "1.4 ms"), (0.000173, "173 µs"), (9e-6, "9 µs")],
+    [
+        (59, "59 s"),
+        (1003, "17 min"),
+        (4.34, "4.3 s"),
+        (0.193, "193 ms"),
+        (0.0014, "1.4 ms"),
+        (0.000173, "173 µs"),
+        (9e-6, "9 µs"),
+    ],
 )
 def test_times_are_said_as_people_say_them(seconds: float, said: str) -> None:
     assert words(seconds) == said
@@ -47,5 +56,12 @@ def test_times_are_said_as_people_say_them(seconds: float, said: str) -> None:
 
 def test_the_same_figures_give_the_same_file(tmp_path: Path) -> None:
     path = figures(tmp_path / "change.json", "1kx10", "10kx10", "44kx10")
-    first, second = draw(tmp_path / "a.svg", path), draw(tmp_path / "b.svg", path)
+    first, second = draw(CHANGE, tmp_path / "a", path.parent), draw(CHANGE, tmp_path / "b", path.parent)
     assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_full_sync_is_drawn_of_the_sizes_with_ten_endpoints(tmp_path: Path) -> None:
+    path = figures(tmp_path / "sync.json", "100x10", "1kx10", "100kx10")
+    here, _ = points(SYNC, path)
+    assert [(point.services, round(point.middle, 3)) for point in here] == [(100, 0.11), (1000, 0.11), (100_000, 0.11)]
+    assert draw(SYNC, tmp_path, tmp_path).read_text().startswith("<?xml")
