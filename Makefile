@@ -55,8 +55,9 @@ bench: setup
 # Random histories of a cluster, judged by a model: docs/reliability.md says what the variables are.
 prove: setup
 	@tools/check-host
+	@$(PY) -m compileall -q src lab prove tests/support
 	@$(PY) -m prove $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(STEPS),--steps $(STEPS)) \
-		$(if $(HISTORIES),--histories $(HISTORIES)) $(if $(MODE),--mode $(MODE)) \
+		$(if $(HISTORIES),--histories $(HISTORIES)) $(if $(WORLDS),--worlds $(WORLDS)) $(if $(MODE),--mode $(MODE)) \
 		$(if $(MUTATION),--mutation "$(MUTATION)") $(if $(CRASHES),--crashes $(CRASHES)) $(if $(REFUSALS),--refusals $(REFUSALS))
 
 # One proxy for SOAK minutes, while everything changes and connections are open all the time: docs/reliability.md.

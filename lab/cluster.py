@@ -88,6 +88,7 @@ class LabCluster:
             LoadBalancers(self.rest, {"IPv4": LB_RANGE, "IPv6": LB_RANGE6}),
             NamespaceController(self.rest),
         )
+        self.spawn: proxyprocess.Spawn = proxyprocess.spawn
         self._proxies: list[proxyprocess.Proxy] = []
         self._forwards: list[Forward] = []
 
@@ -317,7 +318,7 @@ class LabCluster:
         kubeconfig = self.node_kubeconfig if node is NODE_A else self.neighbour_kubeconfig
         config = proxyprocess.configuration(kubeconfig, {"hostnameOverride": node.name} | (overrides or {}))
         command = command or [proxyprocess.proxy_command()]
-        proxy = await proxyprocess.start(self.topology.node(node), self.folder, config, command, args)
+        proxy = await proxyprocess.start(self.topology.node(node), self.folder, config, command, args, self.spawn)
         self._proxies.append(proxy)
         if ready_within is not None:
             await proxy.wait_ready(ready_within)

@@ -9,9 +9,9 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
@@ -53,10 +53,45 @@ def configuration(kubeconfig: Path, overrides: dict[str, Any] | None = None) -> 
     return config | (overrides or {}) | {"clientConnection": connection}
 
 
+class Process(Protocol):
+    """What is asked of a process, as asyncio has it."""
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status, None while it runs, negative after a signal."""
+
+    async def wait(self) -> int:
+        """Wait until it ends; returns its exit status."""
+
+    def send_signal(self, signal: int) -> None:
+        """Send it a signal. Raises ProcessLookupError."""
+
+
+Spawn = Callable[[str, Sequence[str], Path], Awaitable[Process]]
+"""Starts a command line inside a namespace, with its output in a file."""
+
+
+async def spawn(namespace: str, argv: Sequence[str], log: Path) -> Process:
+    """See Spawn."""
+    with log.open("wb") as output:
+        # ip execs the command: the process is the proxy itself. Ctrl-C is for the cluster.
+        return await asyncio.create_subprocess_exec(
+            *["ip", "netns", "exec", namespace, *argv],
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+
 class Proxy:
     """One process. Its output goes to `log`; use start() to make one."""
 
-    def __init__(self, process: asyncio.subprocess.Process, namespace: str, log: Path, config: Path) -> None:
+    def __init__(self, process: Process, namespace: str, log: Path, config: Path) -> None:
         self._process = process
         self.namespace = namespace
         self.log = log
@@ -130,7 +165,12 @@ class Proxy:
 
 
 async def start(
-    namespace: str, folder: Path, config: dict[str, Any], command: Sequence[str], args: Sequence[str] = ()
+    namespace: str,
+    folder: Path,
+    config: dict[str, Any],
+    command: Sequence[str],
+    args: Sequence[str] = (),
+    spawned: Spawn = spawn,
 ) -> Proxy:
     """Start `command` --config FILE `args` inside a namespace. The files go to `folder`."""
     serial = next(_serials)
@@ -138,21 +178,12 @@ async def start(
     config_file.write_text(yaml.safe_dump(config))
     control = folder / f"proxy-{serial}.sock"  # nodes share the machine's /run
     given = ["--config", str(config_file), "--control-socket", str(control), *args]
-    proxy = await launch(namespace, folder, [*command, *given], config_file)
+    proxy = await launch(namespace, folder, [*command, *given], config_file, spawned)
     proxy.control = control
     return proxy
 
 
-async def launch(namespace: str, folder: Path, argv: Sequence[str], config_file: Path) -> Proxy:
+async def launch(namespace: str, folder: Path, argv: Sequence[str], config_file: Path, spawned: Spawn = spawn) -> Proxy:
     """Start a whole command line inside a namespace, which names `config_file`. The log goes to `folder`."""
     log = folder / f"proxy-{next(_serials)}.log"
-    with log.open("wb") as output:
-        # ip execs the command: the process is the proxy itself. Ctrl-C is for the cluster.
-        process = await asyncio.create_subprocess_exec(
-            *["ip", "netns", "exec", namespace, *argv],
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-    return Proxy(process, namespace, log, config_file)
+    return Proxy(await spawned(namespace, argv, log), namespace, log, config_file)

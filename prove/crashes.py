@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from prove import judges, launcher
@@ -70,14 +69,14 @@ class Crashes:
         file = self.live.cluster.folder / f"calls-{way}"
         file.unlink(missing_ok=True)
         await self._before(way)
-        await self.world.start(by=_command("none", 0, file))
+        await self.world.start(by=launcher.command(count=file))
         await self.live.proxy.kill()
         return file.stat().st_size
 
     async def point(self, way: str, word: str, number: int) -> list[str]:
         """Have the proxy meet one fault, start it without, and judge."""
         traffic = await self._before(way)
-        await self.world.start(wait=False, by=_command(word, number))
+        await self.world.start(wait=False, by=launcher.command(word, number))
         if word in DEATHS:
             await self._dies_or_is_ready()
         else:
@@ -131,11 +130,6 @@ class Crashes:
     async def _gets_over_it(self) -> None:
         """A proxy that is refused tries again; one that ends with an error at its start is started again by others."""
         await self._dies_or_is_ready()
-
-
-def _command(word: str, number: int, count: Path | None = None) -> list[str]:
-    counted = [f"PROVE_COUNT={count}"] if count is not None else []
-    return ["env", *counted, *launcher.command(word, number)]
 
 
 def points(counts: dict[str, int], words: tuple[str, ...]) -> Iterator[tuple[str, str, int]]:

@@ -10,10 +10,12 @@ import asyncio
 import functools
 import json
 import random
+import re
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from kubeproxy import host
 from kubeproxy.commands.kernel import examiners
@@ -26,14 +28,19 @@ from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.planner import Planner
 from kubeproxy.model.world import Surroundings, build
 from lab.netns import run_in
-from lab.proxyprocess import METRICS_PORT
+from lab.probes import http_get
+from lab.proxyprocess import HEALTH_PORT, METRICS_PORT
 from prove import dumps, packets, truth
+from prove.remembering import remember
 from prove.world import NO_FAULTS, UDP_IDLE, World
 from support.modes import GUEST
 
-T = TypeVar("T")
+_PENDING = re.compile(r"^kubeproxy_sync_proxy_rules_(?:service|endpoint)_changes_pending [^0].*", re.MULTILINE)
 PATIENCE = 120.0 if GUEST else 20.0
 """Seconds within which everything has arrived, is programmed and repaired."""
+
+ENDS = 0.3
+"""Seconds until a process that died is known to have ended."""
 
 
 class Scene(NamedTuple):
@@ -47,8 +54,10 @@ class Scene(NamedTuple):
 async def quiet(world: World, chance: random.Random) -> list[str]:
     """Wait until nothing is left to happen; return what is wrong then. A proxy that was told to die starts again."""
     wrong = await _quiet(world, chance)
-    if wrong and world.may_end and world.live.proxy.returncode is not None:
-        wrong = await _quiet(world, chance)
+    if wrong and world.may_end:
+        await asyncio.sleep(ENDS)
+        if world.live.proxy.returncode is not None:
+            wrong = await _quiet(world, chance)
     return wrong
 
 
@@ -61,12 +70,17 @@ async def _quiet(world: World, chance: random.Random) -> list[str]:
     except AssertionError as error:
         return [str(error)]
     try:
-        wrong = [*await _verified(world), *await _as_fresh(world, scene)]
-        wrong += await packets.foretold(world, scene.facts, scene.planner, chance)
-        wrong += await _pages_say_so(world, scene)
+        wrong = await _verified(world)  # waits until another program's harm is repaired
+        judged = [packets.foretold(world, scene.facts, scene.planner, chance)]
+        if chance.random() < world.shares.pages:
+            judged.append(_pages_say_so(world, scene))
+        if chance.random() < world.shares.dumps:
+            judged.append(_as_fresh(world, scene))
+        wrong += [one for found in await asyncio.gather(*judged) for one in found]
     except (KubeProxyError, OSError) as error:
         wrong = [f"asking: {error!r}"]
     wrong += look_now(world)
+    world.judged += 1
     if not wrong:
         world.harmed = False
         await world.settle_traffic()
@@ -85,12 +99,13 @@ def look_now(world: World) -> list[str]:
 
 async def _eventually(check: Callable[[], list[str]]) -> list[str]:
     """Ask a blocking check in a thread until it has no complaint; return its last ones."""
-    until = time.monotonic() + PATIENCE
+    until, pause = time.monotonic() + PATIENCE, 0.002
     while True:
         wrong = await asyncio.to_thread(check)
         if not wrong or time.monotonic() > until:
             return wrong
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(pause)
+        pause = min(0.04, 2 * pause)
 
 
 async def settled(world: World) -> Scene:
@@ -165,6 +180,7 @@ async def _verified(world: World) -> list[str]:
     def work() -> list[str]:
         facts = running.facts()
         with examiners(facts, facts.world.families) as kernel:
+            remember(kernel)
             return [f"verify: {finding}" for finding in look(running.services, kernel, []).findings[:5]]
 
     return await _eventually(functools.partial(run_in, world.live.proxy.namespace, work))
@@ -185,35 +201,39 @@ async def _as_fresh(world: World, scene: Scene) -> list[str]:
 
 async def _pages_say_so(world: World, scene: Scene) -> list[str]:
     """Ask the pages until they say what is so; a port that could not be had is tried again every 5 s."""
-    until = time.monotonic() + PATIENCE
-    while True:
+    plans = truth.plans(scene.planner)
+
+    def check() -> list[str]:
+        if world.live.proxy.returncode is not None:
+            return []  # said elsewhere
         try:
-            wrong = await _pages(world, scene)
+            return _pages(plans)
         except OSError as error:
-            wrong = [f"pages: {error!r}"]
-        if not wrong or time.monotonic() > until or world.live.proxy.returncode is not None:
-            return wrong
-        await asyncio.sleep(0.05)
+            return [f"pages: {error!r}"]
+
+    return await _eventually(functools.partial(run_in, world.live.proxy.namespace, check))
 
 
-async def _pages(world: World, scene: Scene) -> list[str]:
+def _pages(plans: truth.Plans) -> list[str]:
     """Health, metrics and /debug/state say what is so."""
     wrong = []
     for path in ("/healthz", "/livez", "/readyz"):
-        status, body = await world.live.page(path)
+        status, body = _page(path, HEALTH_PORT)
         if status != 200:
             wrong.append(f"{path} says {status} while everything is programmed: {body[:300]}")
-    for name in ("service", "endpoint"):
-        pending = await world.live.metric(f"kubeproxy_sync_proxy_rules_{name}_changes_pending")
-        if pending:
-            wrong.append(f"{pending:g} {name} changes are pending while nothing is")
-    _, text = await world.live.page("/debug/state", METRICS_PORT)
+    wrong += [f"pending while nothing is: {line}" for line in _PENDING.findall(_page("/metrics", METRICS_PORT)[1])]
+    _, text = _page("/debug/state", METRICS_PORT)
     found = {(s["namespace"], s["name"]): s["state"] for s in json.loads(text)["services"]}
     return wrong + [
         f"/debug/state says {found.get(name)} of {'/'.join(name)}, which is programmed"
-        for name in truth.plans(scene.planner)
+        for name in plans
         if found.get(name) != "programmed"
     ]
+
+
+def _page(path: str, port: int) -> tuple[int, str]:
+    status, body = http_get("127.0.0.1", port, path, 5.0)
+    return status, body.decode()
 
 
 async def nothing_left(world: World) -> list[str]:
@@ -222,24 +242,30 @@ async def nothing_left(world: World) -> list[str]:
         if failures := await world.stop_traffic():
             return [f"steady traffic: {failures[0]}"]
         await asyncio.sleep(UDP_IDLE + 1)
-    now = _usage(world.live.proxy.pid)
     if not world.baseline:
-        world.baseline = now
-        await world.settle_traffic()
-        return []
+        world.baseline = _usage(world.live.proxy.pid)
     # Connections of watches that are being renewed, and of who just asked, come and go.
-    until = time.monotonic() + 5
-    while any(now[name] > before + 2 for name, before in world.baseline.items()) and time.monotonic() < until:
-        await asyncio.sleep(0.1)
-        now = _usage(world.live.proxy.pid)
+    wrong = await _eventually(functools.partial(_left, world))
+    if wrong:
+        command = ["ss", "--tcp", "--udp", "--all", "--numeric", "--processes"]
+        _, sockets, _ = await world.live.cluster.exec("node", command)
+        wrong.append(f"sockets on the node: {sockets}")
     await world.settle_traffic()
+    return wrong
+
+
+def _left(world: World) -> list[str]:
+    now = _usage(world.live.proxy.pid)
     return [
         f"left: {now[name]} {name} are open after a history, {before} were before"
         for name, before in world.baseline.items()
-        if now[name] > before + 2
+        if now.get(name, 0) > before + 2
     ]
 
 
 def _usage(pid: int) -> dict[str, int]:
-    descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-    return {"descriptors": descriptors, "threads": len(list(Path(f"/proc/{pid}/task").iterdir()))}
+    """Return nothing of a proxy that was to die, and did so just now."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        return {"descriptors": descriptors, "threads": len(list(Path(f"/proc/{pid}/task").iterdir()))}
+    return {}

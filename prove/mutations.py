@@ -5,43 +5,31 @@ Otherwise the judges are blind. The lines are in mutating.py.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections.abc import Callable
 
-from prove import judges
-from prove.generate import Generator
-from prove.launcher import MUTATION, command
-from prove.play import play
-from prove.world import World
-
-SECONDS = 60.0
-"""Within which each is found."""
+from prove import running
+from prove.launcher import MUTATION
 
 
-async def found(name: str, seed: str) -> tuple[float, str]:
-    """Return after how many seconds of histories a mutation is found, and by which complaint: '' for not in time."""
-    began = time.monotonic()
-    os.environ[MUTATION] = name  # of proxies that are started with a fault as well
-    async with World("nftables", command=command("none", 0)) as world:
-        count = 0
-        while time.monotonic() - began < SECONDS:
-            wrong = await play(world, Generator(f"{seed}.{count}", "nftables").history(60), f"{seed}.{count}")
-            if wrong:
-                return time.monotonic() - began, wrong[0].splitlines()[0]
-            count += 1
-    return time.monotonic() - began, ""
+async def run(names: list[str], seed: str, steps: int, seconds: float, worlds: int, tell: Callable[[str], None]) -> int:
+    """Try mutations one after the other, each in so many worlds side by side; return how many no history found.
 
-
-async def run(names: list[str], seed: str, tell: Callable[[str], None]) -> int:
-    """Try mutations; return how many no history found."""
-    patience, judges.PATIENCE = judges.PATIENCE, 8.0
+    What is told includes the making of the worlds, and says what CPU was used: half of that is how long it takes on
+    two cores that do nothing else.
+    """
     missed = 0
     for name in names:
-        seconds, complaint = await found(name, seed)
+        os.environ[MUTATION] = name  # worlds are processes of their own
+        began = time.monotonic()
+        said: list[str] = []
+        share = running.Share("nftables", f"{seed} {name}", steps, seconds)
+        _, tallies = await running.side_by_side(list(running.shares(["nftables"], share, worlds)), said.append)
+        took = f"{time.monotonic() - began:.0f} s, {tallies['nftables']['cpu']:.0f} s of CPU"
+        complaint = " ".join("".join(said).partition("\n")[2].partition("\n")[0].split())
         missed += not complaint
-        tell(f"{name}: {f'{seconds:.0f} s, {complaint[:160]}' if complaint else 'NOT FOUND'}")
-        await asyncio.sleep(0)
-    judges.PATIENCE = patience
+        tell(f"{name}: {complaint[:140] or 'NOT FOUND'} ({took})")
+    del os.environ[MUTATION]
+    tell(f"{len(names) - missed} of {len(names)} found")
     return missed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Iterator
 
@@ -20,6 +21,8 @@ SAMPLES = 8
 """Connections that are tried at each quiet moment."""
 WAITS = 2
 """At most so many of them wait for a timeout, or for a refusal that TCP hears at its second SYN."""
+DROPPED = 0.15
+"""Seconds without an answer by which something is taken to be dropped; answers take a few milliseconds."""
 PLACES = ("pod", "node", "outside")
 _JUDGED = {Outcome.FORWARDED, Outcome.REFUSED, Outcome.DROPPED}
 
@@ -32,14 +35,14 @@ async def foretold(world: World, facts: Facts, planner: Planner, chance: random.
     )
     everything = frozenset(address for found in local.values() for address in found)
     habits = modes.named(facts.mode).habits
-    waits, wrong = WAITS, []
+    waits, questions = WAITS, []
     for place, protocol, packet in _sample(world, planner, chance):
         predicted = answer(planner, packet, everything, habits)
         late = predicted.notice in {Notice.TIMEOUT, Notice.LATE_ICMP}
         waits -= late
         if _answerable(world, predicted) and (waits >= 0 or not late):
-            wrong += await _asked(world, place, protocol, packet, predicted)
-    return wrong
+            questions.append(_asked(world, place, protocol, packet, predicted))
+    return [one for found in await asyncio.gather(*questions) for one in found]
 
 
 def _sample(world: World, planner: Planner, chance: random.Random) -> Iterator[tuple[str, str, Packet]]:
@@ -68,7 +71,7 @@ def _answerable(world: World, predicted: Predicted) -> bool:
 async def _asked(world: World, place: str, protocol: str, packet: Packet, predicted: Predicted) -> list[str]:
     wanted = {unpack(choice.destination[:-2]) for choice in predicted.choices}
     for _ in range(3 if predicted.outcome is Outcome.FORWARDED else 1):
-        got = await _probe(world, place, protocol, packet, 0.25 if predicted.outcome is Outcome.DROPPED else 3.0)
+        got = await _probe(world, place, protocol, packet, DROPPED if predicted.outcome is Outcome.DROPPED else 3.0)
         fine = {
             Outcome.FORWARDED: isinstance(got, Answer) and got.ip in wanted,
             Outcome.REFUSED: got == "refused",

@@ -15,7 +15,7 @@ from prove.world import World
 
 async def play(world: World, steps: Sequence[Step], seed: str = "") -> list[str]:
     """Play steps, and everything away again; return what the judges of the first moment say that found anything."""
-    chance = random.Random(seed)
+    chance, wrong = random.Random(seed), list[str]()
     for at, step in enumerate(steps):
         if step[0] == "quiet":
             wrong = await judges.quiet(world, chance)
@@ -29,16 +29,17 @@ async def play(world: World, steps: Sequence[Step], seed: str = "") -> list[str]
                 wrong = [str(error)]
         if wrong:
             return [f"after step {at + 1} of {len(steps)} {step[0]}: {one}" for one in wrong]
-    wrong = await judges.quiet(world, chance)
+    if not steps or steps[-1][0] != "quiet":
+        wrong = await judges.quiet(world, chance)
     if not wrong:
         await world.clear()
         wrong = await judges.quiet(world, chance) or await judges.nothing_left(world)
     return [f"at the end: {one}" for one in wrong]
 
 
-async def played(steps: Sequence[Step], mode: str = "nftables", args: Sequence[str] = (), seed: str = "") -> list[str]:
+async def played(steps: Sequence[Step], mode: str = "nftables", seed: str = "") -> list[str]:
     """Play steps in a world of their own; for tests."""
-    async with World(mode, args=args) as world:
+    async with World(mode) as world:
         wrong = await judges.quiet(world, random.Random(seed)) or await judges.nothing_left(world)
         return wrong or await play(world, steps, seed)
 
@@ -50,7 +51,7 @@ def kind(complaint: str) -> str:
 
 
 async def shrunk(
-    steps: Sequence[Step], mode: str, args: Sequence[str], seed: str, seconds: float, tell: Callable[[str], None]
+    steps: Sequence[Step], mode: str, seed: str, seconds: float, tell: Callable[[str], None]
 ) -> tuple[list[Step], list[str]]:
     """Return the smallest history found in the time that still fails, and what it says; each try has its own world."""
     until = time.monotonic() + seconds
@@ -60,7 +61,7 @@ async def shrunk(
     async def fails(candidate: Sequence[Step]) -> bool:
         if time.monotonic() > until:
             return False
-        wrong = await played(candidate, mode, args, seed)
+        wrong = await played(candidate, mode, seed)
         found = {kind(one) for one in wrong}
         if not kinds:
             kinds.update(found)

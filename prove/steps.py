@@ -15,26 +15,26 @@ Step = tuple[Any, ...]
 """A word and what it needs:
 
 ("put", resource, object), ("remove", resource, namespace, name), ("zone", name) of the Node, which ("no_node",)
-deletes until all is quiet, ("again",) sends every object once more, ("api", faults) sets faults of the API server,
-("drop",) ends all connections to it, ("compact",) has it forget its history too, ("backup",) notes all objects,
-("restore",) and ("rollback",) bring them back, with newer revisions and with older ones, ("away", forgets) has it
-refuse everybody until ("back",), when it may have no history, ("kill",), ("restart",), ("configure", fields, flags)
-and ("switch", mode) and ("faulty", fault, call) are of the proxy, ("pause", seconds) stops it, ("harm", what) is
-another program, ("quiet",) waits and judges, ("look",) judges what holds at any moment.
+deletes until all is quiet, ("again",) sends every object once more, ("clear",) removes all that histories made, ("api",
+faults) sets faults of the API server, ("drop",) ends all connections to it, ("compact",) has it forget its history too,
+("backup",) notes all objects, ("restore",) and ("rollback",) bring them back, with newer revisions and with older ones,
+("away", forgets) has it refuse everybody until ("back",), when it may have no history, ("kill",), ("restart",),
+("configure", fields, flags) and ("switch", mode) and ("faulty", fault, call) are of the proxy, ("pause", seconds) stops
+it, ("harm", what) is another program, ("quiet",) waits and judges, ("look",) judges what holds at any moment.
 """
 
 
 def written(steps: Sequence[Step]) -> str:
     """Return steps as Python, a line each."""
-    return "".join(f"    {step!r},\n" for step in steps)
+    return "".join(f"        {step!r},\n" for step in steps)
 
 
 def as_test(steps: Sequence[Step], mode: str, complaint: str) -> str:
-    """Return a test for tests/scenarios/test_histories.py that plays a history."""
+    """Return a test that plays a history, as it stands in tests/prove/test_prove_found.py, whose imports it needs."""
     first = complaint.splitlines()[0] if complaint else ""
     return (
-        f"# {first}\nHISTORY = [\n{written(steps)}]\n\n\n"
-        f'async def test_this_history(loop) -> None:\n    assert await played(HISTORY, mode="{mode}") == []\n'
+        f"async def test_a_history_that_failed() -> None:\n    # {first}\n    history: list[Step] = [\n"
+        f'{written(steps)}    ]\n    assert await played(history, mode="{mode}") == []\n'
     )
 
 

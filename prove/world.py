@@ -8,13 +8,17 @@ import os
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from lab.apiserver.server import ServerConfig
 from lab.apiserver.watching import Watch
 from lab.cluster import ClusterConfig, LabCluster
+from lab.proxyprocess import Process, spawn
+from lab.topology import NODE_A
 from prove import launcher
+from prove.forking import Forking
 from prove.steps import Json, Step
 from support import traffic as traffic_module
 from support.live import PATIENCE, Front, Live, leftovers
@@ -32,23 +36,36 @@ SYNC_PERIOD = "2s"
 """How soon elements are compared that another program may have changed; repairs are waited for."""
 UDP_IDLE = 1.0
 """Seconds after which userspace mode forgets a UDP client."""
-PAUSE = 0.2 if GUEST else 0.02
+PAUSE = 0.2 if GUEST else 0.04
 """Seconds between two questions of a stream of steady traffic."""
+FIRST = 3
+"""Questions of each stream by which it is known to flow."""
 FORGOTTEN = 1.0
 """Seconds until no tracked UDP flow leads to a listener any more that ended with its proxy."""
+REAL = 20
+"""Of so many starts one is by the command itself."""
 FAR = {"IPv4": "10.244.{}.{}", "IPv6": "fd00:244::{:x}:{:x}"}
 """Endpoints beyond the pods of the lab: nobody answers there."""
+
+
+class Shares(NamedTuple):
+    """The share of quiet moments at which judges are asked whose answers cost more than those of all others."""
+
+    dumps: float = 1.0
+    pages: float = 1.0
 
 
 class World:
     """An async context manager. `far` are packed addresses at which nobody answers."""
 
-    def __init__(self, mode: str, command: Sequence[str] = (), args: Sequence[str] = ()) -> None:
+    def __init__(self, mode: str) -> None:
         server = ServerConfig(bookmark_period=0.5)
         self.mode = MODES[mode]
         self.live = Live(LabCluster(ClusterConfig(server=server)), self.mode)
-        self.args = tuple(args)
-        self.command = tuple(command)
+        self.args: tuple[str, ...] = ()
+        self.starts = 0
+        self.judged = 0
+        self.shares = Shares()
         self.traffic: Traffic | None = None
         self.harmed = False
         self.may_end = False
@@ -60,10 +77,13 @@ class World:
         self._node: Json | None = None
         self._config: Json = {}
         self._made_in = self.mode
+        self._forking = Forking(self.live.cluster.topology.node(NODE_A))
 
     async def __aenter__(self) -> Self:
         await self.live.cluster.__aenter__()
         try:
+            self.live.cluster.spawn = self._spawn
+            await self._forking.__aenter__()
             await self.live.choose_variant(self.mode.variant)
             await self.live.add_pods()
             self.live.service("steady", "a1 a2 b1", type="NodePort", **DUAL)
@@ -72,7 +92,7 @@ class World:
             await self.start()
             await self.settle_traffic()
         except BaseException:
-            await self.live.cluster.__aexit__(None, None, None)
+            await self._end()
             raise
         return self
 
@@ -81,10 +101,23 @@ class World:
     ) -> None:
         with suppress(AssertionError):
             await self.stop_traffic()
-        await self.live.cluster.__aexit__(None, None, None)
+        await self._end()
         left = leftovers(self.live)
         if left and error is None:
             raise AssertionError(f"left behind: {left}")
+
+    async def _end(self) -> None:
+        try:
+            await self.live.cluster.__aexit__(None, None, None)
+        finally:
+            await self._forking.__aexit__(None, None, None)
+
+    async def _spawn(self, namespace: str, argv: Sequence[str], log: Path) -> Process:
+        """Start a proxy, by fork where the launcher is to do it."""
+        given = len(launcher.COMMAND)
+        if list(argv[:given]) == launcher.COMMAND:
+            return await self._forking.start(argv[given:], log)
+        return await spawn(namespace, argv, log)
 
     @property
     def store(self) -> Any:
@@ -102,12 +135,15 @@ class World:
         """Start a proxy, `by` another command than the world's."""
         name = self.mode.name if self.mode.name in {"nftables", "ipvs"} else "iptables"
         block = {"syncPeriod": SYNC_PERIOD, "minSyncPeriod": "1ms" if name == "iptables" else "0s"}
-        overrides = {"udpIdleTimeout": f"{UDP_IDLE:g}s"} if self.carries else {}
-        overrides |= {name: block, "clientConnection": {"qps": -1}} | dict(self.mode.config)
-        overrides[name] = block
+        overrides = dict(self.mode.config) | {name: block, "clientConnection": {"qps": -1}}
+        if self.carries:
+            overrides["udpIdleTimeout"] = f"{UDP_IDLE:g}s"
         overrides |= self._config
+        self.starts += 1
+        if not by and (self.starts % REAL != 1 or launcher.MUTATION in os.environ):
+            by = launcher.command()
         # Where the API server is in trouble the start takes longer; the next quiet moment tells.
-        await self.live.start(overrides, self.args, by or self.command, ready_within=PATIENCE if wait else None)
+        await self.live.start(overrides, self.args, by, ready_within=PATIENCE if wait else None)
 
     @property
     def carries(self) -> bool:
@@ -132,7 +168,7 @@ class World:
             Stream("outside", "lasting", node6),
             Stream("pod", "lasting", cluster4),
         ]
-        self.traffic = await Traffic(live, *streams).__aenter__()
+        self.traffic = await Traffic(live, *streams, first=FIRST).__aenter__()
 
     async def stop_traffic(self) -> list[str]:
         """End it; return what failed."""
@@ -251,6 +287,10 @@ class World:
         self._config, self.args = fields, tuple(args)
         await self._again_started(self.live.proxy.stop)
 
+    def settings(self) -> Step:
+        """Return the step that gives a new world the configuration and flags that this one has by now."""
+        return ("configure", self._config, list(self.args))
+
     async def _switch(self, mode: str) -> None:
         """Another mode takes over, from a proxy that was killed."""
         carried = self.carries
@@ -296,6 +336,9 @@ class World:
         self.harmed = True
         for command in harms(self.mode.name, self.mode.variant, what):
             await self.live.cluster.exec("node", command)
+
+    async def _clear(self) -> None:
+        await self.clear()
 
     async def clear(self) -> None:
         """Remove everything that a history made, and end all faults."""

@@ -7,9 +7,12 @@ import json
 from itertools import pairwise
 
 import pytest
+import test_prove_found
 
+from prove import play
 from prove.dumps import differences
-from prove.generate import BORDERS, Generator
+from prove.generate import Generator
+from prove.objects import BORDERS
 from prove.shrink import smaller
 from prove.steps import as_test
 from prove.world import World
@@ -105,12 +108,21 @@ def test_a_history_that_always_fails_becomes_empty() -> None:
     assert shrunk(list(range(10)), lambda part: True) == []
 
 
-def test_a_failure_is_printed_as_a_test() -> None:
+def test_a_failure_is_printed_as_a_test_that_runs_where_it_is_pasted(monkeypatch) -> None:
     steps = [("put", "services", {"metadata": {"name": "a"}}), ("quiet",)]
-    text = as_test(steps, "nftables", "first line\nsecond")
-    compile(text, "test", "exec")
-    assert text.startswith("# first line\n")
-    assert repr(steps[0]) in text
+    text = as_test(steps, "iptables-nft", "first line\nsecond")
+    assert "# first line\n" in text
+    asked = []
+
+    async def played(*given, **named) -> list[str]:
+        asked.append((*given, named))
+        return []
+
+    names = dict(vars(test_prove_found)) | {"played": played}
+    exec(compile(text, "pasted", "exec"), names)
+    asyncio.run(names["test_a_history_that_failed"]())
+    assert asked == [(steps, {"mode": "iptables-nft"})]
+    assert test_prove_found.played is play.played
 
 
 def test_differences_name_set_and_elements() -> None:

@@ -62,13 +62,17 @@ def streams(live: Live, name: str = "web", families: tuple[str, ...] = ("IPv4", 
 
 
 class Traffic:
-    """An async context manager; `failures` has a line for each failure, `asked` counts by stream."""
+    """An async context manager; `failures` has a line for each failure, `asked` counts by stream.
 
-    def __init__(self, live: Live, *streams: Stream) -> None:
+    It begins when each stream has asked so many times as `first` says.
+    """
+
+    def __init__(self, live: Live, *streams: Stream, first: int = FLOW) -> None:
         self.failures: list[str] = []
         self.asked = dict.fromkeys(streams, 0)
         self.pods: dict[Stream, set[str]] = {stream: set() for stream in streams}
         self._live = live
+        self._first = first
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
         self._began = time.monotonic()
@@ -80,7 +84,7 @@ class Traffic:
             thread = threading.Thread(target=self._guard, args=(namespace, work, stream), name=str(stream))
             self._threads.append(thread)
             thread.start()
-        await self.flow()
+        await self.flow(self._first)
         return self
 
     async def __aexit__(

@@ -1,0 +1,184 @@
+"""Histories in several worlds side by side, each in a process of its own that says at its end how much it played."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from prove import judges, launcher
+from prove.generate import Generator
+from prove.play import play, shrunk
+from prove.steps import Step, as_test
+from prove.world import Shares, World
+
+SHRINK = 180.0
+"""Seconds for making a failing history small."""
+SHARES = Shares(dumps=0.1, pages=0.4)
+"""nft's own listing, and a page of metrics, cost more than all other judges."""
+BEFORE = 3
+"""So many histories before one that fails are played with it, where it does not fail alone."""
+BRIEFLY = 6.0
+"""Seconds that are waited for what a broken proxy never does."""
+ENDED = 130
+"""Exit code of a world that was told to end."""
+_TALLY = "played: "
+Tally = Counter[str]
+"""What was played: how many histories, steps, moments judged, seconds of CPU; how many worlds failed."""
+
+
+class Share(NamedTuple):
+    """What one world plays: histories of names that begin with `seed`, for so many seconds or so many of them."""
+
+    mode: str
+    seed: str
+    steps: int
+    seconds: float
+    histories: int = 0
+
+
+def shares(modes: Sequence[str], whole: Share, worlds: int) -> Iterator[Share]:
+    """Yield what each of so many worlds plays; with several modes each has at least one world."""
+    if whole.histories == 1:
+        yield whole._replace(mode=modes[0])
+        return
+    worlds = max(worlds, len(modes))
+    for number in range(worlds):
+        count = whole.histories and max(1, whole.histories // worlds)
+        mode = modes[number % len(modes)]
+        yield Share(mode, f"{whole.seed}.{number}", whole.steps, whole.seconds, count)
+
+
+async def run(modes: Sequence[str], whole: Share, worlds: int) -> int:
+    """Play; return the exit code: 0 when nothing was found."""
+    parts = list(shares(modes, whole, worlds))
+    print(f"{', '.join(modes)}: SEED={whole.seed} STEPS={whole.steps}, {len(parts)} worlds", flush=True)
+    if len(parts) == 1:
+        return await _alone(parts[0])
+    began = time.monotonic()
+    code, tallies = await side_by_side(parts, lambda text: print(text, end="", flush=True))
+    seconds = time.monotonic() - began
+    for mode, tally in tallies.items():
+        print(told(mode, tally, seconds), flush=True)
+    return code
+
+
+async def side_by_side(parts: Sequence[Share], tell: Callable[[str], None]) -> tuple[int, dict[str, Tally]]:
+    """Play each part in a process of its own until all are over, or one found something.
+
+    Return the exit code, and what was played by mode.
+    """
+    tallies: dict[str, Tally] = {part.mode: Counter() for part in parts}
+    worlds: list[asyncio.subprocess.Process] = []
+    try:
+        for part in parts:
+            command = [sys.executable, "-m", "prove", "--share", json.dumps(part)]
+            worlds.append(await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE))
+        found = await asyncio.gather(
+            *(_follow(one, worlds, tallies[part.mode], tell) for one, part in zip(worlds, parts, strict=True))
+        )
+    finally:
+        _end(worlds)
+    return max(found), tallies
+
+
+async def _follow(
+    process: asyncio.subprocess.Process,
+    everybody: Sequence[asyncio.subprocess.Process],
+    tally: Tally,
+    tell: Callable[[str], None],
+) -> int:
+    """Tell what one world says; when it found something the others end. Return 1 then."""
+    while line := (await process.stdout.readline()).decode(errors="replace"):
+        if line.startswith(_TALLY):
+            tally.update(json.loads(line.removeprefix(_TALLY)))
+            continue
+        tell(line)
+        if line.startswith("FAILED"):
+            _end([one for one in everybody if one is not process])
+            tally["failed"] += 1
+    code = await process.wait()
+    if code not in {0, 1, ENDED}:
+        tell(f"a world ended with status {code}\n")
+    return int(code not in {0, ENDED})
+
+
+def _end(running: Sequence[asyncio.subprocess.Process]) -> None:
+    for one in running:
+        if one.returncode is None:
+            one.terminate()
+
+
+def told(mode: str, tally: Tally, seconds: float) -> str:
+    """Return what was played, as a line."""
+    count = tally["histories"]
+    rate = f"{count / seconds * 3600:.0f} an hour, {tally['cpu'] / max(1, count):.2f} s of CPU each"
+    played = f"{count} histories, {tally['steps']} steps, {tally['judged']} moments judged"
+    return f"{mode}: {played}, {tally['failed'] or 'nothing'} found; {rate}"
+
+
+async def _alone(share: Share) -> int:
+    """Play in this process."""
+    began, tally = time.monotonic(), Tally()
+    status = await world(share, tally)
+    print(told(share.mode, tally, time.monotonic() - began), flush=True)
+    return status
+
+
+async def share(text: str) -> int:
+    """Play what one world of several plays; return the exit code."""
+    tally = Tally()
+    try:
+        return await world(Share(*json.loads(text)), tally)
+    finally:
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        tally["cpu"] = sum(one.ru_utime + one.ru_stime for one in used)
+        print(_TALLY + json.dumps(tally), flush=True)
+
+
+async def world(share: Share, tally: Tally) -> int:
+    """Play histories one after the other, in one world, until the share is over or one fails; return the exit code."""
+    until = time.monotonic() + share.seconds
+    if launcher.MUTATION in os.environ:
+        judges.PATIENCE = BRIEFLY
+    recent: list[list[Step]] = []
+    async with World(share.mode) as world:
+        world.shares = SHARES
+        name = share.seed
+        wrong = await judges.quiet(world, random.Random(name)) or await judges.nothing_left(world)
+        while not wrong:
+            if tally["histories"] >= share.histories if share.histories else time.monotonic() > until:
+                return 0
+            name = share.seed if share.histories == 1 else f"{share.seed}.{tally['histories']}"
+            history = Generator(name, share.mode).history(share.steps)
+            recent = [*recent[-BEFORE:], [world.settings(), *history]]
+            wrong = await play(world, history, name)
+            tally.update(histories=1, steps=len(history))
+            tally["judged"] = world.judged
+    await _report(share, name, recent, wrong)
+    return 1
+
+
+async def _report(share: Share, name: str, recent: list[list[Step]], wrong: list[str]) -> None:
+    again = f"make prove MODE={share.mode} SEED={name} STEPS={share.steps} HISTORIES=1"
+    print(f"FAILED: {again}", *wrong, sep="\n  ", flush=True)
+    if launcher.MUTATION in os.environ:
+        return  # known by its name
+    history = recent[-1] if recent else []
+    longer = [step for one in recent for step in (*one, ("clear",))]
+    for steps in (history, longer):
+        small, said = await shrunk(steps, share.mode, name, SHRINK, lambda text: print(f"  {text}", flush=True))
+        if said:
+            break
+    else:
+        print("It does not fail in a world of its own: it takes what was before it, or luck.")
+        small = history
+    print("As a test of tests/prove/test_prove_found.py (`ruff format` makes it fit):\n")
+    print(as_test(small, share.mode, (said or wrong)[0]), *(said or wrong), sep="\n", flush=True)

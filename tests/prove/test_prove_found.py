@@ -1,0 +1,12 @@
+"""Histories that once failed, each as small as it was: `make prove` prints what it finds as a test for this file."""
+
+from __future__ import annotations
+
+from prove.play import played
+from prove.steps import Step
+
+
+async def test_udp_by_either_family_is_answered_soon_after_a_start_in_userspace_mode() -> None:
+    # steady traffic: udp from pod: stale flows of the family that was committed second waited for a pause
+    history: list[Step] = [("restart",), ("quiet",)]
+    assert await played(history, mode="userspace") == []
