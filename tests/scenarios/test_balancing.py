@@ -68,8 +68,18 @@ async def test_the_examples_of_the_page(bare: Live) -> None:
     _, text = await bare.ask("why", "192.0.2.99", f"{front.address}:{front.port}")
     assert "the weight of node-a is 0" in text
 
+    annotated(bare, "--overwrite kube-proxy-py/weights=zone:zone-b=0")
+    await bare.programmed(bare.front("web"), "a1 b2")  # the slice of the page says nothing of a zone
+    assert "b1" not in await answers(bare, front, 60)
+    _, text = await bare.ask("why", "192.0.2.99", f"{front.address}:{front.port}")
+    assert "the weight of zone zone-b is 0" in text
+    assert f"to {bare.ips['a1']['IPv4']}:3000 on node-a in zone zone-a" in text
+    status, text = await bare.ask("services", "web")
+    assert f"zone zone-b: {bare.ips['b1']['IPv4']}" in text
+
     await bare.proxy.kill()
     await bare.start()
+    assert "b1:3000" not in await bare.destinations(bare.front("web")), "zones are known before anything is written"
     assert not bare.logged("Replacing the table")
     status, text = await bare.ask("verify")
     assert status == 0, text
@@ -83,7 +93,7 @@ async def test_the_examples_of_the_page(bare: Live) -> None:
         return "" if (service["resourceVersion"], service["state"]) == (version, "programmed") else page
 
     await bare.eventually(heard)
-    bare.endpoints("web", "a1 b1 b3")
+    bare.endpoints("web", "a1 b1 a3")
 
     async def begins() -> str:
         _, page = await bare.page("/debug/state?namespace=default&name=web", METRICS_PORT)
@@ -97,7 +107,7 @@ async def test_the_examples_of_the_page(bare: Live) -> None:
     status, text = await bare.ask("why", "192.0.2.99:40000", f"{front.address}:{front.port}")
     assert status == 0, text
     bare.cluster.patch("services", "web", {"metadata": {"annotations": {"kube-proxy-py/weights": "node-a=many"}}})
-    await bare.programmed(bare.front("web"), "a1 b1 b2 b3")
+    await bare.programmed(bare.front("web"), "a1 a3 b1 b2")
     await bare.until(lambda: any("'node-a=many' is not NODE=WEIGHT" in e for e in bare.events("web")), "an event")
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
+
+from msgspec.structs import astuple
 
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOLS, Family, pack
 from kubeproxy.model.endpoints import Slice, parse_slice
@@ -22,6 +24,8 @@ from kubeproxy.model.objects import (
     NodeSpec,
     NodeStatus,
     ObjectMeta,
+    PlacedEndpoint,
+    PlacedSlice,
     Service,
     ServicePort,
     ServiceSpec,
@@ -147,17 +151,24 @@ def endpoint_slice(
     ports: Sequence[EndpointPort] | None = (EndpointPort(port=8080),),
     triggered: str | None = None,
     weight: str | None = None,
+    placed: Mapping[str, str] | None = None,
+    version: str | None = None,
 ) -> EndpointSlice:
-    return EndpointSlice(
+    """Return a slice; with the zones of addresses, if they are given, it is one that was decoded for them."""
+    entries: list[SliceEndpoint] = list(endpoints)
+    if placed is not None:
+        entries = [PlacedEndpoint(*astuple(e), placed.get((e.addresses or [""])[0])) for e in endpoints]
+    return (EndpointSlice if placed is None else PlacedSlice)(
         metadata=meta(
             name,
             namespace,
             uid=f"uid-of-{name}",
             labels=Labels(service_name=of) if of is not None else None,
             annotations=Annotations(triggered, weight) if triggered is not None or weight is not None else None,
+            resource_version=version,
         ),
         address_type=family,
-        endpoints=list(endpoints),
+        endpoints=entries,
         ports=list(ports) if ports is not None else None,
     )
 

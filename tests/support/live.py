@@ -172,8 +172,8 @@ class Live:
 
     def _endpoint(self, word: str, family: str) -> Json:
         name, _, state = word.partition("/")
-        node = (NODE_A if name.startswith("a") else NODE_B).name
-        return {"addresses": [self.ips[name][family]], "conditions": _STATES[state], "nodeName": node}
+        node, address = NODE_A if name.startswith("a") else NODE_B, self.ips[name][family]
+        return {"addresses": [address], "conditions": _STATES[state], "nodeName": node.name, "zone": node.zone}
 
     def delete(self, name: str) -> None:
         """Delete a Service and its slices."""

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from kubeproxy.model.addresses import Family, is_loopback, pack
 from kubeproxy.model.answer import Outcome, answer
 from kubeproxy.model.answer import Packet as AnsweredPacket
+from kubeproxy.model.objects import Service
 from kubeproxy.model.plan import Compiled, FamilyGlobals, FrontendKind, Globals, Loopback, ServiceName, ServicePlan
 from support.cluster_objects import NODE_IPS
 from support.fake_nftables import FakeKernel, Packet
@@ -74,6 +75,8 @@ class _Cluster:
 
     def __init__(self, world: Globals, plans: Iterable[ServicePlan]) -> None:
         self.world = world
+        self.departures = None
+        self.services: Mapping[ServiceName, Service] = {}
         self.slices: Mapping[ServiceName, Mapping[str, Slice]] = {}
         self.compiled: dict[ServiceName, Compiled] = {}
         self._owners: dict[tuple[Family, bytes], ServiceName] = {}

@@ -6,7 +6,7 @@ Pure. The usual case is one typed msgspec decode; only what fails it is looked a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -16,8 +16,17 @@ from kubeproxy.api.salvage import mended, salvage
 from kubeproxy.api.status import MalformedAnswer, decode_status, status_error
 from kubeproxy.errors import SourceError
 from kubeproxy.model.events import Deleted, Event, Rejected, Upserted
-from kubeproxy.model.objects import TYPES, EndpointSlice, Node, Object, Resource, Service, ServiceCIDR
-from kubeproxy.model.plan import Problem
+from kubeproxy.model.objects import (
+    TYPES,
+    EndpointSlice,
+    Node,
+    Object,
+    PlacedSlice,
+    Resource,
+    Service,
+    ServiceCIDR,
+)
+from kubeproxy.model.plan import Problem, ServiceName
 
 MAX_LINE = 32 << 20
 """Longest watch line in bytes. An object in etcd has at most 1.5 MB by default; the rest is a broken stream."""
@@ -95,45 +104,79 @@ _lines: dict[Resource, msgspec.json.Decoder[_Line[Object]]] = {
     "nodes": msgspec.json.Decoder(_Line[Node]),
     "servicecidrs": msgspec.json.Decoder(_Line[ServiceCIDR]),
 }
-_objects = {resource: msgspec.json.Decoder(kind) for resource, kind in TYPES.items()}
+_placed_list: msgspec.json.Decoder[_List[Object]] = msgspec.json.Decoder(_List[PlacedSlice])
+_placed_line: msgspec.json.Decoder[_Line[Object]] = msgspec.json.Decoder(_Line[PlacedSlice])
+_objects: dict[type[Object], msgspec.json.Decoder[Object]] = {
+    kind: msgspec.json.Decoder(kind) for kind in (*TYPES.values(), PlacedSlice)
+}
 
 
-def decode_page(resource: Resource, data: bytes | bytearray) -> Page:
+def decode_page(resource: Resource, data: bytes | bytearray, with_zones: Collection[ServiceName] = ()) -> Page:
     """Decode one page of a list of `resource`. Raises MalformedAnswer when `data` is no list of it.
 
-    A list of another kind may be as good JSON, and without items it would say that everything is gone.
+    A list of another kind may be as good JSON, and without items it would say that everything is gone. Slices of the
+    Services `with_zones` are PlacedSlices.
     """
+    page = _decode_page(resource, data, _lists[resource], TYPES[resource])
+    if with_zones and resource == "endpointslices":
+        placed = {identity(found) for found in page.objects if service_of(found) in with_zones}
+        return _with_zones(page, data, placed) if placed else page
+    return page
+
+
+def _decode_page(
+    resource: Resource, data: bytes | bytearray, decoder: msgspec.json.Decoder[_List[Object]], kind: type[Object]
+) -> Page:
     try:
-        page = _lists[resource].decode(data)
+        page = decoder.decode(data)
     except (ValueError, RecursionError):
-        return _decode_page_by_item(resource, data)
+        return _decode_page_by_item(resource, data, kind)
     _check_kind(resource, page.kind, "List")
     objects = page.items if page.items is not None else []
     if not all(found.metadata.name for found in objects):
-        return _decode_page_by_item(resource, data)
+        return _decode_page_by_item(resource, data, kind)
     return Page(objects, [], page.metadata.resource_version or "", page.metadata.continue_ or "")
 
 
-def decode_object(resource: Resource, data: bytes) -> tuple[Object | None, list[Rejected]]:
-    """Decode one object: the object, or None, and what was rejected of it. Never raises."""
+def _with_zones(page: Page, data: bytes | bytearray, names: Collection[tuple[str, str]]) -> Page:
+    """Return a page of slices with some of them, by namespace and name, as PlacedSlices: decoded once more."""
+    again = _decode_page("endpointslices", data, _placed_list, PlacedSlice)
+    placed = {name: found for found in again.objects if (name := identity(found)) in names}
+    rejected = [one for one in page.rejected if (one.namespace, one.name) not in placed]
+    rejected += [one for one in again.rejected if (one.namespace, one.name) in placed]
+    return page._replace(objects=[placed.get(identity(found), found) for found in page.objects], rejected=rejected)
+
+
+def decode_object(
+    resource: Resource, data: bytes, kind: type[Object] | None = None
+) -> tuple[Object | None, list[Rejected]]:
+    """Decode one object, as a `kind` if that is not the usual one of its resource. Never raises.
+
+    Return the object, or None, and what was rejected of it.
+    """
+    kind = kind or TYPES[resource]
     try:
-        found = _objects[resource].decode(data)
+        found = _objects[kind].decode(data)
     except (ValueError, RecursionError):
         pass
     else:
         if found.metadata.name:
             return found, []
-    saved = salvage(data, TYPES[resource])
+    saved = salvage(data, kind)
     return saved.object, list(_rejections(resource, saved.namespace, saved.name, saved.uid, saved.problems))
 
 
 class WatchDecoder:
-    """Splits the bytes of one watch stream into lines, wherever the chunks were cut, and decodes the lines."""
+    """Splits the bytes of one watch stream into lines, wherever the chunks were cut, and decodes the lines.
 
-    __slots__ = ("_resource", "_tail")
+    Slices of the Services in `with_zones`, as it is at the time, become PlacedSlices.
+    """
 
-    def __init__(self, resource: Resource) -> None:
+    __slots__ = ("_resource", "_tail", "_with_zones")
+
+    def __init__(self, resource: Resource, with_zones: Collection[ServiceName] = ()) -> None:
         self._resource: Resource = resource
+        self._with_zones = with_zones if resource == "endpointslices" else ()
         self._tail = bytearray()
 
     def feed(self, data: bytes) -> Changes:
@@ -165,7 +208,7 @@ class WatchDecoder:
             if not line.strip():
                 continue
             try:
-                seen, ended = _decode_line(self._resource, line, events)
+                seen, ended = _decode_line(self._resource, line, events, self._with_zones)
             except SourceError as error:
                 return Changes(events, version, initial_end, error)
             version = seen or version
@@ -173,15 +216,19 @@ class WatchDecoder:
         return Changes(events, version, initial_end, None)
 
 
-def _decode_line(resource: Resource, data: bytes, events: list[Event]) -> tuple[str, bool]:
+def _decode_line(
+    resource: Resource, data: bytes, events: list[Event], with_zones: Collection[ServiceName] = ()
+) -> tuple[str, bool]:
     """Decode one line, append its events; return its resourceVersion and whether it ended the initial events."""
     try:
         line = _lines[resource].decode(data)
+        if with_zones and service_of(line.object) in with_zones:
+            line = _placed_line.decode(data)
     except (ValueError, RecursionError):
-        return _decode_odd_line(resource, data, events)
+        return _decode_odd_line(resource, data, events, with_zones)
     metadata = line.object.metadata
     if not metadata.name or line.type not in {"ADDED", "MODIFIED", "DELETED"}:
-        return _decode_odd_line(resource, data, events)
+        return _decode_odd_line(resource, data, events, with_zones)
     if line.type == "DELETED":
         events.append(Deleted(resource, metadata.namespace or "", metadata.name))
     else:
@@ -189,13 +236,15 @@ def _decode_line(resource: Resource, data: bytes, events: list[Event]) -> tuple[
     return metadata.resource_version or "", False
 
 
-def _decode_odd_line(resource: Resource, data: bytes, events: list[Event]) -> tuple[str, bool]:
+def _decode_odd_line(
+    resource: Resource, data: bytes, events: list[Event], with_zones: Collection[ServiceName]
+) -> tuple[str, bool]:
     """Decode a line that is no change of a well-formed object: a bookmark, an error, a wrong object, no JSON."""
     line = _decode_raw_line(data)
     content = bytes(line.object)
     match line.type:
         case "ADDED" | "MODIFIED" | "DELETED":
-            return _decode_wrong_object(resource, line.type, content, events), False
+            return _decode_wrong_object(resource, line.type, content, events, with_zones), False
         case "BOOKMARK":
             try:
                 bookmark = _bookmark.decode(content)
@@ -210,8 +259,12 @@ def _decode_odd_line(resource: Resource, data: bytes, events: list[Event]) -> tu
             raise MalformedAnswer(f"a watch event of the unknown type {other[:40]!r}")
 
 
-def _decode_wrong_object(resource: Resource, change: str, content: bytes, events: list[Event]) -> str:
+def _decode_wrong_object(
+    resource: Resource, change: str, content: bytes, events: list[Event], with_zones: Collection[ServiceName]
+) -> str:
     saved = salvage(content, TYPES[resource])
+    if saved.object is not None and with_zones and service_of(saved.object) in with_zones:
+        saved = salvage(content, PlacedSlice)
     if change == "DELETED" and saved.name:
         events.append(Deleted(resource, saved.namespace, saved.name))
         return saved.version
@@ -231,7 +284,7 @@ def _decode_raw_line(data: bytes) -> _Line[Raw]:
         raise MalformedAnswer(f"a watch line of {len(data)} bytes is no event: {error}") from error
 
 
-def _decode_page_by_item(resource: Resource, data: bytes | bytearray) -> Page:
+def _decode_page_by_item(resource: Resource, data: bytes | bytearray, kind: type[Object]) -> Page:
     try:
         try:
             page = _raw_list.decode(data)
@@ -243,7 +296,7 @@ def _decode_page_by_item(resource: Resource, data: bytes | bytearray) -> Page:
     objects: list[Object] = []
     rejected: list[Rejected] = []
     for item in page.items or []:
-        found, problems = decode_object(resource, bytes(item))
+        found, problems = decode_object(resource, bytes(item), kind)
         if found is not None:
             objects.append(found)
         rejected += problems
@@ -268,6 +321,12 @@ def _rejections(resource: Resource, namespace: str, name: str, uid: str, problem
 def identity(found: Object) -> tuple[str, str]:
     """Return (namespace, name) of an object, the namespace '' where there is none."""
     return found.metadata.namespace or "", found.metadata.name
+
+
+def service_of(found: Object) -> ServiceName | None:
+    """Return the Service of an EndpointSlice, None where it names none."""
+    labels = found.metadata.labels
+    return (found.metadata.namespace or "", labels.service_name) if labels and labels.service_name else None
 
 
 def kept_identities(objects: Iterable[Object], rejected: Iterable[Rejected]) -> frozenset[tuple[str, str]]:

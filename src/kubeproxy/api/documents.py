@@ -6,15 +6,16 @@ A wrong document costs only itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
 
-from kubeproxy.api.decode import decode_object, identity
+from kubeproxy.api.decode import decode_object, identity, service_of
 from kubeproxy.config.yaml_text import load_yaml
 from kubeproxy.model.events import Rejected
-from kubeproxy.model.objects import EndpointSlice, Node, Object, Resource, Service
+from kubeproxy.model.objects import EndpointSlice, Node, Object, PlacedSlice, Resource, Service
+from kubeproxy.model.plan import ServiceName
 
 _KINDS: dict[str, tuple[Resource, tuple[str, ...]]] = {
     "Service": ("services", ("v1",)),
@@ -43,8 +44,11 @@ class FileContent(NamedTuple):
     ignored: frozenset[str]
 
 
-def read_documents(name: str, data: bytes) -> FileContent:
-    """Read the content of the file `name`; its suffix says whether it is JSON. Never raises."""
+def read_documents(name: str, data: bytes, with_zones: Collection[ServiceName] = ()) -> FileContent:
+    """Read the content of the file `name`; its suffix says whether it is JSON. Never raises.
+
+    Slices of the Services `with_zones` are PlacedSlices.
+    """
     content = FileContent({}, [], True, frozenset())
     whole = True
     ignored: set[str] = set()
@@ -59,7 +63,7 @@ def read_documents(name: str, data: bytes) -> FileContent:
             kind = entry.get("kind") if isinstance(entry, dict) else None
             if isinstance(kind, str) and kind and kind not in _KINDS:
                 ignored.add(kind[:60])
-            elif not _read_entry(entry, f"{where}: {path}", content):
+            elif not _read_entry(entry, f"{where}: {path}", content, with_zones):
                 whole = False
     return content._replace(whole=whole, ignored=frozenset(ignored))
 
@@ -128,7 +132,7 @@ def _entries(document: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield f"{path}items[{index}].", entry
 
 
-def _read_entry(entry: Any, where: str, content: FileContent) -> bool:
+def _read_entry(entry: Any, where: str, content: FileContent, with_zones: Collection[ServiceName]) -> bool:
     """Add the object, and what is wrong with it, to `content`; return whether there is an object."""
     kind = entry.get("kind") if isinstance(entry, dict) else None
     if not isinstance(kind, str) or kind not in _KINDS:
@@ -148,6 +152,8 @@ def _read_entry(entry: Any, where: str, content: FileContent) -> bool:
         content.rejected.append(Rejected(resource, "", "", "", where.rstrip(": ."), f"is no JSON value: {error}"))
         return False
     found, rejected = decode_object(resource, encoded)
+    if with_zones and isinstance(found, EndpointSlice) and service_of(found) in with_zones:
+        found, rejected = decode_object(resource, encoded, PlacedSlice)
     if isinstance(found, Service) and (odd := _odd_name(found)) is not None:
         field, name = odd
         reason = f"{name[:80]!r} is no name: up to 63 lower-case letters, digits and -, with neither end a -"

@@ -13,12 +13,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from kubeproxy.api.decode import identity
 from kubeproxy.api.directory import DirectoryWatch
 from kubeproxy.api.documents import FileContent, Key, is_watched, read_documents
 from kubeproxy.api.source import ResourceStatus
 from kubeproxy.errors import ConfigError
+from kubeproxy.model.balancing import weighs_zones
 from kubeproxy.model.events import Deleted, Event, Rejected, Replaced, Sink, Upserted
-from kubeproxy.model.objects import TYPES, Object, Resource
+from kubeproxy.model.objects import TYPES, Object, Resource, Service
+from kubeproxy.model.plan import ServiceName
 
 log = logging.getLogger("kubeproxy.api")
 
@@ -79,6 +82,7 @@ class ManifestSource:
         self._reported: set[tuple[Key, str]] = set()
         self._ignored: set[str] = set()
         self._trouble: dict[str, str] = {}
+        self._with_zones: frozenset[ServiceName] = frozenset()
         self.statuses: dict[Resource, ResourceStatus] = {resource: ResourceStatus(resource) for resource in TYPES}
 
     async def run(self) -> None:
@@ -119,7 +123,18 @@ class ManifestSource:
                 known = self._files.get(name)
                 if known is None or known.signature != signature:
                     self._read(name, signature, rejected)
+            self._read_zones()
         self._deliver(rejected)
+
+    def _read_zones(self) -> None:
+        """Read all files once more when a Service has begun to weigh by zone; what is wrong in them was told."""
+        before, every = self._with_zones, [found for file in self._files.values() for found in file.found.values()]
+        self._with_zones = frozenset(
+            identity(one) for one in every if isinstance(one, Service) and weighs_zones(one.metadata.annotations)
+        )
+        if self._with_zones - before:
+            for name, file in list(self._files.items()):
+                self._read(name, file.signature, [])
 
     def _list_folder(self) -> dict[str, _Signature] | None:
         """Return the manifest files by name; None when the folder cannot be read."""
@@ -160,7 +175,7 @@ class ManifestSource:
             # Not remembered as read: tried again at the next look.
             return
         self._trouble.pop(name, None)
-        content = read_documents(name, data)
+        content = read_documents(name, data, self._with_zones)
         rejected += content.rejected
         self._files[name] = _File(signature, _with_last_good(content, known.found if known else {}))
         for kind in content.ignored - self._ignored:

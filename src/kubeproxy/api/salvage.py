@@ -21,6 +21,7 @@ from kubeproxy.model.objects import (
     Node,
     Object,
     ObjectMeta,
+    PlacedEndpoint,
     Service,
     ServiceSpec,
     SliceEndpoint,
@@ -43,6 +44,8 @@ _OPTIONAL: frozenset[tuple[type, str]] = frozenset(
         (Service, "status"),
         (Node, "status"),
         (SliceEndpoint, "hints"),
+        (PlacedEndpoint, "hints"),
+        (PlacedEndpoint, "zone"),
         *((Labels, info.name) for info in fields(Labels)),
         *((Annotations, info.name) for info in fields(Annotations)),
     }

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from urllib.parse import quote, urlencode
 
 from kubeproxy.api.client import ApiClient
@@ -20,9 +20,11 @@ from kubeproxy.api.recovery import Recovery, WatchListSupport
 from kubeproxy.api.source import Pace, ResourceStatus
 from kubeproxy.api.status import Gone, MalformedAnswer, NoInitialEnd, OutOfStep
 from kubeproxy.api.targets import Target, targets
+from kubeproxy.api.zones import Zones
 from kubeproxy.errors import SourceError
 from kubeproxy.model.events import Deleted, Event, Rejected, Replaced, Sink, Upserted
 from kubeproxy.model.objects import Object, Resource
+from kubeproxy.model.plan import ServiceName
 
 log = logging.getLogger("kubeproxy.api")
 
@@ -41,9 +43,13 @@ class ApiSource:
         pace: Pace | None = None,
         support: WatchListSupport | None = None,
     ) -> None:
-        support = support or WatchListSupport()
+        support, pace = support or WatchListSupport(), pace or Pace()
+        watched = {target.resource: target for target in targets(node_name)}
+        self._zones = zones = Zones(client, watched["endpointslices"], sink, pace)
+        sinks: dict[Resource, Sink] = {"services": zones.take_services, "endpointslices": zones.take_slices}
         self.reflectors = [
-            Reflector(client, target, sink, support=support, pace=pace or Pace()) for target in targets(node_name)
+            Reflector(client, target, sinks.get(resource, sink), support=support, pace=pace, with_zones=zones.services)
+            for resource, target in watched.items()
         ]
         self.statuses: dict[Resource, ResourceStatus] = {
             reflector.target.resource: reflector.status for reflector in self.reflectors
@@ -54,6 +60,8 @@ class ApiSource:
         async with asyncio.TaskGroup() as group:
             for reflector in self.reflectors:
                 group.create_task(reflector.run(), name=f"watch {reflector.target.resource}")
+            (slices,) = [each for each in self.reflectors if each.target.resource == "endpointslices"]
+            group.create_task(self._zones.run(slices.status, lambda: slices.is_listed), name="read zones")
 
 
 class _Initial:
@@ -80,10 +88,23 @@ class _Initial:
 
 
 class Reflector:
-    """Keeps a sink up to date with one resource. `run` ends only when cancelled; `status` tells how it goes."""
+    """Keeps a sink up to date with one resource. `run` ends only when cancelled; `status` tells how it goes.
 
-    def __init__(self, client: ApiClient, target: Target, sink: Sink, *, support: WatchListSupport, pace: Pace) -> None:
+    Slices of the Services in `with_zones`, as it is at the time, are decoded with the zones of their endpoints.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        target: Target,
+        sink: Sink,
+        *,
+        support: WatchListSupport,
+        pace: Pace,
+        with_zones: Collection[ServiceName] = (),
+    ) -> None:
         self.target = target
+        self._with_zones = with_zones
         self.status = ResourceStatus(target.resource)
         self._http = client.http
         self._contact = client.contact
@@ -93,6 +114,11 @@ class Reflector:
         self._asking = self._recovery.asking
         self._silence = Silence(pace)
         self._initial: _Initial | None = None
+
+    @property
+    def is_listed(self) -> bool:
+        """Return whether a complete list was delivered, and none is being made anew."""
+        return self.status.synced and not self._asking.list_needed
 
     async def run(self) -> None:
         """List and watch until cancelled. Failures are logged and retried."""
@@ -145,7 +171,7 @@ class Reflector:
                 objects, rejected, version, token, limit = [], [], "", "", 0
                 self._asking.list_from = ""
                 continue
-            page = decode_page(self.target.resource, data)
+            page = decode_page(self.target.resource, data, self._with_zones)
             del data
             objects += page.objects
             rejected += page.rejected
@@ -185,7 +211,7 @@ class Reflector:
 
     async def _stream(self, query: dict[str, str]) -> None:
         """Watch until the server ends that. Raises SourceError for a list or a watch that does not get on."""
-        decoder = WatchDecoder(self.target.resource)
+        decoder = WatchDecoder(self.target.resource, self._with_zones)
         seconds = random.uniform(self._pace.watch_min, self._pace.watch_max)  # noqa: S311 - spreads load only
         clock = StreamClock(self._pace, self._silence)
 

@@ -89,7 +89,7 @@ def _outcome(why: Why) -> str:
 
 def _print_endpoints(endpoints: tuple[Target, ...]) -> None:
     for one in endpoints[:_SHOWN]:
-        where = f" on {one.node}" if one.node else ""
+        where = f" on {one.node}" * bool(one.node) + f" in zone {one.zone}" * bool(one.zone)
         source_ = ", sees this node as the client" if one.masqueraded else ""
         output.marked(output.NOTE, f"{one.share:.1%} to {one.address}{where}{source_}")
     if len(endpoints) > _SHOWN:
@@ -100,6 +100,7 @@ def _print_endpoints(endpoints: tuple[Target, ...]) -> None:
 
 def _print_missing(missing: tuple[Missing, ...]) -> None:
     for one in missing[:_SHOWN]:
-        output.marked(output.NOTE, f"not to {one.address}: {one.reason} ({one.field} in EndpointSlice {one.slice})")
+        where = f"{one.field} in EndpointSlice {one.slice}" if one.slice else one.field
+        output.marked(output.NOTE, f"not to {one.address}: {one.reason} ({where})")
     if len(missing) > _SHOWN:
         output.marked(output.NOTE, f"nor to {len(missing) - _SHOWN} others; -o json has them")

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES
-from kubeproxy.model.balancing import WEIGHT, WEIGHTS
+from kubeproxy.model.balancing import NO_WISHES, WEIGHT, WEIGHTS, Wishes
 from kubeproxy.model.endpoints import Endpoint, Slice
 from kubeproxy.model.plan import ServicePortKey
 
@@ -34,10 +34,12 @@ def absent(
     *,
     local_only: bool,
     drained: Collection[bytes] = (),
+    asked: Wishes = NO_WISHES,
 ) -> Iterator[Absent]:
     """Yield the endpoints of a service port's slices that are not in its pool on this node.
 
-    `local_only` says that the policy that applies is Local; `drained` are those whose weight is 0.
+    `local_only` says that the policy that applies is Local; `drained` are those whose weight is 0, as
+    the slices say or the Service's annotations, which are `asked`.
     """
     for name, piece in slices.items():
         if piece.family is not key.family:
@@ -54,16 +56,18 @@ def absent(
                 if destination in pool:
                     continue
                 if destination in drained:
-                    yield Absent(destination, name, *_weightless(piece, endpoint))
+                    yield Absent(destination, name, *_weightless(piece, endpoint, asked))
                 else:
                     yield Absent(destination, name, *_reason(endpoint, node, zone, local_only=local_only))
 
 
-def _weightless(piece: Slice, endpoint: Endpoint) -> tuple[str, str]:
-    text = "its weight is 0: it is drained, and keeps the connections that it has"
+def _weightless(piece: Slice, endpoint: Endpoint, asked: Wishes) -> tuple[str, str]:
     if piece.weight == 0:
-        return text, WEIGHT
-    return f"the weight of {endpoint.node or 'no node'} is 0: it is drained, and keeps the connections it has", WEIGHTS
+        return "its weight is 0: it is drained, and keeps the connections that it has", WEIGHT
+    zone = piece.zones.get(endpoint.address, "") if piece.zones else ""
+    by_zone = asked.nodes.get(endpoint.node) != 0 and asked.zones.get(zone) == 0
+    where = f"zone {zone}" if by_zone else endpoint.node or "no node"
+    return f"the weight of {where} is 0: it is drained, and keeps the connections it has", WEIGHTS
 
 
 def _reason(endpoint: Endpoint, node: str, zone: str, *, local_only: bool) -> tuple[str, str]:

@@ -24,6 +24,7 @@ from kubeproxy.model.addresses import (
     unpack,
     within,
 )
+from kubeproxy.model.balancing import NO_WISHES, wishes
 from kubeproxy.model.choosing import Client, counted, shares, told
 from kubeproxy.model.habits import Habits
 from kubeproxy.model.plan import (
@@ -413,9 +414,11 @@ class _Question:
 
     def _absent(self, plan: ServicePlan, pool: Pool, frontend: Frontend) -> Iterator[Absent]:
         key = plan.key
-        slices = self._planner.slices.get((key.namespace, key.name), {})
+        name = (key.namespace, key.name)
+        slices = self._planner.slices.get(name, {})
         world = self._planner.world
         local_only = plan.policy(frontend) is Policy.LOCAL
+        service = self._planner.services.get(name)
         return absent(
             slices,
             key,
@@ -424,6 +427,7 @@ class _Question:
             world.zone,
             local_only=local_only,
             drained=plan.balance.drained if plan.balance is not None else (),
+            asked=wishes(service.metadata.annotations, []) if service is not None else NO_WISHES,
         )
 
     def _where(self) -> str:

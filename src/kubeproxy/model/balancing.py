@@ -33,7 +33,11 @@ _ALGORITHMS: Final = _CILIUM_ALGORITHMS | {f"maglev-{size}": size for size in SI
 LONGEST_START: Final = 3600
 """Seconds over which the share of a new endpoint may grow."""
 
-_ZONE: Final = "zone:"
+LONGEST_WEIGHTS: Final = 1 << 14
+"""Characters of an annotation with weights, a few hundred Nodes: reading it costs every node, at each change of it."""
+
+ZONE: Final = "zone:"
+"""What a zone's name follows in an annotation with weights; a Node's has no colon."""
 
 Growth = Mapping[bytes, int]
 """Endpoints (packed addresses) that are new, and what they have of their weight by now, in percent."""
@@ -43,16 +47,17 @@ GROWN: Growth = {}
 
 
 class Wishes(Struct, frozen=True, gc=False):
-    """What a Service's annotations ask for: the weights of endpoints by their Node, seconds of slow start, and the size
-    of a table of Maglev, 0 for none.
+    """What a Service's annotations ask for: the weights of endpoints by their Node and by their zone, seconds of slow
+    start, and the size of a table of Maglev, 0 for none.
     """
 
-    nodes: Mapping[str, int]
+    nodes: Mapping[str, int] = {}
+    zones: Mapping[str, int] = {}
     slow_start: int = 0
     table: int = 0
 
 
-NO_WISHES: Final = Wishes({})
+NO_WISHES: Final = Wishes()
 
 
 def asks(annotations: Annotations | None) -> bool:
@@ -65,15 +70,21 @@ def asks(annotations: Annotations | None) -> bool:
     )
 
 
+def weighs_zones(annotations: Annotations | None) -> bool:
+    """Return whether a Service's annotations have weights by zone, so that the zones of its endpoints are needed."""
+    return annotations is not None and annotations.weights is not None and ZONE in annotations.weights
+
+
 def wishes(annotations: Annotations | None, problems: list[Problem]) -> Wishes:
     """Return what a Service's annotations ask for; one that cannot be read counts as missing, and is a problem."""
     if annotations is None:
         return NO_WISHES
     nodes: Mapping[str, int] = {}
+    zones: Mapping[str, int] = {}
     if annotations.weights is not None:
-        nodes, wrong = _by_node(annotations.weights)
+        nodes, zones, wrong = _by_place(annotations.weights)
         problems += wrong
-    return Wishes(nodes, slow_start(annotations, problems), _table(annotations, problems))
+    return Wishes(nodes, zones, slow_start(annotations, problems), _table(annotations, problems))
 
 
 def _table(annotations: Annotations, problems: list[Problem]) -> int:
@@ -104,23 +115,35 @@ def slow_start(annotations: Annotations | None, problems: list[Problem]) -> int:
     return seconds
 
 
-@lru_cache(maxsize=256)
-def _by_node(text: str) -> tuple[Mapping[str, int], Sequence[Problem]]:
-    """Return weights by Node, as in `node-a=0,node-b=50`; all are left out when one cannot be read."""
-    found: dict[str, int] = {}
+class _ByPlace(NamedTuple):
+    """What an annotation with weights says: of Nodes, of zones, and what is wrong with it."""
+
+    nodes: dict[str, int]
+    zones: dict[str, int]
+    problems: Sequence[Problem] = ()
+
+
+@lru_cache(maxsize=64)
+def _by_place(text: str) -> _ByPlace:
+    """Return weights as in `node-a=0,zone:eu-1=50`; all are left out when one cannot be read."""
+    if len(text) > LONGEST_WEIGHTS:
+        return _unreadable(f"{len(text)} characters are more than {LONGEST_WEIGHTS}: weigh by zone, or by slices")
+    found = _ByPlace({}, {})
     for entry in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, number = (part.strip() for part in entry.rpartition("="))
-        weight = read_weight(number)
-        if not equals or not name or weight is None:
-            return {}, [_unreadable(f"{entry[:64]!r} is not NODE=WEIGHT with a weight from 0 to {FULL}")]
-        if name in found:
-            return {}, [_unreadable(f"{name[:64]!r} has two weights")]
-        found[name] = weight
-    return found, []
+        place, equals, number = (part.strip() for part in entry.rpartition("="))
+        weight, zone = read_weight(number), place.removeprefix(ZONE)
+        if not equals or weight is None or not zone or ":" in zone:
+            form = f"NODE=WEIGHT or {ZONE}ZONE=WEIGHT with a weight from 0 to {FULL}"
+            return _unreadable(f"{entry[:64]!r} is not {form}")
+        weights = found.nodes if zone == place else found.zones
+        if zone in weights:
+            return _unreadable(f"{place[:64]!r} has two weights")
+        weights[zone] = weight
+    return found
 
 
-def _unreadable(reason: str) -> Problem:
-    return Problem(WEIGHTS, f"{reason}; no weight of this annotation counts")
+def _unreadable(reason: str) -> _ByPlace:
+    return _ByPlace({}, {}, (Problem(WEIGHTS, f"{reason}; no weight of this annotation counts"),))
 
 
 class Port(NamedTuple):
@@ -138,7 +161,7 @@ def balanced(
     Where all endpoints of a pool have weight 0 they take connections evenly, as terminating ones do that have nobody
     beside them: a drain moves connections, it does not refuse them.
     """
-    weights = _weights(slices, Port(plan.key.port_name, plan.key.protocol), asked.nodes)
+    weights = _weights(slices, Port(plan.key.port_name, plan.key.protocol), asked)
     if growth:
         _grow(weights, plan, growth)
     near, far = _shares(plan.local, weights), _shares(plan.cluster, weights)
@@ -146,7 +169,7 @@ def balanced(
     if far.all_drained or near.all_drained:
         where = "on this node" if not far.all_drained else "that may serve it"
         reason = f"all endpoints {where} have weight 0; they take connections evenly, as there are no others"
-        _say(problems, WEIGHTS if asked.nodes else WEIGHT, reason)
+        _say(problems, WEIGHTS if asked.nodes or asked.zones else WEIGHT, reason)
     hashing = None
     if asked.table:
         # A client whose address alone decides stays with its endpoint: session affinity, without a state for it.
@@ -185,10 +208,12 @@ def _shares(pool: Pool, weights: Mapping[bytes, int]) -> _Shares:
     return _Shares(kept, found if len(set(found)) > 1 else (), frozenset(kept))
 
 
-def _weights(slices: Iterable[Slice], port: Port, nodes: Mapping[str, int]) -> dict[bytes, int]:
+def _weights(slices: Iterable[Slice], port: Port, asked: Wishes) -> dict[bytes, int]:
     """Return the weight of each destination that has less than all of it; of several the smallest counts."""
     found: dict[bytes, int] = {}
+    nodes, zones = asked.nodes, asked.zones
     for piece in slices:
+        where = piece.zones if zones else None
         most = FULL if piece.weight is None else piece.weight
         for index, number in [(i, p.port) for i, p in enumerate(piece.ports) if (p.name, p.protocol) == port]:
             if piece.particular is None:
@@ -196,7 +221,10 @@ def _weights(slices: Iterable[Slice], port: Port, nodes: Mapping[str, int]) -> d
             else:
                 placed = [(e.address + PORT_BYTES[number], e.node) for e in piece.particular]
             for destination, node in placed:
-                if (weight := min(most, nodes.get(node, FULL))) < FULL:
+                weight = min(most, nodes.get(node, FULL))
+                if where:
+                    weight = min(weight, zones.get(where.get(destination[:-2], ""), FULL))
+                if weight < FULL:
                     found[destination] = min(weight, found.get(destination, FULL))
     return found
 

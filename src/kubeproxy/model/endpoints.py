@@ -5,7 +5,7 @@ Source: docs/reference.md "Service semantics"; kube-proxy v1.36 pkg/proxy/topolo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from socket import inet_pton
 from sys import intern
@@ -14,7 +14,14 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from kubeproxy.model.addresses import FAMILIES, PORT_BYTES, PROTOCOLS, Family, family_of, pack
-from kubeproxy.model.objects import EndpointConditions, EndpointPort, EndpointSlice, NameHint, SliceEndpoint
+from kubeproxy.model.objects import (
+    EndpointConditions,
+    EndpointPort,
+    EndpointSlice,
+    NameHint,
+    PlacedSlice,
+    SliceEndpoint,
+)
 from kubeproxy.model.plan import Pool, Problem
 
 
@@ -46,7 +53,8 @@ class Slice(Struct, frozen=True, gc=False):
     `particular` has them all.
 
     `version` is its resourceVersion, and `proxy_name` the label by which its Service is another proxy's, which the
-    EndpointSlice controller copies from the Service: for people who ask. `weight` is what its annotation says.
+    EndpointSlice controller copies from the Service: for people who ask. `weight` is what its annotation says. `zones`
+    are by packed address, of the endpoints that have one; None where nobody asked for them.
     """
 
     family: Family
@@ -59,6 +67,7 @@ class Slice(Struct, frozen=True, gc=False):
     version: str | None = None
     proxy_name: str | None = None
     weight: int | None = None
+    zones: Mapping[bytes, str] | None = None
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -91,15 +100,25 @@ def parse_slice(source: EndpointSlice) -> Slice | None:
     if annotations is not None and annotations.weight is not None:
         weight, wrong_weight = _slice_weight(annotations.weight)
         wrong_ports += wrong_weight
+    zones = _zones(source) if isinstance(source, PlacedSlice) else None
     entries = source.endpoints or ()
     if ports and not [e for e in entries if e.hints is not None or ((c := e.conditions) is not None and c != _USUAL)]:
         destinations = _destinations(entries, ports, family)
         if destinations is not None:
             # A few node names stand in 100,000 endpoints: interned, they take no memory and compare at once.
             nodes = tuple([intern(e.node_name or "") for e in entries])
-            return Slice(family, ports, destinations, nodes, None, triggered, wrong_ports, version, proxy, weight)
+            return Slice(
+                family, ports, destinations, nodes, None, triggered, wrong_ports, version, proxy, weight, zones
+            )
     particular, problems = _one_by_one(entries, family)
-    return Slice(family, ports, (), (), particular, triggered, (*wrong_ports, *problems), version, proxy, weight)
+    wrong = (*wrong_ports, *problems)
+    return Slice(family, ports, (), (), particular, triggered, wrong, version, proxy, weight, zones)
+
+
+def _zones(source: PlacedSlice) -> Mapping[bytes, str]:
+    """Return the zones of endpoints, by packed address."""
+    found = {pack(e.addresses[0]): intern(e.zone) for e in source.endpoints or () if e.zone and e.addresses}
+    return {address: zone for address, zone in found.items() if address is not None}
 
 
 FULL: Final = 100

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from kubeproxy.model.objects import Object, Resource
+from kubeproxy.model.objects import Object, PlacedSlice, Resource
 
 
 class Replaced(Struct, frozen=True):
@@ -28,6 +28,20 @@ class Upserted(Struct, frozen=True):
 
     resource: Resource
     object: Object
+
+
+class Placed(Struct, frozen=True):
+    """An EndpointSlice that is known, once more and with the zones of its endpoints.
+
+    It counts only while its version is the one that is known: of any other the watch says all there is.
+    """
+
+    object: PlacedSlice
+
+    @property
+    def resource(self) -> Resource:
+        """Return the resource, as of other events."""
+        return "endpointslices"
 
 
 class Deleted(Struct, frozen=True):
@@ -52,7 +66,7 @@ class Rejected(Struct, frozen=True):
     reason: str
 
 
-Event = Replaced | Upserted | Deleted | Rejected
+Event = Replaced | Upserted | Placed | Deleted | Rejected
 
 Sink = Callable[[Sequence[Event]], None]
 """Takes the events of one read together, on the event loop's thread; must return quickly and never raise."""

@@ -167,6 +167,19 @@ class EndpointSlice(ApiStruct, frozen=True):
     ports: list[EndpointPort] | None = None
 
 
+class PlacedEndpoint(SliceEndpoint, frozen=True):
+    """One entry of a PlacedSlice's endpoints."""
+
+    zone: str | None = None
+
+
+class PlacedSlice(EndpointSlice, frozen=True):
+    """An EndpointSlice with the zones of its endpoints, which cost each one: decoded for who weighs by zone alone."""
+
+    # Decoded, and never written to: so it is one of the other kind as well.
+    endpoints: list[PlacedEndpoint] | None = None  # type: ignore[assignment]
+
+
 class Taint(ApiStruct, frozen=True):
     """One entry of a Node's spec.taints."""
 

@@ -15,9 +15,9 @@ from kubeproxy.model.balancing import asks, slow_start
 from kubeproxy.model.claims import Claimant, Claims, Right
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.endpoints import Slice, parse_slice
-from kubeproxy.model.events import Deleted, Event, Rejected, Replaced, Upserted
+from kubeproxy.model.events import Deleted, Event, Placed, Rejected, Replaced, Upserted
 from kubeproxy.model.gone import Departures
-from kubeproxy.model.objects import EndpointSlice, Node, Object, Resource, Service
+from kubeproxy.model.objects import EndpointSlice, Node, Object, PlacedSlice, Resource, Service
 from kubeproxy.model.plan import (
     NODEPORT_KEY,
     NOTHING,
@@ -138,6 +138,8 @@ class Planner:
                 self._delete(event.resource, (event.namespace, event.name))
             elif isinstance(event, Replaced):
                 yield from self._replace(event)
+            elif isinstance(event, Placed):
+                self._place(event.object)
             else:
                 rejected.append(event)
             yield rejected
@@ -348,6 +350,18 @@ class Planner:
         self._service_of[name] = owner
         self.counts.endpoints += 1
         self._mark(owner, parsed.triggered)
+
+    def _place(self, found: PlacedSlice) -> None:
+        """Take in where the endpoints of a slice are, if it is still the one that is known."""
+        name = (found.metadata.namespace or "", found.metadata.name)
+        owner = self._service_of.get(name)
+        known = self.slices[owner][name[1]] if owner is not None else None
+        parsed = parse_slice(found)
+        if owner is None or known is None or parsed is None or known.version != parsed.version:
+            return
+        if known.zones != parsed.zones:
+            self.slices[owner][name[1]] = structs.replace(known, zones=parsed.zones)
+            self._mark(owner)
 
     def _drop_slice(self, name: ServiceName) -> None:
         owner = self._service_of.pop(name, None)

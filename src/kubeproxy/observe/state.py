@@ -152,6 +152,8 @@ class ProgrammedState:
             found["resourceVersion"] = service.metadata.resource_version
         if state != "deleting":
             found["slices"] = {piece: pieces[piece].version for piece in sorted(pieces)}
+            if zones := {a: zone for piece in pieces.values() for a, zone in (piece.zones or {}).items()}:
+                found["zones"] = {unpack(address): zones[address] for address in sorted(zones)}
         if reason:
             found["reason"] = reason
         if service is not None and not planner.is_dirty(name):

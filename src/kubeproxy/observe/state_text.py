@@ -42,6 +42,9 @@ def service_text(found: Json) -> bytes:
     if "reason" in found:
         lines.append(f"  {found['reason']}")
     lines += [f"  slice {name}{_version(version)}" for name, version in found.get("slices", {}).items()]
+    zones = found.get("zones", {})
+    for zone in sorted(set(zones.values())):
+        lines.append(f"  zone {zone}: {' '.join(address for address, its in zones.items() if its == zone)}")
     lines += [f"  problem: {problem}" for problem in found.get("problems", ())]
     if "healthCheck" in found:
         health = found["healthCheck"]

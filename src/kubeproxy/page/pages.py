@@ -120,6 +120,7 @@ def _endpoints(found: Iterable[Objects]) -> Iterator[dict[str, Any]]:
                         "port": port.name,
                         "slice": name,
                         "node": endpoint.node,
+                        "zone": (piece.zones or {}).get(endpoint.address, ""),
                         "ready": endpoint.ready,
                         "serving": endpoint.serving,
                         "terminating": endpoint.terminating,

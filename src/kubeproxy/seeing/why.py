@@ -22,10 +22,13 @@ class Target(Struct, frozen=True, rename="camel"):
     share: float
     masqueraded: bool
     node: str = ""
+    zone: str = ""
 
 
 class Missing(Struct, frozen=True, rename="camel"):
-    """An endpoint that gets no new connections from here: why, and the field and EndpointSlice that say so."""
+    """An endpoint that gets no new connections from here: why, and the field and EndpointSlice that say so, or the flag
+    and '' for one that is gone.
+    """
 
     address: str
     reason: str
@@ -76,7 +79,7 @@ def explain(subject: Subject, packet: Packet) -> Explained:
 
 def _told(subject: Subject, packet: Packet, made: Answer) -> Why:
     plan = made.plan
-    nodes = _nodes(subject, plan) if plan is not None else {}
+    places = _places(subject, plan) if plan is not None else {}
     return Why(
         source=unpack(packet.source) if packet.source is not None else "this node",
         destination=f"{place_text(packet.destination, packet.port)}/{PROTOCOL_NAMES[packet.protocol].lower()}",
@@ -86,7 +89,7 @@ def _told(subject: Subject, packet: Packet, made: Answer) -> Why:
         port=plan.key.port_name if plan is not None else "",
         steps=made.steps,
         endpoints=tuple(
-            Target(destination_text(one.destination), one.share, one.masqueraded, nodes.get(one.destination, ""))
+            Target(destination_text(one.destination), one.share, one.masqueraded, *places.get(one.destination, ()))
             for one in made.choices
         ),
         missing=tuple(_missing(one) for one in made.absent),
@@ -101,11 +104,11 @@ def _missing(one: Absent) -> Missing:
     return Missing(where, one.reason, one.field, one.slice_name)
 
 
-def _nodes(subject: Subject, plan: ServicePlan) -> dict[bytes, str]:
-    """Return the Node of each destination of a plan, as far as the slices say it."""
+def _places(subject: Subject, plan: ServicePlan) -> dict[bytes, tuple[str, str]]:
+    """Return Node and zone of each destination of a plan, as far as they are known."""
     key = plan.key
     return {
-        endpoint.address + PORT_BYTES[port.port]: endpoint.node
+        endpoint.address + PORT_BYTES[port.port]: (endpoint.node, (piece.zones or {}).get(endpoint.address, ""))
         for piece in subject.planner.slices.get((key.namespace, key.name), {}).values()
         if piece.family is key.family
         for port in piece.ports

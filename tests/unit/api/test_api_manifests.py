@@ -121,6 +121,30 @@ def test_documents_lists_and_json(folder):
     assert folder.events[2].objects[0].metadata.namespace is None
 
 
+def slice_text(name, service):
+    return f"""apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: {name}, labels: {{kubernetes.io/service-name: {service}}}}}
+addressType: IPv4
+endpoints: [{{addresses: [10.0.1.1], zone: eu-1}}]
+ports: [{{port: 80}}]
+"""
+
+
+def test_zones_are_read_for_services_that_weigh_by_them(folder):
+    folder.write("a.yaml", slice_text("web-1", "web"))
+    folder.write("b.yaml", f"{service('web')}---\n{slice_text('other-1', 'other')}")
+    folder.scan()
+    assert {type(found).__name__ for found in folder.events[1].objects} == {"EndpointSlice"}
+    annotations = "metadata: {name: web, annotations: {kube-proxy-py/weights: 'zone:eu-1=0'}}"
+    folder.write("b.yaml", service("web").replace("metadata: {name: web}", annotations))
+    assert folder.scan(1) == ["-other-1", "+web-1", "+web"]
+    assert folder.events[1].object.endpoints[0].zone == "eu-1"
+    folder.write("a.yaml", slice_text("web-2", "web"))
+    folder.scan(1)
+    assert folder.events[1].object.endpoints[0].zone == "eu-1"
+
+
 def test_changes_are_delivered_as_differences(folder):
     folder.write("a.yaml", service("a") + "---\n" + service("b"))
     folder.scan()

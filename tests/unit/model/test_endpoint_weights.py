@@ -9,8 +9,10 @@ from kubeproxy.config.modes import MODES
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.answer import Packet, answer
 from kubeproxy.model.compile import compile_service
+from kubeproxy.model.events import Placed
 from kubeproxy.model.objects import Annotations
 from kubeproxy.model.plan import Balance
+from kubeproxy.model.planner import Counts
 from support.cluster_objects import (
     HERE,
     THERE,
@@ -100,9 +102,40 @@ def test_terminating_endpoints_have_weights_when_there_are_no_others():
     assert shared(*slices) == (dict(zip(EVERY[:2], (10, 100), strict=True)), ())
 
 
-@pytest.mark.parametrize(
-    "text", [f"{HERE}=101", f"{HERE}=-1", HERE, "=5", f"{HERE}=", f"{HERE}=½", f"{HERE}=5,{HERE}=6"]
-)
+PLACES = {"10.244.0.1": "eu-1a", "10.244.0.2": "eu-1a", "10.244.0.3": "eu-1b"}
+
+
+def test_a_zone_has_a_weight_for_endpoints_in_it_and_the_smallest_of_all_counts():
+    slices = parsed(ONE, TWO, placed=PLACES), parsed(THREE, name="b", weight="30", placed=PLACES)
+    found, _ = shared(*slices, weights=f"zone:eu-1a=50,zone:eu-1b=70,zone:elsewhere=0,{HERE}=20")
+    assert list(found.values()) == [20, 50, 30]
+    found, drained = shared(*slices, weights="zone:eu-1a=0")
+    assert (list(found), drained) == ([EVERY[2]], EVERY[:2])
+
+
+def test_a_zone_is_no_node_and_where_zones_are_not_known_nodes_count_alone():
+    assert shared(parsed(ONE, TWO, placed={"10.244.0.1": HERE}), weights=f"{HERE}=100,zone:{THERE}=0")[1] == ()
+    found, _ = shared(parsed(ONE, TWO), weights=f"{HERE}=20,zone:eu-1a=0")
+    assert list(found.values()) == [20, 100]
+
+
+def test_zones_count_beside_endpoints_that_make_no_sense():
+    piece = parsed(endpoint("nonsense"), ONE, draining("10.244.0.2"), placed=PLACES | {"nonsense": "eu-1a"})
+    assert piece.zones == {address("10.244.0.1"): "eu-1a", address("10.244.0.2"): "eu-1a"}
+
+
+def test_an_annotation_longer_than_any_use_of_it_is_not_read():
+    text = ",".join(f"node-{n}=50" for n in range(2000))
+    found = compiled(parsed(ONE, TWO), weights=text)
+    assert found.plans == compiled(parsed(ONE, TWO)).plans
+    assert "characters are more than" in found.problems[0].reason
+
+
+WRONG = [f"{HERE}=101", f"{HERE}=-1", HERE, "=5", f"{HERE}=", f"{HERE}=½", f"{HERE}=5,{HERE}=6"]
+WRONG += ["zone:=5", "zone:a", "zone:a=5,zone:a=5", "zones:a=5", "zone:zone:a=5"]
+
+
+@pytest.mark.parametrize("text", WRONG)
 def test_a_wrong_annotation_of_a_service_is_named_and_none_of_it_counts(text):
     found = compiled(parsed(ONE, TWO), weights=f"{THERE}=7,{text}")
     assert found.plans == compiled(parsed(ONE, TWO)).plans
@@ -168,6 +201,40 @@ def test_why_knows_shares_and_who_is_drained():
     reasons = {absent.destination: (absent.reason, absent.field) for absent in made.absent}
     assert reasons[dest("10.244.0.4:8080")][0].startswith("the weight of elsewhere is 0")
     assert reasons[dest("10.244.0.5:8080")][1] == "metadata.annotations[kube-proxy-py/weight]"
+
+
+def test_why_names_the_zone_that_is_drained():
+    subject = planner(
+        service(annotations=Annotations(weights=f"zone:eu-1a=0,{HERE}=0")),
+        endpoint_slice(ONE, TWO, THREE, placed=PLACES),
+    )
+    reasons = {absent.destination: absent.reason for absent in asked(subject).absent}
+    assert reasons[EVERY[0]].startswith(f"the weight of {HERE} is 0")
+    assert reasons[EVERY[1]].startswith("the weight of zone eu-1a is 0")
+
+
+# -- zones that come later -----------------------------------------------------------------------------------------
+
+
+def placing(*endpoints, version="5", **more):
+    return Placed(endpoint_slice(*endpoints, placed=PLACES, version=version, **more))
+
+
+def test_zones_of_the_slice_that_is_known_count():
+    subject = planner(service(annotations=Annotations(weights="zone:eu-1a=0")), endpoint_slice(ONE, THREE, version="5"))
+    assert subject.compiled[WEB].plans[0].balance is None
+    subject.counts = Counts()
+    (change,) = taken(subject, placing(ONE, THREE)).values()
+    assert change.after.plans[0].cluster == EVERY[2:]
+    assert (change.triggers, subject.counts) == ((), Counts()), "it is no change of the cluster"
+    assert taken(subject, placing(ONE, THREE)) == {}
+
+
+@pytest.mark.parametrize("event", [placing(ONE, version="4"), placing(ONE, version=None), placing(ONE, name="other")])
+def test_zones_of_any_other_do_not(event):
+    subject = planner(service(annotations=Annotations(weights="zone:eu-1a=0")), endpoint_slice(ONE, THREE, version="5"))
+    assert taken(subject, event) == {}
+    assert set(subject.slices[WEB]) == {"web-1"}
 
 
 # -- slow start ----------------------------------------------------------------------------------------------------

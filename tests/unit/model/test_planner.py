@@ -12,6 +12,7 @@ from kubeproxy.model.objects import (
     EndpointSlice,
     Labels,
     ObjectMeta,
+    PlacedSlice,
     Service,
     ServiceCIDR,
     ServiceCIDRSpec,
@@ -37,7 +38,7 @@ OLD, MID, NEW = "2024-01-01T00:00:00Z", "2024-06-01T00:00:00Z", "2025-01-01T00:0
 
 
 def upserted(obj):
-    kinds = {Service: "services", EndpointSlice: "endpointslices"}
+    kinds = {Service: "services", EndpointSlice: "endpointslices", PlacedSlice: "endpointslices"}
     return Upserted(kinds[type(obj)], obj)
 
 

@@ -1,0 +1,210 @@
+"""Zones of endpoints: decoded for Services that weigh by zone, asked for once more when they were not, and in time."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from kubeproxy.api import zones
+from kubeproxy.api.client import ApiClient
+from kubeproxy.api.cluster import Cluster, Trust, parse_server
+from kubeproxy.api.credentials import Credentials
+from kubeproxy.api.recovery import WatchListSupport
+from kubeproxy.api.watch import ApiSource
+from kubeproxy.model.events import Placed, Replaced
+from kubeproxy.model.objects import PlacedSlice
+from support.scripted import Server, event, eventually, kind_at, listed, service
+from support.watch_scripts import PACE, Seen
+
+BY_ZONE = {"kube-proxy-py/weights": "zone:eu-1=0"}
+SLICES = "/apis/discovery.k8s.io/v1/endpointslices"
+OF_NS = "/apis/discovery.k8s.io/v1/namespaces/ns/endpointslices"
+
+
+def weighing(name, version="1", annotations=BY_ZONE):
+    found = service(name, version)
+    found["metadata"]["annotations"] = annotations
+    return found
+
+
+def slice_of(name, version="1", zone="eu-1"):
+    labels = {"kubernetes.io/service-name": name}
+    return {
+        "metadata": {"name": f"{name}-1", "namespace": "ns", "resourceVersion": version, "labels": labels},
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": ["10.244.0.1"], "nodeName": "node-a", "zone": zone}],
+        "ports": [{"port": 80}],
+    }
+
+
+class Api:
+    """An API server: what its lists hold, and what its watches say once a test lets them."""
+
+    def __init__(self, services, slices):
+        self.lists = {"/api/v1/services": services, SLICES: slices}
+        self.open = dict.fromkeys(self.lists, True)
+        self.lines = {path: asyncio.Queue() for path in self.lists}
+        self.refused = 0
+        self.asked = []
+
+    async def __call__(self, request, reply):
+        if request.kind == "watch":
+            await reply.begin()
+            while request.path in self.lines:
+                await reply.chunk(await self.lines[request.path].get())
+            return await reply.forever()
+        if "limit" in request.query and request.path in self.lists and "resourceVersionMatch" not in request.query:
+            await eventually(lambda: self.open[request.path])
+            return await reply.answer(200, listed(*self.lists[request.path], version="9", kind=kind_at(request.path)))
+        if request.path not in (SLICES, OF_NS):
+            return await reply.answer(200, listed(version="9", kind=kind_at(request.path)))
+        self.asked.append(request)
+        if self.refused:
+            self.refused -= 1
+            return await reply.status(500)
+        label = request.query["labelSelector"].split(",")[0].partition("=")[2]
+        wanted = [one for one in self.lists[SLICES] if label in ("", one["metadata"]["name"][:-2])]
+        return await reply.answer(200, listed(*wanted, version="9", kind="EndpointSlice"))
+
+
+def run(use, services=(), slices=(), prepare=lambda api: None):
+    """Have a source follow a server, `use(api, seen)` beside it; return what `use` returns."""
+
+    async def main():
+        api, seen = Api(list(services), list(slices)), Seen()
+        prepare(api)
+        async with Server(api) as server:
+            client = ApiClient(Cluster(parse_server(server.url, "test"), Trust(), Credentials()))
+            support = WatchListSupport()
+            support.supported = False
+            source = ApiSource(client, "node-a", seen, pace=PACE, support=support)
+            task = asyncio.create_task(source.run())
+            try:
+                return await use(api, seen)
+            finally:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+                await client.close()
+
+    return asyncio.run(main())
+
+
+def replaced(seen, resource):
+    return [found for found in seen.raw if isinstance(found, Replaced) and found.resource == resource]
+
+
+def placed(seen):
+    return [found.object.metadata.name for found in seen.raw if isinstance(found, Placed)]
+
+
+def test_who_weighs_by_no_zone_is_asked_for_nothing_more():
+    async def use(api, seen):
+        await eventually(lambda: len(seen.raw) == 4)
+        await api.lines[SLICES].put(event("MODIFIED", slice_of("web", "10")))
+        await seen.until(5)
+        return api.asked, type(seen.raw[-1].object).__name__
+
+    assert run(use, [service("web")], [slice_of("web")]) == ([], "EndpointSlice")
+
+
+def test_services_wait_for_the_zones_of_slices_that_came_before_them():
+    def later(api):
+        api.open["/api/v1/services"] = False
+
+    async def use(api, seen):
+        await eventually(lambda: replaced(seen, "endpointslices"))
+        api.refused = 1
+        api.open["/api/v1/services"] = True
+        await eventually(lambda: replaced(seen, "services"))
+        await eventually(lambda: len(api.asked) == 2)
+        assert [one.path for one in api.asked] == [OF_NS] * 2
+        query = api.asked[0].query
+        assert query["labelSelector"] == "kubernetes.io/service-name=web,!service.kubernetes.io/headless"
+        assert (query["resourceVersion"], query["resourceVersionMatch"]) == ("9", "NotOlderThan")
+        assert placed(seen) == ["web-1"]
+        assert isinstance(seen.raw[-1], Replaced), "the zones come before the Services"
+        assert seen.raw[-2].object.endpoints[0].zone == "eu-1"
+
+    run(use, [weighing("web"), service("other")], [slice_of("web"), slice_of("other")], later)
+
+
+def test_slices_that_come_after_their_service_are_decoded_with_zones():
+    def later(api):
+        api.open[SLICES] = False
+
+    async def use(api, seen):
+        await asyncio.sleep(0.05)
+        assert replaced(seen, "services") == []
+        api.open[SLICES] = True
+        await eventually(lambda: replaced(seen, "services"))
+        (listing,) = replaced(seen, "endpointslices")
+        assert [isinstance(found, PlacedSlice) for found in listing.objects] == [True, False]
+        await api.lines[SLICES].put(event("MODIFIED", slice_of("web", "10", "eu-2")))
+        await api.lines[SLICES].put(event("MODIFIED", slice_of("other", "11")))
+        await eventually(lambda: seen[-2:] == ["+web-1", "+other-1"])
+        assert seen.raw[-2].object.endpoints[0].zone == "eu-2"
+        assert not isinstance(seen.raw[-1].object, PlacedSlice)
+
+    run(use, [weighing("web")], [slice_of("web"), slice_of("other")], later)
+
+
+def test_zones_are_asked_for_when_a_service_begins_to_weigh_by_them():
+    async def use(api, seen):
+        await eventually(lambda: len(seen.raw) == 4)
+        await api.lines["/api/v1/services"].put(event("MODIFIED", weighing("web", "10")))
+        await eventually(lambda: placed(seen) == ["web-1"])
+        await api.lines["/api/v1/services"].put(event("MODIFIED", weighing("web", "11")))
+        await api.lines["/api/v1/services"].put(event("MODIFIED", weighing("web", "12", {})))
+        await eventually(lambda: seen[-2:] == ["+web", "+web"])
+        await api.lines[SLICES].put(event("MODIFIED", slice_of("web", "13")))
+        await eventually(lambda: seen[-1] == "+web-1")
+        assert not isinstance(seen.raw[-1].object, PlacedSlice)
+        assert len(api.asked) == 1
+
+    run(use, [service("web")], [slice_of("web")])
+
+
+def test_of_many_services_all_slices_are_read_through():
+    async def use(api, seen):
+        await eventually(lambda: replaced(seen, "services"))
+        await eventually(lambda: len(placed(seen)) == many)
+        assert [one.path for one in api.asked] == [SLICES]
+        assert "other-1" not in placed(seen)
+
+    many = zones.APART + 1
+    names = [f"web{n}" for n in range(many)]
+    run(use, map(weighing, names), [slice_of(name) for name in (*names, "other")])
+
+
+@pytest.mark.parametrize("how", ["refused", "changed"])
+def test_services_do_not_wait_for_ever(monkeypatch, how):
+    monkeypatch.setattr(zones, "PATIENCE", 0.2)
+
+    def prepare(api):
+        api.refused = 1000
+        api.open[SLICES] = how != "changed"
+
+    async def use(api, seen):
+        if how == "changed":
+            await asyncio.sleep(0.05)
+            await api.lines["/api/v1/services"].put(event("MODIFIED", weighing("web", "10", {})))
+        await eventually(lambda: replaced(seen, "services"))
+        return placed(seen)
+
+    assert run(use, [weighing("web")], [slice_of("web")], prepare) == []
+
+
+def test_a_zone_that_is_none_costs_only_itself():
+    wrong = slice_of("web")
+    wrong["endpoints"][0]["zone"] = 7
+
+    async def use(api, seen):
+        await eventually(lambda: replaced(seen, "services"))
+        other = wrong["metadata"] | {"name": "web-2", "resourceVersion": "10"}
+        await api.lines[SLICES].put(event("MODIFIED", wrong | {"metadata": other}))
+        await eventually(lambda: "+web-2" in seen)
+        assert {"!web-1 endpoints[0].zone", "!web-2 endpoints[0].zone"} <= set(seen)
+        assert isinstance(seen.raw[-2].object, PlacedSlice)
+
+    run(use, [weighing("web")], [wrong, slice_of("other")])
