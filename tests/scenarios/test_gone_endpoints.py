@@ -140,17 +140,39 @@ async def killed(live: Live) -> None:
     """The endpoint goes while it is terminating: all who speak to it through a Service are reset, from its address."""
     await serve(live, "killed", "b1")
     with clients(live, "killed") as made:
-        direct = Client(live, "pod", Front(live.ips["b1"]["IPv4"], 3000))
-        assert set((await asked([*made, direct])).values()) == {"b1"}
+        direct, followed = (
+            Client(live, "pod", Front(live.ips["b1"]["IPv4"], 3000)),
+            Client(live, "pod", live.front("killed")),
+        )
+        assert set((await asked([*made, direct, followed])).values()) == {"b1"}
         live.endpoints("killed", "b1/draining")
         assert set((await asked(made)).values()) == {"b1"}, "who is terminating goes on answering"
         await silence(live, "b1")
         live.endpoints("killed", "")
         await gone(live, "b1")
+        await told(live, "b1", followed, live.front("killed"))
         found = await asked(made)
         assert set(found.values()) == {"reset"}, found
         assert await asyncio.to_thread(direct.ask) == "timeout", "no Service led there"
         direct.close()
+
+
+async def told(live: Live, pod: str, client: Client, front: Front) -> None:
+    """`why` says who is gone, and `trace` which chain resets a client."""
+    where = live.ips["pod"]["IPv4"], f"{front.address}:{front.port}"
+    _, text = await live.ask("why", *where)
+    assert f"not to {live.ips[pod]['IPv4']}:3000: it is gone" in text, text
+    assert "(--reset-gone-endpoints)" in text, text
+    traced = asyncio.ensure_future(live.ask("trace", *where, "--seconds", "8", "--packets", "1"))
+
+    async def listening() -> str:
+        return "" if "kube-proxy-trace" in await live.nft("list", "tables") else "the trace has not begun"
+
+    await live.eventually(listening)
+    assert await asyncio.to_thread(client.ask) == "reset"
+    client.close()
+    _, text = await traced
+    assert "its endpoint is gone: reset" in text, text
 
 
 async def drained(live: Live) -> None:

@@ -5,7 +5,7 @@ Only for people who ask: plans do not carry it, the slices and the pool that was
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES
@@ -16,7 +16,7 @@ from kubeproxy.model.plan import ServicePortKey
 
 class Absent(NamedTuple):
     """An endpoint that is left out: its packed address and port (0 where its slice has no such port), its slice, why,
-    and the field that says so.
+    and the field that says so. One that is gone is in no slice (''), and what the flag does is why it is told.
     """
 
     destination: bytes
@@ -59,6 +59,15 @@ def absent(
                     yield Absent(destination, name, *_weightless(piece, endpoint, asked))
                 else:
                     yield Absent(destination, name, *_reason(endpoint, node, zone, local_only=local_only))
+
+
+def departed(gone: Iterable[bytes], key: ServicePortKey) -> Iterator[Absent]:
+    """Yield the endpoints that are gone for good, as gone.Departed has them, of a port's family and protocol."""
+    reason = "it is gone: it was terminating when it left the slices; connections to it are reset"
+    for one in gone:
+        address, protocol = one[:-3], one[-3]
+        if len(address) == key.family.address_size and protocol == key.protocol:
+            yield Absent(address + one[-2:], "", reason, "--reset-gone-endpoints")
 
 
 def _weightless(piece: Slice, endpoint: Endpoint, asked: Wishes) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from kubeproxy.model.absence import Absent, absent
+from kubeproxy.model.absence import Absent, absent, departed
 from kubeproxy.model.addresses import (
     PROTOCOL_NAMES,
     Family,
@@ -418,8 +418,8 @@ class _Question:
         slices = self._planner.slices.get(name, {})
         world = self._planner.world
         local_only = plan.policy(frontend) is Policy.LOCAL
-        service = self._planner.services.get(name)
-        return absent(
+        service, departures = self._planner.services.get(name), self._planner.departures
+        yield from absent(
             slices,
             key,
             frozenset(pool),
@@ -429,6 +429,8 @@ class _Question:
             drained=plan.balance.drained if plan.balance is not None else (),
             asked=wishes(service.metadata.annotations, []) if service is not None else NO_WISHES,
         )
+        if departures is not None:
+            yield from departed(departures.gone_from(name), key)
 
     def _where(self) -> str:
         packet = self._packet

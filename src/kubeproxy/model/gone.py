@@ -6,7 +6,7 @@ state is in no object any more, so this is remembered: the one thing here that d
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from typing import Final, NamedTuple
 
 from msgspec import Struct
@@ -22,6 +22,14 @@ slice, as the slices of a Service are written one after the other."""
 DELETED: Final = 5.0
 """Seconds after its slice was deleted: a namespace that is deleted loses slices, Services and pods in any order, and
 the pods finish what they do."""
+
+
+SECONDS: Final = 3600
+"""How long connections to an endpoint are reset: a TCP client gives up after a quarter of an hour (tcp_retries2), and
+one that only waits is heard of again when it sends, or by a keepalive."""
+
+MOST: Final = 1 << 16
+"""Endpoints that are known to be gone; beyond it the first are let go."""
 
 
 class Departed(NamedTuple):
@@ -52,6 +60,7 @@ class Departures:
         self._terminating: dict[bytes, set[bytes]] = {}  # address to what it serves
         self._fresh: dict[bytes, _Missing] = {}  # since the last look
         self._missing: dict[bytes, _Missing] = {}
+        self._gone: dict[bytes, _Missing] = {}  # those that were told to be, the first first; until they are due
         self._due: float | None = None
         self._taken: set[bytes] = set()
 
@@ -63,6 +72,12 @@ class Departures:
     def in_use(self, address: bytes) -> bool:
         """Return whether a slice has an endpoint with this packed address."""
         return address in self._slices
+
+    def gone_from(self, service: ServiceName) -> Iterator[bytes]:
+        """Yield what endpoints served that are gone from a Service, as in Departed: for who asks."""
+        for one in self._gone.values():
+            if one.service == service:
+                yield from sorted(one.keys)
 
     def replace(self, service: ServiceName, before: Slice | None, after: Slice | None) -> None:
         """Take in that a slice of a Service is another one now; None is one that is not there."""
@@ -81,6 +96,7 @@ class Departures:
         slices = self._slices[address] = self._slices.get(address, 0) + 1
         if slices == 1:
             self._taken.add(address)
+            self._gone.pop(address, None)
             self._fresh.pop(address, None)
             self._missing.pop(address, None)
 
@@ -114,7 +130,11 @@ class Departures:
                 del self._missing[address]
                 if one.service in services:
                     gone += sorted(one.keys)
+                    one.due = now + SECONDS
+                    self._gone[address] = one
             self._due = min((one.due for one in self._missing.values()), default=None)
+        while self._gone and (len(self._gone) > MOST or next(iter(self._gone.values())).due <= now):
+            del self._gone[next(iter(self._gone))]
         taken, self._taken = frozenset(self._taken), set()
         return Departed(tuple(gone), taken)
 

@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kubeproxy.model.absence import Absent
 from kubeproxy.model.addresses import pack
+from kubeproxy.model.answer import Packet, answer
 from kubeproxy.model.events import Deleted, Replaced, Upserted
-from kubeproxy.model.gone import DELETED, UPDATED, Departed, Departures
+from kubeproxy.model.gone import DELETED, SECONDS, UPDATED, Departed, Departures
 from kubeproxy.model.objects import EndpointConditions, EndpointPort, EndpointSlice, Labels, ObjectMeta, SliceEndpoint
 from kubeproxy.model.planner import Planner
-from support.cluster_objects import service, world
+from support.cluster_objects import dest, service, world
 
 STATES = {
     "": EndpointConditions(ready=True, serving=True, terminating=False),
@@ -46,6 +48,10 @@ class Scene:
 
     def gone(self, seconds: float = UPDATED) -> set[str]:
         return words(self.look(seconds))
+
+    def told(self) -> set[str]:
+        """Return what who asks hears of Service a."""
+        return words(Departed(tuple(self.departures.gone_from(("default", "a")))))
 
 
 def piece(name: str, text: str, port: int = 80) -> EndpointSlice:
@@ -185,5 +191,30 @@ def test_when_all_slices_are_gone_nothing_is_remembered(steps):
     for name in ("a1", "a2", "b1"):
         scene.delete(name)
     scene.look(DELETED)
+    scene.look(SECONDS)
     left = vars(scene.departures)
     assert not any(left.values()), left
+
+
+def test_who_asks_hears_of_who_is_gone_until_it_is_forgotten_or_there_again():
+    scene = Scene()
+    scene.write("a1", "1/draining 2/draining 3")
+    scene.write("b1", "4/draining")
+    scene.look()
+    scene.write("a1", "")
+    scene.write("b1", "")
+    assert scene.told() == set()
+    assert scene.gone() == {"1:80", "2:80", "4:80"}
+    assert scene.told() == {"1:80", "2:80"}
+    assert {one.destination: one.field for one in asked(scene)} == {
+        dest(f"10.244.0.{n}:80"): "--reset-gone-endpoints" for n in (1, 2)
+    }
+    scene.write("b1", "1")
+    assert scene.told() == {"2:80"}
+    scene.look(SECONDS)
+    assert scene.told() == set()
+
+
+def asked(scene: Scene) -> tuple[Absent, ...]:
+    scene.planner.take()
+    return answer(scene.planner, Packet(None, pack("10.96.0.1") or b"", 6, 80), []).absent

@@ -14,18 +14,11 @@ from kubeproxy.backends.nftables.layout import TABLE, Layout, service_key
 from kubeproxy.kernel.nfnetlink import DELETE_ELEMENT, NEW_ELEMENT, Element, element_messages
 from kubeproxy.kernel.nft_elements import plain_element, timed_element
 from kubeproxy.model.addresses import Family, destination_text
-from kubeproxy.model.gone import Departed
+from kubeproxy.model.gone import MOST, SECONDS, Departed
 
 log = logging.getLogger("kubeproxy.nftables")
 
 GONE: Final = "gone-endpoints"
-
-SECONDS: Final = 3600
-"""How long connections to an endpoint are reset: a TCP client gives up after a quarter of an hour (tcp_retries2), and
-one that only waits is heard of again when it sends, or by a keepalive."""
-
-MOST: Final = 1 << 16
-"""Endpoints that are known; beyond it the first are let go."""
 
 _NAMED: Final = 3
 
