@@ -38,12 +38,30 @@ async def test_tcp_is_relayed_and_the_rest_is_refused_and_counted(bare: Live) ->
             assert await bare.metric(REJECTED.format(family, "UDP")) == before + 1
         met = {await answered(bare, loopback(bare, "sticky", family)) for _ in range(6)}
         assert len(met) == 1, f"affinity: {met}"
+    await weighed(bare)
     # What NodePorts do on the node's own addresses stays.
     await bare.expect(bare.front("web", "nodeport"), {"outside": "a1 b1", "node": "a1 b1"})
     bare.endpoints("web", "b1")
     await bare.expect(loopback(bare, "web", "IPv4"), {"node": "b1"}, "tcp")
     bare.delete("web")
     await bare.eventually(lambda: listeners(bare, 2))
+
+
+async def weighed(live: Live) -> None:
+    """Weights count: of three connections the endpoint on this node, with half a weight, gets one."""
+    live.service("weighed", "a3 b3", type="NodePort", **DUAL)
+    await live.expect(loopback(live, "weighed", "IPv4"), {"node": "a3 b3"}, "tcp")
+    live.cluster.patch("services", "weighed", {"metadata": {"annotations": {"kube-proxy-py/weights": "node-a=50"}}})
+    front = loopback(live, "weighed", "IPv4")
+
+    async def weighs() -> str:
+        _, text = await live.ask("why", "node", f"{front.address}:{front.port}")
+        return "" if "66.7% to" in text else text
+
+    await live.eventually(weighs)
+    met = [await answered(live, front) for _ in range(30)]
+    assert (met.count("a3"), met.count("b3")) == (10, 20), met
+    live.delete("weighed")
 
 
 async def listeners(live: Live, wanted: int) -> str:

@@ -25,7 +25,7 @@ from kubeproxy.model.addresses import (
     within,
 )
 from kubeproxy.model.balancing import NO_WISHES, wishes
-from kubeproxy.model.choosing import Client, counted, shares, told
+from kubeproxy.model.choosing import Client, carried, counted, shares, told
 from kubeproxy.model.habits import Habits
 from kubeproxy.model.plan import (
     Action,
@@ -228,9 +228,11 @@ class _Question:
         pool = plan.local if plan.policies.external is Policy.LOCAL else plan.cluster
         if relayed and pool and destination in _RELAYED:
             text = f"{self._where()} is a NodePort of {_named(plan)} on loopback: the proxy itself carries it"
-            choices = tuple(Choice(one, 1 / len(pool), masqueraded=True) for one in pool)
-            steps = (Step(True, text, _NODEPORTS),)
-            return Answer(Outcome.FORWARDED, steps, Notice.ANSWER, plan, frontend, choices, plan.affinity)
+            shared = shares(carried(plan), pool, plan.policies.external, self._client)
+            choices = tuple(Choice(one, share, masqueraded=True) for one, share in shared)
+            sharing = told(carried(plan), plan.policies.external, self._client)
+            steps = (Step(True, text, _NODEPORTS), *[Step(True, words, "metadata.annotations") for words in sharing])
+            return Answer(Outcome.FORWARDED, steps, Notice.ANSWER, plan, frontend, choices, plan.remembers)
         reason = "no endpoint that may serve it is there" if relayed else _NOT_RELAYED[care]
         text = f"{self._where()} is a NodePort of {_named(plan)} on loopback: {reason}"
         return self._ended(plan, frontend, Outcome.REFUSED, [Step(False, text, _NODEPORTS)], ())

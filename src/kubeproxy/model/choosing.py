@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from kubeproxy.model import maglev
 from kubeproxy.model.plan import Hashing, HashKey, Policy, Pool, ServicePlan
 
@@ -31,6 +33,11 @@ def shares(plan: ServicePlan, pool: Pool, policy: Policy, client: Client) -> Ite
         return [(table[slot], 1.0)]
     counts = Counter(table)
     return [(d, counts[d] / hashing.size) for d in pool if counts[d]]
+
+
+def carried(plan: ServicePlan) -> ServicePlan:
+    """Return a plan as the proxy shares the connections that it carries itself: by weights, and nothing is hashed."""
+    return plan if plan.balance is None else replace(plan, balance=replace(plan.balance, hashing=None))
 
 
 def told(plan: ServicePlan, policy: Policy, client: Client) -> Iterator[str]:

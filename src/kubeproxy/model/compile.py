@@ -28,6 +28,7 @@ from kubeproxy.model.balancing import GROWN, Growth, Wishes, asks, balanced, wis
 from kubeproxy.model.endpoints import Slice, Viewpoint, select
 from kubeproxy.model.objects import Service, ServicePort, ServiceSpec
 from kubeproxy.model.plan import (
+    LONGEST_AFFINITY,
     NOTHING,
     Action,
     Compiled,
@@ -49,7 +50,6 @@ _CLUSTER_IP = FrontendKind.CLUSTER
 _EVERYWHERE, _HERE = Policy.CLUSTER, Policy.LOCAL
 
 DEFAULT_AFFINITY_SECONDS = 10800  # core/v1 DefaultClientIPServiceAffinitySeconds
-MAX_AFFINITY_SECONDS = 86400  # core/v1 validation of sessionAffinityConfig.clientIP.timeoutSeconds
 
 
 def compile_service(service: Service, slices: Iterable[Slice], world: Globals, growth: Growth = GROWN) -> Compiled:
@@ -270,7 +270,7 @@ def _affinity(spec: ServiceSpec, problems: list[Problem]) -> int:
     seconds = config.client_ip.timeout_seconds if config is not None and config.client_ip is not None else None
     if seconds is None:
         return DEFAULT_AFFINITY_SECONDS
-    if not 0 < seconds <= MAX_AFFINITY_SECONDS:
+    if not 0 < seconds <= LONGEST_AFFINITY:
         field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds"
         problems.append(Problem(field, f"{seconds} is not between 1 and 86400; {DEFAULT_AFFINITY_SECONDS} is used"))
         return DEFAULT_AFFINITY_SECONDS

@@ -6,7 +6,7 @@ Plans are frozen, hold packed addresses and share what they can: 100,000 endpoin
 from __future__ import annotations
 
 from enum import Enum, IntEnum
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -130,6 +130,10 @@ Weights = tuple[int, ...]
 """The weights of a pool's destinations, in their order; empty where all are alike."""
 
 
+LONGEST_AFFINITY: Final = 86400
+"""Seconds: core/v1 validation of sessionAffinityConfig.clientIP.timeoutSeconds."""
+
+
 class HashKey(IntEnum):
     """What of a connection decides where it goes, where that is not chance."""
 
@@ -202,6 +206,12 @@ class ServicePlan(Struct, frozen=True, gc=False):
         if self.balance is None:
             return ()
         return self.balance.local if policy is Policy.LOCAL else self.balance.cluster
+
+    @property
+    def remembers(self) -> int:
+        """Return for how many seconds a client keeps its endpoint where that is remembered and not hashed."""
+        hashing = self.balance.hashing if self.balance is not None else None
+        return LONGEST_AFFINITY if hashing is not None and hashing.key is HashKey.CLIENT else self.affinity
 
     def policy(self, frontend: Frontend) -> Policy:
         """Return the policy that the Service asks for at a frontend."""

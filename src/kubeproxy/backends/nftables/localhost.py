@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 from kubeproxy.backends.mode import Backend, Counter, Depth, Difference, Gauge, Registry, Resetting
 from kubeproxy.backends.nftables.layout import COUNTERS, TABLE
+from kubeproxy.backends.nftables.shares import STICKY_SLOTS, slot_counts
 from kubeproxy.backends.relay import tcp
 from kubeproxy.backends.relay.datapath import SWITCH_INTERVAL, DataPath
 from kubeproxy.errors import ApplyError
@@ -33,6 +34,7 @@ from kubeproxy.model.plan import (
     ServiceName,
     ServicePlan,
     ServicePortKey,
+    Weights,
 )
 
 log = logging.getLogger("kubeproxy.nftables")
@@ -44,7 +46,10 @@ LOOPBACK: Final = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
 
 
 class Wish(NamedTuple):
-    """What a listener is to do: whose port it is, its endpoints, affinity in seconds (0 for none)."""
+    """What a listener is to do: whose port it is, its endpoints, affinity in seconds (0 for none).
+
+    With weights an endpoint is in the pool as often as its share asks for.
+    """
 
     key: ServicePortKey
     pool: Pool
@@ -151,7 +156,13 @@ def wishes(plans: Iterable[ServicePlan]) -> Iterator[tuple[int, Wish]]:
         pool = plan.local if plan.policies.external is Policy.LOCAL else plan.cluster
         for frontend in plan.frontends if pool else ():
             if frontend.kind is FrontendKind.NODEPORT:
-                yield frontend.port, Wish(plan.key, pool, plan.affinity)
+                weights = plan.weights(plan.policies.external)
+                yield frontend.port, Wish(plan.key, _repeated(pool, weights) if weights else pool, plan.remembers)
+
+
+def _repeated(pool: Pool, weights: Weights) -> Pool:
+    counts = slot_counts(weights, STICKY_SLOTS)
+    return tuple([destination for destination, count in zip(pool, counts, strict=True) for _ in range(count)])
 
 
 def relaying(backends: Iterable[Backend], registry: Registry, world: Globals) -> list[Backend]:
