@@ -68,7 +68,7 @@ def _lists() -> list[Replaced]:
         name = family.label.lower()
         ports = [ServicePort(PORT, "tcp", "TCP"), ServicePort(PORT, "udp", "UDP")]
         meta = ObjectMeta(name=name, namespace="default", labels=Labels(service_name=name))
-        spec = ServiceSpec(cluster_ip=address, cluster_ips=[address], ip_families=[family.label], ports=ports)
+        spec = ServiceSpec(cluster_ip=address, cluster_ips=[address], ports=ports)
         services.append(Service(meta, spec))
         ends = [EndpointPort(POD_PORT, "tcp", "TCP"), EndpointPort(POD_PORT, "udp", "UDP")]
         slices.append(EndpointSlice(meta, family.label, [SliceEndpoint([POD[family]])], ends))

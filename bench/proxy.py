@@ -8,7 +8,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from bench import objects
 from kubeproxy import garbage
@@ -18,6 +18,8 @@ from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.engine import Engine, Pace
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
+from kubeproxy.model.endpoints import PackedSlice
+from kubeproxy.model.kept import kept
 from kubeproxy.model.objects import Object, Resource
 from kubeproxy.model.plan import Globals
 from kubeproxy.model.planner import Change, Counts
@@ -101,11 +103,37 @@ def world() -> Globals:
 
 
 def decoded(resource: Resource, pages: Iterable[bytes]) -> list[Object]:
-    """Return the objects of all pages of a list, as the client collects them."""
+    """Return the objects of all pages of a list."""
     found: list[Object] = []
     for page in pages:
         found += decode_page(resource, page).objects
     return found
+
+
+class Listed(NamedTuple):
+    """A list as the client collects it, and the seconds that decoding took, and making of it what is kept.
+
+    `keeping_cpu` are seconds of this process's CPU time.
+    """
+
+    objects: list[Object | PackedSlice]
+    decoding: float
+    keeping: float
+    keeping_cpu: float
+
+
+def listed(resource: Resource, pages: Iterable[bytes]) -> Listed:
+    """Collect a list page by page, as the client does."""
+    found: list[Object | PackedSlice] = []
+    decoding = keeping = keeping_cpu = 0.0
+    for page in pages:
+        began = time.perf_counter()
+        objects = decode_page(resource, page).objects
+        decoding += time.perf_counter() - began
+        began, spent = time.perf_counter(), time.process_time()
+        found += map(kept, objects)
+        keeping, keeping_cpu = keeping + time.perf_counter() - began, keeping_cpu + time.process_time() - spent
+    return Listed(found, decoding, keeping, keeping_cpu)
 
 
 def decoded_object(resource: Resource, body: str) -> Object:

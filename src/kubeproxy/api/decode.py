@@ -15,6 +15,7 @@ from msgspec import Raw, Struct
 from kubeproxy.api.salvage import mended, salvage
 from kubeproxy.api.status import MalformedAnswer, decode_status, status_error
 from kubeproxy.errors import SourceError
+from kubeproxy.model.endpoints import PackedSlice
 from kubeproxy.model.events import Deleted, Event, Rejected, Upserted
 from kubeproxy.model.objects import (
     TYPES,
@@ -318,7 +319,7 @@ def _rejections(resource: Resource, namespace: str, name: str, uid: str, problem
         yield Rejected(resource, namespace, name, uid, problem.field, reason)
 
 
-def identity(found: Object) -> tuple[str, str]:
+def identity(found: Object | PackedSlice) -> tuple[str, str]:
     """Return (namespace, name) of an object, the namespace '' where there is none."""
     return found.metadata.namespace or "", found.metadata.name
 
@@ -329,7 +330,9 @@ def service_of(found: Object) -> ServiceName | None:
     return (found.metadata.namespace or "", labels.service_name) if labels and labels.service_name else None
 
 
-def kept_identities(objects: Iterable[Object], rejected: Iterable[Rejected]) -> frozenset[tuple[str, str]]:
+def kept_identities(
+    objects: Iterable[Object | PackedSlice], rejected: Iterable[Rejected]
+) -> frozenset[tuple[str, str]]:
     """Return who was rejected as a whole: named in `rejected` and not among `objects`."""
     named = {(problem.namespace, problem.name) for problem in rejected if problem.name}
     return frozenset(named.difference(map(identity, objects)) if named else named)

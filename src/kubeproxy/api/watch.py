@@ -22,7 +22,9 @@ from kubeproxy.api.status import Gone, MalformedAnswer, NoInitialEnd, OutOfStep
 from kubeproxy.api.targets import Target, targets
 from kubeproxy.api.zones import Zones
 from kubeproxy.errors import SourceError
+from kubeproxy.model.endpoints import PackedSlice
 from kubeproxy.model.events import Deleted, Event, Rejected, Replaced, Sink, Upserted
+from kubeproxy.model.kept import kept
 from kubeproxy.model.objects import Object, Resource
 from kubeproxy.model.plan import ServiceName
 
@@ -68,7 +70,7 @@ class _Initial:
     """The objects of a WatchList until it is complete."""
 
     def __init__(self) -> None:
-        self._objects: dict[tuple[str, str], Object] = {}
+        self._objects: dict[tuple[str, str], Object | PackedSlice] = {}
         self._rejected: list[Rejected] = []
 
     def take(self, events: Iterable[Event]) -> None:
@@ -76,13 +78,13 @@ class _Initial:
         for event in events:
             match event:
                 case Upserted(_, found):
-                    self._objects[identity(found)] = found
+                    self._objects[identity(found)] = kept(found)
                 case Deleted(_, namespace, name):
                     self._objects.pop((namespace, name), None)
                 case Rejected():
                     self._rejected.append(event)
 
-    def result(self) -> tuple[list[Object], list[Rejected]]:
+    def result(self) -> tuple[list[Object | PackedSlice], list[Rejected]]:
         """Return the objects, and what was rejected."""
         return list(self._objects.values()), self._rejected
 
@@ -158,7 +160,7 @@ class Reflector:
 
     async def _list(self) -> None:
         """List page by page, decoding each before the next is fetched."""
-        objects: list[Object] = []
+        objects: list[Object | PackedSlice] = []
         rejected: list[Rejected] = []
         version, token, limit = "", "", self._pace.page
         while True:
@@ -173,7 +175,7 @@ class Reflector:
                 continue
             page = decode_page(self.target.resource, data, self._with_zones)
             del data
-            objects += page.objects
+            objects += map(kept, page.objects)
             rejected += page.rejected
             version = version or page.version
             if page.continue_token == token:
@@ -262,7 +264,7 @@ class Reflector:
         if initial is None and _goes_back(known, changes.version):
             raise OutOfStep(f"the server went back from version {known} to {changes.version[:20]}, as after a restore")
 
-    def _deliver(self, objects: list[Object], rejected: list[Rejected], version: str) -> None:
+    def _deliver(self, objects: list[Object | PackedSlice], rejected: list[Rejected], version: str) -> None:
         """Deliver a complete list."""
         resource = self.target.resource
         self._sink([Replaced(resource, objects, kept_identities(objects, rejected)), *rejected])

@@ -69,8 +69,9 @@ def compile_service(service: Service, slices: Iterable[Slice], world: Globals, g
         cluster_ip = facts.cluster_ips.get(family)
         if cluster_ip is not None:
             ours = [piece for piece in pieces if piece.family is family]
-            made = [_plan(facts, port, family, cluster_ip, ours, world) for port in facts.ports]
-            plans += made if asked is None else [balanced(plan, ours, asked, growth, problems) for plan in made]
+            for port in facts.ports:
+                plan = _plan(facts, port, family, cluster_ip, ours, world)
+                plans.append(plan if asked is None else balanced(plan, ours, asked, growth, problems))
     health = _health(spec, pieces, plans, world, problems) if spec.health_check_node_port else None
     return Compiled(tuple(plans), health, tuple(problems))
 
@@ -117,19 +118,23 @@ class _Facts(Struct, frozen=True, gc=False):
 def _read(service: Service, external_ips: ExternalIPs, problems: list[Problem]) -> _Facts:
     spec, meta = service.spec, service.metadata
     ingress = service.status.load_balancer.ingress if service.status and service.status.load_balancer else None
-    balancer_ips = [i.ip for i in ingress or () if i.ip and i.ip_mode in (None, "", "VIP")]
+    balancer_ips = [i.ip for i in ingress if i.ip and i.ip_mode in (None, "", "VIP")] if ingress else ()
     outside = spec.external_ips if external_ips == "served" else None
+    # By position, as below for plans: this is done for every Service.
     return _Facts(
-        name=(meta.namespace or "", meta.name),
-        ports=_ports(spec.ports or (), problems),
-        cluster_ips=_cluster_ips(spec, problems),
-        external_ips=_addresses(outside or (), "spec.externalIPs", problems),
-        balancer_ips=_addresses(balancer_ips, "status.loadBalancer.ingress", problems),
-        source_ranges=_source_ranges(spec.load_balancer_source_ranges or (), problems),
-        policies=_policies(spec.internal_traffic_policy, spec.external_traffic_policy, problems),
-        affinity=_affinity(spec, problems) if spec.session_affinity not in (None, "", "None") else 0,
-        health_port=_health_port(spec),
+        (meta.namespace or "", meta.name),
+        _ports(spec.ports or (), problems),
+        _cluster_ips(spec, problems),
+        _addresses(outside, "spec.externalIPs", problems) if outside else _NO_ADDRESSES,
+        _addresses(balancer_ips, "status.loadBalancer.ingress", problems) if balancer_ips else _NO_ADDRESSES,
+        _source_ranges(spec.load_balancer_source_ranges, problems) if spec.load_balancer_source_ranges else _NO_RANGES,
+        _policies(spec.internal_traffic_policy, spec.external_traffic_policy, problems),
+        _affinity(spec, problems) if spec.session_affinity not in _NO_AFFINITY else 0,
+        _health_port(spec) if spec.health_check_node_port else 0,
     )
+
+
+_NO_AFFINITY = (None, "", "None")
 
 
 def _shown(text: str | None) -> str:
@@ -190,7 +195,7 @@ def _cluster_ips(spec: ServiceSpec, problems: list[Problem]) -> dict[Family, byt
     usable: dict[Family, bytes] = {}
     for text in spec.cluster_ips or (spec.cluster_ip or "",):
         address = pack(text)
-        if address is None or not any(address):
+        if address is None or address in _UNSPECIFIED:
             field = "spec.clusterIPs" if spec.cluster_ips else "spec.clusterIP"
             problems.append(Problem(field, f"{_shown(text)} is no usable IP address; skipped"))
         else:
@@ -198,13 +203,12 @@ def _cluster_ips(spec: ServiceSpec, problems: list[Problem]) -> dict[Family, byt
     return usable
 
 
+_UNSPECIFIED = (b"\0" * 4, b"\0" * 16)
 _NO_ADDRESSES: Mapping[Family, Sequence[bytes]] = {}
 _NO_RANGES: Mapping[Family, tuple[Range, ...]] = {}
 
 
 def _addresses(texts: Sequence[str], field: str, problems: list[Problem]) -> Mapping[Family, Sequence[bytes]]:
-    if not texts:
-        return _NO_ADDRESSES
     by_family: dict[Family, list[bytes]] = {}
     for text in texts:
         address = pack(text)
@@ -223,8 +227,6 @@ def _addresses(texts: Sequence[str], field: str, problems: list[Problem]) -> Map
 
 def _source_ranges(texts: Sequence[str], problems: list[Problem]) -> Mapping[Family, tuple[Range, ...]]:
     """Return the ranges of each restricted family. A /0 opens its family; an unreadable entry opens nothing."""
-    if not texts:
-        return _NO_RANGES
     restricted: dict[Family, list[Range]] = {}
     opened: set[Family] = set()
     unreadable = False
@@ -292,26 +294,26 @@ def _plan(
     stock = bool(chosen.cluster), bool(chosen.local), chosen.usable
     internal, external = _traffic(policies, stock, world.masquerade_all, pods_known)
     return ServicePlan(
-        key=ServicePortKey(*facts.name, port.name, port.protocol, family),
-        frontends=frontends,
-        cluster=chosen.cluster,
-        local=chosen.local,
-        policies=policies,
-        internal=internal,
-        external=external,
-        affinity=facts.affinity,
-        hairpin=chosen.local_addresses,
-        serving=chosen.serving,
-        source_ranges=_allowed(facts, family, world) if facts.source_ranges else None,
-        health_port=facts.health_port,
+        ServicePortKey(*facts.name, port.name, port.protocol, family),
+        frontends,
+        chosen.cluster,
+        chosen.local,
+        policies,
+        internal,
+        external,
+        facts.affinity,
+        chosen.local_addresses,
+        chosen.serving,
+        _allowed(facts, family, world) if facts.source_ranges else None,
+        facts.health_port,
     )
 
 
 def _asked(service: Service, slices: Sequence[Slice], world: Globals, problems: list[Problem]) -> Wishes | None:
     """Return how connections are to be shared, None where neither the Service nor a slice of it says so."""
     annotations = service.metadata.annotations
-    its_own = asks(annotations)
-    if not its_own and all(piece.weight is None for piece in slices):
+    its_own = annotations is not None and asks(annotations)
+    if not its_own and not [piece for piece in slices if piece.weight is not None]:
         return None
     if world.balancing == "ignored":
         whose = "what they say of shares is left out" if its_own else "the weights of its EndpointSlices are left out"
@@ -342,7 +344,10 @@ _viewpoint = lru_cache(maxsize=8)(Viewpoint)
 
 def _frontends(facts: _Facts, port: _Port, family: Family, cluster_ip: bytes) -> tuple[Frontend, ...]:
     tail = bytes((port.protocol,)) + PORT_BYTES[port.port]
-    frontends = [Frontend(_CLUSTER_IP, cluster_ip + tail)]
+    first = Frontend(_CLUSTER_IP, cluster_ip + tail)
+    if not (facts.external_ips or facts.balancer_ips or port.node_port):
+        return (first,)
+    frontends = [first]
     if facts.external_ips:
         frontends += [Frontend(FrontendKind.EXTERNAL, a + tail) for a in facts.external_ips.get(family, ())]
     if facts.balancer_ips:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
+from operator import lt
 from socket import inet_pton
 from sys import intern
 from typing import Final, NamedTuple
@@ -19,6 +21,7 @@ from kubeproxy.model.objects import (
     EndpointPort,
     EndpointSlice,
     NameHint,
+    ObjectMeta,
     PlacedSlice,
     SliceEndpoint,
 )
@@ -48,9 +51,9 @@ class SlicePort(NamedTuple):
 class Slice(Struct, frozen=True, gc=False):
     """An EndpointSlice reduced to what is used.
 
-    In nearly every slice all endpoints are ready and none has hints: then `destinations` (of each port, as in `ports`)
-    and `nodes` ('' for none), in the same order, are all there is of them, and `particular` is None. Otherwise
-    `particular` has them all.
+    In nearly every slice all endpoints are ready and none has hints: then `destinations` (of each port, as in `ports`;
+    sorted, without repetition) and `nodes` ('' for none), in the same order, are all there is of them, and `particular`
+    is None. Otherwise `particular` has them all.
 
     `version` is its resourceVersion, and `proxy_name` the label by which its Service is another proxy's, which the
     EndpointSlice controller copies from the Service: for people who ask. `weight` is what its annotation says. `zones`
@@ -83,6 +86,24 @@ class Slice(Struct, frozen=True, gc=False):
         return address + PORT_BYTES[self.ports[0].port] in self.destinations[0]
 
 
+class PackedSlice(Struct, frozen=True, gc=False):
+    """An EndpointSlice of a list, packed as it came in: a list of all as decoded objects has ten times the size.
+
+    `piece` is None for one that belongs to no Service, or whose address type cannot be programmed.
+    """
+
+    metadata: ObjectMeta
+    address_type: str
+    piece: Slice | None
+
+
+def packed(source: EndpointSlice) -> PackedSlice:
+    """Return what is kept of a slice."""
+    labels = source.metadata.labels
+    piece = parse_slice(source) if labels is not None and labels.service_name else None
+    return PackedSlice(source.metadata, source.address_type, piece)
+
+
 def parse_slice(source: EndpointSlice) -> Slice | None:
     """Return the slice in packed form, None for an address type that cannot be programmed (FQDN).
 
@@ -103,13 +124,9 @@ def parse_slice(source: EndpointSlice) -> Slice | None:
     zones = _zones(source) if isinstance(source, PlacedSlice) else None
     entries = source.endpoints or ()
     if ports and not [e for e in entries if e.hints is not None or ((c := e.conditions) is not None and c != _USUAL)]:
-        destinations = _destinations(entries, ports, family)
-        if destinations is not None:
-            # A few node names stand in 100,000 endpoints: interned, they take no memory and compare at once.
-            nodes = tuple([intern(e.node_name or "") for e in entries])
-            return Slice(
-                family, ports, destinations, nodes, None, triggered, wrong_ports, version, proxy, weight, zones
-            )
+        plain = _plain(entries, ports, family)
+        if plain is not None:
+            return Slice(family, ports, *plain, None, triggered, wrong_ports, version, proxy, weight, zones)
     particular, problems = _one_by_one(entries, family)
     wrong = (*wrong_ports, *problems)
     return Slice(family, ports, (), (), particular, triggered, wrong, version, proxy, weight, zones)
@@ -144,29 +161,38 @@ def _slice_weight(text: str) -> tuple[int | None, tuple[Problem, ...]]:
     return None, (Problem(annotation_field("weight"), reason),)
 
 
+_IPV6 = Family.IPV6  # looked up once, as in model.compile
 _AFTER_MAPPED = b"\0" * 9 + b"\x01"
 """Comes after every IPv4-mapped IPv6 address and before every IPv6 address of a pod."""
 
 
-def _destinations(
+def _plain(
     entries: Sequence[SliceEndpoint], ports: Sequence[SlicePort], family: Family
-) -> tuple[tuple[bytes, ...], ...] | None:
-    """Return the destinations of each port; None when any address is missing, or not written as most are.
+) -> tuple[tuple[tuple[bytes, ...], ...], tuple[str, ...]] | None:
+    """Return the destinations of each port, and the nodes, both in the order of the addresses.
 
-    Comprehensions over all endpoints at once, and no object for each: 100,000 of them come in with the first list.
+    None when any address is missing, is there twice, or is not written as most are. Comprehensions over all endpoints
+    at once, and no object for each: 100,000 of them come in with the first list.
     """
+    number = PORT_BYTES[ports[0].port]
     try:
-        destinations = tuple(
-            [
-                tuple([inet_pton(family, e.addresses[0]) + port for e in entries])  # type: ignore[index]
-                for port in [PORT_BYTES[port.port] for port in ports]
-            ]
-        )
+        first = [inet_pton(family, e.addresses[0]) + number for e in entries]  # type: ignore[index]
     except (OSError, ValueError, LookupError, TypeError):
         return None  # which one it is, and all that are right, shows one by one
-    return (
-        None if family is Family.IPV6 and min(destinations[0], default=_AFTER_MAPPED) < _AFTER_MAPPED else destinations
-    )
+    # A few node names stand in 100,000 endpoints: interned, they take no memory and compare at once.
+    nodes = [intern(e.node_name or "") for e in entries]
+    if not all(map(lt, first, islice(first, 1, None))):
+        at = dict(zip(first, nodes, strict=True))
+        if len(at) < len(first):
+            return None
+        first.sort()
+        nodes = [at[destination] for destination in first]
+    if family is _IPV6 and first and first[0] < _AFTER_MAPPED:
+        return None
+    if len(ports) == 1:
+        return (tuple(first),), tuple(nodes)
+    others = [tuple([d[:-2] + number for d in first]) for number in [PORT_BYTES[port.port] for port in ports[1:]]]
+    return (tuple(first), *others), tuple(nodes)
 
 
 def _one_by_one(entries: Sequence[SliceEndpoint], family: Family) -> tuple[tuple[Endpoint, ...], list[Problem]]:
@@ -251,12 +277,20 @@ NONE = Selection((), (), (), (), False)
 
 
 def select(
-    slices: Iterable[Slice], name: str, protocol: int, view: Viewpoint, uses_cluster: bool, uses_local: bool
+    slices: Sequence[Slice], name: str, protocol: int, view: Viewpoint, uses_cluster: bool, uses_local: bool
 ) -> Selection:
     """Return the pools of a service port from the slices of its Service and family.
 
     `uses_cluster` and `uses_local` say which pools the Service's policies can reach; one that is not used is empty.
     """
+    if len(slices) == 1 and len(slices[0].ports) == 1 and slices[0].particular is None:  # nearly every Service
+        piece = slices[0]
+        port = piece.ports[0]
+        if port.name != name or port.protocol != protocol:
+            return NONE
+        everyone = piece.destinations[0]
+        if view.node not in piece.nodes:
+            return Selection(everyone if uses_cluster else (), (), everyone, (), bool(everyone))
     matched = [
         (piece, number)
         for piece in slices
@@ -273,7 +307,8 @@ def select(
 
 def _select_all(matched: list[tuple[Slice, int]], node: str, uses_cluster: bool, uses_local: bool) -> Selection:
     """All ready, no hints: nearly every Service; there is nothing to choose."""
-    everyone = tuple(sorted(set().union(*[piece.destinations[port] for piece, port in matched])))
+    parts = [piece.destinations[port] for piece, port in matched]
+    everyone = parts[0] if len(parts) == 1 else tuple(sorted(set().union(*parts)))
     cluster = everyone if uses_cluster else ()
     near = [(piece, port) for piece, port in matched if node in piece.nodes]
     if not near:

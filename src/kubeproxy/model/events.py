@@ -9,17 +9,19 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
+from kubeproxy.model.endpoints import PackedSlice
 from kubeproxy.model.objects import Object, PlacedSlice, Resource
 
 
 class Replaced(Struct, frozen=True):
     """All objects of a resource as of now (a first list, or a new one): whatever is not in it is gone.
 
-    `kept` names objects (namespace, name) that exist but could not be decoded: their last good state stays.
+    EndpointSlices may be packed already. `kept` names objects (namespace, name) that exist but could not be decoded:
+    their last good state stays.
     """
 
     resource: Resource
-    objects: Sequence[Object]
+    objects: Sequence[Object | PackedSlice]
     kept: frozenset[tuple[str, str]] = frozenset()
 
 

@@ -81,7 +81,6 @@ class ServiceSpec(ApiStruct, frozen=True):
     type: str | None = None
     cluster_ip: str | None = field(default=None, name="clusterIP")
     cluster_ips: list[str] | None = field(default=None, name="clusterIPs")
-    ip_families: list[str] | None = None
     ports: list[ServicePort] | None = None
     external_ips: list[str] | None = field(default=None, name="externalIPs")
     session_affinity: str | None = None
@@ -90,7 +89,6 @@ class ServiceSpec(ApiStruct, frozen=True):
     external_traffic_policy: str | None = None
     load_balancer_source_ranges: list[str] | None = None
     health_check_node_port: Int32 | None = None
-    publish_not_ready_addresses: bool | None = None
 
 
 class LoadBalancerIngress(ApiStruct, frozen=True):

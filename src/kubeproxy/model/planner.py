@@ -7,6 +7,7 @@ events and how they are bundled does not matter: the plans depend on the last st
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from sys import intern
 
 from msgspec import Struct, structs
 
@@ -14,7 +15,7 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.balancing import asks, slow_start
 from kubeproxy.model.claims import Claimant, Claims, Right
 from kubeproxy.model.compile import compile_service
-from kubeproxy.model.endpoints import Slice, parse_slice
+from kubeproxy.model.endpoints import PackedSlice, Slice, packed, parse_slice
 from kubeproxy.model.events import Deleted, Event, Placed, Rejected, Replaced, Upserted
 from kubeproxy.model.gone import Departures
 from kubeproxy.model.objects import EndpointSlice, Node, Object, PlacedSlice, Resource, Service
@@ -24,6 +25,7 @@ from kubeproxy.model.plan import (
     WRITTEN,
     Compiled,
     Frontend,
+    FrontendKind,
     Globals,
     Problem,
     ServiceName,
@@ -43,7 +45,7 @@ STEP = 50
 """Objects, or Services, after which a long piece of work can be interrupted: under a millisecond, or a few if large."""
 
 
-_ALLOCATED = Right.ALLOCATED  # looked up once, as in model.compile
+_ALLOCATED, _CLUSTER_IP = Right.ALLOCATED, FrontendKind.CLUSTER  # looked up once, as in model.compile
 
 
 class Change(Struct, frozen=True, gc=False):
@@ -227,11 +229,8 @@ class Planner:
             self._wanted.pop(name, None)
             self._claimants.pop(name, None)
             self._slow_start.forget(name)
-        if (
-            old.plans == fresh.plans
-            and before == after
-            and not any(name in claims.written for claims in self._claims.values())
-        ):
+        ipv4, ipv6 = self._claims.values()
+        if old.plans == fresh.plans and before == after and name not in ipv4.written and name not in ipv6.written:
             return ()
         touched: set[ServiceName] = set()
         for family, claims in self._claims.items():
@@ -249,7 +248,9 @@ class Planner:
         pieces, starting = slices.values() if slices is not None else (), self._slow_start
         found = compile_service(service, pieces, self.world, starting.growth(name))
         annotations = service.metadata.annotations
-        seconds = slow_start(annotations, []) if asks(annotations) and self.world.balancing == "served" else 0
+        seconds = 0
+        if annotations is not None and asks(annotations) and self.world.balancing == "served":
+            seconds = slow_start(annotations, [])
         if not seconds:
             starting.forget(name)
             return found
@@ -304,26 +305,27 @@ class Planner:
         if trigger is not None and self.complete:
             self._triggers.setdefault(name, []).append(trigger)
 
-    def _upsert(self, obj: Object, rejected: list[Rejected]) -> ServiceName:
+    def _upsert(self, obj: Object | PackedSlice, rejected: list[Rejected]) -> ServiceName:
         """Take an object in; return its name."""
-        name = (obj.metadata.namespace or "", obj.metadata.name)
+        name = (intern(obj.metadata.namespace or ""), obj.metadata.name)
         if isinstance(obj, Service):
             if self.services.get(name) != obj:
                 self.services[name] = obj
                 self.counts.services += 1
                 self._mark(name)
-        elif isinstance(obj, EndpointSlice):
+        elif isinstance(obj, PackedSlice):
             self._upsert_slice(name, obj, rejected)
+        elif isinstance(obj, EndpointSlice):
+            self._upsert_slice(name, packed(obj), rejected)
         elif isinstance(obj, Node):
             self.nodes[obj.metadata.name] = remembering(self.nodes.get(obj.metadata.name), obj)
         else:
             self.service_cidrs[obj.metadata.name] = tuple((obj.spec.cidrs if obj.spec else None) or ())
         return name
 
-    def _upsert_slice(self, name: ServiceName, obj: EndpointSlice, rejected: list[Rejected]) -> None:
-        labels = obj.metadata.labels
+    def _upsert_slice(self, name: ServiceName, obj: PackedSlice, rejected: list[Rejected]) -> None:
+        labels, parsed = obj.metadata.labels, obj.piece
         owner = (name[0], labels.service_name) if labels is not None and labels.service_name else None
-        parsed = parse_slice(obj) if owner is not None else None
         if parsed is None or owner is None:
             if owner is not None and obj.address_type != "FQDN":
                 reason = f"{obj.address_type[:64]!r} is not IPv4, IPv6 or FQDN; slice skipped"
@@ -424,8 +426,10 @@ def _nodeport_addresses(world: Globals, family: Family) -> Collection[bytes]:
 
 def _parted(plans: tuple[ServicePlan, ...], family: Family) -> tuple[Sequence[bytes], Sequence[Frontend]]:
     """Return the keys that the API server gave a Service in a family, and the frontends that somebody wrote into it."""
-    if not plans:
+    if not plans or (len(plans) == 1 and plans[0].key.family is not family):
         return (), ()
+    if len(plans) == 1 and len(plans[0].frontends) == 1 and plans[0].frontends[0].kind is _CLUSTER_IP:
+        return [plans[0].frontends[0].key], ()
     allocated: list[bytes] = []
     written: list[Frontend] = []
     for plan in plans:

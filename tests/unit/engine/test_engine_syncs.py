@@ -170,7 +170,7 @@ def test_a_service_that_changes_family_after_a_failure_leaves_the_one_it_had():
 def test_what_has_no_meaning_is_not_synced_and_counts_as_done():
     async def scene(stage):
         await started(stage, service("a"), endpoints("a", 1, 2))
-        stage.tell(endpoints("a", 2, 1))
+        stage.tell(endpoints("a", 2, 1, triggered="2026-01-01T00:00:00Z"))
         await stage.settled()
         assert stage.backend.calls == []
         assert len(stage.notes.of("queued")) == len(stage.notes.commits) == 1

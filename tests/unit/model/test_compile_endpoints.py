@@ -373,3 +373,16 @@ def test_the_order_of_endpoints_in_a_slice_has_no_meaning():
     assert len(plans) == 1
     split = only_plan([parsed(entries[0]), parsed(*entries[1:], name="web-2")])
     assert str(split) in plans
+
+
+def test_endpoints_in_any_order_are_sorted_with_their_nodes():
+    found = parse_slice(
+        endpoint_slice(endpoint("10.0.0.3", node="c"), endpoint("10.0.0.1", node="a"), endpoint("10.0.0.2", node="b"))
+    )
+    assert [d[3] for d in found.destinations[0]] == [1, 2, 3]
+    assert found.nodes == ("a", "b", "c")
+
+
+def test_an_address_that_is_there_twice_serves_on_both_its_nodes():
+    found = parse_slice(endpoint_slice(endpoint("10.0.0.1", node="a"), endpoint("10.0.0.1", node="b")))
+    assert {(one.address[3], one.node) for one in found.endpoints} == {(1, "a"), (1, "b")}

@@ -378,7 +378,7 @@ def test_the_health_check_counts_ready_addresses_of_this_node_once():
         parsed(endpoint("10.244.0.1", HERE), endpoint("10.244.0.4", HERE), name="web-2"),
         parsed(endpoint("fd00:10:244::1", HERE), name="web-6", family="IPv6"),
     ]
-    subject = service("web", "10.96.0.1", "fd00:10:96::1", ip_families=["IPv4", "IPv6"], **LOCAL_BALANCER)
+    subject = service("web", "10.96.0.1", "fd00:10:96::1", **LOCAL_BALANCER)
     assert compiled(subject, *slices).health == HealthCheck(32000, ((V4, 2), (V6, 1)))
 
 

@@ -6,6 +6,7 @@ Pure data, shared by the text of the ruleset and by the elements. Source: docs/n
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from kubeproxy.backends import nftables
@@ -211,7 +212,13 @@ def slot_bytes(count: int) -> list[bytes]:
 
 def service_key(frontend_key: bytes) -> bytes:
     """Return the element key of a frontend: address (if any), protocol and port, each in whole registers."""
-    return frontend_key[:-3] + frontend_key[-3:-2] + b"\0\0\0" + frontend_key[-2:] + b"\0\0"
+    return frontend_key[:-3] + _registers(frontend_key[-3:])
+
+
+@lru_cache(maxsize=4096)
+def _registers(tail: bytes) -> bytes:
+    """Return protocol and port, each in a whole register."""
+    return tail[:1] + b"\0\0\0" + tail[1:] + b"\0\0"
 
 
 class ChainName(NamedTuple):

@@ -6,7 +6,7 @@ into messages only at the end.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from operator import add
 
@@ -29,6 +29,8 @@ Users = dict[str, Counter[bytes]]
 _VERDICTS = 4096
 """Chains whose verdicts are kept packed: chains of ever new timeouts come and go."""
 
+_VERDICT, _INTERVAL = Kind.VERDICT, Kind.INTERVAL
+
 _PAD = b"\0\0"  # after the two bytes of a port, to a whole register
 
 
@@ -42,6 +44,8 @@ class Packers:
         self.new = {
             set_id: Packer.of(sizes[set_id], shape.data_size(layout.family)) for set_id, shape in layout.shapes.items()
         }
+        plain = [set_id for set_id, kind in self.kinds.items() if kind is Kind.PLAIN]
+        self.before_plain = {set_id: self.new[set_id].before_key for set_id in plain}
         self.old = {set_id: Packer.of(size, 0) for set_id, size in sizes.items()}
         self._verdicts: dict[tuple[str, bytes], tuple[bytes, bytes]] = {}
         self._slots: dict[str, list[bytes]] = {set_id: [] for set_id in ENDPOINT_MAPS}
@@ -74,8 +78,9 @@ class Transaction:
         self.elements = 0
         self._packers = packers
         self._users = users
-        self._added: dict[str, list[bytes]] = {}
-        self._removed: dict[str, list[bytes]] = {}
+        self._before_plain = packers.before_plain
+        self._added: defaultdict[str, list[bytes]] = defaultdict(list)
+        self._removed: defaultdict[str, list[bytes]] = defaultdict(list)
         self._verdicts: set[bytes] = set()
         self._asked: set[tuple[str, bytes]] = set()
 
@@ -90,37 +95,42 @@ class Transaction:
             if (set_id, key) in self._asked:
                 return
             self._asked.add((set_id, key))
-            users[key] += 1
-            if users[key] > 1:
+            users[key] = known = users.get(key, 0) + 1
+            if known > 1:
                 return
-        self.add(set_id, key, data)
+        before = self._before_plain.get(set_id)
+        if before is None:
+            self.add(set_id, key, data)
+            return
+        self._added[set_id].append(before + key)  # nearly all that are no pools
+        self.elements += 1
 
     def pool(self, set_id: str, key: bytes, pool: Pool) -> None:
         """Add the endpoints of a frontend."""
         head = self._packers.new[set_id].before_key + key
         pieces = map(add, self._packers.slots(set_id, len(pool)), pool)
-        self._added.setdefault(set_id, []).append(head + (_PAD + head).join(pieces) + _PAD)
+        self._added[set_id].append(head + (_PAD + head).join(pieces) + _PAD)
         self.elements += len(pool)
 
     def add(self, set_id: str, key: bytes, data: bytes) -> None:
         """Add an element."""
         kind = self._packers.kinds[set_id]
-        if kind is Kind.VERDICT:
+        if kind is _VERDICT:
             head, tail = self._packers.verdict(set_id, data)
             self._verdicts.add(data)
             packed = head + key + tail
-        elif kind is Kind.INTERVAL:
+        elif kind is _INTERVAL:
             packed = interval_element(key)
         else:
             packed = self._packers.new[set_id].pack(key, data)
-        self._added.setdefault(set_id, []).append(packed)
+        self._added[set_id].append(packed)
         self.elements += 1
 
     def remove(self, set_id: str, key: bytes) -> None:
         """Remove an element."""
-        interval = self._packers.kinds[set_id] is Kind.INTERVAL
+        interval = self._packers.kinds[set_id] is _INTERVAL
         packed = interval_element(key) if interval else self._packers.old[set_id].pack(key, b"")
-        self._removed.setdefault(set_id, []).append(packed)
+        self._removed[set_id].append(packed)
         self.elements += 1
 
     def release(self, set_id: str, key: bytes) -> None:

@@ -6,7 +6,7 @@ Endpoints keep their slots while they live, so that a change touches what change
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
@@ -27,6 +27,9 @@ from kubeproxy.backends.nftables.numbering import Numbers
 from kubeproxy.backends.nftables.shares import SLOTS, STICKY_SLOTS, slot_counts
 from kubeproxy.model import maglev
 from kubeproxy.model.plan import Action, Frontend, FrontendKind, Hashing, Policy, Pool, ServicePlan, Traffic
+
+# For what is done for every Service, see model.compile.
+_CLUSTER_IP, _LOCAL, _CLUSTER_IPS = FrontendKind.CLUSTER, Policy.LOCAL, SetId.CLUSTER_IPS
 
 Elements = dict[str, dict[bytes, bytes]]
 """Set to key to data: a destination (padded), a chain name, a pool's number, or b'' in plain sets."""
@@ -53,6 +56,8 @@ class Placed(NamedTuple):
     def fresh(cls, plan: ServicePlan, numbers: Numbers) -> Placed:
         """Place a plan that was not there before."""
         number = numbers.of(plan.key) if plan.affinity else 0
+        if plan.balance is None:
+            return cls(plan, plan.cluster, plan.local, number)
         return cls(plan, slots(plan, Policy.CLUSTER), slots(plan, Policy.LOCAL), number)
 
     def pool(self, policy: Policy) -> Pool:
@@ -153,28 +158,24 @@ def translate(item: Placed, recipient: Recipient) -> None:
 
 def _frontend(item: Placed, frontend: Frontend, traffic: Traffic, recipient: Recipient) -> None:
     kind = frontend.kind
-    nodeport = kind is FrontendKind.NODEPORT
     key = service_key(frontend.key)
-    if kind is FrontendKind.CLUSTER:
-        recipient.entry(SetId.CLUSTER_IPS, frontend.address, b"")
+    if kind is _CLUSTER_IP:
+        recipient.entry(_CLUSTER_IPS, frontend.key[:-3], b"")
     elif (sources := item.plan.sources(frontend)) is not None:
         recipient.entry(SetId.FIREWALL_IPS, key, b"")
         for first, last in sources:
             recipient.entry(SetId.FIREWALL_ALLOW, key + first + key + last, b"")
-    if traffic.node.forwards:
-        _forward(item, frontend, traffic, recipient)
-    if traffic.outside is Action.REJECT:
-        recipient.entry(SetId.NO_ENDPOINT_NODEPORTS if nodeport else SetId.NO_ENDPOINT_SERVICES, key, b"")
-    elif traffic.outside is Action.DROP:
-        recipient.entry(SetId.NO_LOCAL_ENDPOINT_NODEPORTS if nodeport else SetId.NO_LOCAL_ENDPOINT_SERVICES, key, b"")
+    way = _way(kind, traffic)
+    if way.picked:
+        _forward(item, key, way, recipient)
+    if way.unserved is not None:
+        recipient.entry(way.unserved, key, b"")
 
 
-def _forward(item: Placed, frontend: Frontend, traffic: Traffic, recipient: Recipient) -> None:
-    nodeport = frontend.kind is FrontendKind.NODEPORT
-    key = service_key(frontend.key)
-    picked = _picked(frontend, traffic)
-    affinity, balance = item.plan.affinity, item.plan.balance
-    hashing = balance.hashing if balance is not None else None
+def _forward(item: Placed, key: bytes, way: _Way, recipient: Recipient) -> None:
+    plan, picked, nodeport = item.plan, way.picked, way.nodeport
+    affinity = plan.affinity
+    hashing = plan.balance.hashing if plan.balance is not None else None
     if hashing is not None:
         if nodeport:
             recipient.entry(SetId.STICKY_NODEPORTS, key, b"")
@@ -183,15 +184,14 @@ def _forward(item: Placed, frontend: Frontend, traffic: Traffic, recipient: Reci
             recipient.entry(_AFFINITY_MAPS[endpoint_map], key, hashed_chain(nodeport, treatment, hashing))
         return
     if not affinity:
-        _, treatment, _ = picked[0]
-        recipient.entry(_TREATMENT_SETS[nodeport, treatment], key, b"")
+        recipient.entry(way.treatment_set, key, b"")
     elif nodeport:
         recipient.entry(SetId.STICKY_NODEPORTS, key, b"")
     for endpoint_map, treatment, policy in picked:
-        members = item.pool(policy)
+        members = item.local if policy is _LOCAL else item.cluster
         recipient.pool(endpoint_map, key, members)
         if affinity:
-            number = pool_number(item.number, policy, item.plan.key.family)
+            number = pool_number(item.number, policy, plan.key.family)
             recipient.entry(_POOL_MAPS[endpoint_map], key, number)
             chain = affinity_chain(nodeport, treatment, len(members), affinity)
             recipient.entry(_AFFINITY_MAPS[endpoint_map], key, chain)
@@ -203,17 +203,42 @@ def pools(item: Placed) -> dict[Policy, Pool]:
     """Return the pools that the frontends of a plan pick from, in slot order."""
     found = {}
     for frontend in item.plan.frontends:
-        traffic = item.plan.traffic(frontend)
-        if traffic.node.forwards:
-            found.update({policy: item.pool(policy) for _, _, policy in _picked(frontend, traffic)})
+        way = _way(frontend.kind, item.plan.traffic(frontend))
+        found.update({policy: item.pool(policy) for _, _, policy in way.picked})
     return found
 
 
-def _picked(frontend: Frontend, traffic: Traffic) -> list[tuple[SetId, str, Policy]]:
-    """Return each map that a frontend picks from, the treatment of the chain that does, and whose pool is there."""
-    nodeport = frontend.kind is FrontendKind.NODEPORT
+class _Way(NamedTuple):
+    """What becomes of a frontend's connections, as far as its kind and the traffic's actions say.
+
+    `picked` has each map that it picks from, the treatment of the chain that does, and whose pool is there; it is empty
+    where nothing is forwarded. `treatment_set` is the set of frontends that are treated so, and `unserved` the set of
+    those that somebody finds closed, None if nobody does.
+    """
+
+    nodeport: bool
+    picked: Sequence[tuple[SetId, str, Policy]]
+    treatment_set: SetId
+    unserved: SetId | None
+
+
+@lru_cache(maxsize=1024)
+def _way(kind: FrontendKind, traffic: Traffic) -> _Way:
+    """Return the way of a frontend's connections: a few of them are those of all Services."""
+    nodeport = kind is FrontendKind.NODEPORT
+    unserved = None
+    if traffic.outside is Action.REJECT:
+        unserved = SetId.NO_ENDPOINT_NODEPORTS if nodeport else SetId.NO_ENDPOINT_SERVICES
+    elif traffic.outside is Action.DROP:
+        unserved = SetId.NO_LOCAL_ENDPOINT_NODEPORTS if nodeport else SetId.NO_LOCAL_ENDPOINT_SERVICES
+    picked = _picked(kind, traffic)
+    return _Way(nodeport, picked if traffic.node.forwards else (), _TREATMENT_SETS[nodeport, picked[0][1]], unserved)
+
+
+def _picked(kind: FrontendKind, traffic: Traffic) -> list[tuple[SetId, str, Policy]]:
+    nodeport = kind is FrontendKind.NODEPORT
     policy, treatment = Policy.CLUSTER, "policy-local"
-    if frontend.kind is FrontendKind.CLUSTER:
+    if kind is FrontendKind.CLUSTER:
         treatment = "cluster"
         if traffic.node.picks_local:
             policy = Policy.LOCAL
