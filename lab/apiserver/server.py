@@ -11,7 +11,7 @@ import functools
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -32,6 +32,8 @@ from lab.apiserver.verbs import Verbs, answer, wants
 log = logging.getLogger("lab.apiserver")
 
 MAX_BODY = 64 * 1024 * 1024
+ACCEPTING = 4
+"""Turns of the event loop from a connection that the kernel has accepted to one that can be dropped."""
 SERVICE_CIDRS = ("10.96.0.0/16", "fd00:10:96::/112")
 
 
@@ -61,6 +63,18 @@ class ServerConfig:
 def loopback(port: int = 0) -> socket.socket:
     """A listening socket on 127.0.0.1."""
     return socket.create_server(("127.0.0.1", port), backlog=256)
+
+
+async def _accept_no_more(servers: Sequence[asyncio.Server]) -> None:
+    """Have every connection that the kernel has accepted be one that can be dropped.
+
+    asyncio loses those whose server is closed before it made their transport (3.11): a client would wait for ever.
+    """
+    for server in servers:
+        for listening in server.sockets:
+            asyncio.get_running_loop().remove_reader(listening.fileno())
+    for _ in range(ACCEPTING):
+        await asyncio.sleep(0)
 
 
 class ApiServer:
@@ -106,6 +120,7 @@ class ApiServer:
     async def refuse(self) -> None:
         """Close the listening sockets and every connection: clients are refused until listen()."""
         servers, self._servers = self._servers, []
+        await _accept_no_more(servers)
         for server in servers:
             server.close()
         self.drop_connections()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import socket
 from typing import Any
 
 import aiohttp
@@ -250,6 +252,31 @@ def test_refused_connections_and_a_return() -> None:
         client.server.set_listeners(Listener(lambda: loopback(port)))
         await client.server.listen()
         assert (await client.call("GET", ALL))[0] == 200
+
+    with_server(test)
+
+
+def _heard(link: socket.socket) -> bytes:
+    with link:
+        link.settimeout(5)
+        try:
+            return link.recv(1)
+        except ConnectionResetError:
+            return b""
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_connections_that_were_just_accepted_are_dropped_too(turns: int) -> None:
+    async def test(client: Client) -> None:
+        links = [socket.create_connection(client.server.addresses[0][:2]) for _ in range(3)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        gc.disable()  # which would close them at last
+        try:
+            await client.server.refuse()
+            assert await asyncio.to_thread(lambda: [_heard(link) for link in links]) == [b""] * len(links)
+        finally:
+            gc.enable()
 
     with_server(test)
 
