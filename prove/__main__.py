@@ -12,7 +12,6 @@ import sys
 from collections.abc import Sequence
 
 from prove import crashes, mutations, running
-from prove.crashes import DEATHS, REFUSALS
 from prove.mutating import MUTATIONS
 from support.guest.guest import run_in_guest
 from support.modes import GUEST, translate_bridged_packets
@@ -61,6 +60,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=10, help="of a history, about (10)")
     parser.add_argument("--worlds", type=int, default=WORLDS, help=f"how many are played side by side ({WORLDS})")
     parser.add_argument("--share", help=argparse.SUPPRESS)
+    parser.add_argument("--points", help=argparse.SUPPRESS)
     parser.add_argument("--mode", default="nftables", choices=(*MODES, IPVS, "all"), help="the mode, or all (nftables)")
     parser.add_argument("--crashes", type=int, metavar="N", help="die at N points of a start, 0 for all, instead")
     parser.add_argument(
@@ -75,6 +75,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 async def _run(given: argparse.Namespace) -> int:
     if given.share:
         return await running.share(given.share)
+    if given.points:
+        return await running.points(given.points)
     seed = given.seed or str(secrets.randbelow(10**6))
     if given.mutation:
         names = list(MUTATIONS) if given.mutation == "all" else [given.mutation]
@@ -85,12 +87,14 @@ async def _run(given: argparse.Namespace) -> int:
         return await running.run(
             kinds, running.Share("", seed, given.steps, given.minutes * 60, given.histories), given.worlds
         )
+    kind, share = ("deaths", given.crashes) if given.crashes is not None else ("refusals", given.refusals)
+    worlds = min(given.worlds, share or given.worlds)
+    code = 0
     for mode in kinds:
-        words, share = (DEATHS, given.crashes) if given.crashes is not None else (REFUSALS, given.refusals)
         print(f"{mode}: SEED={seed}", flush=True)
-        if await crashes.run(mode, words, share, seed, lambda text: print(text, flush=True)):
-            return 1
-    return 0
+        parts = [crashes.Part(mode, kind, share, seed, number, worlds) for number in range(worlds)]
+        code = max(code, await running.run_crashes(parts))
+    return code
 
 
 if __name__ == "__main__":

@@ -1,24 +1,26 @@
-"""The proxy dies, or is refused, at one thing that it says to the kernel: at every one of them, in a small world.
+"""The proxy dies, or is refused, at one thing that it does: at every one of them, in a small world.
 
 Three ways of a start: on an empty node, over what an earlier proxy left while objects changed meanwhile, and over the
 rules of another mode. Each point is one start of the launcher with its fault, then a start without; steady traffic runs
-all the time but on the empty node, and the judges ask afterwards.
+all the time but on the empty node, and the judges ask afterwards. What is to be done is split between several worlds.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import NamedTuple
 
 from prove import judges, launcher
-from prove.world import World
+from prove.world import Shares, World
 from support.traffic import DUAL
 
 WAYS = ("empty", "adoption", "switch")
-DEATHS = ("die-before", "die-after")
+DEATHS = ("die-before", "die-after", "die-turn")
 REFUSALS = ("ENOBUFS", "EPERM", "ENOMEM", "EINTR")
+WORDS = {"deaths": DEATHS, "refusals": REFUSALS}
 OTHER = {
     "nftables": {"mode": "iptables", "iptables": {"minSyncPeriod": "1ms"}},
     "iptables": {"mode": "nftables"},
@@ -30,10 +32,9 @@ OTHER = {
 class Crashes:
     """Points in one world whose proxy does not run at first."""
 
-    def __init__(self, world: World, tell: Callable[[str], None]) -> None:
+    def __init__(self, world: World) -> None:
         self.world = world
         self.live = world.live
-        self.tell = tell
         self._turn = 0
 
     async def prepare(self) -> None:
@@ -64,59 +65,51 @@ class Crashes:
         metadata["creationTimestamp"] = "2024-01-01T00:00:00Z"
         self.world.store.put("services", {"metadata": metadata, "spec": spec | {"ports": [port]}, "status": {}})
 
-    async def count(self, way: str) -> int:
-        """Return how many calls a start makes, until it is ready."""
+    async def count(self, way: str) -> dict[str, int]:
+        """Return how many calls a start makes until it is ready, and turns of its loop, for each kind of fault."""
         file = self.live.cluster.folder / f"calls-{way}"
         file.unlink(missing_ok=True)
         await self._before(way)
         await self.world.start(by=launcher.command(count=file))
         await self.live.proxy.kill()
-        return file.stat().st_size
+        said = file.read_bytes()
+        return {word: said.count(b"t" if word == "die-turn" else b".") for word in (*DEATHS, *REFUSALS)}
 
     async def point(self, way: str, word: str, number: int) -> list[str]:
         """Have the proxy meet one fault, start it without, and judge."""
-        traffic = await self._before(way)
+        await self._before(way)
         await self.world.start(wait=False, by=launcher.command(word, number))
-        if word in DEATHS:
-            await self._dies_or_is_ready()
-        else:
-            await self._gets_over_it()
-        failures = self.world.failures()
+        await self._dies_or_is_ready()
         if word in DEATHS or self.live.proxy.returncode is not None:
             await self.live.proxy.kill()
             await self.world.start()
         wrong = await judges.quiet(self.world, random.Random(f"{way} {word} {number}"))
-        wrong += [f"traffic: {one}" for one in [*failures, *(await self.world.stop_traffic() if traffic else [])]]
-        await self.world.stop_traffic()
+        if self.world.carries or way != "adoption" or wrong:
+            wrong += [f"traffic: {one}" for one in await self.world.stop_traffic()]
         await self.live.proxy.kill()
         return [f"{self.world.mode.name}, {way}, {word} at call {number}: {one}" for one in wrong]
 
-    async def _before(self, way: str) -> bool:
-        """Bring about what the proxy starts over; return whether traffic runs."""
-        if way == "empty":
+    async def _before(self, way: str) -> None:
+        """Bring about what the proxy starts over, with traffic if there are rules for it."""
+        if way != "adoption" or self.world.carries:
+            await self.world.stop_traffic()
+        if way != "adoption":
             await self._emptied()
-            self._change()
-            return False
         if way == "switch":
-            await self._emptied()
             mode = self.world.mode.config["mode"]
             await self.live.start(OTHER[mode])
             await self.live.proxy.kill()
-        else:
-            with suppress(AttributeError):
-                await self.live.proxy.kill()
-        if not self.world.carries:
+        if way != "empty" and not self.world.carries:
             await self.world.settle_traffic()
         self._change()
-        return not self.world.carries
 
     async def _emptied(self) -> None:
         """Remove all rules of the node."""
         await self.live.nft("flush", "ruleset")
-        for command in ("iptables-legacy", "ip6tables-legacy"):
-            for table in ("nat", "filter", "mangle"):
-                for word in ("-F", "-X"):
-                    await self.live.cluster.exec("node", [command, "-w", "-t", table, word])
+        nothing = self.live.cluster.folder / "nothing.rules"
+        nothing.write_text("".join(f"*{table}\nCOMMIT\n" for table in ("nat", "filter", "mangle")))
+        for command in ("iptables-legacy-restore", "ip6tables-legacy-restore"):
+            await self.live.run(command, str(nothing))
         await self.live.choose_variant(self.world.mode.variant)
 
     async def _dies_or_is_ready(self) -> None:
@@ -127,37 +120,54 @@ class Crashes:
 
         await self.live.eventually(check)
 
-    async def _gets_over_it(self) -> None:
-        """A proxy that is refused tries again; one that ends with an error at its start is started again by others."""
-        await self._dies_or_is_ready()
+
+class Part(NamedTuple):
+    """What one world of `worlds` tries: all points of a kind of fault that are its, or `share` of all by chance."""
+
+    mode: str
+    kind: str
+    share: int
+    seed: str
+    number: int = 0
+    worlds: int = 1
 
 
-def points(counts: dict[str, int], words: tuple[str, ...]) -> Iterator[tuple[str, str, int]]:
-    """Yield every way, fault and number."""
-    for way, count in counts.items():
-        for number in range(1, count + 1):
-            for word in words:
-                yield way, word, number
+def points(counts: dict[str, dict[str, int]], part: Part) -> list[tuple[str, str, int]]:
+    """Return every way, fault and number that is a part's."""
+    mine = [
+        (way, word, number)
+        for way, known in counts.items()
+        for word in WORDS[part.kind]
+        for number in range(1, known[word] + 1)
+        if number % part.worlds == part.number
+    ]
+    if not part.share:
+        return mine
+    share = part.share // part.worlds + (part.number < part.share % part.worlds)
+    return random.Random(part.seed).sample(mine, min(share, len(mine)))
 
 
-async def run(mode: str, words: tuple[str, ...], share: int, seed: str, tell: Callable[[str], None]) -> list[Any]:
-    """Try all points, or `share` of them by chance unless that is 0; return what is wrong."""
-    async with World(mode) as world:
-        crashes = Crashes(world, tell)
+async def run(part: Part, tell: Callable[[str], None]) -> dict[str, int]:
+    """Try points, and tell what is wrong; return how many were tried of each kind, and how many failed."""
+    tally = Counter[str]()
+    async with World(part.mode) as world:
+        world.shares = Shares(dumps=0.1, pages=0.4) if not part.share else Shares()
+        crashes = Crashes(world)
         await world.stop_traffic()
         await world.live.proxy.kill()
         await crashes.prepare()
-        counts = {way: await crashes.count(way) for way in WAYS}
-        await world.stop_traffic()
-        tell(f"{mode}: calls of a start: {counts}")
-        everything = list(points(counts, words))
-        if share:
-            everything = random.Random(seed).sample(everything, min(share, len(everything)))
-        wrong: list[str] = []
-        for at, (way, word, number) in enumerate(everything, 1):
+        counts = {}
+        for way in WAYS:
+            counts[way] = await crashes.count(way)
+        if not part.number:
+            said = [f"{way} {known['die-before']} and {known['die-turn']}" for way, known in counts.items()]
+            tell(f"{part.mode}: calls and turns of a start: {', '.join(said)}")
+        for way, word, number in points(counts, part):
             found = await crashes.point(way, word, number)
-            wrong += found
-            if found or not at % 20:
-                tell(f"{mode}: {at} of {len(everything)} points" + "".join(f"\n  {one}" for one in found))
-        tell(f"{mode}: {len(everything)} points, {len(wrong)} complaints")
-        return wrong
+            tally.update({"points": 1, f"{way} {word}": 1, "failed": bool(found)})
+            if found:
+                tell("\n  ".join(found))
+            elif not tally["points"] % 100:
+                tell(f"{part.mode}, world {part.number}: {tally['points']} points")
+        await world.stop_traffic()
+    return dict(tally)

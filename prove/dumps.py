@@ -31,7 +31,7 @@ HISTORIC = {"gone-endpoints"}
 COMPARED = {"nftables": "", "iptables-nft": "nft", "iptables-legacy": "legacy"}
 """Modes whose dump is compared, with the variant of iptables."""
 _OTHERS = re.compile("HINT|FIREWALL$")
-"""Chains that kubelets make as well: what a proxy once put there stays."""
+"""Chains that kubelets make as well: what a proxy once put there stays. So do KUBE-MARK-MASQ, if it is another's."""
 _UNORDERED = re.compile(r"KUBE-(SERVICES|NODEPORTS|EXTERNAL-SERVICES|PROXY-FIREWALL)")
 """Chains in which each rule is of another address or port, but for what stands last."""
 
@@ -106,6 +106,24 @@ def _chains(text: str) -> dict[str, list[str]]:
         for place, rules in found.items()
         if not _OTHERS.search(place)
     }
+
+
+def others(mode: str) -> list[str]:
+    """Return the tables and chains that other modes, or another kube-proxy, left in this thread's network namespace."""
+    ours = {"nftables": "kube-proxy", "userspace": "kube-proxy-userspace"}.get(mode)
+    listed = subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, check=True, timeout=60).stdout
+    found = [
+        line for line in listed.splitlines() if line.split()[-1].startswith("kube-proxy") and line.split()[-1] != ours
+    ]
+    for variant in ("nft", "legacy"):
+        for name in ("iptables", "ip6tables") if COMPARED.get(mode) != variant else ():
+            saved = _chains(_saved(f"{name}-{variant}-save"))
+            found += [
+                f"{name}-{variant} {place}"
+                for place, rules in saved.items()
+                if "KUBE-MARK-MASQ" not in place and not (rules and all("-j KUBE-FIREWALL" in rule for rule in rules))
+            ]
+    return found
 
 
 def differences(has: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

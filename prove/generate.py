@@ -12,6 +12,9 @@ from prove.objects import Objects
 from prove.steps import Json, Step
 from support.junk import ENDPOINTS, GOOD_PORT, SERVICES, SLICES, SPECS
 
+CALLS = ("die-before", "die-after", "ENOBUFS", "EPERM", "ENOMEM", "EINTR", "clock-back", "clock-ahead")
+"""Faults at one of the calls into the kernel."""
+
 
 class Generator(Objects):
     """Makes one history."""
@@ -125,6 +128,7 @@ class Generator(Objects):
             ("backup",),
             ("restore",),
             ("rollback",),
+            ("elsewhere",),
         ]
         choices += [("drop",), ("api", {"stall_watch": True})]
         self.made.append(self.random.choice(choices))
@@ -140,9 +144,10 @@ class Generator(Objects):
         self.made.append(("back",))
 
     def _proxy(self) -> None:
-        pause = ("pause", self.random.choice((0.1, 0.5)))
-        fault = self.random.choice(("die-before", "die-after", "ENOBUFS", "EPERM", "ENOMEM", "EINTR"))
-        faulty = ("faulty", fault, self.random.randrange(1, 250))
+        pause = ("pause", self.random.choice((0.1, 0.1, 0.5, 0.5, 3.0)))
+        word = self.random.choice((*CALLS, *CALLS, "die-turn", "die-turn", "short-reads"))
+        most = {"die-turn": 600, "short-reads": 50}.get(word, 250)
+        faulty = ("faulty", word, self.random.randrange(1, most))
         self.made.append(self.random.choice([("kill",), ("restart",), pause, self._configured(), faulty, faulty]))
 
     def _configured(self) -> Step:
@@ -170,4 +175,9 @@ class Generator(Objects):
 
     def _harm(self) -> None:
         words = ("flush", "delete", "stray", "element", "flush-chain")
-        self.made.append(("harm", self.random.choice(words)))
+        steps: list[Step] = [("harm", self.random.choice(words)), ("harm", self.random.choice(words))]
+        if self.mode == "nftables":
+            steps.append(("foreign", self.random.choice(("nft", "iptables"))))
+        if self.mode.startswith("iptables"):
+            steps += [("foreign", "nft"), ("lock", self.random.choice((0.1, 0.5, 2.0)))]
+        self.made.append(self.random.choice(steps))

@@ -76,13 +76,15 @@ async def _quiet(world: World, chance: random.Random) -> list[str]:
             judged.append(_pages_say_so(world, scene))
         if chance.random() < world.shares.dumps:
             judged.append(_as_fresh(world, scene))
+        if world.mixed:
+            judged.append(_others_gone(world))
         wrong += [one for found in await asyncio.gather(*judged) for one in found]
     except (KubeProxyError, OSError) as error:
         wrong = [f"asking: {error!r}"]
     wrong += look_now(world)
     world.judged += 1
     if not wrong:
-        world.harmed = False
+        world.harmed = world.mixed = False
         await world.settle_traffic()
     return wrong
 
@@ -197,6 +199,15 @@ async def _as_fresh(world: World, scene: Scene) -> list[str]:
         return [f"dump: {one}" for one in dumps.differences(there, made)[:8]]
 
     return await _eventually(compare)
+
+
+async def _others_gone(world: World) -> list[str]:
+    """What other modes left, or another kube-proxy, is removed."""
+
+    def check() -> list[str]:
+        return [f"left of others: {one}" for one in dumps.others(world.mode.name)[:5]]
+
+    return await _eventually(functools.partial(run_in, world.live.proxy.namespace, check))
 
 
 async def _pages_say_so(world: World, scene: Scene) -> list[str]:

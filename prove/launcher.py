@@ -1,12 +1,16 @@
-"""Starts the proxy with something wrong at one of the things that it says to the kernel: it dies there, or is refused.
+"""Starts the proxy with something wrong at one of the things that it does: it dies there, is refused, or misled.
 
-`python -m prove.launcher FAULT NUMBER COUNT -- ARGUMENTS`: FAULT is `die-before`, `die-after` (the kernel has heard it,
-nobody reads the answer) or the name of an errno; NUMBER counts netlink sends and programs started (nft, iptables)
-from 1. The proxy itself knows nothing of it. COUNT is a file that gets a byte for each of them, '' for none.
+`python -m prove.launcher FAULT NUMBER COUNT -- ARGUMENTS`; NUMBER counts from 1 what it says to the kernel, netlink
+messages and programs started (nft, iptables): it dies before one (`die-before`) or after the kernel has heard it
+(`die-after`), gets the errno that FAULT names, or has its clock go an hour back or ten years ahead (`clock-back`,
+`clock-ahead`). `die-turn` counts turns of its event loop's callbacks instead, so that it dies at any await, and
+`short-reads` has it read NUMBER bytes at a time of what the API server sends. The proxy itself knows nothing of it.
+COUNT is a file that gets a byte for each call ('.') and turn ('t'), '' for none.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import functools
 import itertools
@@ -14,6 +18,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +29,8 @@ MUTATION = "PROVE_MUTATION"
 """Names a line to break, of mutating.py."""
 
 
+CLOCKS = {"clock-back": -3600.0, "clock-ahead": 10 * 365 * 86400.0}
+"""Seconds by which the wall clock steps."""
 COMMAND = [sys.executable, "-m", "prove.launcher"]
 
 
@@ -33,12 +40,13 @@ def command(word: str = "none", number: int = 0, count: Path | str = "") -> list
 
 
 class Fault:
-    """What happens at one of the calls; all of them are counted."""
+    """What happens at one of the calls, or turns; all of them are counted."""
 
     def __init__(self, word: str, number: int, path: str = "") -> None:
         self.word = word
         self.number = number
         self._calls = itertools.count(1)
+        self._turns = itertools.count(1)
         self._counted = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC) if path else -1
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,15 +54,17 @@ class Fault:
 
         def faulty(*given: Any, **named: Any) -> Any:
             number = next(self._calls)
-            if self._counted >= 0:
-                os.write(self._counted, b".")
-            if number != self.number:
+            self._count(b".")
+            if number != self.number or self.word in {"none", "die-turn", "short-reads"}:
                 return call(*given, **named)
             if self.word == "die-before":
                 die()
             if self.word == "die-after":
                 call(*given, **named)
                 die()
+            if self.word in CLOCKS:
+                time.time = functools.partial(_shifted, time.time, CLOCKS[self.word])
+                return call(*given, **named)
             code = getattr(errno, self.word)
             if call is _popen:
                 raise OSError(code, os.strerror(code))
@@ -63,6 +73,30 @@ class Fault:
             raise NetlinkError(code, "the test refuses this")
 
         return faulty
+
+    def around_turn(self, turn: Callable[[asyncio.Handle], None]) -> Callable[[asyncio.Handle], None]:
+        """Return what runs a callback of the event loop, with the fault before it."""
+
+        def faulty(handle: asyncio.Handle) -> None:
+            self._count(b"t")
+            if next(self._turns) == self.number:
+                die()
+            turn(handle)
+
+        return faulty
+
+    @property
+    def counts(self) -> bool:
+        """Whether anybody wants to know how many there were."""
+        return self._counted >= 0
+
+    def _count(self, what: bytes) -> None:
+        if self._counted >= 0:
+            os.write(self._counted, what)
+
+
+def _shifted(clock: Callable[[], float], by: float) -> float:
+    return clock() + by
 
 
 _popen = subprocess.Popen.__init__
@@ -92,6 +126,10 @@ def _interpose(fault: Fault) -> None:
     nfnetlink.Transactions._send = fault.around(nfnetlink.Transactions._send)  # type: ignore[method-assign]
     netlink.Netlink._send = fault.around(netlink.Netlink._send)  # type: ignore[method-assign]
     subprocess.Popen.__init__ = fault.around(_popen)  # type: ignore[method-assign]
+    if fault.word == "die-turn" or fault.counts:
+        asyncio.Handle._run = fault.around_turn(asyncio.Handle._run)  # type: ignore[method-assign]
+    if fault.word == "short-reads":
+        asyncio.selector_events._SelectorSocketTransport.max_size = fault.number  # type: ignore[attr-defined]
 
 
 def _hurry() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import random
@@ -13,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from prove import judges, launcher
+from prove import crashes, judges, launcher
 from prove.generate import Generator
 from prove.play import play, shrunk
 from prove.steps import Step, as_test
@@ -70,16 +71,30 @@ async def run(modes: Sequence[str], whole: Share, worlds: int) -> int:
     return code
 
 
-async def side_by_side(parts: Sequence[Share], tell: Callable[[str], None]) -> tuple[int, dict[str, Tally]]:
-    """Play each part in a process of its own until all are over, or one found something.
+async def run_crashes(parts: Sequence[crashes.Part]) -> int:
+    """Try points of crashes or refusals, each part in a world of its own; return the exit code."""
+    began = time.monotonic()
+    code, tallies = await side_by_side(parts, lambda text: print(text, end="", flush=True))
+    for mode, tally in tallies.items():
+        tried = ", ".join(f"{count} {name}" for name, count in sorted(tally.items()) if " " in name)
+        took = f"{time.monotonic() - began:.0f} s"
+        print(f"{mode}: {tally['points']} points ({tried}), {tally['failed']} failed; {took}", flush=True)
+    return max(code, *(int(tally["failed"] > 0) for tally in tallies.values()))
 
-    Return the exit code, and what was played by mode.
+
+async def side_by_side(
+    parts: Sequence[Share | crashes.Part], tell: Callable[[str], None]
+) -> tuple[int, dict[str, Tally]]:
+    """Do each part in a process of its own until all are over, or one found a history that fails.
+
+    Return the exit code, and what was done by mode.
     """
     tallies: dict[str, Tally] = {part.mode: Counter() for part in parts}
     worlds: list[asyncio.subprocess.Process] = []
     try:
         for part in parts:
-            command = [sys.executable, "-m", "prove", "--share", json.dumps(part)]
+            kind = "--points" if isinstance(part, crashes.Part) else "--share"
+            command = [sys.executable, "-m", "prove", kind, json.dumps(part)]
             worlds.append(await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE))
         found = await asyncio.gather(
             *(_follow(one, worlds, tallies[part.mode], tell) for one, part in zip(worlds, parts, strict=True))
@@ -141,6 +156,13 @@ async def share(text: str) -> int:
         used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         tally["cpu"] = sum(one.ru_utime + one.ru_stime for one in used)
         print(_TALLY + json.dumps(tally), flush=True)
+
+
+async def points(text: str) -> int:
+    """Try what one world of several tries; return the exit code."""
+    tally = await crashes.run(crashes.Part(*json.loads(text)), functools.partial(print, flush=True))
+    print(_TALLY + json.dumps(tally), flush=True)
+    return 0
 
 
 async def world(share: Share, tally: Tally) -> int:

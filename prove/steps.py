@@ -14,13 +14,17 @@ Json = dict[str, Any]
 Step = tuple[Any, ...]
 """A word and what it needs:
 
-("put", resource, object), ("remove", resource, namespace, name), ("zone", name) of the Node, which ("no_node",)
-deletes until all is quiet, ("again",) sends every object once more, ("clear",) removes all that histories made, ("api",
-faults) sets faults of the API server, ("drop",) ends all connections to it, ("compact",) has it forget its history too,
-("backup",) notes all objects, ("restore",) and ("rollback",) bring them back, with newer revisions and with older ones,
-("away", forgets) has it refuse everybody until ("back",), when it may have no history, ("kill",), ("restart",),
-("configure", fields, flags) and ("switch", mode) and ("faulty", fault, call) are of the proxy, ("pause", seconds) stops
-it, ("harm", what) is another program, ("quiet",) waits and judges, ("look",) judges what holds at any moment.
+- objects: ("put", resource, object), ("remove", resource, namespace, name), ("zone", name) of the Node, which
+  ("no_node",) deletes until all is quiet, ("again",) sends every object once more, ("clear",) removes what they made
+- the API server: ("api", faults), ("drop",) ends all connections to it, ("compact",) has it forget its history too,
+  ("backup",) notes all objects, which ("restore",) and ("rollback",) bring back, with newer revisions and with older
+  ones, ("elsewhere",) puts another cluster's server in its place, ("away", forgets) has it refuse everybody until
+  ("back",), when it may have no history
+- the proxy: ("kill",), ("restart",), ("configure", fields, flags), ("switch", mode), ("faulty", fault, number) as the
+  launcher has them, ("pause", seconds) stops it
+- another program: ("harm", what), ("foreign", kind) leaves the Go kube-proxy's rules, ("lock", seconds) holds the lock
+  of iptables
+- judges: ("quiet",) waits and judges, ("look",) judges what holds at any moment
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import fcntl
 import os
 import signal
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from prove import launcher
 from prove.forking import Forking
 from prove.steps import Json, Step
 from support import traffic as traffic_module
+from support.foreign import go_start, load_iptables, load_nft
 from support.live import PATIENCE, Front, Live, leftovers
 from support.modes import GUEST, MODES
 from support.traffic import DUAL, Stream, Traffic
@@ -42,6 +44,10 @@ FIRST = 3
 """Questions of each stream by which it is known to flow."""
 FORGOTTEN = 1.0
 """Seconds until no tracked UDP flow leads to a listener any more that ended with its proxy."""
+STEADY = "steady"
+"""The Service that steady traffic is to."""
+HARMLESS = {"clock-back", "clock-ahead", "short-reads"}
+"""Faults that no proxy may end by."""
 REAL = 20
 """Of so many starts one is by the command itself."""
 FAR = {"IPv4": "10.244.{}.{}", "IPv6": "fd00:244::{:x}:{:x}"}
@@ -68,6 +74,8 @@ class World:
         self.shares = Shares()
         self.traffic: Traffic | None = None
         self.harmed = False
+        self.mixed = False
+        """Whether rules of others than the mode that runs may be left, which it is to remove."""
         self.may_end = False
         self.baseline: dict[str, int] = {}
         self._own: dict[str, set[Any]] = {}
@@ -81,12 +89,14 @@ class World:
 
     async def __aenter__(self) -> Self:
         await self.live.cluster.__aenter__()
+        # The lock knows no namespaces, and others of this machine are none of this world's business.
+        os.environ["XTABLES_LOCKFILE"] = str(self._lock_file)
         try:
             self.live.cluster.spawn = self._spawn
             await self._forking.__aenter__()
             await self.live.choose_variant(self.mode.variant)
             await self.live.add_pods()
-            self.live.service("steady", "a1 a2 b1", type="NodePort", **DUAL)
+            self.live.service(STEADY, "a1 a2 b1", type="NodePort", **DUAL)
             self._tell_only_watches()
             self._own = {r: {record.key for record in self.store.records(r)} for r in RESOURCES}
             await self.start()
@@ -106,7 +116,12 @@ class World:
         if left and error is None:
             raise AssertionError(f"left behind: {left}")
 
+    @property
+    def _lock_file(self) -> Path:
+        return self.live.cluster.folder / "xtables.lock"
+
     async def _end(self) -> None:
+        os.environ.pop("XTABLES_LOCKFILE", None)
         try:
             await self.live.cluster.__aexit__(None, None, None)
         finally:
@@ -158,8 +173,8 @@ class World:
             await asyncio.sleep(FORGOTTEN)
         traffic_module.PAUSE = PAUSE
         live = self.live
-        node4, node6 = live.front("steady", "nodeport"), live.front("steady", "nodeport", "IPv6")
-        cluster4, cluster6 = live.front("steady"), live.front("steady", "cluster", "IPv6")
+        node4, node6 = live.front(STEADY, "nodeport"), live.front(STEADY, "nodeport", "IPv6")
+        cluster4, cluster6 = live.front(STEADY), live.front(STEADY, "cluster", "IPv6")
         streams = [
             Stream("outside", "tcp", node4),
             Stream("pod", "udp", cluster6),
@@ -236,7 +251,7 @@ class World:
             return
         await self.live.cluster.server.refuse()
         for resource in RESOURCES:
-            kept = {(o["metadata"].get("namespace") or "", o["metadata"]["name"]) for o in self._saved[resource]}
+            kept = set(map(_key, self._saved[resource]))
             for record in list(self.store.records(resource)):
                 if record.key not in kept:
                     self.store.remove(resource, record.key)
@@ -251,6 +266,28 @@ class World:
 
     async def _rollback(self) -> None:
         await self._restore(older=True)
+
+    async def _elsewhere(self) -> None:
+        """The API server of another cluster has its place: half the objects, by other uids and lower revisions.
+
+        What the lab itself needs is there as well.
+        """
+        await self.live.cluster.server.refuse()
+        others = {r: [record.decode() for record in self.store.records(r)] for r in RESOURCES}
+        for resource, found in others.items():
+            for record in list(self.store.records(resource)):
+                self.store.remove(resource, record.key)
+            own = [one for one in found if _key(one) in self._own[resource]]
+            others[resource] = own + [one for one in found if one not in own][::2]
+        self.store.compact()
+        self.store.revision = 10
+        for resource, found in others.items():
+            for one in found:
+                one["metadata"]["uid"] = f"elsewhere-{one['metadata'].get('uid')}"
+                one["metadata"].pop("resourceVersion", None)
+                self.store.put(resource, one)
+        self._saved = {}
+        await self.live.cluster.server.listen()
 
     async def _away(self, forgets: bool) -> None:
         await self.live.cluster.server.refuse()
@@ -302,6 +339,7 @@ class World:
             await self.live.cluster.exec("node", hint(self.mode.variant))
         await self.start(wait=False)
         self.baseline.clear()
+        self.mixed = True
 
     async def _faulty(self, word: str, number: int) -> None:
         """The proxy is killed, and starts anew to die, or to be refused, at a call into the kernel yet to come."""
@@ -310,7 +348,25 @@ class World:
         await self.live.proxy.kill()
         await self.start(wait=False, by=launcher.command(word, number))
         self.baseline.clear()
-        self.may_end = True
+        self.may_end = word not in HARMLESS
+
+    async def _foreign(self, kind: str) -> None:
+        """The Go kube-proxy had its turn, in a mode by another program's rules: "nft" or "iptables"."""
+        await self.live.proxy.kill()
+        if kind == "nft":
+            await load_nft(self.live, STEADY, go_start() if self.mode.name == "nftables" else "")
+        else:
+            await load_iptables(self.live, STEADY, "nft")
+        await self.start(wait=False)
+        self.baseline.clear()
+        self.mixed = True
+
+    async def _lock(self, seconds: float) -> None:
+        """Another program holds the lock of iptables, for so long."""
+        file = os.open(self._lock_file, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        asyncio.get_running_loop().call_later(seconds, os.close, file)
 
     async def supervise(self) -> None:
         """Start the proxy again if it had a reason to end, as systemd would."""
@@ -373,6 +429,10 @@ class World:
     def front(self, address: str, port: int) -> Front:
         """Where something is reached."""
         return Front(address, port)
+
+
+def _key(made: Json) -> tuple[str, str]:
+    return made["metadata"].get("namespace") or "", made["metadata"]["name"]
 
 
 def hint(variant: str) -> list[str]:

@@ -13,6 +13,7 @@ import pytest
 
 from kubeproxy.backends.iptables.names import chain_hash
 from lab.proxyprocess import proxy_command
+from support.foreign import load_iptables
 from support.live import Live
 from support.modes import MODES
 from support.traffic import DUAL, Traffic, kept, streams
@@ -58,10 +59,7 @@ async def iptables_gone(live: Live, variant: str) -> str:
 async def test_the_go_proxys_rules_are_taken_over(bare: Live, by: str) -> None:
     bare.service("web", type="NodePort", **DUAL)
     bare.endpoints("web", "a1 a2 b1")
-    for family, name in (("IPv4", "iptables"), ("IPv6", "ip6tables")):
-        file = bare.cluster.folder / f"foreign-{family}.rules"
-        file.write_text(foreign(bare, family))
-        await bare.run(f"{name}-nft-restore", "--noflush", str(file))
+    await load_iptables(bare, "web", "nft")
     # What another proxy of this mode left of the other variant serves what is gone, and goes as well.
     await bare.run("iptables-legacy", "-t", "nat", "-N", "KUBE-SVC-AAAAAAAAAAAAAAAA")
     await bare.expect(bare.front("web", "nodeport"), {"outside": "a1"})
@@ -75,24 +73,6 @@ async def test_the_go_proxys_rules_are_taken_over(bare: Live, by: str) -> None:
     left = await chains(bare, "nft")
     assert "KUBE-SVC-STALESTALESTALES" not in left
     assert by == "iptables" or not left
-
-
-def foreign(live: Live, family: str) -> str:
-    """What the Go kube-proxy would have for one endpoint of the Service, and for one that is gone."""
-    text = Path(__file__).with_name("foreign.rules").read_text()
-    values = {
-        "CLUSTER_IP": live.front("web", "cluster", family).address,
-        "POD": live.ips["a1"][family],
-        "DESTINATION": f"[{live.ips['a1'][family]}]:3000" if family == "IPv6" else f"{live.ips['a1'][family]}:3000",
-        "POD_NETWORK": {"IPv4": "10.244.0.0/16", "IPv6": "fd00:244::/32"}[family],
-    }
-    for number, protocol in enumerate(("tcp", "udp")):
-        values[f"{protocol}_HASH"] = chain_hash(f"default/web:{protocol}{protocol}")
-        values[f"{protocol}_ENDPOINT"] = chain_hash(f"default/web:{protocol}{protocol}{values['DESTINATION']}")
-        values[f"{protocol}_NODEPORT"] = str(live.front("web", "nodeport", family, number).port)
-    for word, value in values.items():
-        text = text.replace(f"@{word}@", value)
-    return text
 
 
 @pytest.mark.parametrize("variant", ["nft", "legacy"])

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-from pathlib import Path
 
 import pytest
 
 from kubeproxy.kernel import nfnetlink
 from lab.netns import run_in_async
+from support.foreign import go_start, load_nft
 from support.live import Live
 from support.modes import modes
 from support.traffic import DUAL, Stream, Traffic, kept, streams
@@ -208,60 +208,11 @@ async def test_another_configuration_replaces_the_rules_without_a_gap(bare: Live
     assert bool(bare.logged("Replacing the table")) is (bare.mode.name == "nftables")
 
 
-# What the Go kube-proxy v1.36 starts its first transaction with: base chains made anew, others and maps emptied.
-AFRESH = [
-    *("filter-prerouting-pre-dnat", "filter-output-pre-dnat", "filter-input", "filter-forward", "filter-output"),
-    *("nat-prerouting", "nat-output", "nat-postrouting"),
-]
-FLUSHED = [
-    *("services", "masquerading", "mark-for-masquerade", "reject-chain", "cluster-ips-check", "firewall-check"),
-    *("service-endpoints-check", "nodeport-endpoints-check"),
-]
-MAPS = {
-    "no-endpoint-services": "@ADDRESS_TYPE@ . inet_proto . inet_service : verdict",
-    "no-endpoint-nodeports": "inet_proto . inet_service : verdict",
-    "firewall-ips": "@ADDRESS_TYPE@ . inet_proto . inet_service : verdict",
-}
-
-
-def go_start() -> str:
-    lines = ["add table @FAMILY@ kube-proxy"]
-    for chain in AFRESH:
-        lines += [f"add chain @FAMILY@ kube-proxy {chain}", f"delete chain @FAMILY@ kube-proxy {chain}"]
-    for chain in FLUSHED:
-        lines += [f"add chain @FAMILY@ kube-proxy {chain}", f"flush chain @FAMILY@ kube-proxy {chain}"]
-    for name, kind in MAPS.items():
-        lines.append(f"add map @FAMILY@ kube-proxy {name} {{ type {kind} ; }}")
-    return "\n".join(lines) + "\n"
-
-
-async def load_foreign(bare: Live, before: str = "") -> None:
-    """Load another proxy's rules for the Service web, each family in one transaction."""
-    for family in ("IPv4", "IPv6"):
-        text = before + Path(__file__).with_name("foreign.nft").read_text()
-        number = {"IPv4": "", "IPv6": "6"}[family]
-        values = {
-            "FAMILY": f"ip{number}",
-            "ADDRESS_TYPE": f"ipv{number or 4}_addr",
-            "CLUSTER_IP": bare.front("web", "cluster", family).address,
-            "NODE_IP": bare.ips["node"][family],
-            "NODE_PORTS": str(bare.front("web", "nodeport", family).port),
-            "POD_NETWORK": {"IPv4": "10.244.0.0/16", "IPv6": "fd00:244::/32"}[family],
-            "FIRST": bare.ips["a1"][family] if family == "IPv4" else f"[{bare.ips['a1'][family]}]",
-            "SECOND": bare.ips["b1"][family] if family == "IPv4" else f"[{bare.ips['b1'][family]}]",
-        }
-        for word, value in values.items():
-            text = text.replace(f"@{word}@", value)
-        file = bare.cluster.folder / f"foreign-{family}.nft"
-        file.write_text(text)
-        await bare.nft("-f", str(file))
-
-
 async def test_take_over_of_another_proxys_table(bare: Live) -> None:
     bare.service("web", type="NodePort", **DUAL)
     bare.endpoints("web", "a1 a2 b1")
     bare.service("idle", "")
-    await load_foreign(bare)
+    await load_nft(bare, "web")
     await bare.nft('add table ip somebody-else { comment "not ours" ; }')
     for family in ("IPv4", "IPv6"):
         await bare.expect(bare.front("web", "nodeport", family), {"outside": "a1 b1"})
@@ -285,7 +236,7 @@ async def test_the_table_is_given_back_and_taken_again(bare: Live) -> None:
     await bare.expect(bare.front("web"), {"pod": "a1 b1 kept", "outside": "a1 b1 masqueraded"})
     async with Traffic(bare, *streams(bare)) as traffic:
         await bare.proxy.stop()
-        await load_foreign(bare, go_start())
+        await load_nft(bare, "web", go_start())
         await bare.expect(bare.front("web", "nodeport"), {"outside": "a1 b1"})
         await traffic.flow()
         await bare.start()
