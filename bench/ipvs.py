@@ -173,7 +173,7 @@ def _least(count: int) -> list[float]:
 
 def in_guest(size: str, pairs: int) -> dict[str, float]:
     """Measure in a guest."""
-    command = [sys.executable, "tests/guest/guest.py", sys.executable, "-m", "bench.ipvs", size, str(pairs)]
+    command = [sys.executable, "-m", "support.guest.guest", sys.executable, "-m", "bench.ipvs", size, str(pairs)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{done.stdout[-3000:]}{done.stderr[-3000:]}")

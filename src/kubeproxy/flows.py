@@ -302,7 +302,7 @@ class FlowCleaner:
     def _remove(self, family: Family, wanted: Mapping[Key, Suspects], node_addresses: Sequence[bytes]) -> int:
         number: Literal[2, 10] = 2 if family is Family.IPV4 else 10
         exactly = translations(wanted, node_addresses)
-        deleted = self._conntrack.forget(number, exactly) if exactly is not None else None
+        deleted = self._conntrack.forget(number, exactly, len(wanted)) if exactly is not None else None
         if deleted is not None:
             return deleted
         services = {(key.address, key.port): found.serving for key, found in wanted.items() if key.address}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,6 +15,7 @@ import pytest
 from kubeproxy.kernel import conntrack
 from kubeproxy.kernel.conntrack import Conntrack, Flow, Translation
 from kubeproxy.kernel.netlink import NetlinkError
+from kubeproxy.kernel.tracking_walks import Table
 from support.namespaces import inside, namespace, run
 
 
@@ -228,8 +230,10 @@ def test_the_kernel_filters_and_reading_everything_find_the_same(
         client.sendto(b"?", (family.vip, 54))
         client.sendto(b"?", (family.endpoints[0], 53))
     keys, ports = {(ip(family.vip), 53): None}, {30053: None}
-    filtered = identities(node.flows(family, keys, ports))
-    monkeypatch.setattr(conntrack, "FEW_KEYS", 0)
+    with monkeypatch.context() as dear:
+        dear.setattr(Table, "everything", lambda _: math.inf)
+        filtered = identities(node.flows(family, keys, ports))
+    monkeypatch.setattr(Table, "everything", lambda _: 0.0)
     assert len(filtered) == len(set(filtered)) == 40
     assert sorted(filtered) == sorted(identities(node.flows(family, keys, ports)))
     assert len(node.flows(family)) == 80
@@ -247,13 +251,13 @@ def test_a_translation_is_forgotten_and_nothing_else(node: Node) -> None:
     early.sendto(b"?", (V4.vip, 54))
     before = {flow.source_port for flow in node.flows(V4)}
     gone = [Translation(ip(V4.vip), 53, endpoint), Translation(ip(V4.vip), 54, ip(V4.vip) + (54).to_bytes(2))]
-    assert tracked(node.name, lambda tracking: tracking.forget(2, gone)) == 4
+    assert tracked(node.name, lambda tracking: tracking.forget(2, gone, 2)) == 4
     assert {flow.source_port for flow in node.flows(V4)} == before - {40000, 40001, 40002, 40012}
-    assert tracked(node.name, lambda tracking: tracking.forget(2, gone)) == 0
-    assert tracked(node.name, lambda tracking: tracking.forget(2, [])) == 0
-    many = [Translation(ip(V4.vip), port, other) for port in range(conntrack.FEW_TRANSLATIONS + 1)]
-    assert tracked(node.name, lambda tracking: tracking.forget(2, many)) is None
-    assert tracked(node.name, lambda tracking: tracking.forget(10, [Translation(ip(V6.vip), 53, b"")])) is None
+    assert tracked(node.name, lambda tracking: tracking.forget(2, gone, 2)) == 0
+    assert tracked(node.name, lambda tracking: tracking.forget(2, [], 0)) == 0
+    many = [Translation(ip(V4.vip), 53, other[:-2] + port.to_bytes(2)) for port in range(1000)]
+    assert tracked(node.name, lambda tracking: tracking.forget(2, many, 1)) is None, "a dump takes less"
+    assert tracked(node.name, lambda tracking: tracking.forget(10, [Translation(ip(V6.vip), 53, b"")], 1)) is None
 
 
 def test_a_kernel_that_deletes_whole_tuples_only_is_not_asked_again(
@@ -265,9 +269,9 @@ def test_a_kernel_that_deletes_whole_tuples_only_is_not_asked_again(
     monkeypatch.setattr(conntrack, "_CTA_FILTER", conntrack._CTA_ZONE)  # which is of another size: refused as unknown
 
     def twice(tracking: Conntrack) -> list[int | None]:
-        first = tracking.forget(2, gone)
+        first = tracking.forget(2, gone, 2)
         monkeypatch.undo()
-        return [first, tracking.forget(2, gone)]
+        return [first, tracking.forget(2, gone, 2)]
 
     assert tracked(node.name, twice) == [None, None]
     assert len(node.flows(V4)) == 1

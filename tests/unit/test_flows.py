@@ -165,7 +165,7 @@ class Notes:
     def __exit__(self, *_):
         pass
 
-    def forget(self, _family, wanted):
+    def forget(self, _family, wanted, _frontends):
         if self._forgets:
             self.calls.append(sorted(t.endpoint for t in wanted))
             return 1
@@ -338,9 +338,9 @@ def test_what_the_kernel_refused_to_remove_is_looked_for_again(again):
         notes = Notes()
         taking_notes, refuse_once = notes.forget, flaky(None)
 
-        def forget(family, wanted):
+        def forget(family, wanted, frontends):
             refuse_once()
-            return taking_notes(family, wanted)
+            return taking_notes(family, wanted, frontends)
 
         notes.forget = forget
         cleaner = FlowCleaner(Metrics(), [V4], dict, notes)

@@ -16,7 +16,7 @@ from typing import Final, Literal, NamedTuple, Self
 
 from msgspec import Struct
 
-from kubeproxy.errors import ApplyError
+from kubeproxy.errors import ApplyError, KubeProxyError
 from kubeproxy.kernel.netlink import (
     ATTRIBUTE,
     HEADER,
@@ -29,7 +29,9 @@ from kubeproxy.kernel.netlink import (
     attributes,
     nested,
 )
+from kubeproxy.kernel.sysctl import read_sysctl
 from kubeproxy.kernel.tracking_counts import level
+from kubeproxy.kernel.tracking_walks import USUAL_BUCKETS, Table
 
 FamilyNumber = Literal[2, 10]  # AF_INET, AF_INET6 on Linux
 
@@ -65,13 +67,7 @@ _COMPARE_PROTOCOL: Final = 1 << 3
 _COMPARE_SOURCE_PORT: Final = 1 << 4
 _COMPARE_DESTINATION_PORT: Final = 1 << 5
 
-# The kernel walks its whole table for each dump. Measured with 100,000 flows in 262,144 buckets: a filtered dump takes
-# 24 ms and a dump of all flows 190 ms plus 50 ms here, so beyond this many keys a single dump is cheaper.
-FEW_KEYS: Final = 8
-
-# Deleting by a filter walks the table as well, but passes over empty buckets without a lock and lets packets through
-# in between. Measured in 262,144 buckets: 0.3 ms where a filtered dump takes 10; with 50,000 flows 13 ms and 25.
-FEW_TRANSLATIONS: Final = 4
+_BUCKETS: Final = "net/netfilter/nf_conntrack_buckets"
 
 
 class Flow(Struct, frozen=True, gc=False):
@@ -169,8 +165,13 @@ class Conntrack:
         Raises NetlinkError when the kernel refuses.
         """
         questions = [_only(family)]
-        if frontends is not None and self._filters and len(frontends) + len(ports) <= FEW_KEYS:
-            questions = _questions(family, frontends, ports)
+        if frontends is not None and self._filters:
+            table = self._table()
+            if not table.entries:
+                return  # the table is one for all namespaces, and is walked for nothing else
+            filtered = _questions(family, frontends, ports)
+            if table.dumps(len(filtered)) < table.everything():
+                questions = filtered
         for question in questions:
             yield from self._dump(family, question, frontends, ports)
 
@@ -191,22 +192,25 @@ class Conntrack:
             deleted += sum(code == 0 for code, _ in results)
         return deleted
 
-    def forget(self, family: FamilyNumber, translations: Collection[Translation]) -> int | None:
-        """Delete the flows of a few translations; return how many, or None when the kernel cannot or they are many.
+    def forget(self, family: FamilyNumber, translations: Collection[Translation], frontends: int) -> int | None:
+        """Delete the flows of translations of so many frontends; return how many.
 
-        The kernel does not say how many it deleted: they are what its count of entries fell by meanwhile, and what
-        began in the same fraction of a millisecond counts against them.
+        None when the kernel cannot, or when `clean` finds them for less. The kernel does not say how many it deleted:
+        they are what its count of entries fell by meanwhile, and what began in the same fraction of a millisecond
+        counts against them.
         """
         # The kernel compares IPv6 addresses the wrong way round (see _questions): it would delete all the others.
-        if family != 2 or not self._deletes or len(translations) > FEW_TRANSLATIONS:
+        if family != 2 or not self._deletes:
             return None
         if not translations:
             return 0
+        table = self._table()
+        if table.deletions(len(translations)) > min(table.dumps(frontends), table.everything()):
+            return None
         payloads = [_exactly(translation) for translation in translations]
         with self._socket() as netlink:
-            before = level(netlink).entries
             results = netlink.requests(_DELETE, payloads, "the deletion of stale UDP flows")
-            deleted = max(0, before - level(netlink).entries)
+            deleted = max(0, table.entries - level(netlink).entries)
         for code, text in results:
             if code in {errno.EINVAL, errno.EOPNOTSUPP}:  # older kernels: a deletion names one whole tuple
                 self._deletes = False
@@ -227,6 +231,16 @@ class Conntrack:
             return 0
         flows = self.udp_flows(family, services.keys(), nodeports.keys())
         return self.delete(stale_flows(flows, services, nodeports, node_addresses))
+
+    def _table(self) -> Table:
+        """Return how large the table is. Raises ApplyError."""
+        with self._socket() as netlink:
+            entries = level(netlink).entries
+        try:
+            buckets = int(read_sysctl(_BUCKETS))
+        except (KubeProxyError, ValueError):
+            buckets = USUAL_BUCKETS
+        return Table(buckets, entries)
 
     def _dump(
         self,

@@ -1,0 +1,36 @@
+"""Which way to find tracked connections is taken for the cheapest, beside what was measured."""
+
+import pytest
+
+from kubeproxy.kernel.tracking_walks import USUAL_BUCKETS, Table
+
+
+@pytest.mark.parametrize(
+    ("entries", "pairs", "deletes"),
+    [
+        (0, 10, True),
+        (1_000, 5, True),
+        (1_000, 10, False),
+        (10_000, 2, True),
+        (10_000, 10, False),
+        (50_000, 1, True),
+        (50_000, 2, False),
+    ],
+)
+def test_pairs_are_deleted_where_that_takes_less_than_a_dump_of_their_frontend(entries, pairs, deletes):
+    table = Table(USUAL_BUCKETS, entries)
+    assert (table.deletions(pairs) <= table.dumps(1)) is deletes
+
+
+@pytest.mark.parametrize(
+    ("entries", "frontends", "filtered"),
+    [(100, 1, True), (100, 2, False), (10_000, 3, True), (100_000, 8, True), (100_000, 20, False)],
+)
+def test_a_dump_for_each_frontend_or_one_of_everything(entries, frontends, filtered):
+    table = Table(USUAL_BUCKETS, entries)
+    assert (table.dumps(frontends) < table.everything()) is filtered
+
+
+def test_a_small_table_is_no_reason_to_read_all_of_it():
+    assert Table(1024, 1000).dumps(8) < Table(1024, 1000).everything()
+    assert Table(1024, 1000).deletions(3) < Table(1024, 1000).dumps(8)
