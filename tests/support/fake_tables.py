@@ -149,6 +149,10 @@ class FakeWatch:
         found = self._commands.table(table)
         return Present(frozenset(found.chains), frozenset(found.rules))
 
+    def reading(self):
+        self.foreign = False
+        return nullcontext()
+
     def own_change(self, commits):
         return nullcontext()
 

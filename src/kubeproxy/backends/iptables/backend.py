@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Final, NamedTuple, Self
 
 from kubeproxy.backends.ahead import Ahead
@@ -21,8 +22,9 @@ from kubeproxy.backends.iptables.names import SERVICE_PREFIXES
 from kubeproxy.backends.iptables.options import Options
 from kubeproxy.backends.iptables.render import Style
 from kubeproxy.backends.iptables.restores import Chains, Work, declarations, once, one_restore, several_restores
-from kubeproxy.backends.iptables.skeleton import Present, Settings
+from kubeproxy.backends.iptables.skeleton import CANARY_TABLES, Settings
 from kubeproxy.backends.iptables.stale import Removal, Stale
+from kubeproxy.backends.iptables.standing import Standing, read
 from kubeproxy.backends.iptables.watch import Watch, watch
 from kubeproxy.backends.mode import Depth, Difference
 from kubeproxy.errors import ApplyError
@@ -139,7 +141,7 @@ class IptablesBackend:
             return
         self._contents.take(delta)
         nat -= f"\n{guards}{after['filter']}".count("\n-A ")
-        self._written(last={"filter": lines["filter"].count("\n-A "), "nat": nat})
+        self._written({"filter": lines["filter"].count("\n-A "), "nat": nat})
 
     def _with(self, changes: Changes) -> dict[ServiceName, Plans]:
         """Return the plans of all Services, with changes."""
@@ -211,59 +213,73 @@ class IptablesBackend:
         yield from self.sync(changes + [(name, ()) for name in self._contents.entries if name not in wanted])
 
     def _write_all(self, wanted: Mapping[ServiceName, Plans], removal: Removal) -> Iterator[int]:
-        present = {table: self._watch.present(table) for table in ("filter", "nat")}
+        """Read what stands in the tables, and write what differs from it."""
+        standing = read(self._commands, self._watch)
         self._contents = Contents(self._style())
         self._contents.load(wanted)
         self._unwanted = []
         kept: set[str] = set()
+        last = {"filter": 0, "nat": 0}
 
         def own() -> Iterator[Chains]:
             for chains in self._contents.own_chains():
-                kept.update(chains.names)
-                yield chains
+                kept.update(chains)
+                if differing := standing["nat"].different(chains):
+                    last["nat"] += differing.rules.count("\n")
+                    yield differing
 
         def stale() -> list[str]:
-            found = sorted(present["nat"].chains - kept, reverse=True)
+            found = sorted(standing["nat"].present.chains - kept, reverse=True)
             # In several restores none can go while one that goes later leads to it.
             self._unwanted = [chain for prefix in SERVICE_PREFIXES for chain in found if chain.startswith(prefix)]
             if removal is Removal.AFTERWARDS:
                 return []
             return [chain for chain in self._unwanted if chain not in self._stale.used]
 
-        work = self._everything(own(), stale, present)
+        work = self._everything(own(), stale, standing)
+        for table in last:
+            last[table] += f"{work.before.get(table, '')}{work.after.get(table, '')}".count("-A ")
+        yield from self._write(work)
+        self._stale.remove([c for c in self._unwanted if removal is Removal.AFTERWARDS or c in self._stale.used])
+        self._full_due = time.monotonic() + FULL_PERIOD
+        self._fixed = skeleton.fixed_chains(self._settings)
+        self._written_settings = self._settings
+        self._written(last)
+
+    def _write(self, work: Work) -> Iterator[int]:
         if self._commands.uses_nft:
             with Ahead(self._run) as ahead:
                 for piece in self._pieces(work):
                     yield from ahead.commit(piece)
                 yield from ahead.settled()
-        else:
-            self._restore(lambda: self._commands.restore(one_restore(work)), len(work.before), partial=False)
-            yield self._contents.nat_rules
-        self._stale.remove([c for c in self._unwanted if removal is Removal.AFTERWARDS or c in self._stale.used])
-        self._full_due = time.monotonic() + FULL_PERIOD
-        self._fixed = skeleton.fixed_chains(self._settings)
-        self._written_settings = self._settings
-        self._written(last=None)
+            return
+        first = next(iter(work.own), None)
+        if first is None:
+            for piece in self._pieces(work._replace(own=())):
+                yield self._run(piece)
+            return
+        work = work._replace(own=chain([first], work.own))
+        self._restore(lambda: self._commands.restore(one_restore(work)), len(work.before), partial=False)
+        yield self._contents.nat_rules
 
     def _everything(
-        self, own: Iterator[Chains], stale: Callable[[], list[str]], present: Mapping[str, Present]
+        self, own: Iterator[Chains], stale: Callable[[], list[str]], standing: Mapping[str, Standing]
     ) -> Work:
-        settings = self._settings
-        canary = declarations([skeleton.CANARY])
-        firewall = [] if skeleton.KUBELET_FIREWALL in present["filter"].chains else [skeleton.KUBELET_FIREWALL]
-        before = {
-            "mangle": canary,
-            "filter": canary
-            + declarations(["KUBE-FORWARD", *firewall])
-            + skeleton.kubelet_rules(settings, present["filter"])
-            + skeleton.forward_rules(settings),
-            "nat": canary + declarations(["KUBE-POSTROUTING", "KUBE-MARK-MASQ"]) + skeleton.masquerade_rules(settings),
-        }
-        jumps = {table: skeleton.jumps(table, present[table]) for table in ("filter", "nat")}
-        after = self._shared(range(len(SHARED)), None)
+        before = {table: skeleton.foundation(table, standing[table], self._settings) for table in CANARY_TABLES}
+        jumps = {table: skeleton.jumps(table, standing[table].present) for table in ("filter", "nat")}
+        differing = [position for position in range(len(SHARED)) if not self._stands(position, standing)]
+        after = self._shared(differing, None)
         rules = [line for line in after["filter"].splitlines(keepends=True) if line.startswith("-A ")]
-        guards = [rule for rule in rules if chain_of(rule) in present["filter"].chains]
+        guards = [rule for rule in rules if chain_of(rule) in standing["filter"].present.chains]
         return Work(own, before, "".join(guards), after, jumps, stale)
+
+    def _stands(self, position: int, standing: Mapping[str, Standing]) -> bool:
+        """Return whether a shared chain is as it should be; in it, the order of Services is free."""
+        table, name = SHARED[position]
+        blocks = self._contents.blocks(position)
+        last = skeleton.nodeport_rules(self._settings) if position == _NAT_SERVICES else ""
+        self._counts[position] = sum(map(_count, blocks)) + _count(last)
+        return standing[table].holds_in_any_order(name, blocks, last)
 
     # -- the kernel -------------------------------------------------------------------------------------------------
 
@@ -291,15 +307,15 @@ class IptablesBackend:
             log.info("Waited for the iptables lock seconds=%.1f holder=%r", waited.seconds, waited.holder)
             self._metrics.waited(self.family, waited.seconds)
 
-    def _written(self, last: Mapping[str, int] | None) -> None:
-        """Do what follows from a sync; `last` are the rules it wrote by table, None for all of them."""
+    def _written(self, last: Mapping[str, int]) -> None:
+        """Do what follows from a sync; `last` are the rules it wrote by table."""
         self._nodeport_rules = skeleton.nodeport_rules(self._settings)
         self._watch.expect({SHARED[position]: count for position, count in self._counts.items()})
         total = {"filter": skeleton.forward_rules(self._settings).count("\n"), "nat": 4 + self._contents.nat_rules}
         for position, count in self._counts.items():
             total[SHARED[position][0]] += count
         for table, count in total.items():
-            self._metrics.rules(self.family, table, count, count if last is None else last[table])
+            self._metrics.rules(self.family, table, count, last[table])
         if not self._loopback_tried and self._settings.localhost and self._counts.get(_NAT_NODEPORTS):
             self._loopback_tried = True
             self._allow_loopback()
@@ -370,6 +386,10 @@ def style_of(settings: Settings, world: Globals) -> Style:
 def writer_of(commands: Commands) -> Writer:
     """Return what changes a variant's rules fastest."""
     return NftCompat.open(commands) if commands.uses_nft else commands
+
+
+def _count(rules: str) -> int:
+    return rules.count("\n")
 
 
 class _Piece(NamedTuple):

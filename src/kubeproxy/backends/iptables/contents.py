@@ -105,13 +105,13 @@ class Contents:
         self.entries = self._entries([(name, plans) for name, plans in wanted.items() if plans])
         self.endpoints = sum([entry.endpoints for entry in self.entries.values()])
 
-    def own_chains(self) -> Iterator[Chains]:
-        """Yield the own chains of each Service, and count their rules."""
+    def own_chains(self) -> Iterator[dict[str, str]]:
+        """Yield the own chains of each Service with the rules of each, and count these."""
         self.nat_rules = 0
         detail = self.detail(self.endpoints)
         for entry in self.entries.values():
-            found = _joined(self._chains(entry, detail))
-            self.nat_rules += found.rules.count("\n")
+            found = self._chains(entry, detail)
+            self.nat_rules += sum([rules.count("\n") for rules in found.values()])
             yield found
 
     def plans(self, name: ServiceName) -> Plans:
@@ -142,6 +142,10 @@ class Contents:
         lines += [text for entry in changed.values() for text in _lines(entry.shared, position)]
         lines.sort(key=_first_target, reverse=True)
         return "".join(lines)
+
+    def blocks(self, position: int) -> list[str]:
+        """Return the rules of a shared chain, those of each service port together."""
+        return [text for entry in self.entries.values() for text in _lines(entry.shared, position)]
 
     @staticmethod
     def detail(endpoints: int) -> Detail:

@@ -5,9 +5,10 @@ Source: kube-proxy v1.36 pkg/proxy/iptables/proxier.go iptablesJumpChains and sy
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from kubeproxy.backends.iptables.render import INVALID_COUNTER
+from kubeproxy.backends.iptables.restores import declarations
 from kubeproxy.backends.rules import Jump
 from kubeproxy.model.addresses import Family, unpack
 
@@ -68,6 +69,17 @@ def jumps(table: str, present: Present) -> str:
     )
 
 
+class Stands(Protocol):
+    """What is known of a table: what it has, and whether a chain has exactly these rules."""
+
+    @property
+    def present(self) -> Present:
+        """Return what it has."""
+
+    def holds(self, chain: str, rules: str) -> bool:
+        """Return whether a chain has exactly these rules."""
+
+
 class Settings(NamedTuple):
     """What the shared rules depend on, apart from the Services.
 
@@ -119,6 +131,16 @@ def fixed_chains(settings: Settings) -> dict[tuple[str, str], str]:
         for chain in ("KUBE-POSTROUTING", "KUBE-MARK-MASQ")
     }
     return found | {("filter", "KUBE-FORWARD"): forward_rules(settings)}
+
+
+def foundation(table: str, standing: Stands, settings: Settings) -> str:
+    """Return what writes the chains that no Service changes, as far as a table does not have them so already."""
+    chains = {CANARY: "", KUBELET_FIREWALL: ""} if table == "filter" else {CANARY: ""}
+    missing = {chain: "" for chain in chains if chain not in standing.present.chains}
+    fixed = {chain: rules for (place, chain), rules in fixed_chains(settings).items() if place == table}
+    differing = missing | {chain: rules for chain, rules in fixed.items() if not standing.holds(chain, rules)}
+    kubelets = kubelet_rules(settings, standing.present) if table == "filter" else ""
+    return declarations(differing) + kubelets + "".join(differing.values())
 
 
 def nodeport_rules(settings: Settings) -> str:

@@ -42,6 +42,9 @@ class Watch(Protocol):
     def present(self, table: str) -> Present:
         """Return what a table has. Raises ApplyError."""
 
+    def reading(self) -> AbstractContextManager[None]:
+        """Take what the body reads, all of it, for how things stand."""
+
     def own_change(self, commits: int) -> AbstractContextManager[None]:
         """Take what the body does, in so many commits, for our own."""
 
@@ -104,6 +107,13 @@ class NftWatch:
             except Incompatible:
                 rules.update(f"-A {jump.rule}" for jump in JUMPS if jump[:2] == (table, chain) and self._has(jump))
         return Present(chains, frozenset(rules))
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """See Watch."""
+        self._generation = self._transactions.generation()
+        self._noted, self._unknown = set(), False
+        yield
 
     @contextmanager
     def own_change(self, commits: int) -> Iterator[None]:
@@ -213,6 +223,14 @@ class LegacyWatch:
             return Present(frozenset(), frozenset())
         places = tuple(f"-A {chain} " for chain in {j.chain for j in JUMPS if j.table == table} | {"KUBE-FIREWALL"})
         return Present(frozenset(found.chains), frozenset(rule for rule in found.rules if rule.startswith(places)))
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """See Watch."""
+        self._taken = self._lock.taken()
+        before = self._look()
+        yield
+        self._known = before  # what changed meanwhile shows as another size
 
     @contextmanager
     def own_change(self, commits: int) -> Iterator[None]:  # noqa: ARG002 - sizes are read instead

@@ -22,6 +22,6 @@ def weigh(
     contents = Contents(Style.of(family, ours.detector, localhost_counter=False))
     own = {name: tuple(plan for plan in plans if plan.key.family is family) for name, plans in wanted.items()}
     contents.load(own)
-    rules = sum(chains.rules.count("\n") for chains in contents.own_chains())
+    rules = sum(rules.count("\n") for chains in contents.own_chains() for rules in chains.values())
     rules += sum(contents.shared(position).count("\n") for position in range(len(Dispatch._fields)))
     return Weight(rules, "rules")

@@ -145,6 +145,7 @@ def test_after_an_audit_none_follows_for_a_while(monkeypatch):
 
     monkeypatch.setattr(FakeCommands, "saved", slow)
     made = opened({a("web"): plans("web", 1, "10.244.0.1")})
+    looked.clear()
     made._watch.rest = 20.0
     assert audited(made) == ""
     assert len(looked) == 3
