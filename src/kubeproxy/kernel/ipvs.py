@@ -10,6 +10,7 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, Self
 
@@ -83,6 +84,9 @@ _NESTING: Final = struct.Struct("=HH")
 # Address, port, address family; for adding and setting also forwarding method, weight and both thresholds.
 _DESTINATION_KEY: Final = struct.Struct("=HH HH16s HH2sxx HHHxx")
 _DESTINATION_ALL: Final = struct.Struct("=HH HH16s HH2sxx HHHxx HHI HHI HHI HHI")
+# Where address and port are in either of them.
+_AT_ADDRESS: Final = 8
+_AT_PORT: Final = 28
 
 _SERVICE_COMMANDS: Final = {ADD_SERVICE: "add", SET_SERVICE: "change", DELETE_SERVICE: "delete"}
 _DESTINATION_COMMANDS: Final = {ADD_DESTINATION: "add", SET_DESTINATION: "change", DELETE_DESTINATION: "delete"}
@@ -201,10 +205,14 @@ class Ipvs(Closing):
 
     def apply(self, operations: Sequence[Operation]) -> None:
         """Do all operations in order, in as few sends as possible. Raises RefusedError when some were refused."""
-        results = self._netlink.requests(self._kind, [_pack(operation) for operation in operations], "IPVS")
+        self.send([packed(operation) for operation in operations], operations.__getitem__)
+
+    def send(self, payloads: Sequence[bytes], named: Callable[[int], Operation]) -> None:
+        """Do operations that are packed already; `named` returns one by its number. Raises RefusedError."""
+        results = self._netlink.requests(self._kind, payloads, "IPVS")
         refused = [
-            (operation, NetlinkError(code, f"cannot {operation}", text))
-            for operation, (code, text) in zip(operations, results, strict=True)
+            (operation := named(number), NetlinkError(code, f"cannot {operation}", text))
+            for number, (code, text) in enumerate(results)
             if code
         ]
         if refused:
@@ -223,7 +231,7 @@ class Ipvs(Closing):
     @understood("IPVS")
     def destinations(self, key: ServerKey) -> dict[DestinationKey, RealServer]:
         """Return the real servers of a virtual server; none when it is missing."""
-        request = GENERIC.pack(_GET_DESTINATION, _VERSION, 0) + _pack_key(key)
+        request = GENERIC.pack(_GET_DESTINATION, _VERSION, 0) + packed_key(key)
         entries = self._dump(request, _DESTINATION, "the real servers")
         return {real.key: real for real in self._reader.read(entries, _address_size(key.family))}
 
@@ -259,7 +267,8 @@ class Ipvs(Closing):
                             yield data, start, end
 
 
-def _pack_key(key: ServerKey) -> bytes:
+def packed_key(key: ServerKey) -> bytes:
+    """Pack what names a virtual server."""
     return _NESTING.pack(4 + _KEY.size, _SERVICE | _NESTED) + _key_attributes(key)
 
 
@@ -269,21 +278,51 @@ def _key_attributes(key: ServerKey) -> bytes:
     return _KEY.pack(6, _FAMILY, family, 6, _PROTOCOL, protocol, 20, _ADDRESS, address, 6, _PORT, number)
 
 
-def _pack(operation: Operation) -> bytes:
+def packed(operation: Operation) -> bytes:
+    """Pack an operation."""
     command, server, real = operation
     head = GENERIC.pack(command, _VERSION, 0)
     if command in {ADD_SERVICE, SET_SERVICE}:
         inner = _key_attributes(server.key) + _traits(server)
         return head + _NESTING.pack(4 + len(inner), _SERVICE | _NESTED) + inner
-    head += _pack_key(server.key)
+    head += packed_key(server.key)
     if real is None:
         return head
-    address, port = real.key[0], real.key[1].to_bytes(2, "big")
-    key = (20, _REAL_ADDRESS, address, 6, _REAL_PORT, port, 6, _REAL_FAMILY, server.key.family)
+    whole = _about_real_server(command, server.key.family, *real.key, real.weight, real.forwarding)
+    return head + whole
+
+
+def _about_real_server(command: int, family: int, address: bytes, port: int, weight: int, forwarding: int) -> bytes:
+    key = (20, _REAL_ADDRESS, address, 6, _REAL_PORT, port.to_bytes(2, "big"), 6, _REAL_FAMILY, family)
     if command == DELETE_DESTINATION:
-        return head + _DESTINATION_KEY.pack(_DESTINATION_KEY.size, _DESTINATION | _NESTED, *key)
-    traits = (8, _FORWARDING, real.forwarding, 8, _WEIGHT, real.weight, 8, _UPPER_THRESHOLD, 0, 8, _LOWER_THRESHOLD, 0)
-    return head + _DESTINATION_ALL.pack(_DESTINATION_ALL.size, _DESTINATION | _NESTED, *key, *traits)
+        return _DESTINATION_KEY.pack(_DESTINATION_KEY.size, _DESTINATION | _NESTED, *key)
+    traits = (8, _FORWARDING, forwarding, 8, _WEIGHT, weight, 8, _UPPER_THRESHOLD, 0, 8, _LOWER_THRESHOLD, 0)
+    return _DESTINATION_ALL.pack(_DESTINATION_ALL.size, _DESTINATION | _NESTED, *key, *traits)
+
+
+class Pieces(NamedTuple):
+    """What messages about masqueraded real servers of one weight have in common: a full sync has one for each endpoint.
+
+    A message is `head`, what packed_key gives, `front`, the address, `middle`, the port in two bytes, and `end`.
+    """
+
+    head: bytes
+    front: bytes
+    middle: bytes
+    end: bytes
+
+
+@lru_cache(maxsize=64)
+def pieces(command: int, family: int, weight: int) -> Pieces:
+    """Return them for ADD_DESTINATION, SET_DESTINATION or DELETE_DESTINATION."""
+    size = _address_size(family)
+    whole = _about_real_server(command, family, bytes(size), 0, weight, MASQUERADE)
+    return Pieces(
+        GENERIC.pack(command, _VERSION, 0),
+        whole[:_AT_ADDRESS],
+        whole[_AT_ADDRESS + size : _AT_PORT],
+        whole[_AT_PORT + 2 :],
+    )
 
 
 def _traits(server: VirtualServer) -> bytes:

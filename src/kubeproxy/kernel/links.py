@@ -20,11 +20,14 @@ from kubeproxy.kernel.netlink import (
     Netlink,
     NetlinkError,
     attribute,
+    messages,
     nested,
+    understood,
 )
 
 _NEW_LINK: Final = 16
 _DELETE_LINK: Final = 17
+_GET_LINK: Final = 18
 _NEW_ADDRESS: Final = 20
 _DELETE_ADDRESS: Final = 21
 
@@ -50,10 +53,22 @@ _NAMED_REFUSALS: Final = 3
 
 def link_index(name: str) -> int | None:
     """Return an interface's index; None when there is none of that name."""
+    with Netlink.open(NETLINK_ROUTE) as netlink:
+        return _index(netlink, name)
+
+
+@understood("interfaces")
+def _index(netlink: Netlink, name: str) -> int | None:
+    """Ask by netlink: for a name that is missing, the other ways have the kernel run modprobe first (dev_load)."""
+    request = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + attribute(_LINK_NAME, name.encode() + b"\0")
     try:
-        return socket.if_nametoindex(name)
-    except OSError:
-        return None
+        buffers = netlink.ask(_GET_LINK, request, f"the interface {name}")
+    except NetlinkError as error:
+        if error.code == errno.ENODEV:
+            return None
+        raise
+    found = (_LINK.unpack_from(data, at.start) for data in buffers for at in messages(data) if at.kind == _NEW_LINK)
+    return next((int(index) for _, _, index, _, _ in found), None)
 
 
 def ensure_dummy(name: str) -> int:
@@ -62,7 +77,7 @@ def ensure_dummy(name: str) -> int:
     It gets no link-local address of its own. Raises NetlinkError: with code EOPNOTSUPP the module dummy is missing.
     """
     with Netlink.open(NETLINK_ROUTE) as netlink:
-        index = link_index(name) or _make(netlink, name)
+        index = _index(netlink, name) or _make(netlink, name)
         # Refused without IPv6, where there is nothing to generate.
         mode = nested(socket.AF_INET6, attribute(_ADDRESS_GENERATION, bytes([_NO_GENERATED_ADDRESS])))
         _one(netlink, _NEW_LINK, _LINK.pack(socket.AF_UNSPEC, 0, index, 0, 0) + nested(_FAMILY_SPECIFIC, mode), 0)

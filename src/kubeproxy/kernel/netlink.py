@@ -13,7 +13,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import count
+from itertools import count, islice
 from typing import Final, NamedTuple, Self
 
 from kubeproxy.errors import ApplyError
@@ -59,6 +59,9 @@ _TIMEOUT: Final = 30.0
 _DUMP_ATTEMPTS: Final = 10
 # Refusals of one send must fit into the socket's receive buffer, at under 1 KiB of accounting each.
 _BATCH: Final = 1000
+_PADDING: Final = (b"", b"\0\0\0", b"\0\0", b"\0")
+"""To four bytes, by the length's last two bits."""
+_FINE: Final = (0, "")
 # Answers of one send must fit into it as well, at two of about 1 KiB each.
 _INQUIRIES: Final = 500
 # What is sent at once must fit into the socket's send buffer: 208 KiB unless the system was told otherwise.
@@ -315,8 +318,12 @@ class Netlink(Closing):
         return results
 
     def _batch(self, kind: int, payloads: Sequence[bytes], what: str, flags: int) -> list[tuple[int, str]]:
-        sequences = [next(self._sequence) for _ in payloads]
-        packed = [message(kind, flags, sequence, p) for sequence, p in zip(sequences, payloads, strict=True)]
+        sequences = list(islice(self._sequence, len(payloads)))
+        pack, size = HEADER.pack, HEADER.size  # as `message` does, for full syncs: without a call for each
+        packed = [
+            pack(size + len(p), kind, flags, sequence, 0) + p + _PADDING[len(p) & 3]
+            for sequence, p in zip(sequences, payloads, strict=True)
+        ]
         # The kernel works them off in order and answers refusals anyway: the last one's answer ends the batch.
         packed[-1] = message(kind, flags | NLM_F_ACK, sequences[-1], payloads[-1])
         self._send(b"".join(packed), what)
@@ -326,7 +333,9 @@ class Netlink(Closing):
             for at in messages(data):
                 if at.kind == NLMSG_ERROR and at.sequence >= sequences[0]:
                     results[at.sequence] = acknowledgement(data, at)
-        return [results.get(sequence, (0, "")) for sequence in sequences]
+        if len(results) == 1:
+            return [_FINE] * (len(sequences) - 1) + [results[sequences[-1]]]
+        return [results.get(sequence, _FINE) for sequence in sequences]
 
     def _send(self, data: bytes, what: str) -> None:
         try:

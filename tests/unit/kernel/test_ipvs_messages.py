@@ -9,7 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.ipvs import DestinationKey, RealServer, RealServerReader
+from kubeproxy.kernel.ipvs import (
+    ADD_DESTINATION,
+    DELETE_DESTINATION,
+    SET_DESTINATION,
+    DestinationKey,
+    Operation,
+    RealServer,
+    RealServerReader,
+    ServerKey,
+    VirtualServer,
+    packed_key,
+    pieces,
+)
+from kubeproxy.kernel.ipvs import packed as packed_operation
 from kubeproxy.kernel.netlink import attribute, nested
 
 KINDS = {1: "address", 2: "port", 3: "forwarding", 4: "weight", 7: "active", 8: "inactive", 9: "persistent"}
@@ -49,3 +62,18 @@ def test_an_entry_that_lacks_something_is_an_error(missing: int) -> None:
     data = packed(real, [kind for kind in KINDS if kind != missing])
     with pytest.raises(ApplyError, match="without all of its attributes"):
         list(RealServerReader().read([(data, 0, len(data))], 4))
+
+
+@given(
+    st.sampled_from([ADD_DESTINATION, SET_DESTINATION, DELETE_DESTINATION]),
+    st.sampled_from([4, 16]).flatmap(lambda size: st.binary(min_size=size, max_size=size)),
+    st.integers(0, 65535),
+    st.integers(0, 1),
+)
+def test_messages_of_pieces_are_those_that_are_packed_whole(
+    command: int, address: bytes, port: int, weight: int
+) -> None:
+    server = VirtualServer(ServerKey(2 if len(address) == 4 else 10, 6, bytes(len(address)), 80))
+    whole = packed_operation(Operation(command, server, RealServer(DestinationKey(address, port), weight)))
+    head, front, middle, end = pieces(command, server.key.family, weight)
+    assert head + packed_key(server.key) + front + address + middle + port.to_bytes(2, "big") + end == whole

@@ -37,6 +37,8 @@ class Verb(Enum):
     SET_SERVER = "set server"
     DELETE_SERVER = "delete server"
 
+    __hash__ = object.__hash__  # an enum's own is a function in Python, and each operation looks its verb up
+
 
 class Operation(NamedTuple):
     """One change: of a virtual server (with its affinity), or of one of its real servers (with its weight)."""
@@ -104,9 +106,10 @@ class Draining:
             yield Operation(Verb.ADD_SERVICE, key, after.affinity)
         elif before.affinity != after.affinity:
             yield Operation(Verb.SET_SERVICE, key, after.affinity)
+        draining = self._deadlines.get(key)
         for destination in after.pool:
             if destination not in old:
-                verb = Verb.SET_SERVER if self._forget(key, destination) else Verb.ADD_SERVER
+                verb = Verb.SET_SERVER if draining and self._forget(key, destination) else Verb.ADD_SERVER
                 yield Operation(verb, key, destination=destination)
         for destination in sorted(old - new):
             yield self._let_go(key, destination, now)

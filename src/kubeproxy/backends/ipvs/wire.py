@@ -187,7 +187,20 @@ class NodeKernel(NodeView):
     def operate(self, operations: Sequence[Operation]) -> None:
         """Change virtual servers, in this order."""
         if operations:
-            self._ipvs.apply([self._operation(operation) for operation in operations])
+            self._ipvs.send(list(self._payloads(operations)), lambda number: self._operation(operations[number]))
+
+    def _payloads(self, operations: Iterable[Operation]) -> Iterator[bytes]:
+        """Yield each operation as a message; those about real servers, which are many, without an object for each."""
+        last, name = b"", b""
+        for operation in operations:
+            verb, key, _, destination, weight = operation
+            if not destination:
+                yield ipvs.packed(self._operation(operation))
+                continue
+            if key != last:
+                last, name = key, ipvs.packed_key(_server_key(self._family, key))
+            head, front, middle, end = ipvs.pieces(_COMMANDS[verb], self._family, weight)
+            yield b"".join((head, name, front, destination[:-2], middle, destination[-2:], end))
 
     def _operation(self, operation: Operation) -> ipvs.Operation:
         server = self._virtual(operation.key, operation.affinity)
