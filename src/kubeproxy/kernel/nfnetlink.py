@@ -369,6 +369,16 @@ def chain_rules(family: int, table_name: str, chain: str, link: Netlink | None =
     return found
 
 
+def uncounted(expressions: bytes) -> bytes:
+    """Return a rule's expressions, as chain_rules gives them, without those that count packets."""
+    found = []
+    for _, first, last in attributes(expressions, 0, len(expressions)):
+        parts = {kind: (s, e) for kind, s, e in attributes(expressions, first, last)}
+        if expressions[slice(*parts.get(nfta.EXPR_NAME, (0, 0)))] != b"counter\0":
+            found.append(expressions[first:last])
+    return b"".join(found)
+
+
 def _expressions(data: bytes) -> tuple[object, ...]:
     """Return each expression's name and attributes. nf_tables does not flag what is nested; this is its structure."""
     found = []

@@ -20,7 +20,7 @@ from kubeproxy.backends.ipvs.layout import MAX_ELEMENTS, Scheduler, SetId, kind_
 from kubeproxy.backends.mode import Counter
 from kubeproxy.backends.rules import Jump
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import ipvs, links, xtables
+from kubeproxy.kernel import ipvs, links, nfnetlink, xtables
 from kubeproxy.kernel.addresses import AddressMonitor, local_addresses
 from kubeproxy.kernel.empty_network import in_empty_network
 from kubeproxy.kernel.ipset import Entry, Ipsets, SetCounts
@@ -241,14 +241,42 @@ class NodeKernel(NodeView):
 
     # -- rules ------------------------------------------------------------------------------------------------------
 
+    def rules(self, rules: Rules) -> Sequence[str]:
+        """See NodeView, in a form of its own that changes with them: by nf_tables without running a command."""
+        if not self._uses_nft:
+            return super().rules(rules)
+        found = []
+        for table, ours in rules.tables.items():
+            targets = [chain.encode() + b"\0" for chain in ours]
+            for chain in (*ours, *{jump.chain: None for jump in JUMPS if jump.table == table}):
+                found += [
+                    f"{table} {chain} {nfnetlink.uncounted(expressions).hex()}"
+                    for expressions in self._expressions(table, chain)
+                    if chain in ours or any(target in expressions for target in targets)
+                ]
+        return found
+
+    @property
+    def _uses_nft(self) -> bool:
+        return self._variant.endswith("-nft")
+
+    def _expressions(self, table: str, chain: str) -> Iterator[bytes]:
+        return (expressions for _, expressions in nfnetlink.chain_rules(self._family, table, chain))
+
     def missing_jumps(self) -> Sequence[Jump]:
         """Return the jumps to our chains that are not there."""
+        if self._uses_nft:
+            return [jump for jump in JUMPS if not self._has(jump)]
         present = {
             (table.name, xtables.chain_of(rule), xtables.target_of(rule))
             for table in xtables.tables(self._variant)
             for rule in table.rules
         }
         return [jump for jump in JUMPS if (jump.table, jump.chain, jump.target) not in present]
+
+    def _has(self, jump: Jump) -> bool:
+        target = jump.target.encode() + b"\0"
+        return any(target in expressions for expressions in self._expressions(jump.table, jump.chain))
 
     def write_rules(self, rules: Rules, tables: Sequence[str], missing: Sequence[Jump]) -> None:
         """Make tables hold our chains, and the jumps that are missing."""
