@@ -10,6 +10,7 @@ import pytest
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nfnetlink, nft, nft_elements
 from kubeproxy.kernel.netlink import HEADER, NetlinkError
+from kubeproxy.kernel.nft_contents import Contents, contents
 from kubeproxy.model.addresses import Family
 
 pytestmark = pytest.mark.usefixtures("netns")
@@ -86,6 +87,7 @@ def test_elements_of_every_kind_read_back(link):
 
     def only(name):
         (found,) = nfnetlink.elements(Family.IPV4, TABLE, name)
+        assert contents(Family.IPV4, TABLE, name) == Contents.of([found])
         return found
 
     assert only("addresses") == (one, b"", 0, 0)

@@ -440,12 +440,20 @@ class Element(NamedTuple):
 
 def elements(family: int, table_name: str, set_name: str, link: Netlink | None = None) -> Iterator[Element]:
     """Yield the elements of a set. Raises NetlinkError, with code ENOENT when the set is missing."""
+    for data, start, end in element_lists(family, table_name, set_name, link):
+        for _, first, last in attributes(data, start, end):
+            yield element_of(data, first, last)
+
+
+def element_lists(
+    family: int, table_name: str, set_name: str, link: Netlink | None = None
+) -> Iterator[tuple[bytes, int, int]]:
+    """Yield (buffer, start, end) of the lists of elements in a dump of a set. Raises NetlinkError as `elements`."""
     request = text_attribute(nfta.SET_ELEM_LIST_TABLE, table_name) + text_attribute(nfta.SET_ELEM_LIST_SET, set_name)
     for data, start, end in _dump(GET_ELEMENT, family, request, f"elements of {set_name}", link):
         for kind, s, e in attributes(data, start, end):
             if kind == nfta.SET_ELEM_LIST_ELEMENTS:
-                for _, first, last in attributes(data, s, e):
-                    yield element_of(data, first, last)
+                yield data, s, e
 
 
 def element_of(data: bytes, start: int, end: int) -> Element:

@@ -10,6 +10,7 @@ from kubeproxy.backends.nftables.layout import TABLE
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nfnetlink
 from kubeproxy.kernel.netlink import NetlinkError
+from kubeproxy.kernel.nft_contents import Contents
 from kubeproxy.model.addresses import Family
 from support.fake_nftables import netlink, text
 from support.fake_nftables.objects import RefusedError, Table
@@ -120,6 +121,9 @@ class FakeTable:
     def sets(self) -> frozenset[str]:
         table = self._table(TABLE)
         return frozenset(table.sets) if table is not None else frozenset()
+
+    def contents(self, name: str) -> Contents:
+        return Contents.of(self.elements(name))
 
     def elements(self, name: str) -> list[nfnetlink.Element]:
         try:

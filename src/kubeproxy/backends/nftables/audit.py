@@ -98,9 +98,8 @@ def _elements_of(table: Table, name: str) -> dict[bytes, bytes]:
     Such a dump counts entries, not keys: it lists some twice and as many not at all (nft_rhash_walk of Linux 6.18).
     """
     for _ in range(READS):
-        listed = list(table.elements(name))
-        entries = {element.key: element.data for element in listed}
-        if len(entries) == len(listed):
+        listed, entries = table.contents(name)
+        if len(entries) == listed:
             return entries
         time.sleep(PAUSE)
     raise ApplyError(f"the kernel does not list the elements of {name} completely")

@@ -16,6 +16,7 @@ from kubeproxy.backends.ahead import Ahead
 from kubeproxy.backends.elements import altered, difference, inspected
 from kubeproxy.backends.mode import Depth, Difference
 from kubeproxy.backends.nftables import affinity, audit
+from kubeproxy.backends.nftables.adoption import adopted
 from kubeproxy.backends.nftables.counting import Counting
 from kubeproxy.backends.nftables.forwarding import Devices
 from kubeproxy.backends.nftables.gone import GONE, GoneEndpoints
@@ -309,6 +310,10 @@ class NftablesBackend:
         ranges = audit.ranges_by_frontend(actual, self.family)
         self._numbers.read(audit.numbers(actual))
         for name, plans in wanted.items():
+            as_it_is = adopted(plans, actual, self._users)
+            if as_it_is is not None:
+                batch.services[name] = as_it_is
+                continue
             batch.transaction.next_service()
             before = tuple(audit.recall(plan, actual, self._numbers) for plan in plans)
             placed = tuple(place(old.plan, old, self._numbers) for old in before)

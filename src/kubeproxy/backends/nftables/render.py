@@ -165,14 +165,14 @@ def _frontend(item: Placed, frontend: Frontend, traffic: Traffic, recipient: Rec
         recipient.entry(SetId.FIREWALL_IPS, key, b"")
         for first, last in sources:
             recipient.entry(SetId.FIREWALL_ALLOW, key + first + key + last, b"")
-    way = _way(kind, traffic)
+    way = way_of(kind, traffic)
     if way.picked:
         _forward(item, key, way, recipient)
     if way.unserved is not None:
         recipient.entry(way.unserved, key, b"")
 
 
-def _forward(item: Placed, key: bytes, way: _Way, recipient: Recipient) -> None:
+def _forward(item: Placed, key: bytes, way: Way, recipient: Recipient) -> None:
     plan, picked, nodeport = item.plan, way.picked, way.nodeport
     affinity = plan.affinity
     hashing = plan.balance.hashing if plan.balance is not None else None
@@ -203,12 +203,12 @@ def pools(item: Placed) -> dict[Policy, Pool]:
     """Return the pools that the frontends of a plan pick from, in slot order."""
     found = {}
     for frontend in item.plan.frontends:
-        way = _way(frontend.kind, item.plan.traffic(frontend))
+        way = way_of(frontend.kind, item.plan.traffic(frontend))
         found.update({policy: item.pool(policy) for _, _, policy in way.picked})
     return found
 
 
-class _Way(NamedTuple):
+class Way(NamedTuple):
     """What becomes of a frontend's connections, as far as its kind and the traffic's actions say.
 
     `picked` has each map that it picks from, the treatment of the chain that does, and whose pool is there; it is empty
@@ -223,7 +223,7 @@ class _Way(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _way(kind: FrontendKind, traffic: Traffic) -> _Way:
+def way_of(kind: FrontendKind, traffic: Traffic) -> Way:
     """Return the way of a frontend's connections: a few of them are those of all Services."""
     nodeport = kind is FrontendKind.NODEPORT
     unserved = None
@@ -232,7 +232,7 @@ def _way(kind: FrontendKind, traffic: Traffic) -> _Way:
     elif traffic.outside is Action.DROP:
         unserved = SetId.NO_LOCAL_ENDPOINT_NODEPORTS if nodeport else SetId.NO_LOCAL_ENDPOINT_SERVICES
     picked = _picked(kind, traffic)
-    return _Way(nodeport, picked if traffic.node.forwards else (), _TREATMENT_SETS[nodeport, picked[0][1]], unserved)
+    return Way(nodeport, picked if traffic.node.forwards else (), _TREATMENT_SETS[nodeport, picked[0][1]], unserved)
 
 
 def _picked(kind: FrontendKind, traffic: Traffic) -> list[tuple[SetId, str, Policy]]:

@@ -13,6 +13,7 @@ from kubeproxy.backends.nftables.layout import TABLE
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nfnetlink, nft
 from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.nft_contents import Contents, contents
 from kubeproxy.model.addresses import Family
 
 
@@ -53,6 +54,9 @@ class Table(Protocol):
 
     def elements(self, name: str) -> Iterable[nfnetlink.Element]:
         """Return the elements of one of our table's sets. Raises NetlinkError with code ENOENT when it is missing."""
+
+    def contents(self, name: str) -> Contents:
+        """Return the elements of one of our table's sets as keys and what they lead to. Raises as `elements`."""
 
 
 class KernelTable:
@@ -124,3 +128,7 @@ class KernelTable:
     def elements(self, name: str) -> Iterable[nfnetlink.Element]:
         """See Table."""
         return nfnetlink.elements(self.family, TABLE, name, self._reads)
+
+    def contents(self, name: str) -> Contents:
+        """See Table."""
+        return contents(self.family, TABLE, name, self._reads)

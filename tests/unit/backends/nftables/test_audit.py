@@ -10,6 +10,7 @@ from kubeproxy.backends.nftables.numbering import Numbers
 from kubeproxy.backends.nftables.render import Placed, place, render, slots
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nfnetlink import Element
+from kubeproxy.kernel.nft_contents import Contents
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Policy
 from support.nftables_plans import placed
@@ -25,10 +26,10 @@ class Dumps:
     def __init__(self, *dumps):
         self.queue = list(dumps)
 
-    def elements(self, name):
+    def contents(self, name):
         if name != "endpoints":
-            return iter(())
-        return iter(self.queue.pop(0) if len(self.queue) > 1 else self.queue[0])
+            return Contents.of(())
+        return Contents.of(self.queue.pop(0) if len(self.queue) > 1 else self.queue[0])
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,65 @@
+"""Dumps of elements taken apart at once are what they are one by one."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubeproxy.kernel import nft_contents, nfta
+from kubeproxy.kernel.netlink import attribute
+from kubeproxy.kernel.nfnetlink import elements
+from kubeproxy.kernel.nft_contents import Contents, contents
+
+
+def element(key, data=b"", *, more=b""):
+    """One as the kernel writes it: it does not say what is nested."""
+    value = attribute(nfta.SET_ELEM_DATA, attribute(nfta.DATA_VALUE, data)) if data else b""
+    return attribute(nfta.LIST_ELEM, attribute(nfta.SET_ELEM_KEY, attribute(nfta.DATA_VALUE, key)) + value + more)
+
+
+KEYS = st.binary(min_size=8, max_size=8)
+VALUES = st.binary(min_size=8, max_size=8)
+MORE = st.sampled_from([b"", b"", attribute(nfta.SET_ELEM_TIMEOUT, bytes(8))])
+
+
+@pytest.fixture
+def dumped(monkeypatch):
+    def dump(*lists):
+        data = b"".join(lists)
+        ends = [sum(map(len, lists[: n + 1])) for n in range(len(lists))]
+        spans = [(data, end - len(each), end) for each, end in zip(lists, ends, strict=True)]
+        monkeypatch.setattr(nft_contents, "element_lists", lambda *_: iter(spans))
+        monkeypatch.setattr("kubeproxy.kernel.nfnetlink.element_lists", lambda *_: iter(spans))
+        return contents(2, "t", "s"), Contents.of(elements(2, "t", "s"))
+
+    return dump
+
+
+@given(data=st.data())
+def test_at_once_is_as_one_by_one(data):
+    with pytest.MonkeyPatch.context() as patch:
+        draw = data.draw
+        valued = draw(st.booleans())
+        lists = [
+            b"".join(
+                element(draw(KEYS), draw(VALUES) if valued else b"", more=draw(MORE))
+                for _ in range(draw(st.integers(0, 4)))
+            )
+            for _ in range(draw(st.integers(0, 3)))
+        ]
+        spans = [(each, 0, len(each)) for each in lists]
+        patch.setattr(nft_contents, "element_lists", lambda *_: iter(spans))
+        patch.setattr("kubeproxy.kernel.nfnetlink.element_lists", lambda *_: iter(spans))
+        assert contents(2, "t", "s") == Contents.of(elements(2, "t", "s"))
+
+
+def test_one_that_is_packed_otherwise_is_read_all_the_same(dumped):
+    plain, verdict = element(b"k" * 8, b"v" * 8), element(b"k" * 12, b"v" * 4)
+    assert len(plain) == len(verdict)
+    found, expected = dumped(plain + verdict)
+    assert found == expected
+    assert found.entries == {b"k" * 8: b"v" * 8, b"k" * 12: b"v" * 4}
+
+
+def test_who_is_listed_twice_is_counted_twice(dumped):
+    found, _ = dumped(element(b"k" * 8) * 2)
+    assert found == Contents(2, {b"k" * 8: b""})
