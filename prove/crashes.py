@@ -99,6 +99,7 @@ class Crashes:
             mode = self.world.mode.config["mode"]
             await self.live.start(OTHER[mode])
             await self.live.proxy.kill()
+            self.world.mixed = True
         if way != "empty" and not self.world.carries:
             await self.world.settle_traffic()
         self._change()

@@ -99,7 +99,7 @@ def _chains(text: str) -> dict[str, list[str]]:
             table = line[1:]
         elif line.startswith(":KUBE-"):
             found[f"{table} {line[1:].split()[0]}"] = []
-        elif line.startswith("-A") and "KUBE-" in line:
+        elif line.startswith("-A") and "KUBE-" in line and not line.endswith("-j KUBE-FIREWALL"):
             found.setdefault(f"{table} {line.split()[1]}", []).append(line)
     return {
         place: sorted(rules) if _UNORDERED.fullmatch(place.partition(" ")[2]) else rules
@@ -118,11 +118,7 @@ def others(mode: str) -> list[str]:
     for variant in ("nft", "legacy"):
         for name in ("iptables", "ip6tables") if COMPARED.get(mode) != variant else ():
             saved = _chains(_saved(f"{name}-{variant}-save"))
-            found += [
-                f"{name}-{variant} {place}"
-                for place, rules in saved.items()
-                if "KUBE-MARK-MASQ" not in place and not (rules and all("-j KUBE-FIREWALL" in rule for rule in rules))
-            ]
+            found += [f"{name}-{variant} {place}" for place in saved if "KUBE-MARK-MASQ" not in place]
     return found
 
 

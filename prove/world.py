@@ -34,8 +34,8 @@ NO_FAULTS: Json = {
     "stall_watch": False,
     "fail_watch_list": False,
 }
-SYNC_PERIOD = "2s"
-"""How soon elements are compared that another program may have changed; repairs are waited for."""
+SYNC_PERIOD = {"nftables": "10s"}
+"""How soon everything is compared; nftables mode sees by a number that another program was there, others in 2 s."""
 UDP_IDLE = 1.0
 """Seconds after which userspace mode forgets a UDP client."""
 PAUSE = 0.2 if GUEST else 0.04
@@ -149,7 +149,7 @@ class World:
     async def start(self, *, wait: bool = True, by: Sequence[str] = ()) -> None:
         """Start a proxy, `by` another command than the world's."""
         name = self.mode.name if self.mode.name in {"nftables", "ipvs"} else "iptables"
-        block = {"syncPeriod": SYNC_PERIOD, "minSyncPeriod": "1ms" if name == "iptables" else "0s"}
+        block = {"syncPeriod": SYNC_PERIOD.get(name, "2s"), "minSyncPeriod": "1ms" if name == "iptables" else "0s"}
         overrides = dict(self.mode.config) | {name: block, "clientConnection": {"qps": -1}}
         if self.carries:
             overrides["udpIdleTimeout"] = f"{UDP_IDLE:g}s"
