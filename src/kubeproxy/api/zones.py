@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 from urllib.parse import quote, urlencode
@@ -23,11 +24,16 @@ from kubeproxy.model.balancing import weighs_zones
 from kubeproxy.model.events import Deleted, Event, Placed, Replaced, Sink, Upserted
 from kubeproxy.model.objects import PlacedSlice, Service
 from kubeproxy.model.plan import ServiceName
+from kubeproxy.pacing import TokenBucket
 
 log = logging.getLogger("kubeproxy.api")
 
-APART: Final = 20
-"""Services that are asked for one by one; of more all slices are read through, page by page."""
+TOGETHER: Final = 50
+"""Services that are asked for in one request, by the label of their slices: 3 kB of a URL at most."""
+
+BURST: Final = 20
+"""Requests for which none waits, as at a start; then there is one a second: annotations that come and go shall not have
+every node ask the API server all the time."""
 
 PATIENCE: Final = 5.0
 """Seconds that the first list of Services waits for zones: without them a drained zone would get connections."""
@@ -45,6 +51,8 @@ class Zones:
         self._target = target
         self._sink = sink
         self._page = pace.page
+        self._spread = pace.relist
+        self._bucket = TokenBucket(1.0, BURST)
         self._backoff = pace.backoff(pace.first)
         self._trouble = Trouble(lambda text: log.warning("Weights by zone do not count yet: %s", text))
         self._unread: dict[ServiceName, None] = {}
@@ -89,21 +97,24 @@ class Zones:
             self._sink(held)
 
     def _note(self, event: Event) -> None:
+        """Take note of who weighs by zone; who did once counts until it is gone, as asking anew would cost more."""
         if isinstance(event, Upserted):
-            self._wish([event.object], (identity(event.object),))
+            self._wish([event.object])
         elif isinstance(event, Deleted):
-            self._wish((), ((event.namespace, event.name),))
+            self._forget([(event.namespace, event.name)])
         elif isinstance(event, Replaced):
-            self._wish(event.objects, self.services - event.kept)
+            self._forget(self.services - event.kept - set(map(identity, event.objects)))
+            self._wish(event.objects)
 
-    def _wish(self, found: Iterable[object], instead_of: Iterable[ServiceName]) -> None:
-        """Take note of who weighs by zone among Services, and of those who do not any more."""
-        wanted = {identity(one) for one in found if isinstance(one, Service) and weighs_zones(one.metadata.annotations)}
-        for name in set(instead_of) - wanted:
+    def _wish(self, found: Iterable[object]) -> None:
+        wanted = [identity(one) for one in found if isinstance(one, Service) and weighs_zones(one.metadata.annotations)]
+        self._unread.update(dict.fromkeys(name for name in wanted if name not in self.services))
+        self.services.update(wanted)
+
+    def _forget(self, names: Iterable[ServiceName]) -> None:
+        for name in names:
             self.services.discard(name)
             self._unread.pop(name, None)
-        self._unread.update(dict.fromkeys(wanted - self.services))
-        self.services |= wanted
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -125,8 +136,12 @@ class Zones:
                 self._patience.cancel()
 
     async def _try(self, status: ResourceStatus) -> None:
+        """Ask once. All nodes learn of a Service at the same time, so but for a start that is put off a little."""
+        wait = 0.0 if self._held is not None else random.uniform(0.0, self._spread)  # noqa: S311 - spreads load only
+        await asyncio.sleep(self._bucket.reserve() + wait)
+        names = [*self._unread][:TOGETHER]
         try:
-            await self._read(list(self._unread), status)
+            await self._read(names, status)
         except SourceError as error:
             self._trouble.met(str(error))
         except Exception:
@@ -134,35 +149,29 @@ class Zones:
         else:
             self._backoff.succeeded()
             self._trouble.over()
+            for name in names:
+                self._unread.pop(name, None)
             return
         await asyncio.sleep(self._backoff.failed())
 
     async def _read(self, names: Sequence[ServiceName], status: ResourceStatus) -> None:
         """Ask for the slices of Services, not older than those that are known, and pass their zones on."""
-        if len(names) > APART:
-            await self._read_pages(self._target.path, "", status, names)
-            return
-        for namespace, name in names:
-            path = self._target.path.replace(
-                "/endpointslices", f"/namespaces/{quote(namespace, safe='')}/endpointslices"
-            )
-            await self._read_pages(path, f"kubernetes.io/service-name={name}", status, [(namespace, name)])
-
-    async def _read_pages(self, path: str, label: str, status: ResourceStatus, names: Sequence[ServiceName]) -> None:
-        query = {"limit": str(self._page), "labelSelector": ",".join(filter(None, (label, self._target.labels)))}
-        if status.resource_version:
-            query |= {"resourceVersion": status.resource_version, "resourceVersionMatch": "NotOlderThan"}
-        token = ""
+        path, namespaces = self._target.path, {namespace for namespace, _ in names}
+        if len(namespaces) == 1:
+            (namespace,) = namespaces
+            path = path.replace("/endpointslices", f"/namespaces/{quote(namespace, safe='')}/endpointslices")
+        chosen = f"kubernetes.io/service-name in ({','.join(sorted({name for _, name in names}))})"
+        selector = {"limit": str(self._page), "labelSelector": f"{chosen},{self._target.labels}"}
+        since = {"resourceVersion": status.resource_version, "resourceVersionMatch": "NotOlderThan"}
+        query, token = selector | (since if status.resource_version else {}), ""
         while True:
             response = await self._client.http.request("GET", f"{path}?{urlencode(query, quote_via=quote, safe='')}")
             page = decode_page(self._target.resource, response.body, self.services)
             found = {identity(one): Placed(one) for one in page.objects if isinstance(one, PlacedSlice)}
             self._sink([*found.values(), *[one for one in page.rejected if (one.namespace, one.name) in found]])
-            if page.continue_token == token or not page.continue_token:
-                break
+            if not page.continue_token:
+                return
+            if page.continue_token == token:
+                raise MalformedAnswer(f"the list of {self._target.resource} continues with the same token")
             token = page.continue_token
-            query = {"limit": query["limit"], "labelSelector": query["labelSelector"], "continue": token}
-        if page.continue_token:
-            raise MalformedAnswer(f"the list of {self._target.resource} continues with the same token")
-        for name in names:
-            self._unread.pop(name, None)
+            query = selector | {"continue": token}

@@ -62,8 +62,8 @@ class Api:
         if self.refused:
             self.refused -= 1
             return await reply.status(500)
-        label = request.query["labelSelector"].split(",")[0].partition("=")[2]
-        wanted = [one for one in self.lists[SLICES] if label in ("", one["metadata"]["name"][:-2])]
+        names = request.query["labelSelector"].partition("(")[2].partition(")")[0].split(",")
+        wanted = [one for one in self.lists[SLICES] if one["metadata"]["name"][:-2] in names]
         return await reply.answer(200, listed(*wanted, version="9", kind="EndpointSlice"))
 
 
@@ -120,7 +120,7 @@ def test_services_wait_for_the_zones_of_slices_that_came_before_them():
         await eventually(lambda: len(api.asked) == 2)
         assert [one.path for one in api.asked] == [OF_NS] * 2
         query = api.asked[0].query
-        assert query["labelSelector"] == "kubernetes.io/service-name=web,!service.kubernetes.io/headless"
+        assert query["labelSelector"] == "kubernetes.io/service-name in (web),!service.kubernetes.io/headless"
         assert (query["resourceVersion"], query["resourceVersionMatch"]) == ("9", "NotOlderThan")
         assert placed(seen) == ["web-1"]
         assert isinstance(seen.raw[-1], Replaced), "the zones come before the Services"
@@ -149,15 +149,21 @@ def test_slices_that_come_after_their_service_are_decoded_with_zones():
     run(use, [weighing("web")], [slice_of("web"), slice_of("other")], later)
 
 
-def test_zones_are_asked_for_when_a_service_begins_to_weigh_by_them():
+def test_zones_are_asked_for_once_when_a_service_begins_to_weigh_by_them():
     async def use(api, seen):
+        services = api.lines["/api/v1/services"]
         await eventually(lambda: len(seen.raw) == 4)
-        await api.lines["/api/v1/services"].put(event("MODIFIED", weighing("web", "10")))
+        await services.put(event("MODIFIED", weighing("web", "10")))
         await eventually(lambda: placed(seen) == ["web-1"])
-        await api.lines["/api/v1/services"].put(event("MODIFIED", weighing("web", "11")))
-        await api.lines["/api/v1/services"].put(event("MODIFIED", weighing("web", "12", {})))
-        await eventually(lambda: seen[-2:] == ["+web", "+web"])
-        await api.lines[SLICES].put(event("MODIFIED", slice_of("web", "13")))
+        for version, annotations in (("11", BY_ZONE), ("12", {}), ("13", BY_ZONE)):
+            await services.put(event("MODIFIED", weighing("web", version, annotations)))
+        await eventually(lambda: seen[-3:] == ["+web"] * 3)
+        await api.lines[SLICES].put(event("MODIFIED", slice_of("web", "14")))
+        await eventually(lambda: seen[-1] == "+web-1")
+        assert isinstance(seen.raw[-1].object, PlacedSlice), "it may come back to it any time"
+        await services.put(event("DELETED", weighing("web", "15")))
+        await eventually(lambda: seen[-1] == "-web")
+        await api.lines[SLICES].put(event("MODIFIED", slice_of("web", "16")))
         await eventually(lambda: seen[-1] == "+web-1")
         assert not isinstance(seen.raw[-1].object, PlacedSlice)
         assert len(api.asked) == 1
@@ -165,30 +171,40 @@ def test_zones_are_asked_for_when_a_service_begins_to_weigh_by_them():
     run(use, [service("web")], [slice_of("web")])
 
 
-def test_of_many_services_all_slices_are_read_through():
-    async def use(api, seen):
-        await eventually(lambda: replaced(seen, "services"))
-        await eventually(lambda: len(placed(seen)) == many)
-        assert [one.path for one in api.asked] == [SLICES]
-        assert "other-1" not in placed(seen)
-
-    many = zones.APART + 1
+def test_many_services_are_asked_for_together_and_not_all_the_time(monkeypatch):
+    monkeypatch.setattr(zones, "BURST", 2)
+    many = 2 * zones.TOGETHER
     names = [f"web{n}" for n in range(many)]
-    run(use, map(weighing, names), [slice_of(name) for name in (*names, "other")])
+
+    def later(api):
+        api.open["/api/v1/services"] = False
+
+    async def use(api, seen):
+        await eventually(lambda: replaced(seen, "endpointslices"))
+        api.open["/api/v1/services"] = True
+        await eventually(lambda: replaced(seen, "services"))
+        assert len(placed(seen)) == many
+        assert (len(api.asked), "other-1" in placed(seen)) == (2, False)
+        await api.lines["/api/v1/services"].put(event("MODIFIED", weighing("other", "10")))
+        await eventually(lambda: seen[-1] == "+other")
+        await asyncio.sleep(0.1)
+        assert len(api.asked) == 2, "there is one request a second at most"
+
+    run(use, [*map(weighing, names), service("other")], [slice_of(name) for name in (*names, "other")], later)
 
 
-@pytest.mark.parametrize("how", ["refused", "changed"])
+@pytest.mark.parametrize("how", ["refused", "deleted"])
 def test_services_do_not_wait_for_ever(monkeypatch, how):
     monkeypatch.setattr(zones, "PATIENCE", 0.2)
 
     def prepare(api):
         api.refused = 1000
-        api.open[SLICES] = how != "changed"
+        api.open[SLICES] = how != "deleted"
 
     async def use(api, seen):
-        if how == "changed":
+        if how == "deleted":
             await asyncio.sleep(0.05)
-            await api.lines["/api/v1/services"].put(event("MODIFIED", weighing("web", "10", {})))
+            await api.lines["/api/v1/services"].put(event("DELETED", weighing("web", "10")))
         await eventually(lambda: replaced(seen, "services"))
         return placed(seen)
 
