@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from math import gcd
 from typing import Final, NamedTuple
 
 from msgspec import Struct, structs
@@ -17,7 +18,7 @@ from kubeproxy.model.addresses import PORT_BYTES
 from kubeproxy.model.endpoints import FULL, Slice, annotation_field, read_weight
 from kubeproxy.model.maglev import DEFAULT_SIZE, SIZES
 from kubeproxy.model.objects import Annotations
-from kubeproxy.model.plan import Balance, Hashing, HashKey, Pool, Problem, ServicePlan, Weights
+from kubeproxy.model.plan import ROOM, Balance, Hashing, HashKey, Pool, Problem, ServicePlan, Weights
 
 WEIGHT: Final = annotation_field("weight")
 WEIGHTS: Final = annotation_field("weights")
@@ -153,10 +154,21 @@ class Port(NamedTuple):
     protocol: int
 
 
+def room_for(plans: Iterable[ServicePlan]) -> int:
+    """Return how often endpoints may be entered for each frontend of a Service's plans in a family.
+
+    Each frontend has its own entries: a Service of 2,000 bytes that has a thousand of them and one endpoint asked every
+    node for four million with a large table.
+    """
+    return ROOM // max(1, sum(len(plan.frontends) for plan in plans))
+
+
 def balanced(
-    plan: ServicePlan, slices: Iterable[Slice], asked: Wishes, growth: Growth, problems: list[Problem]
+    plan: ServicePlan, slices: Iterable[Slice], asked: Wishes, growth: Growth, room: int, problems: list[Problem]
 ) -> ServicePlan:
     """Return a plan with its pools as weights have them, and how connections are shared, if not evenly.
+
+    `room` is what room_for says of all plans of the Service and family.
 
     Where all endpoints of a pool have weight 0 they take connections evenly, as terminating ones do that have nobody
     beside them: a drain moves connections, it does not refuse them.
@@ -166,16 +178,16 @@ def balanced(
         _grow(weights, plan, growth)
     near, far = _shares(plan.local, weights), _shares(plan.cluster, weights)
     drained = {d for pool, kept in ((plan.cluster, far), (plan.local, near)) for d in pool if d not in kept.members}
+    field = WEIGHTS if asked.nodes or asked.zones else WEIGHT
     if far.all_drained or near.all_drained:
         where = "on this node" if not far.all_drained else "that may serve it"
         reason = f"all endpoints {where} have weight 0; they take connections evenly, as there are no others"
-        _say(problems, WEIGHTS if asked.nodes or asked.zones else WEIGHT, reason)
-    hashing = None
-    if asked.table:
-        # A client whose address alone decides stays with its endpoint: session affinity, without a state for it.
-        hashing = Hashing(HashKey.CLIENT if plan.affinity else HashKey.FLOW, asked.table)
-        if len(far.pool) > asked.table:
-            _say(problems, ALGORITHM, f"a table of {asked.table} slots has none for some of {len(far.pool)} endpoints")
+        _say(problems, field, reason)
+    hashing = _hashing(plan, asked.table, room, problems) if asked.table else None
+    if hashing is not None and len(far.pool) > hashing.size:
+        _say(problems, ALGORITHM, f"a table of {hashing.size} slots has none for some of {len(far.pool)} endpoints")
+    if hashing is None and (far.weights or near.weights):
+        _look_for_room(far if far.weights else near, room, field, problems)
     if not drained and not far.weights and not near.weights and hashing is None:
         return plan
     return structs.replace(
@@ -183,8 +195,30 @@ def balanced(
         cluster=far.pool,
         local=near.pool,
         affinity=0 if hashing is not None else plan.affinity,
-        balance=Balance(far.weights, near.weights, tuple(sorted(drained)), hashing),
+        balance=Balance(far.weights, near.weights, tuple(sorted(drained)), hashing, room),
     )
+
+
+def _hashing(plan: ServicePlan, table: int, room: int, problems: list[Problem]) -> Hashing | None:
+    """Return how connections are hashed: into the table that is asked for, or the largest that there is room for."""
+    size = max([size for size in SIZES if size <= min(table, room)], default=0)
+    if size < table:
+        instead = f"{size} are used" if size else "endpoints are picked at random"
+        _say(problems, ALGORITHM, f"{table} slots for each of so many ports and addresses are too many; {instead}")
+    # A client whose address alone decides stays with its endpoint: session affinity, without a state for it.
+    return Hashing(HashKey.CLIENT if plan.affinity else HashKey.FLOW, size) if size else None
+
+
+_ROUGH: Final = 16
+"""Entries for each endpoint below which shares may be further from what was asked for than is promised."""
+
+
+def _look_for_room(shares: _Shares, room: int, field: str, problems: list[Problem]) -> None:
+    """Say so where there is no room for weights as exact as they should be."""
+    exact, count = sum(shares.weights) // gcd(*shares.weights), len(shares.pool)
+    if room < exact and room < _ROUGH * count:
+        reason = f"{count} endpoints at so many ports and addresses are too many for exact shares"
+        _say(problems, field, f"{reason}: there is room for {max(count, room)} entries at each")
 
 
 def _say(problems: list[Problem], field: str, reason: str) -> None:

@@ -24,7 +24,7 @@ from kubeproxy.model.addresses import (
     parse_network,
     within,
 )
-from kubeproxy.model.balancing import GROWN, Growth, Wishes, asks, balanced, wishes
+from kubeproxy.model.balancing import GROWN, Growth, Wishes, asks, balanced, room_for, wishes
 from kubeproxy.model.endpoints import Slice, Viewpoint, select
 from kubeproxy.model.objects import Service, ServicePort, ServiceSpec
 from kubeproxy.model.plan import (
@@ -69,9 +69,12 @@ def compile_service(service: Service, slices: Iterable[Slice], world: Globals, g
         cluster_ip = facts.cluster_ips.get(family)
         if cluster_ip is not None:
             ours = [piece for piece in pieces if piece.family is family]
+            first = len(plans)
             for port in facts.ports:
-                plan = _plan(facts, port, family, cluster_ip, ours, world)
-                plans.append(plan if asked is None else balanced(plan, ours, asked, growth, problems))
+                plans.append(_plan(facts, port, family, cluster_ip, ours, world))  # noqa: PERF401 - one, nearly always
+            if asked is not None:
+                room = room_for(plans[first:])
+                plans[first:] = [balanced(plan, ours, asked, growth, room, problems) for plan in plans[first:]]
     health = _health(spec, pieces, plans, world, problems) if spec.health_check_node_port else None
     return Compiled(tuple(plans), health, tuple(problems))
 

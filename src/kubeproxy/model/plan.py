@@ -148,17 +148,23 @@ class Hashing(NamedTuple):
     size: int
 
 
+ROOM: Final = 1 << 18
+"""How often a Service's endpoints are entered in a family at most, for weights and tables over all of its frontends."""
+
+
 class Balance(Struct, frozen=True, gc=False):
     """How a service port's connections are shared, where that is not evenly among all.
 
     `cluster` and `local` are the weights of the pools' destinations. `drained` have weight 0: they are in no pool, and
-    keep the connections that they have. `hashing` is None where chance picks.
+    keep the connections that they have. `hashing` is None where chance picks. `room` is how often endpoints may be
+    entered for each frontend, to get their weights: see balancing.room_for.
     """
 
     cluster: Weights = ()
     local: Weights = ()
     drained: Pool = ()
     hashing: Hashing | None = None
+    room: int = ROOM
 
 
 class ServicePlan(Struct, frozen=True, gc=False):

@@ -5,13 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from kubeproxy.backends.nftables.render import slots
 from kubeproxy.config.modes import MODES
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.answer import Packet, answer
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.events import Placed
-from kubeproxy.model.objects import Annotations
-from kubeproxy.model.plan import Balance
+from kubeproxy.model.objects import Annotations, EndpointPort, ServicePort
+from kubeproxy.model.plan import ROOM, Balance, Policy
 from kubeproxy.model.planner import Counts
 from support.cluster_objects import (
     HERE,
@@ -177,6 +178,43 @@ def test_one_mode_has_weights():
 def test_new_endpoints_have_a_part_of_their_weight():
     found, _ = shared(parsed(ONE, TWO), slow_start="10", growth={address("10.244.0.2"): 20})
     assert list(found.values()) == [100, 20]
+
+
+# -- room ----------------------------------------------------------------------------------------------------------
+
+
+def crowded(ports, endpoints, **annotations):
+    """A Service with 21 addresses; its plans, the entries that they come to, and what is wrong."""
+    subject = service(
+        ports=[ServicePort(port=1000 + n, name=f"p{n}") for n in range(ports)],
+        external_ips=[f"203.0.113.{n}" for n in range(1, 21)],
+        annotations=Annotations(**annotations),
+    )
+    members = [endpoint(f"10.244.{n // 250}.{n % 250}", THERE if n else HERE) for n in range(endpoints)]
+    piece = parsed(*members, ports=[EndpointPort(8000 + n, f"p{n}") for n in range(ports)])
+    found = compile_service(subject, [piece], WORLD)
+    entries = sum(len(plan.frontends) * len(slots(plan, Policy.CLUSTER)) for plan in found.plans)
+    return found.plans, entries, [problem.reason for problem in found.problems]
+
+
+@pytest.mark.parametrize(
+    ("ports", "table"), [(1, 4093), (3, 4093), (4, 1021), (12, 1021), (13, 251), (49, 251), (50, 0)]
+)
+def test_a_table_is_as_large_as_there_is_room_for_at_all_ports_and_addresses(ports, table):
+    plans, entries, problems = crowded(ports, 3, algorithm="maglev-4093")
+    assert entries <= ROOM
+    assert {plan.balance.hashing.size if plan.balance else 0 for plan in plans} == {table}
+    instead = f"{table} are used" if table else "picked at random"
+    assert [instead in problem for problem in problems] == [True] * (table < 4093)
+
+
+@pytest.mark.parametrize(
+    ("ports", "endpoints", "told"), [(1, 20, False), (60, 20, True), (60, 300, True), (2, 900, True)]
+)
+def test_weights_are_as_exact_as_there_is_room_for(ports, endpoints, told):
+    _, entries, problems = crowded(ports, endpoints, weights=f"{HERE}=1")
+    assert entries <= max(ROOM, ports * 21 * endpoints)
+    assert [("too many for exact shares" in problem) for problem in problems] == [True] * told
 
 
 # -- answers -------------------------------------------------------------------------------------------------------

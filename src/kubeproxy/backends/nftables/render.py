@@ -81,9 +81,9 @@ def slots(plan: ServicePlan, policy: Policy) -> Pool:
     pool, weights = plan.local if policy is Policy.LOCAL else plan.cluster, plan.weights(policy)
     if plan.balance is not None and plan.balance.hashing is not None:
         return Table(maglev.fill(pool, weights, plan.balance.hashing.size))
-    if not weights:
+    if not weights or plan.balance is None:
         return pool
-    counts = slot_counts(weights, STICKY_SLOTS if plan.affinity else SLOTS)
+    counts = slot_counts(weights, min(plan.balance.room, STICKY_SLOTS if plan.affinity else SLOTS))
     return tuple([destination for destination, count in zip(pool, counts, strict=True) for _ in range(count)])
 
 
