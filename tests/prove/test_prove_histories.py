@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from itertools import pairwise
 
 import pytest
 import test_prove_found
 
-from prove import play
+from prove import crashes, play, running
 from prove.dumps import differences
 from prove.generate import Generator
 from prove.objects import BORDERS
@@ -130,3 +131,34 @@ def test_differences_name_set_and_elements() -> None:
     assert differences({"a": set()}, {}) == []
     assert differences({"a": {"1", "2"}}, {"a": {"1", "3"}}) == ["a: too much ['2'], lacks ['3']"]
     assert differences({"a": {"k": 1}}, {"a": {"k": 2}}) == ["a, k: 1 instead of 2"]
+
+
+COUNTS = {way: {"die-before": 5, "die-after": 5, "die-turn": 11} for way in crashes.WAYS}
+
+
+@pytest.mark.parametrize("worlds", [1, 2, 3, 7])
+def test_worlds_share_all_points_of_a_crash(worlds: int) -> None:
+    parts = [crashes.Part("nftables", "deaths", 0, "1", number, worlds) for number in range(worlds)]
+    found = [point for part in parts for point in crashes.points(COUNTS, part)]
+    assert len(found) == len(set(found)) == 3 * (5 + 5 + 11)
+
+
+@pytest.mark.parametrize(("share", "worlds"), [(4, 4), (7, 3), (1, 1)])
+def test_a_share_of_the_points_is_as_large_as_it_was_asked_for(share: int, worlds: int) -> None:
+    parts = [crashes.Part("nftables", "deaths", share, "1", number, worlds) for number in range(worlds)]
+    assert sum(len(crashes.points(COUNTS, part)) for part in parts) == share
+
+
+def test_every_mode_has_a_world_and_one_history_is_its_own_seed() -> None:
+    whole = running.Share("", "7", 10, 60.0)
+    assert [part.mode for part in running.shares(["a", "b", "c"], whole, 2)] == ["a", "b", "c"]
+    assert [part.seed for part in running.shares(["a"], whole, 3)] == ["7.0", "7.1", "7.2"]
+    (alone,) = running.shares(["a"], whole._replace(seed="7.1.4", histories=1), 4)
+    assert (alone.mode, alone.seed, alone.histories) == ("a", "7.1.4", 1)
+
+
+def test_what_was_played_is_told_with_its_cost() -> None:
+    line = running.told("nftables", Counter(histories=50, steps=900, judged=150, cpu=30.0), 18.0)
+    assert line == (
+        "nftables: 50 histories, 900 steps, 150 moments judged, nothing found; 10000 an hour, 0.60 s of CPU each"
+    )
