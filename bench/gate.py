@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from bench import change, iptables, sync
+from bench import change, iptables, restart, sync
 from bench.figures import Spread
 from bench.report import Report, Row, show
 from bench.runs import Run
@@ -27,6 +27,7 @@ _MEASURES: Mapping[str, Callable[[Run], Report]] = {
     "sync": sync.run,
     "change": change.run,
     "iptables": iptables.run,
+    "restart": restart.run,
 }
 
 
