@@ -13,7 +13,7 @@ DISTURBANCES = {
     "missing hairpin": ["delete element ip kube-proxy hairpin-endpoints { 10.244.0.1 . 10.244.0.1 }"],
     "missing node address": ["delete element ip kube-proxy nodeport-ips { 192.0.2.1 }"],
     "missing range": [
-        "delete element ip kube-proxy firewall-allow { 198.51.100.1 . tcp . 80 . 172.16.0.0-172.16.0.255 }"
+        "delete element ip kube-proxy firewall-allow { 0.0.0.2 . 172.16.0.0-172.16.0.255 }"
     ],
     "stray endpoint": ["add element ip kube-proxy endpoints { 10.96.0.1 . tcp . 80 . 3 : 10.9.9.9 . 99 }"],
     "stray service": ["add element ip kube-proxy cluster-services { 10.96.9.9 . tcp . 80 }"],
@@ -23,7 +23,7 @@ DISTURBANCES = {
     "stray cluster IP": ["add element ip kube-proxy cluster-ips { 10.96.9.9 }"],
     "stray refusal": ["add element ip kube-proxy unserved-services { 10.96.0.1 . tcp . 80 }"],
     "stray node address": ["add element ip kube-proxy nodeport-ips { 192.0.2.99 }"],
-    "stray range": ["add element ip kube-proxy firewall-allow { 198.51.100.1 . tcp . 80 . 10.0.0.0-10.255.255.255 }"],
+    "stray range": ["add element ip kube-proxy firewall-allow { 0.0.0.2 . 10.0.0.0-10.255.255.255 }"],
     "stray service CIDR": ["add element ip kube-proxy service-cidrs { 10.1.0.0/16 }"],
     "changed endpoint": [
         "delete element ip kube-proxy endpoints { 10.96.0.1 . tcp . 80 . 1 }",
@@ -42,12 +42,12 @@ DISTURBANCES = {
         "add element ip kube-proxy policy-local-services { 198.51.100.1 . tcp . 80 }",
     ],
     "wider range": [
-        "delete element ip kube-proxy firewall-allow { 198.51.100.1 . tcp . 80 . 172.16.0.0-172.16.0.255 }",
-        "add element ip kube-proxy firewall-allow { 198.51.100.1 . tcp . 80 . 172.16.0.0-172.16.255.255 }",
+        "delete element ip kube-proxy firewall-allow { 0.0.0.2 . 172.16.0.0-172.16.0.255 }",
+        "add element ip kube-proxy firewall-allow { 0.0.0.2 . 172.16.0.0-172.16.255.255 }",
     ],
     "narrower range": [
-        "delete element ip kube-proxy firewall-allow { 198.51.100.1 . tcp . 80 . 172.16.0.0-172.16.0.255 }",
-        "add element ip kube-proxy firewall-allow { 198.51.100.1 . tcp . 80 . 172.16.0.1-172.16.0.2 }",
+        "delete element ip kube-proxy firewall-allow { 0.0.0.2 . 172.16.0.0-172.16.0.255 }",
+        "add element ip kube-proxy firewall-allow { 0.0.0.2 . 172.16.0.1-172.16.0.2 }",
     ],
     "everything emptied": [f"flush {shape.keyword} ip kube-proxy {name}" for name, shape in Layout(V4).shapes.items()],
 }

@@ -17,7 +17,7 @@ from contextlib import ExitStack, closing, contextmanager
 
 from kubeproxy.backends.mode import Depth, Difference
 from kubeproxy.backends.nftables.backend import NftablesBackend
-from kubeproxy.backends.nftables.layout import POOL_MAPS, TABLE, VERDICT_MAPS
+from kubeproxy.backends.nftables.layout import NUMBER_MAPS, TABLE, VERDICT_MAPS, SetId
 from kubeproxy.backends.nftables.table import KernelTable, Table
 from kubeproxy.kernel import nfnetlink, nft
 from kubeproxy.model.addresses import Family
@@ -271,12 +271,20 @@ def _words(value) -> str:
 def without_slots(contents: Contents) -> dict[str, object]:
     """The same with endpoints in no order: their slots depend on history, which slots there are does not.
 
-    Neither do the sets of clients, as they stay when no Service needs them any more. Of numbers of pools it is which
-    frontends have the same.
+    Neither do the sets of clients, as they stay when no Service needs them any more. Of numbers of pools and lists of
+    source ranges it is which frontends have the same.
     """
     result: dict[str, object] = {"pools": _same_numbers(contents)}
+    lists: dict[str, list[str]] = {}
+    for element in sorted(contents.get(SetId.FIREWALL_LISTS, ())):
+        frontend, _, number = element.partition(" : ")
+        lists.setdefault(number, []).append(frontend)
     for name, elements in contents.items():
-        if name in POOL_MAPS:
+        if name == SetId.FIREWALL_ALLOW:
+            parts = (element.split(" . ") for element in elements)
+            result[name] = sorted(f"{lists.get(number, number)} . {source}" for number, source in parts)
+            continue
+        if name in NUMBER_MAPS:
             continue
         if not name.endswith("endpoints") or name == "hairpin-endpoints":
             result[name] = elements
@@ -294,7 +302,7 @@ def without_slots(contents: Contents) -> dict[str, object]:
 
 def _same_numbers(contents: Contents) -> set[frozenset[str]]:
     pools: dict[str, set[str]] = {}
-    for name in POOL_MAPS:
+    for name in NUMBER_MAPS:
         for element in contents.get(name, ()):
             frontend, _, number = element.partition(" : ")
             pools.setdefault(number, set()).add(f"{name} {frontend}")

@@ -1,7 +1,7 @@
 """Plans for tests of nftables mode: Services by a word and a number, on addresses that follow from the number."""
 
 from kubeproxy.backends.nftables.numbering import Numbers
-from kubeproxy.backends.nftables.render import Placed
+from kubeproxy.backends.nftables.render import place_all
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import ClientIPConfig, EndpointPort, ServicePort, SessionAffinityConfig
@@ -20,10 +20,13 @@ EVERYTHING = {
 }
 
 
-def placed(plans):
-    """Plans as they are placed in an empty table."""
-    numbers = Numbers()
-    return [Placed.fresh(plan, numbers) for plan in plans]
+def placed(plans, numbers=None):
+    """Plans as they are placed in an empty table, or beside others that took their `numbers`."""
+    numbers = numbers or Numbers()
+    services = {}
+    for plan in plans:
+        services.setdefault((plan.key.namespace, plan.key.name, plan.key.family), []).append(plan)
+    return [item for its in services.values() for item in place_all(its, (), numbers)]
 
 
 def plans_of(name, number, endpoints=3, globals_=WORLD, ports=None, local=HERE, **spec):

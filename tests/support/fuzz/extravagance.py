@@ -74,6 +74,8 @@ CASES: Final[dict[str, Callable[[], list[Json]]]] = {
         _service({"kube-proxy-py/weights": ",".join(f"n{n}={1 + n % 99}" for n in range(1000))}), _slice(1000)],
     "1,000 ports, 10 endpoints": lambda: [_service(ports=_ports(1000, "port")), _slice(10, 1000)],
     "100 addresses, 1,000 source ranges": lambda: [_service(ingress=100, **_ranges(1000)), _slice(1)],
+    "100 ports, 20 addresses, 1,000 source ranges": lambda: [
+        _service(ingress=20, **_ranges(1000), ports=_ports(100, "port")), _slice(1, 100)],
     "300 ports, 300 endpoints": lambda: [_service(ports=_ports(300, "port")), _slice(300, 300)],
     "1,000 ports, 1,000 endpoints": lambda: [_service(ports=_ports(1000, "port")), _slice(1000, 1000)],
 }  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from kubeproxy.backends.nftables.layout import (
     CLASSES,
+    NUMBER_MAPS,
     POOL_MAPS,
     TABLE,
     ChainName,
@@ -20,7 +21,7 @@ from kubeproxy.backends.nftables.layout import (
     service_port_number,
     slot_bytes,
 )
-from kubeproxy.backends.nftables.numbering import Numbers
+from kubeproxy.backends.nftables.numbering import Numbers, list_key
 from kubeproxy.backends.nftables.render import Elements, Placed
 from kubeproxy.backends.nftables.ruleset import Ruleset, pick_chain
 from kubeproxy.backends.nftables.table import Table
@@ -105,11 +106,11 @@ def _elements_of(table: Table, name: str) -> dict[bytes, bytes]:
     raise ApplyError(f"the kernel does not list the elements of {name} completely")
 
 
-def ranges_by_frontend(actual: Elements, family: Family) -> dict[bytes, list[bytes]]:
-    """Return the allowed source ranges (whole keys) of each frontend that is restricted."""
+def ranges_by_list(actual: Elements, family: Family) -> dict[bytes, list[bytes]]:
+    """Return the allowed source ranges (whole keys) of each list, by its number as it is packed."""
     ranges: dict[bytes, list[bytes]] = {}
     for key in actual[SetId.FIREWALL_ALLOW]:
-        ranges.setdefault(key[: len(key) // 2 - family.address_size], []).append(key)
+        ranges.setdefault(key[: family.address_size], []).append(key)
     return ranges
 
 
@@ -135,19 +136,24 @@ def _by_chain(table: Table, name: str) -> dict[str, list[object]]:
 
 
 def numbers(actual: Elements) -> Iterator[int]:
-    """Yield the numbers that service ports have in the kernel."""
-    return (service_port_number(packed) for pools in POOL_MAPS for packed in actual[pools].values())
+    """Yield the numbers that service ports and lists of source ranges have in the kernel."""
+    for numbered in NUMBER_MAPS:
+        yield from map(service_port_number, actual[numbered].values())
+    # Ranges that another program left or made would open a list that got their number.
+    for key in actual[SetId.FIREWALL_ALLOW]:
+        yield service_port_number(key[: len(key) // 4])
 
 
 def recall(plan: ServicePlan, actual: Elements, known: Numbers) -> Placed:
     """Return a plan with what the kernel has for it, endpoints in their slots: what a change of it starts from."""
     cluster: Pool = ()
     local: Pool = ()
-    number = 0
+    number = ranges = 0
     if actual:
         for frontend in plan.frontends:
             nodeport = not frontend.address
             key = service_key(frontend.key)
+            ranges = ranges or _list_of(actual, key)
             first = _in_slots(actual[SetId.NODEPORT_ENDPOINTS if nodeport else SetId.ENDPOINTS], key)
             second = _in_slots(actual[SetId.LOCAL_NODEPORT_ENDPOINTS if nodeport else SetId.LOCAL_ENDPOINTS], key)
             # A cluster IP under internalTrafficPolicy Local picks from the local pool, in the map of the others; it did
@@ -158,7 +164,14 @@ def recall(plan: ServicePlan, actual: Elements, known: Numbers) -> Placed:
                 cluster = cluster or first
             local = local or second
             number = number or _number(actual, key)
-    return Placed(plan, cluster, local, known.recall(plan.key, number) if plan.affinity else 0)
+    number = known.recall(plan.key, number) if plan.affinity else 0
+    ranges = known.recall(list_key(plan.key), ranges) if plan.source_ranges is not None else 0
+    return Placed(plan, cluster, local, number, ranges)
+
+
+def _list_of(actual: Elements, frontend: bytes) -> int:
+    packed = actual[SetId.FIREWALL_LISTS].get(frontend)
+    return service_port_number(packed) if packed is not None else 0
 
 
 def _number(actual: Elements, frontend: bytes) -> int:

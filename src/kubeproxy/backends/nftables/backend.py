@@ -22,9 +22,9 @@ from kubeproxy.backends.nftables.forwarding import Devices
 from kubeproxy.backends.nftables.gone import GONE, GoneEndpoints
 from kubeproxy.backends.nftables.handover import groups
 from kubeproxy.backends.nftables.layout import SHARED, TABLE, VERDICT_MAPS, ChainName, SetId
-from kubeproxy.backends.nftables.numbering import Numbers
+from kubeproxy.backends.nftables.numbering import Numbers, list_key
 from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, chain_names
-from kubeproxy.backends.nftables.render import Elements, Placed, place, render, translate
+from kubeproxy.backends.nftables.render import Elements, Placed, place_all, render, translate
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.table import Table
 from kubeproxy.backends.nftables.text import element_lines, interval_lines
@@ -109,11 +109,7 @@ class NftablesBackend:
             for group in groups(changes, self._placed):
                 for name, plans in group:
                     before = self._placed.get(name, ())
-                    if before:
-                        known = {p.plan.key: p for p in before}
-                        after = tuple([place(plan, known.get(plan.key), self._numbers) for plan in plans])
-                    else:
-                        after = tuple([Placed.fresh(plan, self._numbers) for plan in plans])
+                    after = place_all(plans, before, self._numbers)
                     self._change(batch, before, after)
                     batch.services[name] = after
                 if batch.transaction.elements >= BATCH:
@@ -249,8 +245,9 @@ class NftablesBackend:
         header = self._table.header()
         self._users = {set_id: Counter() for set_id in SHARED}
         self._is_whole = False
-        had = (item for placed in self._placed.values() for item in placed if item.number)
-        self._numbers.compare([(item.plan.key, item.number) for item in had])
+        had = [item for placed in self._placed.values() for item in placed if item.number or item.ranges]
+        self._numbers.compare([(item.plan.key, item.number) for item in had if item.number])
+        self._numbers.compare([(list_key(item.plan.key), item.ranges) for item in had if item.ranges])
         self._placed = {}
         if header is None:
             self._lost()
@@ -307,7 +304,7 @@ class NftablesBackend:
     def _adopt(self, wanted: Wanted, actual: Elements) -> Iterator[int]:
         """Write what is missing of each Service, then remove what belongs to none; `actual` is used up."""
         batch = self._batch()
-        ranges = audit.ranges_by_frontend(actual, self.family)
+        ranges = audit.ranges_by_list(actual, self.family)
         self._numbers.read(audit.numbers(actual))
         for name, plans in wanted.items():
             as_it_is = adopted(plans, actual, self._users)
@@ -316,11 +313,12 @@ class NftablesBackend:
                 continue
             batch.transaction.next_service()
             before = tuple(audit.recall(plan, actual, self._numbers) for plan in plans)
-            placed = tuple(place(old.plan, old, self._numbers) for old in before)
+            placed = place_all(plans, before, self._numbers)
             desired = render(placed)
             present = {set_id: _taken(actual[set_id], desired[set_id], set_id) for set_id in desired}
-            # The kernel refuses a range that overlaps a stray one, so a frontend's strays go in the same transaction.
-            for span in (span for key in desired.get(SetId.FIREWALL_IPS, ()) for span in ranges.get(key, ())):
+            # The kernel refuses a range that overlaps a stray one, so a list's strays go in the same transaction.
+            lists = set(desired.get(SetId.FIREWALL_LISTS, {}).values())
+            for span in (span for number in lists for span in ranges.get(number, ())):
                 present.setdefault(SetId.FIREWALL_ALLOW, {})[span] = b""
                 actual[SetId.FIREWALL_ALLOW].pop(span, None)
             for shared in SHARED:
@@ -361,7 +359,7 @@ class NftablesBackend:
         ruleset, ours = self._ruleset, self._ours
         total: Elements = {SetId.NODEPORT_IPS: dict.fromkeys(ours.nodeport_ips or (), b"")}
         for name, plans in wanted.items():
-            self._placed[name] = placed = tuple(Placed.fresh(plan, self._numbers) for plan in plans)
+            self._placed[name] = placed = place_all(plans, (), self._numbers)
             for set_id, entries in render(placed).items():
                 total.setdefault(set_id, {}).update(entries)
                 if set_id in self._users:

@@ -16,6 +16,8 @@ _WORDS: Final = {
     "nodeport-policy-local": "it is a NodePort whose policy is Local",
     "masquerading": "whether the source becomes this node's",
     "firewall-check": "whether the source ranges let the client in",
+    "source-ranges": "whether the source ranges let the client in",
+    "source-allowed": "the source ranges let the client in",
     "service-endpoints-check": "whether somebody serves this address",
     "nodeport-endpoints-check": "whether somebody serves this NodePort",
     "cluster-ips-check": "whether a cluster IP has this port",

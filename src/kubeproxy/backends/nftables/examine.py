@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from kubeproxy.backends.examination import Finding, Kind, Plans
 from kubeproxy.backends.nftables.gone import GONE, endpoint_key
 from kubeproxy.backends.nftables.layout import (
     ENDPOINT_MAPS,
+    NUMBER_MAPS,
     POOL_MAPS,
     SHARED,
     Layout,
@@ -26,7 +27,7 @@ from kubeproxy.backends.nftables.layout import (
 )
 from kubeproxy.backends.nftables.localhost import LOOPBACK, wishes
 from kubeproxy.backends.nftables.numbering import Numbers
-from kubeproxy.backends.nftables.render import Placed, Table, translate
+from kubeproxy.backends.nftables.render import Table, place_all, translate
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.view import SERVICE_CIDRS, Expected, View, expected
 from kubeproxy.backends.nftables.words import Words
@@ -51,8 +52,8 @@ class _Wanted:
         self.entries: list[tuple[str, bytes, bytes]] = []
         self.pools: list[tuple[str, bytes, Pool]] = []
         self.plans = [plan for plan in plans if plan.key.family is family]
-        for plan in self.plans:
-            translate(Placed.fresh(plan, numbers), self)
+        for item in place_all(self.plans, (), numbers):
+            translate(item, self)
 
     def entry(self, set_id: str, key: bytes, data: bytes) -> None:
         """Take an element."""
@@ -61,6 +62,15 @@ class _Wanted:
     def pool(self, set_id: str, key: bytes, pool: Pool) -> None:
         """Take the endpoints of a frontend."""
         self.pools.append((set_id, key, pool))
+
+    def number_lists(self, lists: Entries) -> None:
+        """Say ranges by the number that the kernel has for their list, as `lists` has it for its frontends."""
+        ours = {
+            data: lists[key] for set_id, key, data in self.entries if set_id == SetId.FIREWALL_LISTS and key in lists
+        }
+        for at, (set_id, key, _) in enumerate(self.entries if ours else ()):
+            if set_id == SetId.FIREWALL_ALLOW:
+                self.entries[at] = (set_id, _numbered(key, ours), b"")
 
     @property
     def fronts(self) -> list[bytes]:
@@ -74,6 +84,13 @@ class _Wanted:
         for set_id, key, pool in self.pools:
             for slot in slot_bytes(len(pool))[: len(pool)]:
                 yield set_id, key + slot
+
+
+def _numbered(key: bytes, numbers: Mapping[bytes, bytes]) -> bytes:
+    """Return the element of a range under another number: it stands before the first address and before the last."""
+    size = len(key) // 4
+    number = numbers.get(key[:size], key[:size])
+    return number + key[size : 2 * size] + number + key[3 * size :]
 
 
 class NftablesExaminer:
@@ -114,23 +131,27 @@ class NftablesExaminer:
         yield from self._gone(plans)
         yield from self._relayed(wanted)
 
-    def _looked_up(self, wanted: Iterable[_Wanted]) -> Actual:
+    def _looked_up(self, wanted: Collection[_Wanted]) -> Actual:
         keys: dict[str, set[bytes]] = {}
         for part in wanted:
             for set_id, key in (*part.elements(), *self._possible(part)):
                 keys.setdefault(set_id, set()).add(key)
+        restricted = keys.pop(SetId.FIREWALL_ALLOW, None) is not None
         actual = {set_id: self._view.lookup(set_id, asked) for set_id, asked in keys.items()}
-        restricted = {key for part in wanted for set_id, key, _ in part.entries if set_id == SetId.FIREWALL_IPS}
-        if restricted:
-            size = self.family.address_size
+        lists = actual.get(SetId.FIREWALL_LISTS, {})
+        if restricted or lists:
+            # What another program added to a list is found by no key.
+            size, numbers = self.family.address_size, set(lists.values())
             spans = self._view.elements(SetId.FIREWALL_ALLOW)
-            actual[SetId.FIREWALL_ALLOW] = {k: b"" for k in spans if k[: len(k) // 2 - size] in restricted}
+            actual[SetId.FIREWALL_ALLOW] = {key: b"" for key in spans if key[:size] in numbers}
+            for part in wanted:
+                part.number_lists(lists)
         return actual
 
     def _numbers_of_others(self, wanted: Iterable[_Wanted]) -> Iterator[bytes]:
-        """Yield the numbers of pools that frontends of other Services have, if there is any number to compare."""
-        asked = {(set_id, key) for part in wanted for set_id, key, _ in part.entries if set_id in POOL_MAPS}
-        for set_id in POOL_MAPS if asked else ():
+        """Yield the numbers that frontends of other Services have, if there is any number to compare."""
+        asked = {(set_id, key) for part in wanted for set_id, key, _ in part.entries if set_id in NUMBER_MAPS}
+        for set_id in NUMBER_MAPS if asked else ():
             for key, number in self._view.elements(set_id).items():
                 if (set_id, key) not in asked:
                     yield number
@@ -157,6 +178,8 @@ class NftablesExaminer:
         numbers = Numbers()
         parts = {name: _Wanted(self.family, plans, numbers) for name, plans in wanted.items()}
         actual = {name: self._view.elements(name) for name in self._layout.shapes}
+        for part in parts.values():
+            part.number_lists(actual[SetId.FIREWALL_LISTS])
         complete(actual, (element for part in parts.values() for element in part.elements()), self._view.lookup)
         nodeport_ips = actual.pop(SetId.NODEPORT_IPS).keys()
         yield from _Comparison(self._words, actual).all_of(parts)
@@ -229,7 +252,9 @@ class _Comparison:
         self._actual = actual
         self._used: dict[str, set[bytes]] = {set_id: set() for set_id in actual}
         self._endpoints: dict[bytes, ServiceName] = {}  # of addresses that a Service's map has and should not have
-        self._numbers: dict[bytes, bytes] = {}  # of pools: those of the plans, as we count them, to the kernel's
+        self._numbers: dict[
+            bytes, bytes
+        ] = {}  # of pools and lists: those of the plans, as we count them, to the kernel's
         self._pools: dict[bytes, bytes] = {}  # and back
 
     def reserve(self, numbers: Iterable[bytes]) -> None:
@@ -242,12 +267,15 @@ class _Comparison:
             for set_id, key, data in part.entries:
                 self._used[set_id].add(key)
                 present = self._actual[set_id].get(key)
-                right = self._is_number_of(data, present) if set_id in POOL_MAPS else present == data
+                right = self._is_number_of(data, present) if set_id in NUMBER_MAPS else present == data
                 if not right:
                     yield self._otherwise(name, set_id, key, data, present)
             for set_id, key, pool in part.pools:
                 yield from self._pool(name, set_id, key, pool)
-        yield from self._strays({key: name for name, part in parts.items() for key in part.fronts})
+        owners = {key: name for name, part in parts.items() for key in part.fronts}
+        lists = self._actual.get(SetId.FIREWALL_LISTS, {})
+        owners |= {lists[key]: name for key, name in owners.items() if key in lists}
+        yield from self._strays(owners)
 
     def _is_number_of(self, pool: bytes, number: bytes | None) -> bool:
         """Return whether the kernel has one number for a pool, and for no other one: the last bit says which it is."""
@@ -260,6 +288,8 @@ class _Comparison:
         what, where, wanted = words.front(set_id, key), words.where(set_id), words.meaning(set_id, key, data)
         if set_id in POOL_MAPS:
             wanted = "its clients are remembered under a number of their own"
+        elif set_id == SetId.FIREWALL_LISTS:
+            wanted = "its source ranges are kept under a number of their own"
         if present is None:
             return Finding(name, Kind.MISSING, what, where, wanted)
         return Finding(name, Kind.DIFFERENT, what, where, wanted, words.meaning(set_id, key, present))
@@ -300,7 +330,7 @@ class _Comparison:
                 yield Finding(name, Kind.DIFFERENT, what, where, _times(wanted[destination]), _times(count))
 
     def _strays(self, owners: Mapping[bytes, ServiceName]) -> Iterator[Finding]:
-        """Yield what is there and no plan asks for; what is of a Service's frontend is that Service's."""
+        """Yield what is there and no plan asks for; what is of a Service's frontend or list is the Service's."""
         last = []
         for set_id, entries in self._actual.items():
             extra = sorted(entries.keys() - self._used[set_id])
@@ -322,6 +352,6 @@ class _Comparison:
             if name is not None:
                 self._endpoints[data[:-4]] = name
             return Finding(name, Kind.EXTRA, self._words.endpoint(set_id, key, data), where)
-        front = next((key[:size] for size in (len(key), 8, 12, 24) if key[:size] in owners), key)
+        front = next((key[:size] for size in (len(key), 8, 12, 24, len(key) // 4) if key[:size] in owners), key)
         what, meaning = self._words.front(set_id, key), self._words.meaning(set_id, key, data)
         return Finding(owners.get(front), Kind.EXTRA, what, where, present=meaning)

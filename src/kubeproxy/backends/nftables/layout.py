@@ -63,6 +63,7 @@ class SetId(StrEnum):
     NO_ENDPOINT_NODEPORTS = "unserved-nodeports"
     NO_LOCAL_ENDPOINT_NODEPORTS = "no-local-endpoint-nodeports"
     FIREWALL_IPS = "firewalled-services"
+    FIREWALL_LISTS = "firewall-lists"  # the same frontends to the number of their Service's list of ranges
     FIREWALL_ALLOW = "firewall-allow"
     NODEPORT_IPS = "nodeport-ips"
 
@@ -87,8 +88,11 @@ POOL_MAPS: Final = (
 )
 """By endpoint map, as VERDICT_MAPS."""
 
+NUMBER_MAPS: Final = (*POOL_MAPS, SetId.FIREWALL_LISTS)
+"""Maps to numbers that are written as addresses."""
+
 LARGEST_NUMBER: Final = 1 << 30
-"""What a service port's number may be: with a bit for the pool it goes into an IPv4 address."""
+"""What the number of a service port, or of a list, may be: with a bit for the pool it goes into an IPv4 address."""
 
 SHARED: Final = (SetId.CLUSTER_IPS, SetId.HAIRPIN)
 """Sets whose elements several service ports ask for: they stay until the last one lets go."""
@@ -144,7 +148,7 @@ _OTHER_KEYS: dict[str, tuple[str, ...]] = {
     SetId.CLUSTER_IPS: ("address",),
     SetId.NODEPORT_IPS: ("address",),
     SetId.HAIRPIN: ("source", "address"),
-    SetId.FIREWALL_ALLOW: ("address", "protocol", "port", "source"),
+    SetId.FIREWALL_ALLOW: ("address", "source"),
 }
 
 
@@ -180,7 +184,7 @@ class Layout:
             kind, typeof = Kind.DESTINATION, f"{typeof} : {self.ip} daddr . th dport"
         elif name in VERDICT_MAPS:
             kind, typeof = Kind.VERDICT, f"{typeof} : verdict"
-        elif name in POOL_MAPS:
+        elif name in NUMBER_MAPS:
             kind, typeof = Kind.NUMBER, f"{typeof} : {self.ip} daddr"
         elif name == SetId.FIREWALL_ALLOW:
             kind = Kind.INTERVAL
@@ -198,8 +202,13 @@ def pool_number(number: int, policy: Policy, family: Family) -> bytes:
     return (2 * number + policy).to_bytes(family.address_size, "big")
 
 
+def list_number(number: int, family: Family) -> bytes:
+    """Return what stands for a Service's list of source ranges in the set of all ranges: an address that is none."""
+    return pool_number(number, Policy.CLUSTER, family)
+
+
 def service_port_number(packed: bytes) -> int:
-    """Return the number of the service port whose pool a number stands for."""
+    """Return the number of the service port whose pool, or of the Service whose list, a number stands for."""
     return int.from_bytes(packed, "big") >> 1
 
 

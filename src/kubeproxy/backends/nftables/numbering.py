@@ -1,4 +1,4 @@
-"""The numbers by which the kernel knows service ports with session affinity: who has which. Pure.
+"""The numbers by which the kernel knows service ports with session affinity, and lists of source ranges. Pure.
 
 A number that had been another's would bring its clients along, so none is given twice, and who has one keeps it.
 """
@@ -10,6 +10,11 @@ from itertools import count
 
 from kubeproxy.backends.nftables.layout import LARGEST_NUMBER
 from kubeproxy.model.plan import ServicePortKey
+
+
+def list_key(key: ServicePortKey) -> ServicePortKey:
+    """Return what stands for a Service's list of source ranges, given any of its service ports: one of no protocol."""
+    return key._replace(port_name="", protocol=0)
 
 
 class Numbers:

@@ -19,13 +19,15 @@ from kubeproxy.backends.nftables.layout import (
     SetId,
     class_of,
     class_set,
+    list_number,
     pool_number,
     service_key,
     slot_bytes,
 )
-from kubeproxy.backends.nftables.numbering import Numbers
+from kubeproxy.backends.nftables.numbering import Numbers, list_key
 from kubeproxy.backends.nftables.shares import SLOTS, STICKY_SLOTS, slot_counts
 from kubeproxy.model import maglev
+from kubeproxy.model.addresses import Range, merge_ranges
 from kubeproxy.model.plan import Action, Frontend, FrontendKind, Hashing, Policy, Pool, ServicePlan, Traffic
 
 # For what is done for every Service, see model.compile.
@@ -44,13 +46,16 @@ class Table(tuple[bytes, ...]):
 class Placed(NamedTuple):
     """A plan with its pools in slot order, and the number that the kernel knows its clients by: 0 without affinity.
 
-    In a pool with weights an endpoint has as many slots as its share asks for.
+    In a pool with weights an endpoint has as many slots as its share asks for. `ranges` is the number that the kernel
+    knows the Service's source ranges by, 0 without any; `allowed` are these ranges, for one of its plans only.
     """
 
     plan: ServicePlan
     cluster: Pool
     local: Pool
     number: int
+    ranges: int = 0
+    allowed: tuple[Range, ...] = ()
 
     @classmethod
     def fresh(cls, plan: ServicePlan, numbers: Numbers) -> Placed:
@@ -74,6 +79,20 @@ def place(plan: ServicePlan, before: Placed | None, numbers: Numbers) -> Placed:
     if plan.balance is not None and plan.balance.hashing is not None:
         return Placed(plan, cluster, local, number)
     return Placed(plan, assign(before.cluster, cluster), assign(before.local, local), number)
+
+
+def place_all(plans: Sequence[ServicePlan], before: Sequence[Placed], numbers: Numbers) -> tuple[Placed, ...]:
+    """Place all plans of a Service: where they were, if they were there before."""
+    if before:
+        known = {item.plan.key: item for item in before}
+        after = tuple([place(plan, known.get(plan.key), numbers) for plan in plans])
+    else:
+        after = tuple([Placed.fresh(plan, numbers) for plan in plans])
+    if not after or plans[0].source_ranges is None:
+        return after
+    number = next((item.ranges for item in before if item.ranges), 0) or numbers.of(list_key(plans[0].key))
+    first, *others = [item._replace(ranges=number) for item in after]
+    return (first._replace(allowed=merge_ranges(plans[0].source_ranges)), *others)
 
 
 def slots(plan: ServicePlan, policy: Policy) -> Pool:
@@ -154,6 +173,10 @@ def translate(item: Placed, recipient: Recipient) -> None:
         _frontend(item, frontend, plan.traffic(frontend), recipient)
     for address in plan.hairpin:
         recipient.entry(SetId.HAIRPIN, address + address, b"")
+    if item.allowed:
+        number = list_number(item.ranges, plan.key.family)
+        for first, last in item.allowed:
+            recipient.entry(SetId.FIREWALL_ALLOW, number + first + number + last, b"")
 
 
 def _frontend(item: Placed, frontend: Frontend, traffic: Traffic, recipient: Recipient) -> None:
@@ -161,10 +184,9 @@ def _frontend(item: Placed, frontend: Frontend, traffic: Traffic, recipient: Rec
     key = service_key(frontend.key)
     if kind is _CLUSTER_IP:
         recipient.entry(_CLUSTER_IPS, frontend.key[:-3], b"")
-    elif (sources := item.plan.sources(frontend)) is not None:
+    elif kind is FrontendKind.LOADBALANCER and item.plan.source_ranges is not None:
         recipient.entry(SetId.FIREWALL_IPS, key, b"")
-        for first, last in sources:
-            recipient.entry(SetId.FIREWALL_ALLOW, key + first + key + last, b"")
+        recipient.entry(SetId.FIREWALL_LISTS, key, list_number(item.ranges, item.plan.key.family))
     way = way_of(kind, traffic)
     if way.picked:
         _forward(item, key, way, recipient)

@@ -158,7 +158,14 @@ class Ruleset:
                 f"meta mark set meta mark xor {self._mark}",
                 "masquerade fully-random",
             ),
-            "firewall-check": (f"{service} @firewalled-services {service} . {ip} saddr != @firewall-allow drop",),
+            "firewall-check": (f"{service} @firewalled-services goto source-ranges",),
+            # A list's number stands where the destination is for as long as it takes to look it up with the source.
+            "source-ranges": (
+                f"{ip} daddr set {service} map @firewall-lists",
+                f"{ip} daddr . {ip} saddr @firewall-allow goto source-allowed",
+                f"{ip} daddr set ct original {ip} daddr drop",
+            ),
+            "source-allowed": (f"{ip} daddr set ct original {ip} daddr",),
             "service-endpoints-check": (
                 f"{service} @no-local-endpoint-services drop",
                 f"{service} @unserved-services goto refuse",

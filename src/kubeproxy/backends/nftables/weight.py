@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from kubeproxy.backends.mode import Weight
 from kubeproxy.backends.nftables.numbering import Numbers
-from kubeproxy.backends.nftables.render import Placed, translate
+from kubeproxy.backends.nftables.render import place_all, translate
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals, Pool, ServiceName, ServicePlan
 
@@ -38,7 +38,6 @@ def weigh(
     """See backends.mode.Weigh."""
     scale, numbers = _Scale(), Numbers()
     for plans in wanted.values():
-        for plan in plans:
-            if plan.key.family is family:
-                translate(Placed.fresh(plan, numbers), scale)
+        for item in place_all([plan for plan in plans if plan.key.family is family], (), numbers):
+            translate(item, scale)
     return Weight(scale.count, "elements")

@@ -44,6 +44,8 @@ class Words:
     def front(self, set_id: str, key: bytes) -> str:
         """Return what an element is about: a frontend, or an address where its set has no ports."""
         size = self._layout.family.address_size if "address" in self._layout.shapes[set_id].fields else 0
+        if set_id == SetId.FIREWALL_ALLOW:
+            return f"source ranges number {unpack(key[:size])}"
         if "port" not in self._layout.shapes[set_id].fields:
             return unpack(key[:size])
         return front_text(key[:size], key[size], int.from_bytes(key[size + 4 : size + 6], "big"))
@@ -61,6 +63,8 @@ class Words:
             return f"open for {first}" if first == last else f"open for {first} to {last}"
         if set_id in VERDICT_MAPS:
             return f"forwarded with session affinity, by chain {data.decode(errors='replace')}"
+        if set_id == SetId.FIREWALL_LISTS:
+            return f"its source ranges are kept under the number {unpack(data)}"
         if set_id in POOL_MAPS:
             return f"its clients are remembered under the number {unpack(data)}"
         return _MEANINGS.get(set_id) or _PICKED.get(set_id, "known")

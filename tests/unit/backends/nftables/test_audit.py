@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.backends.nftables import audit
-from kubeproxy.backends.nftables.layout import Layout, SetId
+from kubeproxy.backends.nftables.layout import NUMBER_MAPS, Layout, SetId, list_number
 from kubeproxy.backends.nftables.numbering import Numbers
 from kubeproxy.backends.nftables.render import Placed, place, render, slots
 from kubeproxy.errors import ApplyError
@@ -83,9 +83,9 @@ def test_recalled_endpoints_move_as_little_as_those_remembered(history):
 
 
 def test_nothing_is_recalled_from_an_empty_table():
-    assert audit.ranges_by_frontend({SetId.FIREWALL_ALLOW: {}}, Family.IPV4) == {}
-    transport, one, two = b"\x06\0\0\0\0\x50\0\0", b"\x0a\0\0\1", b"\x0a\0\0\2"
-    span, other = (one + transport + a + one + transport + b for a, b in ((one, two), (two, two)))
-    assert audit.ranges_by_frontend({SetId.FIREWALL_ALLOW: {span: b"", other: b""}}, Family.IPV4) == {
-        one + transport: [span, other]
-    }
+    assert audit.ranges_by_list({SetId.FIREWALL_ALLOW: {}}, Family.IPV4) == {}
+    number, one, two = list_number(3, Family.IPV4), b"\x0a\0\0\1", b"\x0a\0\0\2"
+    span, other = (number + a + number + b for a, b in ((one, one), (two, two)))
+    found = {SetId.FIREWALL_ALLOW: {span: b"", other: b""}}
+    assert audit.ranges_by_list(found, Family.IPV4) == {number: [span, other]}
+    assert set(audit.numbers({key: {} for key in NUMBER_MAPS} | found)) == {3}

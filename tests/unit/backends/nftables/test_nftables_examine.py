@@ -150,7 +150,7 @@ def test_what_becomes_of_a_frontend_is_told(ground):
 def test_a_source_range_that_another_program_added(ground):
     plans = {A: plans_of("a", 1, ingress=["198.51.100.1"], load_balancer_source_ranges=["172.16.0.0/24"])}
     resync(ground.start(), plans)
-    ground.disturb("add element ip kube-proxy firewall-allow { 198.51.100.1 . tcp . 80 . 10.1.0.0-10.1.0.255 }")
+    ground.disturb("add element ip kube-proxy firewall-allow { 0.0.0.2 . 10.1.0.0-10.1.0.255 }")
     for found in (everything(ground, plans), some(ground, plans)):
         (finding,) = found
         assert (finding.service, finding.kind) == (A, Kind.EXTRA)

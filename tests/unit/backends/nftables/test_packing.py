@@ -112,7 +112,7 @@ def test_many_elements_are_cut_between_elements(family):
         address = n.to_bytes(size, "big")
         subject.add(SetId.AFFINITY_SERVICES, address + bytes(8), b"cluster-%d-30s" % n)
         subject.add("endpoints-4", address + bytes(8), b"")
-        subject.add(SetId.FIREWALL_ALLOW, (address + bytes(8) + address) * 2, b"")
+        subject.add(SetId.FIREWALL_ALLOW, (address + address) * 2, b"")
         subject.add(SetId.HAIRPIN, address + address, b"")
         subject.remove(SetId.NO_ENDPOINT_SERVICES, address + bytes(8))
     parts = subject.messages()

@@ -20,6 +20,7 @@ from kubeproxy.backends.nftables.layout import (
     class_of,
     class_set,
     client_set,
+    list_number,
     parse_chain_name,
     pool_number,
     service_key,
@@ -260,7 +261,7 @@ def test_key_sizes(family):
             assert shape.key_size(family) == shapes[endpoint_map].key_size(family) - 4
             assert shape.kind is Kind.PLAIN
     assert shapes[SetId.HAIRPIN].key_size(family) == 2 * size
-    assert shapes[SetId.FIREWALL_ALLOW].key_size(family) == 2 * size + 8
+    assert shapes[SetId.FIREWALL_ALLOW].key_size(family) == 2 * size
 
 
 def test_elements_as_text():
@@ -275,8 +276,9 @@ def test_elements_as_text():
             SetId.AFFINITY_POOLS: {one + transport: pool_number(7, Policy.LOCAL, V4)},
             "endpoints-4": {one + transport: b""},
             SetId.CLUSTER_IPS: {one: b""},
-            SetId.FIREWALL_ALLOW: {one + transport + one + one + transport + two: b"",
-                                   one + transport + two + one + transport + two: b""},
+            SetId.FIREWALL_LISTS: {one + transport: list_number(7, V4)},
+            SetId.FIREWALL_ALLOW: {list_number(7, V4) + one + list_number(7, V4) + two: b"",
+                                   list_number(7, V4) + two + list_number(7, V4) + two: b""},
         },
     )  # fmt: skip
     head = "add element ip kube-proxy"
@@ -286,8 +288,9 @@ def test_elements_as_text():
         f"{head} affinity-pools {{ 10.0.0.1 . tcp . 80 : 0.0.0.15 }}",
         f"{head} endpoints-4 {{ 10.0.0.1 . tcp . 80 }}",
         f"{head} cluster-ips {{ 10.0.0.1 }}",
-        f"{head} firewall-allow {{ 10.0.0.1 . tcp . 80 . 10.0.0.1-10.0.0.255 }}",
-        f"{head} firewall-allow {{ 10.0.0.1 . tcp . 80 . 10.0.0.255 }}",
+        f"{head} firewall-lists {{ 10.0.0.1 . tcp . 80 : 0.0.0.14 }}",
+        f"{head} firewall-allow {{ 0.0.0.14 . 10.0.0.1-10.0.0.255 }}",
+        f"{head} firewall-allow {{ 0.0.0.14 . 10.0.0.255 }}",
     ]
 
 
