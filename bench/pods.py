@@ -5,6 +5,7 @@ As a program it obeys JSON commands (companion.py) in a namespace of its own.
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import socket
 import sys
@@ -56,7 +57,7 @@ def _datagram(listening: socket.socket, address: str) -> None:
 def _connection(listening: socket.socket, address: str) -> None:
     link, _ = listening.accept()
     now = time.monotonic_ns()
-    with link:
+    with link, contextlib.suppress(ConnectionError):  # a probe that has its answer from elsewhere is gone
         link.send(f"{address} {now}".encode())
 
 

@@ -12,9 +12,7 @@ DISTURBANCES = {
     "missing cluster IP": ["delete element ip kube-proxy cluster-ips { 10.96.0.1 }"],
     "missing hairpin": ["delete element ip kube-proxy hairpin-endpoints { 10.244.0.1 . 10.244.0.1 }"],
     "missing node address": ["delete element ip kube-proxy nodeport-ips { 192.0.2.1 }"],
-    "missing range": [
-        "delete element ip kube-proxy firewall-allow { 0.0.0.2 . 172.16.0.0-172.16.0.255 }"
-    ],
+    "missing range": ["delete element ip kube-proxy firewall-allow { 0.0.0.2 . 172.16.0.0-172.16.0.255 }"],
     "stray endpoint": ["add element ip kube-proxy endpoints { 10.96.0.1 . tcp . 80 . 3 : 10.9.9.9 . 99 }"],
     "stray service": ["add element ip kube-proxy cluster-services { 10.96.9.9 . tcp . 80 }"],
     "stray class": ["add element ip kube-proxy endpoints-1 { 10.96.0.1 . tcp . 80 }"],

@@ -17,6 +17,14 @@ def test_every_test_that_is_named_is_one() -> None:
     assert named <= there
 
 
+def test_each_line_of_the_threat_model_names_a_test() -> None:
+    model, _, _ = TEXT.partition("## What it is made of")
+    rows = [line for line in model.splitlines() if line.startswith("| ") and line.count("|") == 4]
+    lines = [line for line in rows if not line.startswith("| what is tried")]
+    assert len(lines) > 20
+    assert [line for line in lines if not re.search(r"test_\w+\.py|the same|target", line.split("|")[3])] == []
+
+
 def test_the_targets_that_are_named_are_some() -> None:
     lists = re.findall(r"targets? ((?:`\w+`,? ?)+)", TEXT)
     named = {name for found in lists for name in re.findall(r"`(\w+)`", found)}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.model.addresses import Family
+from kubeproxy.model.addresses import Family, unpack
 from kubeproxy.model.events import Replaced, Upserted
-from kubeproxy.model.objects import ServicePort
+from kubeproxy.model.objects import EndpointPort, ServicePort
 from kubeproxy.model.planner import Planner
-from support.cluster_objects import key, service, world
+from support.cluster_objects import endpoint, endpoint_slice, key, service, world
 
 VICTIM, EVIL = ("default", "victim"), ("evil", "evil")
 PORTS = [ServicePort(port=443, node_port=30443)]
@@ -62,3 +62,20 @@ def test_addresses_of_nodes_pods_and_the_world_are_served_as_written(address: st
     """As by the Go kube-proxy (CVE-2020-8554): who must not, is stopped by admission or by the gate."""
     made = planner(external_ips=[address])
     assert made.owner(Family.IPV4, key(f"{address}:443")) == EVIL
+
+
+def test_endpoints_are_those_of_the_services_own_namespace() -> None:
+    made = planner()
+    ports = [EndpointPort(port=443)]
+    foreign = endpoint_slice(endpoint("203.0.113.99"), name="x", of="victim", namespace="evil", ports=ports)
+    own = endpoint_slice(endpoint("10.96.0.66"), of="victim", ports=ports)
+    made.apply([Upserted("endpointslices", foreign)])
+    assert pools(made) == set()
+    made.apply([Upserted("endpointslices", own)])  # another Service's address, served as written
+    assert pools(made) == {"10.96.0.66"}
+
+
+def pools(made: Planner) -> set[str]:
+    """The endpoints that connections to the victim may get."""
+    made.take()
+    return {unpack(destination[:-2]) for plan in made.compiled[VICTIM].plans for destination in plan.cluster}
