@@ -143,6 +143,7 @@ async def _alone(share: Share) -> int:
     """Play in this process."""
     began, tally = time.monotonic(), Tally()
     status = await world(share, tally)
+    tally.update(cpu=_used(), failed=status)
     print(told(share.mode, tally, time.monotonic() - began), flush=True)
     return status
 
@@ -153,9 +154,14 @@ async def share(text: str) -> int:
     try:
         return await world(Share(*json.loads(text)), tally)
     finally:
-        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        tally["cpu"] = sum(one.ru_utime + one.ru_stime for one in used)
+        tally["cpu"] = _used()
         print(_TALLY + json.dumps(tally), flush=True)
+
+
+def _used() -> float:
+    """Return the seconds of CPU of this process and of those below it that ended: all, once a world is down."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 async def points(text: str) -> int:
