@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kubeproxy.backends.ahead import Ahead
@@ -110,7 +110,10 @@ class NftablesBackend:
                 for name, plans in group:
                     before = self._placed.get(name, ())
                     after = place_all(plans, before, self._numbers)
-                    self._change(batch, before, after)
+                    if len(after) > 1 and not before and len(group) == 1:
+                        batch = yield from self._by_ports(name, after, batch, ahead)
+                    else:
+                        self._change(batch, before, after)
                     batch.services[name] = after
                 if batch.transaction.elements >= BATCH:
                     yield from ahead.commit(batch)
@@ -120,6 +123,23 @@ class NftablesBackend:
         self._reset_gone()
         if _weight(self._chains) > self._prune_at:
             self._prune()
+
+    def _by_ports(
+        self, name: ServiceName, placed: tuple[Placed, ...], batch: _Batch, ahead: Ahead[_Batch]
+    ) -> Generator[int, None, _Batch]:
+        """Take a new Service up port by port, each of which stands alone; return the batch that is not committed yet.
+
+        The kernel's hash tables do not grow within a transaction: a million elements in one would hold it for long.
+        """
+        batch.transaction.next_service()
+        for count, item in enumerate(placed, 1):
+            translate(item, batch.transaction)
+            if batch.transaction.elements >= BATCH and count < len(placed):
+                batch.services[name] = placed[:count]
+                asked = batch.transaction.asked
+                yield from ahead.commit(batch)
+                batch = _Batch(Transaction(self._packers, self._users, asked), {}, [])
+        return batch
 
     def _spare_taken(self) -> None:
         """Let connections to addresses that are taken again be."""

@@ -74,7 +74,7 @@ class Transaction:
     As the recipient of render.translate it takes what is new; what is shared is added for its first user only.
     """
 
-    def __init__(self, packers: Packers, users: Users) -> None:
+    def __init__(self, packers: Packers, users: Users, asked: Iterable[tuple[str, bytes]] = ()) -> None:
         self.elements = 0
         self._packers = packers
         self._users = users
@@ -82,19 +82,20 @@ class Transaction:
         self._added: defaultdict[str, list[bytes]] = defaultdict(list)
         self._removed: defaultdict[str, list[bytes]] = defaultdict(list)
         self._verdicts: set[bytes] = set()
-        self._asked: set[tuple[str, bytes]] = set()
+        self.asked = set(asked)
+        """What is shared and the Service at hand has asked for, maybe in the transaction before."""
 
     def next_service(self) -> None:
         """Say that what follows is another Service's: each counts once, however many of its ports share an element."""
-        self._asked.clear()
+        self.asked.clear()
 
     def entry(self, set_id: str, key: bytes, data: bytes) -> None:
         """Add an element that a Service asks for, unless another one has it there already."""
         users = self._users.get(set_id)
         if users is not None:
-            if (set_id, key) in self._asked:
+            if (set_id, key) in self.asked:
                 return
-            self._asked.add((set_id, key))
+            self.asked.add((set_id, key))
             users[key] = known = users.get(key, 0) + 1
             if known > 1:
                 return

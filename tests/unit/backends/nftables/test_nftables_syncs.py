@@ -202,3 +202,17 @@ def test_a_kernel_that_does_not_remove_unused_chains_keeps_them(ground, monkeypa
     sync(backend, *plans.items())
     assert {"pick-3-20s", "pick-4-10s"} <= set(ground.chains())
     ground.is_clean(backend, plans)
+
+
+def test_a_new_service_with_many_ports_takes_several_transactions(ground, monkeypatch):
+    monkeypatch.setattr("kubeproxy.backends.nftables.backend.BATCH", 20)
+    ports = [ServicePort(port=port, name=f"p{port}") for port in range(1, 11)]
+    backend = ground.start()
+    resync(backend, {})
+    before = ground.generation()
+    plans = {("default", "many"): plans_of("many", 1, 5, ports=ports)}
+    sync(backend, *plans.items())
+    assert 3 < ground.generation() - before < 10
+    ground.is_clean(backend, plans)
+    sync(backend, (("default", "many"), ()))
+    ground.is_clean(backend, {})
