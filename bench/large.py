@@ -1,16 +1,65 @@
-"""large: 100,000 Services of ten endpoints, from executing the proxy; the same figures as restart."""
+"""large: 100,000 Services of ten endpoints, from executing the proxy, as restart measures it; and the proxy's own part,
+in one process without API server and kernel: from pages to packed transactions.
+"""
 
 from __future__ import annotations
 
-from bench import restart
-from bench.report import Report
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import objects, proxy, restart
+from bench.figures import spreads
+from bench.report import Report, Row
 from bench.runs import Run
+from kubeproxy.backends.nftables.backend import NftablesBackend
+from kubeproxy.backlog import Backlog
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.events import Replaced
+from kubeproxy.model.planner import Planner
 
 SIZE = "100kx10"
 
 
+class _Nowhere:
+    """A table that takes everything and has nothing."""
+
+    family = Family.IPV4
+
+    def commit(self, messages: Sequence[bytes]) -> None:
+        pass
+
+    def generation(self) -> int:
+        return 0
+
+    def elements(self, _: str) -> tuple[()]:
+        return ()
+
+
+def alone(size: str) -> dict[str, float]:
+    """Take lists in and pack all of it; CPU time in s, making the pages included, and memory in MB."""
+    wanted = objects.parse_size(size)
+    proxy.collect_as_the_proxy_does()
+    nowhere: Any = _Nowhere()
+    backend = NftablesBackend(nowhere, proxy.world())
+    planner, backlog = Planner(proxy.world()), Backlog(Family.IPV4)
+    lists = ("services", objects.service_pages(wanted)), ("endpointslices", objects.slice_pages(wanted))
+    planner.apply([Replaced(resource, proxy.listed(resource, pages).objects) for resource, pages in lists])
+    backlog.add(planner.take())
+    for _ in backend.sync(backlog.plans()):
+        pass
+    memory = {}
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name in {"VmRSS", "VmHWM"}:
+            memory[name] = int(value.split()[0]) / 1024
+    return {"cpu": time.process_time(), "rss": memory["VmRSS"], "peak": memory["VmHWM"]}
+
+
 def run(with_: Run) -> Report:
-    """Measure it: minutes, and 10 GB of memory for the API server's side."""
-    rows = [restart.row(with_, SIZE, 1)]
+    """Measure it: minutes, and some GB of memory for the API server's side."""
+    own = with_.measure(f"{SIZE} in one process", alone, size=SIZE)
+    rows = [Row(f"{SIZE}, without API server and kernel", dict(spreads([own]))), restart.row(with_, SIZE, 1)]
     title = "A million endpoints: a start, and a restart onto what is there"
     return Report("large", title, restart.COLUMNS, rows, restart.chart(rows), restart.NOTES)
