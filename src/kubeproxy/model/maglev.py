@@ -6,8 +6,10 @@ the client's slot the kernel's nft_jhash_eval (net/netfilter/nft_hash.c) and jha
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from heapq import heapify, heapreplace
 from typing import Final
 
 from kubeproxy.model.plan import Hashing, HashKey, Pool, Weights
@@ -35,30 +37,56 @@ def fill(pool: Pool, weights: Weights, size: int) -> Pool:
     if not pool:
         return ()
     members = sorted(zip(pool, weights or (1,) * len(pool), strict=True))
-    heaviest = max(weight for _, weight in members)
-    ways = [_way(destination, size) for destination, _ in members]
-    at, skips = [offset for offset, _ in ways], [skip for _, skip in ways]
-    destinations, turns = [d for d, _ in members], [weight for _, weight in members]
-    every = range(len(members))
-    due = [0] * len(members)
+    destinations = [d for d, _ in members]
+    at, skips = [-1] * len(members), [0] * len(members)
     table: list[bytes] = [b""] * size
     left = size
+    for n in _turns([weight for _, weight in members]):
+        slot = at[n]
+        if slot < 0:  # where there are more destinations than slots, most of them have no turn
+            slot, skips[n] = _way(destinations[n], size)
+        skip = skips[n]
+        while table[slot]:
+            slot += skip
+            if slot >= size:
+                slot -= size
+        table[slot] = destinations[n]
+        at[n] = slot
+        left -= 1
+        if not left:
+            break
+    return tuple(table)
+
+
+_SPARSE: Final = 4
+"""How many have no turn for each that has one, above which the next turn is looked up."""
+
+
+def _turns(weights: Sequence[int]) -> Iterator[int]:
+    """Yield whose turn it is, for ever: in a round those whose weights have come to one more of the heaviest's."""
+    count, heaviest = len(weights), max(weights)
+    if sum(weights) * _SPARSE < heaviest * count:
+        yield from _sparse_turns(weights, heaviest)
+    due, every = [0] * count, range(count)
     while True:
         for n in every:
-            due[n] += turns[n]
-            if due[n] < heaviest:
-                continue
-            due[n] -= heaviest
-            slot, skip = at[n], skips[n]
-            while table[slot]:
-                slot += skip
-                if slot >= size:
-                    slot -= size
-            table[slot] = destinations[n]
-            at[n] = slot
-            left -= 1
-            if not left:
-                return tuple(table)
+            due[n] += weights[n]
+            if due[n] >= heaviest:
+                due[n] -= heaviest
+                yield n
+
+
+def _sparse_turns(weights: Sequence[int], heaviest: int) -> Iterator[int]:
+    """Yield the same where most have no turn in most rounds: thousands of a small weight beside one of a large one."""
+    count, turns = len(weights), [1] * len(weights)
+    # The round of the next turn, and who has it, as one number.
+    upcoming = [-(-heaviest // weight) * count + n for n, weight in enumerate(weights)]
+    heapify(upcoming)
+    while True:
+        n = upcoming[0] % count
+        yield n
+        turns[n] += 1
+        heapreplace(upcoming, -(-turns[n] * heaviest // weights[n]) * count + n)
 
 
 @lru_cache(maxsize=1 << 14)

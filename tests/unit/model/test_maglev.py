@@ -1,5 +1,6 @@
 """Maglev: tables are even, alike on every node and steady; a client's slot is the kernel's; annotations ask for it."""
 
+import itertools
 import random
 from collections import Counter
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kubeproxy.model import maglev
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.answer import Packet, answer
 from kubeproxy.model.compile import compile_service
@@ -44,6 +46,21 @@ def test_shares_are_those_of_the_weights(weights, size):
     counts = Counter(fill(pool, tuple(weights), size))
     for destination, weight in zip(pool, weights, strict=True):
         assert abs(counts[destination] - size * weight / sum(weights)) <= 1 + len(weights)
+
+
+@given(st.lists(st.sampled_from([1, 2, 7, 100]), min_size=1, max_size=30).map(tuple))
+def test_turns_are_the_same_when_most_have_none(weights):
+    every, skipping = maglev._turns((*weights, *[100] * 90)), maglev._sparse_turns(weights, max(weights))
+    dense = [n for n in itertools.islice(every, 4000) if n < len(weights)]
+    if 100 in weights:
+        assert list(itertools.islice(skipping, len(dense))) == dense
+
+
+def test_thousands_of_little_weight_beside_one_of_much():
+    pool = tuple(bytes([10, n >> 8, n & 255, 1, 0, 80]) for n in range(3000))
+    counts = Counter(fill(pool, (*[1] * 2999, 100), 251))
+    assert counts.pop(pool[-1]) == 99, "the table is full in the hundredth round, before its turn"
+    assert set(counts.values()) == {1}
 
 
 MOVED = {(251, 2): 0.005, (1021, 2): 0.005, (1021, 3): 0.01, (4093, 3): 0.005, (4093, 5): 0.01, (1021, 10): 0.035}
