@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kubeproxy.model.plan import ROOM
 from support.fuzz.extravagance import CASES, cost
 from support.fuzz.judge import CONSTANT, TIMES
 
@@ -32,3 +33,8 @@ def test_source_ranges_are_there_once_for_all_addresses_and_ports() -> None:
 
 def test_weights_multiply_within_limits() -> None:
     assert cost(CASES["1,000 endpoints with weights"]()).elements < 65 * 1000
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "21 addresses" in case])
+def test_weights_and_tables_have_room_for_all_ports_and_addresses_together(case: str) -> None:
+    assert cost(CASES[case]()).elements < 1.2 * ROOM

@@ -148,7 +148,7 @@ class Hashing(NamedTuple):
     size: int
 
 
-ROOM: Final = 1 << 18
+ROOM: Final = 1 << 16
 """How often a Service's endpoints are entered in a family at most, for weights and tables over all of its frontends."""
 
 

@@ -72,6 +72,12 @@ CASES: Final[dict[str, Callable[[], list[Json]]]] = {
     "1,000 slices of 100 endpoints": lambda: [_service(), *(_slice(100, number=n) for n in range(1000))],
     "1,000 endpoints with weights": lambda: [
         _service({"kube-proxy-py/weights": ",".join(f"n{n}={1 + n % 99}" for n in range(1000))}), _slice(1000)],
+    "3 ports, 21 addresses, Maglev with 4,093 slots": lambda: [
+        _service({"kube-proxy-py/algorithm": "maglev-4093"}, 20, type="LoadBalancer", ports=_ports(3, "port")),
+        _slice(1, 3)],
+    "30 ports, 21 addresses, 100 endpoints with weights": lambda: [
+        _service({"kube-proxy-py/weights": "n0=1"}, 20, type="LoadBalancer", ports=_ports(30, "port")),
+        _slice(100, 30)],
     "1,000 ports, 10 endpoints": lambda: [_service(ports=_ports(1000, "port")), _slice(10, 1000)],
     "100 addresses, 1,000 source ranges": lambda: [_service(ingress=100, **_ranges(1000)), _slice(1)],
     "100 ports, 20 addresses, 1,000 source ranges": lambda: [
