@@ -102,7 +102,7 @@ def _render(family: Family, plans: dict) -> None:
         render([Placed.fresh(plan, numbers) for plan in found])
     contents = Contents(Style("", "", 8 * family.address_size, False))
     contents.load(plans)
-    text = "".join(piece.rules for piece in contents.own_chains())
+    text = "".join(rules for chains in contents.own_chains() for rules in chains.values())
     text += "".join(contents.shared(position) for position in range(4))
     for line in text.splitlines():
         assert line.startswith("-A KUBE-"), line
