@@ -19,7 +19,7 @@ from bench.charts import draw
 from bench.runs import Run
 from bench.worker import BenchmarkFailed
 
-DEFAULT = ("sync", "change", "churn", "start", "e2e", "path", "counters")
+DEFAULT = ("sync", "change", "churn", "start", "e2e", "path", "firstpacket", "counters")
 OTHER_MODES = ("iptables", "ipvs", "userspace", "lasting")  # half an hour more
 SEEING = ("seeing", "page")
 BEYOND = ("resets", "balancing", "flowtable", "udp", "restart", "large")

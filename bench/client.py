@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from bench import bursts
 from bench.companion import say
 from bench.network import configure
 from bench.worker import die_with_parent, enter_new_namespace
@@ -99,6 +100,19 @@ def connect_times(target: tuple[str, int], count: int) -> list[float]:
         found.append(time.perf_counter() - began)
         link.close()
     return found
+
+
+def alternating(groups: list[list[str]], ports: list[int], count: int) -> list[list[float]]:
+    """Return how long connections to each of some groups of addresses took, in seconds: one to each group in turns.
+
+    Which address of a group, is random, so that one of many endpoints is as rarely used as by clients of a Service.
+    """
+    choose = random.Random(1).choice
+    turns = [
+        [connect_times((choose(addresses), port), 1)[0] for addresses, port in zip(groups, ports, strict=True)]
+        for _ in range(count)
+    ]
+    return [list(taken) for taken in zip(*turns, strict=True)]
 
 
 def throughput(target: tuple[str, int], seconds: float) -> float:
@@ -223,6 +237,12 @@ def _obey(command: dict[str, Any]) -> dict[str, Any]:
             began = time.perf_counter()
             seconds = connect_times(target, command["count"])
             return {"seconds": seconds, "took": time.perf_counter() - began}
+        case "bursts":
+            return {
+                "seconds": bursts.alternating(command["source"], command["groups"], command["ports"], command["count"])
+            }
+        case "alternate":
+            return {"seconds": alternating(command["groups"], command["ports"], command["count"])}
         case "echoes":
             return {"seconds": echoes(target, command["connections"], command["limit"], command["size"])}
         case "requests":

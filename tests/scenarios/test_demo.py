@@ -135,7 +135,7 @@ def test_a_kept_cluster_says_how_to_use_it_and_ends_with_ctrl_c() -> None:
         assert len(commands) == 4
         said = [subprocess.check_output(c.split(), text=True, timeout=10) for c in commands]
         assert any('"pod": "whoami-' in text for text in said)
-        assert any("set cluster-services" in text for text in said)
+        assert any("map cluster-services" in text for text in said)
         page = re.search(r"http://127\.0\.0\.1:\d+/ui/", printed)
         assert page is not None, printed
         with urlopen(page[0], timeout=10) as answer:

@@ -102,8 +102,8 @@ async def test_sctp_is_programmed(live: Live) -> None:
         address = live.front("sctp", "cluster", family).address
         one, two = (f"{live.ips[pod][family]} . 3000" for pod in ("a1", "b1"))
         wanted = {
-            "cluster-services": {f"{address} . sctp . 8132"},
-            "external-nodeports": {"sctp . 30132"},
+            "cluster-services": {f"{address} . sctp . 8132 : 2"},
+            "external-nodeports": {"sctp . 30132 : 2"},
             "endpoints": {f"{address} . sctp . 8132 . 0 : {one}", f"{address} . sctp . 8132 . 1 : {two}"},
             "nodeport-endpoints": {f"sctp . 30132 . 0 : {one}", f"sctp . 30132 . 1 : {two}"},
         }
@@ -116,7 +116,6 @@ async def test_sctp_is_programmed(live: Live) -> None:
 
 
 async def _elements(live: Live, table: str, name: str) -> set[str]:
-    """The elements of a set or map, as nft writes them."""
-    kind = "map" if name.endswith("endpoints") else "set"
-    text = " ".join((await live.nft("list", kind, table, "kube-proxy", name)).split())
+    """The elements of a map, as nft writes them."""
+    text = " ".join((await live.nft("list", "map", table, "kube-proxy", name)).split())
     return {element.strip() for element in text.partition("elements = {")[2].partition("}")[0].split(",")}

@@ -20,7 +20,7 @@ HARM = {
     "flush-table": ["flush table ip kube-proxy"],
     "delete-chain": ["flush chain ip kube-proxy nat-prerouting", "delete chain ip kube-proxy nat-prerouting"],
     "insert-rule": ["insert rule ip kube-proxy services drop"],
-    "flush-elements": ["flush map ip kube-proxy endpoints", "flush set ip kube-proxy cluster-services"],
+    "flush-elements": ["flush map ip kube-proxy endpoints", "flush map ip kube-proxy cluster-services"],
     "dormant": ["add table ip kube-proxy { flags dormant ; }"],
     "other-table-of-that-name": ["flush ruleset", "add table ip kube-proxy", "add chain ip kube-proxy services"],
 }

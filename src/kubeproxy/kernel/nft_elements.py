@@ -23,6 +23,7 @@ class Packer(NamedTuple):
 
     before_key: bytes
     before_data: bytes
+    after_data: bytes
     size: int
 
     @classmethod
@@ -30,11 +31,13 @@ class Packer(NamedTuple):
         """Return the packer of a set, or of a map to fixed-size values."""
         data = nested(nfta.SET_ELEM_DATA, attribute(nfta.DATA_VALUE, bytes(data_size))) if data_size else b""
         element = nested(nfta.LIST_ELEM, _value_of(nfta.SET_ELEM_KEY, bytes(key_size)), data)
-        return cls(element[: len(element) - len(data) - key_size], data[: len(data) - data_size], len(element))
+        padding = bytes(-data_size % 4)
+        before_data = data[: len(data) - data_size - len(padding)]
+        return cls(element[: len(element) - len(data) - key_size], before_data, padding, len(element))
 
     def pack(self, key: bytes, data: bytes) -> bytes:
-        """Return one element; sizes are multiples of four, as the kernel pads its registers."""
-        return self.before_key + key + self.before_data + data
+        """Return one element; the size of a key is a multiple of four, as the kernel pads its registers."""
+        return self.before_key + key + self.before_data + data + self.after_data
 
 
 def goto_frame(key_size: int, chain: bytes) -> tuple[bytes, bytes]:

@@ -27,7 +27,7 @@ class Remembered(NamedTuple):
 class State(NamedTuple):
     """A packet on its way. `from_node`: its source is an address of this node; `translated`: its destination was.
 
-    `original` is the destination that the connection began with.
+    `original` and `original_port` are the destination that the connection began with.
     """
 
     interface: str
@@ -38,6 +38,7 @@ class State(NamedTuple):
     protocol: int
     port: int
     original: bytes
+    original_port: int
     source_port: int = 0
     mark: int = 0
     translated: bool = False
@@ -103,6 +104,10 @@ class _Reader:
         """Read what the connection's destination was, if that comes next."""
         return self._take("ct", "original", "ip", "daddr") or self._take("ct", "original", "ip6", "daddr")
 
+    def original_port(self) -> bool:
+        """Read what the connection's destination port was, if that comes next."""
+        return self._take("ct", "original", "proto-dst")
+
     def until(self, end: str) -> list[str]:
         """Read the words before another one."""
         at = self.left.index(end)
@@ -142,6 +147,8 @@ class _Reader:
             return self._vmap(key)
         negated = self._take("!=")
         operand = self.word()
+        if operand == "{":
+            return _one_of(key, [word for word in self.until("}") if word != ","])
         if operand.startswith("@"):
             return _lookup(key, operand[1:], negated)
         return _compare(key, operand, negated)
@@ -153,7 +160,8 @@ class _Reader:
         verdicts = {}
         for entry in entries:
             value, _, verdict = entry.partition(" : ")
-            verdicts[int(value).to_bytes(4, "little")] = Verdict(*verdict.split())
+            packed = int(value).to_bytes(4, "little") if key.numgen else int(value).to_bytes(2, "big") + b"\0\0"
+            verdicts[packed] = Verdict(*verdict.split())
         return _verdicts(key, verdicts)
 
 
@@ -246,6 +254,10 @@ def _compare(key: _Key, operand: str, negated: bool) -> Step:
     return run
 
 
+def _one_of(key: _Key, protocols: list[str]) -> Step:
+    return lambda table, now, state: _when(key.fixed(state)[0] in {PROTOCOLS[name] for name in protocols}, state)
+
+
 def _verdict_map(key: _Key, name: str) -> Step:
     def run(table: Table, now: int, state: State) -> Ways:
         elements, perhaps_none = key.elements(table.set(name), now, state)
@@ -259,7 +271,9 @@ def _verdict_map(key: _Key, name: str) -> Step:
 
 def _verdicts(key: _Key, verdicts: dict[bytes, Verdict]) -> Step:
     def run(table: Table, now: int, state: State) -> Ways:
-        assert key.numgen is not None
+        if key.numgen is None:
+            yield state, verdicts.get(key.fixed(state), BREAK)
+            return
         for number in range(key.numgen.offset, key.numgen.offset + key.numgen.modulus):
             yield state, verdicts.get(number.to_bytes(4, "little"), BREAK)
 
@@ -328,6 +342,24 @@ def _readdress(reader: _Reader) -> Step:
     return run
 
 
+def _carry(reader: _Reader) -> Step:
+    """Write another port into the packet; nat does not learn of it."""
+    if reader.original_port():
+        return lambda table, now, state: iter([(state._replace(port=state.original_port), GO_ON)])
+    key = reader.key()
+    assert reader.word() == "map"
+    name = reader.word().removeprefix("@")
+
+    def run(table: Table, now: int, state: State) -> Ways:
+        element = table.set(name).find(key.fixed(state), now)
+        if element is None:
+            yield state, BREAK
+        else:
+            yield state._replace(port=int.from_bytes(element.value, "big")), GO_ON
+
+    return run
+
+
 def _masquerade(reader: _Reader) -> Step:
     assert reader.word() == "fully-random"
     return lambda table, now, state: iter([(state._replace(masqueraded=True), ACCEPT)])
@@ -362,6 +394,10 @@ _READERS: list[tuple[tuple[str, ...], Callable[[_Reader], Step]]] = [
     (("reject",), _end("reject")),
     (("masquerade",), _masquerade),
     (("ct", "state", "new"), lambda reader: lambda table, now, state: _when(True, state)),
+    (
+        ("ct", "status", "&", "dnat", "==", "0"),
+        lambda reader: lambda table, now, state: _when(not state.translated, state),
+    ),
     (("ct", "status", "dnat"), lambda reader: lambda table, now, state: _when(state.translated, state)),
     (("fib", "saddr", "type", "local"), lambda reader: lambda table, now, state: _when(state.from_node, state)),
     (("fib", "daddr", "type", "local"), lambda reader: lambda table, now, state: _when(state.to_node, state)),
@@ -372,6 +408,7 @@ _READERS: list[tuple[tuple[str, ...], Callable[[_Reader], Step]]] = [
     (("dnat", "ip6", "addr", ".", "port", "to"), _dnat),
     (("ip", "daddr", "set"), _readdress),
     (("ip6", "daddr", "set"), _readdress),
+    (("th", "dport", "set"), _carry),
     (("update",), _remember),
     (("counter", "name"), _count),
 ]

@@ -40,9 +40,18 @@ class Type:
     def size(self) -> int:
         return sum(_padded(_SIZES[name]) for name in self.fields)
 
+    @property
+    def value_size(self) -> int:
+        """Return the bytes of a map's value: one field alone has its own size."""
+        return _SIZES[self.fields[0]] if len(self.fields) == 1 else self.size
+
     def pack(self, words: list[str]) -> bytes:
         """Pack one word for each field."""
         return b"".join(_pack(name, word) for name, word in zip(self.fields, words, strict=True))
+
+    def as_value(self, words: list[str]) -> bytes:
+        """Pack a map's value: that of one field alone has the field's own size."""
+        return self.pack(words)[: self.value_size]
 
     def words(self, value: bytes) -> list[str]:
         """Return one word for each field."""

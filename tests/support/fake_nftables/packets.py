@@ -98,12 +98,14 @@ def ways(kernel: FakeKernel, packet: Packet) -> Collection[Way]:
         packet.protocol,
         packet.port,
         packet.destination,
+        packet.port,
         packet.source_port,
     )
     tables = _tables(kernel, packet)
     found = set(_hooks(kernel, tables, "output" if state.from_node else "prerouting", state))
     for way in found:
-        assert way.endpoint or way.state.destination == packet.destination, f"a packet to nowhere: {way}"
+        kept = (way.state.destination, way.state.port) == (packet.destination, packet.port)
+        assert way.endpoint or kept, f"a packet to nowhere: {way}"
     return found
 
 

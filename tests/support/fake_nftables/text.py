@@ -198,7 +198,7 @@ def _ends(word: str, interval: bool) -> tuple[str, str]:
 def _value(target: Set, text: str) -> bytes:
     if target.verdicts:
         return text.removeprefix("goto ").encode()
-    return target.value.pack(text.split(" . ")) if target.value is not None else b""
+    return target.value.as_value(text.split(" . ")) if target.value is not None else b""
 
 
 _COMMANDS: dict[tuple[str, str], Callable[..., None]] = {

@@ -175,7 +175,7 @@ class Transaction:
             if not element.value:
                 raise RefusedError(errno.EINVAL, f"no verdict for an element of {target.name}")
             self._require_target(table, element.value.decode())
-        elif len(element.value) != (target.value.size if target.value is not None else 0):
+        elif len(element.value) != (target.value.value_size if target.value is not None else 0):
             raise RefusedError(errno.EINVAL, f"a value of {len(element.value)} bytes in {target.name}")
 
     def _timed(self, target: Set, element: Element) -> Element:

@@ -54,7 +54,7 @@ class _Taking:
         cluster: Pool | None = None
         local: Pool | None = None
         for frontend in plan.frontends:
-            for endpoint_map, _, policy in way_of(frontend.kind, plan.traffic(frontend)).picked:
+            for endpoint_map, _, _, policy in way_of(frontend.kind, plan.traffic(frontend)).picked:
                 # The other frontends have the same endpoints in the same slots, or they are not as they should be.
                 if policy is _LOCAL and local is None:
                     local = self._order(endpoint_map, service_key(frontend.key), plan.local)

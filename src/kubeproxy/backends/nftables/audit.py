@@ -61,7 +61,7 @@ def clones(slots: Iterable[ChainName], table: Table) -> list[bytes]:
     """Return the messages that make slot chains, from rules that exist: nft 1.0.6 cannot add one to an existing map."""
     templates: dict[str, bytes] = {}
     for rule in table.rules(TABLE):
-        templates.setdefault(rule.chain, rule.raw)
+        templates[rule.chain] = rule.raw  # the last one of each chain
     family, messages = table.family, []
     for name in slots:
         template = templates[pick_chain(name.endpoint_map, CLASSES[0])]

@@ -21,7 +21,6 @@ from kubeproxy.backends.nftables.layout import (
     SHARED,
     Layout,
     SetId,
-    class_of,
     service_key,
     slot_bytes,
 )
@@ -41,8 +40,8 @@ from kubeproxy.model.plan import FamilyGlobals, Globals, Loopback, Pool, Service
 Actual = Mapping[str, Entries]
 
 _PAD: Final = b"\0\0"
-_BEYOND: Final = 256
-"""Slots after those of a frontend's endpoints that are asked for by key, where its class has as many."""
+_BEYOND: Final = (4, 256)
+"""Slots after those of a frontend's endpoints that are asked for by key: as many again, at least and at most these."""
 
 
 class _Wanted:
@@ -164,7 +163,8 @@ class NftablesExaminer:
                     yield name, key
         for set_id, key, pool in part.pools:
             count = len(pool)
-            after = min(class_of(count), count + _BEYOND) + 1
+            least, most = _BEYOND
+            after = count + min(max(count, least), most)
             for slot in slot_bytes(after)[count:after]:
                 yield set_id, key + slot
 

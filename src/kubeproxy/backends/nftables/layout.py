@@ -5,8 +5,11 @@ Pure data, shared by the text of the ruleset and by the elements. Source: docs/n
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from enum import IntEnum, StrEnum
 from functools import lru_cache
+from itertools import pairwise
+from math import ceil, log
 from typing import Final, NamedTuple
 
 from kubeproxy.backends import nftables
@@ -15,20 +18,31 @@ from kubeproxy.model.plan import Policy
 
 TABLE: Final = nftables.TABLE
 
-CLASSES: Final = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
-"""Frontends are sorted by how many endpoints they have: 1, up to 4, up to 16, ...; slots are picked from a class."""
+EXACT: Final = 16
+"""Up to so many endpoints each number is a class of its own."""
 
-TRIES: Final = 12
-"""How often a slot is picked from a whole class before a smaller number, of which all slots are taken, settles it.
+CLASSES: Final[tuple[int, ...]] = (
+    *range(1, EXACT + 1),
+    *(quarter * octave for octave in (4, 8, 16, 32) for quarter in (5, 6, 7, 8)),
+    *(1 << bits for bits in range(9, 16)),
+    65535,
+)
+"""Frontends are sorted by how many endpoints they have, rounded up to one of these; slots are picked from a class.
 
-At worst a quarter of the slots is taken: 12 tries keep the share of each endpoint within 4 % of an even one.
+Up to 256 at least four of five slots are taken, beyond at least half of them. The largest one fits into a port.
 """
+
+BELOW: Final[dict[int, int]] = dict(pairwise(reversed(CLASSES)))
+"""The next smaller class of each but the first."""
+
+_MISSED: Final = 0.005
+"""How many picks may miss until the class below settles it: the share of an endpoint is that even, or more."""
 
 _SLOTS: list[bytes] = [slot.to_bytes(4, "little") for slot in range(1024)]
 
 
 class SetId(StrEnum):
-    """Our sets and maps, by their names in the kernel. Those of the classes are named by `class_set`.
+    """Our sets and maps, by their names in the kernel.
 
     No set has the name of a map of the Go kube-proxy (no-endpoint-services, no-endpoint-nodeports, firewall-ips): the
     kernel would refuse its first transaction on our table, and a node could not be given back to it.
@@ -39,12 +53,15 @@ class SetId(StrEnum):
     LOCAL_ENDPOINTS = "local-endpoints"
     NODEPORT_ENDPOINTS = "nodeport-endpoints"
     LOCAL_NODEPORT_ENDPOINTS = "local-nodeport-endpoints"
-    # frontends by what happens to their connections
+    # frontends by what happens to their connections, to the class of what they pick from
     CLUSTER_SERVICES = "cluster-services"
     EXTERNAL_SERVICES = "external-services"
     POLICY_LOCAL_SERVICES = "policy-local-services"
     EXTERNAL_NODEPORTS = "external-nodeports"
     POLICY_LOCAL_NODEPORTS = "policy-local-nodeports"
+    # those of policy-local-* to the class of their local endpoints
+    LOCAL_SERVICES = "local-services"
+    LOCAL_NODEPORTS = "local-nodeports"
     # frontends with session affinity, to the chains of their own
     AFFINITY_SERVICES = "affinity-services"
     LOCAL_AFFINITY_SERVICES = "local-affinity-services"
@@ -74,6 +91,15 @@ ENDPOINT_MAPS: Final = (
     SetId.NODEPORT_ENDPOINTS,
     SetId.LOCAL_NODEPORT_ENDPOINTS,
 )
+CLASS_MAPS: Final = (
+    SetId.CLUSTER_SERVICES,
+    SetId.EXTERNAL_SERVICES,
+    SetId.POLICY_LOCAL_SERVICES,
+    SetId.EXTERNAL_NODEPORTS,
+    SetId.POLICY_LOCAL_NODEPORTS,
+    SetId.LOCAL_SERVICES,
+    SetId.LOCAL_NODEPORTS,
+)
 VERDICT_MAPS: Final = (
     SetId.AFFINITY_SERVICES,
     SetId.LOCAL_AFFINITY_SERVICES,
@@ -102,14 +128,21 @@ COUNTERS: Final = {f"localhost-{name.lower()}": name for name in PROTOCOL_NAMES.
 """The table's named counters, and the protocol that each counts the refused packets of."""
 
 
-def class_set(endpoint_map: SetId, size: int) -> str:
-    """Return the set of the frontends whose endpoints in a map are of a class."""
-    return f"{endpoint_map}-{size}"
-
-
 def class_of(count: int) -> int:
     """Return the class of a number of endpoints; of more than the largest class, only as many are ever picked."""
-    return next((size for size in CLASSES if count <= size), CLASSES[-1])
+    return CLASSES[min(bisect_left(CLASSES, count), len(CLASSES) - 1)]
+
+
+def tries(size: int) -> int:
+    """Return how often a slot is picked from a class before the class below settles it, of which all are taken."""
+    most = 1 - (BELOW.get(size, 0) + 1) / size
+    return max(1, ceil(log(_MISSED) / log(most))) if most else 1
+
+
+@lru_cache(maxsize=4096)
+def packed_class(count: int) -> bytes:
+    """Return the class of a number of endpoints as it is in the kernel: a port."""
+    return class_of(count).to_bytes(2, "big")
 
 
 class Kind(IntEnum):
@@ -120,6 +153,7 @@ class Kind(IntEnum):
     VERDICT = 2
     INTERVAL = 3
     NUMBER = 4  # as an address
+    CLASS = 5  # as a port
 
 
 class SetShape(NamedTuple):
@@ -141,7 +175,8 @@ class SetShape(NamedTuple):
 
     def data_size(self, family: Family) -> int:
         """Return the bytes of what a key leads to, 0 where that is nothing, or a verdict."""
-        return {Kind.DESTINATION: family.address_size + 4, Kind.NUMBER: family.address_size}.get(self.kind, 0)
+        sizes = {Kind.DESTINATION: family.address_size + 4, Kind.NUMBER: family.address_size, Kind.CLASS: 2}
+        return sizes.get(self.kind, 0)
 
 
 _OTHER_KEYS: dict[str, tuple[str, ...]] = {
@@ -166,8 +201,7 @@ class Layout:
         self.family = family
         self.ip = "ip" if family is Family.IPV4 else "ip6"
         self.address_type = "ipv4_addr" if family is Family.IPV4 else "ipv6_addr"
-        names = [*SetId, *(class_set(endpoint_map, size) for endpoint_map in ENDPOINT_MAPS for size in CLASSES)]
-        self.shapes: dict[str, SetShape] = {str(name): self._shape(str(name)) for name in names}
+        self.shapes: dict[str, SetShape] = {str(name): self._shape(str(name)) for name in SetId}
 
     def _shape(self, name: str) -> SetShape:
         fields = _key_fields(name)
@@ -186,6 +220,8 @@ class Layout:
             kind, typeof = Kind.VERDICT, f"{typeof} : verdict"
         elif name in NUMBER_MAPS:
             kind, typeof = Kind.NUMBER, f"{typeof} : {self.ip} daddr"
+        elif name in CLASS_MAPS:
+            kind, typeof = Kind.CLASS, f"{typeof} : th dport"
         elif name == SetId.FIREWALL_ALLOW:
             kind = Kind.INTERVAL
         fields = tuple("address" if f == "source" else f for f in fields)

@@ -17,9 +17,8 @@ from kubeproxy.backends.nftables.layout import (
     VERDICT_MAPS,
     ChainName,
     SetId,
-    class_of,
-    class_set,
     list_number,
+    packed_class,
     pool_number,
     service_key,
     slot_bytes,
@@ -34,7 +33,7 @@ from kubeproxy.model.plan import Action, Frontend, FrontendKind, Hashing, Policy
 _CLUSTER_IP, _LOCAL, _CLUSTER_IPS = FrontendKind.CLUSTER, Policy.LOCAL, SetId.CLUSTER_IPS
 
 Elements = dict[str, dict[bytes, bytes]]
-"""Set to key to data: a destination (padded), a chain name, a pool's number, or b'' in plain sets."""
+"""Set to key to data: a destination (padded), a chain name, a pool's number, a class, or b'' in plain sets."""
 
 
 class Table(tuple[bytes, ...]):
@@ -201,15 +200,13 @@ def _forward(item: Placed, key: bytes, way: Way, recipient: Recipient) -> None:
     if hashing is not None:
         if nodeport:
             recipient.entry(SetId.STICKY_NODEPORTS, key, b"")
-        for endpoint_map, treatment, policy in picked:
+        for endpoint_map, _, treatment, policy in picked:
             recipient.pool(endpoint_map, key, item.pool(policy))
             recipient.entry(_AFFINITY_MAPS[endpoint_map], key, hashed_chain(nodeport, treatment, hashing))
         return
-    if not affinity:
-        recipient.entry(way.treatment_set, key, b"")
-    elif nodeport:
+    if affinity and nodeport:
         recipient.entry(SetId.STICKY_NODEPORTS, key, b"")
-    for endpoint_map, treatment, policy in picked:
+    for endpoint_map, class_map, treatment, policy in picked:
         members = item.local if policy is _LOCAL else item.cluster
         recipient.pool(endpoint_map, key, members)
         if affinity:
@@ -218,7 +215,7 @@ def _forward(item: Placed, key: bytes, way: Way, recipient: Recipient) -> None:
             chain = affinity_chain(nodeport, treatment, len(members), affinity)
             recipient.entry(_AFFINITY_MAPS[endpoint_map], key, chain)
         else:
-            recipient.entry(_class_set(endpoint_map, len(members)), key, b"")
+            recipient.entry(class_map, key, packed_class(len(members)))
 
 
 def pools(item: Placed) -> dict[Policy, Pool]:
@@ -226,21 +223,20 @@ def pools(item: Placed) -> dict[Policy, Pool]:
     found = {}
     for frontend in item.plan.frontends:
         way = way_of(frontend.kind, item.plan.traffic(frontend))
-        found.update({policy: item.pool(policy) for _, _, policy in way.picked})
+        found.update({policy: item.pool(policy) for _, _, _, policy in way.picked})
     return found
 
 
 class Way(NamedTuple):
     """What becomes of a frontend's connections, as far as its kind and the traffic's actions say.
 
-    `picked` has each map that it picks from, the treatment of the chain that does, and whose pool is there; it is empty
-    where nothing is forwarded. `treatment_set` is the set of frontends that are treated so, and `unserved` the set of
-    those that somebody finds closed, None if nobody does.
+    `picked` has each map that it picks from, the map of the frontends that do so, the treatment of the chain that does,
+    and whose pool is there; it is empty where nothing is forwarded. `unserved` is the set of those that somebody finds
+    closed, None if nobody does.
     """
 
     nodeport: bool
-    picked: Sequence[tuple[SetId, str, Policy]]
-    treatment_set: SetId
+    picked: Sequence[tuple[SetId, SetId, str, Policy]]
     unserved: SetId | None
 
 
@@ -253,11 +249,10 @@ def way_of(kind: FrontendKind, traffic: Traffic) -> Way:
         unserved = SetId.NO_ENDPOINT_NODEPORTS if nodeport else SetId.NO_ENDPOINT_SERVICES
     elif traffic.outside is Action.DROP:
         unserved = SetId.NO_LOCAL_ENDPOINT_NODEPORTS if nodeport else SetId.NO_LOCAL_ENDPOINT_SERVICES
-    picked = _picked(kind, traffic)
-    return Way(nodeport, picked if traffic.node.forwards else (), _TREATMENT_SETS[nodeport, picked[0][1]], unserved)
+    return Way(nodeport, _picked(kind, traffic) if traffic.node.forwards else (), unserved)
 
 
-def _picked(kind: FrontendKind, traffic: Traffic) -> list[tuple[SetId, str, Policy]]:
+def _picked(kind: FrontendKind, traffic: Traffic) -> list[tuple[SetId, SetId, str, Policy]]:
     nodeport = kind is FrontendKind.NODEPORT
     policy, treatment = Policy.CLUSTER, "policy-local"
     if kind is FrontendKind.CLUSTER:
@@ -266,14 +261,15 @@ def _picked(kind: FrontendKind, traffic: Traffic) -> list[tuple[SetId, str, Poli
             policy = Policy.LOCAL
     elif traffic.outside is Action.CLUSTER_MASQUERADE:
         treatment = "external"
-    found = [(SetId.NODEPORT_ENDPOINTS if nodeport else SetId.ENDPOINTS, treatment, policy)]
+    wide = SetId.NODEPORT_ENDPOINTS if nodeport else SetId.ENDPOINTS
+    found = [(wide, _CLASS_MAPS[nodeport, treatment], treatment, policy)]
     if treatment == "policy-local" and traffic.outside is Action.LOCAL:
         near = SetId.LOCAL_NODEPORT_ENDPOINTS if nodeport else SetId.LOCAL_ENDPOINTS
-        found.append((near, "local-pick", Policy.LOCAL))
+        found.append((near, SetId.LOCAL_NODEPORTS if nodeport else SetId.LOCAL_SERVICES, "local-pick", Policy.LOCAL))
     return found
 
 
-_TREATMENT_SETS: dict[tuple[bool, str], SetId] = {
+_CLASS_MAPS: dict[tuple[bool, str], SetId] = {
     (False, "cluster"): SetId.CLUSTER_SERVICES,
     (False, "external"): SetId.EXTERNAL_SERVICES,
     (False, "policy-local"): SetId.POLICY_LOCAL_SERVICES,
@@ -282,11 +278,6 @@ _TREATMENT_SETS: dict[tuple[bool, str], SetId] = {
 }
 _AFFINITY_MAPS = dict(zip(ENDPOINT_MAPS, VERDICT_MAPS, strict=True))
 _POOL_MAPS = dict(zip(ENDPOINT_MAPS, POOL_MAPS, strict=True))
-
-
-@lru_cache(maxsize=4096)
-def _class_set(endpoint_map: SetId, count: int) -> str:
-    return class_set(endpoint_map, class_of(count))
 
 
 @lru_cache(maxsize=256)

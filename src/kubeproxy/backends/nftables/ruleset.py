@@ -12,19 +12,21 @@ from typing import Final
 
 from kubeproxy.backends.nftables import forwarding, gone
 from kubeproxy.backends.nftables.layout import (
+    BELOW,
+    CLASS_MAPS,
     CLASSES,
     COUNTERS,
     ENDPOINT_MAPS,
+    EXACT,
     HASHED,
     POOL_MAPS,
     TABLE,
-    TRIES,
     ChainName,
     Kind,
     Layout,
     SetId,
-    class_set,
     client_set,
+    tries,
 )
 from kubeproxy.backends.rules import pods_in_nft
 from kubeproxy.model.addresses import Family
@@ -33,6 +35,7 @@ from kubeproxy.model.plan import FamilyGlobals, Globals, HashKey, Loopback
 
 _SERVICE: Final = "{ip} daddr . meta l4proto . th dport"
 _NODEPORT: Final = "meta l4proto . th dport"
+_TRANSPORTS: Final = "tcp, udp, sctp"
 _LOOPBACK: Final = {Family.IPV4: "127.0.0.0/8", Family.IPV6: "::1"}
 _NODEPORTS: Final = (
     SetId.EXTERNAL_NODEPORTS,
@@ -41,7 +44,7 @@ _NODEPORTS: Final = (
     SetId.NO_ENDPOINT_NODEPORTS,
     SetId.NO_LOCAL_ENDPOINT_NODEPORTS,
 )
-"""The sets that have all NodePorts together."""
+"""The sets and maps that have all NodePorts together."""
 
 
 class Ruleset:
@@ -97,7 +100,7 @@ class Ruleset:
             lines.append(gone.declaration(self.layout, self.name))
         if self._world.forwarding.protocols:
             lines.append(forwarding.declaration(self.name))
-        lines.append(f"add set {self.name} transports {{ type inet_proto ; elements = {{ tcp, udp, sctp }} ; }}")
+        lines.append(f"add set {self.name} transports {{ type inet_proto ; elements = {{ {_TRANSPORTS} }} ; }}")
         lines.append(
             f"add set {self.name} service-cidrs {{ type {self.layout.address_type} ; flags interval ; auto-merge ; }}"
         )
@@ -111,22 +114,26 @@ class Ruleset:
         return self._treatments() | self._picking() | self._checks() | self._on_loopback() | beyond
 
     def _treatments(self) -> dict[str, tuple[str, ...]]:
-        """Return the chains that find a frontend, and say what happens to its connections."""
+        """Return the chains that find a frontend, and say what happens to its connections.
+
+        What is found is the class of what it picks from. nft has no words for a value from a map as the key of
+        another one, so until an endpoint is picked the packet carries the class where its destination port was.
+        """
         mark = self._mark_packet
         service = _SERVICE.format(ip=self.layout.ip)
         nodeport = self._nodeport_match()
         pods = f"{self._pods()} goto " if self._ours.detector.implemented else ""
         return {
             "services": (
-                f"{service} @cluster-services goto cluster",
-                f"{service} @external-services goto external",
-                f"{service} @policy-local-services goto policy-local",
+                f"{_carry(service, SetId.CLUSTER_SERVICES)} goto cluster",
+                f"{_carry(service, SetId.EXTERNAL_SERVICES)} goto external",
+                f"{_carry(service, SetId.POLICY_LOCAL_SERVICES)} goto policy-local",
                 f"{service} vmap @affinity-services",
                 f"{nodeport} goto nodeports",
             ),
             "nodeports": (
-                f"{_NODEPORT} @external-nodeports goto nodeport-external",
-                f"{_NODEPORT} @policy-local-nodeports goto nodeport-policy-local",
+                f"{_carry(_NODEPORT, SetId.EXTERNAL_NODEPORTS)} goto nodeport-external",
+                f"{_carry(_NODEPORT, SetId.POLICY_LOCAL_NODEPORTS)} goto nodeport-policy-local",
                 f"{_NODEPORT} vmap @affinity-nodeports",
             ),
             "local-affinity": (f"{service} vmap @local-affinity-services",),
@@ -136,13 +143,15 @@ class Ruleset:
             "policy-local": (
                 *((pods + "pick",) if pods else ()),
                 "fib saddr type local goto external",
-                "goto local-pick",
+                f"jump {PUT_BACK}",
+                f"{_carry(service, SetId.LOCAL_SERVICES)} goto local-pick",
             ),
             "nodeport-external": (mark, "goto nodeport-pick"),
             "nodeport-policy-local": (
                 *((pods + "nodeport-pick",) if pods else ()),
                 "fib saddr type local goto nodeport-external",
-                "goto local-nodeport-pick",
+                f"jump {PUT_BACK}",
+                f"{_carry(_NODEPORT, SetId.LOCAL_NODEPORTS)} goto local-nodeport-pick",
             ),
         }
 
@@ -153,7 +162,7 @@ class Ruleset:
         nodeport = self._nodeport_match()
         return {
             "masquerading": (
-                f"{ip} saddr . {ip} daddr @hairpin-endpoints ct status dnat meta mark set meta mark or {self._mark}",
+                f"ct status dnat {ip} saddr . {ip} daddr @hairpin-endpoints meta mark set meta mark or {self._mark}",
                 f"meta mark and {self._mark} == 0 return",
                 f"meta mark set meta mark xor {self._mark}",
                 "masquerade fully-random",
@@ -190,9 +199,13 @@ class Ruleset:
         return {
             "localhost-nodeports-check": (
                 *relayed,
-                *(f"{_NODEPORT} @{set_id} goto refuse-localhost" for set_id in _NODEPORTS),
+                *(
+                    f"{_carry(_NODEPORT, set_id) if set_id in CLASS_MAPS else f'{_NODEPORT} @{set_id}'}"
+                    " goto refuse-localhost"
+                    for set_id in _NODEPORTS
+                ),
             ),
-            "refuse-localhost": (*counted, "goto refuse"),
+            "refuse-localhost": (f"jump {PUT_BACK}", *counted, "goto refuse"),
         }
 
     def _refuse(self) -> tuple[str, ...]:
@@ -205,31 +218,33 @@ class Ruleset:
         return ("meta l4proto tcp reject with tcp reset", "reject") if self.family is Family.IPV4 else ("reject",)
 
     def _picking(self) -> dict[str, tuple[str, ...]]:
-        """Return the chains that find a frontend's class, and those that pick one of its endpoints.
+        """Return the chains that pick one of a frontend's endpoints, by its class.
 
         A slot beyond the endpoints of a frontend is not in the map: the rule does not match, and the next one tries
-        again. The last one picks from as many slots as any frontend of the class has at least. A frontend in no class
-        may be on its way to a smaller one, as a commit comes between two lookups: its first slot is there all the time.
+        again. The last one picks from the class below, of which any frontend of the class has all slots. As a commit
+        may come between two lookups, what still misses takes the first slot, which is there all the time.
         """
-        found: dict[str, tuple[str, ...]] = {}
+        # nft knows the type of the port only where it sees the protocols; their checksums never notice the change.
+        put_back = f"meta l4proto {{ {_TRANSPORTS} }} th dport set ct original proto-dst"
+        found: dict[str, tuple[str, ...]] = {PUT_BACK: (put_back,)}
         for endpoint_map in ENDPOINT_MAPS:
-            key = self._key("nodeport" in endpoint_map)
-            found[pick_chain(endpoint_map)] = (
-                *(f"{key} @{class_set(endpoint_map, size)} goto {pick_chain(endpoint_map, size)}" for size in CLASSES),
-                f"goto {pick_chain(endpoint_map, CLASSES[0])}",
-            )
-            for below, size in zip((0, *CLASSES), CLASSES, strict=False):
-                tries: list[str] = []
-                if size > 1:
-                    # One rule tried from many places: the kernel checks a new element against each rule of its map.
-                    attempt = endpoint_map.replace("endpoints", f"try-{size}")
-                    found[attempt] = (self._dnat(endpoint_map, f"numgen random mod {size}"),)
-                    tries = [f"jump {attempt}"] * TRIES
-                found[pick_chain(endpoint_map, size)] = (
-                    *tries,
-                    self._dnat(endpoint_map, f"numgen random mod {below + 1}"),
-                )
+            verdicts = ", ".join(f"{size} : goto {pick_chain(endpoint_map, size)}" for size in CLASSES)
+            found[pick_chain(endpoint_map)] = (f"th dport vmap {{ {verdicts} }}",)
+            for size in CLASSES:
+                found |= self._pick(endpoint_map, size)
         return found
+
+    def _pick(self, endpoint_map: SetId, size: int) -> dict[str, tuple[str, ...]]:
+        """Return the chain that picks for one class, and the one that it does so by."""
+        chain, pick = pick_chain(endpoint_map, size), self._dnat(endpoint_map, f"numgen random mod {size}")
+        back, first = f"jump {PUT_BACK}", f"goto {pick_chain(endpoint_map, CLASSES[0])}"
+        if size <= EXACT:
+            return {chain: (back, pick, first) if size > 1 else (back, pick)}
+        # One rule tried from many places: the kernel checks a new element against each rule of its map.
+        attempt, below = try_chain(endpoint_map, size), BELOW[size]
+        settled = try_chain(endpoint_map, below) if below > EXACT else pick_chain(endpoint_map, below)
+        picks = (f"jump {to}" for to in (*[attempt] * tries(size), settled))
+        return {chain: (back, *picks, first), attempt: (pick,)}
 
     def _rules(self) -> list[str]:
         lines = []
@@ -241,8 +256,9 @@ class Ruleset:
         return lines
 
     def _base_chains(self) -> list[tuple[str, str, tuple[str, ...]]]:
-        new = "ct state new jump"
-        checks = (f"{new} service-endpoints-check", f"{new} cluster-ips-check")
+        new, untranslated = "ct state new jump", "ct state new ct status & dnat == 0 jump"
+        # What was translated goes to an endpoint, which is no frontend.
+        checks = (f"{untranslated} service-endpoints-check", f"{untranslated} cluster-ips-check")
         first = (f"{new} firewall-check", *((gone.CHECK,) if self._world.orphans == "reset" else ()))
         return [
             ("filter-prerouting-pre-dnat", "type filter hook prerouting priority -110 ;", first),
@@ -250,7 +266,7 @@ class Ruleset:
             (
                 "filter-input",
                 "type filter hook input priority 0 ;",
-                (f"{new} nodeport-endpoints-check", f"{new} service-endpoints-check"),
+                (f"{untranslated} nodeport-endpoints-check", f"{untranslated} service-endpoints-check"),
             ),
             ("filter-forward", "type filter hook forward priority 0 ;", (*checks, *self._fast_jump())),
             ("filter-output", "type filter hook output priority 0 ;", (*checks, *self._loopback_jump())),
@@ -377,11 +393,24 @@ _PICKS: Final = {
 }
 """The chains that pick by a hash, and over what besides the client's address."""
 
+PUT_BACK: Final = "put-port-back"
+"""The chain that ends what _carry began."""
+
 _POOLS: Final = dict(zip(ENDPOINT_MAPS, POOL_MAPS, strict=True))
 
 
+def _carry(key: str, class_map: SetId) -> str:
+    """Return what matches the frontends of a map, and has the packet carry their class in place of its port."""
+    return f"th dport set {key} map @{class_map}"
+
+
+def try_chain(endpoint_map: SetId, size: int) -> str:
+    """Return the chain with the one rule that picks a slot of a class."""
+    return f"{endpoint_map.replace('endpoints', 'try')}-{size}"
+
+
 def pick_chain(endpoint_map: SetId, size: int = 0) -> str:
-    """Return the chain that finds a frontend's class, or the one that picks an endpoint for a class."""
+    """Return the chain that asks for the class that a packet carries, or the one that picks an endpoint for a class."""
     chain = endpoint_map.replace("endpoints", "pick")
     return f"{chain}-{size}" if size else chain
 

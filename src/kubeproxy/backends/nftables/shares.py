@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import lru_cache
-from itertools import pairwise
 from math import gcd
 from typing import Final
 
-from kubeproxy.backends.nftables.layout import CLASSES, TRIES, class_of
+from kubeproxy.backends.nftables.layout import BELOW, CLASSES, class_of, tries
 
 SLOTS: Final = CLASSES[-1]
 """Slots that there are for a pool."""
@@ -18,8 +17,6 @@ STICKY_SLOTS: Final = 512
 
 ERROR: Final = 0.019
 """How far a share may be from what was asked for, as a part of it; a little below what is promised."""
-
-_BELOW: Final = {size: below for below, size in pairwise((0, *CLASSES))}
 
 
 @lru_cache(maxsize=256)
@@ -59,11 +56,11 @@ def _chosen(kinds: tuple[int, ...], counts: tuple[int, ...], most: int) -> tuple
 def _error(kinds: tuple[int, ...], counts: tuple[int, ...], slots: tuple[int, ...], total: int) -> float:
     """Return how far a share is from what was asked for at most, as a part of it.
 
-    Picks that miss all the time fall to the first slots of the class below: those get more by it, the others less.
+    Picks that miss all the time fall to the first slots, those of the class below: they get more by it, others less.
     """
     size = class_of(total)
-    missed = (1 - total / size) ** TRIES
-    more = missed * (total / (_BELOW[size] + 1) - 1)
+    missed = (1 - total / size) ** tries(size)
+    more = missed * (total / BELOW[size] - 1) if missed else 0
     whole = sum([kind * count for kind, count in zip(kinds, counts, strict=True)])
     ratios = [n * whole / (total * kind) for n, kind in zip(slots, kinds, strict=True)]
     return max(1 - min(ratios) * (1 - missed), max(ratios) * (1 + more) - 1)

@@ -37,6 +37,8 @@ def _value(shape: SetShape, data: bytes) -> str:
         return f" : goto {data.decode()}"
     if shape.kind is Kind.NUMBER:
         return f" : {unpack(data)}"
+    if shape.kind is Kind.CLASS:
+        return f" : {int.from_bytes(data, 'big')}"
     return ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from kubeproxy.backends.examination import front_text
-from kubeproxy.backends.nftables.layout import CLASSES, ENDPOINT_MAPS, POOL_MAPS, VERDICT_MAPS, Layout, SetId, class_set
+from kubeproxy.backends.nftables.layout import CLASS_MAPS, POOL_MAPS, VERDICT_MAPS, Layout, SetId
 from kubeproxy.model.addresses import destination_text, unpack
 
 _MEANINGS: Final[dict[str, str]] = {
@@ -14,6 +14,8 @@ _MEANINGS: Final[dict[str, str]] = {
     SetId.POLICY_LOCAL_SERVICES: "forwarded by policy Local",
     SetId.EXTERNAL_NODEPORTS: "forwarded, masqueraded",
     SetId.POLICY_LOCAL_NODEPORTS: "forwarded by policy Local",
+    SetId.LOCAL_SERVICES: "forwarded to this node's own",
+    SetId.LOCAL_NODEPORTS: "forwarded to this node's own",
     SetId.STICKY_NODEPORTS: "a NodePort with session affinity",
     SetId.CLUSTER_IPS: "a cluster IP, whose other ports are refused",
     SetId.HAIRPIN: "masqueraded on its way to itself",
@@ -23,11 +25,6 @@ _MEANINGS: Final[dict[str, str]] = {
     SetId.NO_LOCAL_ENDPOINT_NODEPORTS: "dropped, as no endpoint is on this node",
     SetId.FIREWALL_IPS: "closed to all but its source ranges",
     SetId.NODEPORT_IPS: "an address on which NodePorts answer",
-}
-_PICKED: Final[dict[str, str]] = {
-    class_set(endpoint_map, size): f"picked among up to {size} endpoint{'s' * (size > 1)}"
-    for endpoint_map in ENDPOINT_MAPS
-    for size in CLASSES
 }
 
 
@@ -67,4 +64,8 @@ class Words:
             return f"its source ranges are kept under the number {unpack(data)}"
         if set_id in POOL_MAPS:
             return f"its clients are remembered under the number {unpack(data)}"
-        return _MEANINGS.get(set_id) or _PICKED.get(set_id, "known")
+        meaning = _MEANINGS.get(set_id, "known")
+        if set_id in CLASS_MAPS and data:
+            size = int.from_bytes(data, "big")
+            return f"{meaning}, picked among up to {size} endpoint{'s' * (size > 1)}"
+        return meaning

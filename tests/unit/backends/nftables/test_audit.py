@@ -47,7 +47,7 @@ def test_a_dump_that_repeats_itself_is_read_again():
 
 def test_a_dump_that_never_becomes_whole_is_an_error():
     with pytest.raises(ApplyError, match="of endpoints completely"):
-        audit.elements(Dumps(TORN), ["endpoints-4", "endpoints"])
+        audit.elements(Dumps(TORN), ["cluster-services", "endpoints"])
 
 
 def everything(placed):

@@ -28,7 +28,7 @@ def test_the_first_sync_makes_the_table(ground, family):
     resync(backend, plans)
     found = ground.contents(family)
     assert len(found["endpoints"]) == 2 * 2 * 3
-    assert len(found["cluster-services"]) == len(found["endpoints-4"]) == 2 * 2
+    assert len(found["cluster-services"]) == 2 * 2
     assert ground.verdicts(family) == 0
     assert len(found["cluster-ips"]) == 2
     assert len(found["hairpin-endpoints"]) == 3
@@ -47,20 +47,20 @@ def test_elements_are_in_the_kernel_as_the_plan_says(ground):
     ports = [ServicePort(port=80, node_port=30080)]
     backend = ground.start()
     resync(backend, cluster("a", endpoints=2, ports=ports))
-    assert ground.elements("cluster-services") == ground.elements("endpoints-4") == {"10.96.0.1 . tcp . 80"}
+    assert ground.elements("cluster-services") == {"10.96.0.1 . tcp . 80 : 2"}
     assert ground.elements("endpoints") == {
         "10.96.0.1 . tcp . 80 . 0 : 10.244.0.1 . 8080",
         "10.96.0.1 . tcp . 80 . 1 : 10.244.0.2 . 8080",
     }
-    assert ground.elements("external-nodeports") == ground.elements("nodeport-endpoints-4") == {"tcp . 30080"}
+    assert ground.elements("external-nodeports") == {"tcp . 30080 : 2"}
     assert ground.elements("nodeport-endpoints") == {
         "tcp . 30080 . 0 : 10.244.0.1 . 8080",
         "tcp . 30080 . 1 : 10.244.0.2 . 8080",
     }
     assert ground.elements("hairpin-endpoints") == {"10.244.0.1 . 10.244.0.1", "10.244.0.2 . 10.244.0.2"}
     assert {name for name, found in ground.contents().items() if found} == {
-        *("cluster-services", "endpoints", "endpoints-4", "cluster-ips", "hairpin-endpoints"),
-        *("external-nodeports", "nodeport-endpoints", "nodeport-endpoints-4", "nodeport-ips", "transports"),
+        *("cluster-services", "endpoints", "cluster-ips", "hairpin-endpoints"),
+        *("external-nodeports", "nodeport-endpoints", "nodeport-ips", "transports"),
     }
 
 
@@ -81,7 +81,7 @@ def test_verdicts_are_for_affinity_alone(ground):
     assert ground.elements("nodeport-affinity-pools") == {"tcp . 30080 : 0.0.0.2"}
     assert ground.elements("local-affinity-pools") == {"203.0.113.1 . tcp . 80 : 0.0.0.3"}
     assert ground.elements("local-nodeport-affinity-pools") == {"tcp . 30080 : 0.0.0.3"}
-    treated = ("cluster-services", "policy-local-services", "policy-local-nodeports", "endpoints-4")
+    treated = ("cluster-services", "policy-local-services", "policy-local-nodeports", "local-services")
     assert not any(ground.count(name) for name in treated)
     sync(backend, (("default", "a"), plans_of("a", 1, 2, external_traffic_policy="Local", **more)))
     assert ground.verdicts() == 0

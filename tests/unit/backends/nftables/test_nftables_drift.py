@@ -78,7 +78,7 @@ def test_our_own_transactions_are_no_drift(ground):
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("flush set ip kube-proxy cluster-services", "elements of cluster-services"),
+        ("flush map ip kube-proxy cluster-services", "elements of cluster-services"),
         ("add rule ip kube-proxy filter-forward drop", "chains or rules"),
     ],
 )

@@ -1,7 +1,6 @@
 """Elements that come and go with endpoints: classes of counts, and what services share or hand over."""
 
 import itertools
-import re
 
 import pytest
 
@@ -13,7 +12,7 @@ from support.nftables_plans import V4, V6, plans_of
 
 
 def class_of_count(endpoints):
-    return next(size for size in (1, 4, 16, 64) if endpoints <= size)
+    return endpoints if endpoints <= 16 else 20
 
 
 @pytest.mark.parametrize("family", [V4, V6])
@@ -31,8 +30,8 @@ def test_a_count_that_changes_is_one_transaction_of_few_elements(ground, family)
         assert sync(backend, (name, plans_of("a", 1, later, **more))) == abs(later - earlier) + moves
         assert ground.generation() == before + 1
         found = ground.contents(family)
-        sizes = [found_name for found_name, keys in found.items() if re.search(r"endpoints-\d+$", found_name) and keys]
-        assert sizes == [f"endpoints-{class_of_count(later)}"]
+        (element,) = found["cluster-services"]
+        assert element.endswith(f" . 80 : {class_of_count(later)}")
         assert len(found["endpoints"]) == later
         assert ground.verdicts(family) == 0
     assert ground.chains(family) == rules
@@ -45,9 +44,7 @@ def test_a_service_without_endpoints_has_no_class(ground):
     resync(backend, {web: plans_of("a", 1, 5)})
     for endpoints in (0, 5, 0):
         sync(backend, (web, plans_of("a", 1, endpoints)))
-        sizes = {name for name, keys in ground.contents().items() if re.search(r"endpoints-\d+$", name) and keys}
-        assert sizes == ({"endpoints-16"} if endpoints else set())
-        assert ground.count("cluster-services") == bool(endpoints)
+        assert ground.elements("cluster-services") == ({"10.96.0.1 . tcp . 80 : 5"} if endpoints else set())
         assert ground.count("unserved-services") == (not endpoints)
     ground.is_clean(backend, {web: plans_of("a", 1, 0)})
 
@@ -123,11 +120,9 @@ def test_a_key_goes_from_one_service_to_another_in_one_sync(ground):
     for order in ([one, two], [two, one]):
         state = {one: shared(1, 2), two: shared(2, 5, **with_ip)}
         sync(backend, *[(name, state[name]) for name in order])
-        assert ground.elements("external-services") == {"203.0.113.1 . tcp . 80"}
-        assert ground.elements("endpoints-16") == {"203.0.113.1 . tcp . 80", "10.96.0.2 . tcp . 80"}
+        assert ground.elements("external-services") == {"203.0.113.1 . tcp . 80 : 5"}
         sync(backend, (two, shared(2, 5)), (one, shared(1, 2, **with_ip)))
-        assert ground.elements("external-services") == {"203.0.113.1 . tcp . 80"}
-        assert ground.elements("endpoints-4") == {"203.0.113.1 . tcp . 80", "10.96.0.1 . tcp . 80"}
+        assert ground.elements("external-services") == {"203.0.113.1 . tcp . 80 : 2"}
         assert ground.difference(backend) is None
 
 

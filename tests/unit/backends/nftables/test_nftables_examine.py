@@ -160,7 +160,7 @@ def test_a_source_range_that_another_program_added(ground):
 def test_what_is_nobodys(ground):
     plans = cluster("a")
     resync(ground.start(), plans)
-    ground.disturb("add element ip kube-proxy cluster-services { 10.96.9.9 . tcp . 80 }")
+    ground.disturb("add element ip kube-proxy cluster-services { 10.96.9.9 . tcp . 80 : 1 }")
     (finding,) = everything(ground, plans)
     assert (finding.service, finding.kind, finding.what) == (None, Kind.EXTRA, "10.96.9.9:80/tcp")
     assert some(ground, plans) == []

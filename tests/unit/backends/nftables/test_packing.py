@@ -111,7 +111,7 @@ def test_many_elements_are_cut_between_elements(family):
     for n in range(3000):
         address = n.to_bytes(size, "big")
         subject.add(SetId.AFFINITY_SERVICES, address + bytes(8), b"cluster-%d-30s" % n)
-        subject.add("endpoints-4", address + bytes(8), b"")
+        subject.add(SetId.CLUSTER_SERVICES, address + bytes(8), b"\0\4")
         subject.add(SetId.FIREWALL_ALLOW, (address + address) * 2, b"")
         subject.add(SetId.HAIRPIN, address + address, b"")
         subject.remove(SetId.NO_ENDPOINT_SERVICES, address + bytes(8))
@@ -123,7 +123,7 @@ def test_many_elements_are_cut_between_elements(family):
         (
             SetId.ENDPOINTS,
             SetId.AFFINITY_SERVICES,
-            "endpoints-4",
+            SetId.CLUSTER_SERVICES,
             SetId.FIREWALL_ALLOW,
             SetId.HAIRPIN,
             SetId.NO_ENDPOINT_SERVICES,

@@ -1,7 +1,6 @@
 """Plans to elements: slots, differences, and that packets meet with what the plan says."""
 
 import itertools
-import re
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kubeproxy.backends.elements import difference
-from kubeproxy.backends.nftables.layout import CLASSES, ENDPOINT_MAPS, SHARED, VERDICT_MAPS, SetId
+from kubeproxy.backends.nftables.layout import CLASS_MAPS, CLASSES, ENDPOINT_MAPS, SHARED, VERDICT_MAPS, SetId
 from kubeproxy.backends.nftables.numbering import Numbers
 from kubeproxy.backends.nftables.render import assign, place, place_all, render
 from kubeproxy.model.addresses import Family
@@ -150,12 +149,12 @@ def test_keys_are_packed_as_the_kernel_packs_registers():
     transport = b"\x06\0\0\0" + b"\x00\x50\0\0"
     cluster_ip = address("10.96.0.1")
     assert found[SetId.ENDPOINTS] == {cluster_ip + transport + b"\0\0\0\0": dest("10.244.0.1:8080") + b"\0\0"}
-    assert found[SetId.CLUSTER_SERVICES] == found["endpoints-1"] == {cluster_ip + transport: b""}
+    assert found[SetId.CLUSTER_SERVICES] == {cluster_ip + transport: b"\0\1"}
     assert found[SetId.CLUSTER_IPS] == {cluster_ip: b""}
     nodeport = b"\x06\0\0\0" + (30080).to_bytes(2, "big") + b"\0\0"
     assert found[SetId.NODEPORT_ENDPOINTS] == {nodeport + b"\0\0\0\0": dest("10.244.0.1:8080") + b"\0\0"}
-    assert found[SetId.EXTERNAL_NODEPORTS] == found["nodeport-endpoints-1"] == {nodeport: b""}
-    assert len(found) == 8 - 1  # and nothing is local
+    assert found[SetId.EXTERNAL_NODEPORTS] == {nodeport: b"\0\1"}
+    assert len(found) == 6 - 1  # and nothing is local
 
 
 # -- classes -------------------------------------------------------------------------------------------------------
@@ -182,7 +181,7 @@ def counts(elements):
 
 
 def class_of_size(count):
-    return next(size for size in (1, 4, 16, 64, 256, 1024) if count <= size)
+    return count if count <= 16 else next(size for size in (20, 64, 80, 256, 512) if count <= size)
 
 
 @pytest.mark.parametrize(("earlier", "later"), STEPS)
@@ -192,29 +191,26 @@ def test_a_change_of_the_number_of_endpoints_touches_little_else(earlier, later)
     removed, added = counts(delta.removed), counts(delta.added)
     for found in (removed, added):
         found.pop(SetId.HAIRPIN, None)
-    was, now = (f"endpoints-{class_of_size(n)}" if n else None for n in (earlier, later))
+    was, now = (class_of_size(n) if n else 0 for n in (earlier, later))
     wanted_removed, wanted_added = {}, {}
     if later > earlier:
         wanted_added["endpoints"] = later - earlier
     else:
         wanted_removed["endpoints"] = earlier - later
     if was != now:
-        wanted_removed |= {was: 1} if was else {}
-        wanted_added |= {now: 1} if now else {}
-    for count, fewer, more in ((earlier, wanted_added, wanted_removed), (later, wanted_removed, wanted_added)):
-        if not count:
-            fewer["cluster-services"] = 1
-            more["unserved-services"] = 1
+        wanted_removed["cluster-services" if was else "unserved-services"] = 1
+        wanted_added["cluster-services" if now else "unserved-services"] = 1
     assert (removed, added) == (wanted_removed, wanted_added)
 
 
-@pytest.mark.parametrize(("count", "size"), [(5, 16), (2, 4), (17, 64), (4, None), (16, None)])
-def test_the_first_endpoint_goes_and_the_last_one_takes_its_slot(count, size):
+@pytest.mark.parametrize(("count", "another"), [(5, True), (2, True), (17, True), (18, False), (300, False)])
+def test_the_first_endpoint_goes_and_the_last_one_takes_its_slot(count, another):
     (before,) = placed([web(count)])
     delta = difference(render([before]), render([place(web(count - 1, 1), before, Numbers())]))
     moved = {"endpoints": 2, "hairpin-endpoints": 1}
-    assert counts(delta.removed) == (moved | {f"endpoints-{size}": 1} if size else moved)
-    assert counts(delta.added) == ({"endpoints": 1} | ({f"endpoints-{size // 4}": 1} if size else {}))
+    of_class = {"cluster-services": 1} if another else {}
+    assert counts(delta.removed) == moved | of_class
+    assert counts(delta.added) == {"endpoints": 1} | of_class
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 5, 16, 17])
@@ -230,12 +226,12 @@ def test_a_frontend_has_a_class_in_each_map_that_it_picks_from():
     found = [endpoint(f"10.244.0.{n}", HERE if n < 3 else THERE) for n in range(1, 7)]
     (plan,) = compile_service(subject, [parsed(*found)], world(families=[Family.IPV4])).plans
     elements = render(placed([plan]))
-    classes = {s: len(keys) for s, keys in elements.items() if re.fullmatch(r"(local-)?(nodeport-)?endpoints-\d+", s)}
-    assert classes == {
-        "endpoints-16": 2,  # the cluster IP and the external one
-        "local-endpoints-4": 1,
-        "nodeport-endpoints-16": 1,
-        "local-nodeport-endpoints-4": 1,
+    assert {s: [int.from_bytes(d, "big") for d in elements[s].values()] for s in CLASS_MAPS if s in elements} == {
+        "cluster-services": [6],
+        "policy-local-services": [6],
+        "local-services": [2],
+        "policy-local-nodeports": [6],
+        "local-nodeports": [2],
     }
 
 
@@ -261,17 +257,11 @@ def test_verdicts_are_for_affinity_and_hashes_alone(history):
         with_verdicts = {key for set_id in VERDICT_MAPS for key in elements.get(set_id, {})}
         chained = bool(plan.affinity or (plan.balance and plan.balance.hashing))
         assert bool(with_verdicts) is (chained and any(elements.get(s) for s in ENDPOINT_MAPS))
-        assert not chained or not any("endpoints-" in s or s in TREATED for s in elements)
-
-
-TREATED = {
-    *(SetId.CLUSTER_SERVICES, SetId.EXTERNAL_SERVICES, SetId.POLICY_LOCAL_SERVICES),
-    *(SetId.EXTERNAL_NODEPORTS, SetId.POLICY_LOCAL_NODEPORTS),
-}
+        assert not chained or not any(s in CLASS_MAPS for s in elements)
 
 
 def test_more_endpoints_than_the_last_class_has_slots_are_served_by_as_many():
     pool = tuple(n.to_bytes(6, "big") for n in range(CLASSES[-1] + 1))
     plan = replace(web(1), cluster=pool)
     elements = render(placed([plan]))
-    assert len(elements[f"endpoints-{CLASSES[-1]}"]) == 1
+    assert set(elements[SetId.CLUSTER_SERVICES].values()) == {CLASSES[-1].to_bytes(2, "big")}

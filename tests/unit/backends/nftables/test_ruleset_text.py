@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kubeproxy.backends.nftables.layout import (
-    CLASSES,
-    ENDPOINT_MAPS,
+    CLASS_MAPS,
     HASHED,
     TREATMENTS,
     VERDICT_MAPS,
@@ -18,7 +17,6 @@ from kubeproxy.backends.nftables.layout import (
     Layout,
     SetId,
     class_of,
-    class_set,
     client_set,
     list_number,
     parse_chain_name,
@@ -225,7 +223,7 @@ def test_sets_of_clients_have_names_of_their_own(family):
 
 @pytest.mark.parametrize(
     ("count", "size"),
-    [(1, 1), (2, 4), (4, 4), (5, 16), (16, 16), (17, 64), (16385, 65536), (65536, 65536), (65537, 65536)],
+    [(0, 1), (1, 1), (2, 2), (16, 16), (17, 20), (20, 20), (257, 512), (32769, 65535), (65535, 65535), (65536, 65535)],
 )
 def test_the_class_of_a_number_of_endpoints(count, size):
     assert class_of(count) == size
@@ -255,11 +253,9 @@ def test_key_sizes(family):
     assert shapes[SetId.EXTERNAL_NODEPORTS].key_size(family) == 8
     assert shapes[SetId.AFFINITY_NODEPORTS].key_size(family) == 8
     assert shapes[SetId.NODEPORT_ENDPOINTS].key_size(family) == 12
-    for endpoint_map in ENDPOINT_MAPS:
-        for class_size in CLASSES:
-            shape = shapes[class_set(endpoint_map, class_size)]
-            assert shape.key_size(family) == shapes[endpoint_map].key_size(family) - 4
-            assert shape.kind is Kind.PLAIN
+    for class_map in CLASS_MAPS:
+        assert shapes[class_map].kind is Kind.CLASS
+        assert shapes[class_map].data_size(family) == 2
     assert shapes[SetId.HAIRPIN].key_size(family) == 2 * size
     assert shapes[SetId.FIREWALL_ALLOW].key_size(family) == 2 * size
 
@@ -274,7 +270,7 @@ def test_elements_as_text():
             SetId.ENDPOINTS: {one + transport + b"\2\0\0\0": two + b"\x1f\x90\0\0"},
             SetId.AFFINITY_SERVICES: {one + transport: b"cluster-3-30s"},
             SetId.AFFINITY_POOLS: {one + transport: pool_number(7, Policy.LOCAL, V4)},
-            "endpoints-4": {one + transport: b""},
+            SetId.LOCAL_SERVICES: {one + transport: b"\1\0"},
             SetId.CLUSTER_IPS: {one: b""},
             SetId.FIREWALL_LISTS: {one + transport: list_number(7, V4)},
             SetId.FIREWALL_ALLOW: {list_number(7, V4) + one + list_number(7, V4) + two: b"",
@@ -286,7 +282,7 @@ def test_elements_as_text():
         f"{head} endpoints {{ 10.0.0.1 . tcp . 80 . 2 : 10.0.0.255 . 8080 }}",
         f"{head} affinity-services {{ 10.0.0.1 . tcp . 80 : goto cluster-3-30s }}",
         f"{head} affinity-pools {{ 10.0.0.1 . tcp . 80 : 0.0.0.15 }}",
-        f"{head} endpoints-4 {{ 10.0.0.1 . tcp . 80 }}",
+        f"{head} local-services {{ 10.0.0.1 . tcp . 80 : 256 }}",
         f"{head} cluster-ips {{ 10.0.0.1 }}",
         f"{head} firewall-lists {{ 10.0.0.1 . tcp . 80 : 0.0.0.14 }}",
         f"{head} firewall-allow {{ 0.0.0.14 . 10.0.0.1-10.0.0.255 }}",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kubeproxy.backends.nftables.layout import CLASSES, TRIES, class_of
+from kubeproxy.backends.nftables.layout import BELOW, class_of, tries
 from kubeproxy.backends.nftables.render import assign
 from kubeproxy.backends.nftables.shares import SLOTS, STICKY_SLOTS, slot_counts
 from unit.backends.nftables.test_picking import shares
@@ -25,8 +25,7 @@ def probabilities(counts):
     """How probable each endpoint is, by the rules of its class; its slots are spread as they may be at worst."""
     total = sum(counts)
     size = class_of(total)
-    below = CLASSES[CLASSES.index(size) - 1] if size > 1 else 0
-    chances, lost = shares([size] * TRIES + [below + 1], total)
+    chances, lost = shares([size] * tries(size) + [BELOW.get(size, 1)], total)
     assert lost == pytest.approx(0)
     first, last = chances[0], chances[-1]
     return [(count * last, count * first) for count in counts]
