@@ -13,7 +13,11 @@ from functools import cache
 from typing import NamedTuple
 
 from kubeproxy.model.maglev import jhash
+from support.cluster_objects import NODE_IPS
 from support.fake_nftables.objects import PROTOCOLS, Element, Set, Table
+
+_OF_THE_NODE = frozenset(ipaddress.ip_address(text).packed for text in NODE_IPS.values())
+"""An endpoint may be on the node itself: what goes there leaves by no hook that translates sources."""
 
 
 class Remembered(NamedTuple):
@@ -320,7 +324,8 @@ def _dnat(reader: _Reader) -> Step:
         for element in elements:
             size = len(state.destination)
             address, port = element.value[:size], int.from_bytes(element.value[size : size + 2], "big")
-            yield state._replace(destination=address, to_node=False, port=port, translated=True), ACCEPT
+            to_node = address in _OF_THE_NODE
+            yield state._replace(destination=address, to_node=to_node, port=port, translated=True), ACCEPT
         if perhaps_none:
             yield state, BREAK
 
