@@ -6,7 +6,6 @@ KINDS ?= nftables iptables-nft iptables-legacy userspace
 WHAT ?=
 GUESTS ?= 2
 TARGET ?=
-MINUTES ?= 1
 SOAK ?= 60
 
 .PHONY: setup demo test fuzz lint conformance conformance-ipvs machine bench prove soak node dist clean
@@ -24,7 +23,7 @@ test: setup
 
 # New inputs for the readers of others' bytes: for one TARGET or all of them, so many MINUTES each.
 fuzz: setup
-	@tools/fuzz $(MINUTES) $(TARGET)
+	@tools/fuzz $(or $(MINUTES),1) $(TARGET)
 
 lint: setup
 	@.venv/bin/ruff check
