@@ -180,7 +180,7 @@ def test_a_changed_weight_costs_the_slots_that_change_and_a_restart_nothing():
         backend = ground.start(globals_)
         resync(backend, before)
         assert ground.count("endpoints") == 20
-        assert sync(backend, (WEB, after[WEB])) <= 2  # one slot more, and perhaps another class
+        assert sync(backend, (WEB, after[WEB])) <= 3  # one slot more, and another class
         assert ground.count("endpoints") == 21
         again = ground.start(globals_)
         assert resync(again, after) == 0

@@ -18,18 +18,18 @@ from kubeproxy.model.plan import Policy
 
 TABLE: Final = nftables.TABLE
 
-EXACT: Final = 16
+EXACT: Final = 8
 """Up to so many endpoints each number is a class of its own."""
 
 CLASSES: Final[tuple[int, ...]] = (
     *range(1, EXACT + 1),
-    *(quarter * octave for octave in (4, 8, 16, 32) for quarter in (5, 6, 7, 8)),
-    *(1 << bits for bits in range(9, 16)),
-    65535,
+    *(10, 12, 14, 16, 20, 24, 32, 48, 64, 128, 256),
+    *(1024, 4096, 16384, 65535),
 )
 """Frontends are sorted by how many endpoints they have, rounded up to one of these; slots are picked from a class.
 
-Up to 256 at least four of five slots are taken, beyond at least half of them. The largest one fits into a port.
+Each one is a rule that the kernel checks every new element against: twice as many make a full sync a sixth longer.
+The largest one fits into a port.
 """
 
 BELOW: Final[dict[int, int]] = dict(pairwise(reversed(CLASSES)))

@@ -12,7 +12,7 @@ from support.nftables_plans import V4, V6, plans_of
 
 
 def class_of_count(endpoints):
-    return endpoints if endpoints <= 16 else 20
+    return endpoints if endpoints <= 8 else 16 if endpoints <= 16 else 20
 
 
 @pytest.mark.parametrize("family", [V4, V6])

@@ -95,9 +95,9 @@ def test_no_connection_is_lost_and_all_endpoints_get_their_share(table, endpoint
 def test_few_picks_miss(count):
     size = class_of(count)
     assert count <= size
-    assert count / size >= (1 if count <= 16 else 0.8 if count <= 256 else 0.48)
+    assert count / size >= (1 if count <= 8 else 0.8 if count <= 24 else 0.5 if count <= 256 else 0.25)
 
 
-def test_up_to_16_endpoints_the_first_pick_hits_and_the_choice_is_exact(table):
-    for count in range(1, 17):
+def test_up_to_8_endpoints_the_first_pick_hits_and_the_choice_is_exact(table):
+    for count in range(1, 9):
         assert moduli(table, f"pick-{count}", "endpoints") == ([count, 1] if count > 1 else [1])

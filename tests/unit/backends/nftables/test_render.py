@@ -181,7 +181,7 @@ def counts(elements):
 
 
 def class_of_size(count):
-    return count if count <= 16 else next(size for size in (20, 64, 80, 256, 512) if count <= size)
+    return count if count <= 5 else next(size for size in (16, 20, 64, 128, 256, 1024) if count <= size)
 
 
 @pytest.mark.parametrize(("earlier", "later"), STEPS)

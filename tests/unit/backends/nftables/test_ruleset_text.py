@@ -223,7 +223,7 @@ def test_sets_of_clients_have_names_of_their_own(family):
 
 @pytest.mark.parametrize(
     ("count", "size"),
-    [(0, 1), (1, 1), (2, 2), (16, 16), (17, 20), (20, 20), (257, 512), (32769, 65535), (65535, 65535), (65536, 65535)],
+    [(0, 1), (1, 1), (2, 2), (8, 8), (9, 10), (17, 20), (20, 20), (257, 1024), (65535, 65535), (65536, 65535)],
 )
 def test_the_class_of_a_number_of_endpoints(count, size):
     assert class_of(count) == size
