@@ -14,6 +14,7 @@ _WORDS: Final = {
     "policy-local": "its policy is Local",
     "nodeport-external": "it is a NodePort, masqueraded",
     "nodeport-policy-local": "it is a NodePort whose policy is Local",
+    "put-port-back": "the packet has its port again, and its endpoint is picked",
     "masquerading": "whether the source becomes this node's",
     "firewall-check": "whether the source ranges let the client in",
     "source-ranges": "whether the source ranges let the client in",
