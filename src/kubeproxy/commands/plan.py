@@ -180,7 +180,7 @@ def _sysctls(mode: Mode, new: KubeProxyConfiguration) -> list[str]:
 
 def _written(old: Mode, new: Mode, before: Planner, after: Planner, local: Local) -> list[str]:
     weights = [_weight(mode, planner, local) for mode, planner in ((old, before), (new, after))]
-    if weights[0] == weights[1]:
+    if old is new and weights[0] == weights[1]:
         return []
     was, will = (f"{weight.amount} {weight.of}" for weight in weights)
     return [f"written for {len(after.compiled)} Services: {will}; now there are {was}"]
