@@ -282,5 +282,7 @@ def _usage(pid: int) -> dict[str, int]:
     """Return nothing of a proxy that was to die, and did so just now."""
     with suppress(FileNotFoundError, ProcessLookupError):
         descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        if not descriptors:  # it has ended, and nobody waited for it yet
+            return {}
         return {"descriptors": descriptors, "threads": len(list(Path(f"/proc/{pid}/task").iterdir()))}
     return {}
