@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench import objects
+from bench import memory, objects
 from bench.report import ROOT
 from bench.worker import die_with_parent
 
@@ -79,12 +79,7 @@ class Contestant:
 
     def memory(self) -> tuple[float, float]:
         """Return resident memory now, and the most that it ever was, in MB."""
-        found = {}
-        for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name in {"VmRSS", "VmHWM"}:
-                found[name] = int(value.split()[0]) / 1024
-        return found["VmRSS"], found["VmHWM"]
+        return memory.resident(self._process.pid)
 
     def close(self) -> None:
         """Stop it and remove its files."""

@@ -6,15 +6,13 @@ Full sync and changes through planner and backend; the kernel's memory; a pass o
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
-from bench import change, kernel, objects, path, proxy
+from bench import change, kernel, memory, objects, path, proxy
 from bench.charts import Chart
 from bench.figures import spreads
 from bench.report import Column, Report, Row, panel_by_kind
@@ -51,14 +49,14 @@ def measure(size: str, connections: Connections, pairs: int) -> dict[str, float]
     planner.apply(change.lists(wanted))
     plans = {each.name: each.after.plans for each in planner.take()}
     proxy.settled()
-    before = _memory()
+    before = memory.machine()
     with kernel.recorded() as recording:
         began = time.perf_counter()
         for _ in backend.resync(plans):
             pass
         full = time.perf_counter() - began
     time.sleep(0.5)  # hash tables grow in the background
-    after = _memory()
+    after = memory.machine()
     decoders = change.Decoders()
     changes = change.timed(change.steps(wanted, pairs), lambda lines: change.one(decoders, planner, backend, lines))
     counters = KernelCounters.open(Family.IPV4)
@@ -75,12 +73,6 @@ def measure(size: str, connections: Connections, pairs: int) -> dict[str, float]
         "read": read * 1e3,
         **changes,
     }
-
-
-def _memory() -> dict[str, int]:
-    """Return what the kernel uses, in kB."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return {name: int(re.sub(r"\D", "", value)) for name, _, value in (line.partition(":") for line in lines)}
 
 
 def run(with_: Run) -> Report:

@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from bench import objects, proxy, restart
+from bench import memory, objects, proxy, restart
 from bench.figures import spreads
 from bench.report import Report, Row
 from bench.runs import Run
@@ -49,12 +48,8 @@ def alone(size: str) -> dict[str, float]:
     backlog.add(planner.take())
     for _ in backend.sync(backlog.plans()):
         pass
-    memory = {}
-    for line in Path("/proc/self/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name in {"VmRSS", "VmHWM"}:
-            memory[name] = int(value.split()[0]) / 1024
-    return {"cpu": time.process_time(), "rss": memory["VmRSS"], "peak": memory["VmHWM"]}
+    now, most = memory.resident()
+    return {"cpu": time.process_time(), "rss": now, "peak": most}
 
 
 def run(with_: Run) -> Report:

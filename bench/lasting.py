@@ -7,14 +7,12 @@ receiver holds back; small datagrams where they arrive, each of which meets the 
 
 from __future__ import annotations
 
-import re
 import resource
 import subprocess
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
-from bench import objects
+from bench import memory, objects
 from bench.apiserver import ApiProcess
 from bench.charts import Chart, Panel
 from bench.contestant import OURS, Contestant
@@ -154,14 +152,8 @@ def _settled_memory() -> dict[str, float]:
 
 def _kernel_memory() -> dict[str, float]:
     """Return what the kernel uses, in MB: objects of its general caches, where rules are, and areas of whole pages."""
-    slab = 0
-    for line in Path("/proc/slabinfo").read_text().splitlines():
-        name, *numbers = line.split()
-        if name.startswith("kmalloc"):
-            slab += int(numbers[0]) * int(numbers[2])
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    kilobytes = {name: int(re.sub(r"\D", "", value)) for name, _, value in (line.partition(":") for line in lines)}
-    return {"slab": slab / 1e6, "other": (kilobytes["VmallocUsed"] + kilobytes["Percpu"]) / 1e3}
+    machine = memory.machine()
+    return {"slab": memory.kmalloc() / 1e6, "other": (machine["VmallocUsed"] + machine["Percpu"]) / 1e3}
 
 
 def run(with_: Run) -> Report:
@@ -177,10 +169,8 @@ def run(with_: Run) -> Report:
         case = f"{connections} connection{'s' * (connections > 1)}"
         runs = with_.in_turns(MODES, count, once, f"{case},")
         rows += [Row(f"{mode}, {case}", dict(spreads(found))) for mode, found in runs.items()]
-    memory = with_.in_turns(
-        MODES, count, lambda mode, what: dict(with_.measure(what, measure_memory, mode=mode)), FILLED
-    )
-    rows += [Row(f"{mode}, rules of {FILLED}", dict(spreads(found))) for mode, found in memory.items()]
+    kept = with_.in_turns(MODES, count, lambda mode, what: dict(with_.measure(what, measure_memory, mode=mode)), FILLED)
+    rows += [Row(f"{mode}, rules of {FILLED}", dict(spreads(found))) for mode, found in kept.items()]
     notes = (
         f"Through a Service of {SIZE} with one endpoint; datagrams of {DATAGRAM} bytes, counted where they arrive.",
         "slab, other: what the kernel keeps for the rules: objects of kmalloc, and areas of whole pages.",

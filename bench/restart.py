@@ -20,6 +20,7 @@ from bench.contestant import HEALTH_PORT, OURS, Contestant
 from bench.figures import Spread, median, ratio, spreads
 from bench.report import Column, Report, Row
 from bench.runs import Run
+from bench.start import last_transaction
 from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.layout import TABLE, Layout
 from kubeproxy.backends.nftables.table import KernelTable
@@ -31,7 +32,6 @@ from kubeproxy.model.events import Replaced
 from kubeproxy.model.planner import Planner
 
 SIZES = ("10kx10", "44kx10")
-QUIET = 0.7  # seconds without a transaction that end a start
 WRITES = 20
 TURNS = 3
 _GROUP = 7  # NFNLGRP_NFTABLES
@@ -80,18 +80,15 @@ def measure(size: str) -> dict[str, float]:
 
 def _programmed(running: Contestant, size: objects.Size) -> float:
     """Return the seconds from the start to the last transaction, when the proxy says that all is committed."""
-    with closing(nfnetlink.Transactions.open()) as link:
-        generation, changed = 0, running.started
-        while running.running and time.monotonic() - running.started < 300:
-            time.sleep(0.002)
-            now, at = link.generation(), time.monotonic()
-            if now != generation:
-                generation, changed = now, at
-            elif at - changed > QUIET and (said := _COMMITTED.search(running.said())):
-                if int(said[1]) >= size.services:
-                    return changed - running.started
-                time.sleep(0.05)
-    raise RuntimeError(f"the proxy did not program {size}:\n{running.said()}")
+
+    def complete() -> bool:
+        said = _COMMITTED.search(running.said())
+        if said is not None and int(said[1]) >= size.services:
+            return True
+        time.sleep(0.05)
+        return False
+
+    return last_transaction(running, 300, complete, str(size))
 
 
 def _write(api: ApiProcess, size: objects.Size) -> float:

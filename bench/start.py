@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -78,18 +79,30 @@ def measure_filled(size: str) -> dict[str, float]:
 
 def _programmed(proxy: Contestant, size: objects.Size) -> float:
     """Return the seconds from the start to the last transaction, when the kernel has every endpoint."""
+
+    def complete() -> bool:
+        return proxy.answers("/readyz") and _endpoints() >= size.services * size.endpoints
+
+    return last_transaction(proxy, 120, complete, str(size))
+
+
+def last_transaction(proxy: Contestant, limit: float, complete: Callable[[], bool], what: str) -> float:
+    """Return the seconds from a proxy's start to its last transaction: none followed, and it is `complete`.
+
+    Raises RuntimeError when that is not so within `limit` seconds.
+    """
     with closing(nfnetlink.Transactions.open()) as link:
         generation, changed = 0, proxy.started
-        while proxy.running and time.monotonic() - proxy.started < 120:
+        while proxy.running and time.monotonic() - proxy.started < limit:
             time.sleep(0.002)
             now, at = link.generation(), time.monotonic()
             if now != generation:
                 generation, changed = now, at
                 continue
-            done = at - changed > QUIET and proxy.answers("/readyz") and _endpoints() >= size.services * size.endpoints
-            if done and link.generation() == generation:  # the questions themselves take time
+            # The question itself takes time.
+            if at - changed > QUIET and complete() and link.generation() == generation:
                 return changed - proxy.started
-    raise RuntimeError(f"the proxy did not program {size}:\n{proxy.said()}")
+    raise RuntimeError(f"the proxy did not program {what}:\n{proxy.said()}")
 
 
 def _endpoints() -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from bench import memory
 from kubeproxy.kernel import nfta
 from kubeproxy.kernel.iptables_info import TableInfo
 from kubeproxy.kernel.netlink import Netlink, attributes, messages
@@ -45,21 +46,11 @@ def cpu_seconds(pid: int) -> float:
 
 
 def machine() -> Sample:
-    """Return what of the kernel's memory tables are made of, in MB, of the whole machine; and tracked connections.
-
-    Sets, rules and xtables' tables are accounted to control groups, and so lie in caches of their own, kmalloc-cg-*.
-    """
-    held = 0.0
-    for line in Path("/proc/slabinfo").read_text().splitlines():
-        if line.startswith("kmalloc-cg-"):
-            _, active, _, size, *_ = line.split()
-            held += int(active) * int(size)
-    found = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    large = int(found["VmallocUsed"].split()[0]) / 1024
+    """Return what of the kernel's memory tables are made of, in MB, of the whole machine; and tracked connections."""
     tracked = Path("/proc/sys/net/netfilter/nf_conntrack_count")
     return {
-        "slab": held / 2**20,
-        "vmalloc": large,
+        "slab": memory.kmalloc("kmalloc-cg-") / 2**20,
+        "vmalloc": memory.machine()["VmallocUsed"] / 1024,
         "tracked": float(tracked.read_text()) if tracked.exists() else 0.0,
     }
 

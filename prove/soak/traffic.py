@@ -22,6 +22,7 @@ from bench.companion import say
 from bench.worker import die_with_parent
 from prove.soak.cluster import is_udp, owner
 from prove.soak.joining import join_network_of
+from support.traffic import check_first_syn
 
 SERVICE_PORT = 80
 LASTING = 200
@@ -33,7 +34,6 @@ NEW, QUESTIONS = 40.0, 10.0
 _ASKED_EVERY = 4.0  # seconds between two questions on a connection that is open
 _RENEWED = 60.0  # seconds
 _PATIENCE = 10.0  # seconds for an answer
-_TOTAL_RETRANS = 100  # where tcpi_total_retrans is in struct tcp_info of linux/tcp.h
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset, so that no port waits
 
 
@@ -121,9 +121,7 @@ class Traffic:
             target = (objects.cluster_ip(number), SERVICE_PORT)
             async with asyncio.timeout(_PATIENCE):
                 await asyncio.get_running_loop().sock_connect(link, target)
-            info = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TOTAL_RETRANS + 4)
-            if int.from_bytes(info[_TOTAL_RETRANS:], "little"):
-                raise ConnectionError("the first SYN was lost")
+            check_first_syn(link)
         except BaseException:
             link.close()
             raise

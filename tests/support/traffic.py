@@ -147,13 +147,18 @@ def _connected(front: Front) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         sock.connect(front)
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TOTAL_RETRANS + 4)
-        if int.from_bytes(info[TOTAL_RETRANS:], "little"):
-            raise ConnectionError("the first SYN was lost")
+        check_first_syn(sock)
     except BaseException:
         sock.close()
         raise
     return sock
+
+
+def check_first_syn(sock: socket.socket) -> None:
+    """Raise ConnectionError when a connection took more than one SYN."""
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TOTAL_RETRANS + 4)
+    if int.from_bytes(info[TOTAL_RETRANS:], "little"):
+        raise ConnectionError("the first SYN was lost")
 
 
 def _tcp(front: Front) -> str:

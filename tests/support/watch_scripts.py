@@ -56,16 +56,23 @@ def watch(script, use, *, target=SERVICES, plain=True, pace=PACE, credentials=No
             support = WatchListSupport()
             support.supported = not plain
             reflector = Reflector(client, target, seen, support=support, pace=pace)
-            task = asyncio.create_task(reflector.run())
-            try:
+            async with running(reflector, client):
                 return await use(seen, server, reflector)
-            finally:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
-                await client.close()
 
     return asyncio.run(main())
+
+
+@contextlib.asynccontextmanager
+async def running(source, client):
+    """Have a source, or a reflector, follow a server meanwhile."""
+    task = asyncio.create_task(source.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await client.close()
 
 
 def kinds(server):

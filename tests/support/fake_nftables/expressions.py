@@ -336,31 +336,25 @@ def _readdress(reader: _Reader) -> Step:
     """Write another destination into the packet; nat does not learn of it."""
     if reader.original():
         return lambda table, now, state: iter([(state._replace(destination=state.original), GO_ON)])
-    key = reader.key()
-    assert reader.word() == "map"
-    name = reader.word().removeprefix("@")
-
-    def run(table: Table, now: int, state: State) -> Ways:
-        element = table.set(name).find(key.fixed(state), now)
-        yield (state, BREAK) if element is None else (state._replace(destination=element.value), GO_ON)
-
-    return run
+    return _written(reader, lambda state, value: state._replace(destination=value))
 
 
 def _carry(reader: _Reader) -> Step:
     """Write another port into the packet; nat does not learn of it."""
     if reader.original_port():
         return lambda table, now, state: iter([(state._replace(port=state.original_port), GO_ON)])
+    return _written(reader, lambda state, value: state._replace(port=int.from_bytes(value, "big")))
+
+
+def _written(reader: _Reader, write: Callable[[State, bytes], State]) -> Step:
+    """Write what a map has into the packet; what it does not have ends the rule."""
     key = reader.key()
     assert reader.word() == "map"
     name = reader.word().removeprefix("@")
 
     def run(table: Table, now: int, state: State) -> Ways:
         element = table.set(name).find(key.fixed(state), now)
-        if element is None:
-            yield state, BREAK
-        else:
-            yield state._replace(port=int.from_bytes(element.value, "big")), GO_ON
+        yield (state, BREAK) if element is None else (write(state, element.value), GO_ON)
 
     return run
 

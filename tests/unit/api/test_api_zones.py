@@ -1,7 +1,6 @@
 """Zones of endpoints: decoded for Services that weigh by zone, asked for once more when they were not, and in time."""
 
 import asyncio
-import contextlib
 
 import pytest
 
@@ -14,7 +13,7 @@ from kubeproxy.api.watch import ApiSource
 from kubeproxy.model.events import Placed, Replaced
 from kubeproxy.model.objects import PlacedSlice
 from support.scripted import Server, event, eventually, kind_at, listed, service
-from support.watch_scripts import PACE, Seen
+from support.watch_scripts import PACE, Seen, running
 
 BY_ZONE = {"kube-proxy-py/weights": "zone:eu-1=0"}
 SLICES = "/apis/discovery.k8s.io/v1/endpointslices"
@@ -78,14 +77,8 @@ def run(use, services=(), slices=(), prepare=lambda api: None):
             support = WatchListSupport()
             support.supported = False
             source = ApiSource(client, "node-a", seen, pace=PACE, support=support)
-            task = asyncio.create_task(source.run())
-            try:
+            async with running(source, client):
                 return await use(api, seen)
-            finally:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
-                await client.close()
 
     return asyncio.run(main())
 
