@@ -9,9 +9,11 @@ from __future__ import annotations
 import array
 import asyncio
 import fcntl
+import itertools
 import os
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from bench import objects, proxy
@@ -22,13 +24,16 @@ from bench.report import Column, Report, Row
 from bench.runs import Run
 from kubeproxy.api.decode import WatchDecoder
 from kubeproxy.engine import Engine
-from kubeproxy.kernel import nfnetlink
+from kubeproxy.kernel import nfnetlink, nft
+from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Replaced
 
 SIZE = "10kx10"
 RATES = (100, 1000, 5000)
 GOAL_LAG, GOAL_CPU, GOAL_DRIFT = 50.0, 50.0, 1.0  # ms p99 and % of a core at 1,000 a second; MB
 WARM_UP = 3.0  # seconds that do not count
+BESIDE = 0.5  # seconds between two transactions of another program
+PERIOD = 5.0  # seconds after which all is compared with the kernel, where something may have been missed
 
 COLUMNS = (
     Column("lag p50 ms", "p50", 2),
@@ -58,19 +63,20 @@ class _Lags:
         return list(self._values[count : self.count])
 
 
-def measure(rate: int, seconds: float) -> dict[str, float]:
-    """Measure one rate: lags in ms, CPU in % of a core, MB."""
-    return asyncio.run(_churn(objects.parse_size(SIZE), rate, seconds))
+def measure(rate: int, seconds: float, neighbour: bool) -> dict[str, float]:
+    """Measure one rate: lags in ms, CPU in % of a core, MB. A `neighbour` writes to a table of its own meanwhile."""
+    return asyncio.run(_churn(objects.parse_size(SIZE), rate, seconds, neighbour))
 
 
-async def _churn(size: objects.Size, rate: int, seconds: float) -> dict[str, float]:
+async def _churn(size: objects.Size, rate: int, seconds: float, neighbour: bool) -> dict[str, float]:
     proxy.collect_as_the_proxy_does()
     lags = _Lags(int(rate * (seconds + WARM_UP)) + 1000)
     listener = proxy.Listener()
     listener.lags = lags
-    engine, backend = proxy.engine(listener)
+    engine, backend = proxy.engine(listener, PERIOD)
     running = asyncio.create_task(engine.run())
     await _fill(engine, size)
+    beside = asyncio.create_task(_commit_beside()) if neighbour else None
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 1 << 20)  # as much as a socket holds
     feeder = Companion("bench.feeder", str(writer), inherit=(writer,))
@@ -94,6 +100,8 @@ async def _churn(size: objects.Size, rate: int, seconds: float) -> dict[str, flo
         os.close(reader)
         feeder.close()
         running.cancel()
+        if beside is not None:
+            beside.cancel()
         backend.close()
     if listener.failures or len(found) != sent:
         raise RuntimeError(f"{sent} changes, {len(found)} programmed; {listener.failures[:5]}")
@@ -115,6 +123,15 @@ async def _fill(engine: Engine, size: objects.Size) -> None:
     engine.arrive([Replaced("endpointslices", proxy.decoded("endpointslices", objects.slice_pages(size)))])
     await engine.ready.wait()
     proxy.settled()
+
+
+async def _commit_beside() -> None:
+    """Do as another program that has a table of its own."""
+    with closing(nfnetlink.Transactions.open()) as link:
+        nft.run("add table ip elsewhere\n")
+        for number in itertools.count():
+            await asyncio.sleep(BESIDE)
+            link.commit([nfnetlink.chain_message(Family.IPV4, "elsewhere", f"chain-{number}")])
 
 
 def _connect(engine: Engine, reader: int) -> None:
@@ -147,14 +164,16 @@ def run(with_: Run) -> Report:
     """Measure all rates."""
     count, seconds = (1, 5.0) if with_.quick else (2, 20.0)
     rows = []
-    for rate in RATES:
+    for rate, neighbour in (*((rate, False) for rate in RATES), (RATES[0], True)):
+        case = f"{rate:,} a second" + ", another program commits" * neighbour
         runs = [
-            with_.measure(f"{rate}/s run {turn + 1}/{count}", measure, rate=rate, seconds=seconds)
+            with_.measure(f"{case}, run {turn + 1}/{count}", measure, rate=rate, seconds=seconds, neighbour=neighbour)
             for turn in range(count)
         ]
-        rows.append(Row(f"{rate:,} a second", dict(spreads(runs))))
+        rows.append(Row(case, dict(spreads(runs))))
     notes = (
         f"At {SIZE}, {seconds:.0f} s each after {WARM_UP:.0f} s of warming up; one endpoint of ten is replaced.",
+        f"Another program: a transaction of its own each {BESIDE} s; all would be compared after {PERIOD:.0f} s.",
         f"goal at 1,000/s: lag p99 under {GOAL_LAG:.0f} ms, under {GOAL_CPU:.0f} % of a core, no growth of RSS.",
     )
     return Report("churn", "Endpoints that change at a steady rate", COLUMNS, rows, _chart(rows), notes)

@@ -90,10 +90,10 @@ def settled() -> None:
     gc.enable()
 
 
-def engine(listener: Listener) -> tuple[Engine, NftablesBackend]:
-    """Return an engine and its backend; to be made on the event loop."""
+def engine(listener: Listener, period: float = 3600.0) -> tuple[Engine, NftablesBackend]:
+    """Return an engine and its backend; to be made on the event loop. `period` is as in Pace."""
     backend = NftablesBackend(KernelTable.open(Family.IPV4), Globals(objects.NODE))
-    pace = Pace(0.0, 3600.0)
+    pace = Pace(0.0, period)
     return Engine(SETTINGS, [backend], listener, pace, local_addresses, node_patience=0.0), backend
 
 

@@ -20,6 +20,7 @@ from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.layout import NUMBER_MAPS, TABLE, VERDICT_MAPS, SetId
 from kubeproxy.backends.nftables.table import KernelTable, Table
 from kubeproxy.kernel import nfnetlink, nft
+from kubeproxy.kernel.nft_others import listen
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
 from support.fake_nftables import FakeKernel, listing
@@ -53,6 +54,7 @@ class Ground(ABC):
         self.before_read: Callable[[], None] = lambda: None
         self.calls: list[str] = []
         self._open = ExitStack()
+        self._under: dict[NftablesBackend, Interposed] = {}
 
     def close(self) -> None:
         """Close the backends."""
@@ -62,7 +64,10 @@ class Ground(ABC):
         """Return a backend for a family; without it, for the one family of the world."""
         if family is None:
             (family,) = world.families
-        return self._open.enter_context(closing(NftablesBackend(Interposed(self.table(family), self), world)))
+        under = Interposed(self.table(family), self)
+        backend = self._open.enter_context(closing(NftablesBackend(under, world)))
+        self._under[backend] = under
+        return backend
 
     @abstractmethod
     def table(self, family: Family) -> Table:
@@ -71,6 +76,10 @@ class Ground(ABC):
     @abstractmethod
     def disturb(self, *lines: str) -> None:
         """Do as another program, in one transaction."""
+
+    @abstractmethod
+    def disturb_unheard(self, *lines: str) -> None:
+        """Do as another program whose transaction is announced to nobody who listens here."""
 
     @abstractmethod
     def contents(self, family: Family = V4) -> Contents:
@@ -135,11 +144,11 @@ class Ground(ABC):
         """Return whether a backend has anything to look for, as another program committed something."""
         self.calls.clear()
         backend.inspect(Depth.QUICK)
-        return self.calls != ["generation"]
+        return self.calls != ["heard"]
 
     def difference(self, backend: NftablesBackend) -> Difference | None:
         """Return what a backend says that has to read everything."""
-        self.disturb("add table inet elsewhere", "delete table inet elsewhere")
+        self._under[backend].miss()
         return backend.inspect(Depth.THOROUGH)
 
 
@@ -185,7 +194,12 @@ class FakeGround(Ground):
         return self.kernel.open(family)
 
     def disturb(self, *lines: str) -> None:
+        self.kernel.disturb("\n".join(lines))
+
+    def disturb_unheard(self, *lines: str) -> None:
         self.kernel.run("\n".join(lines))
+        for family, heard in self.kernel.heard.items():
+            self.kernel.heard[family] = heard._replace(complete=False)
 
     def contents(self, family: Family = V4) -> Contents:
         return listing.contents(self.kernel, family)
@@ -212,6 +226,14 @@ class KernelGround(Ground):
 
     def disturb(self, *lines: str) -> None:
         nft.run("\n".join(lines) + "\n")
+
+    def disturb_unheard(self, *lines: str) -> None:
+        others = listen(TABLE)
+        try:
+            with others.not_listening():
+                self.disturb(*lines)
+        finally:
+            others.close()
 
     def contents(self, family: Family = V4) -> Contents:
         """See Ground. Read again while an element is repeated: the kernel is resizing a hash table then."""

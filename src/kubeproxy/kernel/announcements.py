@@ -28,7 +28,7 @@ def opened(subject: str, receive_buffer: int) -> socket.socket:
             sock.close()
             raise
     except OSError as error:
-        raise _failed(subject, error) from error
+        raise failed(subject, error) from error
     return sock
 
 
@@ -66,7 +66,7 @@ class Announcements(Closing):
             join(sock, *groups)
         except OSError as error:
             sock.close()
-            raise _failed(subject, error) from error
+            raise failed(subject, error) from error
         return cls(sock, subject)
 
     def close(self) -> None:
@@ -87,9 +87,10 @@ class Announcements(Closing):
                 return
             except OSError as error:
                 if error.errno != errno.ENOBUFS:
-                    raise _failed(self._subject, error) from error
+                    raise failed(self._subject, error) from error
                 self.lost += 1
 
 
-def _failed(subject: str, error: OSError) -> NetlinkError:
+def failed(subject: str, error: OSError) -> NetlinkError:
+    """Return the error that says what cannot be listened to."""
     return NetlinkError(error.errno or errno.EIO, f"cannot listen to {subject}")

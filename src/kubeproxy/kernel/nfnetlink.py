@@ -195,6 +195,11 @@ class Transactions:
         self._socket.close()
 
     @property
+    def port(self) -> int:
+        """Return the number by which netlink knows this socket, in its network namespace."""
+        return int(self._socket.getsockname()[0])
+
+    @property
     def room(self) -> int:
         """Return how many bytes a transaction may have, about: less in a user namespace (net.core.wmem_max)."""
         return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
@@ -367,16 +372,6 @@ def chain_rules(family: int, table_name: str, chain: str, link: Netlink | None =
         raw = data[slice(*parts.get(nfta.RULE_EXPRESSIONS, (0, 0)))]
         found.append((int.from_bytes(data[slice(*parts[nfta.RULE_HANDLE])], "big"), raw))
     return found
-
-
-def uncounted(expressions: bytes) -> bytes:
-    """Return a rule's expressions, as chain_rules gives them, without those that count packets."""
-    found = []
-    for _, first, last in attributes(expressions, 0, len(expressions)):
-        parts = {kind: (s, e) for kind, s, e in attributes(expressions, first, last)}
-        if expressions[slice(*parts.get(nfta.EXPR_NAME, (0, 0)))] != b"counter\0":
-            found.append(expressions[first:last])
-    return b"".join(found)
 
 
 def _expressions(data: bytes) -> tuple[object, ...]:

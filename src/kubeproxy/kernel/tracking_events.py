@@ -6,9 +6,6 @@ ctnetlink_conntrack_event of net/netfilter/nf_conntrack_netlink.c, and net/core/
 
 from __future__ import annotations
 
-import ctypes
-import socket
-import struct
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -16,24 +13,20 @@ from typing import Final, NamedTuple, Self
 
 from kubeproxy.kernel.announcements import Announcements
 from kubeproxy.kernel.netlink import HEADER, Closing, understood
+from kubeproxy.kernel.socket_filter import IF_EQUAL, LOAD_WORD, attach, keeping
 from kubeproxy.kernel.tracked import EVERYTHING, ID, LAYOUTS, STATUS, SUBSYSTEM, Tracked, Wanted
 
 _NEW: Final = SUBSYSTEM | 0  # IPCTNL_MSG_CT_NEW
 _DELETE: Final = SUBSYSTEM | 2  # IPCTNL_MSG_CT_DELETE
 BEGINNINGS: Final = 1  # NFNLGRP_CONNTRACK_NEW
 ENDS: Final = 3  # NFNLGRP_CONNTRACK_DESTROY
-_ATTACH_FILTER: Final = 26  # SO_ATTACH_FILTER
 _RECEIVE_BUFFER: Final = 8 << 20  # some 8,000 events, more than a second of a busy node
 _FIRST_ATTRIBUTE: Final = HEADER.size + 4  # struct nfgenmsg
 
-_INSTRUCTION: Final = struct.Struct("=HBBI")  # struct sock_filter
-_PROGRAM: Final = struct.Struct("@HP")  # struct sock_fprog
 _FIND_ATTRIBUTE: Final = 0xFFFFF000 + 12  # SKF_AD_OFF + SKF_AD_NLATTR
 # Classic BPF, linux/bpf_common.h: what an instruction does.
-_LOAD, _LOAD_INDEX, _LOAD_AT, _LOAD_AFTER = 0x00, 0x01, 0x20, 0x40
-_AND, _TO_INDEX, _RETURN = 0x54, 0x07, 0x06
-_IF_EQUAL: Final = 0x15
-_ALL: Final = 0xFFFFFFFF
+_LOAD, _LOAD_INDEX, _LOAD_AFTER = 0x00, 0x01, 0x40
+_AND, _TO_INDEX = 0x54, 0x07
 
 
 NOT_ANNOUNCED: Final = (
@@ -72,7 +65,7 @@ class Events(Closing):
     @classmethod
     def open(cls, wanted: Wanted = EVERYTHING, groups: tuple[int, ...] = (BEGINNINGS, ENDS)) -> Self:
         """Listen to connections of this status, as `tracked.entries` reads them. Raises NetlinkError."""
-        keep = partial(_attach, filter_program(wanted, 1))
+        keep = partial(attach, program=filter_program(wanted, 1))
         return cls(Announcements.open("connection tracking", groups, _RECEIVE_BUFFER, keep), wanted)
 
     @property
@@ -89,7 +82,7 @@ class Events(Closing):
 
         The kernel picks them by the mark that it gives to each.
         """
-        self._announced.change(partial(_attach, filter_program(self._wanted, one_in)))
+        self._announced.change(partial(attach, program=filter_program(self._wanted, one_in)))
         self.one_in = one_in
 
     def until(self, end: float) -> Iterator[Event]:
@@ -98,13 +91,6 @@ class Events(Closing):
             for data in self._announced.until(end):
                 if (event := read(data)) is not None:
                     yield event
-
-
-def _attach(program: bytes, sock: socket.socket) -> None:
-    """Have the kernel filter what a socket hears."""
-    code = ctypes.create_string_buffer(program, len(program))
-    where = _PROGRAM.pack(len(program) // _INSTRUCTION.size, ctypes.addressof(code))
-    sock.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, where)
 
 
 def read(data: bytes) -> Event | None:
@@ -121,17 +107,10 @@ def filter_program(wanted: Wanted, one_in: int) -> bytes:
     """Return classic BPF that keeps messages about connections of this status, and of these one in so many."""
     tests = []
     if wanted.mask:
-        tests.append([*_attribute(STATUS), (_AND, wanted.mask), (_IF_EQUAL, wanted.status)])
+        tests.append([*_attribute(STATUS), (_AND, wanted.mask), (IF_EQUAL, wanted.status)])
     if one_in > 1:
-        tests.append([*_attribute(ID), (_AND, one_in - 1), (_IF_EQUAL, 0)])
-    steps = [step for test in tests for step in test]
-    total = len(steps)
-    packed = b""
-    for place, (code, operand) in enumerate(steps):
-        # A test that fails jumps to the last instruction, which drops; one that holds goes on.
-        miss = total - place if code == _IF_EQUAL else 0
-        packed += _INSTRUCTION.pack(code, 0, miss, operand)
-    return packed + _INSTRUCTION.pack(_RETURN, 0, 0, _ALL) + _INSTRUCTION.pack(_RETURN, 0, 0, 0)
+        tests.append([*_attribute(ID), (_AND, one_in - 1), (IF_EQUAL, 0)])
+    return keeping([step for test in tests for step in test])
 
 
 def _attribute(kind: int) -> list[tuple[int, int]]:
@@ -139,7 +118,7 @@ def _attribute(kind: int) -> list[tuple[int, int]]:
     return [
         (_LOAD, _FIRST_ATTRIBUTE),
         (_LOAD_INDEX, kind),
-        (_LOAD_AT, _FIND_ATTRIBUTE),
+        (LOAD_WORD, _FIND_ATTRIBUTE),
         (_TO_INDEX, 0),
         (_LOAD_AFTER, 4),
     ]

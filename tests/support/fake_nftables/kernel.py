@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from typing import TypeVar
 
@@ -11,9 +12,10 @@ from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nfnetlink
 from kubeproxy.kernel.netlink import NetlinkError
 from kubeproxy.kernel.nft_contents import Contents
+from kubeproxy.kernel.nft_others import Heard
 from kubeproxy.model.addresses import Family
 from support.fake_nftables import netlink, text
-from support.fake_nftables.objects import RefusedError, Table
+from support.fake_nftables.objects import Element, RefusedError, Table
 from support.fake_nftables.transaction import Ruleset, Transaction
 
 Step = TypeVar("Step")
@@ -30,6 +32,7 @@ class FakeKernel:
         self.now = 0
         self._handles = count(1)
         self._refusal: tuple[int, int] | None = None  # how many messages are taken before one is refused, its errno
+        self.heard = {family: Heard(complete=False) for family in Family}
 
     def open(self, family: Family) -> FakeTable:
         """Return the table of a family."""
@@ -46,6 +49,19 @@ class FakeKernel:
     def accept(self) -> None:
         """Refuse nothing any more."""
         self._refusal = None
+
+    def disturb(self, script: str) -> None:
+        """Execute nft's text as another program, whose transactions are announced. Raises ApplyError."""
+        before = {family: _state(self.tables.get((word, TABLE))) for family, word in WORDS.items()}
+        self.run(script)
+        for family, word in WORDS.items():
+            (rules, elements), (other_rules, other_elements) = before[family], _state(self.tables.get((word, TABLE)))
+            told = {name for name in elements.keys() | other_elements if elements.get(name) != other_elements.get(name)}
+            heard, by = self.heard[family], frozenset({"nft (process 1)"})
+            if told or rules != other_rules:
+                self.heard[family] = Heard(
+                    heard.complete, heard.elements | told, heard.rules or rules != other_rules, by
+                )
 
     def commit(self, messages: Sequence[bytes]) -> None:
         """Execute netlink messages as one transaction. Raises NetlinkError."""
@@ -100,6 +116,18 @@ class FakeTable:
     def generation(self) -> int:
         return self.kernel.generation
 
+    def afresh(self) -> None:
+        self.kernel.heard[self.family] = Heard(complete=True)
+
+    def miss(self) -> None:
+        self.kernel.heard[self.family] = self.kernel.heard[self.family]._replace(complete=False)
+
+    def heard(self) -> Heard:
+        return self.kernel.heard[self.family]
+
+    def not_listening(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def header(self) -> nfnetlink.TableHeader | None:
         table = self._table(TABLE)
         return nfnetlink.TableHeader(table.handle, table.comment, table.dormant) if table is not None else None
@@ -146,6 +174,15 @@ class FakeTable:
 
     def _table(self, name: str) -> Table | None:
         return self.kernel.tables.get((WORDS[self.family], name))
+
+
+def _state(table: Table | None) -> tuple[object, dict[str, dict[bytes, Element]]]:
+    """Return what is announced of a table when it changes: of its chains and rules, and its elements set by set."""
+    if table is None:
+        return None, {}
+    rules = [(chain.name, [rule.handle for rule in chain.rules]) for chain in table.chains.values()]
+    elements = {name: dict(each.elements) for name, each in table.sets.items()}
+    return (table.handle, table.dormant, rules, sorted(elements)), elements
 
 
 def _following(address: bytes) -> bytes:

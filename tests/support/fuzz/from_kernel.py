@@ -36,6 +36,7 @@ from kubeproxy.kernel.modules import ModuleFiles, present
 from kubeproxy.kernel.netlink import HEADER, NLMSG_DONE, NLMSG_ERROR, Netlink, message
 from kubeproxy.kernel.nft_chains import chains
 from kubeproxy.kernel.nft_changes import Changes
+from kubeproxy.kernel.nft_others import Others
 from kubeproxy.kernel.port_holder import holder
 from kubeproxy.kernel.processes import descriptors, proxies
 from kubeproxy.kernel.route_changes import RouteChanges
@@ -139,8 +140,14 @@ def nf_tables_announced(data: bytes) -> None:
     kinds = (0xA00, 0xA02, 0xA03, 0xA05, 0xA06, 0xA08, 0xA0F, 0xA11)
     answer = _answer(data, kinds)
     changes = Changes(Talker(answer).say(), 1, lambda _: True, b"KUBE")  # type: ignore[arg-type]
+    others = Others(Talker(answer).say(), 1, "kube-proxy")  # type: ignore[arg-type]
     traces = nft_trace.Traces(Announcements(_announcing(answer), "traces"))
-    _each(lambda: changes.between(0, 1), lambda: traces.until(time.monotonic() + 1e9))
+    _each(
+        lambda: changes.between(0, 1),
+        lambda: others.afresh(2, lambda: others._counted),
+        lambda: others.heard(2, lambda: others._counted),
+        lambda: traces.until(time.monotonic() + 1e9),
+    )
 
 
 def _announcing(answer: bytes) -> Any:

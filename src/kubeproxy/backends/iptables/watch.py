@@ -18,6 +18,7 @@ from kubeproxy.backends.mode import Difference
 from kubeproxy.backends.rules import Jump
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nfnetlink
+from kubeproxy.kernel.compat_rules import has_jump
 from kubeproxy.kernel.iptables_info import TableInfo
 from kubeproxy.kernel.lock_watch import LockWatch, lock_watch
 from kubeproxy.kernel.nft_changes import ChainChange, Changes, listen
@@ -181,8 +182,7 @@ class NftWatch:
         return [handle for handle, _ in nfnetlink.chain_rules(self._family, table, chain)]
 
     def _has(self, jump: Jump) -> bool:
-        word = jump.target.encode() + b"\0"
-        return any(word in raw for _, raw in nfnetlink.chain_rules(self._family, jump.table, jump.chain))
+        return has_jump(self._family, jump.table, jump.chain, jump.target)
 
 
 def _concerns(change: ChainChange) -> bool:

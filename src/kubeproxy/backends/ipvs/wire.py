@@ -20,7 +20,7 @@ from kubeproxy.backends.ipvs.layout import MAX_ELEMENTS, Scheduler, SetId, kind_
 from kubeproxy.backends.mode import Counter
 from kubeproxy.backends.rules import Jump
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import ipvs, links, nfnetlink, xtables
+from kubeproxy.kernel import compat_rules, ipvs, links, xtables
 from kubeproxy.kernel.addresses import AddressMonitor, local_addresses
 from kubeproxy.kernel.empty_network import in_empty_network
 from kubeproxy.kernel.ipset import Entry, Ipsets, SetCounts
@@ -247,12 +247,11 @@ class NodeKernel(NodeView):
             return super().rules(rules)
         found = []
         for table, ours in rules.tables.items():
-            targets = [chain.encode() + b"\0" for chain in ours]
             for chain in (*ours, *{jump.chain: None for jump in JUMPS if jump.table == table}):
                 found += [
-                    f"{table} {chain} {nfnetlink.uncounted(expressions).hex()}"
-                    for expressions in self._expressions(table, chain)
-                    if chain in ours or any(target in expressions for target in targets)
+                    f"{table} {chain} {compat_rules.uncounted(rule).hex()}"
+                    for rule in compat_rules.expressions(self._family, table, chain)
+                    if chain in ours or any(compat_rules.leads_to(rule, target) for target in ours)
                 ]
         return found
 
@@ -260,23 +259,16 @@ class NodeKernel(NodeView):
     def _uses_nft(self) -> bool:
         return self._variant.endswith("-nft")
 
-    def _expressions(self, table: str, chain: str) -> Iterator[bytes]:
-        return (expressions for _, expressions in nfnetlink.chain_rules(self._family, table, chain))
-
     def missing_jumps(self) -> Sequence[Jump]:
         """Return the jumps to our chains that are not there."""
         if self._uses_nft:
-            return [jump for jump in JUMPS if not self._has(jump)]
+            return [j for j in JUMPS if not compat_rules.has_jump(self._family, j.table, j.chain, j.target)]
         present = {
             (table.name, xtables.chain_of(rule), xtables.target_of(rule))
             for table in xtables.tables(self._variant)
             for rule in table.rules
         }
         return [jump for jump in JUMPS if (jump.table, jump.chain, jump.target) not in present]
-
-    def _has(self, jump: Jump) -> bool:
-        target = jump.target.encode() + b"\0"
-        return any(target in expressions for expressions in self._expressions(jump.table, jump.chain))
 
     def write_rules(self, rules: Rules, tables: Sequence[str], missing: Sequence[Jump]) -> None:
         """Make tables hold our chains, and the jumps that are missing."""

@@ -261,6 +261,11 @@ class NftablesBackend:
         Yields the number of elements after each transaction. Raises ApplyError. What others do meanwhile is drift: the
         generation and the signature are those from before what is compared.
         """
+        self._table.afresh()
+        with self._table.not_listening():
+            yield from self._compared(wanted)
+
+    def _compared(self, wanted: Wanted) -> Iterator[int]:
         self._generation = self._table.generation()
         header = self._table.header()
         self._users = {set_id: Counter() for set_id in SHARED}
@@ -409,14 +414,22 @@ class NftablesBackend:
             self._devices.upkeep(self._transact)
 
     def inspect(self, depth: Depth) -> Difference | None:
-        """See backends.mode.Backend. One short request, unless another program committed to nf_tables."""
-        generation = self._table.generation()
-        if generation == self._generation:
+        """See backends.mode.Backend. One short request, unless another program touched the table.
+
+        Where the kernel's word of that may have been lost, it is looked at as `depth` says.
+        """
+        heard = self._table.heard()
+        if heard.nothing:
             return None
+        told = heard.elements or heard.rules
+        depth = Depth.THOROUGH if told else depth
+        if depth is Depth.THOROUGH:
+            self._table.afresh()
         seen = inspected(self._ruleset.name, depth, self._is_altered, self._changed_elements)
-        if seen is None and depth is Depth.THOROUGH:
-            self._generation = generation
-        return seen
+        if seen is None:
+            return None
+        self._table.miss()  # until a resync has repaired it, or a second look shows nothing
+        return Difference(f"{seen.what}: {', '.join(sorted(heard.by))}") if told else seen
 
     def _is_altered(self) -> bool:
         """Return whether another program changed our table's chains or rules. Cheap at any size."""

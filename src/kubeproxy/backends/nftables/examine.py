@@ -252,9 +252,8 @@ class _Comparison:
         self._actual = actual
         self._used: dict[str, set[bytes]] = {set_id: set() for set_id in actual}
         self._endpoints: dict[bytes, ServiceName] = {}  # of addresses that a Service's map has and should not have
-        self._numbers: dict[
-            bytes, bytes
-        ] = {}  # of pools and lists: those of the plans, as we count them, to the kernel's
+        # Of pools and lists: those of the plans, as we count them, to the kernel's.
+        self._numbers: dict[bytes, bytes] = {}
         self._pools: dict[bytes, bytes] = {}  # and back
 
     def reserve(self, numbers: Iterable[bytes]) -> None:

@@ -7,6 +7,7 @@ live here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, Self
 
 from kubeproxy.backends.nftables.layout import TABLE
@@ -14,6 +15,7 @@ from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nfnetlink, nft
 from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
 from kubeproxy.kernel.nft_contents import Contents, contents
+from kubeproxy.kernel.nft_others import Heard, Others, listen
 from kubeproxy.model.addresses import Family
 
 
@@ -36,6 +38,18 @@ class Table(Protocol):
 
     def generation(self) -> int:
         """Return the number of the ruleset's generation: each transaction of any program adds one."""
+
+    def afresh(self) -> None:
+        """Forget what others did so far: the table is about to be looked at whole."""
+
+    def miss(self) -> None:
+        """Take that something of what others did may have been missed, until `afresh`."""
+
+    def heard(self) -> Heard:
+        """Return what other programs did to our table since `afresh`, as far as the kernel told."""
+
+    def not_listening(self) -> AbstractContextManager[None]:
+        """Do not listen to what the body commits, as it is much: each element would be told."""
 
     def header(self) -> nfnetlink.TableHeader | None:
         """Return our table's handle, comment and state, None when it is missing."""
@@ -68,6 +82,7 @@ class KernelTable:
         self.family = family
         self._transactions = transactions
         self._reads = reads
+        self._others: Others | None = None  # from when the table is first looked at
 
     @classmethod
     def open(cls, family: Family) -> Self:
@@ -81,17 +96,24 @@ class KernelTable:
 
     def close(self) -> None:
         """See Table."""
+        if self._others is not None:
+            self._others.close()
         self._transactions.close()
         self._reads.close()
 
     def commit(self, messages: Sequence[bytes]) -> None:
         """See Table."""
         self._transactions.commit(messages)
+        if self._others is not None:
+            self._others.ours()
 
     def run(self, text: str) -> None:
         """See Table."""
         try:
-            nft.run(text)
+            with self.not_listening():  # nft has a socket of its own
+                nft.run(text)
+            if self._others is not None:
+                self._others.ours()
         except ApplyError as error:
             header = self.header()
             if header is None or not header.owner:
@@ -104,6 +126,26 @@ class KernelTable:
     def generation(self) -> int:
         """See Table."""
         return self._transactions.generation()
+
+    def afresh(self) -> None:
+        """See Table."""
+        if self._others is None:
+            self._others = listen(TABLE)
+            self._others.leave_out(self._transactions.port)
+        self._others.afresh(self.family, self.generation)
+
+    def miss(self) -> None:
+        """See Table."""
+        if self._others is not None:
+            self._others.miss(self.family)
+
+    def heard(self) -> Heard:
+        """See Table."""
+        return self._others.heard(self.family, self.generation) if self._others is not None else Heard(complete=False)
+
+    def not_listening(self) -> AbstractContextManager[None]:
+        """See Table."""
+        return self._others.not_listening() if self._others is not None else nullcontext()
 
     def header(self) -> nfnetlink.TableHeader | None:
         """See Table."""

@@ -4,9 +4,10 @@ import pytest
 
 from kubeproxy.backends.mode import Depth
 from kubeproxy.errors import ApplyError
+from support.cluster_objects import world
 from support.nftables_disturbances import DISTURBANCES, disturbed
 from support.nftables_ground import resync, sync
-from support.nftables_plans import cluster, plans_of
+from support.nftables_plans import V6, cluster, plans_of
 
 RULE_DRIFTS = {
     "flush ruleset": ["flush ruleset"],
@@ -37,11 +38,26 @@ def test_changed_elements_are_noticed_and_repaired(ground, case):
     backend, plans = disturbed(ground)
     before = ground.contents()
     ground.disturb(*DISTURBANCES[case])
+    found = backend.inspect(Depth.QUICK)
+    assert "elements of" in found.what
+    assert "another program: nft (process " in found.what
+    assert found.certain
+    resync(backend, plans)
+    assert ground.contents() == before
+    ground.is_clean(backend, plans)
+
+
+def test_changed_elements_are_found_by_reading_them_where_the_kernels_word_was_missed(ground):
+    backend, plans = disturbed(ground)
+    before = ground.contents()
+    backend.inspect(Depth.QUICK)
+    ground.disturb_unheard("flush map ip kube-proxy cluster-services")
     assert backend.inspect(Depth.QUICK) is None
     for _ in range(2):  # until it is repaired
         found = backend.inspect(Depth.THOROUGH)
-        assert "elements of" in found.what
+        assert "elements of cluster-services" in found.what
         assert not found.certain
+        assert backend.inspect(Depth.QUICK) is None
     resync(backend, plans)
     assert ground.contents() == before
     ground.is_clean(backend, plans)
@@ -50,11 +66,23 @@ def test_changed_elements_are_noticed_and_repaired(ground, case):
 def test_what_others_do_to_their_own_tables_is_no_drift(ground):
     backend, plans = disturbed(ground)
     ground.disturb("add table ip mine", "add chain ip mine c", "add rule ip mine c drop")
-    assert ground.is_touched(backend)
-    assert backend.inspect(Depth.QUICK) is None
-    assert ground.is_touched(backend)
-    assert backend.inspect(Depth.THOROUGH) is None
+    ground.disturb("add set ip mine kube-proxy { type ipv4_addr ; elements = { 10.0.0.1 } ; }")
     assert not ground.is_touched(backend)
+    assert backend.inspect(Depth.THOROUGH) is None
+    assert ground.calls == ["heard", "heard"]
+    ground.is_clean(backend, plans)
+
+
+def test_what_the_other_family_commits_is_no_drift(ground):
+    backend, plans = disturbed(ground)
+    six = world(families=[V6])
+    other = ground.start(six)
+    resync(other, {})
+    assert backend.inspect(Depth.THOROUGH) is None  # what came meanwhile was not heard
+    ground.calls.clear()
+    sync(other, (("default", "six"), plans_of("six", 1, 3, six)))
+    assert not ground.is_touched(backend)
+    assert not ground.is_touched(other)
     ground.is_clean(backend, plans)
 
 

@@ -1,0 +1,156 @@
+"""What the kernel tells of other programs' nf_tables transactions, and how it shows that something was missed."""
+
+import threading
+from contextlib import closing, contextmanager
+
+import pytest
+
+from kubeproxy.kernel import nft, nft_others
+from kubeproxy.kernel.nfnetlink import Transactions, chain_message
+from kubeproxy.kernel.nft_others import listen
+from support.own_network import own_network
+
+V4, V6 = 2, 10
+TABLES = """add table ip ours
+add set ip ours addresses { type ipv4_addr ; }
+add chain ip ours first
+add table ip6 ours
+add table ip theirs
+add set ip theirs addresses { type ipv4_addr ; }
+"""
+
+
+class Listening:
+    def __init__(self, link, others):
+        self.link, self.others = link, others
+        self.look(V4)
+        self.look(V6)
+
+    def look(self, family=V4):
+        self.others.afresh(family, self.link.generation)
+
+    def heard(self, family=V4):
+        return self.others.heard(family, self.link.generation)
+
+    def commit(self, name):
+        self.link.commit([chain_message(V4, "ours", name)])
+        self.others.ours()
+
+
+@contextmanager
+def listening():
+    with own_network(), closing(Transactions.open()) as link:
+        nft.run(TABLES)
+        with closing(listen("ours")) as others:
+            others.leave_out(link.port)
+            yield Listening(link, others)
+
+
+def test_what_others_touch_is_told_by_family_and_name_and_who_did_it():
+    with listening() as here:
+        nft.run("add element ip ours addresses { 10.0.0.1 }\nadd element ip theirs addresses { 10.0.0.2 }\n")
+        heard = here.heard()
+        assert (heard.complete, heard.elements, heard.rules) == (True, {"addresses"}, False)
+        assert [name.partition(" (process ")[0] for name in heard.by] == ["nft"]
+        assert here.heard(V6).nothing
+        nft.run("delete table ip6 ours\n")
+        assert here.heard(V6).rules
+        assert here.heard() == heard  # until it is looked at
+        here.look()
+        assert here.heard().nothing
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "add rule ip ours first accept",
+        "add chain ip ours second",
+        "delete chain ip ours first",
+        "add set ip ours more { type ipv4_addr ; }",
+        "add map ip ours more { type ipv4_addr : ipv4_addr ; }",
+        "delete set ip ours addresses",
+        "add counter ip ours some",
+        "add table ip ours { flags dormant ; }",
+        "flush ruleset",
+        "flush ruleset\nadd table ip theirs\nadd chain ip theirs some\nadd rule ip theirs some accept",
+    ],
+)
+def test_whatever_else_of_the_table_is_touched_is_told_as_rules(lines):
+    with listening() as here:
+        nft.run(lines + "\n")
+        heard = here.heard()
+        assert (heard.complete, heard.elements, heard.rules) == (True, set(), True)
+
+
+def test_what_is_ours_and_what_others_do_to_tables_of_theirs_is_nothing():
+    with listening() as here:
+        for number in range(10):
+            here.commit(f"chain-{number}")
+            nft.run(f"add element ip theirs addresses {{ 10.0.0.{number} }}\n")
+        assert here.heard().nothing
+        with closing(Transactions.open()) as second:
+            here.others.leave_out(second.port)
+            second.commit([chain_message(V4, "ours", "another")])
+            here.others.ours()
+            assert here.heard().nothing
+
+
+def test_what_is_committed_by_a_socket_that_nobody_knows_is_told():
+    with listening() as here, closing(Transactions.open()) as stranger:
+        stranger.commit([chain_message(V4, "ours", "another")])
+        assert here.heard().rules
+
+
+def test_that_something_was_missed_shows_until_it_is_looked_at():
+    with listening() as here:
+        with here.others.not_listening():
+            nft.run("add element ip theirs addresses { 10.0.0.1 }\n")
+        assert not here.heard().complete
+        assert not here.heard().complete
+        assert not here.heard(V6).complete
+        here.look()
+        assert here.heard().nothing
+        assert not here.heard(V6).complete
+
+
+def test_what_we_do_while_nobody_listens_is_not_missed():
+    with listening() as here:
+        with here.others.not_listening(), here.others.not_listening():
+            here.commit("another")
+            nft.run("add chain ip ours third\n")
+            here.others.ours()
+        assert here.heard().nothing
+        nft.run("add chain ip ours fourth\n")
+        assert here.heard().rules
+
+
+def test_more_than_can_be_kept_is_known_to_be_missing(monkeypatch):
+    monkeypatch.setattr(nft_others, "_RECEIVE_BUFFER", 1 << 14)
+    with listening() as here:
+        many = ", ".join(f"10.{n >> 8}.{n & 255}.1" for n in range(5000))
+        nft.run(f"add element ip theirs addresses {{ {many} }}\n")
+        assert not here.heard().complete
+        here.look()
+        assert here.heard().nothing
+
+
+def test_thirty_thousand_elements_of_others_at_once_can_be_kept():
+    with listening() as here:
+        many = ", ".join(f"10.{n >> 8}.{n & 255}.1" for n in range(30_000))
+        nft.run(f"add element ip theirs addresses {{ {many} }}\n")
+        assert here.heard().nothing
+
+
+def test_what_threads_commit_side_by_side_is_all_counted():
+    with listening() as here, closing(Transactions.open()) as second:
+        here.others.leave_out(second.port)
+        other = Listening(second, here.others)
+        both = [
+            threading.Thread(target=lambda by=by, word=word: [by.commit(f"{word}-{n}") for n in range(50)])
+            for by, word in ((here, "a"), (other, "b"))
+        ]
+        for thread in both:
+            thread.start()
+        for thread in both:
+            thread.join()
+        assert here.heard().nothing
