@@ -17,6 +17,7 @@ from enum import StrEnum
 REQUEST = b"GET / HTTP/1.1\r\nHost: whoami\r\nConnection: close\r\n\r\n"
 # Each UDP question leaves from a port of its own, so that no earlier flow in conntrack is met again.
 _SOURCE_PORTS = itertools.cycle(range(33000, 60000))
+_TRIES = 1000
 
 
 class NoAnswer(StrEnum):
@@ -66,7 +67,7 @@ def ask(proto: str, address: str, port: int, timeout: float = 0.5, source: str |
         sock.settimeout(timeout)
         try:
             if proto == "udp":
-                sock.bind((source or ("::" if family == socket.AF_INET6 else "0.0.0.0"), next(_SOURCE_PORTS)))
+                _bind(sock, source or ("::" if family == socket.AF_INET6 else "0.0.0.0"))
             elif source:
                 sock.bind((source, 0))
             sock.connect((address, port))
@@ -74,6 +75,19 @@ def ask(proto: str, address: str, port: int, timeout: float = 0.5, source: str |
         except OSError as e:
             return _outcome(e)
     return _said(raw, time.perf_counter() - start) if raw else NoAnswer.REFUSED
+
+
+def _bind(sock: socket.socket, address: str) -> None:
+    """Take the next port that nobody else on the node has: a proxy that carries bytes has thousands of them."""
+    for port in itertools.islice(_SOURCE_PORTS, _TRIES):
+        try:
+            sock.bind((address, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            return
+    raise OSError(errno.EADDRINUSE, "no port is free")
 
 
 def _tcp(sock: socket.socket) -> bytes:
