@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import socket
-from contextlib import suppress
+import threading
+from contextlib import ExitStack, suppress
 
 import pytest
 
+from kubeproxy.backends.userspace import udp
 from kubeproxy.model.addresses import Family
 from support.carrying import PATIENCE, UDP, Stage, endpoint, nowhere, stage, until
 
@@ -147,3 +149,82 @@ def test_too_many_sessions_are_dropped_with_a_reason(caplog) -> None:
         assert "room for 3 sessions" in line
         for client in clients:
             client.close()
+
+
+def test_an_answer_that_takes_longer_than_the_idle_timeout_reaches_its_client() -> None:
+    """As that of a DNS server that asks others first, or any on a node where everything waits for a processor."""
+    with stage(udp_idle=0.05) as made, endpoint(UDP) as server:
+        where = made.carry([server], UDP)
+        with client_of(where) as slow, client_of(where) as quick:
+            slow.send(b"A")
+            slow.send(b"AAAA")
+            (first, peer), (second, _) = server.recvfrom(10), server.recvfrom(10)
+            ask(quick, server)  # later, so that it is idle later
+            until(lambda: sessions(made) == 1, "the session that had its answer ends")
+            server.sendto(first, peer)
+            assert slow.recv(10) == b"A"
+            ask(quick, server)
+            until(lambda: sessions(made) == 1, "the session that had its answer ends again")
+            server.sendto(second, peer)
+            assert slow.recv(10) == b"AAAA"
+            until(lambda: sessions(made) == 0, "nobody waits any more")
+
+
+def test_who_waits_for_an_answer_waits_no_longer_than_the_kernel_would(monkeypatch) -> None:
+    with ExitStack() as clients, stage(udp_idle=0.05) as made, endpoint(UDP) as server:
+        where = made.carry([server], UDP)
+        monkeypatch.setattr(udp, "MOST_UNANSWERED", 2)
+        for _ in range(6):
+            clients.enter_context(client_of(where)).send(b"?")
+        for _ in range(6):
+            server.recv(10)
+        until(lambda: sessions(made) == 2, "so many may wait")
+        monkeypatch.setattr(udp, "UNANSWERED", 0.1)
+        until(lambda: sessions(made) == 0, "these end, too")
+
+
+def test_who_waits_for_an_answer_makes_room_for_others() -> None:
+    with ExitStack() as clients, stage(limit=4, udp_idle=0.05) as made, endpoint(UDP) as server:
+        where = made.carry([server], UDP)
+        for _ in range(3):
+            clients.enter_context(client_of(where)).send(b"?")
+            server.recv(10)
+        assert sessions(made) == 3
+        late = clients.enter_context(client_of(where))
+        server.setblocking(False)
+
+        def served() -> bool:
+            late.send(b"!")
+            with suppress(BlockingIOError):
+                return server.recv(10) == b"!"
+            return False
+
+        until(served, "it has room")
+        assert sessions(made) == 3
+
+
+def test_what_an_endpoint_was_asked_before_it_went_it_may_answer() -> None:
+    with stage(udp_idle=PATIENCE) as made, endpoint(UDP) as old, endpoint(UDP) as new:
+        where = made.carry([old], UDP)
+        with client_of(where) as client:
+            client.send(b"?")
+            _, peer = old.recvfrom(10)
+            made.carry([new], UDP)
+            ask(client, new)
+            old.sendto(b"late", peer)
+            assert client.recv(10) == b"late"
+        assert sessions(made) == 2
+        made.listeners.drop(list(made.listeners.names()))
+        assert sessions(made) == 0
+
+
+def test_datagrams_that_come_while_the_relay_is_held_up_are_kept(loopback: Stage) -> None:
+    """A thousand questions in the moments in which the processor is another's."""
+    held = threading.Event()
+    with endpoint(UDP) as server, client_of(loopback.carry([server], UDP)) as client:
+        server.setsockopt(socket.SOL_SOCKET, udp._SO_RCVBUFFORCE, 1 << 22)
+        loopback.path._loop.call_soon_threadsafe(held.wait)
+        for number in range(1000):
+            client.send(number.to_bytes(2))
+        held.set()
+        assert [server.recv(10) for _ in range(1000)] == [number.to_bytes(2) for number in range(1000)]

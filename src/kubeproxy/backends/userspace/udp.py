@@ -1,7 +1,8 @@
 """UDP: a listener of a service port, and a session for each client of it: a socket that is connected to an endpoint.
 
-A session ends when nothing came either way for udpIdleTimeout, or when its endpoint is gone. Datagrams that the system
-has no room for are lost, as on any network.
+A session ends when nothing came either way for udpIdleTimeout; one that was asked more than it has answered waits as
+long as the kernel would. One whose endpoint is gone is left by its client. Datagrams that the system has no room for
+are lost, as on any network.
 """
 
 from __future__ import annotations
@@ -23,6 +24,18 @@ _IP_PKTINFO: Final = 8  # linux/in.h
 _IPV6_PKTINFO: Final = 50  # linux/in6.h
 _CONTROL: Final = 64
 _KIND: Final = "sessions"  # what descriptors are for
+_SO_RCVBUFFORCE: Final = 33  # asm-generic/socket.h
+
+ROOM: Final = 1 << 20
+"""Bytes that the kernel keeps for a listener, twice as many with what it keeps of each datagram besides: some 2,700
+small ones. All clients of a Service share them; its usual 208 KB are full after 280, in milliseconds of a busy DNS."""
+
+UNANSWERED: Final = 30.0
+"""Seconds that a session waits for an answer: nf_conntrack_udp_timeout, after which none would find the client."""
+
+MOST_UNANSWERED: Final = 4096
+"""Sessions that may wait for longer than udpIdleTimeout; beyond it the first ones end: each has a port of the node."""
+
 _NO_DESCRIPTOR: Final = (
     "%s: a datagram was dropped, as the limit of open files leaves room for %d sessions: raise it "
     "(LimitNOFILE= of the unit, ulimit -n), or make udpIdleTimeout shorter"
@@ -34,6 +47,8 @@ Control = list[tuple[int, int, bytes]]
 def prepare(sock: socket.socket, family: Family) -> None:
     """Set the options of a listener: it must know the address that a datagram came to, and answer from it."""
     sock.setblocking(False)
+    with suppress(OSError):  # in a user namespace of its own the kernel's limit stays
+        sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, ROOM)
     if family is Family.IPV4:
         sock.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
     else:
@@ -61,6 +76,7 @@ class UdpListener:
         self.balancer = Balancer()
         self.sock = sock
         self.mine: dict[tuple[Any, bytes], Session] = {}
+        self.left: set[Session] = set()
         self._sessions = sessions
 
     def open(self) -> None:
@@ -69,15 +85,15 @@ class UdpListener:
         self.path.descriptors.listen(_KIND)
 
     def retarget(self, pool: Pool, affinity: int, serving: Pool) -> None:
-        """Take other endpoints; sessions with those that serve no more end."""
+        """Take other endpoints; clients leave sessions with those that serve no more."""
         self.balancer.retarget(pool, affinity)
         for session in [s for s in self.mine.values() if s.endpoint not in serving]:
-            session.close()
+            session.leave()
 
     def close(self) -> None:
         """End, with all sessions."""
         self.path.descriptors.unlisten(_KIND)
-        for session in list(self.mine.values()):
+        for session in [*self.mine.values(), *self.left]:
             session.close()
         self.path.release(self.sock)
 
@@ -111,7 +127,7 @@ class UdpListener:
 
     def _socket(self) -> socket.socket | None:
         path = self.path
-        if not path.descriptors.take(_KIND, 1):
+        if not (path.descriptors.take(_KIND, 1) or (self._sessions.make_room() and path.descriptors.take(_KIND, 1))):
             path.complain("sessions", _NO_DESCRIPTOR, self.key, path.descriptors.room(_KIND))
             return None
         try:
@@ -135,9 +151,9 @@ class UdpListener:
 
 
 class Session:
-    """One client's socket to its endpoint."""
+    """One client's socket to its endpoint. `waits` for answers: it was asked more often than it has answered."""
 
-    __slots__ = ("_control", "_listener", "_name", "_sessions", "_sock", "endpoint")
+    __slots__ = ("_control", "_ended", "_listener", "_name", "_owed", "_sessions", "_sock", "endpoint")
 
     def __init__(
         self,
@@ -154,8 +170,15 @@ class Session:
         self._sock = sock
         self._name = name
         self._control = control
+        self._owed = 0
+        self._ended = False
         listener.path.watch(sock, self, EPOLLIN)
         listener.mine[name] = self
+
+    @property
+    def waits(self) -> bool:
+        """Return whether answers may be on their way."""
+        return self._owed > 0
 
     def send(self, datagram: memoryview) -> bool:
         """Send to the endpoint; return False, with the session closed, when the endpoint is known to refuse."""
@@ -166,6 +189,7 @@ class Session:
         except OSError:
             self.close()
             return False
+        self._owed += 1
         self._sessions.active(self)
         return True
 
@@ -181,49 +205,83 @@ class Session:
                 self.close()  # the endpoint's port is closed: the next datagram goes to another endpoint
                 return
             self._answer(buffer[:size])
+            self._owed = max(0, self._owed - 1)
         self._sessions.active(self)
 
     def _answer(self, datagram: memoryview) -> None:
         with suppress(OSError):  # no room, or no way to the client any more: lost
             self._listener.sock.sendmsg([datagram], self._control, 0, self._name[0])
 
+    def leave(self) -> None:
+        """Take nothing more from the client; what the endpoint was asked before, it may answer for udpIdleTimeout."""
+        if not self._owed:
+            self.close()
+            return
+        del self._listener.mine[self._name]
+        self._listener.left.add(self)
+        self._owed = 0
+        self._sessions.active(self)
+
     def close(self) -> None:
         """End the session."""
+        if self._ended:
+            return
+        self._ended = True
         if self._listener.mine.get(self._name) is self:
             del self._listener.mine[self._name]
-            self._sessions.forget(self)
-            self._listener.path.release(self._sock)
-            self._listener.path.descriptors.give(_KIND, 1)
+        self._listener.left.discard(self)
+        self._sessions.forget(self)
+        self._listener.path.release(self._sock)
+        self._listener.path.descriptors.give(_KIND, 1)
 
 
 class Sessions:
-    """All sessions by when they were last used, to end those that are idle."""
+    """All sessions by when they were last used, to end those that are idle: who waits for answers may for longer."""
 
     def __init__(self, path: DataPath) -> None:
         self._path = path
-        self._used: OrderedDict[Session, float] = OrderedDict()
+        self._waiting: OrderedDict[Session, float] = OrderedDict()
+        self._answered: OrderedDict[Session, float] = OrderedDict()
         self._looking = False
 
     def active(self, session: Session) -> None:
         """Note that something came, or went."""
-        self._used[session] = time.monotonic()
-        self._used.move_to_end(session)
+        now, before = (self._waiting, self._answered) if session.waits else (self._answered, self._waiting)
+        before.pop(session, None)
+        now[session] = time.monotonic()
+        now.move_to_end(session)
         if not self._looking:
             self._looking = True
             self._path.later(self._path.udp_idle / 2, self._look)
 
     def forget(self, session: Session) -> None:
         """A session has ended."""
-        self._used.pop(session, None)
+        self._waiting.pop(session, None)
+        self._answered.pop(session, None)
+
+    def make_room(self) -> bool:
+        """End one that was idle for longer than udpIdleTimeout; return whether there was any."""
+        idle = time.monotonic() - self._path.udp_idle
+        return bool(_end(self._answered, idle, 1) or _end(self._waiting, idle, 1))
 
     def _look(self) -> None:
-        before = time.monotonic() - self._path.udp_idle
-        while self._used:
-            session, used = next(iter(self._used.items()))
-            if used > before:
-                break
-            session.close()
-            self.forget(session)
-        self._looking = bool(self._used)
+        now = time.monotonic()
+        idle = now - self._path.udp_idle
+        _end(self._answered, idle, len(self._answered))
+        _end(self._waiting, min(idle, now - UNANSWERED), len(self._waiting))
+        _end(self._waiting, idle, len(self._waiting) - MOST_UNANSWERED)
+        self._looking = bool(self._answered or self._waiting)
         if self._looking:
             self._path.later(self._path.udp_idle / 2, self._look)
+
+
+def _end(sessions: OrderedDict[Session, float], before: float, most: int) -> int:
+    """End the first ones, so many at most, that were last used before a time; return how many those were."""
+    ended = 0
+    while ended < most and sessions:
+        session, used = next(iter(sessions.items()))
+        if used > before:
+            break
+        session.close()
+        ended += 1
+    return ended
