@@ -10,9 +10,9 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, KeysView, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeVar
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.conntrack import Conntrack, Endpoints, Translation
@@ -191,6 +191,29 @@ def translations(wanted: Mapping[Key, Suspects], node_addresses: Iterable[bytes]
     return found
 
 
+Frontends = TypeVar("Frontends", bound=Hashable)
+
+
+class _Now(Mapping[Frontends, Endpoints]):
+    """Who serves frontends at the moment: that changes while the kernel's table is read, and flows to it begin."""
+
+    def __init__(self, wanted: Mapping[Key, Suspects], keys: Mapping[Frontends, Key]) -> None:
+        self._wanted, self._keys = wanted, keys
+
+    def __getitem__(self, name: Frontends) -> Endpoints:
+        return self._wanted[self._keys[name]].serving
+
+    def keys(self) -> KeysView[Frontends]:
+        """Return the frontends; each flow that is read is looked up here."""
+        return self._keys.keys()
+
+    def __iter__(self) -> Iterator[Frontends]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+
 class FlowCleaner:
     """Removes tracked UDP flows that a change made wrong, off the event loop, one run at a time.
 
@@ -305,6 +328,6 @@ class FlowCleaner:
         deleted = self._conntrack.forget(number, exactly, len(wanted)) if exactly is not None else None
         if deleted is not None:
             return deleted
-        services = {(key.address, key.port): found.serving for key, found in wanted.items() if key.address}
-        nodeports = {key.port: found.serving for key, found in wanted.items() if not key.address}
+        services = _Now(wanted, {(key.address, key.port): key for key in wanted if key.address})
+        nodeports = _Now(wanted, {key.port: key for key in wanted if not key.address})
         return self._conntrack.clean(number, services, nodeports, frozenset(node_addresses))

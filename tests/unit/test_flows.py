@@ -273,6 +273,20 @@ def test_flows_to_a_listener_that_closed_or_is_another_ones_go():
     assert cleaner.due(V4, 2.0) == {FRONT: Suspects(frozenset(), None)}
 
 
+def test_a_look_under_way_knows_what_serves_by_then():
+    """A Service that is made anew while the kernel's table is read has another listener, and flows to it."""
+    notes, ports = Notes(), []
+    cleaner = FlowCleaner(Metrics(), [V4], dict, notes, relays={V4: lambda _: ports})
+    cleaner.changed([change(meaning(A), NOTHING)], full=False)
+    wanted = cleaner._underway[V4] = cleaner.due(V4, 0.0)
+    cleaner._remove(V4, wanted, ())
+    ((services, _),) = notes.calls
+    assert services == {(VIP, 53): frozenset()}
+    ports.append(1053)
+    cleaner.changed([change(NOTHING, meaning(A))], full=False)
+    assert NODE + bytes((4, 29)) in services[VIP, 53]
+
+
 def test_two_looks_at_once_are_for_what_both_are_for():
     one, two = {FRONT: Suspects(frozenset({C}), frozenset({A}))}, {FRONT: Suspects(frozenset({C}), frozenset({B}))}
     anything = {FRONT: Suspects(frozenset({C}), None)}

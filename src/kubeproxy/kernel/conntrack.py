@@ -226,11 +226,17 @@ class Conntrack:
         nodeports: Mapping[int, Endpoints],
         node_addresses: Collection[bytes],
     ) -> int:
-        """Delete the flows that `stale_flows` finds; return how many. Raises ApplyError when the kernel refuses."""
+        """Delete the flows that `stale_flows` finds; return how many. Raises ApplyError when the kernel refuses.
+
+        The mappings may change meanwhile: what serves once all flows were read counts, so that none goes that began by
+        a change that came then.
+        """
         if not services and not nodeports:
             return 0
         flows = self.udp_flows(family, services.keys(), nodeports.keys())
-        return self.delete(stale_flows(flows, services, nodeports, node_addresses))
+        for _ in range(2):
+            flows = iter(stale_flows(flows, services, nodeports, node_addresses))
+        return self.delete(flows)
 
     def _table(self) -> Table:
         """Return how large the table is. Raises ApplyError."""

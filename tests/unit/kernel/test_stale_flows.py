@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubeproxy.kernel.conntrack import Flow, stale_flows
+from kubeproxy.kernel.conntrack import Conntrack, Flow, stale_flows
 
 
 def ip(text: str) -> bytes:
@@ -79,3 +79,19 @@ def test_changed_services_one_by_one_find_what_all_at_once_find(flows, services,
     by_port = [f for port, value in nodeports.items() for f in stale_flows(flows, {}, {port: value}, node)]
     own = [f for f in by_port if (f.destination, f.destination_port) not in services]
     assert sorted(map(id, at_once)) == sorted(map(id, one_by_one + own))
+
+
+def test_what_begins_to_serve_while_flows_are_read_keeps_its_flows(monkeypatch) -> None:
+    services = {(ip("10.96.0.10"), 53): frozenset[bytes]()}
+    old, fresh = flow("10.96.0.10", 53, "10.244.1.2", 5353), flow("10.96.0.10", 53, "10.244.1.3", 5353)
+
+    def read(*_):
+        yield from (old, fresh)
+        services[ip("10.96.0.10"), 53] = frozenset({endpoint("10.244.1.3", 5353)})
+
+    tracking = Conntrack()
+    deleted: list[Flow] = []
+    monkeypatch.setattr(tracking, "udp_flows", read)
+    monkeypatch.setattr(tracking, "delete", deleted.extend)
+    tracking.clean(2, services, {}, NODE)
+    assert deleted == [old]
