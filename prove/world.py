@@ -42,10 +42,6 @@ PAUSE = 0.2 if GUEST else 0.04
 """Seconds between two questions of a stream of steady traffic."""
 FIRST = 3
 """Questions of each stream by which it is known to flow."""
-UNSEEN = 1.5
-"""Seconds before another program changes tables of iptables-legacy: nobody can tell what changes while the proxy writes
-from what it writes (docs/iptables.md, What others change)."""
-
 FORGOTTEN = 1.0
 """Seconds until no tracked UDP flow leads to a listener any more that ended with its proxy."""
 STEADY = "steady"
@@ -394,8 +390,6 @@ class World:
         if before:
             raise AssertionError(f"steady traffic: {before[0]}")
         self.harmed = True
-        if self.mode.variant == "legacy":
-            await asyncio.sleep(UNSEEN)
         for command in harms(self.mode.name, self.mode.variant, what):
             await self.live.cluster.exec("node", command)
 

@@ -60,4 +60,5 @@ def _of(path: Path) -> LockWatch:
 
 def lock_watch() -> LockWatch:
     """Return the watch of the lock file that the commands use."""
+    xtables_lock.lock()  # opens the file, which is not to be seen
     return _of(xtables_lock.path())

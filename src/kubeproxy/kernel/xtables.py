@@ -18,16 +18,18 @@ from typing import Final, NamedTuple, Protocol
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nfnetlink import has_chain
-from kubeproxy.kernel.xtables_lock import NOT_WAITED, Waited, wait
+from kubeproxy.kernel.xtables_lock import NOT_WAITED, Start, Waited, lock
 from kubeproxy.model.addresses import Family
 
 _TIMEOUT: Final = 60.0
 _RESTORE_TIMEOUT: Final = 600.0  # 100,000 rules take iptables-legacy seconds, and a slow node ten times as long
 LOCK_PATIENCE: Final = 5  # seconds; the Go kube-proxy's -w 5
+_LOCK_NAMED: Final = (1, 8, 6)  # the first version that can be told of another lock file
 NAMES: Final = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
 VARIANTS: Final = ("iptables-nft", "iptables-legacy", "ip6tables-nft", "ip6tables-legacy")
 _PIPE: Final = 1 << 20
 _INCOMPATIBLE: Final = "is incompatible, use 'nft' tool"
+_AS_WE_ARE: Final = Start()
 _ODD_BYTES: Final = "surrogateescape"  # others' comments may be any bytes; those of rules that are removed come back
 
 
@@ -87,9 +89,21 @@ class Commands(NamedTuple):
         The text may come piece by piece, and is parsed meanwhile; nothing happens when making it fails. Returns how
         long another program held the lock of the legacy variant. Raises RestoreError, or ApplyError.
         """
-        waited = NOT_WAITED if self.uses_nft else wait(LOCK_PATIENCE)
-        _stream([f"{self.name}-restore", "--noflush", "-w", str(LOCK_PATIENCE)], pieces)
+        command = [f"{self.name}-restore", "--noflush", "-w", str(LOCK_PATIENCE)]
+        if self.uses_nft:
+            _stream(command, pieces)
+            return NOT_WAITED
+        with lock().held(LOCK_PATIENCE) as waited:
+            if self.obeys_lock:
+                _stream(command, pieces, lock().start())
+                return waited
+        _stream(command, pieces)
         return waited
+
+    @property
+    def obeys_lock(self) -> bool:
+        """Return whether a restore can run while this process holds the lock of legacy iptables."""
+        return self.version >= _LOCK_NAMED
 
     @property
     def chains_at_once(self) -> int:
@@ -198,13 +212,19 @@ def _printed(command: list[str]) -> Iterator[str]:
             os.close(said)
 
 
-def _stream(command: list[str], pieces: Iterable[str]) -> None:
+def _stream(command: list[str], pieces: Iterable[str], start: Start = _AS_WE_ARE) -> None:
     """Run a command that reads the pieces. Raises RestoreError, or ApplyError when it cannot be run."""
     said = os.memfd_create("stderr", os.MFD_CLOEXEC)
     try:
         try:
             process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said, bufsize=0
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+                bufsize=0,
+                env=start.environment,
+                pass_fds=start.descriptors,
             )
         except OSError as error:
             raise ApplyError(f"{command[0]}: {error.strerror}") from error

@@ -1,6 +1,7 @@
-"""The lock that programs hold while they change legacy iptables: waiting for it so that one can tell who holds it.
+"""The lock that programs hold while they change legacy iptables: taking it so that one can tell who else holds it.
 
-The commands wait for it themselves (-w), but do not say for how long nor for whom. Source: iptables' xshared.c.
+The commands wait for it themselves (-w), but do not say for how long nor for whom, and let go of it between our look at
+a table and their change of it. Source: iptables' xshared.c.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ import fcntl
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from kubeproxy.errors import ApplyError
 
@@ -28,6 +30,13 @@ class Waited(NamedTuple):
 
 
 NOT_WAITED: Final = Waited(0.0, "")
+
+
+class Start(NamedTuple):
+    """How a command is started: its environment, None for ours, and the descriptors that it gets."""
+
+    environment: Mapping[str, str] | None = None
+    descriptors: tuple[int, ...] = ()
 
 
 def path() -> Path:
@@ -51,37 +60,109 @@ def nobodys_lock() -> Iterator[None]:
             os.environ[_VARIABLE] = before
 
 
-def wait(patience: float) -> Waited:
-    """Wait until nobody holds the lock, for so many seconds at most; it is not held afterwards.
+class Lock:
+    """One lock file, as all of this process take it: one at a time, and who has it may take it again.
 
-    Raises ApplyError that names the holder when the time is over.
+    The file stays open, so that who watches it (lock_watch) sees others alone open it.
     """
-    try:
-        file = os.open(path(), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError:
-        return NOT_WAITED  # the command says itself what is wrong with it
-    try:
+
+    def __init__(self, path: Path, nobodys: int) -> None:
+        self._path = path
+        self._nobodys = nobodys
+        self._file = -1
+        self._held = 0
+        self._waited = NOT_WAITED
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Return one, which is not held."""
+        lock = cls(path, os.memfd_create("nobodys-lock", os.MFD_CLOEXEC))
+        lock._reopen()
+        return lock
+
+    @contextmanager
+    def held(self, patience: float) -> Iterator[Waited]:
+        """Hold it, after waiting for so many seconds at most; yield how long that was.
+
+        Raises ApplyError that names the holder when the time is over. A file that cannot be opened is not held: the
+        command says itself what is wrong with it.
+        """
+        if not self._held:
+            self._waited = self._take(patience)
+        self._held += 1
+        try:
+            yield self._waited
+        finally:
+            self._held -= 1
+            if not self._held and self._file >= 0:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def start(self) -> Start:
+        """Return how to start a command that changes rules while the lock is held.
+
+        It takes another lock, and has this one too: should this process be killed, it is held until the command ends.
+        """
+        if self._file < 0:
+            return Start()
+        return Start(
+            {**os.environ, _VARIABLE: f"/proc/self/fd/{self._nobodys}"},
+            (self._file, self._nobodys),
+        )
+
+    def _take(self, patience: float) -> Waited:
         began = time.monotonic()
         holder = ""
-        while not _free(file):
-            holder = holder or _holder(file)
+        while not self._taken():
+            holder = holder or _holder(self._file)
             seconds = time.monotonic() - began
             if seconds >= patience:
                 who = holder or "another program"
-                raise ApplyError(f"{who} has held the iptables lock ({path()}) for more than {seconds:.0f} s")
+                raise ApplyError(f"{who} has held the iptables lock ({self._path}) for more than {seconds:.0f} s")
             time.sleep(_POLL * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
-        return Waited(time.monotonic() - began if holder else 0.0, holder)
-    finally:
-        os.close(file)
+        return Waited(time.monotonic() - began, holder) if holder else NOT_WAITED
 
-
-def _free(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    def _taken(self) -> bool:
+        """Take it if it is free, or cannot be taken at all; return whether it was."""
+        if not self._is_current():
+            self._reopen()
+        if self._file < 0:
+            return True
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        if self._is_current():
+            return True
+        fcntl.flock(self._file, fcntl.LOCK_UN)  # somebody removed the file just now: the next ones make another
         return False
-    fcntl.flock(file, fcntl.LOCK_UN)
-    return True
+
+    def _is_current(self) -> bool:
+        """Return whether the file that is open is the one that has the name now."""
+        if self._file < 0:
+            return False
+        try:
+            return os.path.samestat(os.fstat(self._file), self._path.stat())
+        except OSError:
+            return False
+
+    def _reopen(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        try:
+            self._file = os.open(self._path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return
+
+
+@cache
+def _of(path: Path) -> Lock:
+    return Lock.open(path)
+
+
+def lock() -> Lock:
+    """Return the lock that the commands use."""
+    return _of(path())
 
 
 def _holder(file: int) -> str:

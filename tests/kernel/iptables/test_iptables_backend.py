@@ -6,6 +6,8 @@ import fcntl
 import os
 import subprocess
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
@@ -168,6 +170,93 @@ def test_a_lock_that_others_hold_delays(netns, lock_file):
     made.close()
 
 
+def is_free(lock_file) -> bool:
+    """Whether another program could take the lock, as it does without -w."""
+    with lock_file.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def test_another_program_changes_nothing_between_our_looks_at_a_table(netns, lock_file):
+    """What it changed there would be taken for ours, and stay."""
+    made, wanted = opened("legacy"), state()
+    list(made.resync(wanted))
+    free = []
+
+    def pieces():
+        free.append(is_free(lock_file))
+        yield "*nat\n:KUBE-SEP-STRAY - [0:0]\nCOMMIT\n"
+        free.append(is_free(lock_file))
+
+    made._restore(lambda: made._commands.restore(pieces()), 1, partial=True)
+    assert free == [False, False]
+    assert is_free(lock_file)
+    assert ("nat", "KUBE-SEP-STRAY") in rules("legacy")
+    made.close()
+
+
+def test_who_waits_for_the_lock_while_we_write_is_noticed(netns, lock_file):
+    """Also if it leaves the table as large as it was."""
+    made, wanted = opened("legacy"), state()
+    list(made.resync(wanted))
+    run("iptables-legacy", "-t", "nat", "-A", "KUBE-SERVICES", "-p", "tcp", "--dport", "81", "-j", "RETURN")
+    made.inspect(Depth.QUICK)
+    assert not made.touched()
+    others = []
+
+    def pieces():
+        command = ["iptables-legacy", "-w", "-t", "nat", "-R", "KUBE-SERVICES", "1", "-p", "tcp", "-j", "RETURN"]
+        others.append(subprocess.Popen(command))
+        inode = str(lock_file.stat().st_ino)
+        while not any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines()):
+            time.sleep(0.001)
+        yield "*nat\n:KUBE-SEP-STRAY - [0:0]\nCOMMIT\n"
+
+    made._restore(lambda: made._commands.restore(pieces()), 1, partial=True)
+    assert others[0].wait() == 0
+    assert made.touched()
+    made.close()
+
+
+def test_a_command_that_outlives_us_keeps_the_lock(netns, lock_file):
+    """As iptables-restore does whose proxy is killed: what it has read of the table must not change meanwhile."""
+    lock = xtables_lock.lock()
+    with lock.held(0.0):
+        start = lock.start()
+        command = ["sh", "-c", "echo; read end"]
+        ends = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        child = subprocess.Popen(command, env=start.environment, pass_fds=start.descriptors, **ends)
+        child.stdout.readline()
+        os.close(lock._file)
+        lock._file = -1
+    assert not is_free(lock_file)
+    child.communicate(b"\n")
+    assert is_free(lock_file)
+    with lock.held(0.0):
+        assert not is_free(lock_file)
+    assert is_free(lock_file)
+
+
+def test_a_lock_file_that_is_replaced_is_not_held_any_more(netns, lock_file):
+    lock = xtables_lock.lock()
+    lock_file.unlink()
+    with lock.held(0.0), lock.held(0.0):
+        assert not is_free(lock_file)
+    assert is_free(lock_file)
+
+
+def test_old_commands_that_know_one_lock_alone_take_it_themselves(netns):
+    made, wanted = opened("legacy"), state()
+    made._commands = made._watch._commands = made._writer = made._commands._replace(version=(1, 8, 5))
+    list(made.resync(wanted))
+    check("legacy", wanted)
+    assert not made.touched()
+    made.close()
+
+
 def test_a_lock_that_is_not_released_is_an_error_that_names_the_holder(netns, lock_file, monkeypatch):
     monkeypatch.setattr(xtables, "LOCK_PATIENCE", 0)
     told = Told()
@@ -175,9 +264,8 @@ def test_a_lock_that_is_not_released_is_an_error_that_names_the_holder(netns, lo
     lock_file.touch()
     holder = subprocess.Popen(["flock", str(lock_file), "sleep", "100"])
     try:
-        while xtables_lock._free(fd := os.open(lock_file, os.O_RDONLY)):
-            os.close(fd)
-        os.close(fd)
+        while is_free(lock_file):
+            pass
         with pytest.raises(ApplyError, match=r"(flock|sleep) \(pid \d+\) has held the iptables lock"):
             list(made.resync(state()))
     finally:

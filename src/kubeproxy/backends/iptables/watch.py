@@ -8,7 +8,7 @@ for its canary in mangle alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final, Protocol, Self
 
 from kubeproxy.backends.iptables.audit import MOST_PLACES, Place, flushed, removed
@@ -17,7 +17,7 @@ from kubeproxy.backends.iptables.skeleton import CANARY, CANARY_TABLES, JUMPS, O
 from kubeproxy.backends.mode import Difference
 from kubeproxy.backends.rules import Jump
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import nfnetlink
+from kubeproxy.kernel import nfnetlink, xtables, xtables_lock
 from kubeproxy.kernel.compat_rules import has_jump
 from kubeproxy.kernel.iptables_info import TableInfo
 from kubeproxy.kernel.lock_watch import LockWatch, lock_watch
@@ -195,7 +195,11 @@ def _concerns(change: ChainChange) -> bool:
 
 
 class LegacyWatch:
-    """Watches the tables of iptables-legacy by their size and their lock: nothing tells what was changed."""
+    """Watches the tables of iptables-legacy by their size and their lock: nothing tells what was changed.
+
+    Our own changes are made, and looked at before and after, while we hold the lock: what differs then is ours.
+    (Versions before 1.8.6 take it themselves, and what others change beside them is taken for ours.)
+    """
 
     places: frozenset[Place] | None = None
 
@@ -235,12 +239,15 @@ class LegacyWatch:
     @contextmanager
     def own_change(self, commits: int) -> Iterator[None]:  # noqa: ARG002 - sizes are read instead
         """See Watch."""
-        self._lock.taken()
-        fresh = self._known is None or self._look() == self._known
-        yield
-        self._lock.forget()
-        if fresh:
-            self._known = self._look()
+        alone = self._commands.obeys_lock
+        with xtables_lock.lock().held(xtables.LOCK_PATIENCE) if alone else nullcontext():
+            self._lock.taken()
+            fresh = self._known is None or self._look() == self._known
+            yield
+            if not alone:
+                self._lock.forget()
+            if fresh:
+                self._known = self._look()
 
     def expect(self, counts: Mapping[Place, int]) -> None:
         """See Watch."""
