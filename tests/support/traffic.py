@@ -84,7 +84,11 @@ class Traffic:
             thread = threading.Thread(target=self._guard, args=(namespace, work, stream), name=str(stream))
             self._threads.append(thread)
             thread.start()
-        await self.flow(self._first)
+        try:
+            await self.flow(self._first)
+        except BaseException:
+            self._over.set()  # nobody else will, and a process does not end before its threads
+            raise
         return self
 
     async def __aexit__(
