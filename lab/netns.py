@@ -12,13 +12,15 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 from kubeproxy.errors import KubeProxyError
 
 NETNS = Path("/run/netns")
-CLONE_NEWNET = 0x40000000  # linux/sched.h
+CLONE_NEWNET, CLONE_NEWNS = 0x40000000, 0x20000  # linux/sched.h
+_MS_REC, _MS_SLAVE, _MNT_DETACH = 0x4000, 0x80000, 2  # linux/mount.h, linux/fs.h
 
 _T = TypeVar("_T")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -43,6 +45,18 @@ def _enter(name: str) -> None:
         _check(_libc.setns(fd, CLONE_NEWNET), f"entering network namespace {name}")
     finally:
         os.close(fd)
+
+
+def settle_in(name: str) -> None:
+    """Take this process, which has one thread, into the namespace for good; /sys has its devices then.
+
+    That is what `ip netns exec` does. Raises NamespaceError.
+    """
+    _enter(name)
+    _check(_libc.unshare(CLONE_NEWNS), "making a mount namespace")
+    _check(_libc.mount(None, b"/", None, _MS_SLAVE | _MS_REC, None), "keeping mounts to this process")
+    _libc.umount2(b"/sys", _MNT_DETACH)
+    _check(_libc.mount(name.encode(), b"/sys", b"sysfs", 0, None), "mounting /sys")
 
 
 def _in_thread(enter: Callable[[], None], work: Callable[[], _T]) -> _T:
@@ -81,6 +95,11 @@ def run_in_new(work: Callable[[], _T]) -> _T:
 async def run_in_async(name: str, work: Callable[[], _T]) -> _T:
     """run_in() for callers in an event loop."""
     return await asyncio.get_running_loop().run_in_executor(None, run_in, name, work)
+
+
+def threads_in(name: str, most: int) -> ThreadPoolExecutor:
+    """Threads, so many at most, that stay in the namespace: for who works there often. The caller shuts them down."""
+    return ThreadPoolExecutor(most, name, _enter, (name,))
 
 
 def open_socket_in(name: str, factory: Callable[[], socket.socket]) -> socket.socket:

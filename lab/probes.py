@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import json
 import socket
 import time
 from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: whoami\r\nConnection: close\r\n\r\n"
 # Each UDP question leaves from a port of its own, so that no earlier flow in conntrack is met again.
@@ -42,9 +43,12 @@ class Answer:
     seconds: float
 
 
+_decode = msgspec.json.Decoder().decode
+
+
 def _said(raw: bytes, seconds: float) -> Answer | NoAnswer:
     try:
-        said = json.loads(raw)
+        said = _decode(raw)
         return Answer(said["pod"], said["node"], said["ip"], said["port"], said["client"], seconds)
     except (ValueError, KeyError, TypeError):
         return NoAnswer.GARBLED

@@ -9,18 +9,22 @@ from __future__ import annotations
 import functools
 import json
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from kubeproxy import modes
 from kubeproxy.control.wire import Facts
+from kubeproxy.kernel import nfnetlink, nfta
+from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink, attributes
 from kubeproxy.model.plan import ServicePlan
 from kubeproxy.observe.registry import Registry
-from lab.netns import run_in, run_in_new
+from lab.netns import run_in_new
 from prove.truth import Plans
 from support.nftables_ground import KernelGround, without_slots
 
@@ -67,11 +71,6 @@ def _fresh(mode: str, facts: Facts, plans: Plans) -> Dump:
             backend.close()
 
 
-def inside(namespace: str, mode: str, facts: Facts) -> Dump:
-    """Return what a network namespace holds. Blocking."""
-    return run_in(namespace, lambda: dump(mode, facts))
-
-
 def dump(mode: str, facts: Facts) -> Dump:
     """Return what the network namespace of this thread holds, without what depends on a history rightly."""
     if variant := COMPARED[mode]:
@@ -111,14 +110,41 @@ def _chains(text: str) -> dict[str, list[str]]:
 def others(mode: str) -> list[str]:
     """Return the tables and chains that other modes, or another kube-proxy, left in this thread's network namespace."""
     ours = {"nftables": "kube-proxy", "userspace": "kube-proxy-userspace"}.get(mode)
-    listed = subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, check=True, timeout=60).stdout
-    found = [
-        line for line in listed.splitlines() if line.split()[-1].startswith("kube-proxy") and line.split()[-1] != ours
-    ]
-    for variant in ("nft", "legacy"):
-        for name in ("iptables", "ip6tables") if COMPARED.get(mode) != variant else ():
-            saved = _chains(_saved(f"{name}-{variant}-save"))
-            found += [f"{name}-{variant} {place}" for place in saved if "KUBE-MARK-MASQ" not in place]
+    with Netlink.open(NETLINK_NETFILTER) as link:
+        tables, chains = _tables(link), _all_chains(link)
+    found = sorted(f"table {table}" for table in tables if table.startswith("kube-proxy") and table != ours)
+    if COMPARED.get(mode) != "nft":
+        found += [f"{family} {table} {chain} of iptables-nft" for family, table, chain in chains if _of_proxy(chain)]
+    for name in ("iptables", "ip6tables") if COMPARED.get(mode) != "legacy" else ():
+        # What the kernel has no table for is not asked for: most often it has none at all.
+        there = Path(f"/proc/thread-self/net/{name.replace('tables', '_tables')}_names")
+        if there.exists() and there.read_text():
+            saved = _chains(_saved(f"{name}-legacy-save"))
+            found += [f"{name}-legacy {place}" for place in saved if "KUBE-MARK-MASQ" not in place]
+    return found
+
+
+def _of_proxy(chain: str) -> bool:
+    return chain.startswith("KUBE-") and not _OTHERS.search(chain) and chain != "KUBE-MARK-MASQ"
+
+
+def _tables(link: Netlink) -> set[str]:
+    """Return the names of the tables of nf_tables, of any family."""
+    found = set()
+    for data, start, end in nfnetlink._dump(nfnetlink.GET_TABLE, socket.AF_UNSPEC, b"", "tables", link):
+        parts = {kind: data[s:e] for kind, s, e in attributes(data, start, end)}
+        found.add(parts[nfta.TABLE_NAME].rstrip(b"\0").decode())
+    return found
+
+
+def _all_chains(link: Netlink) -> list[tuple[str, str, str]]:
+    """Return family, table and name of each chain of nf_tables, which are those of iptables-nft as well."""
+    found = []
+    for family, name in ((socket.AF_INET, "ip"), (socket.AF_INET6, "ip6")):
+        for data, start, end in nfnetlink._dump(nfnetlink.GET_CHAIN, family, b"", "chains", link):
+            parts = {kind: data[s:e] for kind, s, e in attributes(data, start, end)}
+            texts = [parts[kind].rstrip(b"\0").decode() for kind in (nfta.CHAIN_TABLE, nfta.CHAIN_NAME)]
+            found.append((name, *texts))
     return found
 
 

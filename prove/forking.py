@@ -1,8 +1,9 @@
-"""Starts proxies by fork, from a process that has imported them already: that saves most of what a start costs.
+"""Starts processes by fork, from one that has imported everything already: that saves most of what a start costs.
 
-`python -m prove.forking`, run where the proxies are to be, reads requests and writes what became of them, as lines of
-JSON: {"argv": [...], "log": FILE} is answered by {"pid": N}, and {"pid": N, "status": S} follows when that ends. Each
-child is a process like any other, with the launcher's faults; it dies with its parent, and that with standard input.
+`python -m prove.forking [MUTATION]` reads requests and writes what became of them over one socket, its standard input
+and output, as lines of JSON. {"namespace": NAME, "environment": {...}} comes first, the network namespace of iproute2
+in which all are to be, "" for ours. {"call": "module:function", "argv": [...], "output": FILE, ...} is answered by
+{"pid": N}, and {"pid": N, "status": S} follows when that ends. Each child is told when its parent dies.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ import pkgutil
 import random
 import select
 import signal
+import socket
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
-from prove import launcher, mutating
+from lab.netns import settle_in
+from prove import mutating
 
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG, linux/prctl.h
+_TOLD_OF_PARENT = 1  # PR_SET_PDEATHSIG, linux/prctl.h
 
 
 class Forked:
@@ -53,37 +56,63 @@ class Forked:
 
 
 class Forking:
-    """An async context manager: the process that forks, in a network namespace of iproute2."""
+    """An async context manager: the process that forks, in a network namespace of iproute2 if one is named.
 
-    def __init__(self, namespace: str) -> None:
+    With a mutation, a line of the proxy is broken in it.
+    """
+
+    def __init__(self, namespace: str = "", mutation: str = "") -> None:
         self._namespace = namespace
+        self._mutation = mutation
         self._asked: asyncio.Queue[Forked] = asyncio.Queue()
         self._running: dict[int, Forked] = {}
         self._lock = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
-        pipe = asyncio.subprocess.PIPE
-        command = ["ip", "netns", "exec", self._namespace, sys.executable, "-m", "prove.forking"]
-        self._process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, start_new_session=True)
+        self._pid, ours = _PREPARED.pop() if _PREPARED and not self._mutation else (0, None)
+        if ours is None:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                command = [sys.executable, "-m", "prove.forking", *filter(None, [self._mutation])]
+                self._process = await asyncio.create_subprocess_exec(
+                    *command, stdin=theirs, stdout=theirs, start_new_session=True
+                )
+        self._from, self._to = await asyncio.open_connection(sock=ours)
+        self._say({"namespace": self._namespace, "environment": dict(os.environ)})
         self._reader = asyncio.create_task(self._read())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.stdin.close()
-        await self._process.wait()
+        self._to.write_eof()
         await self._reader
+        self._to.close()
+        await (asyncio.to_thread(os.waitpid, self._pid, 0) if self._pid else self._process.wait())
 
-    async def start(self, argv: Sequence[str], log: Path) -> Forked:
-        """Fork a process that does what the launcher does with these arguments."""
-        await asyncio.to_thread(log.touch)  # read before the child may have opened it
+    async def start(
+        self,
+        call: str,
+        argv: Sequence[str],
+        output: str,
+        *,
+        errors: bool = True,
+        orphaned: signal.Signals = signal.SIGKILL,
+    ) -> Forked:
+        """Fork a process that calls `module:function` with arguments; its result is the exit status.
+
+        What it prints is added to a file, with what it says on standard error unless `errors` is false. It gets a
+        signal when it is `orphaned`.
+        """
         async with self._lock:
-            self._process.stdin.write(json.dumps({"argv": list(argv), "log": str(log)}).encode() + b"\n")
+            self._say({"call": call, "argv": list(argv), "output": output, "errors": errors, "orphaned": orphaned})
             return await self._asked.get()
 
+    def _say(self, what: Mapping[str, Any]) -> None:
+        self._to.write(json.dumps(what).encode() + b"\n")
+
     async def _read(self) -> None:
-        while line := await self._process.stdout.readline():
+        while line := await self._from.readline():
             said = json.loads(line)
             pid = said["pid"]
             if "status" in said:
@@ -95,17 +124,41 @@ class Forking:
             process.ended(-signal.SIGKILL)
 
 
-def main() -> int:
-    """Fork until standard input ends. Returns in each child too, with the launcher's exit code."""
-    if mutation := os.environ.pop(launcher.MUTATION, ""):
-        mutating.apply(mutation)
-    _import_all()
-    gc.freeze()  # a collection in a child would copy every page of what is imported
+_PREPARED: list[tuple[int, socket.socket]] = []
+
+
+def prepare() -> None:
+    """Fork now what the next Forking without a mutation is to be: this process has imported everything.
+
+    It has no threads yet, and no loop.
+    """
+    ours, theirs = socket.socketpair()
+    if pid := os.fork():
+        theirs.close()
+        _PREPARED.append((pid, ours))
+        return
+    ours.close()
+    for number in (0, 1):
+        os.dup2(theirs.fileno(), number)
+    theirs.close()
+    _end_with(lambda: main([]))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Fork until standard input ends. Returns in each child too, with the result of what that calls."""
+    if argv:
+        mutating.apply(argv[0])
+    import_all()
     request = _serve()
-    return 0 if request is None else launcher.main(request["argv"])
+    if request is None:
+        return 0
+    module, _, function = request["call"].partition(":")
+    called: Callable[[list[str]], int] = getattr(importlib.import_module(module), function)
+    return called(request["argv"])
 
 
-def _import_all() -> None:
+def import_all() -> None:
+    """Import all of the proxy but its commands."""
     import kubeproxy  # noqa: PLC0415 - after a mutation was applied
 
     for module in pkgutil.walk_packages(kubeproxy.__path__, "kubeproxy."):
@@ -132,10 +185,26 @@ def _serve() -> dict[str, Any] | None:
         *lines, buffered = (buffered + data).split(b"\n")
         for line in lines:
             request: dict[str, Any] = json.loads(line)
+            if "namespace" in request:
+                _settle(request)
+                continue
+            # Opened before anybody is told of it: whoever is may read the file, or close the pipe that it is.
+            output = os.open(request["output"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             if not (pid := os.fork()):
-                _become(request, (wake, woken))
+                _become(request, output, (wake, woken))
                 return request
+            os.close(output)
             _say({"pid": pid})
+
+
+def _settle(request: Mapping[str, Any]) -> None:
+    """Be where children are to be: in a node's network for proxies, in ours for worlds."""
+    os.environ.update(request["environment"])
+    if request["namespace"]:
+        settle_in(request["namespace"])
+    else:
+        importlib.import_module("prove.__main__")
+    gc.freeze()  # a collection in a child would copy every page of what is imported
 
 
 def _reap() -> None:
@@ -151,22 +220,38 @@ def _say(what: dict[str, int]) -> None:
     os.write(1, json.dumps(what).encode() + b"\n")
 
 
-def _become(request: dict[str, Any], ours: Sequence[int]) -> None:
+def _become(request: Mapping[str, Any], output: int, ours: Sequence[int]) -> None:
     """Make a child what a process is that was just started."""
-    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(_TOLD_OF_PARENT, request["orphaned"])
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     for number in ours:
         os.close(number)
-    log = os.open(request["log"], os.O_WRONLY | os.O_APPEND)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for number, wanted in ((nothing, 0), (log, 1), (log, 2)):
-        os.dup2(number, wanted)
-    os.close(log)
+    nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    os.dup2(nothing, 0)
+    for number in (1, 2) if request["errors"] else (1,):
+        os.dup2(output, number)
+    os.close(output)
     os.close(nothing)
     random.seed()
 
 
+def _end_with(work: Callable[[], int]) -> NoReturn:
+    """End with what work returns, as a process of its own would but for taking itself to pieces."""
+    status = 1
+    try:
+        status = work()
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 1
+    except BaseException:  # as the interpreter does at its end
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _end_with(lambda: main(sys.argv[1:]))

@@ -16,19 +16,21 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
+
+import msgspec
 
 from kubeproxy import host
 from kubeproxy.commands.kernel import examiners
 from kubeproxy.commands.looks import look
 from kubeproxy.commands.source import Running
+from kubeproxy.config.decode import decode
 from kubeproxy.control.client import Client
 from kubeproxy.control.wire import Facts, Held
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.planner import Planner
-from kubeproxy.model.world import Surroundings, build
-from lab.netns import run_in
+from kubeproxy.model.world import Settings, Surroundings, build
 from lab.probes import http_get
 from lab.proxyprocess import HEALTH_PORT, METRICS_PORT
 from prove import dumps, packets, truth
@@ -99,11 +101,11 @@ def look_now(world: World) -> list[str]:
     return wrong + [f"the proxy logged: {line}" for line in said[:3]]
 
 
-async def _eventually(check: Callable[[], list[str]]) -> list[str]:
-    """Ask a blocking check in a thread until it has no complaint; return its last ones."""
+async def _eventually(world: World, check: Callable[[], list[str]]) -> list[str]:
+    """Ask a blocking check in a thread on the proxy's node until it has no complaint; return its last ones."""
     until, pause = time.monotonic() + PATIENCE, 0.002
     while True:
-        wrong = await asyncio.to_thread(check)
+        wrong = await world.inside("node", check)
         if not wrong or time.monotonic() > until:
             return wrong
         await asyncio.sleep(pause)
@@ -119,20 +121,24 @@ async def settled(world: World) -> Scene:
             return []  # said below
         try:
             running = Running(Client(str(world.live.proxy.control)))
-            facts, held = running.facts(), {one.name: one for one in running.services()}
+            facts = running.facts()
+            wrong = _not_ready(facts) or _node_differs(world, facts)
+            if wrong:
+                return wrong  # what costs more is asked when there is nothing to wait for
+            held = {one.name: one for one in running.services()}
         except KubeProxyError as error:
             return [str(error)]
-        wrong = [f"not ready, {part}: {why}" for part, why in facts.unready.items()]
-        wrong += [f"{'/'.join(n)} is on its way ({one.reason})" for n, one in held.items() if one.wanted is not None]
-        wrong += truth.unknown(world.store, held) + _node_differs(world, facts)
-        wrong += [f"{one.family.label}: {one.refusal or one.difference}" for one in facts.standings if _troubled(one)]
+        wrong = [f"{'/'.join(n)} is on its way ({one.reason})" for n, one in held.items() if one.wanted is not None]
+        wrong += truth.unknown(world.store, held)
+        if wrong:
+            return wrong
         found[:] = [Scene(facts, held, truth.planned(world.store, facts.world))]
-        return wrong or _other_plans(found[0])
+        return _other_plans(found[0])
 
-    wrong = await _eventually(check)
+    wrong = await _eventually(world, check)
     if world.may_end and world.live.proxy.returncode is not None:
         await world.supervise()
-        wrong = await _eventually(check)
+        wrong = await _eventually(world, check)
     if world.live.proxy.returncode is not None:
         raise AssertionError(f"the proxy ended with status {world.live.proxy.returncode}:\n{world.live.proxy.tail()}")
     if wrong:
@@ -141,6 +147,15 @@ async def settled(world: World) -> Scene:
             f"nothing settles within {PATIENCE:.0f} s: {shown}\nthe proxy said:\n{world.live.proxy.tail()}"
         )
     return found[0]
+
+
+def _not_ready(facts: Facts) -> list[str]:
+    wrong = [f"not ready, {part}: {why}" for part, why in facts.unready.items()]
+    return wrong + [
+        f"{one.family.label}: {one.refusal or one.difference}"
+        for one in facts.standings
+        if one.refusal or one.difference
+    ]
 
 
 def _other_plans(scene: Scene) -> list[str]:
@@ -154,10 +169,6 @@ def _other_plans(scene: Scene) -> list[str]:
     ]
 
 
-def _troubled(standing: Any) -> bool:
-    return bool(standing.refusal or standing.difference)
-
-
 def _node_differs(world: World, facts: Facts) -> list[str]:
     """Return whether the proxy has not heard yet of the Node, or of a ServiceCIDR."""
     record = world.store.get("nodes", ("", "node-a"))
@@ -166,13 +177,18 @@ def _node_differs(world: World, facts: Facts) -> list[str]:
     zone = record.labels.get("topology.kubernetes.io/zone") or ""
     wrong = [] if facts.world.zone == zone else [f"zone {zone!r} expected, has {facts.world.zone!r}"]
     cidrs = [c for r in world.store.records("servicecidrs") for c in r.decode()["spec"].get("cidrs") or ()]
-    settings = host.settings(facts.configuration())
-    wanted = build(settings, Surroundings(facts.node, cidrs, {}))
+    wanted = build(_settings(msgspec.json.encode(facts.config)), Surroundings(facts.node, cidrs, {}))
     for family in facts.world.families:
         ours, theirs = facts.world.of(family), wanted.of(family)
         if ours is not None and theirs is not None and ours.service_cidrs != theirs.service_cidrs:
             wrong.append(f"ServiceCIDRs {cidrs} expected, has others")
     return wrong
+
+
+@functools.lru_cache(maxsize=64)
+def _settings(config: bytes) -> Settings:
+    tree = {name: value for name, value in msgspec.json.decode(config).items() if name not in {"apiVersion", "kind"}}
+    return host.settings(decode(tree).config)
 
 
 async def _verified(world: World) -> list[str]:
@@ -185,7 +201,7 @@ async def _verified(world: World) -> list[str]:
             remember(kernel)
             return [f"verify: {finding}" for finding in look(running.services, kernel, []).findings[:5]]
 
-    return await _eventually(functools.partial(run_in, world.live.proxy.namespace, work))
+    return await _eventually(world, work)
 
 
 async def _as_fresh(world: World, scene: Scene) -> list[str]:
@@ -195,10 +211,10 @@ async def _as_fresh(world: World, scene: Scene) -> list[str]:
     made = await asyncio.to_thread(dumps.fresh, world.mode.name, scene.facts, truth.plans(scene.planner))
 
     def compare() -> list[str]:
-        there = dumps.inside(world.live.proxy.namespace, world.mode.name, scene.facts)
+        there = dumps.dump(world.mode.name, scene.facts)
         return [f"dump: {one}" for one in dumps.differences(there, made)[:8]]
 
-    return await _eventually(compare)
+    return await _eventually(world, compare)
 
 
 async def _others_gone(world: World) -> list[str]:
@@ -207,7 +223,7 @@ async def _others_gone(world: World) -> list[str]:
     def check() -> list[str]:
         return [f"left of others: {one}" for one in dumps.others(world.mode.name)[:5]]
 
-    return await _eventually(functools.partial(run_in, world.live.proxy.namespace, check))
+    return await _eventually(world, check)
 
 
 async def _pages_say_so(world: World, scene: Scene) -> list[str]:
@@ -222,7 +238,7 @@ async def _pages_say_so(world: World, scene: Scene) -> list[str]:
         except OSError as error:
             return [f"pages: {error!r}"]
 
-    return await _eventually(functools.partial(run_in, world.live.proxy.namespace, check))
+    return await _eventually(world, check)
 
 
 def _pages(plans: truth.Plans) -> list[str]:
@@ -256,7 +272,7 @@ async def nothing_left(world: World) -> list[str]:
     if not world.baseline:
         world.baseline = _usage(world.live.proxy.pid)
     # Connections of watches that are being renewed, and of who just asked, come and go.
-    wrong = await _eventually(functools.partial(_left, world))
+    wrong = await _eventually(world, functools.partial(_left, world))
     if wrong:
         command = ["ss", "--tcp", "--udp", "--all", "--numeric", "--processes"]
         _, sockets, _ = await world.live.cluster.exec("node", command)

@@ -23,10 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from prove import mutating
-
 MUTATION = "PROVE_MUTATION"
-"""Names a line to break, of mutating.py."""
+"""The environment's name for a line to break in all proxies, of mutating.py."""
 
 
 CLOCKS = {"clock-back": -3600.0, "clock-ahead": 10 * 365 * 86400.0}
@@ -110,8 +108,6 @@ def die() -> None:
 def main(argv: list[str]) -> int:
     """Start the proxy; return its exit code."""
     word, number, path, _, *arguments = argv
-    if mutation := os.environ.get(MUTATION):
-        mutating.apply(mutation)
     _interpose(Fault(word, int(number), path))
     _hurry()
     from kubeproxy import cli  # noqa: PLC0415 - after what it uses was changed

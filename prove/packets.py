@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from kubeproxy import host, modes
 from kubeproxy.control.wire import Facts
@@ -12,8 +13,7 @@ from kubeproxy.model.addresses import PROTOCOL_NAMES, pack, unpack
 from kubeproxy.model.answer import Answer as Predicted
 from kubeproxy.model.answer import Notice, Outcome, Packet, answer
 from kubeproxy.model.planner import Planner
-from lab.netns import run_in_async
-from lab.probes import Answer, NoAnswer
+from lab.probes import Answer, NoAnswer, ask
 from prove import truth
 from prove.world import World
 
@@ -29,18 +29,16 @@ _JUDGED = {Outcome.FORWARDED, Outcome.REFUSED, Outcome.DROPPED}
 
 async def foretold(world: World, facts: Facts, planner: Planner, chance: random.Random) -> list[str]:
     """Return which packets met something else."""
-    local = await run_in_async(
-        world.live.proxy.namespace,
-        lambda: host.packed_local_addresses(facts.world.families, modes.interfaces()),
-    )
+    local = await world.inside("node", lambda: host.packed_local_addresses(facts.world.families, modes.interfaces()))
     everything = frozenset(address for found in local.values() for address in found)
     habits = modes.named(facts.mode).habits
+    pods = frozenset(pack(ip) for pod, ips in world.live.ips.items() if pod[0] in "ab" for ip in ips.values())
     waits, questions = WAITS, []
     for place, protocol, packet in _sample(world, planner, chance):
         predicted = answer(planner, packet, everything, habits)
         late = predicted.notice in {Notice.TIMEOUT, Notice.LATE_ICMP}
         waits -= late
-        if _answerable(world, predicted) and (waits >= 0 or not late):
+        if _answerable(pods, predicted) and (waits >= 0 or not late):
             questions.append(_asked(world, place, protocol, packet, predicted))
     return [one for found in await asyncio.gather(*questions) for one in found]
 
@@ -59,9 +57,8 @@ def _sample(world: World, planner: Planner, chance: random.Random) -> Iterator[t
             yield place, protocol, Packet(source, destination, frontend.protocol, frontend.port, interface)
 
 
-def _answerable(world: World, predicted: Predicted) -> bool:
+def _answerable(pods: Container[bytes | None], predicted: Predicted) -> bool:
     """Whether somebody is at every endpoint who says who he is."""
-    pods = {pack(ip) for pod, ips in world.live.ips.items() if pod[0] in "ab" for ip in ips.values()}
     return predicted.outcome in _JUDGED and all(
         choice.destination[:-2] in pods and int.from_bytes(choice.destination[-2:], "big") in {3000, 3001}
         for choice in predicted.choices
@@ -88,7 +85,8 @@ async def _probe(world: World, place: str, protocol: str, packet: Packet, timeou
     """Ask; once more where nothing left, as a UDP question's port may be another socket's on that node."""
     got: Answer | NoAnswer = NoAnswer.UNREACHABLE
     for _ in range(3):
-        got = await world.live.cluster.probe(place, protocol, unpack(packet.destination), packet.port, timeout)
+        question = functools.partial(ask, protocol, unpack(packet.destination), packet.port, timeout)
+        got = await world.inside(place, question)
         if got != NoAnswer.UNREACHABLE or protocol == "tcp":
             break
     return got

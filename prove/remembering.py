@@ -1,34 +1,91 @@
-"""What judges would ask nft or parse again and again: the rules of our table, which few histories ever change."""
+"""What judges would ask nft, parse or compute again and again: the rules of our table, which few histories ever change.
+
+Messages of the kernel are kept with what they say, whole: one that differs in a byte is read anew.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from kubeproxy.backends.examination import Examiner
 from kubeproxy.backends.nftables.examine import NftablesExaminer
+from kubeproxy.backends.nftables.layout import parse_chain_name
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.view import Skeleton, expected
-from kubeproxy.kernel import nfnetlink
+from kubeproxy.kernel import nfnetlink, nfta
+from kubeproxy.kernel.netlink import Netlink, attributes
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
 
 
 def remember(examiners: Iterable[Examiner]) -> None:
     """Have examiners take what they found out about the same rules before."""
-    nfnetlink._expressions = _expressions
+    nfnetlink.rules = _rules
+    nfnetlink._names = _names
+    Ruleset.comment = _comment  # type: ignore[method-assign]
     for one in examiners:
         if isinstance(one, NftablesExaminer):
             one._expect = _expected
 
 
+def _rules(family: int, table_name: str, link: Netlink | None = None) -> list[nfnetlink.Rule]:
+    request = nfnetlink.text_attribute(nfta.RULE_TABLE, table_name)
+    found = nfnetlink._dump(nfnetlink.GET_RULE, family, request, "nf_tables rules", link)
+    return [_rule(data[start:end]) for data, start, end in found]
+
+
+@functools.lru_cache(maxsize=32768)
+def _rule(message: bytes) -> nfnetlink.Rule:
+    parts = {kind: message[s:e] for kind, s, e in attributes(message, 0, len(message))}
+    raw = parts.get(nfta.RULE_EXPRESSIONS, b"")
+    return nfnetlink.Rule(parts[nfta.RULE_CHAIN].rstrip(b"\0").decode(), _expressions(raw), raw)
+
+
 _expressions = functools.lru_cache(maxsize=8192)(nfnetlink._expressions)
 
 
-def _expected(ruleset: Ruleset, world: Globals, chains: Iterable[str]) -> Skeleton:
-    return _skeleton(ruleset.family, world, frozenset(chains))
+def _names(
+    kind: int, family: int, table_name: str, name_attribute: int, what: str, link: Netlink | None
+) -> Iterator[str]:
+    wanted = table_name.encode() + b"\0"
+    for data, start, end in nfnetlink._dump(kind, family, b"", what, link):
+        table, name = _named(data[start:end], name_attribute)
+        if table == wanted:
+            yield name
+
+
+@functools.lru_cache(maxsize=32768)
+def _named(message: bytes, name_attribute: int) -> tuple[bytes, str]:
+    parts = {kind: message[s:e] for kind, s, e in attributes(message, 0, len(message))}
+    return parts[nfta.SET_TABLE], parts[name_attribute].rstrip(b"\0").decode()
+
+
+_commented = Ruleset.comment
+
+
+def _comment(ruleset: Ruleset) -> str:
+    return _fingerprint(ruleset.family, ruleset._world, ruleset.table)
 
 
 @functools.lru_cache(maxsize=256)
-def _skeleton(family: Family, world: Globals, chains: frozenset[str]) -> Skeleton:
-    return expected(Ruleset(family, world), world, chains)
+def _fingerprint(family: Family, world: Globals, table: str) -> str:
+    return _commented(Ruleset(family, world, table))
+
+
+_skeletons: dict[tuple[object, ...], Skeleton] = {}
+
+
+def _expected(ruleset: Ruleset, world: Globals, chains: Iterable[str]) -> Skeleton:
+    """Ask nft once for each text: most of what the node is told, as its zone, is in none."""
+    names, ours = frozenset(chains), world.of(ruleset.family)
+    key = (_text(ruleset.family, world, names), names, ours and ours.service_cidrs)
+    if key not in _skeletons:
+        _skeletons[key] = expected(ruleset, world, names)
+    return _skeletons[key]
+
+
+@functools.lru_cache(maxsize=256)
+def _text(family: Family, world: Globals, chains: frozenset[str]) -> str:
+    named = (parse_chain_name(chain) for chain in chains)
+    return Ruleset(family, world).skeleton({name for name in named if name is not None})

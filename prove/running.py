@@ -8,13 +8,15 @@ import json
 import os
 import random
 import resource
-import sys
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from prove import crashes, judges, launcher
+from prove.forking import Forked, Forking
 from prove.generate import Generator
 from prove.play import play, shrunk
 from prove.steps import Step, as_test
@@ -90,28 +92,47 @@ async def side_by_side(
     Return the exit code, and what was done by mode.
     """
     tallies: dict[str, Tally] = {part.mode: Counter() for part in parts}
-    worlds: list[asyncio.subprocess.Process] = []
-    try:
-        for part in parts:
-            kind = "--points" if isinstance(part, crashes.Part) else "--share"
-            command = [sys.executable, "-m", "prove", kind, json.dumps(part)]
-            worlds.append(await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE))
-        found = await asyncio.gather(
-            *(_follow(one, worlds, tallies[part.mode], tell) for one, part in zip(worlds, parts, strict=True))
-        )
-    finally:
-        _end(worlds)
+    worlds: list[Forked] = []
+    async with Forking() as forking:
+        try:
+            said = [await _begun(part, forking, worlds) for part in parts]
+            found = await asyncio.gather(
+                *(
+                    _follow(lines, one, worlds, tallies[part.mode], tell)
+                    for lines, one, part in zip(said, worlds, parts, strict=True)
+                )
+            )
+        finally:
+            _end(worlds)
+            for one in worlds:
+                await one.wait()
     return max(found), tallies
 
 
+async def _begun(part: Share | crashes.Part, forking: Forking, worlds: list[Forked]) -> asyncio.StreamReader:
+    """Begin a part in a process of its own; return what it says."""
+    ours, theirs = os.pipe2(os.O_CLOEXEC)
+    try:
+        argv = ["--points" if isinstance(part, crashes.Part) else "--share", json.dumps(part)]
+        output = f"/proc/{os.getpid()}/fd/{theirs}"
+        worlds.append(await forking.start("prove.__main__:main", argv, output, errors=False, orphaned=signal.SIGTERM))
+    finally:
+        os.close(theirs)
+    reader = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(ours, "rb", 0))
+    return reader
+
+
 async def _follow(
-    process: asyncio.subprocess.Process,
-    everybody: Sequence[asyncio.subprocess.Process],
+    lines: asyncio.StreamReader,
+    process: Forked,
+    everybody: Sequence[Forked],
     tally: Tally,
     tell: Callable[[str], None],
 ) -> int:
     """Tell what one world says; when it found something the others end. Return 1 then."""
-    while line := (await process.stdout.readline()).decode(errors="replace"):
+    while line := (await lines.readline()).decode(errors="replace"):
         if line.startswith(_TALLY):
             tally.update(json.loads(line.removeprefix(_TALLY)))
             continue
@@ -125,10 +146,11 @@ async def _follow(
     return int(code not in {0, ENDED})
 
 
-def _end(running: Sequence[asyncio.subprocess.Process]) -> None:
+def _end(running: Sequence[Forked]) -> None:
     for one in running:
         if one.returncode is None:
-            one.terminate()
+            with suppress(ProcessLookupError):
+                one.send_signal(signal.SIGTERM)
 
 
 def told(mode: str, tally: Tally, seconds: float) -> str:

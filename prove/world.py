@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import copy
 import fcntl
+import functools
 import os
 import signal
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 from lab.apiserver.server import ServerConfig
 from lab.apiserver.watching import Watch
 from lab.cluster import ClusterConfig, LabCluster
+from lab.netns import threads_in
 from lab.proxyprocess import Process, spawn
 from lab.topology import NODE_A
 from prove import launcher
@@ -26,6 +30,8 @@ from support.foreign import go_start, load_iptables, load_nft
 from support.live import PATIENCE, Front, Live, leftovers
 from support.modes import GUEST, MODES
 from support.traffic import DUAL, Stream, Traffic
+
+T = TypeVar("T")
 
 RESOURCES = ("services", "endpointslices", "servicecidrs")
 NO_FAULTS: Json = {
@@ -38,10 +44,12 @@ SYNC_PERIOD = {"nftables": "10s"}
 """How soon everything is compared; nftables mode sees by a number that another program was there, others in 2 s."""
 UDP_IDLE = 1.0
 """Seconds after which userspace mode forgets a UDP client."""
-PAUSE = 0.2 if GUEST else 0.04
+PAUSE = 0.2 if GUEST else 0.08
 """Seconds between two questions of a stream of steady traffic."""
 FIRST = 3
 """Questions of each stream by which it is known to flow."""
+ASKERS = 12
+"""Threads that may ask from one place at a time."""
 FORGOTTEN = 1.0
 """Seconds until no tracked UDP flow leads to a listener any more that ended with its proxy."""
 STEADY = "steady"
@@ -72,6 +80,7 @@ class World:
         self.starts = 0
         self.judged = 0
         self.shares = Shares()
+        self._threads: dict[str, ThreadPoolExecutor] = {}
         self.traffic: Traffic | None = None
         self.harmed = False
         self.mixed = False
@@ -85,7 +94,8 @@ class World:
         self._node: Json | None = None
         self._config: Json = {}
         self._made_in = self.mode
-        self._forking = Forking(self.live.cluster.topology.node(NODE_A))
+        mutation = os.environ.get(launcher.MUTATION, "")
+        self._forking = Forking(self.live.cluster.topology.node(NODE_A), mutation)
 
     async def __aenter__(self) -> Self:
         await self.live.cluster.__aenter__()
@@ -120,7 +130,15 @@ class World:
     def _lock_file(self) -> Path:
         return self.live.cluster.folder / "xtables.lock"
 
+    async def inside(self, place: str, work: Callable[[], T]) -> T:
+        """Return what `work` returns, called by a thread that lives in a place of the lab."""
+        if place not in self._threads:
+            self._threads[place] = threads_in(self.live.cluster.namespace_of(place), ASKERS)
+        return await asyncio.get_running_loop().run_in_executor(self._threads[place], work)
+
     async def _end(self) -> None:
+        for threads in self._threads.values():
+            await asyncio.to_thread(threads.shutdown)
         os.environ.pop("XTABLES_LOCKFILE", None)
         try:
             await self.live.cluster.__aexit__(None, None, None)
@@ -131,7 +149,7 @@ class World:
         """Start a proxy, by fork where the launcher is to do it."""
         given = len(launcher.COMMAND)
         if list(argv[:given]) == launcher.COMMAND:
-            return await self._forking.start(argv[given:], log)
+            return await self._forking.start("prove.launcher:main", argv[given:], str(log))
         return await spawn(namespace, argv, log)
 
     @property
@@ -391,7 +409,7 @@ class World:
             raise AssertionError(f"steady traffic: {before[0]}")
         self.harmed = True
         for command in harms(self.mode.name, self.mode.variant, what):
-            await self.live.cluster.exec("node", command)
+            await self.inside("node", functools.partial(subprocess.run, command, capture_output=True, check=False))
 
     async def _clear(self) -> None:
         await self.clear()

@@ -89,7 +89,7 @@ async def the_model_is_another(world: World, scene: judges.Scene) -> None:
     plans = truth.plans(scene.planner)
     del plans["default", "s1"]
     made = await asyncio.to_thread(dumps.fresh, "nftables", scene.facts, plans)
-    there = await asyncio.to_thread(dumps.inside, world.live.proxy.namespace, "nftables", scene.facts)
+    there = await world.inside("node", lambda: dumps.dump("nftables", scene.facts))
     assert any("10.96.200.1" in one for one in dumps.differences(there, made))
 
 

@@ -8,7 +8,6 @@ for an old one.
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import struct
 import threading
@@ -16,6 +15,8 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple, Self
+
+import msgspec
 
 from lab.netns import run_in
 from support.live import Front, Live
@@ -59,6 +60,13 @@ def streams(live: Live, name: str = "web", families: tuple[str, ...] = ("IPv4", 
             Stream("pod", "lasting", cluster),
         ]
     return [*found, Stream("node", "tcp", live.front(name))]
+
+
+class _Said(msgspec.Struct):
+    pod: str
+
+
+_decode = msgspec.json.Decoder(_Said).decode
 
 
 class Traffic:
@@ -178,14 +186,14 @@ def _ask(sock: socket.socket) -> str:
         if not data:
             raise ConnectionError("ended early")
         received += data
-    return str(json.loads(received.partition(b"\r\n\r\n")[2])["pod"])
+    return _decode(received.partition(b"\r\n\r\n")[2]).pod
 
 
 def _udp(front: Front) -> str:
     with _socket(front, socket.SOCK_DGRAM) as sock:
         sock.connect(front)
         sock.send(b"?")
-        return str(json.loads(sock.recv(2048))["pod"])
+        return _decode(sock.recv(2048)).pod
 
 
 def kept(traffic: Traffic) -> bool:
