@@ -1,7 +1,7 @@
 """What the kernel holds, as nft and iptables list it, and what a proxy without a history makes of the same plans.
 
 The fresh one works in a network namespace that has nothing: nftables mode in a thread, iptables mode in a process of
-its own (`python -m prove.dumps MODE`), as the variant is chosen once a process.
+its own, as the variant is chosen once a process.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import json
 import re
 import socket
 import subprocess
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +45,16 @@ class _Given(msgspec.Struct):
 
 
 def fresh(mode: str, facts: Facts, plans: Plans) -> Dump:
-    """Return what a proxy without a history makes of plans. Blocking."""
-    if mode == "nftables":
-        return run_in_new(functools.partial(_fresh, mode, facts, plans))
-    given = msgspec.msgpack.encode(_Given(facts, [plan for found in plans.values() for plan in found]))
-    command = ["unshare", "-n", sys.executable, "-m", "prove.dumps", mode]
-    done = subprocess.run(command, input=given, capture_output=True, check=False, timeout=60)
-    if done.returncode:
-        raise AssertionError(f"a fresh {mode} failed: {done.stderr.decode(errors='replace')[-2000:]}")
-    found: Dump = json.loads(done.stdout)
-    return found
+    """Return what a proxy without a history makes of plans, in a network namespace of its own. Blocking.
+
+    In iptables mode by a process that has done so for no other one: see `asked` and `main`.
+    """
+    return run_in_new(functools.partial(_fresh, mode, facts, plans))
+
+
+def asked(facts: Facts, plans: Plans) -> bytes:
+    """Return what `main` reads."""
+    return msgspec.msgpack.encode(_Given(facts, [plan for found in plans.values() for plan in found]))
 
 
 def _fresh(mode: str, facts: Facts, plans: Plans) -> Dump:
@@ -171,16 +170,18 @@ def _beyond(one: Any, other: Any) -> list[str]:
     return sorted(str(entry) for entry in one or () if entry not in (other or ()))[:5]
 
 
-def main(mode: str) -> None:
-    """Print what a fresh proxy makes of what standard input says, in this namespace."""
-    given = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=_Given)
-    variant = COMPARED[mode]
-    subprocess.run([f"iptables-{variant}", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"], check=True)
+def main(argv: Sequence[str]) -> int:
+    """Print what a fresh proxy of a mode makes of what a file says; return the exit code."""
+    mode, path = argv
+    given = msgspec.msgpack.decode(Path(path).read_bytes(), type=_Given)
     plans: dict[Any, list[ServicePlan]] = {}
     for plan in given.plans:
         plans.setdefault((plan.key.namespace, plan.key.name), []).append(plan)
-    json.dump(_fresh(mode, given.facts, {name: tuple(found) for name, found in plans.items()}), sys.stdout)
 
+    def work() -> Dump:
+        hint = [f"iptables-{COMPARED[mode]}", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"]
+        subprocess.run(hint, check=True)
+        return _fresh(mode, given.facts, {name: tuple(found) for name, found in plans.items()})
 
-if __name__ == "__main__":
-    main(sys.argv[1])
+    print(json.dumps(run_in_new(work)))
+    return 0

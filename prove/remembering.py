@@ -6,33 +6,52 @@ Messages of the kernel are kept with what they say, whole: one that differs in a
 from __future__ import annotations
 
 import functools
+import struct
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from kubeproxy.backends.examination import Examiner
 from kubeproxy.backends.nftables.examine import NftablesExaminer
 from kubeproxy.backends.nftables.layout import parse_chain_name
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.view import Skeleton, expected
+from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nfnetlink, nfta
-from kubeproxy.kernel.netlink import Netlink, attributes
+from kubeproxy.kernel.netlink import HEADER, Netlink, attributes
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
 
 
 def remember(examiners: Iterable[Examiner]) -> None:
     """Have examiners take what they found out about the same rules before."""
-    nfnetlink.rules = _rules
-    nfnetlink._names = _names
+    nfnetlink.rules = _rules  # type: ignore[assignment]
+    nfnetlink._names = _names  # type: ignore[assignment]
     Ruleset.comment = _comment  # type: ignore[method-assign]
     for one in examiners:
         if isinstance(one, NftablesExaminer):
             one._expect = _expected
 
 
-def _rules(family: int, table_name: str, link: Netlink | None = None) -> list[nfnetlink.Rule]:
+def _rules(family: int, table_name: str, link: Netlink) -> list[nfnetlink.Rule]:
     request = nfnetlink.text_attribute(nfta.RULE_TABLE, table_name)
-    found = nfnetlink._dump(nfnetlink.GET_RULE, family, request, "nf_tables rules", link)
-    return [_rule(data[start:end]) for data, start, end in found]
+    return [_rule(body) for body in _bodies(nfnetlink.GET_RULE, family, request, "nf_tables rules", link)]
+
+
+def _bodies(kind: int, family: int, request: bytes, what: str, link: Netlink) -> Iterator[bytes]:
+    """Yield the attributes of each entry of a dump: all but a message's header, which has changing numbers."""
+    for data in link.dump_all(kind, nfnetlink.GENERIC.pack(family, 0, 0) + request, what):
+        at, size = 0, len(data)
+        while at < size:
+            length, found = _LENGTH_AND_KIND.unpack_from(data, at)
+            if length < _HEADERS:
+                raise ApplyError(f"malformed netlink message of {length} bytes")
+            if found >> 8 == nfnetlink.SUBSYSTEM:
+                yield data[at + _HEADERS : at + length]
+            at += (length + 3) & ~3
+
+
+_LENGTH_AND_KIND: Final = struct.Struct("=IH")
+_HEADERS: Final = HEADER.size + nfnetlink.GENERIC.size
 
 
 @functools.lru_cache(maxsize=32768)
@@ -45,12 +64,10 @@ def _rule(message: bytes) -> nfnetlink.Rule:
 _expressions = functools.lru_cache(maxsize=8192)(nfnetlink._expressions)
 
 
-def _names(
-    kind: int, family: int, table_name: str, name_attribute: int, what: str, link: Netlink | None
-) -> Iterator[str]:
+def _names(kind: int, family: int, table_name: str, name_attribute: int, what: str, link: Netlink) -> Iterator[str]:
     wanted = table_name.encode() + b"\0"
-    for data, start, end in nfnetlink._dump(kind, family, b"", what, link):
-        table, name = _named(data[start:end], name_attribute)
+    for body in _bodies(kind, family, b"", what, link):
+        table, name = _named(body, name_attribute)
         if table == wanted:
             yield name
 

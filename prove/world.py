@@ -136,6 +136,11 @@ class World:
             self._threads[place] = threads_in(self.live.cluster.namespace_of(place), ASKERS)
         return await asyncio.get_running_loop().run_in_executor(self._threads[place], work)
 
+    async def forked(self, call: str, argv: Sequence[str], output: Path) -> int:
+        """Call `module:function` in a process that has met nothing but the mutation; return its exit status."""
+        process = await self._forking.start(call, argv, str(output))
+        return await process.wait()
+
     async def _end(self) -> None:
         for threads in self._threads.values():
             await asyncio.to_thread(threads.shutdown)
