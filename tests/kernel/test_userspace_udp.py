@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from kubeproxy.backends.userspace import udp
+from kubeproxy.backends.userspace import listeners, udp
 from kubeproxy.model.addresses import Family
 from support.carrying import PATIENCE, UDP, Stage, endpoint, nowhere, stage, until
 
@@ -216,6 +216,30 @@ def test_what_an_endpoint_was_asked_before_it_went_it_may_answer() -> None:
         assert sessions(made) == 2
         made.listeners.drop(list(made.listeners.names()))
         assert sessions(made) == 0
+
+
+def test_a_service_that_is_made_anew_listens_where_its_clients_flows_still_lead() -> None:
+    """Until they are removed, which takes up to five seconds on a busy node, the kernel refused them."""
+    with stage() as made, endpoint(UDP) as server:
+        where = made.carry([server], UDP)
+        with client_of(where) as client:
+            for _ in range(2):
+                ask(client, server)
+                made.listeners.drop(list(made.listeners.names()))
+                assert made.carry([server], UDP) == where
+            ask(client, server)
+        made.listeners.drop(list(made.listeners.names()))
+        with socket.socket(type=socket.SOCK_DGRAM) as other:
+            other.bind(("", where[1]))
+            assert made.carry([server], UDP) != where, "somebody else has it"
+
+
+def test_former_ports_are_few(loopback: Stage, monkeypatch) -> None:
+    monkeypatch.setattr(listeners, "_FORMER", 2)
+    for number in range(5):
+        loopback.carry([nowhere()], UDP, name=str(number))
+        loopback.listeners.drop(list(loopback.listeners.names()))
+    assert [name.key.name for name in loopback.listeners._former] == ["3", "4"]
 
 
 def test_datagrams_that_come_while_the_relay_is_held_up_are_kept(loopback: Stage) -> None:

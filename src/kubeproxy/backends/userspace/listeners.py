@@ -6,6 +6,7 @@ import errno
 import logging
 import socket
 from collections.abc import Iterable
+from contextlib import suppress
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -21,6 +22,9 @@ KINDS: Final[dict[int, socket.SocketKind]] = {
     socket.IPPROTO_TCP: socket.SOCK_STREAM,
     socket.IPPROTO_UDP: socket.SOCK_DGRAM,
 }
+_FORMER: Final = 1024
+"""UDP listeners that are closed and whose ports are remembered; beyond it those of the first ones are forgotten."""
+
 _ANY: Final = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 - the input chain lets only redirected traffic in
 
 
@@ -73,6 +77,7 @@ class Listeners:
         self._open: dict[ListenerName, Listener] = {}
         self._assignments: dict[ListenerName, Assignment] = {}
         self._silent: list[Listener] = []  # bound, but nobody listens yet
+        self._former: dict[ListenerName, int] = {}  # the ports of UDP listeners that are closed
 
     def port(self, name: ListenerName) -> int | None:
         """Return the port of a listener, None when it could not be opened."""
@@ -115,6 +120,10 @@ class Listeners:
             self._assignments.pop(name, None)
             if (listener := self._open.pop(name, None)) is not None:
                 gone.append(listener)
+                if name.key.protocol == socket.IPPROTO_UDP:
+                    self._former[name] = listener.port
+        while len(self._former) > _FORMER:
+            del self._former[next(iter(self._former))]
 
         def close() -> None:
             for listener in gone:
@@ -129,7 +138,7 @@ class Listeners:
 
     def _opened(self, name: ListenerName) -> Listener | None:
         try:
-            sock = self._bound(name.key)
+            sock = self._bound(name)
         except OSError as error:
             ports = self._ports
             hint = f"make portRange {ports[0]}-{ports[-1]} wider" if ports else "raise the limit of open files"
@@ -139,8 +148,15 @@ class Listeners:
             return tcp.TcpListener(self._path, sock, name.key)
         return udp.UdpListener(self._path, sock, name.key, self._sessions)
 
-    def _bound(self, key: ServicePortKey) -> socket.socket:
-        """Return a listening socket. Raises OSError when no port is free."""
+    def _bound(self, name: ListenerName) -> socket.socket:
+        """Return a listening socket. Raises OSError when no port is free.
+
+        A UDP listener gets the port that it had, if that is free: tracked flows of clients may still lead to it.
+        """
+        key, former = name.key, self._former.pop(name, None)
+        if former is not None:
+            with suppress(OSError):
+                return _listening(key, former)
         if not self._ports:
             return _listening(key, 0)
         turns = 0 if key.protocol in self._full else len(self._ports)
