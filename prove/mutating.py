@@ -44,9 +44,7 @@ MUTATIONS: dict[str, Mutation] = {
     "ServiceCIDRs are written once": Mutation(
         "backends/nftables/backend.py", "if ranges != self._service_cidrs:", "if self._service_cidrs is None:"
     ),
-    "other programs are not noticed": Mutation(
-        "backends/nftables/backend.py", "if generation == self._generation:", "if True:"
-    ),
+    "other programs are not noticed": Mutation("backends/nftables/backend.py", "if heard.nothing:", "if True:"),
     "a watch goes on after 410": Mutation("api/watch.py", "raise changes.error", "pass"),
     "a refusal forgets what was queued": Mutation(
         "backlog.py", "self.stale = self.resting = True", "self.resting = True; self.changes.clear()"
