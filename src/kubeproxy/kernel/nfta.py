@@ -31,6 +31,7 @@ RULE_COMPAT_FLAGS: Final = 2
 
 SET_TABLE: Final = 1
 SET_NAME: Final = 2
+SET_COUNT: Final = 20
 
 SET_ELEM_LIST_TABLE: Final = 1
 SET_ELEM_LIST_SET: Final = 2

@@ -29,6 +29,7 @@ class FakeKernel:
     def __init__(self) -> None:
         self.tables: Ruleset = {}
         self.generation = 1
+        self.counts = True  # says how many elements there are, as it does since Linux 6.16
         self.now = 0
         self._handles = count(1)
         self._refusal: tuple[int, int] | None = None  # how many messages are taken before one is refused, its errno
@@ -149,6 +150,13 @@ class FakeTable:
     def sets(self) -> frozenset[str]:
         table = self._table(TABLE)
         return frozenset(table.sets) if table is not None else frozenset()
+
+    def count(self, name: str) -> int | None:
+        return len(self.elements(name)) if self.kernel.counts else None
+
+    def lookup(self, name: str, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        entries = self.contents(name).entries
+        return {key: entries[key] for key in keys if key in entries}
 
     def contents(self, name: str) -> Contents:
         return Contents.of(self.elements(name))

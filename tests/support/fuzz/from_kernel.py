@@ -22,6 +22,7 @@ from kubeproxy.kernel import (
     nfnetlink,
     nft_counters,
     nft_counts,
+    nft_fetch,
     nft_lookup,
     nft_trace,
     tracked,
@@ -132,7 +133,14 @@ def nf_tables(data: bytes) -> None:
         lambda: nft_lookup.lookup(V4, name, "s", [bytes(8)], _link(answer), ranges=False),
         lambda: nft_counts.counts(V4, name, "s", [bytes(8)], _link(answer)),
         lambda: nft_counters.packets(V4, name, _link(answer)),
+        lambda: nft_fetch.Reader().read(_at_once(answer), [bytes(8)] * 2, {}, "s"),
     )
+
+
+def _at_once(answer: bytes) -> nft_fetch.Answers:
+    """Return the same answer twice, as it is received with hundreds of others."""
+    one = answer[: nft_fetch._ROOM].ljust(nft_fetch._ROOM, b"\0")
+    return nft_fetch.Answers(one * 2, nft_fetch._KERNEL * 2, 2)
 
 
 def nf_tables_announced(data: bytes) -> None:

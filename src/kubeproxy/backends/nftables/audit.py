@@ -5,9 +5,8 @@ Reads only, apart from a dormant scratch table that shows how nft lists what we 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from kubeproxy.backends.nftables.layout import (
     CLASSES,
@@ -25,13 +24,9 @@ from kubeproxy.backends.nftables.numbering import Numbers, list_key
 from kubeproxy.backends.nftables.render import Elements, Placed
 from kubeproxy.backends.nftables.ruleset import Ruleset, pick_chain
 from kubeproxy.backends.nftables.table import Table
-from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nfnetlink
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FrontendKind, Policy, Pool, ServicePlan
-
-READS: Final = 50
-PAUSE: Final = 0.01  # seconds; resizing a hash table of 100,000 elements takes some 0.05
 
 
 class Signature(NamedTuple):
@@ -86,24 +81,6 @@ def compiled(names: Sequence[ChainName], ruleset: Ruleset, table: Table) -> list
             nfnetlink.rule_message(table.family, TABLE, name, rules[name]),
         )
     ]
-
-
-def elements(table: Table, names: Iterable[str]) -> Elements:
-    """Return all elements of these sets. Raises ApplyError."""
-    return {name: _elements_of(table, name) for name in names}
-
-
-def _elements_of(table: Table, name: str) -> dict[bytes, bytes]:
-    """Return the elements of a set, read again while the kernel's hash table is being resized.
-
-    Such a dump counts entries, not keys: it lists some twice and as many not at all (nft_rhash_walk of Linux 6.18).
-    """
-    for _ in range(READS):
-        listed, entries = table.contents(name)
-        if len(entries) == listed:
-            return entries
-        time.sleep(PAUSE)
-    raise ApplyError(f"the kernel does not list the elements of {name} completely")
 
 
 def ranges_by_list(actual: Elements, family: Family) -> dict[bytes, list[bytes]]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from kubeproxy.backends.ahead import Ahead
 from kubeproxy.backends.elements import altered, difference, inspected
 from kubeproxy.backends.mode import Depth, Difference
-from kubeproxy.backends.nftables import affinity, audit
+from kubeproxy.backends.nftables import affinity, audit, reading
 from kubeproxy.backends.nftables.adoption import adopted
 from kubeproxy.backends.nftables.counting import Counting
 from kubeproxy.backends.nftables.forwarding import Devices
@@ -280,7 +280,7 @@ class NftablesBackend:
             yield from self.sync(wanted.items())
         elif not header.dormant and header.comment == self._ruleset.comment() and self._intact():
             self._chains = audit.affinity_chains(self._table)
-            actual = audit.elements(self._table, self._ruleset.layout.shapes)
+            actual = reading.elements(self._table, self._ruleset.layout.shapes)
             if self._gone is not None:
                 self._gone.found(self._table.elements(GONE), self._in_use, time.monotonic())
                 self._spare_taken()
@@ -437,7 +437,7 @@ class NftablesBackend:
 
     def _changed_elements(self) -> str:
         """Return the set or map whose elements differ from what was committed, '' for none; reads all of them."""
-        actual = audit.elements(self._table, self._ruleset.layout.shapes)
+        actual = reading.elements(self._table, self._ruleset.layout.shapes)
         total: Elements = {SetId.NODEPORT_IPS: dict.fromkeys(self._nodeport_ips, b"")}
         for placed in self._placed.values():
             for set_id, entries in render(placed).items():

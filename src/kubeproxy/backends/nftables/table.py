@@ -6,13 +6,13 @@ live here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from typing import Protocol, Self
 
 from kubeproxy.backends.nftables.layout import TABLE
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import nfnetlink, nft
+from kubeproxy.kernel import nfnetlink, nft, nft_fetch
 from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
 from kubeproxy.kernel.nft_contents import Contents, contents
 from kubeproxy.kernel.nft_others import Heard, Others, listen
@@ -72,27 +72,36 @@ class Table(Protocol):
     def contents(self, name: str) -> Contents:
         """Return the elements of one of our table's sets as keys and what they lead to. Raises as `elements`."""
 
+    def count(self, name: str) -> int | None:
+        """Return how many elements one of our table's sets has; None where the kernel does not say so."""
+
+    def lookup(self, name: str, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        """Return what those of these keys lead to that one of our table's maps has. Raises NetlinkError."""
+
 
 class KernelTable:
     """The table of the network namespace that it was opened in. Closing a netfilter socket makes the next transaction
-    of anybody wait 10 to 30 ms (nft_rcv_nl_event of Linux 6.18), so both are kept for the life of a backend.
+    of anybody wait 10 to 30 ms (nft_rcv_nl_event of Linux 6.18), so all are kept for the life of a backend.
     """
 
-    def __init__(self, family: Family, transactions: nfnetlink.Transactions, reads: Netlink) -> None:
+    def __init__(
+        self, family: Family, transactions: nfnetlink.Transactions, reads: Netlink, fetcher: nft_fetch.Fetcher
+    ) -> None:
         self.family = family
         self._transactions = transactions
         self._reads = reads
+        self._fetcher = fetcher
         self._others: Others | None = None  # from when the table is first looked at
 
     @classmethod
     def open(cls, family: Family) -> Self:
         """Open the sockets. Raises NetlinkError."""
-        transactions = nfnetlink.Transactions.open()
-        try:
-            return cls(family, transactions, Netlink.open(NETLINK_NETFILTER))
-        except BaseException:
-            transactions.close()
-            raise
+        with ExitStack() as opened:
+            transactions = opened.enter_context(closing(nfnetlink.Transactions.open()))
+            reads = opened.enter_context(closing(Netlink.open(NETLINK_NETFILTER)))
+            table = cls(family, transactions, reads, nft_fetch.Fetcher.open())
+            opened.pop_all()
+            return table
 
     def close(self) -> None:
         """See Table."""
@@ -100,6 +109,7 @@ class KernelTable:
             self._others.close()
         self._transactions.close()
         self._reads.close()
+        self._fetcher.close()
 
     def commit(self, messages: Sequence[bytes]) -> None:
         """See Table."""
@@ -174,3 +184,11 @@ class KernelTable:
     def contents(self, name: str) -> Contents:
         """See Table."""
         return contents(self.family, TABLE, name, self._reads)
+
+    def count(self, name: str) -> int | None:
+        """See Table."""
+        return self._fetcher.count(self.family, TABLE, name)
+
+    def lookup(self, name: str, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        """See Table."""
+        return self._fetcher.fetch(self.family, TABLE, name, keys)

@@ -1,6 +1,5 @@
-"""Reading our table back: dumps that the kernel repeats itself in, and endpoints that keep the slots they are in."""
+"""Reading our table back: endpoints keep the slots they are in."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,46 +7,10 @@ from kubeproxy.backends.nftables import audit
 from kubeproxy.backends.nftables.layout import NUMBER_MAPS, Layout, SetId, list_number
 from kubeproxy.backends.nftables.numbering import Numbers
 from kubeproxy.backends.nftables.render import Placed, place, render, slots
-from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.nfnetlink import Element
-from kubeproxy.kernel.nft_contents import Contents
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Policy
 from support.nftables_plans import placed
 from support.random_plans import histories
-
-WHOLE = [Element(b"a", b"1", 0, 0), Element(b"b", b"2", 0, 0)]
-TORN = [WHOLE[0], WHOLE[0]]  # as while a hash table is resized: one twice, another one not at all
-
-
-class Dumps:
-    """A table that gives these dumps of its endpoints, one after the other, the last one for ever."""
-
-    def __init__(self, *dumps):
-        self.queue = list(dumps)
-
-    def contents(self, name):
-        if name != "endpoints":
-            return Contents.of(())
-        return Contents.of(self.queue.pop(0) if len(self.queue) > 1 else self.queue[0])
-
-
-@pytest.fixture(autouse=True)
-def no_pause(monkeypatch):
-    monkeypatch.setattr(audit, "PAUSE", 0)
-
-
-def test_a_dump_that_repeats_itself_is_read_again():
-    table = Dumps(TORN, TORN, WHOLE)
-    names = Layout(Family.IPV4).shapes
-    read = audit.elements(table, names)
-    assert read == {name: {b"a": b"1", b"b": b"2"} if name == "endpoints" else {} for name in names}
-    assert not table.queue[1:]
-
-
-def test_a_dump_that_never_becomes_whole_is_an_error():
-    with pytest.raises(ApplyError, match="of endpoints completely"):
-        audit.elements(Dumps(TORN), ["cluster-services", "endpoints"])
 
 
 def everything(placed):

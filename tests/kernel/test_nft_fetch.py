@@ -1,0 +1,118 @@
+"""Elements of a map by their keys, hundreds at once, beside what a dump says."""
+
+import errno
+from contextlib import closing, contextmanager
+
+import pytest
+
+from kubeproxy.kernel import nft, nft_fetch
+from kubeproxy.kernel.netlink import NetlinkError
+from kubeproxy.kernel.nft_contents import contents
+from kubeproxy.kernel.nft_fetch import Answers, Fetcher, Reader
+from support.own_network import own_network
+
+IP, IP6 = 2, 10
+
+
+@contextmanager
+def a_map(of, count=0, more="", family="ip"):
+    """A map `t m` with elements of `of(0)`, `of(1)` and so on."""
+    word = "ipv4_addr" if family == "ip" else "ipv6_addr"
+    kind = f"{word} . inet_proto . inet_service . mark : {word} . inet_service"
+    with own_network(), closing(Fetcher.open()) as fetcher:
+        lines = [f"add table {family} t", f"add map {family} t m {{ type {kind} ; {more}}}"]
+        for start in range(0, count, 1000):
+            some = ", ".join(of(number) for number in range(start, min(count, start + 1000)))
+            lines.append(f"add element {family} t m {{ {some} }}")
+        nft.run("\n".join(lines) + "\n")
+        yield fetcher
+
+
+def element(number):
+    return f"10.0.{number >> 8}.{number & 255} . tcp . 80 . {number} : 10.1.{number >> 8}.{number & 255} . 8080"
+
+
+def element6(number):
+    return f"fd00::{number + 1:x} . udp . 53 . {number} : fd00:1::{number + 1:x} . 5353"
+
+
+def keys(number, first=0):
+    return [
+        bytes([10, 0, n >> 8, n & 255, 6, 0, 0, 0, 0, 80, 0, 0]) + n.to_bytes(4, "little")
+        for n in range(first, first + number)
+    ]
+
+
+@pytest.mark.parametrize("more", ["", "counter ; "])
+def test_all_elements_are_those_of_a_dump(more):
+    with a_map(element, 1700, more) as fetcher:
+        found = fetcher.fetch(IP, "t", "m", keys(1700))
+        assert found == contents(IP, "t", "m").entries
+        assert len(found) == fetcher.count(IP, "t", "m") == 1700
+
+
+def test_all_elements_of_ipv6_are_those_of_a_dump():
+    with a_map(element6, 600, family="ip6") as fetcher:
+        there = contents(IP6, "t", "m").entries
+        assert fetcher.fetch(IP6, "t", "m", sorted(there)) == there
+        assert fetcher.count(IP6, "t", "m") == 600
+
+
+@pytest.mark.parametrize("first", [0, 1, 250, 999, 1000])
+def test_those_that_are_missing_are_left_out(first):
+    with a_map(element, 1000) as fetcher:
+        asked = keys(1500, first)
+        there = contents(IP, "t", "m").entries
+        assert fetcher.fetch(IP, "t", "m", asked) == {key: there[key] for key in asked if key in there}
+        every_other = [key for pair in zip(keys(500), keys(500, 5000), strict=True) for key in pair]
+        assert fetcher.fetch(IP, "t", "m", every_other) == {key: there[key] for key in keys(500)}
+
+
+def test_nothing_is_asked_for_nothing():
+    with a_map(element) as fetcher:
+        assert fetcher.fetch(IP, "t", "m", []) == {}
+        assert fetcher.fetch(IP, "t", "m", keys(3)) == {}
+        assert fetcher.count(IP, "t", "m") == 0
+
+
+def test_a_map_that_is_missing_has_nothing():
+    with own_network(), closing(Fetcher.open()) as fetcher:
+        assert fetcher.fetch(IP, "t", "m", keys(2)) == {}
+        assert fetcher.count(IP, "t", "m") is None
+
+
+def test_what_the_kernel_refuses_is_an_error_that_names_the_map():
+    with a_map(element, 10) as fetcher:
+        with pytest.raises(NetlinkError, match="cannot read elements of m: Invalid argument"):
+            fetcher.fetch(IP, "t", "m", [bytes(64)])
+        assert len(fetcher.fetch(IP, "t", "m", keys(10))) == 10  # nothing is left of it
+
+
+def test_a_small_receive_buffer_takes_fewer_at_once(monkeypatch):
+    def small(sock, size):
+        sock.setsockopt(1, 8, 64 << 10)  # SO_RCVBUF, as in a user namespace
+
+    monkeypatch.setattr(nft_fetch, "grow_receive_buffer", small)
+    with a_map(element, 1000) as fetcher:
+        assert fetcher.fetch(IP, "t", "m", keys(1000)) == contents(IP, "t", "m").entries
+
+
+def test_answers_that_did_not_fit_are_an_error_and_answer_nothing_else(monkeypatch):
+    def small(sock, size):
+        sock.setsockopt(1, 8, 16 << 10)
+
+    monkeypatch.setattr(nft_fetch, "grow_receive_buffer", small)
+    monkeypatch.setattr(nft_fetch, "_TAKEN", 64)
+    with a_map(element, 1000) as fetcher:
+        with pytest.raises(NetlinkError) as raised:
+            fetcher.fetch(IP, "t", "m", keys(1000))
+        assert raised.value.code == errno.ENOBUFS
+        assert fetcher.fetch(IP, "t", "m", keys(2, 5)) == {
+            key: value for key, value in contents(IP, "t", "m").entries.items() if key in keys(2, 5)
+        }
+
+
+def test_what_another_process_says_is_not_taken_for_the_kernels_answer():
+    senders = b"\x10\0\0\0" + (4711).to_bytes(4, "little") + bytes(4)
+    with pytest.raises(NetlinkError, match="another process answered"):
+        Reader().read(Answers(bytes(256), senders, 1), keys(1), {}, "m")
