@@ -16,6 +16,10 @@ CALLS = ("die-before", "die-after", "ENOBUFS", "EPERM", "ENOMEM", "EINTR", "cloc
 """Faults at one of the calls into the kernel."""
 
 
+BEGINNINGS = (0, 2, 3, 5)
+"""Services that a history begins with."""
+
+
 class Generator(Objects):
     """Makes one history."""
 
@@ -26,6 +30,9 @@ class Generator(Objects):
 
     def history(self, length: int) -> list[Step]:
         """Return so many steps, about: some of them come together, and quiet moments are between."""
+        for _ in range(self.random.choice(BEGINNINGS)):  # with few of them most steps would find nothing to change
+            self._new()
+        length += len(self.made)
         while len(self.made) < length:
             for _ in range(self.random.choice((1, 3, 8, 15))):
                 self._step()

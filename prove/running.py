@@ -68,7 +68,8 @@ async def run(modes: Sequence[str], whole: Share, worlds: int) -> int:
     began = time.monotonic()
     code, tallies = await side_by_side(parts, lambda text: print(text, end="", flush=True))
     seconds = time.monotonic() - began
-    for mode, tally in tallies.items():
+    whole_tally = sum(tallies.values(), Tally())
+    for mode, tally in [*tallies.items(), *([("altogether", whole_tally)] if len(tallies) > 1 else [])]:
         print(told(mode, tally, seconds), flush=True)
     return code
 
