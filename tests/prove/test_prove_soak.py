@@ -23,10 +23,17 @@ def test_a_flat_hour_is_fine():
     assert all(line.flat for line in verdict.lines(sampled(rss=104.9, parts=900.0), beside=False))
 
 
-@pytest.mark.parametrize("name", ["rss", "descriptors", "threads", "parts", "lag", "cpu"])
+@pytest.mark.parametrize("name", ["rss", "descriptors", "parts", "lag", "cpu"])
 def test_what_grows_is_found(name):
     grown = {name: sampled()[0][name] * 1.06}
     assert [line.name for line in verdict.lines(sampled(**grown), beside=False) if not line.flat] == [name]
+
+
+def test_a_pool_of_threads_that_fills_is_no_growth_and_more_threads_are():
+    full = verdict.KINDS["threads"].bound
+    assert all(line.flat for line in verdict.lines(sampled(threads=full), beside=False))
+    grown = verdict.lines(sampled(threads=full + 1), beside=False)
+    assert [line.name for line in grown if not line.flat] == ["threads"]
 
 
 def test_what_other_work_adds_to_is_not_judged_beside_it():
