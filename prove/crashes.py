@@ -19,7 +19,7 @@ from support.traffic import DUAL
 
 WAYS = ("empty", "adoption", "switch")
 DEATHS = ("die-before", "die-after", "die-turn")
-REFUSALS = ("ENOBUFS", "EPERM", "ENOMEM", "EINTR")
+REFUSALS = ("ENOBUFS", "EPERM", "ENOMEM", "EINTR", "no-memory")
 WORDS = {"deaths": DEATHS, "refusals": REFUSALS}
 OTHER = {
     "nftables": {"mode": "iptables", "iptables": {"minSyncPeriod": "1ms"}},
@@ -83,7 +83,9 @@ class Crashes:
         if word in DEATHS or self.live.proxy.returncode is not None:
             await self.live.proxy.kill()
             await self.world.start()
+        self.world.may_end = word == "no-memory"  # if it meets that only later
         wrong = await judges.quiet(self.world, random.Random(f"{way} {word} {number}"))
+        self.world.may_end = False
         if self.world.carries or way != "adoption" or wrong:
             wrong += [f"traffic: {one}" for one in await self.world.stop_traffic()]
         await self.live.proxy.kill()

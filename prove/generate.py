@@ -5,14 +5,13 @@ A share of the objects is junk (support.junk) under names of its own. A seed alw
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 from prove.objects import Objects
-from prove.steps import Json, Step
+from prove.steps import Json, Step, copied
 from support.junk import ENDPOINTS, GOOD_PORT, SERVICES, SLICES, SPECS
 
-CALLS = ("die-before", "die-after", "ENOBUFS", "EPERM", "ENOMEM", "EINTR", "clock-back", "clock-ahead")
+CALLS = ("die-before", "die-after", "ENOBUFS", "EPERM", "ENOMEM", "EINTR", "no-memory", "clock-back", "clock-ahead")
 """Faults at one of the calls into the kernel."""
 
 
@@ -97,12 +96,12 @@ class Generator(Objects):
             return
         usable = [bad.part for bad in SPECS.values() if bad.works]
         name = self.random.choice(list(self.services))
-        service = copy.deepcopy(self.services[name])
-        service["spec"] |= copy.deepcopy(self.random.choice(usable))
+        service = copied(self.services[name])
+        service["spec"] |= copied(self.random.choice(usable))
         self.made.append(("put", "services", service))
         mine = [p for k, p in self.slices.items() if k[0] == name[0]]
         if mine:
-            piece = copy.deepcopy(self.random.choice(mine))
+            piece = copied(self.random.choice(mine))
             piece["endpoints"] = [*piece["endpoints"], self.random.choice(list(ENDPOINTS.values())).part]
             self.made.append(("put", "endpointslices", piece))
 
@@ -155,7 +154,9 @@ class Generator(Objects):
         word = self.random.choice((*CALLS, *CALLS, "die-turn", "die-turn", "short-reads"))
         most = {"die-turn": 600, "short-reads": 50}.get(word, 250)
         faulty = ("faulty", word, self.random.randrange(1, most))
-        self.made.append(self.random.choice([("kill",), ("restart",), pause, self._configured(), faulty, faulty]))
+        starve = ("starve", self.random.choice(("memory", "descriptors", "disk")), self.random.choice((0.3, 1.0)))
+        choices: list[Step] = [("kill",), ("restart",), pause, self._configured(), faulty, faulty, starve]
+        self.made.append(self.random.choice(choices))
 
     def _configured(self) -> Step:
         fields = self.random.choice(

@@ -2,9 +2,10 @@
 
 `python -m prove.launcher FAULT NUMBER COUNT -- ARGUMENTS`; NUMBER counts from 1 what it says to the kernel, netlink
 messages and programs started (nft, iptables): it dies before one (`die-before`) or after the kernel has heard it
-(`die-after`), gets the errno that FAULT names, or has its clock go an hour back or ten years ahead (`clock-back`,
-`clock-ahead`). `die-turn` counts turns of its event loop's callbacks instead, so that it dies at any await, and
-`short-reads` has it read NUMBER bytes at a time of what the API server sends. The proxy itself knows nothing of it.
+(`die-after`), gets the errno that FAULT names, finds no memory for it (`no-memory`), or has its clock go an hour back
+or ten years ahead (`clock-back`, `clock-ahead`). `die-turn` counts turns of its event loop's callbacks instead, so
+that it dies at any await, and `short-reads` has it read NUMBER bytes at a time of what the API server sends. The proxy
+itself knows nothing of it.
 COUNT is a file that gets a byte for each call ('.') and turn ('t'), '' for none.
 """
 
@@ -63,6 +64,8 @@ class Fault:
             if self.word in CLOCKS:
                 time.time = functools.partial(_shifted, time.time, CLOCKS[self.word])
                 return call(*given, **named)
+            if self.word == "no-memory":
+                raise MemoryError("the test has no more")
             code = getattr(errno, self.word)
             if call is _popen:
                 raise OSError(code, os.strerror(code))

@@ -6,12 +6,11 @@ write themselves.
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Callable
 from typing import Any
 
-from prove.steps import Json, Step
+from prove.steps import Json, Step, copied
 
 BORDERS = (0, 1, 2, 3, 4, 5, 7, 15, 16, 17, 63, 64, 65, 255, 256, 257)
 """Numbers of endpoints about the ends of the classes of 1, 4, 16, 64 and 256."""
@@ -124,7 +123,7 @@ class Objects:
     def _change(self) -> None:
         if self.services:
             name = self.random.choice(list(self.services))
-            service = copy.deepcopy(self.services[name])
+            service = copied(self.services[name])
             self.random.choice(self._changes())(service)
             self._complete(service)
             self._put_service(name, service)
@@ -181,7 +180,7 @@ class Objects:
         if len(self.services) < 2:
             return
         first, second = self._two()
-        one, two = copy.deepcopy(self.services[first]), copy.deepcopy(self.services[second])
+        one, two = copied(self.services[first]), copied(self.services[second])
         what = self.random.choice(("addresses", "externalIPs", "ports", "ingress", "endpoints", "endpoints"))
         if what == "endpoints":
             self._swap_slices(first, second)
@@ -210,7 +209,7 @@ class Objects:
         for key, piece in list(self.slices.items()):
             owner = (key[0], piece["metadata"]["labels"]["kubernetes.io/service-name"])
             if owner in (first, second):
-                moved = copy.deepcopy(piece)
+                moved = copied(piece)
                 moved["metadata"]["labels"] = {"kubernetes.io/service-name": (second if owner == first else first)[1]}
                 self._put_slice(key, moved)
 
@@ -226,7 +225,7 @@ class Objects:
         """A Service goes, and comes back under another name or namespace with the same addresses."""
         if self.services:
             name = self.random.choice(list(self.services))
-            service = copy.deepcopy(self.services.pop(name))
+            service = copied(self.services.pop(name))
             other = ("other" if name[0] == "default" else "default", name[1])
             if other in self.services:
                 other = (name[0], f"s{self._next()}")
@@ -239,7 +238,7 @@ class Objects:
 
     def _put_service(self, name: tuple[str, str], service: Json) -> None:
         self.services[name] = service
-        self.made.append(("put", "services", copy.deepcopy(service)))
+        self.made.append(("put", "services", copied(service)))
 
     # -- slices -------------------------------------------------------------------------------------------------------
 
@@ -296,7 +295,7 @@ class Objects:
 
     def _put_slice(self, key: tuple[str, str], piece: Json) -> None:
         self.slices[key] = piece
-        self.made.append(("put", "endpointslices", copy.deepcopy(piece)))
+        self.made.append(("put", "endpointslices", copied(piece)))
 
     def _remove_slices(self) -> None:
         if self.services:

@@ -21,11 +21,18 @@ Step = tuple[Any, ...]
   ones, ("elsewhere",) puts another cluster's server in its place, ("away", forgets) has it refuse everybody until
   ("back",), when it may have no history
 - the proxy: ("kill",), ("restart",), ("configure", fields, flags), ("switch", mode), ("faulty", fault, number) as the
-  launcher has them, ("pause", seconds) stops it
+  launcher has them, ("pause", seconds) stops it, ("starve", what, seconds) lets it have no more of something
 - another program: ("harm", what), ("foreign", kind) leaves the Go kube-proxy's rules, ("lock", seconds) holds the lock
   of iptables
 - judges: ("quiet",) waits and judges, ("look",) judges what holds at any moment
 """
+
+
+def copied(value: Any) -> Any:
+    """Return a copy of JSON that shares nothing with it."""
+    if isinstance(value, dict):
+        return {name: copied(one) for name, one in value.items()}
+    return [copied(one) for one in value] if isinstance(value, list) else value
 
 
 def written(steps: Sequence[Step]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import fcntl
 import functools
 import os
@@ -13,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from resource import RLIMIT_AS, RLIMIT_FSIZE, RLIMIT_NOFILE, prlimit
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -24,7 +24,7 @@ from lab.proxyprocess import Process, spawn
 from lab.topology import NODE_A
 from prove import launcher
 from prove.forking import Forking
-from prove.steps import Json, Step
+from prove.steps import Json, Step, copied
 from support import traffic as traffic_module
 from support.foreign import go_start, load_iptables, load_nft
 from support.live import PATIENCE, Front, Live, leftovers
@@ -56,6 +56,8 @@ STEADY = "steady"
 """The Service that steady traffic is to."""
 HARMLESS = {"clock-back", "clock-ahead", "short-reads"}
 """Faults that no proxy may end by."""
+STARVED = {"memory": RLIMIT_AS, "descriptors": RLIMIT_NOFILE, "disk": RLIMIT_FSIZE}
+"""What a proxy may be refused: more memory than it has, more descriptors, or room for anything in files (its log)."""
 REAL = 20
 """Of so many starts one is by the command itself."""
 FAR = {"IPv4": "10.244.{}.{}", "IPv6": "fd00:244::{:x}:{:x}"}
@@ -91,6 +93,7 @@ class World:
         self._saved: dict[str, list[Json]] = {}
         self._saved_at = 0
         self._forgets = False
+        self._hungry: list[tuple[int, int, tuple[int, int]]] = []
         self._node: Json | None = None
         self._config: Json = {}
         self._made_in = self.mode
@@ -283,7 +286,7 @@ class World:
             self.store.revision = max(1, self._saved_at - sum(map(len, self._saved.values())))
         for resource in RESOURCES:
             for made in self._saved[resource]:
-                self.store.put(resource, copy.deepcopy(made))
+                self.store.put(resource, copied(made))
         self.store.compact()
         await self.live.cluster.server.listen()
 
@@ -317,10 +320,11 @@ class World:
         self._forgets = forgets
 
     async def back(self) -> None:
-        """Have the API server answer again, if it was away."""
+        """Have the API server answer again, if it was away, and the proxy have what it needs."""
         if self._forgets:
             self.store.compact()
         self._forgets = False
+        self._feed()
         await self.live.cluster.server.listen()
         if self._node is not None:
             self.store.put("nodes", self._node)
@@ -384,6 +388,24 @@ class World:
         self.baseline.clear()
         self.mixed = True
 
+    async def _starve(self, what: str, seconds: float) -> None:
+        """The proxy gets no more of something than it has, for so long (STARVED). It may end, to be started again."""
+        if self.carries:
+            await self.stop_traffic()
+        pid, kind = self.live.proxy.pid, STARVED[what]
+        with suppress(ProcessLookupError, FileNotFoundError):
+            limits = prlimit(pid, kind)
+            prlimit(pid, kind, (min(limits[1], _held(pid, what)), limits[1]))
+            self._hungry.append((pid, kind, limits))
+            asyncio.get_running_loop().call_later(seconds, self._feed)
+            self.may_end = True
+
+    def _feed(self) -> None:
+        """Give back what a proxy was starved of."""
+        while self._hungry:
+            with suppress(ProcessLookupError):
+                prlimit(*self._hungry.pop())
+
     async def _lock(self, seconds: float) -> None:
         """Another program holds the lock of iptables, for so long."""
         file = os.open(self._lock_file, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -432,7 +454,7 @@ class World:
 
     def _addressed(self, resource: str, made: Json) -> Json:
         """Return an object with addresses instead of pods' names."""
-        made = copy.deepcopy(made)
+        made = copied(made)
         if resource != "endpointslices":
             return made
         family = "IPv6" if made.get("addressType") == "IPv6" else "IPv4"
@@ -452,6 +474,13 @@ class World:
     def front(self, address: str, port: int) -> Front:
         """Where something is reached."""
         return Front(address, port)
+
+
+def _held(pid: int, what: str) -> int:
+    """Return how much of it a process has, in the limit's own units. Raises FileNotFoundError without the process."""
+    if what == "memory":
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    return len(list(Path(f"/proc/{pid}/fd").iterdir())) if what == "descriptors" else 0
 
 
 def _key(made: Json) -> tuple[str, str]:

@@ -6,6 +6,8 @@ The test's thread is the node, in a network namespace of its own; a client is in
 from __future__ import annotations
 
 import errno
+import os
+import resource
 import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -16,6 +18,7 @@ from hypothesis import given, settings
 from msgspec.structs import replace
 
 from kubeproxy.backends.mode import Depth, Difference
+from kubeproxy.backends.userspace import backend
 from kubeproxy.backends.userspace.backend import UserspaceBackend
 from kubeproxy.backends.userspace.cleanup import cleanup
 from kubeproxy.backends.userspace.layout import TABLE
@@ -206,6 +209,33 @@ def test_a_service_that_waits_for_a_port_gets_the_next_free_one() -> None:
         made.sync("four")
         made.sync("three")
         assert not list(made.backend._listeners.names()), "who left the queue gets no port"
+        assert difference(made.backend) is None
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """This process may open nothing more."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_services_that_found_no_descriptor_are_served_once_there_are_some(monkeypatch) -> None:
+    monkeypatch.setattr(backend, "AGAIN", 1)
+    with node() as (made, _), answering(endpoint()) as server:
+        with no_descriptors():
+            for port in (80, 81):
+                made.sync(str(port), plan(str(port), [frontend(VIP[V4], port)], [server]))
+            made.backend.upkeep()
+        assert [outcome(VIP[V4], port) for port in (80, 81)] == ["ECONNREFUSED"] * 2
+        made.backend.upkeep()
+        made.backend.upkeep()
+        assert [outcome(VIP[V4], port) for port in (80, 81)] == ["hello"] * 2
         assert difference(made.backend) is None
 
 

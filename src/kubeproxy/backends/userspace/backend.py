@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from itertools import islice
-from typing import Self
+from typing import Final, Self
 
 from kubeproxy.backends.elements import difference, inspected
 from kubeproxy.backends.mode import Depth, Difference
@@ -34,6 +34,9 @@ Addresses = Callable[[], Sequence[bytes]]
 """Reads the node's addresses, packed, that other hosts reach; those of one family. Raises NetlinkError."""
 
 _UNKNOWN: Signature = (-1, ())
+
+AGAIN: Final = 100
+"""Services in a second that get listeners again after there were no descriptors: each is a transaction."""
 
 
 class UserspaceBackend:
@@ -191,7 +194,20 @@ class UserspaceBackend:
     # -- what other programs do -------------------------------------------------------------------------------------
 
     def upkeep(self) -> None:
-        """Do nothing: the data path ends idle UDP sessions by itself."""
+        """Open listeners that there were no descriptors for, when there are some again.
+
+        The data path ends idle UDP sessions by itself.
+        """
+        if not (self._waiting and self._listeners.recovered()):
+            return
+        again = list(islice(self._waiting.items(), AGAIN))
+        self._listeners.exhausted = False
+        for change in again:
+            self._program([change])
+            if self._listeners.exhausted:
+                return
+        served = any(name not in self._waiting for name, _ in again)
+        self._listeners.exhausted = served and len(again) == AGAIN  # the next ones have their turn in a second
 
     def inspect(self, depth: Depth) -> Difference | None:
         """See backends.mode.Backend. Two short requests, unless another program committed to nf_tables."""

@@ -25,6 +25,8 @@ KINDS: Final[dict[int, socket.SocketKind]] = {
 _FORMER: Final = 1024
 """UDP listeners that are closed and whose ports are remembered; beyond it those of the first ones are forgotten."""
 
+_EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+
 _ANY: Final = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 - the input chain lets only redirected traffic in
 
 
@@ -73,6 +75,8 @@ class Listeners:
         self._sessions = sessions
         self._ports = ports
         self._next = 0
+        self.exhausted = False
+        """Whether one was not opened as there were no descriptors, or no memory, for it."""
         self._full: set[int] = set()  # protocols for which no port was free just now
         self._open: dict[ListenerName, Listener] = {}
         self._assignments: dict[ListenerName, Assignment] = {}
@@ -83,6 +87,13 @@ class Listeners:
         """Return the port of a listener, None when it could not be opened."""
         listener = self._open.get(name)
         return listener.port if listener is not None else None
+
+    def recovered(self) -> bool:
+        """Return whether there are descriptors again after there were none."""
+        if self.exhausted:
+            with suppress(OSError), socket.socket():
+                return True
+        return False
 
     def names(self) -> Iterable[ListenerName]:
         """Return all that are open."""
@@ -140,8 +151,11 @@ class Listeners:
         try:
             sock = self._bound(name)
         except OSError as error:
-            ports = self._ports
-            hint = f"make portRange {ports[0]}-{ports[-1]} wider" if ports else "raise the limit of open files"
+            ports, hint = self._ports, "raise the limit of open files"
+            if error.errno in _EXHAUSTED:
+                self.exhausted = True
+            elif ports:
+                hint = f"make portRange {ports[0]}-{ports[-1]} wider"
             log.error("%s: no listener, so that its clients are refused: %s; %s", name.key, error.strerror, hint)
             return None
         if name.key.protocol == socket.IPPROTO_TCP:
