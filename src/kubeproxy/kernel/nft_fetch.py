@@ -112,7 +112,6 @@ class Fetcher(Closing):
         """Close the socket."""
         self._socket.close()
 
-    @understood("elements of nf_tables")
     def fetch(self, family: int, table: str, name: str, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """Return what those of these keys lead to that a map of values has. Raises NetlinkError.
 
@@ -140,6 +139,7 @@ class Fetcher(Closing):
             reader.read(answers, batch, found, name)
         return found
 
+    @understood("sets of nf_tables")
     def count(self, family: int, table: str, name: str) -> int | None:
         """Return how many elements a set has; None before Linux 6.16, or where nothing can be said of it."""
         payload = in_set(family, table, name)
@@ -183,8 +183,9 @@ class Reader:
         self._key = self._value = slice(0, 0)
         self._layout = struct.Struct("")
 
+    @understood("elements of nf_tables")
     def read(self, answers: Answers, keys: Sequence[bytes], found: dict[bytes, bytes], name: str) -> None:
-        """Add what was found to the rest. Raises NetlinkError, ValueError and alike for what cannot be understood."""
+        """Add what was found to the rest. Raises NetlinkError."""
         data, count = answers.data, answers.number
         if answers.senders != _KERNEL * count:
             raise NetlinkError(errno.EPROTO, f"cannot read elements of {name}", "another process answered")
