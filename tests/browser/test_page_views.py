@@ -47,7 +47,7 @@ async def test_problems_come_first_and_the_worst_of_them_before_others(page: Bro
     full = {"count": 260_000, "max": 262_144}
     message = mock.scene.now(time.time(), [], [empty], families=families, conntrack=full, queued=3)
     await mock.send("now", message)
-    await page.shows("#verdict-text", "4 things are wrong on node-a")
+    await page.shows("#verdict-text", "3 things are wrong on node-a")
     assert (await page.run(shown))[:4] == [
         "IPv4: the kernel refuses what is planned; 3 Services wait",
         "Connection tracking is 99 % full: 260,000 of 262,144 entries",
@@ -56,6 +56,47 @@ async def test_problems_come_first_and_the_worst_of_them_before_others(page: Bro
     ]
     await page.press("j", "j", "j", "j", "Enter")
     await page.until("return location.hash === '#/service/shop/api'")
+
+
+async def test_services_without_endpoints_are_to_look_at_and_nothing_wrong(page: Browser, proxy: Make) -> None:
+    mock = await proxy(40)
+    for row in mock.scene.rows.values():
+        row[2] = row[3]
+    mock.scene.rows["shop/api"][2:4] = 0, 0
+    await _opened(page, mock)
+    await page.shows("#verdict-text", "Nothing is wrong on node-a")
+    await page.shows(".problem.look", "1 Service has no ready endpoint")
+    await page.shows("#verdict-sub", "1 thing to look at")
+    assert await page.run("return [document.querySelector('#verdict').className, document.title]") == [
+        "verdict ok",
+        "node-a · kube-proxy",
+    ]
+    assert await page.run("return document.querySelector('#n-problems').hidden")
+
+
+async def test_what_is_copied_of_a_fix_is_its_command(page: Browser, proxy: Make) -> None:
+    mock = await proxy(2)
+    fixes = [
+        "sysctl -w net.ipv4.ip_forward=1, and remove it from the file",
+        "modprobe br_netfilter; sysctl -w net.bridge.bridge-nf-call-iptables=1, and remove it",
+        "`kube-proxy trace SRC DST:PORT` shows which rule drops a connection",
+        "the proxy puts it back; a firewall that does `nft flush ruleset` must keep to its own tables",
+    ]
+    mock.problems = {
+        "at": time.time(),
+        "findings": [finding("broken", f"w{n}", "", fix) for n, fix in enumerate(fixes)],
+    }
+    await _opened(page, mock)
+    await page.until("return document.querySelectorAll('.problem.bad').length === 4")
+    write = "window.copied = []; const writeText = async (text) => { window.copied.push(text); };"
+    await page.run(f"{write} Object.defineProperty(navigator, 'clipboard', {{ value: {{ writeText }} }})")
+    await page.run("document.querySelectorAll('.problem.bad .fix button').forEach((one) => one.click())")
+    assert await page.run("return window.copied") == [
+        "sysctl -w net.ipv4.ip_forward=1",
+        "modprobe br_netfilter; sysctl -w net.bridge.bridge-nf-call-iptables=1",
+        "kube-proxy trace SRC DST:PORT",
+        fixes[3],
+    ]
 
 
 async def test_ten_thousand_services_are_searched_filtered_and_walked_through(page: Browser, proxy: Make) -> None:
@@ -120,6 +161,22 @@ async def test_connections_show_as_lines_and_balance_and_order_services(page: Br
     await page.shows("#sum", "1 of 300 Services")
 
 
+async def test_services_are_sorted_by_keyboard_and_on_a_phone(page: Browser, proxy: Make) -> None:
+    mock = await proxy(300)
+    mock.scene.rows["shop/web"][7] = time.time() + 5
+    await page.resize(*PHONE)
+    await _opened(page, mock, "#/services?q=shop")
+    assert await page.run("return document.querySelector('#sort').checkVisibility()")
+    await page.press("s")
+    await page.until("return document.activeElement.id === 'sort'")
+    await page.type("last")
+    await page.until("return document.querySelector('.row .name').innerText === 'shop/web'")
+    assert await page.run("return location.hash") == "#/services?q=shop&s=changed"
+    await page.press("Escape")
+    await page.until("return document.activeElement.id === 'grid'")
+    assert await page.run("return location.hash") == "#/services?q=shop&s=changed"
+
+
 async def test_one_service_is_a_picture_that_follows_its_changes(page: Browser, proxy: Make) -> None:
     mock = await proxy(60)
     name = next(name for name, row in mock.scene.rows.items() if row[4] == "LoadBalancer")
@@ -141,6 +198,10 @@ async def test_one_service_is_a_picture_that_follows_its_changes(page: Browser, 
     flow = {"new": 100.0, "endpoints": {"10.244.0.20:8080": 0.6, "10.244.1.21:8080": 0.4}}
     await mock.send("flows", {"at": time.time(), "seconds": 1, "sampled": 1, "services": {name: flow}, "error": ""})
     await page.until("return document.querySelector('.picture svg').textContent.includes('60 % · 60/s')")
+    widths = (
+        "return [...document.querySelectorAll('.picture [data-as=bar]')].map(e => Math.round(e.getAttribute('width')))"
+    )
+    assert await page.run(widths) == [90, 60, 0, 0]
 
     row[2] = 3
     change: Json = {"at": time.time(), "service": name, "what": "endpoints -1, 3 now", "ms": 1.25, "revision": 5}
@@ -173,6 +234,22 @@ async def test_one_service_is_a_picture_that_follows_its_changes(page: Browser, 
     del mock.scene.rows[name], mock.details[name]
     await mock.send("now", mock.scene.now(time.time(), [], [], gone=[name]))
     await page.shows(".problem", f"no Service {name} that is watched")
+
+
+async def test_a_window_that_becomes_narrow_has_words_for_the_picture(page: Browser, proxy: Make) -> None:
+    mock = await proxy(60)
+    name = next(name for name, row in mock.scene.rows.items() if row[4] == "LoadBalancer" and row[2] > 1)
+    await _opened(page, mock, f"#/service/{name}")
+    await page.shows(".picture svg text", "10.244.0.20:8080")
+    words = "return document.querySelector('.ways').checkVisibility()"
+    assert not await page.run(words)
+    await page.resize(*PHONE)
+    await page.until(words)
+    await page.shows("td:first-child .under", "node-a · this node · ready")
+    assert await page.run("const t = document.querySelector('.wide'); return t.scrollWidth <= t.clientWidth")
+    await page.resize(*DESKTOP)
+    await page.until("return document.querySelector('.picture').checkVisibility()")
+    await page.until(f"return !(() => {{ {words} }})()")
 
 
 async def test_what_happens_now_is_listed_with_its_delay(page: Browser, proxy: Make) -> None:
