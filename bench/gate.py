@@ -57,8 +57,8 @@ def load(path: Path = BOUNDS) -> Bounds:
             raise ValueError(f"{path.name}: {benchmark} is no benchmark of the gate ({', '.join(_MEASURES)})")
         for case, figures in cases.items():
             for figure, bound in figures.items():
-                if not isinstance(bound, int | float) or bound <= 0:
-                    raise ValueError(f"{path.name}: {benchmark}.{case}.{figure} must be a number above 0")
+                if not isinstance(bound, int | float) or bound < 0:
+                    raise ValueError(f"{path.name}: {benchmark}.{case}.{figure} must be a number, 0 or above")
     return found
 
 

@@ -50,8 +50,8 @@ def test_the_committed_bounds_can_be_read_and_name_what_is_measured():
     ("text", "complaint"),
     [
         ("[speed.10kx10]\nratio = 1", "speed is no benchmark"),
-        ("[sync.10kx10]\nratio = 'fast'", "must be a number above 0"),
-        ("[sync.10kx10]\nratio = 0", "must be a number above 0"),
+        ("[sync.10kx10]\nratio = 'fast'", "must be a number, 0 or above"),
+        ("[sync.10kx10]\nratio = -1", "must be a number, 0 or above"),
     ],
 )
 def test_a_wrong_bounds_file_says_what_is_wrong(tmp_path, text, complaint):

@@ -62,6 +62,7 @@ _BATCH_END: Final = 17
 GENERIC: Final = struct.Struct("=BBH")
 """What every message begins with, struct nfgenmsg: family, version, resource id."""
 _DORMANT: Final = 1  # NFT_TABLE_F_DORMANT
+_INTERVAL_END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
 
 # A nested attribute's length has 16 bits; the list of a message's elements must stay under it.
 _LIST_LIMIT: Final = 60_000
@@ -424,13 +425,15 @@ def _names(
 class Element(NamedTuple):
     """An element as the kernel has it: packed key and data (a verdict's chain name for verdict maps).
 
-    Times are in milliseconds, 0 where the set has none. The key of an interval is its first value and its last one.
+    Times are in milliseconds, 0 where the set has none. The key of an interval is its first value and its last one; in
+    a set of single values it is two elements, of which the second `ends` it: it has the first value behind.
     """
 
     key: bytes
     data: bytes
     timeout: int
     expires: int
+    ends: bool = False
 
 
 def elements(family: int, table_name: str, set_name: str, link: Netlink | None = None) -> Iterator[Element]:
@@ -454,7 +457,7 @@ def element_lists(
 def element_of(data: bytes, start: int, end: int) -> Element:
     """Return the element whose attributes are in data[start:end]."""
     key = end_key = value = b""
-    timeout = expires = 0
+    timeout = expires = flags = 0
     for kind, s, e in attributes(data, start, end):
         if kind == nfta.SET_ELEM_KEY:
             key = data[s + ATTRIBUTE.size : e]
@@ -466,7 +469,9 @@ def element_of(data: bytes, start: int, end: int) -> Element:
             timeout = int.from_bytes(data[s:e], "big")
         elif kind == nfta.SET_ELEM_EXPIRATION:
             expires = int.from_bytes(data[s:e], "big")
-    return Element(key + end_key, value, timeout, expires)
+        elif kind == nfta.SET_ELEM_FLAGS:
+            flags = int.from_bytes(data[s:e], "big")
+    return Element(key + end_key, value, timeout, expires, bool(flags & _INTERVAL_END))
 
 
 def _value(data: bytes, start: int, end: int) -> bytes:

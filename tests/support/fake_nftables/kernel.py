@@ -174,7 +174,7 @@ class FakeTable:
             if target.auto_merge:
                 first, last = key[: target.key.size], key[target.key.size :]
                 listed.append(nfnetlink.Element(first, b"", 0, 0))
-                listed.append(nfnetlink.Element(_following(last), b"", 0, 0))
+                listed.append(nfnetlink.Element(_following(last), b"", 0, 0, ends=True))
                 continue
             expires = element.until - now if element.until is not None else 0
             listed.append(nfnetlink.Element(key, element.value, element.timeout, expires))

@@ -25,7 +25,7 @@ from kubeproxy.backends.nftables.render import Elements, Placed
 from kubeproxy.backends.nftables.ruleset import Ruleset, pick_chain
 from kubeproxy.backends.nftables.table import Table
 from kubeproxy.kernel import nfnetlink
-from kubeproxy.model.addresses import Family
+from kubeproxy.model.addresses import Family, Range
 from kubeproxy.model.plan import FrontendKind, Policy, Pool, ServicePlan
 
 
@@ -41,9 +41,25 @@ def signature(table: Table) -> Signature:
     return Signature(table.header(), table.rule_handles())
 
 
-def service_cidrs(table: Table) -> frozenset[bytes]:
-    """Return where the ranges of service CIDRs begin and end."""
-    return frozenset(element.key for element in table.elements("service-cidrs"))
+Edges = frozenset[tuple[bytes, bool]]
+"""Where ranges of addresses begin, and, with True, where they are over: the address behind the last one."""
+
+
+def service_cidrs(table: Table) -> Edges:
+    """Return the edges of the ranges of service CIDRs."""
+    found = frozenset([(element.key, element.ends) for element in table.elements("service-cidrs")])
+    return found - {(bytes(table.family.address_size), True)}  # nft says so that nothing is before the first one
+
+
+def edges(ranges: Iterable[Range]) -> Edges:
+    """Return the edges of disjoint ranges, as the kernel lists them."""
+    found = set()
+    for first, last in ranges:
+        found.add((first, False))
+        behind = int.from_bytes(last, "big") + 1
+        if behind < 1 << 8 * len(last):
+            found.add((behind.to_bytes(len(last), "big"), True))
+    return frozenset(found)
 
 
 def affinity_chains(table: Table) -> set[ChainName]:

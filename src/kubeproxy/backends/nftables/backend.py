@@ -70,7 +70,7 @@ class NftablesBackend:
         self._prune_at = PRUNE_FROM
         self._nodeport_ips: frozenset[bytes] = frozenset()
         self._service_cidrs: tuple[Range, ...] | None = None  # None: not known
-        self._service_cidr_edges: frozenset[bytes] = frozenset()
+        self._service_cidr_edges: audit.Edges = frozenset()
         self._packers = Packers(self._ruleset.layout)
         self._signature = audit.Signature(None, ())
         self._generation = 0
@@ -285,7 +285,9 @@ class NftablesBackend:
                 self._gone.found(self._table.elements(GONE), self._in_use, time.monotonic())
                 self._spare_taken()
             self._nodeport_ips = frozenset(actual.pop(SetId.NODEPORT_IPS))
-            self._service_cidrs, self._service_cidr_edges = None, audit.service_cidrs(self._table)
+            self._service_cidr_edges = audit.service_cidrs(self._table)
+            ours = self._ours.service_cidrs
+            self._service_cidrs = ours if audit.edges(ours) == self._service_cidr_edges else None
             yield from self._adopt(wanted, actual)
         else:
             self._lost()

@@ -159,6 +159,31 @@ def test_node_addresses_and_service_cidrs_change_by_a_sync(ground):
     assert resync(ground.start(node_world((ONE,), (NEXT,))), {}) == 0
 
 
+@pytest.mark.parametrize(
+    "cidrs",
+    [
+        (),
+        (CIDR,),
+        (CIDR, NEXT),
+        ((bytes(4), bytes([127, 255, 255, 255])),),
+        ((bytes([128, 0, 0, 0]), bytes([255] * 4)),),
+        ((bytes(4), bytes([255] * 4)),),
+    ],
+)
+def test_a_restart_writes_no_service_cidrs_that_are_there(ground, cidrs):
+    plans = cluster("a")
+    resync(ground.start(node_world((ONE,), cidrs)), plans)
+    before = ground.generation()
+    backend = ground.start(node_world((ONE,), cidrs))
+    assert resync(backend, plans) == 0
+    assert ground.generation() == before + 2  # the dormant copy comes and goes
+    ground.is_clean(backend, plans)
+    other = ground.start(node_world((ONE,), ((bytes([10, 97, 0, 0]), bytes([10, 97, 255, 255])),)))
+    resync(other, plans)
+    assert ground.count("service-cidrs") == 1
+    ground.is_clean(other, plans)
+
+
 def test_node_addresses_change_while_nobody_looks(ground):
     resync(ground.start(node_world((ONE,), (CIDR,))), {})
     backend = ground.start(node_world((TWO,), (NEXT,)))
