@@ -1,6 +1,7 @@
 """The Services and EndpointSlices that are measured with, as the API server writes them: JSON with all its ballast.
 
-Service number n has the cluster IP 10.96.0.0 + n + 10, one TCP or UDP port 80 and one slice with its endpoints. Pure.
+Service number n has the cluster IP 10.96.0.0 + n + 10, one TCP or UDP port 80 and one slice with its endpoints; of both
+families, the same of IPv6 as well. Pure.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import NamedTuple
 NODE = "bench-node"
 NODE_IP = "10.9.0.1"
 CLUSTER_CIDR = "10.128.0.0/9"
+CLUSTER_CIDR_6 = "fd00::a:80:0:0/89"
 SERVICE_CIDR = "10.96.0.0/12"
 PAGE = 500
 """Objects on a page of a list: what clients ask for."""
@@ -21,24 +23,26 @@ SLICE = 100
 _FIRST_SERVICE = 0x0A600000 + 10
 _FIRST_ENDPOINT = 0x0A800000 + 10
 _SPARE_ENDPOINT = 0x0AF00000
+_BOTH = " dual-stack"
 
 
 class Size(NamedTuple):
-    """How many Services, and how many endpoints each has."""
+    """How many Services, how many endpoints each has, and in how many families."""
 
     services: int
     endpoints: int
+    families: int = 1
 
     def __str__(self) -> str:
         count = f"{self.services // 1000}k" if self.services >= 1000 and not self.services % 1000 else self.services
-        return f"{count}x{self.endpoints}"
+        return f"{count}x{self.endpoints}{_BOTH if self.families == 2 else ''}"
 
 
 def parse_size(text: str) -> Size:
-    """Return the size that '10kx10' means. Raises ValueError."""
-    services, _, endpoints = text.partition("x")
+    """Return the size that '10kx10' means, or '10kx10 dual-stack'. Raises ValueError."""
+    services, _, endpoints = text.removesuffix(_BOTH).partition("x")
     factor = 1000 if services.endswith("k") else 1
-    return Size(int(services.removesuffix("k")) * factor, int(endpoints))
+    return Size(int(services.removesuffix("k")) * factor, int(endpoints), 2 if text.endswith(_BOTH) else 1)
 
 
 def dotted(number: int) -> str:
@@ -57,6 +61,11 @@ def endpoints_of(number: int, count: int) -> list[str]:
     return [dotted(first + i) for i in range(count)]
 
 
+def of_ipv6(address: str) -> str:
+    """Return the IPv6 address that stands beside one of IPv4."""
+    return f"fd00::{':'.join(f'{int(byte):x}' for byte in address.split('.'))}"
+
+
 def spare(number: int) -> str:
     """Return an address that is no Service's endpoint at the start."""
     return dotted(_SPARE_ENDPOINT + number)
@@ -71,21 +80,24 @@ def _uid(kind: int, number: int) -> str:
     return f"{kind:08x}-0000-4000-8000-{number:012x}"
 
 
-def service(number: int, version: int = 1, protocol: str = "TCP") -> str:
+def service(number: int, version: int = 1, protocol: str = "TCP", families: int = 1) -> str:
     """Return the JSON of a Service."""
     namespace, name = names(number)
     address = cluster_ip(number)
+    addresses, kinds, policy = f'"{address}"', '"IPv4"', "SingleStack"
+    if families == 2:
+        addresses, kinds, policy = f'{addresses},"{of_ipv6(address)}"', f'{kinds},"IPv6"', "RequireDualStack"
     return (
         f'{{"metadata":{{"name":"{name}","namespace":"{namespace}","uid":"{_uid(1, number)}",'
-        f'"resourceVersion":"{version}","creationTimestamp":"2026-01-01T00:00:00Z",'
+        f'"resourceVersion":"{version}","creationTimestamp":"2026-01-01T{number % 24:02}:{number % 60:02}:00Z",'
         f'"labels":{{"app":"{name}","tier":"backend"}},"managedFields":[{{"manager":"kubectl-create",'
         '"operation":"Update","apiVersion":"v1","time":"2026-01-01T00:00:00Z","fieldsType":"FieldsV1","fieldsV1":'
         '{"f:metadata":{"f:labels":{".":{},"f:app":{},"f:tier":{}}},"f:spec":{"f:internalTrafficPolicy":{},'
         '"f:ports":{".":{},"k:{\\"port\\":80,\\"protocol\\":\\"TCP\\"}":{".":{},"f:name":{},"f:port":{},'
         '"f:protocol":{},"f:targetPort":{}}},"f:selector":{},"f:sessionAffinity":{},"f:type":{}}}}]},'
         f'"spec":{{"ports":[{{"name":"web","protocol":"{protocol}","port":80,"targetPort":8080}}],'
-        f'"selector":{{"app":"{name}"}},"clusterIP":"{address}","clusterIPs":["{address}"],"type":"ClusterIP",'
-        '"sessionAffinity":"None","ipFamilies":["IPv4"],"ipFamilyPolicy":"SingleStack",'
+        f'"selector":{{"app":"{name}"}},"clusterIP":"{address}","clusterIPs":[{addresses}],"type":"ClusterIP",'
+        f'"sessionAffinity":"None","ipFamilies":[{kinds}],"ipFamilyPolicy":"{policy}",'
         '"internalTrafficPolicy":"Cluster"},"status":{"loadBalancer":{}}}'
     )
 
@@ -102,6 +114,7 @@ def endpoint_slice(
 ) -> str:
     """Return the JSON of one of a Service's EndpointSlices. `trigger` is its last-change-trigger-time."""
     namespace, name = names(number)
+    kind, mark = ("IPv6", "v6") if addresses and ":" in addresses[0] else ("IPv4", "")
     annotations = (
         f'"annotations":{{"endpoints.kubernetes.io/last-change-trigger-time":"{trigger}"}},' if trigger else ""
     )
@@ -112,7 +125,7 @@ def endpoint_slice(
         for i, address in enumerate(addresses)
     )
     return (
-        f'{{"metadata":{{"name":"{name}-{part}","generateName":"{name}-","namespace":"{namespace}",'
+        f'{{"metadata":{{"name":"{name}-{part}{mark}","generateName":"{name}-","namespace":"{namespace}",'
         f'"uid":"{_uid(2 + 16 * part, number)}","resourceVersion":"{version}","generation":{version},'
         f'"creationTimestamp":"2026-01-01T00:00:00Z",{annotations}"labels":{{"app":"{name}",'
         '"endpointslice.kubernetes.io/managed-by":"endpointslice-controller.k8s.io",'
@@ -121,7 +134,8 @@ def endpoint_slice(
         '[{"manager":"kube-controller-manager","operation":"Update","apiVersion":"discovery.k8s.io/v1",'
         '"time":"2026-01-01T00:00:00Z","fieldsType":"FieldsV1","fieldsV1":{"f:addressType":{},"f:endpoints":{},'
         '"f:metadata":{"f:labels":{".":{},"f:endpointslice.kubernetes.io/managed-by":{}},"f:ownerReferences":'
-        '{}},"f:ports":{}}}]},"addressType":"IPv4",'
+        '{}},"f:ports":{}}}]},"addressType":'
+        f'"{kind}",'
         f'"endpoints":[{endpoints}],"ports":[{{"name":"web","protocol":"{protocol}","port":{port}}}]}}'
     )
 
@@ -136,7 +150,11 @@ def _pages(kind: str, version: str, count: int, item: Callable[[int], str]) -> I
 
 def service_pages(size: Size) -> Iterator[bytes]:
     """Yield the list of Services, page by page."""
-    return _pages("Service", "v1", size.services, service)
+
+    def item(number: int) -> str:
+        return service(number, families=size.families)
+
+    return _pages("Service", "v1", size.services, item)
 
 
 def slice_pages(size: Size) -> Iterator[bytes]:
@@ -145,9 +163,11 @@ def slice_pages(size: Size) -> Iterator[bytes]:
     def item(number: int) -> str:
         addresses = endpoints_of(number, size.endpoints)
         parts = range(0, max(1, len(addresses)), SLICE)
-        return ",".join(
-            endpoint_slice(number, addresses[start : start + SLICE], part=start // SLICE) for start in parts
-        )
+        found = [endpoint_slice(number, addresses[start : start + SLICE], part=start // SLICE) for start in parts]
+        if size.families == 2:
+            addresses = [of_ipv6(address) for address in addresses]
+            found += [endpoint_slice(number, addresses[start : start + SLICE], part=start // SLICE) for start in parts]
+        return ",".join(found)
 
     return _pages("EndpointSlice", "discovery.k8s.io/v1", size.services, item)
 

@@ -29,6 +29,15 @@ from kubeproxy.observer import Commit, Notice
 SETTINGS = Settings(node_name=objects.NODE, families=(Family.IPV4,), cluster_cidrs=(objects.CLUSTER_CIDR,))
 """One family, so that what is measured is what the recorded transactions contain."""
 
+PERIOD = 3600.0
+"""Seconds between thorough looks at the kernel: none while something else is measured."""
+
+DUAL_STACK = Settings(
+    node_name=objects.NODE,
+    families=(Family.IPV4, Family.IPV6),
+    cluster_cidrs=(objects.CLUSTER_CIDR, objects.CLUSTER_CIDR_6),
+)
+
 
 class Lags(Protocol):
     """Takes how late each change was programmed, in seconds."""
@@ -74,8 +83,8 @@ class Listener:
 
 
 def local_addresses() -> Mapping[Family, Sequence[bytes]]:
-    """Return the addresses of a node that has but one."""
-    return {Family.IPV4: [b"\x7f\0\0\1"]}
+    """Return the addresses of a node that has but one of each family."""
+    return {Family.IPV4: [b"\x7f\0\0\1"], Family.IPV6: [bytes(15) + b"\1"]}
 
 
 def collect_as_the_proxy_does() -> None:
@@ -90,11 +99,16 @@ def settled() -> None:
     gc.enable()
 
 
-def engine(listener: Listener, period: float = 3600.0) -> tuple[Engine, NftablesBackend]:
+def engine(listener: Listener, period: float = PERIOD) -> tuple[Engine, NftablesBackend]:
     """Return an engine and its backend; to be made on the event loop. `period` is as in Pace."""
-    backend = NftablesBackend(KernelTable.open(Family.IPV4), Globals(objects.NODE))
-    pace = Pace(0.0, period)
-    return Engine(SETTINGS, [backend], listener, pace, local_addresses, node_patience=0.0), backend
+    made, [backend] = engine_of(SETTINGS, listener, period)
+    return made, backend
+
+
+def engine_of(settings: Settings, listener: Listener, period: float = PERIOD) -> tuple[Engine, list[NftablesBackend]]:
+    """Return an engine and its backends, one a family; to be made on the event loop. `period` is as in Pace."""
+    backends = [NftablesBackend(KernelTable.open(family), Globals(objects.NODE)) for family in settings.families]
+    return Engine(settings, backends, listener, Pace(0.0, period), local_addresses, node_patience=0.0), backends
 
 
 def world() -> Globals:

@@ -20,10 +20,13 @@ from bench.worker import enter_new_namespace
 from bench.yardstick import Yardstick
 from kubeproxy.model.events import Replaced
 from kubeproxy.model.planner import Planner
+from kubeproxy.model.world import Settings
 
-SIZES = ("100x10", "1kx10", "10kx10", "44kx10", "100kx10", "5kx50", "1x5000")
+DUAL = "10kx10 dual-stack"
+SIZES = ("100x10", "1kx10", "10kx10", DUAL, "44kx10", "100kx10", "5kx50", "1x5000")
 GOALS: Mapping[str, float] = {"10kx10": 3.0, "44kx10": 4.0, "5kx50": 4.0}
 LINEAR = 5.5  # 44kx10 over 10kx10, at most
+BOTH = 1.3  # both families over one, at most
 REPLAYS = 3
 YARDSTICKS = 100  # before a sync, and after it
 
@@ -60,7 +63,7 @@ def measure(size: str) -> dict[str, float]:
     apply, take = proxy.StepWatch(Planner, "applying"), proxy.StepWatch(Planner, "taking")
     spent = time.process_time()
     with kernel.recorded() as recording:
-        ours, held = asyncio.run(_sync(events))
+        ours, held = asyncio.run(_sync(events, proxy.SETTINGS if wanted.families == 1 else proxy.DUAL_STACK))
     ours, spent = ours + keep, time.process_time() - spent + keep_cpu
     for _ in range(YARDSTICKS):
         yardstick.measure(time.process_time)
@@ -88,13 +91,16 @@ def measure(size: str) -> dict[str, float]:
         # The kernel commits while the next batch is rendered, so that this is what is left to wait for.
         "render": max(0.0, ours - keep - apply.seconds - take.seconds - skeleton - commit),
     }
+    if wanted.families == 2:
+        enter_new_namespace()
+        found["limit_beside"] = kernel.replay_side_by_side(recording)
     return {name: seconds * 1e3 for name, seconds in found.items()} | {"megabytes": recording.bytes() / 1e6}
 
 
-async def _sync(events: tuple[Replaced, Replaced]) -> tuple[float, float]:
+async def _sync(events: tuple[Replaced, Replaced], settings: Settings) -> tuple[float, float]:
     """Return how long the sync took, and how long the event loop was held at a time; in seconds."""
     listener = proxy.Listener()
-    engine, backend = proxy.engine(listener)
+    engine, backends = proxy.engine_of(settings, listener)
     running = asyncio.create_task(engine.run())
     done = asyncio.Event()
     watching = asyncio.create_task(proxy.longest_hold(done))
@@ -108,7 +114,8 @@ async def _sync(events: tuple[Replaced, Replaced]) -> tuple[float, float]:
     done.set()
     held = await watching
     running.cancel()
-    backend.close()
+    for backend in backends:
+        backend.close()
     if listener.failures:
         raise RuntimeError("; ".join(listener.failures[:5]))
     return seconds, held
@@ -129,11 +136,25 @@ def run(with_: Run) -> Report:
         "own: CPU time a Service beside the kernel's, in units of a fixed piece of Python (bench/yardstick.py).",
         "held: the longest that the event loop was kept from a timer; median of the runs.",
     ]
-    found = {row.case: row.figures["ours"] for row in rows}
-    large, medium = found.get("44kx10"), found.get("10kx10")
-    if isinstance(large, Spread) and isinstance(medium, Spread):
-        notes.append(f"44kx10 takes {large.median / medium.median:.2f} times 10kx10 (goal: at most {LINEAR}).")
+    notes += _compared({row.case: row.figures for row in rows})
     return Report("sync", "Full sync: both lists in memory to committed", COLUMNS, rows, _chart(rows), notes)
+
+
+def _compared(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return what rows say of each other, by their cases."""
+
+    def times(figure: str, case: str, of: str, of_case: str) -> float | None:
+        one, other = rows.get(case, {}).get(figure), rows.get(of_case, {}).get(of)
+        return one.median / other.median if isinstance(one, Spread) and isinstance(other, Spread) else None
+
+    found = []
+    if larger := times("ours", "44kx10", "ours", "10kx10"):
+        found.append(f"44kx10 takes {larger:.2f} times 10kx10 (goal: at most {LINEAR}).")
+    both, beside = times("ours", DUAL, "ours", "10kx10"), times("limit_beside", DUAL, "limit", DUAL)
+    if both and beside:
+        found.append(f"Both families take {both:.2f} times one (goal: at most {BOTH}); their limit, replayed from two")
+        found.append(f"threads at once, {beside:.2f} times what it takes in one.")
+    return found
 
 
 def summarised(size: str, runs: list[dict[str, float]]) -> Row:
