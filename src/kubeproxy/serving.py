@@ -21,6 +21,7 @@ from kubeproxy.config.write import describe
 from kubeproxy.control.desk import Desk, Progress
 from kubeproxy.control.listener import discard, listen
 from kubeproxy.control.pages import control_pages
+from kubeproxy.control.places import Places
 from kubeproxy.engine import Engine
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
@@ -137,7 +138,7 @@ class Servers:
         def failed(error: ApplyError) -> None:
             log.warning("%s; commands such as `kube-proxy why` cannot ask this proxy", error)
 
-        pages = control_pages(self._desk)
+        pages = control_pages(self._desk, self._places)
         admission = Admission(lambda: (COMMANDS_AT_ONCE, 1))
         server = HttpServer("commands", routes(pages), lambda at, _: listen(at), admission)
         self._servers.append(server)
@@ -155,6 +156,10 @@ class Servers:
             served.sources.reach,
             self._started,
         )
+
+    @cached_property
+    def _places(self) -> Places:
+        return Places(self._served.sources.zones)
 
     def _pages(self) -> Mapping[str, Handler]:
         """Return what the metrics port shows."""
@@ -184,7 +189,13 @@ class Servers:
 
             served = self._served
             self._page = Whole(
-                served.options, served.engine, self._desk, self._state.verdict, served.health.unready, served.watched
+                served.options,
+                served.engine,
+                self._desk,
+                self._places,
+                self._state.verdict,
+                served.health.unready,
+                served.watched,
             )
         return self._page.handlers[request.path](request)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,6 +14,7 @@ from kubeproxy.api.source import Reach, ResourceStatus, watched, why_stale
 from kubeproxy.config.gates import gate_enabled
 from kubeproxy.config.options import Options
 from kubeproxy.model.events import Sink
+from kubeproxy.model.plan import ServiceName
 from kubeproxy.observe.events import Post
 from kubeproxy.observe.metrics import Metrics
 from kubeproxy.pacing import TokenBucket
@@ -57,6 +58,9 @@ class Sources(Protocol):
 
     def node_patience(self, needs_pod_cidrs: bool) -> float:
         """Return the seconds to wait for the Node before programming without it."""
+
+    async def zones(self, service: ServiceName) -> Mapping[bytes, str]:
+        """Return the zones of a Service's endpoints by packed address, for people who ask. Raises KubeProxyError."""
 
     async def close(self) -> None:
         """Let go of connections."""
@@ -124,6 +128,12 @@ class ApiSources:
     def node_patience(self, needs_pod_cidrs: bool) -> float:
         """See Sources."""
         return NODE_CIDR_PATIENCE if needs_pod_cidrs else NODE_PATIENCE
+
+    async def zones(self, service: ServiceName) -> Mapping[bytes, str]:
+        """See Sources. Nobody waits for a server that is known to be out of reach."""
+        from kubeproxy.api.places import zones_of  # noqa: PLC0415 - a proxy that nobody asks does without
+
+        return {} if self._client.contact.trouble else await zones_of(self._client, service)
 
     async def close(self) -> None:
         """See Sources."""
@@ -217,6 +227,10 @@ class ManifestSources:
     def node_patience(self, needs_pod_cidrs: bool) -> float:  # noqa: ARG002 - nobody will bring a Node later
         """See Sources."""
         return 0.0
+
+    async def zones(self, service: ServiceName) -> Mapping[bytes, str]:
+        """See Sources."""
+        return await asyncio.to_thread(self._source.zones, service)
 
     async def close(self) -> None:
         """See Sources."""

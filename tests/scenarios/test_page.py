@@ -66,6 +66,16 @@ async def page(proxy: Proxy) -> AsyncIterator[Events]:
             writer.close()
 
 
+async def zones(proxy: Proxy, name: str) -> set[str]:
+    """The zones of a Service's endpoints, as the page shows them."""
+    reader, writer, status = await opened(proxy, f"/ui/api/service?name=default/{name}")
+    try:
+        assert status == 200
+        return {one["zone"] for one in json.loads(await reader.read())["endpoints"]}
+    finally:
+        writer.close()
+
+
 def beside(proxy: Proxy) -> set[int]:
     """The processes that the proxy started."""
     return {int(pid) for pid in Path(f"/proc/{proxy.pid}/task/{proxy.pid}/children").read_text().split()}
@@ -94,6 +104,9 @@ async def test_changes_connections_and_problems_are_seen_as_they_happen(live: Li
         assert f"{front.address}:{front.port}/tcp" in row[6]
         live.endpoints("seen", "a1 b1/unready")
         await events.row("seen", "programmed", 1, 2)  # by TCP alone
+        assert await zones(live.proxy, "seen") == {"zone-a", "zone-b"}
+        _, why = await live.ask("why", "node", "default/seen:80")
+        assert "on node-a in zone zone-a" in why
 
         problems = await events.next("problems")
         while problems["looking"]:

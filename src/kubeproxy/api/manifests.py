@@ -10,17 +10,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from kubeproxy.api.decode import identity
+from kubeproxy.api.decode import identity, service_of
 from kubeproxy.api.directory import DirectoryWatch
 from kubeproxy.api.documents import FileContent, Key, is_watched, read_documents
 from kubeproxy.api.source import ResourceStatus
 from kubeproxy.errors import ConfigError
+from kubeproxy.model.addresses import pack
 from kubeproxy.model.balancing import weighs_zones
 from kubeproxy.model.events import Deleted, Event, Rejected, Replaced, Sink, Upserted
-from kubeproxy.model.objects import TYPES, Object, Resource, Service
+from kubeproxy.model.objects import TYPES, EndpointSlice, Object, PlacedSlice, Resource, Service
 from kubeproxy.model.plan import ServiceName
 
 log = logging.getLogger("kubeproxy.api")
@@ -35,6 +37,9 @@ SETTLE = 0.005
 """Seconds from the first sign of a change to the look: a save is several signs."""
 
 MAX_FILE = 256 << 20
+
+MAX_FOR_ZONES = 4 << 20
+"""Bytes of a file that is read once more because somebody looks at a Service: YAML of more takes seconds."""
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 
@@ -136,6 +141,16 @@ class ManifestSource:
             for name, file in list(self._files.items()):
                 self._read(name, file.signature, [])
 
+    def zones(self, service: ServiceName) -> dict[bytes, str]:
+        """Return the zones of a Service's endpoints by packed address, read once more. For a thread of its own."""
+        zones: dict[bytes, str] = {}
+        for name, file in list(self._files.items()):
+            if file.signature.size <= MAX_FOR_ZONES and any(_is_of(one, service) for one in file.found.values()):
+                with suppress(OSError):
+                    content = read_documents(name, (self._folder / name).read_bytes(), {service})
+                    zones |= (zone for one in content.found.values() for zone in _zones(one))
+        return zones
+
     def _list_folder(self) -> dict[str, _Signature] | None:
         """Return the manifest files by name; None when the folder cannot be read."""
         try:
@@ -220,6 +235,17 @@ def _with_last_good(content: FileContent, last: dict[Key, Object]) -> dict[Key, 
     It is not asked which of the former objects the wrong part was: a mistake in a file never deletes anything.
     """
     return content.found if content.whole else {**last, **content.found}
+
+
+def _is_of(found: Object, service: ServiceName) -> bool:
+    return isinstance(found, EndpointSlice) and service_of(found) == service
+
+
+def _zones(found: Object) -> Iterator[tuple[bytes, str]]:
+    for endpoint in (found.endpoints or ()) if isinstance(found, PlacedSlice) else ():
+        for text in endpoint.addresses or ():
+            if endpoint.zone and (address := pack(text)) is not None:
+                yield address, endpoint.zone
 
 
 def _replaced(wanted: dict[Key, Object]) -> Iterator[Event]:

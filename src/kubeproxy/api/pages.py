@@ -1,4 +1,4 @@
-"""Lists of the API server that are read once, a page at a time, by commands. What is watched is listed in watch.py."""
+"""Lists of the API server that are read once, a page at a time, for people. What is watched is listed in watch.py."""
 
 from __future__ import annotations
 

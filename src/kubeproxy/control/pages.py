@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 import msgspec
 
 from kubeproxy.control.desk import Desk
+from kubeproxy.control.places import Places, with_zones
 from kubeproxy.control.wire import stream
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.observe.http import TEXT, Handler, Request, Response
@@ -22,7 +23,7 @@ _RUN = 100
 """Services written before the loop has its turn: about a millisecond."""
 
 
-def control_pages(desk: Desk) -> dict[str, Handler]:
+def control_pages(desk: Desk, places: Places) -> dict[str, Handler]:
     """Return the routes of the socket."""
 
     def why(request: Request) -> Response:
@@ -31,7 +32,11 @@ def control_pages(desk: Desk) -> dict[str, Handler]:
             made = desk.why(given.get("source", ""), given.get("target", ""), given.get("interface", ""))
         except QuestionError as error:
             return Response(400, TEXT, str(error).encode())
-        return Response(200, _PACKED, msgspec.msgpack.encode(made))
+
+        async def body() -> AsyncGenerator[bytes, None]:
+            yield msgspec.msgpack.encode(msgspec.structs.replace(made, why=await with_zones(made.why, places)))
+
+        return Response(200, _PACKED, body())
 
     def services(request: Request) -> Response:
         # Those whose names are given, as NAMESPACE/NAME; all when none is.

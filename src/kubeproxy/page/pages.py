@@ -14,6 +14,7 @@ import msgspec
 
 from kubeproxy.config.page import PageAccess
 from kubeproxy.control.desk import Desk
+from kubeproxy.control.places import Places, Zones, with_zones
 from kubeproxy.control.wire import Objects
 from kubeproxy.model.addresses import PORT_BYTES, destination_text
 from kubeproxy.model.plan import ServiceName
@@ -36,7 +37,7 @@ _EVENTS: Final[Headers] = (("Content-Type", "text/event-stream"), ("X-Content-Ty
 
 
 def page_pages(
-    access: PageAccess, desk: Desk, feed: Feed, row: Callable[[ServiceName], Row | None]
+    access: PageAccess, desk: Desk, places: Places, feed: Feed, row: Callable[[ServiceName], Row | None]
 ) -> dict[str, Handler]:
     """Return the routes of the page, none when nobody may see it."""
     if not access.networks:
@@ -45,8 +46,8 @@ def page_pages(
     answers = {
         "facts": lambda _: _json(facts(desk)),
         "services": lambda request: _services(request, desk, feed, row),
-        "service": lambda request: _service(request, desk),
-        "why": lambda request: _why(request, desk),
+        "service": lambda request: _service(request, desk, places),
+        "why": lambda request: _why(request, desk, places),
         "events": lambda request: _events(request, feed),
     }
 
@@ -101,15 +102,26 @@ def _parameters(request: Request) -> dict[str, str]:
     return dict(parse_qsl(request.query, keep_blank_values=True))
 
 
-def _service(request: Request, desk: Desk) -> Response:
+def _service(request: Request, desk: Desk, places: Places) -> Response:
     namespace, _, name = _parameters(request).get("name", "").rpartition("/")
-    made = desk.detail((namespace or "default", name))
+    service = (namespace or "default", name)
+    made = desk.detail(service)
     if made is None:
         return _refused(404, f"no Service {namespace or 'default'}/{name} that is watched: {UNWATCHED}")
-    return _json(made | {"endpoints": list(_endpoints(desk.objects([(namespace or "default", name)])))})
+
+    async def body() -> AsyncGenerator[bytes, None]:
+        found = list(desk.objects([service]))
+        zones = await places.zones(service) if _has_endpoints(found) else {}
+        yield msgspec.json.encode(made | {"endpoints": list(_endpoints(found, zones))})
+
+    return Response(200, JSON, body())
 
 
-def _endpoints(found: Iterable[Objects]) -> Iterator[dict[str, Any]]:
+def _has_endpoints(found: Iterable[Objects]) -> bool:
+    return any(piece.endpoints for held in found for piece in held.slices.values())
+
+
+def _endpoints(found: Iterable[Objects], zones: Zones) -> Iterator[dict[str, Any]]:
     """Yield every endpoint of a Service's slices, by address and port, with what decides whether it is used."""
     for held in found:
         for name, piece in held.slices.items():
@@ -120,7 +132,7 @@ def _endpoints(found: Iterable[Objects]) -> Iterator[dict[str, Any]]:
                         "port": port.name,
                         "slice": name,
                         "node": endpoint.node,
-                        "zone": (piece.zones or {}).get(endpoint.address, ""),
+                        "zone": (piece.zones or zones).get(endpoint.address, ""),
                         "ready": endpoint.ready,
                         "serving": endpoint.serving,
                         "terminating": endpoint.terminating,
@@ -129,14 +141,19 @@ def _endpoints(found: Iterable[Objects]) -> Iterator[dict[str, Any]]:
                     }
 
 
-def _why(request: Request, desk: Desk) -> Response:
+def _why(request: Request, desk: Desk, places: Places) -> Response:
     given = _parameters(request)
     try:
         made = desk.why(given.get("from", ""), given.get("to", ""), given.get("interface", ""))
     except QuestionError as error:
         return _refused(400, str(error))
-    # What the kernel has is the command's business: reading it would hold the proxy up.
-    return _json({"why": fields(made.why), "kernel": [], "probes": []})
+
+    async def body() -> AsyncGenerator[bytes, None]:
+        why = await with_zones(made.why, places)
+        # What the kernel has is the command's business: reading it would hold the proxy up.
+        yield msgspec.json.encode({"why": fields(why), "kernel": [], "probes": []})
+
+    return Response(200, JSON, body())
 
 
 def _events(request: Request, feed: Feed) -> Response:

@@ -7,6 +7,7 @@ from typing import Any
 
 from kubeproxy.config.options import Options
 from kubeproxy.control.desk import Desk
+from kubeproxy.control.places import Places
 from kubeproxy.engine import Engine
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.observe.http import Handler
@@ -28,6 +29,7 @@ class Whole:
         options: Options,
         engine: Engine,
         desk: Desk,
+        places: Places,
         verdict: Verdict,
         unready: Callable[[], Mapping[str, str]],
         watched: Callable[[Audience | None], None],
@@ -43,7 +45,7 @@ class Whole:
             return Beside(options.config.active_mode, planner, options.control_socket, tell)
 
         self._feed = Feed(news, lambda: facts(desk), watched, beside)
-        self.handlers: Mapping[str, Handler] = page_pages(options.page, desk, self._feed, row)
+        self.handlers: Mapping[str, Handler] = page_pages(options.page, desk, places, self._feed, row)
 
     async def close(self) -> None:
         """End all that runs for pages, and wait until it has ended."""

@@ -145,6 +145,21 @@ def test_zones_are_read_for_services_that_weigh_by_them(folder):
     assert folder.events[1].object.endpoints[0].zone == "eu-1"
 
 
+def test_zones_of_a_service_are_read_for_who_asks(folder, monkeypatch):
+    folder.write(
+        "a.yaml", slice_text("web-1", "web") + "---\n" + slice_text("other-1", "other").replace("eu-1", "eu-2")
+    )
+    folder.write("b.yaml", slice_text("web-2", "web").replace("10.0.1.1", "10.0.1.2"))
+    folder.write("c.yaml", slice_text("web-3", "web").replace("10.0.1.1", "10.0.1.3").replace(", zone: eu-1", ""))
+    folder.write("d.yaml", service("web"))
+    folder.scan()
+    assert folder.source.zones(("default", "web")) == {b"\n\0\1\1": "eu-1", b"\n\0\1\2": "eu-1"}
+    assert folder.source.zones(("default", "none")) == {}
+    (folder.path / "b.yaml").unlink()
+    monkeypatch.setattr("kubeproxy.api.manifests.MAX_FOR_ZONES", 400)
+    assert folder.source.zones(("default", "web")) == {}
+
+
 def test_changes_are_delivered_as_differences(folder):
     folder.write("a.yaml", service("a") + "---\n" + service("b"))
     folder.scan()

@@ -12,7 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from kubeproxy.api.client import ApiClient
+from kubeproxy.api.cluster import Cluster, Trust, parse_server
+from kubeproxy.api.credentials import Credentials
+from kubeproxy.api.places import zones_of
 from kubeproxy.config.page import PageAccess, page_access
+from kubeproxy.control import places as places_module
+from kubeproxy.control.places import Places
 from kubeproxy.control.wire import Objects
 from kubeproxy.model.endpoints import parse_slice
 from kubeproxy.model.objects import EndpointPort, EndpointSlice, Labels, ObjectMeta, SliceEndpoint
@@ -25,6 +31,7 @@ from kubeproxy.page.document import page
 from kubeproxy.page.feed import MOST_PAGES, Feed
 from kubeproxy.page.pages import page_pages
 from kubeproxy.seeing.question import QuestionError
+from support.scripted import Server
 
 ACCESS = page_access(["127.0.0.0/8", "::1/128"], [])
 HTML = b"<!doctype html><style>a{}</style><script type=module>let a\r\n</script><style>a{}</style><SCRIPT>1</SCRIPT >"
@@ -75,16 +82,24 @@ def row(name):
     return None if name[1] == "s7" else ("/".join(name), "programmed", 1, 1, "ClusterIP", "", [], 0.0)
 
 
-def served(access: PageAccess = ACCESS):
+async def nowhere(service):
+    return {}
+
+
+def served(access: PageAccess = ACCESS, places=None):
     feed = Feed(FakeNews(), lambda: {"node": "node-a"}, lambda _: None, FakeLooks)
-    return routes(page_pages(access, FakeDesk(), feed, row)), feed
+    return routes(page_pages(access, FakeDesk(), places or Places(nowhere), feed, row)), feed
 
 
-def ask(path, method="GET", access=ACCESS, **more):
+def ask(path, method="GET", access=ACCESS, places=None, **more):
     path, _, query = path.partition("?")
-    handler, _ = served(access)
+    handler, _ = served(access, places)
     given = {"peer": "127.0.0.1", "local": "127.0.0.1", "host": "localhost:10249"} | more
     return handler(Request(method, path, query, **given))
+
+
+def body_of(response):
+    return response.body if isinstance(response.body, bytes) else asyncio.run(whole(response))
 
 
 async def whole(response):
@@ -132,7 +147,8 @@ def test_the_policy_lets_run_what_is_in_the_page_alone():
 )
 def test_answers(path, more, status, text):
     response = ask(path, **more)
-    assert (response.status, text in response.body.decode()) == (status, True), response.body
+    body = body_of(response)
+    assert (response.status, text in body.decode()) == (status, True), body
     if status not in {404, 405} or "Service" in text:
         headers = dict(response.headers)
         assert headers["Cache-Control"] == "no-store"
@@ -143,11 +159,71 @@ def test_answers(path, more, status, text):
 
 def test_the_paths_are_those_that_load_it():
     _, feed = served()
-    assert page_pages(ACCESS, FakeDesk(), feed, row).keys() == set(PATHS)
+    assert page_pages(ACCESS, FakeDesk(), Places(nowhere), feed, row).keys() == set(PATHS)
 
 
 def test_the_redirect_is_relative():
     assert dict(ask("/ui").headers)["Location"] == "ui/"
+
+
+def slices(zone):
+    def one(address, **more):
+        return {"endpoints": [{"addresses": [address], **more}]}
+
+    return {"metadata": {}, "items": [one("10.0.0.1", zone=zone), one("fd00::1", zone=zone), one("no"), one("::2"), {}]}
+
+
+class Api:
+    """An API server that answers what comes next, and nothing any more after that."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.asked = []
+
+    async def __call__(self, request, reply):
+        self.asked.append((request.path, request.query))
+        if not self.answers:
+            await reply.forever()
+        answer = self.answers.pop(0)
+        await (reply.status(answer) if isinstance(answer, int) else reply.answer(200, answer))
+
+
+def zones_shown(api, *paths, clock=lambda: 0.0):
+    """The zone of the one endpoint, in each of these answers in turn."""
+
+    async def main():
+        async with Server(api) as server:
+            client = ApiClient(Cluster(parse_server(server.url, "test"), Trust(), Credentials()))
+            try:
+                places = Places(lambda service: zones_of(client, service), clock)
+                answers = [ask(path, places=places) for path in paths]
+                return [json.loads(await whole(one))["endpoints"][0]["zone"] for one in answers]
+            finally:
+                await client.close()
+
+    return asyncio.run(main())
+
+
+S1 = "/ui/api/service?name=default/s1"
+
+
+def test_zones_are_asked_for_once_when_a_service_is_looked_at():
+    api = Api(json.dumps(slices("eu-1")).encode(), 500)
+    assert zones_shown(api, S1, S1, "/ui/api/service?name=default/s2", S1) == ["eu-1", "eu-1", "", "eu-1"]
+    where = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
+    assert [path for path, _ in api.asked] == [where, where]
+    assert [query["labelSelector"] for _, query in api.asked] == [
+        "kubernetes.io/service-name=s1",
+        "kubernetes.io/service-name=s2",
+    ]
+
+
+@pytest.mark.parametrize("answer", [[b"{}"], [b"<html>"], [403], []])
+def test_without_an_answer_zones_are_not_known(answer, monkeypatch):
+    monkeypatch.setattr(places_module, "PATIENCE", 0.2)
+    api = Api(*answer)
+    assert zones_shown(api, S1, S1) == ["", ""]
+    assert len(api.asked) == 1, "that there is no answer is remembered too"
 
 
 def test_an_empty_page_from_turns_it_off():
