@@ -273,8 +273,8 @@ class World:
 
     async def _restore(self, *, older: bool = False) -> None:
         """Older objects, no history; with newer revisions, as etcdutl does it for Kubernetes, or `older` ones."""
-        if not self._saved:
-            return
+        if not self._saved or (older and self.store.revision == self._saved_at):
+            return  # without a write since, the older server would end at the very revision that everybody knows
         await self.live.cluster.server.refuse()
         for resource in RESOURCES:
             kept = set(map(_key, self._saved[resource]))
