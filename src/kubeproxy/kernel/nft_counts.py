@@ -78,7 +78,8 @@ def _learned(data: bytes, start: int, end: int) -> _Layout | None:
                 if nfta.SET_ELEM_EXPR in parts and nfta.SET_ELEM_DATA in parts:
                     expression = {kind: (a, b) for kind, a, b in attributes(data, *parts[nfta.SET_ELEM_EXPR])}
                     numbers = {kind: a for kind, a, _ in attributes(data, *expression[nfta.EXPR_DATA])}
-                    value, value_end = next((a, b) for _, a, b in attributes(data, *parts[nfta.SET_ELEM_DATA]))
+                    # Data is one attribute; what has none is of a layout that is not known, as what lacks others.
+                    *_, (_, value, value_end) = attributes(data, *parts[nfta.SET_ELEM_DATA])
                     packets, octets = numbers[nfta.COUNTER_PACKETS], numbers[nfta.COUNTER_BYTES]
                     return _Layout(value - start, value_end - start, packets - start, octets - start)
     return None
