@@ -74,6 +74,24 @@ async def test_services_without_endpoints_are_to_look_at_and_nothing_wrong(page:
     assert await page.run("return document.querySelector('#n-problems').hidden")
 
 
+async def test_problems_are_looked_for_again_when_asked(page: Browser, proxy: Make) -> None:
+    mock = await proxy(2)
+    at = time.time() - 100
+    mock.problems = {"at": at, "lookedAt": at, "every": 200.0, "looking": False, "findings": []}
+    await _opened(page, mock)
+    looked = time.strftime("%H:%M:%S", time.localtime(at))
+    await page.shows("#verdict-sub", f"doctor looked at {looked}, 1")
+    assert "at the latest after 3 min" in await page.run("return document.querySelector('#look').title")
+    await page.click("#look")
+    await page.press("l")
+    await page.shows("#look", "Looking")
+    mock.problems |= {"at": time.time(), "lookedAt": time.time(), "findings": [finding("broken", "found now", "", "")]}
+    await mock.send("problems", mock.problems)
+    await page.shows(".problem h3", "Found now")
+    await page.shows("#look", "Look again")
+    assert mock.seen.count("/ui/api/look") == 1
+
+
 async def test_what_is_copied_of_a_fix_is_its_command(page: Browser, proxy: Make) -> None:
     mock = await proxy(2)
     fixes = [
@@ -216,6 +234,19 @@ async def test_one_service_is_a_picture_that_follows_its_changes(page: Browser, 
     await page.type("nonsense\ue007")
     await page.shows(".answer.bad", "SOURCE: expected an address or node, got 'nonsense'")
 
+    targets = "return [...document.querySelector('[name=to]').options].map((one) => one.value)"
+    assert [one for one in await page.run(targets) if one.startswith("192.0.2.11:30")]
+    hidden = "return document.querySelector('[name=other]').parentNode.hidden"
+    assert await page.run(hidden)
+    await page.press("Escape")
+    await page.run("document.querySelector('[name=to]').focus()")
+    await page.type("other")
+    assert not await page.run(hidden)
+    await page.run("document.querySelector('[name=from]').value = 'node'")
+    await page.run("document.querySelector('[name=other]').focus()")
+    await page.type("198.51.100.7:81\ue007")
+    await page.shows(".answer", "this node → 198.51.100.7:81")
+
     detail = mock.scene.detail(name)
     first, *others = detail["ports"][0]["endpoints"]
     detail["ports"][0] |= {
@@ -245,7 +276,7 @@ async def test_a_window_that_becomes_narrow_has_words_for_the_picture(page: Brow
     assert not await page.run(words)
     await page.resize(*PHONE)
     await page.until(words)
-    await page.shows("td:first-child .under", "node-a · this node · ready")
+    await page.shows("td:first-child .under", "node-a · zone-1 · this node · ready")
     assert await page.run("const t = document.querySelector('.wide'); return t.scrollWidth <= t.clientWidth")
     await page.resize(*DESKTOP)
     await page.until("return document.querySelector('.picture').checkVisibility()")

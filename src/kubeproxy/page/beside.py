@@ -21,7 +21,9 @@ Tell = Callable[[str, Any], None]
 """Tells all pages an event of a kind: something that becomes JSON, or bytes that are."""
 
 EACH: Final = 30.0
-"""Seconds between two looks for problems."""
+"""Seconds at least between two looks for problems that nobody asks for."""
+LEAST: Final = 5.0
+"""Seconds at least from the end of a look to one that a page asks for."""
 SOON: Final = 2.0
 """Seconds after a family got or lost a trouble until problems are looked for."""
 SHARE: Final = 0.002
@@ -51,6 +53,10 @@ class Beside:
     def troubled(self) -> None:
         """Hear that a family got or lost a trouble."""
         self._problems.look_soon()
+
+    def look_again(self) -> float:
+        """Look for problems as soon as may be; return in how many seconds that is."""
+        return self._problems.look_again()
 
 
 class Flows:
@@ -111,9 +117,13 @@ class Problems:
         self._socket = socket
         self._tell = tell
         self._asked = asyncio.Event()
+        self._after = 0.0
+        self._looked: float | None = None
+        self._ended_at = -LEAST  # on the loop's clock
         self._answered = asyncio.Event()
         self._findings: list[Mapping[str, str]] = []
         self._seconds = 0.0
+        self._looking = False
         self._companion = Companion(["problems", "--control-socket", socket], self._said, self._ended, self._greet)
 
     async def run(self) -> None:
@@ -122,28 +132,49 @@ class Problems:
             text = "nobody can ask this proxy, so that not everything was looked at"
             self._findings = [_unknown(text, "remove --control-socket, or give it a path")]
             while True:
-                await self._say(looking=False)
-                await asyncio.sleep(EACH)
+                await self._ended_look()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._companion.run())
             tasks.create_task(self._look())
 
     def look_soon(self) -> None:
         """Look again a moment later."""
+        self._after = SOON
         self._asked.set()
+
+    def look_again(self) -> float:
+        """Look as soon as may be; return in how many seconds that is."""
+        if self._looking:
+            return 0.0
+        self._after = max(0.0, self._ended_at + LEAST - asyncio.get_running_loop().time())
+        self._asked.set()
+        return self._after
 
     async def _look(self) -> None:
         while True:
-            await self._say(looking=True)
+            self._looking = True
+            await self._say()
             self._answered.clear()
             self._companion.tell(b"look\n")
             await self._answered.wait()
-            await self._say(looking=False)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(max(EACH, self._seconds / SHARE)):
-                    await self._asked.wait()
-                    await asyncio.sleep(SOON)
-            self._asked.clear()
+            await self._ended_look()
+
+    async def _ended_look(self) -> None:
+        """Say what was found, and wait until it is time for the next look."""
+        self._looking = False
+        self._looked = time.time()
+        self._ended_at = asyncio.get_running_loop().time()
+        await self._say()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._each):
+                await self._asked.wait()
+                await asyncio.sleep(self._after)
+        self._asked.clear()
+
+    @property
+    def _each(self) -> float:
+        """Seconds from one look to the next that nobody asks for: the longer, the more a look costs."""
+        return max(EACH, self._seconds / SHARE)
 
     async def _greet(self) -> AsyncGenerator[bytes, None]:
         yield b"look\n"
@@ -159,13 +190,21 @@ class Problems:
         self._answered.set()
 
     def _ended(self, why: str) -> None:
-        self._findings = [_unknown(f"nothing could be looked at: {why}", "kube-proxy doctor, on the node, says more")]
+        self._findings = [_unknown(f"nothing could be looked at: {why}", "`kube-proxy doctor` on the node says more")]
         self._answered.set()
 
-    async def _say(self, *, looking: bool) -> None:
+    async def _say(self) -> None:
         without, objects = await _wrong_objects(self._planner)
-        message = {"findings": self._findings, "looking": looking, "withoutEndpoints": without, "objects": objects}
-        self._tell("problems", {"at": time.time()} | message)
+        message = {
+            "at": time.time(),
+            "findings": self._findings,
+            "looking": self._looking,
+            "lookedAt": self._looked,
+            "every": self._each,
+            "withoutEndpoints": without,
+            "objects": objects,
+        }
+        self._tell("problems", message)
 
 
 def _finding(found: Mapping[str, str]) -> Mapping[str, str]:

@@ -85,6 +85,9 @@ class Looks(Protocol):
     def troubled(self) -> None:
         """Hear that a family got or lost a trouble."""
 
+    def look_again(self) -> float:
+        """Look for problems as soon as may be; return in how many seconds that is."""
+
 
 class Feed:
     """Tells pages, an observer.Audience meanwhile. Opened by the first page and closed on the event loop.
@@ -163,6 +166,10 @@ class Feed:
     def refused(self, family: Family, error: ApplyError) -> None:  # noqa: ARG002 - the standings say it
         """See observer.Audience."""
         self._stirred.set()
+
+    def look_again(self) -> float | None:
+        """Have problems looked for; return in how many seconds that begins, None while no page is open."""
+        return self._looks.look_again() if self._tasks else None
 
     async def close(self) -> None:
         """End all that runs for pages, and wait until it has ended. Pages themselves end with their connections."""

@@ -16,8 +16,8 @@ from kubeproxy.config.page import PageAccess
 from kubeproxy.control.desk import Desk
 from kubeproxy.control.places import Places, Zones, with_zones
 from kubeproxy.control.wire import Objects
-from kubeproxy.model.addresses import PORT_BYTES, destination_text
-from kubeproxy.model.plan import ServiceName
+from kubeproxy.model.addresses import PORT_BYTES, Family, destination_text, unpack
+from kubeproxy.model.plan import Globals, ServiceName
 from kubeproxy.observe.http import JSON, TEXT, Handler, Headers, Request, Response
 from kubeproxy.observe.pages import takes_gzip
 from kubeproxy.observe.state import UNWATCHED
@@ -49,6 +49,7 @@ def page_pages(
         "service": lambda request: _service(request, desk, places),
         "why": lambda request: _why(request, desk, places),
         "events": lambda request: _events(request, feed),
+        "look": lambda request: _look(request, feed),
     }
 
     def moved(_: Request) -> Response:
@@ -76,7 +77,18 @@ def facts(desk: Desk) -> dict[str, Any]:
         "ready": not found.unready,
         "unready": found.unready,
         "connectionCounters": found.world.connections == "counted",
+        "nodePortAddresses": {
+            family.label: _nodeport_addresses(found.world, family) for family in found.world.families
+        },
     }
+
+
+def _nodeport_addresses(world: Globals, family: Family) -> list[str]:
+    """Return the addresses that NodePorts answer on; the node's own, where that is every address that it has."""
+    ours = world.of(family)
+    if ours is None:
+        return []
+    return [unpack(address) for address in (ours.node_ips if ours.nodeport_ips is None else ours.nodeport_ips)]
 
 
 def _guarded(access: PageAccess, content: Content, handler: Handler) -> Handler:
@@ -162,6 +174,14 @@ def _events(request: Request, feed: Feed) -> Response:
     if request.method == "HEAD":
         return Response(200, _EVENTS, b"")
     return Response(200, _EVENTS, feed.stream(), lasts="until the client goes")
+
+
+def _look(request: Request, feed: Feed) -> Response:
+    """Have problems looked for once more, for pages that are open: what is found comes to them as an event."""
+    if request.method == "HEAD":
+        return _json({})
+    after = feed.look_again()
+    return _refused(409, "no page is open that would be told of it") if after is None else _json({"after": after})
 
 
 def _services(request: Request, desk: Desk, feed: Feed, row: Callable[[ServiceName], Row | None]) -> Response:

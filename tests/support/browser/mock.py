@@ -58,6 +58,7 @@ class MockProxy:
                 web.get("/ui/api/service", self._service),
                 web.get("/ui/api/why", self._why),
                 web.get("/ui/api/events", self._events),
+                web.get("/ui/api/look", self._look),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
@@ -126,6 +127,9 @@ class MockProxy:
         if source != "node" and not re.fullmatch(r"[0-9a-f.:]+", source):
             return web.Response(status=400, text=f"SOURCE: expected an address or node, got {source!r}")
         return await self._answer(request, self.scene.why(source, target))
+
+    async def _look(self, request: web.Request) -> web.Response:
+        return await self._answer(request, {"after": 0.0})
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         if request.path in self.refuse:

@@ -34,7 +34,7 @@ FINDINGS = [
         "note",
         "chain forward of table inet guard drops some packets",
         "it is another program's, and drops what its rules name",
-        "kube-proxy trace shows whether it drops packets of a Service",
+        "`kube-proxy trace SRC DST:PORT` shows which rule drops a connection",
     ),
 ]
 

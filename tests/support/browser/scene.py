@@ -196,6 +196,7 @@ def facts(at: float, pid: int = 812, **more: Any) -> Json:
         "ready": True,
         "unready": {},
         "connectionCounters": True,
+        "nodePortAddresses": {"IPv4": ["192.0.2.11"], "IPv6": ["2001:db8::11"]},
     } | more
 
 
@@ -228,6 +229,7 @@ def _target(row: Row, number: int, short: str) -> Json:
         "port": "http",
         "address": f"10.244.{number % len(NODES)}.{20 + number}:8080",
         "node": node,
+        "zone": f"zone-{1 + number % 3}",
         "ready": ready,
         "serving": ready,
         "terminating": False,

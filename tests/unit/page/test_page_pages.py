@@ -20,8 +20,10 @@ from kubeproxy.config.page import PageAccess, page_access
 from kubeproxy.control import places as places_module
 from kubeproxy.control.places import Places
 from kubeproxy.control.wire import Objects
+from kubeproxy.model.addresses import Family
 from kubeproxy.model.endpoints import parse_slice
 from kubeproxy.model.objects import EndpointPort, EndpointSlice, Labels, ObjectMeta, SliceEndpoint
+from kubeproxy.model.plan import FamilyGlobals
 from kubeproxy.observe.admission import Admission
 from kubeproxy.observe.http import Request, routes
 from kubeproxy.observe.server import HttpServer
@@ -44,7 +46,8 @@ class FakeDesk:
     names = NAMES
 
     def facts(self):
-        world = SimpleNamespace(node_name="node-a", connections="uncounted")
+        families = {Family.IPV4: FamilyGlobals(nodeport_ips=(bytes([192, 0, 2, 1]),)), Family.IPV6: None}
+        world = SimpleNamespace(node_name="node-a", connections="uncounted", families=[*families], of=families.get)
         return SimpleNamespace(
             world=world, version="1", mode="nftables", pid=1, started=2.0, services=250, endpoint_slices=3, unready={}
         )
@@ -131,7 +134,11 @@ def test_the_policy_lets_run_what_is_in_the_page_alone():
     [
         ("/ui", {}, 301, "see ui/"),
         ("/ui/api/facts", {}, 200, '"node":"node-a"'),
+        ("/ui/api/facts", {}, 200, '"nodePortAddresses":{"IPv4":["192.0.2.1"],"IPv6":[]}'),
         ("/ui/api/facts", {"peer": "10.0.0.1"}, 403, "not for clients at 10.0.0.1"),
+        ("/ui/api/look", {}, 409, "no page is open"),
+        ("/ui/api/look", {"site": "cross-site"}, 403, "another site"),
+        ("/ui/api/look", {"peer": "10.0.0.1"}, 403, "not for clients at 10.0.0.1"),
         ("/ui/", {"peer": "10.0.0.1"}, 403, "kubectl port-forward"),
         ("/ui/", {"host": "evil.example"}, 403, "--page-hosts"),
         ("/ui/api/facts", {"site": "cross-site"}, 403, "another site"),

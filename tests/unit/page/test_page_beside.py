@@ -1,0 +1,88 @@
+"""When problems are looked for: at once, seldom by itself, and when a page asks, though not as often as it asks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from types import SimpleNamespace
+
+import pytest
+
+from kubeproxy.page import beside as module
+from kubeproxy.page.beside import Problems
+
+
+class FakeCompanion:
+    """Answers each look at once, as one that costs nothing."""
+
+    def __init__(self, words, said, ended, greet):
+        self.said = said
+
+    async def run(self):
+        await asyncio.Event().wait()
+
+    def tell(self, line):
+        assert line == b"look\n"
+        self.said(json.dumps({"processorSeconds": 0.0, "findings": [], "unknown": []}).encode())
+
+
+@pytest.fixture(autouse=True)
+def brisk(monkeypatch):
+    monkeypatch.setattr(module, "Companion", FakeCompanion)
+    monkeypatch.setattr(module, "LEAST", 0.02)
+    monkeypatch.setattr(module, "SOON", 0.01)
+
+
+def play(scene, socket="/run/s"):
+    told = []
+    problems = Problems(SimpleNamespace(compiled={}, slices={}), socket, lambda _, message: told.append(message))
+
+    async def main():
+        async with asyncio.timeout(20):
+            task = asyncio.create_task(problems.run())
+            try:
+                await scene(problems, told)
+            finally:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+
+    asyncio.run(main())
+
+
+async def looked(told, times):
+    while sum(not message["looking"] for message in told) < times:  # noqa: ASYNC110 - it has no event
+        await asyncio.sleep(0.001)
+
+
+def test_a_look_begins_at_once_and_says_when_it_was():
+    async def scene(_, told):
+        await looked(told, 1)
+        assert [(message["looking"], message["lookedAt"] is None) for message in told] == [(True, True), (False, False)]
+        assert told[-1]["every"] == module.EACH
+
+    play(scene)
+
+
+@pytest.mark.parametrize("socket", ["/run/s", ""])
+def test_whoever_asks_often_gets_one_look_after_a_pause(socket):
+    async def scene(problems, told):
+        await looked(told, 1)
+        first = told[-1]["lookedAt"]
+        assert all(0.0 < problems.look_again() <= module.LEAST for _ in range(5))
+        await looked(told, 2)
+        assert told[-1]["lookedAt"] > first
+        await asyncio.sleep(3 * module.LEAST)
+        assert sum(not message["looking"] for message in told) == 2
+
+    play(scene, socket)
+
+
+def test_a_familys_trouble_is_looked_into():
+    async def scene(problems, told):
+        await looked(told, 1)
+        problems.look_soon()
+        await looked(told, 2)
+
+    play(scene)
