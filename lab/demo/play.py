@@ -6,16 +6,21 @@ import asyncio
 import contextlib
 import platform
 import secrets
+import shutil
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGTERM
 from time import perf_counter
 from typing import Any, TextIO
+from urllib.parse import urlsplit
 
 from lab.cluster import ClusterConfig, LabCluster
 from lab.demo import changes, fronts, thousand
 from lab.demo.kernel import kernel_sizes
 from lab.demo.ledger import Ledger
+from lab.demo.life import ORPHAN, SHOP, life
 from lab.demo.report import Report, milliseconds
 from lab.demo.stage import LABELS, NAME, PORT, REPLICAS, Stage
 from lab.demo.traffic import Traffic
@@ -178,9 +183,10 @@ class Play:
         """Leave it up until a signal comes."""
         self._keeping = True
         await thousand.remove_more(stage)
-        for line in how_to_use(stage, await stage.cluster.page()).splitlines():
-            self._report.literal(line)
-        await self._stop.wait()
+        async with life(stage):
+            for line in how_to_use(stage, await stage.cluster.page()).splitlines():
+                self._report.literal(line)
+            await self._stop.wait()
         self._report.fact("Taking it down.")
 
 
@@ -188,30 +194,42 @@ def _free_id() -> str:
     return DEFAULT_ID if owner_pid(run_folder(DEFAULT_ID)) is None else secrets.token_hex(3)
 
 
+def _kubectl() -> str:
+    """The kubectl that there is: this machine's, or that which `make setup` fetched."""
+    fetched = Path(sys.executable).with_name("kubectl")
+    return "kubectl" if shutil.which("kubectl") or not fetched.exists() else str(fetched)
+
+
 def how_to_use(stage: Stage, page: str) -> str:
     """What to try on a cluster that is kept."""
     cluster = stage.cluster
     front = fronts.balancer_fronts(stage)[0]
     inside, node = "ip netns exec", cluster.namespace_of("node")
+    port, kubectl = urlsplit(page).port, _kubectl()
     asked, socket = f"{inside} {node} {proxy_command()}", f"--control-socket {stage.proxy.control}"
     return f"""
-The cluster stays up until Ctrl-C. See it in a browser, and change something while you look:
+The cluster stays up until Ctrl-C, with a few requests a second; Service {SHOP} gets and loses pods all the time,
+{ORPHAN} has none. See it in a browser, and change something while you look:
 
   {page}
+
+If this machine has no browser, have its port on one that has, and open the same address there:
+
+  ssh -N -L {port}:127.0.0.1:{port} {platform.node()}
 
 Three commands worth trying, in another terminal:
 
   {asked} why {OUTSIDE_IP} {NAME}:{PORT} {socket}
-  {asked} flows {NAME} -f {socket}
+  {asked} flows {SHOP} -f {socket}
   {asked} doctor {socket}
 
 And kubectl, packets and rules:
 
   export KUBECONFIG={cluster.kubeconfig}
-  kubectl get nodes,pods,svc,endpointslices -o wide
-  kubectl scale rc {NAME} --replicas=5
-  kubectl delete pod {stage.pods[0]}
-  kubectl patch svc {NAME} -p '{{"spec":{{"sessionAffinity":"ClientIP"}}}}'
+  {kubectl} get nodes,pods,svc,endpointslices -o wide
+  {kubectl} scale rc {NAME} --replicas=5
+  {kubectl} delete pod {stage.pods[0]}
+  {kubectl} patch svc {NAME} -p '{{"spec":{{"sessionAffinity":"ClientIP"}}}}'
 
   {inside} {cluster.namespace_of("outside")} curl -s http://{front}
   {inside} {cluster.namespace_of("pod")} curl -s http://{fronts.CLUSTER_FRONTS[0]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import signal
@@ -11,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import pytest
@@ -127,6 +130,13 @@ def test_interrupt_takes_everything_down() -> None:
     assert leftovers(cluster_id) == []
 
 
+def rows_of(page: str) -> list[list[Any]]:
+    """The Services that a page shows, a row each."""
+    with urlopen(f"{page}api/services", timeout=10) as answer:
+        rows: list[list[Any]] = json.load(answer)["services"]
+        return rows
+
+
 def test_a_kept_cluster_says_how_to_use_it_and_ends_with_ctrl_c() -> None:
     cluster_id = demo_id("keep")
     with running(play(f"cluster_id={cluster_id!r}, acts=ACTS[:3], keep=True")) as process:
@@ -144,6 +154,18 @@ def test_a_kept_cluster_says_how_to_use_it_and_ends_with_ctrl_c() -> None:
         assert [re.search(r"kube-proxy (\w+)", one)[1] for one in asked] == ["why", "flows", "doctor"]  # type: ignore[index]
         why = subprocess.check_output(asked[0].split(), text=True, timeout=30)
         assert "forwarded, the client sees an answer" in why
+        port = urlsplit(page[0]).port
+        assert re.search(rf"^     ssh -N -L {port}:127\.0\.0\.1:{port} \S+$", printed, re.MULTILINE)
+        assert re.search(r"^     \S*kubectl get nodes,pods,svc", printed, re.MULTILINE)
+        rows = {row[0]: row for row in rows_of(page[0])}
+        assert rows["default/orphan"][2:4] == [0, 0]
+        assert rows["default/shop"][2] > 0
+        with subprocess.Popen(asked[1].split(), stdout=subprocess.PIPE, text=True) as flows:
+            try:
+                assert flows.stdout is not None
+                assert any(":80" in line for line in flows.stdout)  # the requests that go on by themselves
+            finally:
+                flows.kill()
         assert f"export KUBECONFIG={run_folder(cluster_id)}/kubeconfig" in printed
         os.killpg(process.pid, signal.SIGINT)
         rest, _ = process.communicate(timeout=30)
