@@ -58,6 +58,9 @@ HARMLESS = {"clock-back", "clock-ahead", "short-reads"}
 """Faults that no proxy may end by."""
 STARVED = {"memory": RLIMIT_AS, "descriptors": RLIMIT_NOFILE, "disk": RLIMIT_FSIZE}
 """What a proxy may be refused: more memory than it has, more descriptors, or room for anything in files (its log)."""
+FIRST_REVISION, BEHIND = 10_000_000, 2_000
+"""An older server, and another cluster's, are that far behind at least: where they have caught up before anybody hears
+from them, no watch can tell."""
 REAL = 20
 """Of so many starts one is by the command itself."""
 FAR = {"IPv4": "10.244.{}.{}", "IPv6": "fd00:244::{:x}:{:x}"}
@@ -109,6 +112,7 @@ class World:
             await self._forking.__aenter__()
             await self.live.choose_variant(self.mode.variant)
             await self.live.add_pods()
+            self.store.revision += FIRST_REVISION
             self.live.service(STEADY, "a1 a2 b1", type="NodePort", **DUAL)
             self._tell_only_watches()
             self._own = {r: {record.key for record in self.store.records(r)} for r in RESOURCES}
@@ -273,8 +277,8 @@ class World:
 
     async def _restore(self, *, older: bool = False) -> None:
         """Older objects, no history; with newer revisions, as etcdutl does it for Kubernetes, or `older` ones."""
-        if not self._saved or (older and self.store.revision == self._saved_at):
-            return  # without a write since, the older server would end at the very revision that everybody knows
+        if not self._saved:
+            return
         await self.live.cluster.server.refuse()
         for resource in RESOURCES:
             kept = set(map(_key, self._saved[resource]))
@@ -283,7 +287,7 @@ class World:
                     self.store.remove(resource, record.key)
         if older:  # objects get other versions than they had, of numbers that were given out before
             self.store.compact()
-            self.store.revision = max(1, self._saved_at - sum(map(len, self._saved.values())))
+            self.store.revision = max(1, self._saved_at - BEHIND)
         for resource in RESOURCES:
             for made in self._saved[resource]:
                 self.store.put(resource, copied(made))
@@ -306,7 +310,7 @@ class World:
             own = [one for one in found if _key(one) in self._own[resource]]
             others[resource] = own + [one for one in found if one not in own][::2]
         self.store.compact()
-        self.store.revision = 10
+        self.store.revision //= 2
         for resource, found in others.items():
             for one in found:
                 one["metadata"]["uid"] = f"elsewhere-{one['metadata'].get('uid')}"
