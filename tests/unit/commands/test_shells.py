@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from kubeproxy.commands.papers import write
 from kubeproxy.commands.shells import FILES, SCRIPTS, bash, fish
 from kubeproxy.config.flags import FLAGS
 from kubeproxy.config.modes import MODES
+from support.programs import program
 
 # A kube-proxy that knows two Services, as a function of the shell.
 KNOWN = {
@@ -73,19 +73,18 @@ def test_bash_completes(tmp_path: Path, line: str, shown: list[str]) -> None:
     assert sorted(completed(line, tmp_path)) == sorted(shown)
 
 
-@pytest.mark.parametrize("shell", [name for name in SCRIPTS if shutil.which(name)])
+@pytest.mark.parametrize("shell", SCRIPTS)
 def test_a_shell_reads_its_script(tmp_path: Path, shell: str) -> None:
     (tmp_path / FILES[shell]).write_text(SCRIPTS[shell](), encoding="utf-8")
-    done = subprocess.run([shell, "-n", tmp_path / FILES[shell]], capture_output=True, text=True, check=False)
+    done = subprocess.run([program(shell), "-n", tmp_path / FILES[shell]], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("fish_there", [True] if shutil.which("fish") else [])
-def test_fish_completes(tmp_path: Path, fish_there: bool) -> None:
+def test_fish_completes(tmp_path: Path) -> None:
     def asked(line: str) -> list[str]:
         text = f"{KNOWN['fish']}\n{fish()}\ncomplete -C {line!r}"
         environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
-        command = ["fish", "--no-config", "-c", text]
+        command = [program("fish"), "--no-config", "-c", text]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
         return [word.partition("\t")[0] for word in done.stdout.splitlines()]
 
@@ -127,9 +126,7 @@ def test_manual_pages_are_well_formed_and_have_every_option(tmp_path: Path) -> N
         assert requests <= {"TH", "SH", "TP", "B", "BR", "PP", "nf", "fi", "RS", "RE", "br", "nh", "ad"}
         # A line of text that begins with a dot or an apostrophe would be taken for a request.
         assert not re.search(r"^'", text, re.MULTILINE)
-    if shutil.which("groff"):
-        for path in (tmp_path / "man/man8").iterdir():
-            done = subprocess.run(
-                ["groff", "-man", "-Tutf8", "-ww", "-z", path], capture_output=True, text=True, check=True
-            )
-            assert done.stderr == "", path
+    for path in (tmp_path / "man/man8").iterdir():
+        command = [program("groff"), "-man", "-Tutf8", "-ww", "-z", path]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert done.stderr == "", path
