@@ -65,7 +65,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "what",
         nargs="*",
         metavar="WHAT",
-        help=f"{', '.join(DEFAULT)} (if none is named), {', '.join(OTHER_MODES + BEYOND)}, gate, "
+        help=f"{', '.join(DEFAULT)} (if none is named), {', '.join(OTHER_MODES + SEEING + BEYOND)}, gate, "
         "markdown (last figures), picture (the README's charts of them)",
     )
     parser.add_argument("--quick", action="store_true", help="fewer sizes and runs")

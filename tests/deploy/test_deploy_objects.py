@@ -261,6 +261,16 @@ def test_helm_has_nothing_against_the_chart() -> None:
         assert helm.lint(CHART, values) == ""
 
 
+@pytest.mark.parametrize(
+    ("values", "port"), [({}, 10249), ({"config": {"metricsBindAddress": "0.0.0.0:20249"}}, 20249)]
+)
+def test_who_installs_it_is_told_where_the_page_is_and_how_to_look_for_problems(values: Json, port: int) -> None:
+    said = helm.notes(CHART, SET | values, "kube-system")
+    assert f"kubectl -n kube-system port-forward $POD {port}\n" in said + "\n"
+    assert f"http://localhost:{port}/ui/" in said
+    assert "kubectl -n kube-system exec $POD -c kube-proxy -- kube-proxy doctor" in said
+
+
 def test_every_value_is_in_the_schema_and_used() -> None:
     rules = json.loads((CHART / "values.schema.json").read_text())
     assert defaults().keys() | {"global"} == rules["properties"].keys()

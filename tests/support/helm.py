@@ -33,6 +33,14 @@ def _text(chart: Path, values: str, namespace: str) -> str:
     return done.stdout
 
 
+def notes(chart: Path, values: Json, namespace: str) -> str:
+    """What Helm tells whoever installs the chart with these values."""
+    command = [program("helm"), "install", "--dry-run=client", "--namespace", namespace, "--values", "-"]
+    command += ["kube-proxy-py", str(chart)]
+    done = subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout.partition("\nNOTES:\n")[2]
+
+
 def lint(chart: Path, values: Json) -> str:
     """What Helm has against a chart and values, '' for nothing."""
     command = [program("helm"), "lint", "--strict", "--quiet", str(chart), "--values", "-"]
