@@ -173,7 +173,8 @@ def test_plans_are_well_formed(service, found, world):
         assert {len(d) for d in (*plan.cluster, *plan.local, *plan.serving)} <= {size + 2}
         assert {len(a) for a in plan.hairpin} <= {size}
         assert set(plan.cluster) | set(plan.local) <= set(plan.serving)
-        assert set(plan.hairpin) <= {d[:-2] for d in (*plan.cluster, *plan.local)}
+        drained = plan.balance.drained if plan.balance is not None else ()
+        assert set(plan.hairpin) <= {d[:-2] for d in (*plan.cluster, *plan.local, *drained)}
         for frontend in plan.frontends:
             for action in plan.traffic(frontend):
                 pool = plan.local if action.picks_local else plan.cluster
