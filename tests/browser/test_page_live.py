@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,6 +19,9 @@ ROW = """
 const r = [...document.querySelectorAll('.row')]
   .find(e => !e.hidden && e.querySelector('.name').innerText === arguments[0]);
 """
+ENDS = f"{ROW} return r && r.querySelector('.ends').innerText === arguments[1]"
+WITHIN = 1.0
+"""Seconds from a change in the API to the page; it takes about a quarter of one, which is the page's pause."""
 
 
 class Live:
@@ -46,11 +49,17 @@ def live(loop: Any) -> Iterator[Live]:
     loop.run(made.__aexit__(None, None, None))
 
 
-async def _took(page: Browser, script: str, *arguments: Any) -> float:
-    """Wait until a script is true; return how long that took, in seconds."""
-    start = time.monotonic()
-    await page.until(script, *arguments)
-    return time.monotonic() - start
+async def _within_a_second(page: Browser, *tries: tuple[Callable[[], object], str, str]) -> None:
+    """Make a change, and see a Service's line have those endpoints; one more try where much else runs beside."""
+    took = []
+    for change, name, ends in tries:
+        start = time.monotonic()
+        change()
+        await page.until(ENDS, name, ends)
+        took.append(time.monotonic() - start)
+        if took[-1] < WITHIN:
+            break
+    assert took[-1] < WITHIN, took
 
 
 async def test_what_happens_in_a_cluster_is_seen(page: Browser, live: Live) -> None:
@@ -59,14 +68,21 @@ async def test_what_happens_in_a_cluster_is_seen(page: Browser, live: Live) -> N
     await page.shows(".row .name", "default/kubernetes")
     await page.shows("#facts", f"pid {live.proxy.pid}")
 
-    wanted = service("web", {"app": "web"}, [{"name": "http", "port": 80, "targetPort": 3000}], clusterIP="10.96.5.5")
-    cluster.create(wanted)
-    there = f"{ROW} return r && r.querySelector('.ends').innerText === arguments[1]"
-    print(f"a Service is seen after {await _took(page, there, 'default/web', '2 of 2'):.3f} s")
-    cluster.scale("web", 1)
-    print(f"that an endpoint is gone, after {await _took(page, there, 'default/web', '1 of 1'):.3f} s")
+    ports = [{"name": "http", "port": 80, "targetPort": 3000}]
+    web = service("web", {"app": "web"}, ports, clusterIP="10.96.5.5")
+    other = service("other", {"app": "web"}, ports, clusterIP="10.96.5.7")
+    await _within_a_second(
+        page,
+        (lambda: cluster.create(web), "default/web", "2 of 2"),
+        (lambda: cluster.create(other), "default/other", "2 of 2"),
+    )
+    await _within_a_second(
+        page,
+        (lambda: cluster.scale("web", 1), "default/web", "1 of 1"),
+        (lambda: cluster.scale("web", 0), "default/web", "0 of 0"),
+    )
     cluster.scale("web", 0)
-    await _took(page, f"{ROW} return r && r.querySelector('.ends.none')", "default/web")
+    await page.until(f"{ROW} return r && r.querySelector('.ends.none')", "default/web")
     await page.run("location.hash = '#/'")
     await page.shows(".problem .names", "default/web")
     cluster.scale("web", 2)
