@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -68,8 +69,9 @@ async def test_what_happens_in_a_cluster_is_seen(page: Browser, live: Live) -> N
     await page.shows(".row .name", "default/kubernetes")
     await page.shows("#facts", f"pid {live.proxy.pid}")
 
-    ports = [{"name": "http", "port": 80, "targetPort": 3000}]
-    web = service("web", {"app": "web"}, ports, clusterIP="10.96.5.5")
+    ports: list[dict[str, Any]] = [{"name": "http", "port": 80, "targetPort": 3000}]
+    by_node = [ports[0] | {"nodePort": 30080}]
+    web = service("web", {"app": "web"}, by_node, clusterIP="10.96.5.5", type="NodePort")
     other = service("other", {"app": "web"}, ports, clusterIP="10.96.5.7")
     await _within_a_second(
         page,
@@ -94,9 +96,27 @@ async def test_what_happens_in_a_cluster_is_seen(page: Browser, live: Live) -> N
     await page.shows("table td", "node-a")
     await page.click(".ask .button")
     await page.shows(".answer.ok", "the client sees an answer")
+    by_port = (
+        "const t = document.querySelector('[name=to]'); const o = [...t.options].find(e => e.value.endsWith(':30080'))"
+    )
+    await page.run(f"{by_port}; t.value = o.value")
+    await page.click(".ask .button")
+    await page.shows(".answer.ok", ":30080/tcp: forwarded, the client sees an answer")
+    pod = (await page.text("td.mono")).partition(":")[0]
     await page.run("location.hash = '#/now'")
     await page.shows("#feed a", "default/web")
     await page.shows("#feed .ms", " ms")
+
+    await page.run("location.hash = '#/services?q=' + arguments[0]", pod)
+    await page.shows("#sum", " of ")
+    await page.shows(".row .name", "default/web")
+    await page.run("location.hash = '#/'")
+    await page.shows("#verdict-sub", "looked at ")
+    looked = await page.text("#verdict-sub")
+    await page.press("l")
+    await page.until("return document.querySelector('#look').innerText === 'Look again'")
+    looked = re.findall(r"looked at \S+", looked)[0]
+    await page.until("return !document.querySelector('#verdict-sub').innerText.includes(arguments[0])", looked)
 
 
 async def test_connections_are_seen_in_lines_and_picture(page: Browser, live: Live) -> None:

@@ -179,6 +179,18 @@ async def test_connections_show_as_lines_and_balance_and_order_services(page: Br
     await page.shows("#sum", "1 of 300 Services")
 
 
+async def test_the_address_of_an_endpoint_finds_its_services(page: Browser, proxy: Make) -> None:
+    mock = await proxy(60)
+    held = [name for name, row in mock.scene.rows.items() if row[3] > 5]
+    await _opened(page, mock, "#/services")
+    await page.press("/")
+    await page.type("10.244.5.25:8080")
+    await page.shows("#sum", f"{len(held)} of 60 Services")
+    assert 0 < len(held) < 60
+    await page.press("Escape")
+    await page.shows("#sum", "60 Services")
+
+
 async def test_services_are_sorted_by_keyboard_and_on_a_phone(page: Browser, proxy: Make) -> None:
     mock = await proxy(300)
     mock.scene.rows["shop/web"][7] = time.time() + 5

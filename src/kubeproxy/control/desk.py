@@ -18,6 +18,7 @@ from kubeproxy.model.addresses import PROTOCOL_NAMES
 from kubeproxy.model.plan import NOTHING, Frontend, FrontendKind, ServiceName, ServicePlan
 from kubeproxy.model.planner import Change
 from kubeproxy.observe.state import ProgrammedState
+from kubeproxy.observe.state_query import Query
 from kubeproxy.seeing.question import packet
 from kubeproxy.seeing.subject import Subject
 from kubeproxy.seeing.why import Explained, explain
@@ -123,6 +124,10 @@ class Desk:
     def names(self) -> list[ServiceName]:
         """All Services, those included that are gone while their rules are not."""
         return list({**self._subject.planner.services, **self._progress.queued()})
+
+    def has_address(self, name: ServiceName, address: bytes) -> bool:
+        """Return whether a Service has a packed address, of a frontend or of an endpoint, ready or not."""
+        return Query(address=address).finds(self._subject.planner, name)
 
     def beginning(self, prefix: str) -> list[str]:
         """Return the Services that begin with a text, as NAMESPACE/NAME; with a colon in it that Service's ports."""

@@ -16,7 +16,7 @@ from kubeproxy.config.page import PageAccess
 from kubeproxy.control.desk import Desk
 from kubeproxy.control.places import Places, Zones, with_zones
 from kubeproxy.control.wire import Objects
-from kubeproxy.model.addresses import PORT_BYTES, Family, destination_text, unpack
+from kubeproxy.model.addresses import PORT_BYTES, Family, destination_text, pack, unpack
 from kubeproxy.model.plan import Globals, ServiceName
 from kubeproxy.observe.http import JSON, TEXT, Handler, Headers, Request, Response
 from kubeproxy.observe.pages import takes_gzip
@@ -29,6 +29,7 @@ from kubeproxy.page.feed import MOST_PAGES, Feed
 from kubeproxy.page.rows import Row
 from kubeproxy.seeing.question import QuestionError
 from kubeproxy.seeing.why import fields
+from kubeproxy.turns import in_turns
 
 _RUN: Final = 100
 """Services written before the loop has its turn."""
@@ -50,6 +51,7 @@ def page_pages(
         "why": lambda request: _why(request, desk, places),
         "events": lambda request: _events(request, feed),
         "look": lambda request: _look(request, feed),
+        "find": lambda request: _find(request, desk),
     }
 
     def moved(_: Request) -> Response:
@@ -182,6 +184,21 @@ def _look(request: Request, feed: Feed) -> Response:
         return _json({})
     after = feed.look_again()
     return _refused(409, "no page is open that would be told of it") if after is None else _json({"after": after})
+
+
+def _find(request: Request, desk: Desk) -> Response:
+    """Answer with the Services that have an address as a frontend's or an endpoint's: rows do not have endpoints."""
+    given = _parameters(request).get("address", "")
+    address = pack(given)
+    if address is None:
+        return _refused(400, f"address: expected an IPv4 or IPv6 address, got {given!r}")
+
+    async def body() -> AsyncGenerator[bytes, None]:
+        looked = ((name, desk.has_address(name, address)) for name in desk.names)
+        found = ["/".join(name) async for name, has in in_turns(looked) if has]
+        yield msgspec.json.encode({"services": found})
+
+    return Response(200, JSON, body())
 
 
 def _services(request: Request, desk: Desk, feed: Feed, row: Callable[[ServiceName], Row | None]) -> Response:

@@ -59,6 +59,7 @@ class MockProxy:
                 web.get("/ui/api/why", self._why),
                 web.get("/ui/api/events", self._events),
                 web.get("/ui/api/look", self._look),
+                web.get("/ui/api/find", self._find),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
@@ -130,6 +131,12 @@ class MockProxy:
 
     async def _look(self, request: web.Request) -> web.Response:
         return await self._answer(request, {"after": 0.0})
+
+    async def _find(self, request: web.Request) -> web.Response:
+        wanted = request.query["address"]
+        rows = {name: self.scene.detail(name)["endpoints"] for name in self.scene.rows}
+        found = [name for name, ends in rows.items() if any(one["address"].startswith(f"{wanted}:") for one in ends)]
+        return await self._answer(request, {"services": found})
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         if request.path in self.refuse:

@@ -60,6 +60,9 @@ class FakeDesk:
         piece = parse_slice(EndpointSlice(meta, "IPv4", [SliceEndpoint(["10.0.0.1"], None, "b")], [EndpointPort(80)]))
         return [Objects(name, None, {"s1-x": piece}) for name in names]
 
+    def has_address(self, name, address):
+        return (name[1], address) == ("s3", bytes([10, 0, 0, 1]))
+
     def why(self, source, target, interface):
         raise QuestionError(f"{source!r} is no \x1b IP address")
 
@@ -137,6 +140,9 @@ def test_the_policy_lets_run_what_is_in_the_page_alone():
         ("/ui/api/facts", {}, 200, '"nodePortAddresses":{"IPv4":["192.0.2.1"],"IPv6":[]}'),
         ("/ui/api/facts", {"peer": "10.0.0.1"}, 403, "not for clients at 10.0.0.1"),
         ("/ui/api/look", {}, 409, "no page is open"),
+        ("/ui/api/find?address=10.0.0.1", {}, 200, '{"services":["default/s3"]}'),
+        ("/ui/api/find?address=10.0.0", {}, 400, "expected an IPv4 or IPv6 address, got '10.0.0'"),
+        ("/ui/api/find", {"site": "cross-site"}, 403, "another site"),
         ("/ui/api/look", {"site": "cross-site"}, 403, "another site"),
         ("/ui/api/look", {"peer": "10.0.0.1"}, 403, "not for clients at 10.0.0.1"),
         ("/ui/", {"peer": "10.0.0.1"}, 403, "kubectl port-forward"),
