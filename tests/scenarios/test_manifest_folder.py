@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lab.proxyprocess import proxy_command
+from lab.proxyprocess import METRICS_PORT, proxy_command
 from support.live import Front, Live, slice_of
 
 WEB = Front("10.96.5.1", 80)
@@ -56,6 +56,8 @@ async def test_files_are_followed(bare: Live, folder: Path) -> None:
     write(folder / "web.yaml", service("web", WEB.address), endpoints(bare, "web", "a1 b1"))
     await start(bare, folder)
     await bare.expect(WEB, {"pod": "a1 b1 kept", "outside": "a1 b1 masqueraded"}, "tcp")
+    _, shown = await bare.page("/ui/api/service?name=default/web", METRICS_PORT)
+    assert {one["zone"] for one in json.loads(shown)["endpoints"]} == {"zone-a", "zone-b"}
 
     write(folder / "web.yaml", service("web", WEB.address), endpoints(bare, "web", "b2"))
     await bare.expect(WEB, {"pod": "b2"}, "tcp")
