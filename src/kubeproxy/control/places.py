@@ -44,6 +44,11 @@ class Places:
         self._turn = asyncio.Lock()
         self._known: dict[ServiceName, tuple[float, Zones]] = {}
 
+    def held(self, service: ServiceName) -> Zones | None:
+        """Return zones that somebody asked for a moment ago, None when they are to be waited for."""
+        known = self._known.get(service)
+        return known[1] if known is not None and self._clock() - known[0] < LASTING else None
+
     async def zones(self, service: ServiceName) -> Zones:
         """Return the zones of a Service's endpoints as far as they can be had. Never raises."""
         try:
@@ -57,11 +62,11 @@ class Places:
             self._turn.release()
 
     async def _zones(self, service: ServiceName) -> Zones:
-        known = self._known.get(service)
-        if known is not None and self._clock() - known[0] < LASTING:
-            return known[1]
+        held = self.held(service)
+        if held is not None:
+            return held
         if not self._bucket.take():
-            return known[1] if known is not None else {}
+            return self._known[service][1] if service in self._known else {}
         found: Zones = {}
         try:
             async with asyncio.timeout(PATIENCE):

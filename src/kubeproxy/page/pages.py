@@ -123,12 +123,17 @@ def _service(request: Request, desk: Desk, places: Places) -> Response:
     if made is None:
         return _refused(404, f"no Service {namespace or 'default'}/{name} that is watched: {UNWATCHED}")
 
-    async def body() -> AsyncGenerator[bytes, None]:
-        found = list(desk.objects([service]))
-        zones = await places.zones(service) if _has_endpoints(found) else {}
-        yield msgspec.json.encode(made | {"endpoints": list(_endpoints(found, zones))})
+    found = list(desk.objects([service]))
 
-    return Response(200, JSON, body())
+    def answer(zones: Zones) -> bytes:
+        return msgspec.json.encode(made | {"endpoints": list(_endpoints(found, zones))})
+
+    async def later() -> AsyncGenerator[bytes, None]:
+        yield answer(await places.zones(service))
+
+    # What is sent in pieces ends its connection, and a page asks several times a second while endpoints change.
+    zones = places.held(service) if _has_endpoints(found) else {}
+    return Response(200, JSON, later() if zones is None else answer(zones))
 
 
 def _has_endpoints(found: Iterable[Objects]) -> bool:

@@ -104,8 +104,12 @@ def ask(path, method="GET", access=ACCESS, places=None, **more):
     return handler(Request(method, path, query, **given))
 
 
+async def text(response):
+    return response.body if isinstance(response.body, bytes) else await whole(response)
+
+
 def body_of(response):
-    return response.body if isinstance(response.body, bytes) else asyncio.run(whole(response))
+    return asyncio.run(text(response))
 
 
 async def whole(response):
@@ -209,8 +213,7 @@ def zones_shown(api, *paths, clock=lambda: 0.0):
             client = ApiClient(Cluster(parse_server(server.url, "test"), Trust(), Credentials()))
             try:
                 places = Places(lambda service: zones_of(client, service), clock)
-                answers = [ask(path, places=places) for path in paths]
-                return [json.loads(await whole(one))["endpoints"][0]["zone"] for one in answers]
+                return [json.loads(await text(ask(path, places=places)))["endpoints"][0]["zone"] for path in paths]
             finally:
                 await client.close()
 
@@ -229,6 +232,22 @@ def test_zones_are_asked_for_once_when_a_service_is_looked_at():
         "kubernetes.io/service-name=s1",
         "kubernetes.io/service-name=s2",
     ]
+
+
+def test_what_need_not_be_waited_for_keeps_its_connection():
+    async def zones(service):
+        return {}
+
+    async def main():
+        places = Places(zones)
+        kinds = []
+        for _ in range(2):
+            response = ask(S1, places=places)
+            kinds.append(isinstance(response.body, bytes))
+            await text(response)
+        return kinds
+
+    assert asyncio.run(main()) == [False, True]
 
 
 @pytest.mark.parametrize("answer", [[b"{}"], [b"<html>"], [403], []])
