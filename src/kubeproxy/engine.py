@@ -35,6 +35,9 @@ log = logging.getLogger("kubeproxy.engine")
 
 NODE_PATIENCE = 30.0  # seconds; kube-proxy polls the Node that long before it falls back to loopback
 
+TOGETHER = 5000
+"""Changes that are said to be settled at once: some 10 ms."""
+
 
 class Pace(Struct, frozen=True):
     """Seconds: at least `minimum` between syncs, at most `period` between thorough looks at the kernel."""
@@ -249,7 +252,7 @@ class Engine:
             self._uncommitted = Counts()
         self._count(counts)
         if current:
-            self._settle()
+            await self._settle()
             if self._queued:  # during the sync, whose end said that nothing waits any more
                 self._observer.queued(self._families)
         if not self._never_committed:
@@ -322,6 +325,8 @@ class Engine:
         everything = full or world_changed
         changes = backlog.everything(fresh, compiled) if everything else fresh
         ages = [age for trigger in backlog.triggers() if (age := _age(trigger)) is not None]
+        if everything:
+            await asyncio.sleep(0)  # putting all Services together took its time, and so does what follows
         backlog.committed()
         self._observer.committed(Commit(family, changes, full, everything, seconds, ages))
         self._never_committed.discard(family)
@@ -331,18 +336,19 @@ class Engine:
         backlog.resting = False
         self._wake.set()
 
-    def _settle(self) -> None:
+    async def _settle(self) -> None:
         """Say what is settled: families that are refused are not waited for."""
         if not self._unsettled:
             return
         changes = list(self._unsettled.values())
         self._unsettled.clear()
-        for change in changes:
-            if change.after.problems != change.before.problems:
-                for problem in change.after.problems:
-                    if problem not in change.before.problems:
-                        self._observer.noticed(ServiceProblem(change.name, change.uid, problem))
-        self._observer.settled(changes)
+        async for some in in_turns(changes[at : at + TOGETHER] for at in range(0, len(changes), TOGETHER)):
+            for change in some:
+                if change.after.problems != change.before.problems:
+                    for problem in change.after.problems:
+                        if problem not in change.before.problems:
+                            self._observer.noticed(ServiceProblem(change.name, change.uid, problem))
+            self._observer.settled(some)
 
 
 def _resync(backend: Backend, backlog: Backlog, compiled: Mapping[ServiceName, Compiled]) -> Iterator[int]:
