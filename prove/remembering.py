@@ -17,7 +17,7 @@ from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.view import Skeleton, expected
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nfnetlink, nfta
-from kubeproxy.kernel.netlink import HEADER, Netlink, attributes
+from kubeproxy.kernel.netlink import HEADER, NETLINK_NETFILTER, Netlink, attributes
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
 
@@ -32,13 +32,17 @@ def remember(examiners: Iterable[Examiner]) -> None:
             one._expect = _expected
 
 
-def _rules(family: int, table_name: str, link: Netlink) -> list[nfnetlink.Rule]:
+def _rules(family: int, table_name: str, link: Netlink | None = None) -> list[nfnetlink.Rule]:
     request = nfnetlink.text_attribute(nfta.RULE_TABLE, table_name)
     return [_rule(body) for body in _bodies(nfnetlink.GET_RULE, family, request, "nf_tables rules", link)]
 
 
-def _bodies(kind: int, family: int, request: bytes, what: str, link: Netlink) -> Iterator[bytes]:
+def _bodies(kind: int, family: int, request: bytes, what: str, link: Netlink | None) -> Iterator[bytes]:
     """Yield the attributes of each entry of a dump: all but a message's header, which has changing numbers."""
+    if link is None:
+        with Netlink.open(NETLINK_NETFILTER) as own:
+            yield from _bodies(kind, family, request, what, own)
+        return
     for data in link.dump_all(kind, nfnetlink.GENERIC.pack(family, 0, 0) + request, what):
         at, size = 0, len(data)
         while at < size:
@@ -64,7 +68,9 @@ def _rule(message: bytes) -> nfnetlink.Rule:
 _expressions = functools.lru_cache(maxsize=8192)(nfnetlink._expressions)
 
 
-def _names(kind: int, family: int, table_name: str, name_attribute: int, what: str, link: Netlink) -> Iterator[str]:
+def _names(
+    kind: int, family: int, table_name: str, name_attribute: int, what: str, link: Netlink | None = None
+) -> Iterator[str]:
     wanted = table_name.encode() + b"\0"
     for body in _bodies(kind, family, b"", what, link):
         table, name = _named(body, name_attribute)

@@ -90,10 +90,10 @@ def test_elements_of_every_kind_read_back(link):
         assert contents(Family.IPV4, TABLE, name) == Contents.of([found])
         return found
 
-    assert only("addresses") == (one, b"", 0, 0)
-    assert only("pairs") == (one, two, 0, 0)
-    assert only("verdicts") == (one, b"target", 0, 0)
-    assert only("spans") == (one + one + one + two, b"", 0, 0)
+    assert only("addresses") == (one, b"", 0, 0, False)
+    assert only("pairs") == (one, two, 0, 0, False)
+    assert only("verdicts") == (one, b"target", 0, 0, False)
+    assert only("spans") == (one + one + one + two, b"", 0, 0, False)
     client = only("clients")
     assert (client.key, client.timeout) == (one, 60_000)
     assert 0 < client.expires <= 30_000

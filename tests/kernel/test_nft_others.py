@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_what_others_touch_is_told_by_family_and_name_and_who_did_it():
         nft.run("add element ip ours addresses { 10.0.0.1 }\nadd element ip theirs addresses { 10.0.0.2 }\n")
         heard = here.heard()
         assert (heard.complete, heard.elements, heard.rules) == (True, {"addresses"}, False)
-        assert [name.partition(" (process ")[0] for name in heard.by] == ["nft"]
+        assert heard.by == {"nft"}
         assert here.heard(V6).nothing
         nft.run("delete table ip6 ours\n")
         assert here.heard(V6).rules
@@ -93,6 +94,18 @@ def test_what_is_ours_and_what_others_do_to_tables_of_theirs_is_nothing():
             second.commit([chain_message(V4, "ours", "another")])
             here.others.ours()
             assert here.heard().nothing
+
+
+def test_a_program_may_call_itself_anything():
+    with listening() as here, closing(Transactions.open()) as stranger:
+        own = Path("/proc/thread-self/comm")
+        name = own.read_bytes()
+        try:
+            own.write_bytes(b"a\nb\x1b[1m")
+            stranger.commit([chain_message(V4, "ours", "another")])
+        finally:
+            own.write_bytes(name)
+        assert here.heard().by == {"a?b?[1m"}
 
 
 def test_what_is_committed_by_a_socket_that_nobody_knows_is_told():

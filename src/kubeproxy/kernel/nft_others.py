@@ -218,8 +218,7 @@ def listen(table: str) -> Others:
 
 
 def _by(data: bytes, start: int, end: int) -> str:
-    """Return who made a generation: 'nft (process 4711)'."""
-    found = {kind: data[s:e] for kind, s, e in attributes(data, start, end)}
-    name = found.get(nfta.GEN_PROC_NAME, b"").rstrip(b"\0").decode(errors="replace")
-    pid = int.from_bytes(found.get(nfta.GEN_PROC_PID, b""), "big")
-    return f"{name or 'unknown'} (process {pid})"
+    """Return the name of the program that made a generation; any program may call itself anything."""
+    names = (data[s:e] for kind, s, e in attributes(data, start, end) if kind == nfta.GEN_PROC_NAME)
+    name = next(names, b"").rstrip(b"\0").decode(errors="replace")
+    return "".join(letter if letter.isprintable() else "?" for letter in name) or "unknown"

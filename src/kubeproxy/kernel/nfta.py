@@ -54,7 +54,6 @@ VERDICT_CODE: Final = 1
 VERDICT_CHAIN: Final = 2
 
 GEN_ID: Final = 1
-GEN_PROC_PID: Final = 2
 GEN_PROC_NAME: Final = 3
 
 TRACE_TABLE: Final = 1

@@ -58,7 +58,7 @@ class FakeKernel:
         for family, word in WORDS.items():
             (rules, elements), (other_rules, other_elements) = before[family], _state(self.tables.get((word, TABLE)))
             told = {name for name in elements.keys() | other_elements if elements.get(name) != other_elements.get(name)}
-            heard, by = self.heard[family], frozenset({"nft (process 1)"})
+            heard, by = self.heard[family], frozenset({"nft"})
             if told or rules != other_rules:
                 self.heard[family] = Heard(
                     heard.complete, heard.elements | told, heard.rules or rules != other_rules, by
