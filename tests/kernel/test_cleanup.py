@@ -15,6 +15,7 @@ table {family} kube-proxy {{
     chain service {{ counter accept; }}
     chain out {{ type filter hook output priority 0; tcp dport vmap @verdicts; }}
 }}
+table {family} kube-proxy-check {{ }}
 table {family} others {{ }}
 """
 

@@ -323,7 +323,7 @@ class NftablesBackend:
     def _load(self) -> None:
         """Make the table, empty of Services."""
         self._chains = set()
-        self._run([self._ruleset.skeleton(self._chains)])
+        self._run([self._ruleset.without_scratch(), self._ruleset.skeleton(self._chains)])
         self._sign()
         self._nodeport_ips = frozenset()
         self._service_cidrs, self._service_cidr_edges = None, frozenset()
@@ -394,7 +394,7 @@ class NftablesBackend:
         self._chains = ruleset.needed(_chains_of(total))
         count = sum(len(entries) for entries in total.values())
         log.info("Replacing the table that is there table=%r elements=%d", ruleset.name, count)
-        text = [f"delete table {ruleset.name}", ruleset.skeleton(self._chains)]
+        text = [ruleset.without_scratch(), f"delete table {ruleset.name}", ruleset.skeleton(self._chains)]
         text += element_lines(ruleset.layout, ruleset.name, total)
         text += interval_lines(ruleset.name, "service-cidrs", ours.service_cidrs)
         self._run(text)

@@ -17,6 +17,8 @@ from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
 from kubeproxy.model.plan import Policy
 
 TABLE: Final = nftables.TABLE
+SCRATCH: Final = f"{TABLE}-check"
+"""Without effect, and only for a moment: what the kernel makes of our text. A proxy that is killed then leaves it."""
 
 EXACT: Final = 8
 """Up to so many endpoints each number is a class of its own."""

@@ -20,6 +20,7 @@ from kubeproxy.backends.nftables.layout import (
     EXACT,
     HASHED,
     POOL_MAPS,
+    SCRATCH,
     TABLE,
     ChainName,
     Kind,
@@ -81,7 +82,11 @@ class Ruleset:
 
     def scratch(self) -> Ruleset:
         """Return the same ruleset under another name and without effect, to see how the kernel would list it."""
-        return Ruleset(self.family, self._world, f"{TABLE}-check")
+        return Ruleset(self.family, self._world, SCRATCH)
+
+    def without_scratch(self) -> str:
+        """Return the text that removes such a table if there is one."""
+        return f"add table {self.layout.ip} {SCRATCH}\ndelete table {self.layout.ip} {SCRATCH}"
 
     def _samples(self) -> set[ChainName]:
         kinds = ("cluster", "policy-local", "local-pick")
