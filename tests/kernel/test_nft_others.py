@@ -47,6 +47,12 @@ def listening():
             yield Listening(link, others)
 
 
+def test_nothing_is_waited_for_before_the_first_look(monkeypatch):
+    monkeypatch.setattr(nft_others, "_LATE", (0.0, 3600.0))
+    with listening() as here:
+        assert here.heard().nothing
+
+
 def test_what_others_touch_is_told_by_family_and_name_and_who_did_it():
     with listening() as here:
         nft.run("add element ip ours addresses { 10.0.0.1 }\nadd element ip theirs addresses { 10.0.0.2 }\n")
