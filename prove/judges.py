@@ -27,7 +27,7 @@ from kubeproxy.commands.source import Running
 from kubeproxy.config.decode import decode
 from kubeproxy.control.client import Client
 from kubeproxy.control.wire import Facts, Held
-from kubeproxy.errors import KubeProxyError
+from kubeproxy.errors import ApplyError, KubeProxyError
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.planner import Planner
 from kubeproxy.model.world import Settings, Surroundings, build
@@ -197,9 +197,12 @@ async def _verified(world: World) -> list[str]:
 
     def work() -> list[str]:
         facts = running.facts()
-        with examiners(facts, facts.world.families) as kernel:
-            remember(kernel)
-            return [f"verify: {finding}" for finding in look(running.services, kernel, []).findings[:5]]
+        try:
+            with examiners(facts, facts.world.families) as kernel:
+                remember(kernel)
+                return [f"verify: {finding}" for finding in look(running.services, kernel, []).findings[:5]]
+        except ApplyError as error:  # the table is being made anew
+            return [f"verify: {error}"]
 
     return await _eventually(world, work)
 
