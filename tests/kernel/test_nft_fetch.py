@@ -5,7 +5,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from kubeproxy.kernel import nft, nft_fetch
+from kubeproxy.kernel import netlink, nft, nft_fetch
 from kubeproxy.kernel.netlink import NetlinkError
 from kubeproxy.kernel.nft_contents import contents
 from kubeproxy.kernel.nft_fetch import Answers, Fetcher, Reader
@@ -89,19 +89,19 @@ def test_what_the_kernel_refuses_is_an_error_that_names_the_map():
 
 
 def test_a_small_receive_buffer_takes_fewer_at_once(monkeypatch):
-    def small(sock, size):
+    def small(sock, size=0):
         sock.setsockopt(1, 8, 64 << 10)  # SO_RCVBUF, as in a user namespace
 
-    monkeypatch.setattr(nft_fetch, "grow_receive_buffer", small)
+    monkeypatch.setattr(netlink, "grow_receive_buffer", small)
     with a_map(element, 1000) as fetcher:
         assert fetcher.fetch(IP, "t", "m", keys(1000)) == contents(IP, "t", "m").entries
 
 
 def test_answers_that_did_not_fit_are_an_error_and_answer_nothing_else(monkeypatch):
-    def small(sock, size):
+    def small(sock, size=0):
         sock.setsockopt(1, 8, 16 << 10)
 
-    monkeypatch.setattr(nft_fetch, "grow_receive_buffer", small)
+    monkeypatch.setattr(netlink, "grow_receive_buffer", small)
     monkeypatch.setattr(nft_fetch, "_TAKEN", 64)
     with a_map(element, 1000) as fetcher:
         with pytest.raises(NetlinkError) as raised:

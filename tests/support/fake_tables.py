@@ -228,3 +228,8 @@ def _completed(options: list[list[str]], family: Family) -> Iterable[list[str]]:
             yield ["--set-xmark", f"{option[1]}/{option[1] if option[0] == '--or-mark' else '0x0'}"]
         else:
             yield option
+
+
+def named(made) -> list[str]:
+    """The chains that the last inputs name."""
+    return sorted(line[1:].split()[0] for text in made.tables.inputs for line in text.splitlines() if line[0] == ":")

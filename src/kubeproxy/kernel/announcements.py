@@ -6,9 +6,10 @@ import errno
 import socket
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final, Self
 
-from kubeproxy.kernel.netlink import NETLINK_NETFILTER, SOL_NETLINK, Closing, NetlinkError, grow_receive_buffer
+from kubeproxy.kernel.netlink import SOL_NETLINK, Closing, NetlinkError, netfilter_socket
 
 _ADD_MEMBERSHIP: Final = 1
 _DROP_MEMBERSHIP: Final = 2
@@ -20,16 +21,44 @@ def opened(subject: str, receive_buffer: int) -> socket.socket:
     `subject` is for the error: "cannot listen to SUBJECT".
     """
     try:
-        sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
-        try:
-            sock.bind((0, 0))
-            grow_receive_buffer(sock, receive_buffer)
-        except OSError:
-            sock.close()
-            raise
+        return netfilter_socket(receive_buffer)
     except OSError as error:
-        raise failed(subject, error) from error
+        raise _failed(subject, error) from error
+
+
+def listening(subject: str, receive_buffer: int, group: int) -> socket.socket:
+    """Return a socket that hears a group from now on, to be read with `waiting`. Raises NetlinkError."""
+    sock = opened(subject, receive_buffer)
+    try:
+        sock.setblocking(False)
+        join(sock, group)
+    except OSError as error:
+        sock.close()
+        raise _failed(subject, error) from error
     return sock
+
+
+def waiting(sock: socket.socket, subject: str, lost: Callable[[], None]) -> Iterator[bytes]:
+    """Yield what was announced and not read yet; call `lost` where some were lost, as too many came at once.
+
+    Raises NetlinkError.
+    """
+    while True:
+        try:
+            data = sock.recv(1 << 15)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if error.errno != errno.ENOBUFS:
+                raise _failed(subject, error) from error
+            lost()
+        else:
+            yield data
+
+
+def here() -> int:
+    """Return the number of the caller's network namespace."""
+    return Path("/proc/thread-self/ns/net").stat().st_ino
 
 
 def join(sock: socket.socket, *groups: int) -> None:
@@ -66,7 +95,7 @@ class Announcements(Closing):
             join(sock, *groups)
         except OSError as error:
             sock.close()
-            raise failed(subject, error) from error
+            raise _failed(subject, error) from error
         return cls(sock, subject)
 
     def close(self) -> None:
@@ -87,10 +116,9 @@ class Announcements(Closing):
                 return
             except OSError as error:
                 if error.errno != errno.ENOBUFS:
-                    raise failed(self._subject, error) from error
+                    raise _failed(self._subject, error) from error
                 self.lost += 1
 
 
-def failed(subject: str, error: OSError) -> NetlinkError:
-    """Return the error that says what cannot be listened to."""
+def _failed(subject: str, error: OSError) -> NetlinkError:
     return NetlinkError(error.errno or errno.EIO, f"cannot listen to {subject}")

@@ -375,6 +375,18 @@ def _opened(protocol: int) -> socket.socket:
     return opened
 
 
+def netfilter_socket(receive_buffer: int) -> socket.socket:
+    """Return a bound socket of netfilter with a receive buffer of so many bytes. Raises OSError."""
+    opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
+    try:
+        opened.bind((0, 0))
+        grow_receive_buffer(opened, receive_buffer)
+    except OSError:
+        opened.close()
+        raise
+    return opened
+
+
 def grow_receive_buffer(sock: socket.socket, size: int = _RECEIVE_BUFFER) -> None:
     """Give a socket a receive buffer of so many bytes, or what the system allows without CAP_NET_ADMIN.
 

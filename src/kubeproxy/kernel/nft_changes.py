@@ -8,12 +8,10 @@ include/uapi/linux/netfilter/nfnetlink.h.
 
 from __future__ import annotations
 
-import errno
 import socket
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from kubeproxy.errors import ApplyError
@@ -116,18 +114,14 @@ class Changes:
     @understood("changes of nf_tables")
     def _read(self) -> None:
         overflowed = False
-        while True:
-            try:
-                data = self._socket.recv(1 << 15)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    raise ApplyError(f"cannot listen to nf_tables: {error.strerror}") from error
-                # Some were lost: later than what is still to be read, nobody knows how many.
-                self._found.clear()
-                overflowed = self._lost = True
-                continue
+
+        def lost() -> None:
+            # Some were lost: later than what is still to be read, nobody knows how many.
+            nonlocal overflowed
+            self._found.clear()
+            overflowed = self._lost = True
+
+        for data in announcements.waiting(self._socket, "nf_tables", lost):
             for at in _interesting(data, self._word):
                 if at.kind == _NEW_GENERATION:
                     if not self._lost:
@@ -162,22 +156,12 @@ def listen(concerns: Callable[[ChainChange], bool], word: bytes) -> Changes:
 
     The kernel wants CAP_NET_ADMIN. Raises ApplyError.
     """
-    here = _here()
+    here = announcements.here()
     if here not in _listening:
-        _listening[here] = Changes(_opened(), here, concerns, word)
+        opened = announcements.listening("nf_tables", _RECEIVE_BUFFER, _GROUP)
+        _listening[here] = Changes(opened, here, concerns, word)
     _listening[here].users += 1
     return _listening[here]
-
-
-def _opened() -> socket.socket:
-    opened = announcements.opened("nf_tables", _RECEIVE_BUFFER)
-    opened.setblocking(False)
-    announcements.join(opened, _GROUP)
-    return opened
-
-
-def _here() -> int:
-    return Path("/proc/thread-self/ns/net").stat().st_ino
 
 
 def _generation(data: bytes, start: int, end: int) -> int:

@@ -19,15 +19,14 @@ from kubeproxy.kernel import nfta
 from kubeproxy.kernel.netlink import (
     ATTRIBUTE,
     HEADER,
-    NETLINK_NETFILTER,
     NLM_F_REQUEST,
     NLMSG_ERROR,
     Closing,
     NetlinkError,
     attributes,
-    grow_receive_buffer,
     message,
     nested,
+    netfilter_socket,
     understood,
 )
 from kubeproxy.kernel.nfnetlink import GENERIC, GET_ELEMENT, GET_SET, NEW_ELEMENT, element_of, in_set
@@ -97,16 +96,9 @@ class Fetcher(Closing):
     def open(cls) -> Self:
         """Open a socket in the caller's network namespace. Raises NetlinkError."""
         try:
-            opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
-            try:
-                opened.bind((0, 0))
-                grow_receive_buffer(opened, _RECEIVE_BUFFER)
-            except OSError:
-                opened.close()
-                raise
+            return cls(netfilter_socket(_RECEIVE_BUFFER))
         except OSError as error:
             raise NetlinkError(error.errno or errno.EIO, "cannot open an nf_tables socket") from error
-        return cls(opened)
 
     def close(self) -> None:
         """Close the socket."""

@@ -7,17 +7,14 @@ functions named notify, which tell at the end of each transaction what it did, a
 
 from __future__ import annotations
 
-import errno
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Final, NamedTuple
 
-from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import announcements, nfta
 from kubeproxy.kernel.netlink import attributes, messages, understood
 from kubeproxy.kernel.nfnetlink import DELETE_ELEMENT, NEW_ELEMENT, SUBSYSTEM
@@ -154,16 +151,7 @@ class Others:
 
     @understood("changes of nf_tables")
     def _read(self) -> None:
-        while True:
-            try:
-                data = self._socket.recv(1 << 15)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    raise ApplyError(f"cannot listen to nf_tables: {error.strerror}") from error
-                self._miss_all()
-                continue
+        for data in announcements.waiting(self._socket, "nf_tables", self._miss_all):
             # The end of a transaction comes alone; what is said of others' tables may be 100,000 messages.
             if self._table not in data and not data.startswith(_NEW_GENERATION_BYTES, _KIND):
                 continue
@@ -203,15 +191,9 @@ def listen(table: str) -> Others:
     Each is to close it. The kernel wants CAP_NET_ADMIN. Raises NetlinkError.
     """
     with _opening:
-        here = Path("/proc/thread-self/ns/net").stat().st_ino
+        here = announcements.here()
         if here not in _listening:
-            opened = announcements.opened("nf_tables", _RECEIVE_BUFFER)
-            try:
-                opened.setblocking(False)
-                announcements.join(opened, _GROUP)
-            except OSError as error:
-                opened.close()
-                raise announcements.failed("nf_tables", error) from error
+            opened = announcements.listening("nf_tables", _RECEIVE_BUFFER, _GROUP)
             _listening[here] = Others(opened, here, table)
         _listening[here].users += 1
         return _listening[here]

@@ -17,14 +17,9 @@ from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.xtables import RestoreError
 from kubeproxy.model.objects import ServicePort
 from kubeproxy.model.plan import Detector, ServicePortKey
-from support.fake_tables import FakeCommands, backend, normalised
+from support.fake_tables import FakeCommands, backend, named, normalised
 from support.iptables_plans import SHARED_CHAINS, V4, WORLD, a, opened, plans
 from support.random_plans import histories
-
-
-def written(made) -> list[str]:
-    """The chains that the last inputs name."""
-    return sorted(line[1:].split()[0] for text in made.tables.inputs for line in text.splitlines() if line[0] == ":")
 
 
 @given(histories(min_size=1, max_size=4), st.booleans())
@@ -52,8 +47,8 @@ def test_changes_come_to_the_same_as_everything_at_once(history, uses_nft):
 def test_an_endpoint_that_moves_writes_the_choice_and_its_own_chain():
     made = opened({a("web"): plans("web", 1, "10.244.0.1", "10.244.0.2"), a("other"): plans("other", 2, "10.244.0.3")})
     list(made.sync([(a("web"), plans("web", 1, "10.244.0.1", "10.244.0.9"))]))
-    assert f"KUBE-SVC-{chain_hash('default/webtcp')}" in written(made)
-    assert len(written(made)) == 3, "the Service's, the new endpoint's, the old endpoint's"
+    assert f"KUBE-SVC-{chain_hash('default/webtcp')}" in named(made)
+    assert len(named(made)) == 3, "the Service's, the new endpoint's, the old endpoint's"
     assert made.tables.inputs[0].count("\n-X ") == 1
     assert "*filter" not in made.tables.inputs[0]
 
@@ -121,7 +116,7 @@ def test_other_nodeport_addresses_are_taken_up_by_the_next_sync():
     ours = structs.replace(WORLD.ipv4, nodeport_ips=(b"\xc0\0\2\1",))
     assert not made.set_world(structs.replace(WORLD, ipv4=ours))
     list(made.sync([]))
-    assert written(made) == ["KUBE-SERVICES"]
+    assert named(made) == ["KUBE-SERVICES"]
     assert "-d 192.0.2.1/32" in made.tables.chains["nat", "KUBE-SERVICES"][-1]
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.xtables import Incompatible
 from kubeproxy.model.objects import ServicePort
-from support.fake_tables import FakeCommands, backend, normalised
+from support.fake_tables import FakeCommands, backend, named, normalised
 from support.iptables_plans import SHARED_CHAINS, V4, WORLD, a, opened, plans
 from support.random_plans import histories
 
@@ -21,11 +21,6 @@ def again(made, wanted, world=WORLD, family=V4):
     made.tables.inputs.clear()
     list(fresh.resync(wanted))
     return fresh
-
-
-def named(made) -> list[str]:
-    """The chains that the last inputs name."""
-    return sorted(line[1:].split()[0] for text in made.tables.inputs for line in text.splitlines() if line[0] == ":")
 
 
 def two():
