@@ -128,6 +128,8 @@ class Told:
     def waited(self, family: Family, seconds: float) -> None:
         self.waits.append(seconds)
 
+    def follow_packets(self, *readers) -> None: ...
+
 
 class FakeWatch:
     """A Watch of fake tables; another program works on them when a test says so."""

@@ -10,25 +10,37 @@ import socket
 import struct
 from typing import Final
 
-from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink, attribute, attributes, messages, understood
+from kubeproxy.kernel.netlink import (
+    NETLINK_NETFILTER,
+    Netlink,
+    NetlinkError,
+    attribute,
+    attributes,
+    messages,
+    understood,
+)
 
 _SUBSYSTEM: Final = 7
 _NEW: Final = _SUBSYSTEM << 8 | 0
 _GET: Final = _SUBSYSTEM << 8 | 1
 _NAME: Final = 1
 _PACKETS: Final = 2
+_UNKNOWN: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT})  # nfnetlink without the subsystem
 _GENERIC: Final = struct.pack("=BBH", socket.AF_UNSPEC, 0, 0)
 
 
 def ensure(name: str) -> bool:
-    """Make a counter where there is none of that name; return whether the kernel has it now."""
-    try:
-        with Netlink.open(NETLINK_NETFILTER) as link:
-            ((code, _),) = link.requests(_NEW, [_GENERIC + attribute(_NAME, name.encode() + b"\0")], "a packet counter")
-    except ApplyError:
+    """Make a counter where there is none of that name; return False where the kernel knows no counters.
+
+    Raises ApplyError when it refuses for another reason, as for want of memory: another time it may not.
+    """
+    with Netlink.open(NETLINK_NETFILTER) as link:
+        ((code, said),) = link.requests(_NEW, [_GENERIC + attribute(_NAME, name.encode() + b"\0")], "a packet counter")
+    if code in _UNKNOWN:
         return False
-    return code in (0, errno.EBUSY, errno.EEXIST)
+    if code not in (0, errno.EBUSY, errno.EEXIST):
+        raise NetlinkError(code, f"the kernel makes no packet counter {name} {said}".rstrip())
+    return True
 
 
 @understood("packet counters")

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Final, NamedTuple, Self
 
 from kubeproxy.backends.ahead import Ahead
-from kubeproxy.backends.iptables import skeleton
+from kubeproxy.backends.iptables import counters, skeleton
 from kubeproxy.backends.iptables.audit import Audit, Place
 from kubeproxy.backends.iptables.contents import Changes, Contents, Delta, Plans
 from kubeproxy.backends.iptables.metrics import Metrics
@@ -179,6 +179,9 @@ class IptablesBackend:
             yield from self._resync(wanted)
 
     def _resync(self, wanted: Mapping[ServiceName, Plans]) -> Iterator[int]:
+        if self._options.counters is None:
+            self._options = self._options._replace(counters=counters.ensure(self._metrics))
+            self._settings = self._settings_of(self._world)
         removal = Removal.TOGETHER
         while True:
             try:
@@ -371,7 +374,7 @@ def settings_of(commands: Commands, world: Globals, options: Options) -> Setting
         mark=world.masquerade_mark,
         localhost=family is Family.IPV4 and options.localhost(ips),
         liberal=options.liberal,
-        counters=options.counters,
+        counters=bool(options.counters),
         random_fully=commands.version >= (1, 6, 2),
         nodeport_ips=ips,
     )

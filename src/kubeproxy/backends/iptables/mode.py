@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 from kubeproxy.backends import leftovers
+from kubeproxy.backends.iptables import counters
 from kubeproxy.backends.iptables.backend import ROUTE_LOCALNET, IptablesBackend, settings_of, style_of
 from kubeproxy.backends.iptables.examine import IptablesExaminer
 from kubeproxy.backends.iptables.metrics import Metrics
 from kubeproxy.backends.iptables.options import Options, names_loopback
 from kubeproxy.backends.iptables.reading import CommandsReading, in_use, printer
-from kubeproxy.backends.iptables.render import INVALID_COUNTER, LOCALHOST_COUNTER
 from kubeproxy.backends.iptables.weight import weigh
 from kubeproxy.backends.mode import Operations, Registry
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ApplyError, KubeProxyError, Unsupported
-from kubeproxy.kernel import iptables_variant, nfacct, xtables
+from kubeproxy.kernel import iptables_variant, xtables
 from kubeproxy.kernel.sysctl import TCP_BE_LIBERAL, read_sysctl, write_sysctl
 from kubeproxy.kernel.xtables import Commands, Incompatible
 from kubeproxy.model.addresses import Family
@@ -79,7 +79,7 @@ def _commands(family: Family) -> Commands:
 
 def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) -> list[IptablesBackend]:
     metrics = Metrics(registry)
-    options = Options(config.iptables.localhost_node_ports, _is_liberal(), _counters(metrics))
+    options = Options(config.iptables.localhost_node_ports, _is_liberal(), counters.ensure(metrics))
     backends = [IptablesBackend.open(_commands(family), world, options, metrics) for family in world.families]
     log.info("Using iptables variant=%s counters=%s", iptables_variant.chosen() or "the only one", options.counters)
     return backends
@@ -104,25 +104,6 @@ def _is_liberal() -> bool:
         return read_sysctl(TCP_BE_LIBERAL) != "0"
     except KubeProxyError:
         return False
-
-
-def _counters(metrics: Metrics) -> bool:
-    """Make the packet counters, and have them asked for; return whether the kernel has them."""
-    if not (nfacct.ensure(INVALID_COUNTER) and nfacct.ensure(LOCALHOST_COUNTER)):
-        log.info("The kernel has no named packet counters (nfnetlink_acct): two metrics stay at 0")
-        return False
-    metrics.follow_packets(_reader(INVALID_COUNTER), _reader(LOCALHOST_COUNTER))
-    return True
-
-
-def _reader(counter: str) -> Callable[[], float]:
-    def read() -> float:
-        try:
-            return nfacct.packets(counter)
-        except ApplyError:
-            return 0.0
-
-    return read
 
 
 def _keeps(commands: Commands, table: str, chain: str) -> bool:  # noqa: ARG001 - the same in all tables

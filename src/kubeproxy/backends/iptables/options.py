@@ -10,11 +10,14 @@ from kubeproxy.model.addresses import Family, is_loopback, parse_networks, withi
 
 
 class Options(NamedTuple):
-    """`localhost_nodeports` as configured; `liberal`: nf_conntrack_tcp_be_liberal; `counters`: nfacct is there."""
+    """`localhost_nodeports` as configured; `liberal`: nf_conntrack_tcp_be_liberal; `counters`: nfacct is there.
+
+    `counters` is None while the kernel could not be asked.
+    """
 
     localhost_nodeports: bool
     liberal: bool
-    counters: bool
+    counters: bool | None
 
     def localhost(self, nodeport_ips: tuple[bytes, ...] | None) -> bool:
         """Return whether NodePorts answer on loopback, given the addresses they answer on (None for all)."""

@@ -1,0 +1,62 @@
+"""Packet counters of iptables mode: made, not there, or not to be had for now."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from kubeproxy.backends.iptables import counters
+from kubeproxy.backends.iptables.options import Options
+from kubeproxy.kernel import nfacct
+from kubeproxy.kernel.netlink import Netlink, NetlinkError
+from kubeproxy.model.addresses import Family
+from support.fake_tables import Told, backend
+from support.iptables_kernel import WORLD
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """What the kernel answers to those who make a counter, 0 once there is no more."""
+    made: list[int] = []
+
+    class Link:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error): ...
+
+        def requests(self, *_):
+            return [(made.pop(0) if made else 0, "")]
+
+    monkeypatch.setattr(Netlink, "open", lambda *_: Link())
+    return made
+
+
+@pytest.mark.parametrize(
+    ("code", "there"),
+    [(0, True), (errno.EEXIST, True), (errno.EBUSY, True), (errno.EINVAL, False), (errno.EOPNOTSUPP, False)],
+)
+def test_a_kernel_has_them_or_not(answers, code, there):
+    answers.append(code)
+    assert nfacct.ensure("x") is there
+
+
+@pytest.mark.parametrize("code", [errno.ENOBUFS, errno.ENOMEM, errno.EPERM])
+def test_a_refusal_for_another_reason_says_nothing_about_the_kernel(answers, code):
+    answers.extend([code, code])
+    with pytest.raises(NetlinkError):
+        nfacct.ensure("x")
+    assert counters.ensure(Told()) is None
+
+
+def test_they_are_asked_for_again_at_each_full_sync_until_the_kernel_could_say(answers):
+    made = backend(WORLD, Family.IPV4, options=Options(True, False, None))
+
+    def counting() -> list[str]:
+        list(made.resync({}))
+        return [rule for rules in made.tables.chains.values() for rule in rules if "nfacct" in rule]
+
+    answers.append(errno.ENOBUFS)
+    assert counting() == []
+    assert counting() != []
