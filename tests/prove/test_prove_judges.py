@@ -117,3 +117,24 @@ def test_lines_that_mutations_break_are_there(name: str) -> None:
     mutation = MUTATIONS[name]
     text = broken((SOURCE / mutation.file).read_text(), mutation)
     compile(text, mutation.file, "exec")
+
+
+@pytest.mark.parametrize(
+    ("place", "label", "same"),
+    [
+        ("iptables nat KUBE-SEP-A", "default/web:http", True),
+        ("iptables nat KUBE-SVC-A", "default/web:http -> 10.244.0.1:80", True),
+        ("iptables nat KUBE-SVC-A", "default/web:http cluster IP", False),
+        ("iptables nat KUBE-EXT-A", "default/web:http", False),
+    ],
+)
+def test_a_large_cluster_does_not_say_whose_an_endpoint_is(place, label, same):
+    def rule(label: str, target: str = "KUBE-SEP-B") -> list[str]:
+        said = f' -m comment --comment "{label}"' if label else ""
+        return [f"-A {place.split()[2]}{said} -j {target}"]
+
+    assert not dumps.differences({place: rule(label)}, {place: rule(label)})
+    for one, other in ((rule(label), rule("")), (rule(""), rule(label))):
+        assert bool(dumps.differences({place: one}, {place: other})) is not same
+    assert dumps.differences({place: rule(label)}, {place: rule(label.replace("web", "other"))})
+    assert dumps.differences({place: rule(label)}, {place: rule("", "KUBE-SEP-C")})
