@@ -13,7 +13,10 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any, Literal
+
+from msgspec import structs
 
 from kubeproxy import __version__, garbage, host, modes, privileges
 from kubeproxy.backends.mode import Backend, Mode, Operations, Relaying
@@ -73,8 +76,7 @@ def run(options: Options) -> int:
     mode = modes.named(config.active_mode)
     operations = mode.operations()
     settings = host.settings(config, options.connections, options.orphans, options.forward_after)
-    operations.check(config, settings.families)
-    settings = operations.within(settings)
+    settings = operations.within(_checked(settings, partial(operations.check, config)))
     host.check_families(settings)
     host.check_nodeport_addresses(config)
     if options.init_only:
@@ -83,6 +85,14 @@ def run(options: Options) -> int:
         return 0
     garbage.postpone()
     return asyncio.run(_main(options, settings, mode, output))
+
+
+def _checked(settings: Settings, check: Callable[[Sequence[Family]], None]) -> Settings:
+    """Return the settings with the families that the mode can do on this node. Raises Unsupported."""
+    able = host.supported(settings.families, settings.bind_address, check)
+    if able.lack:
+        log.warning("%s", able.words)
+    return structs.replace(settings, families=able.families)
 
 
 async def _main(options: Options, settings: Settings, mode: Mode, output: logs.Output) -> int:

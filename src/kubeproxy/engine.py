@@ -24,9 +24,10 @@ from kubeproxy.intake import Intake
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event
 from kubeproxy.model.gone import Departures
+from kubeproxy.model.objects import Node
 from kubeproxy.model.plan import NOTHING, Compiled, Globals, ServiceName, ServicePlan
 from kubeproxy.model.planner import Change, Counts, Planner
-from kubeproxy.model.world import Settings, Surroundings, build, pod_cidrs
+from kubeproxy.model.world import Settings, Surroundings, build, pod_cidrs, primary_family
 from kubeproxy.observer import Commit, Observer, ServiceProblem
 from kubeproxy.progress import Progress
 from kubeproxy.turns import exhaust, in_turns
@@ -196,6 +197,7 @@ class Engine:
         node = self.planner.nodes.get(self.settings.node_name)
         needs_pod_cidrs = self.settings.local_mode == "NodeCIDR"
         if node is not None and (pod_cidrs(node) or not needs_pod_cidrs):
+            self._check_family(node)
             return True
         left = self._started + self._node_patience - time.monotonic()
         if left > 0:
@@ -208,6 +210,16 @@ class Engine:
             )
         log.warning("No Node of this name, going on without its addresses node=%s", self.settings.node_name)
         return True
+
+    def _check_family(self, node: Node) -> None:
+        """Raise Unsupported when the Node's primary family is one that cannot be served here."""
+        primary = primary_family(self.settings, node)
+        if primary is not None and primary not in self.settings.families:
+            served = " and ".join(family.label for family in self.settings.families)
+            raise Unsupported(
+                f"the first address of Node {self.settings.node_name} is an {primary.label} address, but only {served} "
+                f"can be served here: turn {primary.label} on in this kernel, or have the other address come first"
+            )
 
     def _update_world(self) -> bool:
         """Take the node's part of the plans up to date; return whether it changed. Raises ApplyError."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
+from typing import NamedTuple
 
 from kubeproxy.config.gates import gate_enabled
 from kubeproxy.config.modes.description import EVERY_ADDRESS, NODEPORT_WORDS, spelled_out
@@ -21,7 +22,7 @@ from kubeproxy.kernel.sysctl import ConntrackConfig, apply_settings, conntrack_s
 from kubeproxy.model.addresses import Family, family_of, pack, parse_networks
 from kubeproxy.model.objects import Node
 from kubeproxy.model.plan import Connections, Forwarding, Orphans
-from kubeproxy.model.world import LocalMode, Settings, pod_cidrs
+from kubeproxy.model.world import LocalMode, Settings, pod_cidrs, primary_family
 
 log = logging.getLogger("kubeproxy.host")
 
@@ -52,6 +53,36 @@ def families(primary: Family, proc: Path = Path("/proc")) -> tuple[Family, ...]:
             "or give an IPv4 address"
         )
     return found
+
+
+class Supported(NamedTuple):
+    """The families that a mode can do on this node, and what it lacks for the other one; '' for nothing."""
+
+    families: tuple[Family, ...]
+    lack: str = ""
+
+    @property
+    def words(self) -> str:
+        """What it lacks, and what comes of that."""
+        return f"Services are served by {self.families[0].label} alone: {self.lack}"
+
+
+def supported(found: tuple[Family, ...], bind_address: bytes, check: Callable[[Sequence[Family]], None]) -> Supported:
+    """Return for which families `check` finds that nothing is missing. It raises Unsupported where something is.
+
+    A node may do without the second one, as without ip6tables, or a kernel without its nat table. Raises Unsupported
+    when the primary family lacks something: that of bindAddress (packed, b'' for none), else IPv4.
+    Source: platformCheckSupported of cmd/kube-proxy.
+    """
+    primary = family_of(bind_address) if bind_address else found[0]
+    try:
+        check(found)
+    except Unsupported as error:
+        if found == (primary,):
+            raise
+        check((primary,))
+        return Supported((primary,), str(error))
+    return Supported(found)
 
 
 def settings(
@@ -168,7 +199,7 @@ def check_pod_cidrs(wanted: Settings, node: Node | None) -> None:
     cidrs = pod_cidrs(node)
     if wanted.local_mode != "NodeCIDR" or not cidrs:
         return
-    primary = family_of(wanted.bind_address) if wanted.bind_address else _first_family(node) or wanted.families[0]
+    primary = primary_family(wanted, node) or wanted.families[0]
     if not _any_of(primary, cidrs):
         raise ConfigError(
             f"detectLocalMode: NodeCIDR, but podCIDRs {','.join(cidrs)} of Node {wanted.node_name} are not "
@@ -178,13 +209,3 @@ def check_pod_cidrs(wanted: Settings, node: Node | None) -> None:
 
 def _any_of(family: Family, cidrs: Sequence[str]) -> bool:
     return bool(parse_networks(cidrs, family))
-
-
-def _first_family(node: Node | None) -> Family | None:
-    listed = (node.status.addresses if node is not None and node.status is not None else None) or ()
-    for kind in ("InternalIP", "ExternalIP"):
-        for entry in listed:
-            address = pack(entry.address) if entry.type == kind else None
-            if address is not None:
-                return family_of(address)
-    return None

@@ -7,6 +7,7 @@ that last.
 from __future__ import annotations
 
 import fcntl
+import os
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,24 @@ async def test_loopback_is_opened_for_a_nodeport_only(bare: Live) -> None:
     port = bare.front("open", "nodeport").port
     await bare.expect(type(bare.front("open"))("127.0.0.1", port), {"node": "a1 b1"})
     assert await bare.run("sysctl", "-n", where) == "1\n"
+
+
+async def test_a_kernel_without_the_nat_table_of_ip6tables_is_served_with_ipv4(bare: Live) -> None:
+    """As that of minikube (kubernetes issue 133694): the Go kube-proxy logs it and goes on with one family."""
+    tools = bare.cluster.folder / "tools"
+    tools.mkdir()
+    for variant in ("nft", "legacy"):
+        tool = tools / f"ip6tables-{variant}"
+        tool.write_text(
+            f'#!/bin/sh\n[ "$1" = --version ] && exec /usr/sbin/ip6tables-{variant} "$@"\n'
+            "echo 'ip6tables: can not initialize ip6tables table `nat`: Table does not exist' >&2\nexit 3\n"
+        )
+        tool.chmod(0o755)
+    bare.service("web", "a1 a2 b1", **DUAL)
+    await bare.start(IPTABLES, command=["env", f"PATH={tools}:{os.environ['PATH']}", proxy_command()])
+    await bare.expect(bare.front("web"), {"pod": "a1 a2 b1"})
+    assert "KUBE-SERVICES" not in await bare.run("ip6tables-nft-save")
+    (line,) = bare.logged("Services are served by IPv4 alone")
+    assert "Table does not exist" in line
+    status, body = await bare.page("/healthz")
+    assert (status, "IPv6" in body) == (200, False)

@@ -52,6 +52,38 @@ def test_families(proc):
     assert host.families(V4, proc) == (V4,)
 
 
+@pytest.mark.parametrize(
+    ("found", "bind", "missing", "able"),
+    [
+        ((V4, V6), "", (), (V4, V6)),
+        ((V4, V6), "", (V6,), (V4,)),
+        ((V4, V6), "fd00::1", (V4,), (V6,)),
+        ((V4,), "", (), (V4,)),
+        ((V4, V6), "", (V4,), None),
+        ((V4, V6), "", (V4, V6), None),
+        ((V4, V6), "fd00::1", (V6,), None),
+        ((V4,), "", (V4,), None),
+    ],
+)
+def test_a_node_may_do_without_the_second_family(found, bind, missing, able):
+    """As one whose kernel has no nat table for ip6tables: the Go kube-proxy serves IPv4 alone there."""
+
+    def check(families):
+        for family in families:
+            if family in missing:
+                raise Unsupported(f"no {family.label}")
+
+    address = pack(bind) if bind else b""
+    if able is None:
+        with pytest.raises(Unsupported):
+            host.supported(found, address, check)
+        return
+    got = host.supported(found, address, check)
+    assert (got.families, got.lack) == (able, "" if able == found else f"no {missing[0].label}")
+    if got.lack:
+        assert got.words == f"Services are served by {able[0].label} alone: no {missing[0].label}"
+
+
 def test_settings_of_a_configuration(monkeypatch):
     monkeypatch.setattr(host, "families", lambda primary: (primary,))
     found = host.settings(load_text(HEAD + "hostnameOverride: n\nbindAddress: fd00::1\nclusterCIDR: fd00:1::/64\n"))

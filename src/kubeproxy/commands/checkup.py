@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
@@ -30,7 +31,7 @@ from kubeproxy.kernel.listening import listening
 from kubeproxy.kernel.port_holder import holder
 from kubeproxy.kernel.routes import way_out
 from kubeproxy.kernel.sysctl import NF_CONNTRACK_MAX, read_sysctl
-from kubeproxy.model.addresses import Family, unpack
+from kubeproxy.model.addresses import Family, pack, unpack
 from kubeproxy.model.plan import FamilyGlobals
 from kubeproxy.seeing.checks import contact, identity, programming, settings, strangers
 from kubeproxy.seeing.finding import Finding, worst_first
@@ -202,10 +203,14 @@ def _ports(node: Node) -> Iterator[identity.Port]:
 
 
 def _able(node: Node) -> Iterator[Finding]:
+    bind = pack(node.config.bind_address) or b""
+    look = partial(node.mode.operations().look, node.config)
     try:
-        node.mode.operations().look(node.config, node.families)
+        able = host.supported(node.families, bind if any(bind) else b"", look)
     except Unsupported as error:
         yield from programming.able(str(error))
+    else:
+        yield from programming.half_able(able.lack, able.families[0].label)
 
 
 # -- other programs ----------------------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 
-from msgspec import Struct
+from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from kubeproxy import host, modes
@@ -113,7 +114,7 @@ def _new(given: argparse.Namespace, now: KubeProxyConfiguration) -> KubeProxyCon
 
 def _outlook(asked: Source, facts: Facts, now: KubeProxyConfiguration, new: KubeProxyConfiguration) -> Outlook:
     old_mode, mode = modes.named(facts.mode), modes.named(new.active_mode)
-    settings = host.settings(new)
+    settings, lacks, alone = _settings(new, mode)
     local = host.packed_local_addresses(tuple(Family), modes.interfaces())
     world, unknown = _world(facts, settings, local)
     before, after = Planner(facts.world), Planner(world)
@@ -125,14 +126,9 @@ def _outlook(asked: Source, facts: Facts, now: KubeProxyConfiguration, new: Kube
     after.take()
     sides = Side(before, old_mode.habits), Side(after, mode.habits)
     same = mode.name == old_mode.name
-    node = [*_sysctls(mode, new), *_written(old_mode, mode, before, after, local)]
+    node = [*alone, *_sysctls(mode, new), *_written(old_mode, mode, before, after, local)]
     if not same:
         node += _removed(old_mode, mode, unknown)
-    try:
-        mode.operations().look(new, settings.families)
-        lacks = ""
-    except Unsupported as error:
-        lacks = str(error)
     return Outlook(
         mode=mode.name,
         fields=tuple(differences(now, new)),
@@ -143,6 +139,18 @@ def _outlook(asked: Source, facts: Facts, now: KubeProxyConfiguration, new: Kube
         lacks=lacks,
         unknown=tuple(unknown),
     )
+
+
+def _settings(new: KubeProxyConfiguration, mode: Mode) -> tuple[Settings, str, list[str]]:
+    """Return what the configuration says of this node, what it lacks to run it, '' for nothing, and what it lacks for
+    one family alone, as a sentence or none.
+    """
+    settings = host.settings(new)
+    try:
+        able = host.supported(settings.families, settings.bind_address, partial(mode.operations().look, new))
+    except Unsupported as error:
+        return settings, str(error), []
+    return structs.replace(settings, families=able.families), "", [able.words] if able.lack else []
 
 
 def _world(facts: Facts, settings: Settings, local: Local) -> tuple[Globals, list[str]]:

@@ -29,6 +29,7 @@ NAMES: Final = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
 VARIANTS: Final = ("iptables-nft", "iptables-legacy", "ip6tables-nft", "ip6tables-legacy")
 _PIPE: Final = 1 << 20
 _INCOMPATIBLE: Final = "is incompatible, use 'nft' tool"
+_LOCK_HELD: Final = "holding the xtables lock"
 _AS_WE_ARE: Final = Start()
 _ODD_BYTES: Final = "surrogateescape"  # others' comments may be any bytes; those of rules that are removed come back
 
@@ -41,6 +42,10 @@ class RestoreError(ApplyError):
         lines = said.strip().splitlines() or [f"exit status {status}"]
         # What it could not do comes last, after the warnings.
         super().__init__(f"{command}: {' / '.join(line.strip() for line in lines[-3:])}")
+
+
+class LockHeldError(ApplyError):
+    """Another program held the lock of legacy iptables all the time: what was asked is not known."""
 
 
 class Incompatible(ApplyError):  # noqa: N818 - what the command calls it
@@ -307,5 +312,6 @@ def _call(command: list[str], text: str | None = None) -> subprocess.CompletedPr
 def _output(command: list[str], done: subprocess.CompletedProcess[str]) -> str:
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        raise ApplyError(f"{command[0]}: {' / '.join(lines[:3])}")
+        kind = LockHeldError if _LOCK_HELD in done.stderr else ApplyError
+        raise kind(f"{command[0]}: {' / '.join(lines[:3])}")
     return done.stdout

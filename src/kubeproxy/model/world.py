@@ -103,6 +103,17 @@ def node_addresses(settings: Settings, node: Node | None, family: Family) -> tup
     return (_LOOPBACK[family],)
 
 
+def primary_family(settings: Settings, node: Node | None) -> Family | None:
+    """Return the family that this node cannot do without: of bindAddress, else of the first of the Node's addresses.
+
+    None when neither says it.
+    """
+    if settings.bind_address:
+        return family_of(settings.bind_address)
+    listed = _listed(node)
+    return next((family_of(address) for kind in _KINDS for entry, address in listed if entry.type == kind), None)
+
+
 _KINDS = ("InternalIP", "ExternalIP")
 _LOOPBACK = {Family.IPV4: b"\x7f\0\0\1", Family.IPV6: b"\0" * 15 + b"\1"}
 

@@ -7,6 +7,7 @@ import pytest
 from kubeproxy import engine as engine_module
 from kubeproxy.engine import Pace
 from kubeproxy.errors import Unsupported
+from kubeproxy.model.addresses import pack
 from kubeproxy.model.events import Replaced
 from support.staged_engine import LISTS, READY, V4, V6, endpoints, gone, node, play, service, started
 
@@ -109,6 +110,23 @@ def test_node_cidr_mode_gives_up_without_pod_networks():
         assert stage.backend.calls == []
 
     play(scene, local_mode="NodeCIDR", patience=0.01)
+
+
+@pytest.mark.parametrize(("address", "bind", "runs"), [("fd00::1", "", False), ("fd00::1", "192.0.2.1", True)])
+def test_a_node_whose_first_address_cannot_be_served_here(address, bind, runs):
+    """As the Go kube-proxy, which ends with "no support for primary IP family"."""
+
+    async def scene(stage):
+        stage.tell(*LISTS, node(address))
+        if runs:
+            await stage.settled()
+            assert stage.backend.calls == [("resync", [])]
+        else:
+            with pytest.raises(Unsupported, match="is an IPv6 address, but only IPv4 can be served here"):
+                await asyncio.wait_for(stage.task, 5)
+            assert stage.backend.calls == []
+
+    play(scene, bind_address=pack(bind) if bind else b"")
 
 
 # -- what ----------------------------------------------------------------------------------------------------------

@@ -110,6 +110,11 @@ CASES: dict = {
         [(NOTE, "the proxy runs version 1 for 3 days, this command is 2")],
     ),
     "able": (programming.able(""), []),
+    "able in both": (programming.half_able("", "IPv4"), []),
+    "able in one": (
+        programming.half_able("ip6tables is missing: install iptables", "IPv4"),
+        [(DEGRADED, "ip6tables is missing")],
+    ),
     "unable": (programming.able("nft is missing: install nftables"), [(BROKEN, "nft is missing")]),
     "forwards": (settings.forwarding([Setting("net/ipv4/ip_forward", 1, 1)], ENDPOINTS), []),
     "does not forward": (

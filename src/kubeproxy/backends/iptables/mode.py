@@ -20,7 +20,7 @@ from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ApplyError, KubeProxyError, Unsupported
 from kubeproxy.kernel import iptables_variant, xtables
 from kubeproxy.kernel.sysctl import TCP_BE_LIBERAL, read_sysctl, write_sysctl
-from kubeproxy.kernel.xtables import Commands, Incompatible
+from kubeproxy.kernel.xtables import Commands, Incompatible, LockHeldError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
 
@@ -31,7 +31,10 @@ _INTERFACE = re.compile(r"[^\s\"'\\/!]{1,15}")  # what a rule can name; 15 is IF
 
 
 def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
-    """Raise Unsupported when this node cannot run the mode; say what is missing and how to get it."""
+    """Raise Unsupported when this node cannot run the mode; say what is missing and how to get it.
+
+    Raises ApplyError when that cannot be told now.
+    """
     _check_names(config)
     for family in families:
         commands = _commands(family)
@@ -41,6 +44,8 @@ def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
                 raise ApplyError(f"{commands.name} -t nat -S POSTROUTING finds no such chain")
         except Incompatible:
             continue
+        except LockHeldError:  # nothing is missing: a family must not be given up because another program is busy
+            raise
         except ApplyError as error:
             module = "nft_compat" if commands.uses_nft else "ip6table_nat" if family is Family.IPV6 else "iptable_nat"
             raise Unsupported(

@@ -100,7 +100,7 @@ TRIAL: Final = "\n".join(
 
 @cache
 def variant(family: Family) -> str:
-    """Return the iptables to use: the one that the node uses, else one that works. Raises Unsupported.
+    """Return the iptables to use: the one that the node uses, else one that works. Raises Unsupported, or ApplyError.
 
     It stays the same for a process's life.
     """
@@ -110,6 +110,8 @@ def variant(family: Family) -> str:
         try:
             # Nothing less than making something tells: without nf_tables iptables-nft-save prints nothing, and is fine.
             xtables.restore(command, TRIAL)
+        except xtables.LockHeldError:  # nothing is missing
+            raise
         except ApplyError as error:
             reasons.append(str(error))
         else:

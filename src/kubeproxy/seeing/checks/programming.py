@@ -89,3 +89,15 @@ def able(lack: str) -> Iterator[Finding]:
             why="the proxy does not start, or not again",
             fix=lack.partition(": ")[2] or lack,
         )
+
+
+def half_able(lack: str, family: str) -> Iterator[Finding]:
+    """Look what this node lacks for the family that is not `family`, as `able`."""
+    if lack:
+        yield Finding(
+            severity=Severity.DEGRADED,
+            about="node",
+            what=lack.partition(": ")[0],
+            why=f"Services are served by {family} alone",
+            fix=lack.partition(": ")[2] or lack,
+        )

@@ -10,7 +10,7 @@ from kubeproxy.config.modes.iptables import IPTables
 from kubeproxy.config.types import DetectLocal, KubeProxyConfiguration
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel import iptables_variant
-from kubeproxy.kernel.xtables import Commands, Incompatible
+from kubeproxy.kernel.xtables import Commands, Incompatible, LockHeldError
 from kubeproxy.model.addresses import Family
 
 V4 = (Family.IPV4,)
@@ -67,6 +67,17 @@ def test_what_is_missing_is_named(monkeypatch, node, said):
     monkeypatch.setattr(iptables_variant, "commands", commands)
     with pytest.raises(Unsupported, match=said):
         mode.OPERATIONS.check(KubeProxyConfiguration(), V4)
+    mode._commands.cache_clear()
+
+
+def test_a_lock_that_is_held_is_nothing_that_is_missing(monkeypatch):
+    """Else a node would go without IPv6 because another program was busy when it started."""
+    mode._commands.cache_clear()
+    monkeypatch.setattr(iptables_variant, "chosen", lambda: "legacy")
+    monkeypatch.setattr(iptables_variant, "commands", lambda *_: Node(rules=LockHeldError("holding the xtables lock")))
+    with pytest.raises(ApplyError, match="xtables lock") as caught:
+        mode.OPERATIONS.check(KubeProxyConfiguration(), V4)
+    assert not isinstance(caught.value, Unsupported)
     mode._commands.cache_clear()
 
 
