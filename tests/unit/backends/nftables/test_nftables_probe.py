@@ -43,7 +43,7 @@ def test_new_enough(node, release, nft):
     [
         (
             {"release": "5.12.19"},
-            "nftables mode needs Linux 5.13 or later, this is 5.12.19: use iptables mode, or upgrade",
+            "5.13 or later, this is 5.12.19: use iptables mode, or upgrade; if its parts are newer, set KUBE_.*=1",
         ),
         ({"release": "4.19.0-amd64"}, "nftables mode needs Linux 5.13 or later"),
         ({"nft": (1, 0)}, "nftables mode needs nft 1.0.1 or later, this is 1.0: upgrade the package nftables"),
@@ -51,9 +51,20 @@ def test_new_enough(node, release, nft):
         ({"answers": False}, "nf_tables does not answer .*modprobe nf_tables.*capability CAP_NET_ADMIN"),
     ],
 )
-def test_what_is_missing(node, lacks, message):
+def test_what_is_missing(node, lacks, message, monkeypatch):
+    monkeypatch.setenv(probe.SKIP_KERNEL, "")  # as the Go kube-proxy: only with a value
     node(**lacks)
     with pytest.raises(Unsupported, match=message):
+        probe.check()
+
+
+def test_an_old_kernel_is_tried_where_the_operator_says_so(node, monkeypatch):
+    """As 4.18 of Red Hat, whose nf_tables is a later one (kubernetes issue 122743); of nft nothing is forgiven."""
+    monkeypatch.setenv(probe.SKIP_KERNEL, "true")
+    node("4.18.0-553.el8.x86_64")
+    probe.check()
+    node("4.18.0-553.el8.x86_64", nft=(0, 9, 3))
+    with pytest.raises(Unsupported, match=r"needs nft 1\.0\.1"):
         probe.check()
 
 
