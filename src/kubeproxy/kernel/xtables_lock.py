@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import random
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,8 +16,11 @@ from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.lock_queue import Place
 
 _POLL: Final = 0.02  # seconds
+_LOOK: Final = 0.5
+"""Seconds between looks whether the file that is waited for is still the one that others lock."""
 _VARIABLE: Final = "XTABLES_LOCKFILE"
 
 
@@ -72,6 +74,7 @@ class Lock:
         self._file = -1
         self._held = 0
         self._waited = NOT_WAITED
+        self._place: Place | None = None  # in the queue of who wants the file that is open
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -115,26 +118,41 @@ class Lock:
         while not self._taken():
             holder = holder or _holder(self._file)
             seconds = time.monotonic() - began
-            if seconds >= patience:
+            if seconds >= patience and (self._place is None or not self._place.leave()):
                 who = holder or "another program"
                 raise ApplyError(f"{who} has held the iptables lock ({self._path}) for more than {seconds:.0f} s")
-            time.sleep(_POLL * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
+            self._wait(min(_LOOK, max(0.0, patience - seconds)))
         return Waited(time.monotonic() - began, holder) if holder else NOT_WAITED
 
     def _taken(self) -> bool:
-        """Take it if it is free, or cannot be taken at all; return whether it was."""
+        """Take it if it is free, has come, or cannot be taken at all; return whether it was. Raises ApplyError."""
         if not self._is_current():
             self._reopen()
         if self._file < 0:
             return True
+        if self._place is not None and self._place.come_back():
+            return False
+        self._place = None
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # says yes also if it is ours already
         except BlockingIOError:
             return False
+        except OSError as error:
+            raise ApplyError(f"cannot take the iptables lock ({self._path}): {error.strerror}") from error
         if self._is_current():
             return True
         fcntl.flock(self._file, fcntl.LOCK_UN)  # somebody removed the file just now: the next ones make another
         return False
+
+    def _wait(self, seconds: float) -> None:
+        """Wait for it as all the others do: where many want it, who only looks whether it is free never finds it so."""
+        if self._place is None:
+            try:
+                self._place = Place.open(self._file)
+            except (OSError, RuntimeError):  # no descriptor, or no thread
+                time.sleep(min(seconds, _POLL))
+                return
+        self._place.came(seconds)
 
     def _is_current(self) -> bool:
         """Return whether the file that is open is the one that has the name now."""
@@ -146,6 +164,9 @@ class Lock:
             return False
 
     def _reopen(self) -> None:
+        if self._place is not None:
+            self._place.leave()
+            self._place = None
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -1,0 +1,175 @@
+"""The lock of legacy iptables where many want it, where it is never let go, and where the system has no room."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from kubeproxy.errors import ApplyError
+from kubeproxy.kernel import xtables_lock
+from kubeproxy.kernel.lock_queue import Place
+from kubeproxy.kernel.xtables_lock import Lock
+
+PATIENCE = 30.0
+
+BUSY = """
+import fcntl, os, sys, time
+file = os.open(sys.argv[1], os.O_RDONLY)
+while True:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    os.write(1, b".")
+    time.sleep(0.05)
+    fcntl.flock(file, fcntl.LOCK_UN)
+"""
+"""Wants the lock again as soon as it let go of it, as CNI plugins that set up many pods do together."""
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "xtables.lock"
+
+
+@contextmanager
+def holding(path):
+    """Another open file that has the lock, which the body may let go with `os.close`."""
+    file = os.open(path, os.O_RDONLY | os.O_CREAT, 0o600)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield file
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)
+        os.close(file)
+
+
+def is_free(path) -> bool:
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def until(holds) -> None:
+    end = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def waiting() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "lock"]
+
+
+def test_it_comes_in_its_turn_where_others_want_it_all_the_time(path):
+    """Nobody who waits for it in the kernel is passed by; who only looks whether it is free would be, nearly always."""
+    lock = Lock.open(path)
+    reading, writing = os.pipe()
+    others = [subprocess.Popen([sys.executable, "-c", BUSY, str(path)], stdout=writing) for _ in range(4)]
+    turns = 0
+    try:
+        for _ in others:
+            os.read(reading, 1)
+        for _ in range(10):
+            os.set_blocking(reading, False)
+            while True:
+                try:
+                    os.read(reading, 1 << 16)
+                except BlockingIOError:
+                    break
+            with lock.held(PATIENCE):
+                os.set_blocking(reading, True)
+                os.write(writing, b"!")
+                turns += os.read(reading, 1 << 16).index(b"!")
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+        os.close(reading)
+        os.close(writing)
+    assert turns <= 10 * 2 * len(others)
+    assert waiting() == []
+
+
+def test_who_waited_in_vain_keeps_no_lock_and_gets_it_later(path):
+    lock = Lock.open(path)
+    with holding(path):
+        for _ in range(3):
+            with pytest.raises(ApplyError, match="has held the iptables lock"), lock.held(0.01):
+                pass
+        assert len(waiting()) == 1, "it stays in the queue"
+    until(lambda: not waiting())
+    assert is_free(path)
+    with lock.held(0.0):
+        assert not is_free(path)
+    assert is_free(path)
+
+
+def test_who_comes_back_has_not_lost_its_place(path):
+    lock = Lock.open(path)
+    with holding(path) as file:
+        with pytest.raises(ApplyError), lock.held(0.01):
+            pass
+        threading.Timer(0.05, fcntl.flock, [file, fcntl.LOCK_UN]).start()
+        with lock.held(PATIENCE) as waited:
+            assert not is_free(path)
+            assert waited.seconds > 0
+    assert is_free(path)
+
+
+def test_a_file_that_is_replaced_while_it_is_waited_for_is_waited_for_no_more(path, monkeypatch):
+    monkeypatch.setattr(xtables_lock, "_LOOK", 0.01)
+    lock = Lock.open(path)
+    with holding(path):
+        threading.Timer(0.05, path.unlink).start()
+        with lock.held(PATIENCE):
+            assert not is_free(path)
+    until(lambda: not waiting())
+    assert is_free(path)
+
+
+def test_a_lock_that_comes_as_its_place_is_left_is_ours_or_nobodys(path):
+    for pause in range(20):
+        with holding(path) as file:
+            queued = os.open(path, os.O_RDONLY)
+            place = Place.open(queued)
+            threading.Timer(0.0002 * pause, fcntl.flock, [file, fcntl.LOCK_UN]).start()
+            time.sleep(0.002)
+            ours = place.leave()
+            until(place._over.is_set)
+            assert is_free(path) != ours
+            os.close(queued)
+
+
+@pytest.mark.parametrize("what", ["thread", "descriptor"])
+def test_it_is_waited_for_where_there_is_no_room_for_a_place(path, monkeypatch, what):
+    def refuse(*_):
+        raise RuntimeError("can't start new thread") if what == "thread" else OSError(errno.EMFILE, "too many")
+
+    lock = Lock.open(path)
+    with holding(path) as file:
+        monkeypatch.setattr(*((threading.Thread, "start") if what == "thread" else (os, "dup")), refuse)
+        with pytest.raises(ApplyError, match="has held the iptables lock"), lock.held(0.05):
+            pass
+        fcntl.flock(file, fcntl.LOCK_UN)
+        with lock.held(0.0):
+            pass
+
+
+def test_a_lock_that_the_system_has_no_room_for_is_an_error_and_no_end(path, monkeypatch):
+    lock = Lock.open(path)
+
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(ApplyError, match=r"cannot take the iptables lock .*: No locks available"), lock.held(PATIENCE):
+        pass
