@@ -7,14 +7,16 @@ own name. Argument lists only, the text goes through standard input.
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import re
 import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nfnetlink import has_chain
@@ -196,62 +198,49 @@ def _parse(text: str) -> Iterator[Table]:
 
 def _printed(command: list[str]) -> Iterator[str]:
     """Yield the lines that a command prints. Raises ApplyError when it fails."""
-    said = os.memfd_create("stderr", os.MFD_CLOEXEC)
-    try:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, errors=_ODD_BYTES)
-    except OSError as error:
-        os.close(said)
-        raise ApplyError(f"{command[0]}: {error.strerror}") from error
-    clock = threading.Timer(_TIMEOUT, process.kill)
-    clock.start()
-    try:
+    with _running(command, _TIMEOUT, stdout=subprocess.PIPE) as (process, said):
         assert process.stdout is not None  # noqa: S101 - for the type checker: it was asked for
-        yield from process.stdout
+        with io.TextIOWrapper(process.stdout, encoding="utf-8", errors=_ODD_BYTES) as printed:
+            yield from printed
         if status := process.wait():
             lines = os.pread(said, 1 << 12, 0).decode(errors="replace").strip().splitlines()
             raise ApplyError(f"{command[0]}: {' / '.join(lines[:3]) or f'exit status {status}'}")
-    finally:
-        clock.cancel()
-        process.kill()
-        with process:  # closes the pipe and takes the exit status
-            os.close(said)
 
 
 def _stream(command: list[str], pieces: Iterable[str], start: Start = _AS_WE_ARE) -> None:
     """Run a command that reads the pieces. Raises RestoreError, or ApplyError when it cannot be run."""
-    said = os.memfd_create("stderr", os.MFD_CLOEXEC)
-    try:
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=said,
-                bufsize=0,
-                env=start.environment,
-                pass_fds=start.descriptors,
-            )
-        except OSError as error:
-            raise ApplyError(f"{command[0]}: {error.strerror}") from error
-        # A wait with a timeout polls, which would add up to 50 ms to each sync.
-        clock = threading.Timer(_RESTORE_TIMEOUT, process.kill)
-        clock.start()
-        try:
-            _feed(process, pieces)
-            status = process.wait()
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
-        finally:
-            clock.cancel()
-        if status:
+    ends = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "bufsize": 0}
+    environment = {"env": start.environment, "pass_fds": start.descriptors}
+    with _running(command, _RESTORE_TIMEOUT, **ends, **environment) as (process, said):
+        _feed(process, pieces)
+        if status := process.wait():
             text = os.pread(said, 1 << 16, 0).decode(errors="replace")
             if status == -9:
                 text = f"did not finish in {_RESTORE_TIMEOUT:.0f} s"
             raise RestoreError(command[0], text, status)
-    finally:
-        os.close(said)
+
+
+@contextmanager
+def _running(command: list[str], seconds: float, **how: Any) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Run a command for the body, for so many seconds at most; yield it and a file with its standard error.
+
+    Raises ApplyError when it cannot be run, be it that the system has no descriptor, process or thread left for it.
+    """
+    with ExitStack() as stack:
+        try:
+            said = os.memfd_create("stderr", os.MFD_CLOEXEC)
+            stack.callback(os.close, said)
+            process = stack.enter_context(subprocess.Popen(command, stderr=said, **how))
+            stack.callback(process.kill)
+            # A wait with a timeout polls, which would add up to 50 ms to each sync.
+            clock = threading.Timer(seconds, process.kill)
+            clock.start()
+        except OSError as error:
+            raise ApplyError(f"{command[0]}: {error.strerror}") from error
+        except RuntimeError as error:  # what Python says when no thread can be started
+            raise ApplyError(f"{command[0]}: {error}") from error
+        stack.callback(clock.cancel)
+        yield process, said
 
 
 def _feed(process: subprocess.Popen[bytes], pieces: Iterable[str]) -> None:
@@ -261,7 +250,7 @@ def _feed(process: subprocess.Popen[bytes], pieces: Iterable[str]) -> None:
     number = pipe.fileno()
     try:
         for piece in pieces:
-            data = piece.encode()
+            data = piece.encode(errors=_ODD_BYTES)
             if len(data) > _PIPE // 16:
                 fcntl.fcntl(number, fcntl.F_SETPIPE_SZ, _PIPE)
             view = memoryview(data)
@@ -303,7 +292,7 @@ def _run(command: list[str], text: str | None = None) -> str:
 def _call(command: list[str], text: str | None = None) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
-            command, input=text, capture_output=True, text=True, errors=_ODD_BYTES, check=False, timeout=_TIMEOUT
+            command, input=text, capture_output=True, encoding="utf-8", errors=_ODD_BYTES, check=False, timeout=_TIMEOUT
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ApplyError(f"{command[0]}: {error}") from error

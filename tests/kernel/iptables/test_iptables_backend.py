@@ -155,6 +155,14 @@ def test_what_others_do_elsewhere_is_no_drift(variant):
     made.close()
 
 
+def test_a_chain_whose_name_is_no_text_is_removed_as_any_that_is_stale(variant):
+    made, wanted = opened(variant), state()
+    subprocess.run([f"iptables-{variant}", "-t", "nat", "-N", b"KUBE-SEP-\xff"], check=True)
+    list(made.resync(wanted))
+    check(variant, wanted)
+    made.close()
+
+
 def test_a_lock_that_others_hold_delays(netns, lock_file):
     told = Told()
     made, wanted = opened("legacy", told=told), state()
