@@ -69,6 +69,37 @@ def test_a_udp_listener_outlives_it_as_well():
         assert server.recv(10) == b"?"
 
 
+def test_a_client_that_cannot_be_watched_is_turned_away(caplog):
+    with stage() as made, endpoint() as listening:
+        where = made.carry([listening])
+        with room(made, 1), pytest.raises(ConnectionResetError), connect(where) as client:
+            client.recv(1)
+        until(lambda: made.path.descriptors.used == 0, "all is closed")
+        assert [record.getMessage() for record in caplog.records] == [
+            "ns/web/TCP: a connection was reset: [Errno 28] No space left on device"
+        ]
+
+
+def test_what_is_lost_with_its_target_comes_to_no_other_one_without_descriptors(monkeypatch):
+    """All connections go through one pipe: another one in its place may not be had, and its numbers be another's."""
+
+    def refuse(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with stage() as made, ExitStack() as open_:
+        pairs = [[open_.enter_context(sock) for sock in socket.socketpair()] for _ in range(4)]
+        (client, source), (target, server), (other, other_source), (other_target, other_server) = pairs
+        client.send(b"lost")
+        other.send(b"kept")
+        target.shutdown(socket.SHUT_WR)
+        monkeypatch.setattr(os, "pipe2", refuse)
+        with pytest.raises(ApplyError, match="Broken pipe"):
+            made.path.call(lambda: made.path.carry(source.fileno(), target.fileno()))
+        assert made.path.call(lambda: made.path.carry(other_source.fileno(), other_target.fileno())) == (4, b"")
+        assert other_server.recv(100) == b"kept"
+        assert server.recv(100) == b""
+
+
 def test_listeners_that_cannot_be_watched_are_opened_later():
     with stage() as made, endpoint() as listening:
         with room(made, 0), pytest.raises(ApplyError, match="No space left"):

@@ -214,9 +214,8 @@ class DataPath:
         except BlockingIOError:
             return came, _read(reading, left)
         except OSError:
-            for fd in self._pipe:  # what is in it was lost with the target
-                os.close(fd)
-            self._pipe = _new_pipe()
+            with contextlib.suppress(BlockingIOError):
+                _read(reading, left)  # lost with its target, and not to come to another one
             raise
         return came, b""
 

@@ -230,7 +230,11 @@ class Connection:
         self._timer = None
         self._watch(server, EPOLLIN)
         self._client.watching = EPOLLIN
-        self._path.watch(self._client.sock, self, EPOLLIN)
+        try:
+            self._path.watch(self._client.sock, self, EPOLLIN)
+        except OSError as error:
+            self._path.complain("watch", "%s: a connection was reset: %s", self._listener.key, error)
+            self.close()
 
     # -- carrying ---------------------------------------------------------------------------------------------------
 
