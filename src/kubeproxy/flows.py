@@ -20,6 +20,7 @@ from kubeproxy.model.addresses import PORT_BYTES, Family
 from kubeproxy.model.plan import Compiled, Frontend, FrontendKind, Globals, ServiceName, ServicePlan, ServicePortKey
 from kubeproxy.model.planner import Change
 from kubeproxy.observe.metrics import Metrics
+from kubeproxy.turns import to_its_end
 
 log = logging.getLogger("kubeproxy.flows")
 
@@ -312,7 +313,7 @@ class FlowCleaner:
             addresses = self._nodeport_ips[family]
             if addresses is None:
                 addresses = tuple(self._local_addresses()[family])
-            deleted = await asyncio.to_thread(self._remove, family, wanted, addresses)
+            deleted = await to_its_end(self._remove, family, wanted, addresses)
         except ApplyError as error:
             log.error("Cannot clean stale UDP flows family=%s error=%r", family.label, str(error))
             return False

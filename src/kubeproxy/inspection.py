@@ -14,6 +14,7 @@ from kubeproxy.backends.mode import Backend, Depth, Difference
 from kubeproxy.backlog import Backlog
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
+from kubeproxy.turns import to_its_end
 
 log = logging.getLogger("kubeproxy.engine")
 
@@ -83,7 +84,7 @@ class Inspector:
                 suspicion.drop(time.monotonic())
                 return
             depth = suspicion.depth(time.monotonic())
-            difference = await asyncio.to_thread(look_after, backend, depth)
+            difference = await to_its_end(look_after, backend, depth)
         if difference is None and depth is Depth.THOROUGH:  # a quick one may pass over elements
             backlog.inspected()
         if suspicion.convicts(difference) and difference is not None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import Final, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import Final, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 HOLD: Final = 0.01
@@ -35,9 +36,26 @@ async def exhaust(transactions: Iterator[int], *, in_thread: bool) -> None:
     What may wait for long is done in a thread, so that health is answered meanwhile.
     """
     if in_thread:
-        while await asyncio.to_thread(next, transactions, None) is not None:
+        while await to_its_end(next, transactions, None) is not None:
             pass
         return
     next(transactions, None)
     for _ in transactions:
         await asyncio.sleep(0)
+
+
+async def to_its_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Do in a thread what speaks to the kernel. Who is cancelled waits for its end all the same.
+
+    A thread cannot be stopped, and what it works with, sockets and other threads, is closed when nobody waits any more.
+    """
+    doing = asyncio.create_task(asyncio.to_thread(work, *args, **kwargs))
+    try:
+        await asyncio.wait([doing])
+        return doing.result()
+    except asyncio.CancelledError:
+        await asyncio.wait([doing])
+        doing.exception()  # nobody else asks for it
+        raise
+    finally:
+        del doing  # an error's traceback has this frame, and this the error
