@@ -19,6 +19,7 @@ from typing import Any, Literal
 from msgspec import structs
 
 from kubeproxy import __version__, garbage, host, modes, privileges
+from kubeproxy.api.names import Loop
 from kubeproxy.backends.mode import Backend, Mode, Operations, Relaying
 from kubeproxy.config.gates import gate_states
 from kubeproxy.config.notices import notices
@@ -84,7 +85,8 @@ def run(options: Options) -> int:
         operations.initialize(config)
         return 0
     garbage.postpone()
-    return asyncio.run(_main(options, settings, mode, output))
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        return runner.run(_main(options, settings, mode, output))
 
 
 def _checked(settings: Settings, check: Callable[[Sequence[Family]], None]) -> Settings:
