@@ -27,6 +27,7 @@ from kubeproxy.api.status import (
     TooManyRequests,
     Unauthorized,
     VersionTooLarge,
+    waiting_wished,
 )
 from kubeproxy.api.targets import Target
 from kubeproxy.api.trouble import Trouble
@@ -35,7 +36,6 @@ from kubeproxy.pacing import Backoff
 
 log = logging.getLogger("kubeproxy.api")
 
-_MAX_RETRY_AFTER: Final = 120.0
 _RESUMES: Final = 3  # watches refused in a row before a new list; two are enough for one that was garbage
 
 
@@ -200,7 +200,7 @@ class Recovery:
                 self._met(f"{resource}: {error}")
                 if self._failures >= _RESUMES and not isinstance(error, TooManyRequests):
                     asking.list_newest()
-        return max(backoff.failed(), min(error.retry_after or 0.0, _MAX_RETRY_AFTER))
+        return max(backoff.failed(), waiting_wished(error))
 
     def _expired(self, backoff: Backoff, *, listing: bool) -> float:
         """List again, soon if this is the first time in a while."""

@@ -15,6 +15,9 @@ from kubeproxy.errors import SourceError
 _LONGEST = 1000
 """Characters of a Status's message that are passed on; it stands in logs, in readiness and in events."""
 
+_LONGEST_WAIT = 120.0
+"""Seconds that a server may have us wait."""
+
 _SNIPPET = 200
 """Characters of an answer that is no Status which are quoted in the message."""
 
@@ -139,6 +142,12 @@ def status_error(status: Status, *, retry_after: float | None = None) -> StatusE
     elif kind is StatusError and status.reason in {"Expired", "Gone"}:
         kind = Gone
     return kind(status, retry_after=retry_after)
+
+
+def waiting_wished(error: SourceError) -> float:
+    """Return for how many seconds the server wishes not to be asked again, 0.0 when it did not say."""
+    wished = error.retry_after if isinstance(error, StatusError) else None
+    return min(wished or 0.0, _LONGEST_WAIT)
 
 
 def _version_too_large(status: Status) -> bool:

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 from kubeproxy.api.client import ApiClient
 from kubeproxy.api.decode import decode_page, identity
 from kubeproxy.api.source import Pace, ResourceStatus
-from kubeproxy.api.status import MalformedAnswer
+from kubeproxy.api.status import MalformedAnswer, waiting_wished
 from kubeproxy.api.targets import Target
 from kubeproxy.api.trouble import Trouble
 from kubeproxy.errors import SourceError
@@ -140,19 +140,22 @@ class Zones:
         wait = 0.0 if self._held is not None else random.uniform(0.0, self._spread)  # noqa: S311 - spreads load only
         await asyncio.sleep(self._bucket.reserve() + wait)
         names = [*self._unread][:TOGETHER]
+        for name in names:  # one that goes and comes again meanwhile is another one, of which the answer knows nothing
+            del self._unread[name]
+        wished = 0.0
         try:
             await self._read(names, status)
         except SourceError as error:
             self._trouble.met(str(error))
+            wished = waiting_wished(error)
         except Exception:
             log.exception("Asking for zones again after an internal error")
         else:
             self._backoff.succeeded()
             self._trouble.over()
-            for name in names:
-                self._unread.pop(name, None)
             return
-        await asyncio.sleep(self._backoff.failed())
+        self._unread = dict.fromkeys(name for name in names if name in self.services) | self._unread
+        await asyncio.sleep(max(self._backoff.failed(), wished))
 
     async def _read(self, names: Sequence[ServiceName], status: ResourceStatus) -> None:
         """Ask for the slices of Services, not older than those that are known, and pass their zones on."""

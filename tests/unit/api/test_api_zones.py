@@ -44,7 +44,9 @@ class Api:
         self.open = dict.fromkeys(self.lists, True)
         self.lines = {path: asyncio.Queue() for path in self.lists}
         self.refused = 0
+        self.refusal, self.refusal_headers = 500, {}
         self.asked = []
+        self.answers = True
 
     async def __call__(self, request, reply):
         if request.kind == "watch":
@@ -60,9 +62,10 @@ class Api:
         self.asked.append(request)
         if self.refused:
             self.refused -= 1
-            return await reply.status(500)
+            return await reply.status(self.refusal, headers=self.refusal_headers)
         names = request.query["labelSelector"].partition("(")[2].partition(")")[0].split(",")
         wanted = [one for one in self.lists[SLICES] if one["metadata"]["name"][:-2] in names]
+        await eventually(lambda: self.answers)
         return await reply.answer(200, listed(*wanted, version="9", kind="EndpointSlice"))
 
 
@@ -202,6 +205,45 @@ def test_services_do_not_wait_for_ever(monkeypatch, how):
         return placed(seen)
 
     assert run(use, [weighing("web")], [slice_of("web")], prepare) == []
+
+
+def test_a_service_that_comes_again_while_the_zones_of_the_former_one_are_asked_for_gets_its_own():
+    """Its slices may have come before it, without zones; the answer is of what was there before."""
+
+    async def use(api, seen):
+        services, slices = api.lines["/api/v1/services"], api.lines[SLICES]
+        await eventually(lambda: len(seen.raw) == 4)
+        api.answers = False
+        await services.put(event("MODIFIED", weighing("web", "10")))
+        await eventually(lambda: len(api.asked) == 1)
+        await services.put(event("DELETED", weighing("web", "11")))
+        await slices.put(event("DELETED", slice_of("web", "12")))
+        await eventually(lambda: seen[-2:] == ["-web", "-web-1"] or seen[-2:] == ["-web-1", "-web"])
+        again = slice_of("web", "13", "eu-2")
+        await slices.put(event("ADDED", again))
+        await eventually(lambda: seen[-1] == "+web-1")
+        assert not isinstance(seen.raw[-1].object, PlacedSlice)
+        await services.put(event("ADDED", weighing("web", "14")))
+        await eventually(lambda: seen[-1] == "+web")
+        api.lists[SLICES] = [again]
+        api.answers = True
+        await eventually(lambda: len(api.asked) == 2)
+        await eventually(lambda: placed(seen) == ["web-1"] * 2)
+        assert seen.raw[-1].object.endpoints[0].zone == "eu-2"
+
+    run(use, [service("web")], [slice_of("web")])
+
+
+def test_a_server_that_wishes_to_be_left_alone_for_a_while_is():
+    def prepare(api):
+        api.refused, api.refusal, api.refusal_headers = 1000, 429, {"Retry-After": "100"}
+
+    async def use(api, seen):
+        await eventually(lambda: len(api.asked) == 1)
+        await asyncio.sleep(0.5)
+        return len(api.asked)
+
+    assert run(use, [weighing("web")], [slice_of("web")], prepare) == 1
 
 
 def test_a_zone_that_is_none_costs_only_itself():
