@@ -110,6 +110,8 @@ def _boolean(value: Any) -> bool:
 
 
 def _integer(value: Any, low: int = -(1 << 31), high: int = (1 << 31) - 1) -> int:
+    if type(value) is float and value.is_integer():  # Helm writes 1048576 as 1.048576e+06; Kubernetes reads it
+        value = int(value)
     if type(value) is not int:
         raise _expected("a whole number", value)
     if not low <= value <= high:

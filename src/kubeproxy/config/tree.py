@@ -6,6 +6,7 @@ Scalars get the types that Kubernetes' YAML reader gives them: dates and base-60
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, NamedTuple
 
 from kubeproxy.config.yaml_text import check_bounds, place
@@ -14,6 +15,8 @@ from kubeproxy.errors import ConfigError
 _MAX_DEPTH = 50
 _MAX_NODES = 100_000
 _TOO_DEEP = "not a configuration: nested too deeply or too large"
+_POWER_OF_TEN = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+")
+"""A number to Kubernetes' YAML reader, as Helm writes 1000000, and text to ours: it wants a dot."""
 _TEXT_TAGS = frozenset(("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:str", "tag:yaml.org,2002:value"))
 
 
@@ -108,6 +111,8 @@ class _Builder:
 
     def scalar(self, node: Any) -> Any:
         base_60 = ":" in node.value and node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+        if not node.style and _POWER_OF_TEN.fullmatch(node.value):
+            return float(node.value)
         if node.tag in _TEXT_TAGS or base_60:
             return node.value
         try:

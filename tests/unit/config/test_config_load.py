@@ -127,6 +127,15 @@ def test_base_60_numbers_and_dates_stay_text():
     assert load_text(HEAD + "hostnameOverride: 2024-01-01\n").hostname_override == "2024-01-01"
 
 
+def test_numbers_as_helm_writes_them():
+    """Which prints a number beyond a million as a float; Kubernetes' own reader takes it for the number that it is."""
+    config = load_text(HEAD + "conntrack: {min: 1.048576e+06, maxPerCore: 1e+06}\nclientConnection: {qps: 1e2}\n")
+    assert (config.conntrack.min, config.conntrack.max_per_core) == (1048576, 1000000)
+    assert config.client_connection.qps == 100.0
+    assert type(config.conntrack.min) is int
+    assert load_text(HEAD + "hostnameOverride: '1e3'\n").hostname_override == "1e3"
+
+
 WRONG_FILES = [
     ("", "not a configuration: expected a map of fields with apiVersion: kubeproxy.config.k8s.io/v1alpha1"),
     ("- a", "not a configuration: expected a map of fields with apiVersion: kubeproxy.config.k8s.io/v1alpha1"),
@@ -276,6 +285,8 @@ VALUES = [
     ("logging: {format: json, vmodule: [{filePattern: a}]}", "logging.vmodule: only works with the text log format"),
     ("logging: {verbosity: 3000000000}", "logging.verbosity: must be at most 2147483647, got 3000000000"),
     ("conntrack: {min: 3000000000}", "conntrack.min: expected a whole number from -2147483648 to 2147483647"),
+    ("conntrack: {min: 1e400}", "conntrack.min: expected a whole number, got Infinity"),
+    ("hostnameOverride: 1e3", "hostnameOverride: expected text, got 1000.0 (put it in quotes)"),
     ("conntrack: {min: true}", "conntrack.min: expected a whole number, got true"),
     ("enableProfiling: 1", "enableProfiling: expected true or false, got 1"),
     ("featureGates: {WatchList: 1}", "featureGates: expected true or false for WatchList, got 1"),
