@@ -17,7 +17,7 @@ from kubeproxy.backends.mode import Mode
 from kubeproxy.config.addresses import split_host_port
 from kubeproxy.config.gates import gate_enabled
 from kubeproxy.config.options import Options
-from kubeproxy.config.write import describe
+from kubeproxy.config.write import describe, in_effect
 from kubeproxy.control.desk import Desk, Progress
 from kubeproxy.control.listener import discard, listen
 from kubeproxy.control.pages import control_pages
@@ -168,7 +168,7 @@ class Servers:
         pages = metrics_pages(
             served.metrics,
             lambda: config.active_mode,
-            configz=lambda: msgspec.json.encode({"kubeproxy.config.k8s.io": describe(config)}),
+            configz=lambda: msgspec.json.encode({"kubeproxy.config.k8s.io": describe(in_effect(config))}),
             statusz=(lambda: status_text(self._facts(), self._started, list(pages)))
             if on("ComponentStatusz")
             else None,

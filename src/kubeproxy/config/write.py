@@ -13,12 +13,27 @@ from msgspec.structs import replace
 
 from kubeproxy.config.decode import json_fields
 from kubeproxy.config.durations import Duration
+from kubeproxy.config.modes.description import EVERY_ADDRESS
 from kubeproxy.config.types import API_VERSION, KIND, KubeProxyConfiguration
 from kubeproxy.errors import ConfigError
 
 _OMITTED_AT_DEFAULT = frozenset(
     ("udpIdleTimeout", "windowsRunAsService")
 )  # unknown to, or omitted by, the Go kube-proxy
+
+
+def in_effect(config: KubeProxyConfiguration) -> KubeProxyConfiguration:
+    """The configuration with what its empty fields mean: the mode that runs, how pods are recognised, NodePorts.
+
+    So it says the same to the Go kube-proxy, whose default mode is another one, and which shows and writes it so too.
+    """
+    usual = config.of_mode.nodeport_addresses
+    return replace(
+        config,
+        mode=config.active_mode,
+        detect_local_mode=config.local_mode,
+        node_port_addresses=config.node_port_addresses or (usual if usual != EVERY_ADDRESS else ()),
+    )
 
 
 def describe(config: KubeProxyConfiguration) -> dict[str, Any]:
@@ -46,7 +61,7 @@ def write_file(config: KubeProxyConfiguration, path: str | Path) -> None:
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(dump(config))
+                file.write(dump(in_effect(config)))
             fresh.replace(target)
         except BaseException:
             fresh.unlink(missing_ok=True)

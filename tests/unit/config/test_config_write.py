@@ -9,7 +9,7 @@ from kubeproxy.config import Duration, KubeProxyConfiguration, describe, differe
 from kubeproxy.config.modes.iptables import IPTables
 from kubeproxy.config.modes.nftables import NFTables
 from kubeproxy.config.types import Conntrack, Logging, VModuleItem
-from kubeproxy.config.write import with_values
+from kubeproxy.config.write import in_effect, with_values
 from kubeproxy.errors import ConfigError
 
 periods = st.integers(10**9, 10**15).map(Duration.from_nanoseconds)
@@ -70,6 +70,27 @@ def test_what_is_written_is_the_owners_alone_and_no_link_is_followed(tmp_path):
         write_file(KubeProxyConfiguration(), link)
     assert other.read_text() == "mine"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "other", "out.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("", ("nftables", "ClusterCIDR", ["primary"])),
+        ("mode: iptables", ("iptables", "ClusterCIDR", [])),
+        ("mode: ipvs\ndetectLocalMode: NodeCIDR", ("ipvs", "NodeCIDR", [])),
+        ("nodePortAddresses: [10.0.0.0/8]", ("nftables", "ClusterCIDR", ["10.0.0.0/8"])),
+        ("iptables: {masqueradeBit: 3, syncPeriod: 9s}", ("nftables", "ClusterCIDR", ["primary"])),
+    ],
+)
+def test_a_file_says_what_empty_fields_mean(tmp_path, text, shown):
+    """As the Go kube-proxy writes and shows it, whose own default mode is another one."""
+    config = load_text(f"apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{text}\n")
+    write_file(config, tmp_path / "out.yaml")
+    written = yaml.safe_load((tmp_path / "out.yaml").read_text())
+    assert (written["mode"], written["detectLocalMode"], written["nodePortAddresses"]) == shown
+    again = load_text((tmp_path / "out.yaml").read_text())
+    assert again == in_effect(config) == in_effect(again)
+    assert (again.masquerade_bit, again.sync_period) == (config.masquerade_bit, config.sync_period)
 
 
 def test_write_file(tmp_path):
