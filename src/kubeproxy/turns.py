@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from typing import Final, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -33,15 +33,20 @@ async def in_turns(steps: Iterable[T]) -> AsyncIterator[T]:
 async def exhaust(transactions: Iterator[int], *, in_thread: bool) -> None:
     """Commit one transaction after the other, letting the loop run in between.
 
-    What may wait for long is done in a thread, so that health is answered meanwhile.
+    What may wait for long is done in a thread, so that health is answered meanwhile. Who is cancelled leaves no
+    transactions half done: what a generator does at its end, it has done.
     """
-    if in_thread:
-        while await to_its_end(next, transactions, None) is not None:
-            pass
-        return
-    next(transactions, None)
-    for _ in transactions:
-        await asyncio.sleep(0)
+    try:
+        if in_thread:
+            while await to_its_end(next, transactions, None) is not None:
+                pass
+            return
+        next(transactions, None)
+        for _ in transactions:
+            await asyncio.sleep(0)
+    finally:
+        if isinstance(transactions, Generator):
+            transactions.close()
 
 
 async def to_its_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

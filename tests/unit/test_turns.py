@@ -38,6 +38,33 @@ def test_who_is_cancelled_waits_for_the_thread(fails):
     assert ended == [True]
 
 
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_who_is_cancelled_has_ended_what_was_begun(in_thread):
+    """As a socket that did not listen to the transactions and is to listen again, before it is closed."""
+    steps, begun = [], threading.Event()
+
+    def transactions():
+        try:
+            while True:
+                begun.set()
+                yield 1
+        finally:
+            steps.append("ended")
+
+    held = transactions()
+
+    async def main():
+        work = asyncio.create_task(exhaust(held, in_thread=in_thread))
+        await asyncio.to_thread(begun.wait, 30)
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        steps.append("closed")
+
+    asyncio.run(main())
+    assert steps == ["ended", "closed"]
+
+
 def test_an_error_is_handed_on_and_kept_by_nobody():
     async def main():
         with pytest.raises(ZeroDivisionError) as caught:
