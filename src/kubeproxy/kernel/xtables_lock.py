@@ -21,6 +21,10 @@ from kubeproxy.kernel.lock_queue import Place
 _POLL: Final = 0.02  # seconds
 _LOOK: Final = 0.5
 """Seconds between looks whether the file that is waited for is still the one that others lock."""
+_GLANCE: Final = 1.0
+"""Seconds between two looks of iptables before 1.8.8 at a lock that it waits for."""
+_BUSY: Final = 4.0
+"""Seconds for which it may be ours nearly all the time though others want it: with -w 5 they look for 5 s."""
 _VARIABLE: Final = "XTABLES_LOCKFILE"
 
 
@@ -75,6 +79,9 @@ class Lock:
         self._held = 0
         self._waited = NOT_WAITED
         self._place: Place | None = None  # in the queue of who wants the file that is open
+        self._wanted = False  # by others, while it was ours
+        self._released = float("-inf")
+        self._busy_since = float("-inf")
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -91,14 +98,31 @@ class Lock:
         command says itself what is wrong with it.
         """
         if not self._held:
+            self._give_way()
             self._waited = self._take(patience)
         self._held += 1
         try:
             yield self._waited
         finally:
             self._held -= 1
-            if not self._held and self._file >= 0:
-                fcntl.flock(self._file, fcntl.LOCK_UN)
+            if not self._held:
+                self._released = time.monotonic()
+                if self._file >= 0:
+                    fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def wanted(self) -> None:
+        """Take note that somebody else wants it while it is held."""
+        self._wanted = True
+
+    def _give_way(self) -> None:
+        """Leave it free for as long as whoever wants it takes to look, if it hardly was for a while."""
+        now = time.monotonic()
+        free = now - self._released
+        if free < _GLANCE and self._wanted and now - self._busy_since >= _BUSY:
+            time.sleep(_GLANCE - free)
+            free = _GLANCE
+        if free >= _GLANCE:
+            self._busy_since, self._wanted = time.monotonic(), False
 
     def start(self) -> Start:
         """Return how to start a command that changes rules while the lock is held.

@@ -226,6 +226,7 @@ def test_who_waits_for_the_lock_while_we_write_is_noticed(netns, lock_file):
     made._restore(lambda: made._commands.restore(pieces()), 1, partial=True)
     assert others[0].wait() == 0
     assert made.touched()
+    assert xtables_lock.lock()._wanted
     made.close()
 
 

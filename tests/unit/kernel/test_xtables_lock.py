@@ -78,7 +78,7 @@ def test_it_comes_in_its_turn_where_others_want_it_all_the_time(path):
     try:
         for _ in others:
             os.read(reading, 1)
-        for _ in range(10):
+        for _ in range(5):
             os.set_blocking(reading, False)
             while True:
                 try:
@@ -95,7 +95,7 @@ def test_it_comes_in_its_turn_where_others_want_it_all_the_time(path):
             other.wait()
         os.close(reading)
         os.close(writing)
-    assert turns <= 10 * 2 * len(others)
+    assert turns <= 5 * 10 * len(others)  # some 5 * len(others); who is late at a busy processor is passed by once more
     assert waiting() == []
 
 
@@ -147,6 +147,36 @@ def test_a_lock_that_comes_as_its_place_is_left_is_ours_or_nobodys(path):
             until(place._over.is_set)
             assert is_free(path) != ours
             os.close(queued)
+
+
+class Clock:
+    """Time that passes when somebody sleeps."""
+
+    def __init__(self):
+        self.now = 100.0
+        self.slept = []
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+        self.slept.append(round(seconds, 3))
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_who_looks_once_a_second_finds_it_free_though_changes_never_cease(path, monkeypatch, wanted):
+    """As iptables before 1.8.8, for 5 s by kubelet, for ever by CNI plugins: as long as that no pod would start."""
+    clock = Clock()
+    monkeypatch.setattr(xtables_lock, "time", clock)
+    lock = Lock.open(path)
+    for number in range(12):
+        with lock.held(0.0), lock.held(0.0):
+            if wanted and number in {1, 7}:
+                lock.wanted()
+            clock.now += 1.8
+        clock.now += 0.02
+    assert clock.slept == ([0.98, 0.98] if wanted else [])
 
 
 @pytest.mark.parametrize("what", ["thread", "descriptor"])

@@ -241,11 +241,13 @@ class LegacyWatch:
         """See Watch."""
         alone = self._commands.obeys_lock
         with xtables_lock.lock().held(xtables.LOCK_PATIENCE) if alone else nullcontext():
-            self._lock.taken()
+            before = self._lock.taken()
             fresh = self._known is None or self._look() == self._known
             yield
             if not alone:
                 self._lock.forget()
+            elif self._lock.taken() != before:
+                xtables_lock.lock().wanted()
             if fresh:
                 self._known = self._look()
 
