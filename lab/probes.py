@@ -8,14 +8,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import re
 import socket
+import struct
 import time
 from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
 
-REQUEST = b"GET / HTTP/1.1\r\nHost: whoami\r\nConnection: close\r\n\r\n"
+REQUEST = b"GET / HTTP/1.1\r\nHost: whoami\r\n\r\n"
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
+_AT_ONCE = struct.pack("ii", 1, 0)
+"""SO_LINGER: close by reset. Otherwise the server's TIME_WAIT would refuse the first SYN of a later connection to which
+a node's masquerading happens to give the same port."""
 # Each UDP question leaves from a port of its own, so that no earlier flow in conntrack is met again.
 _SOURCE_PORTS = itertools.cycle(range(33000, 60000))
 _TRIES = 1000
@@ -95,11 +101,19 @@ def _bind(sock: socket.socket, address: str) -> None:
 
 
 def _tcp(sock: socket.socket) -> bytes:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
     sock.sendall(REQUEST)
     received = b""
-    while data := sock.recv(65536):
+    while not _is_whole(received) and (data := sock.recv(65536)):
         received += data
     return received.partition(b"\r\n\r\n")[2]
+
+
+def _is_whole(received: bytes) -> bool:
+    """Whether an answer has the length that it says; one that says none ends with its connection."""
+    head, end, body = received.partition(b"\r\n\r\n")
+    length = _LENGTH.search(head + b"\r\n") if end else None
+    return length is not None and len(body) >= int(length[1])
 
 
 def _udp(sock: socket.socket) -> bytes:
