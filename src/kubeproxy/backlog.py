@@ -6,8 +6,10 @@ them, do not wait for it.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 
 from msgspec import Struct
 
@@ -18,6 +20,7 @@ from kubeproxy.pacing import Backoff
 
 FIRST_RETRY = 0.05
 SLOWEST_RETRY = 10.0
+PART = 2000  # Services that are looked at at once: 2 ms
 MOST_TRIGGERS = 100  # of one Service, while the kernel refuses: more would say nothing new of the latency
 
 
@@ -125,14 +128,17 @@ class Backlog:
         change = self.changes.get(name)
         return self._of(compiled if change is None else change.before)
 
-    def everything(self, fresh: Sequence[Change], compiled: Mapping[ServiceName, Compiled]) -> list[Change]:
-        """Return what changed since the kernel was known to be right, and all Services that did not change.
+    def everything(self, fresh: Sequence[Change], compiled: Mapping[ServiceName, Compiled]) -> Iterator[list[Change]]:
+        """Yield what changed since the kernel was known to be right, and all Services that did not change; UDP's alone.
 
-        What is fresh is in it on its own as well: the kernel may have got the change before that one.
+        What is fresh is in it on its own as well: the kernel may have got the change before that one. Comes in parts,
+        some of them empty, as there may be 100,000 Services to look at.
         """
-        parts = [change for change in fresh if self.changes.get(change.name) is not change]
-        same = [Change(name, entry, entry) for name, entry in compiled.items() if name not in self.changes]
-        return [*parts, *self.changes.values(), *same]
+        parts = (change for change in fresh if self.changes.get(change.name) is not change)
+        same = (Change(name, entry, entry) for name, entry in compiled.items() if name not in self.changes)
+        found = chain(parts, self.changes.values(), same)
+        while some := list(islice(found, PART)):
+            yield [change for change in some if _has_udp(change.after) or _has_udp(change.before)]
 
     def triggers(self) -> Iterator[str]:
         """Yield when what led to the changes of this family happened, as their objects say."""
@@ -145,6 +151,10 @@ class Backlog:
         if plans and plans[0].key.family is family is plans[-1].key.family:
             return plans
         return tuple([plan for plan in plans if plan.key.family is family])
+
+
+def _has_udp(compiled: Compiled) -> bool:
+    return any(plan.key.protocol == socket.IPPROTO_UDP for plan in compiled.plans)
 
 
 def note(known: dict[ServiceName, Change], change: Change) -> None:

@@ -335,12 +335,14 @@ class Engine:
         # If it was not stale its last sync succeeded, so it has all but what is fresh. A new world may be a new address
         # for NodePorts, to which flows began before it answered.
         everything = full or world_changed
-        changes = backlog.everything(fresh, compiled) if everything else fresh
-        ages = [age for trigger in backlog.triggers() if (age := _age(trigger)) is not None]
+        changes, services = fresh, 0
         if everything:
-            await asyncio.sleep(0)  # putting all Services together took its time, and so does what follows
+            parts = in_turns(backlog.everything(fresh, compiled))
+            changes = [change async for part in parts for change in part]
+            services = sum(1 for entry in compiled.values() if entry.plans)
+        ages = [age for trigger in backlog.triggers() if (age := _age(trigger)) is not None]
         backlog.committed()
-        self._observer.committed(Commit(family, changes, full, everything, seconds, ages))
+        self._observer.committed(Commit(family, changes, full, everything, services, seconds, ages))
         self._never_committed.discard(family)
         return True
 

@@ -23,14 +23,16 @@ class Commit(Struct, frozen=True):
     """One family's kernel has what was queued for it.
 
     `full` says that everything was compared with the kernel, `seconds` how long it took. `changes` are those since the
-    commit before. If `everything`, the kernel may have had anything before: then all Services are in them, also those
-    that did not change. `ages` are the seconds since what led to the changes happened, as far as their objects say so.
+    commit before. If `everything`, the kernel may have had anything before: then `services` have plans, and those that
+    have UDP ports are in the changes, also such as did not change, and no others. `ages` are the seconds since what led
+    to the changes happened, as far as their objects say so.
     """
 
     family: Family
     changes: Sequence[Change] = ()
     full: bool = False
     everything: bool = False
+    services: int = 0
     seconds: float = 0.0
     ages: Sequence[float] = ()
 

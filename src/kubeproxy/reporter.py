@@ -97,8 +97,7 @@ class Reporter:
         if log.isEnabledFor(EACH_SYNC):
             log.log(EACH_SYNC, "Committed family=%s full=%s seconds=%.6f", label, commit.full, seconds)
         if commit.full:
-            services = len({change.name for change in commit.changes if change.after.plans})
-            log.info("Committed everything family=%s services=%d seconds=%.3f", label, services, seconds)
+            log.info("Committed everything family=%s services=%d seconds=%.3f", label, commit.services, seconds)
         metrics.sync_duration.labels(label).observe(seconds)
         (metrics.sync_full_duration if commit.full else metrics.sync_partial_duration).labels(label).observe(seconds)
         metrics.last_sync.labels(label).set(time.time())

@@ -36,17 +36,18 @@ _sleep = asyncio.sleep
 # -- objects -------------------------------------------------------------------------------------------------------
 
 
-def service(name, number=1, family=V4, annotations=None, **spec):
+def service(name, number=1, family=V4, annotations=None, protocol="TCP", **spec):
     address = f"10.96.0.{number}" if family is V4 else f"fd00::{number}"
-    spec = ServiceSpec(cluster_ip=address, cluster_ips=[address], ports=[ServicePort(port=80)], **spec)
+    ports = [ServicePort(port=80, protocol=protocol)]
+    spec = ServiceSpec(cluster_ip=address, cluster_ips=[address], ports=ports, **spec)
     meta = ObjectMeta(name=name, namespace="ns", uid=f"uid-{name}", annotations=annotations)
     return Upserted("services", Service(meta, spec))
 
 
-def endpoints(name, *numbers, triggered=None):
+def endpoints(name, *numbers, triggered=None, protocol="TCP"):
     meta = ObjectMeta(name=name, namespace="ns", labels=Labels(service_name=name), annotations=Annotations(triggered))
     found = [SliceEndpoint([f"10.244.0.{n}"]) for n in numbers]
-    return Upserted("endpointslices", EndpointSlice(meta, "IPv4", found, [EndpointPort(port=8080)]))
+    return Upserted("endpointslices", EndpointSlice(meta, "IPv4", found, [EndpointPort(port=8080, protocol=protocol)]))
 
 
 def gone(name):

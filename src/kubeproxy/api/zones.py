@@ -103,7 +103,8 @@ class Zones:
         elif isinstance(event, Deleted):
             self._forget([(event.namespace, event.name)])
         elif isinstance(event, Replaced):
-            self._forget(self.services - event.kept - set(map(identity, event.objects)))
+            if self.services:
+                self._forget(self.services - event.kept - set(map(identity, event.objects)))
             self._wish(event.objects)
 
     def _wish(self, found: Iterable[object]) -> None:

@@ -266,13 +266,13 @@ def test_nothing_is_lost_whatever_fails(moves):
 
 def test_a_family_that_fails_does_not_hold_what_follows_from_changes_of_the_other_one():
     async def scene(stage):
-        await started(stage, service("a"))
+        await started(stage, service("a", protocol="UDP"))
         stage.backends[1].failures = [True] * 10_000
-        stage.tell(service("six", 6, V6))
+        stage.tell(service("six", 6, V6, protocol="UDP"), service("tcp", 7, V6))
         await stage.until(lambda: stage.notes.of("refused"))
         for number in (1, 2):
             stage.notes.made.clear()
-            stage.tell(endpoints("a", number))
+            stage.tell(endpoints("a", number, protocol="UDP"))
             await stage.until(lambda: [change for commit in stage.notes.commits for change in commit.changes])
             [change] = [change for commit in stage.notes.commits for change in commit.changes]
             assert {(commit.family, commit.everything) for commit in stage.notes.commits} == {(V4, False)}
@@ -287,14 +287,14 @@ def test_a_family_that_fails_does_not_hold_what_follows_from_changes_of_the_othe
     play(scene, families=(V4, V6))
 
 
-def test_a_repair_may_concern_every_service():
+def test_a_repair_may_concern_every_udp_service():
     async def scene(stage):
-        await started(stage, service("a"), service("b", 2))
+        await started(stage, service("a", protocol="UDP"), service("b", 2, protocol="UDP"), service("tcp", 3))
         stage.engine.force(V4)
-        stage.tell(endpoints("b", 1))
+        stage.tell(endpoints("b", 1, protocol="UDP"), endpoints("tcp", 1))
         await stage.settled()
         [commit] = stage.notes.commits
-        assert (commit.family, commit.full, commit.everything) == (V4, True, True)
+        assert (commit.family, commit.full, commit.everything, commit.services) == (V4, True, True, 3)
         assert {c.name[1]: c.before == c.after for c in commit.changes} == {"a": True, "b": False}
 
     play(scene)

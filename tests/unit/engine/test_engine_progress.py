@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from kubeproxy import backlog
 from kubeproxy import progress as progress_module
 from support.staged_engine import READY, FakeBackend, endpoints, play, service
 
@@ -69,12 +70,12 @@ def test_a_short_one_says_nothing(caplog):
 
 def test_a_refused_one_is_over(caplog, monkeypatch):
     monkeypatch.setattr(progress_module, "EVERY", 0.001)
+    monkeypatch.setattr(backlog, "FIRST_RETRY", 60.0)
 
     async def scene(stage):
         stage.backend.failures = [True]
         stage.tell(*READY, service("a"), endpoints("a", 1))
         await stage.until(lambda: stage.notes.of("refused"))
         assert stage.engine.progress is None
-        await stage.settled()
 
     play(scene)

@@ -65,9 +65,9 @@ def test_changed_local_addresses_are_looked_at():
     play(scene, nodeport_addresses=("192.0.2.0/24",))
 
 
-def test_a_new_nodeport_address_concerns_every_service():
+def test_a_new_nodeport_address_concerns_every_udp_service():
     async def scene(stage):
-        await started(stage, service("a"))
+        await started(stage, service("a", protocol="UDP"), service("tcp", 2))
         stage.addresses = {V4: [bytes([192, 0, 2, 5])]}
         stage.engine.addresses_changed()
         await stage.until(lambda: stage.notes.commits)
