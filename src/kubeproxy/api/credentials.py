@@ -8,8 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import time
+from asyncio.subprocess import Process, SubprocessStreamProtocol
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +28,8 @@ TOKEN_LIFETIME = 60.0
 
 EXEC_TIMEOUT = 60.0
 """Seconds an exec plugin may take."""
+
+_READ_AHEAD = 1 << 16  # bytes; asyncio's own
 
 _EXPIRY_MARGIN = 10.0
 
@@ -191,24 +196,32 @@ class ExecPlugin(Credentials):
             info["spec"] = {"interactive": False, "cluster": config.cluster}
         env = {**os.environ, **{entry.name: entry.value for entry in config.env}}
         env["KUBERNETES_EXEC_INFO"] = msgspec.json.encode(info).decode()
-        pipe = asyncio.subprocess.PIPE
+        loop, pipe = asyncio.get_running_loop(), asyncio.subprocess.PIPE
         try:
-            process = await asyncio.create_subprocess_exec(
-                config.command, *config.args, env=env, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
+            transport, protocol = await loop.subprocess_exec(
+                lambda: SubprocessStreamProtocol(_READ_AHEAD, loop),
+                config.command,
+                *config.args,
+                env=env,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=pipe,
+                stderr=pipe,
+                start_new_session=True,
             )
         except (OSError, ValueError) as error:
             hint = f"; {config.install_hint.strip()}" if config.install_hint else ""
             why = error.strerror if isinstance(error, OSError) else error
             raise SourceError(f"{config.field}: {config.command} cannot be run: {why}{hint}") from error
+        process = Process(transport, protocol, loop)
         try:
             async with asyncio.timeout(EXEC_TIMEOUT):
                 output, complaint = await process.communicate()
         except TimeoutError as error:
+            await _end(process, transport)
             raise SourceError(f"{config.field}: {config.command} did not end within {EXEC_TIMEOUT:.0f} s") from error
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+        except BaseException:
+            await _end(process, transport)
+            raise
         if process.returncode:
             last = complaint.decode("utf-8", "replace").strip()[-500:]
             raise SourceError(f"{config.field}: {config.command} failed with exit code {process.returncode}: {last}")
@@ -228,6 +241,17 @@ class ExecPlugin(Credentials):
         if status is None or not (status.token or (status.client_certificate_data and status.client_key_data)):
             raise SourceError(f"{field}: the plugin gave neither a token nor a client certificate with its key")
         return status
+
+
+async def _end(process: Process, transport: asyncio.SubprocessTransport) -> None:
+    """End a plugin with what it has started, as the program that a shell script runs.
+
+    asyncio takes a process for ended when its output is closed, which others may have open: so it is closed here.
+    """
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    transport.close()
+    await process.wait()
 
 
 def _bearer(token: str) -> tuple[str, str]:

@@ -3,6 +3,7 @@ import base64
 import json
 import os
 import re
+import signal
 import stat
 import textwrap
 from pathlib import Path
@@ -16,7 +17,7 @@ from kubeproxy.api.http import HttpClient
 from kubeproxy.api.kubeconfig import in_cluster, load_cluster
 from kubeproxy.api.status import Unauthorized
 from kubeproxy.errors import ConfigError, SourceError
-from support.scripted import TLS, Server
+from support.scripted import TLS, Server, eventually
 
 CA = (TLS / "ca.crt").read_bytes()
 
@@ -425,6 +426,43 @@ def test_an_exec_plugin_that_hangs_is_ended(tmp_path, monkeypatch):
     if (tmp_path / "pid").exists():
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["stays", "leaves the session"])
+@pytest.mark.parametrize("how", ["hangs", "cancelled"])
+def test_what_an_exec_plugin_has_started_holds_up_nobody(tmp_path, monkeypatch, how, leaves):
+    """As a shell script that runs the program: it has the script's output, which nobody waits for."""
+    entry = plugin(
+        tmp_path,
+        f"""
+        import subprocess
+        child = subprocess.Popen(["sleep", "1000"], start_new_session={leaves})
+        with open(sys.argv[1] + ".new", "w") as file:
+            file.write(str(child.pid))
+        os.rename(sys.argv[1] + ".new", sys.argv[1])
+        child.wait()
+        """,
+    )
+    child = tmp_path / "pid"
+    entry["args"] = [str(child)]
+    credentials = load_cluster(kubeconfig(tmp_path, user={"exec": entry}), "").credentials
+
+    async def main():
+        asking = asyncio.create_task(credentials.headers())
+        await eventually(child.exists)
+        if how == "cancelled":
+            asking.cancel()
+        with pytest.raises(SourceError if how == "hangs" else asyncio.CancelledError):
+            await asking
+
+    monkeypatch.setattr("kubeproxy.api.credentials.EXEC_TIMEOUT", 2.0 if how == "hangs" else 1000.0)
+    asyncio.run(main())
+    pid = int(child.read_text())
+    if leaves:
+        os.kill(pid, signal.SIGKILL)
+    else:  # init takes its status when it likes to
+        stat_of = Path(f"/proc/{pid}/stat")
+        assert not stat_of.exists() or stat_of.read_text().rpartition(") ")[2].startswith(("Z", "X"))
 
 
 def test_an_exec_certificate_is_shown_and_a_refusal_renews_it(tmp_path):
