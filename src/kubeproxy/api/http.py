@@ -17,6 +17,7 @@ import kubeproxy
 from kubeproxy.api.cluster import Cluster
 from kubeproxy.api.connection import BytesSink, Connection, Exchange
 from kubeproxy.api.credentials import Headers
+from kubeproxy.api.names import is_looked_up
 from kubeproxy.api.proxy import open_tunnel
 from kubeproxy.api.reasons import REFUSED, connection_reason
 from kubeproxy.api.status import ConnectionFailed, decode_status, status_error
@@ -197,7 +198,9 @@ class HttpClient:
             async with asyncio.timeout(self._connect_timeout):
                 connection = await self._dial(context)
         except TimeoutError as error:
-            raise ConnectionFailed(f"{route}: no connection in {self._connect_timeout:.0f} s") from error
+            host = self.cluster.proxy.host if self.cluster.proxy else self.cluster.server.host
+            why = "the name cannot be resolved: no answer" if is_looked_up(host) else "no connection"
+            raise ConnectionFailed(f"{route}: {why} in {self._connect_timeout:.0f} s") from error
         except UnicodeError as error:  # what Python says of a name with an empty part
             raise ConnectionFailed(f"{route}: the name cannot be resolved: it is no host name") from error
         except OSError as error:

@@ -30,6 +30,10 @@ class Loop(asyncio.SelectorEventLoop):
         super().__init__()
         self._lookups: dict[tuple[object, ...], _Lookup] = {}
 
+    def looks_up(self, host: str) -> bool:
+        """Return whether the addresses of a host are being asked for."""
+        return any(question[0] == host for question in self._lookups)
+
     async def getaddrinfo(  # noqa: D102 - see asyncio
         self,
         host: bytes | str | None,
@@ -64,3 +68,9 @@ class Loop(asyncio.SelectorEventLoop):
         lookup.found.set_result(found)
         if self._lookups.get(question) is lookup:
             del self._lookups[question]
+
+
+def is_looked_up(host: str) -> bool:
+    """Return whether the running loop is asking for the addresses of a host."""
+    loop = asyncio.get_running_loop()
+    return isinstance(loop, Loop) and loop.looks_up(host)
