@@ -38,6 +38,14 @@ class Waited(NamedTuple):
 NOT_WAITED: Final = Waited(0.0, "")
 
 
+class NotReleasedError(ApplyError):
+    """The lock was another's for as long as one was willing to wait, which `waited` says."""
+
+    def __init__(self, path: Path, waited: Waited) -> None:
+        self.waited = waited
+        super().__init__(f"{waited.holder} has held the iptables lock ({path}) for more than {waited.seconds:.0f} s")
+
+
 class Start(NamedTuple):
     """How a command is started: its environment, None for ours, and the descriptors that it gets."""
 
@@ -94,8 +102,8 @@ class Lock:
     def held(self, patience: float) -> Iterator[Waited]:
         """Hold it, after waiting for so many seconds at most; yield how long that was.
 
-        Raises ApplyError that names the holder when the time is over. A file that cannot be opened is not held: the
-        command says itself what is wrong with it.
+        Raises NotReleasedError that names the holder when the time is over. A file that cannot be opened is not held:
+        the command says itself what is wrong with it.
         """
         if not self._held:
             self._give_way()
@@ -143,8 +151,7 @@ class Lock:
             holder = holder or _holder(self._file)
             seconds = time.monotonic() - began
             if seconds >= patience and (self._place is None or not self._place.leave()):
-                who = holder or "another program"
-                raise ApplyError(f"{who} has held the iptables lock ({self._path}) for more than {seconds:.0f} s")
+                raise NotReleasedError(self._path, Waited(seconds, holder or "another program"))
             self._wait(min(_LOOK, max(0.0, patience - seconds)))
         return Waited(time.monotonic() - began, holder) if holder else NOT_WAITED
 

@@ -281,6 +281,7 @@ def test_a_lock_that_is_not_released_is_an_error_that_names_the_holder(netns, lo
         holder.kill()
         holder.wait()
     assert told.failed == [False]
+    assert told.waits, "who waits in vain waits as well"
     made.close()
 
 

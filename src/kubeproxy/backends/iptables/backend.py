@@ -31,7 +31,7 @@ from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nft_compat import NftCompat
 from kubeproxy.kernel.sysctl import write_sysctl
 from kubeproxy.kernel.xtables import Commands, RestoreError, Writer, chain_of
-from kubeproxy.kernel.xtables_lock import Waited
+from kubeproxy.kernel.xtables_lock import NotReleasedError, Waited
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName
 
@@ -302,9 +302,11 @@ class IptablesBackend:
         try:
             with self._watch.own_change(commits):
                 waited = restore()
-        except ApplyError:
+        except ApplyError as error:
             self._harmed = frozenset()
             self._metrics.restore_failed(self.family, partial=partial)
+            if isinstance(error, NotReleasedError):
+                self._metrics.waited(self.family, error.waited.seconds)
             raise
         if waited.seconds:
             log.info("Waited for the iptables lock seconds=%.1f holder=%r", waited.seconds, waited.holder)
