@@ -112,6 +112,7 @@ class Fetcher(Closing):
         found: dict[bytes, bytes] = {}
         if not keys:
             return found
+        self._drain()
         first = message(
             GET_ELEMENT,
             NLM_F_REQUEST,
@@ -126,7 +127,6 @@ class Fetcher(Closing):
                 self._socket.send(head + head.join(batch))
                 answers = self._receive(len(batch))
             except OSError as error:
-                self._drain()
                 raise NetlinkError(error.errno or errno.EIO, f"cannot read elements of {name}") from error
             reader.read(answers, batch, found, name)
         return found
@@ -135,11 +135,14 @@ class Fetcher(Closing):
     def count(self, family: int, table: str, name: str) -> int | None:
         """Return how many elements a set has; None before Linux 6.16, or where nothing can be said of it."""
         payload = in_set(family, table, name)
+        self._drain()
         try:
             self._socket.send(message(GET_SET, NLM_F_REQUEST, 0, payload))
-            data = self._socket.recv(1 << 15)
+            data, sender = self._socket.recvfrom(1 << 15, socket.MSG_DONTWAIT)  # it is there by now
         except OSError as error:
             raise NetlinkError(error.errno or errno.EIO, f"cannot count the elements of {name}") from error
+        if sender[0]:
+            raise NetlinkError(errno.EPROTO, f"cannot count the elements of {name}", "another process answered")
         if _KIND.unpack_from(data, _KIND_AT)[0] == NLMSG_ERROR:
             return None
         found = attributes(data, HEADER.size + GENERIC.size, len(data))
@@ -156,7 +159,7 @@ class Fetcher(Closing):
         )
 
     def _drain(self) -> None:
-        """Read away what is left, so that it answers nothing else."""
+        """Read away what is left of a question that failed, so that it answers nothing else."""
         while True:
             try:
                 self._socket.recv(_ROOM, socket.MSG_DONTWAIT)
