@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.kernel import nft, nft_others
+from kubeproxy.kernel import announcements, nft, nft_others
+from kubeproxy.kernel.netlink import netfilter_socket
 from kubeproxy.kernel.nfnetlink import Transactions, chain_message
 from kubeproxy.kernel.nft_others import listen
 from support.own_network import own_network
 
 V4, V6 = 2, 10
+GROUP = 7  # NFNLGRP_NFTABLES
 TABLES = """add table ip ours
 add set ip ours addresses { type ipv4_addr ; }
 add chain ip ours first
@@ -32,6 +34,9 @@ class Listening:
 
     def heard(self, family=V4):
         return self.others.heard(family, self.link.generation)
+
+    def unheard(self):
+        return self.others.not_listening(self.link.generation)
 
     def commit(self, name):
         self.link.commit([chain_message(V4, "ours", name)])
@@ -122,7 +127,7 @@ def test_what_is_committed_by_a_socket_that_nobody_knows_is_told():
 
 def test_that_something_was_missed_shows_until_it_is_looked_at():
     with listening() as here:
-        with here.others.not_listening():
+        with here.unheard():
             nft.run("add element ip theirs addresses { 10.0.0.1 }\n")
         assert not here.heard().complete
         assert not here.heard().complete
@@ -134,13 +139,50 @@ def test_that_something_was_missed_shows_until_it_is_looked_at():
 
 def test_what_we_do_while_nobody_listens_is_not_missed():
     with listening() as here:
-        with here.others.not_listening(), here.others.not_listening():
+        with here.unheard(), here.unheard():
             here.commit("another")
             nft.run("add chain ip ours third\n")
             here.others.ours()
         assert here.heard().nothing
         nft.run("add chain ip ours fourth\n")
         assert here.heard().rules
+
+
+@contextmanager
+def recorded():
+    """What is announced meanwhile, to be announced once more: a list of messages."""
+    messages = []
+    with closing(announcements.listening("nf_tables", 1 << 20, GROUP)) as recorder:
+        yield messages
+        messages += announcements.waiting(recorder, "nf_tables", lambda: None)
+
+
+def announce(message):
+    with closing(netfilter_socket(1 << 16)) as sender:
+        sender.sendto(message, (0, 1 << GROUP - 1))
+
+
+def test_the_end_of_what_began_while_nobody_listened_is_not_all_of_it():
+    with listening() as here:
+        with recorded() as told, here.unheard():
+            nft.run("add element ip ours addresses { 10.0.0.1 }\n")
+        announce(told[-1])
+        assert not here.heard().complete
+        here.look()
+        nft.run("add element ip theirs addresses { 10.0.0.2 }\n")
+        assert here.heard().nothing
+
+
+def test_what_is_announced_after_it_was_given_up_on_makes_up_for_nothing_else():
+    with listening() as here:
+        with recorded() as told, here.unheard():
+            nft.run("add element ip theirs addresses { 10.0.0.1 }\n")
+        assert not here.heard().complete
+        here.look()
+        announce(told[-1])
+        with here.unheard():
+            nft.run("add element ip ours addresses { 10.0.0.1 }\n")
+        assert not here.heard().complete
 
 
 def test_more_than_can_be_kept_is_known_to_be_missing(monkeypatch):

@@ -229,11 +229,8 @@ class KernelGround(Ground):
 
     def disturb_unheard(self, *lines: str) -> None:
         others = listen(TABLE)
-        try:
-            with others.not_listening():
-                self.disturb(*lines)
-        finally:
-            others.close()
+        with closing(others), closing(self.table(V4)) as table, others.not_listening(table.generation):
+            self.disturb(*lines)
 
     def contents(self, family: Family = V4) -> Contents:
         """See Ground. Read again while an element is repeated: the kernel is resizing a hash table then."""

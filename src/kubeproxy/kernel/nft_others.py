@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
@@ -27,6 +27,7 @@ _NEW_GENERATION: Final = SUBSYSTEM << 8 | 15
 _KIND: Final = 4  # where nlmsg_type is in struct nlmsghdr
 _NEW_GENERATION_BYTES: Final = _NEW_GENERATION.to_bytes(2, sys.byteorder)
 _NAME_OF_TABLE: Final = nfta.TABLE_NAME  # the same number in each kind of message
+_GENERATIONS: Final = 0xFFFFFFFF  # they are counted in 32 bits
 _LATE: Final = (0.0, 0.002, 0.02)
 """Seconds after which what was committed is looked for again: it is announced a little later than it counts."""
 
@@ -72,6 +73,7 @@ class Others:
         self._so_far: list[tuple[int, str]] = []  # in the transaction whose end was not read yet
         self._counted = 0  # transactions: ours, and others' that were heard
         self._began = 0  # the generation before the first of these
+        self._since = 0  # the last generation that may be announced in part, or was given up on
         self._not_listening = 0
 
     def close(self) -> None:
@@ -117,14 +119,15 @@ class Others:
             self._families.setdefault(family, _Findings()).complete = False
 
     @contextmanager
-    def not_listening(self) -> Iterator[None]:
+    def not_listening(self, generation: Callable[[], int]) -> Iterator[None]:
         """Do not listen to what the body does, by another program or to 100,000 elements; that others did something
-        meanwhile shows in the next generation's number.
+        meanwhile shows in the next generation's number. Raises ApplyError.
         """
         with self._lock:
-            self._not_listening += 1
-            if self._not_listening == 1:
+            if self._not_listening == 0:
+                self._read()
                 announcements.leave(self._socket, _GROUP)
+            self._not_listening += 1
         try:
             yield
         finally:
@@ -132,6 +135,8 @@ class Others:
                 self._not_listening -= 1
                 if self._not_listening == 0:
                     announcements.join(self._socket, _GROUP)
+                    # What counts by now may be in the middle of being announced, its end alone still to come.
+                    self._since = generation()
 
     def _catch_up(self, generation: Callable[[], int]) -> None:
         """Read what was announced; when a transaction is missing, all is taken to have been touched."""
@@ -140,10 +145,10 @@ class Others:
             time.sleep(pause)
             self._read()
             now = generation()
-            if (self._began + self._counted - now) & 0xFFFFFFFF == 0:
+            if (self._began + self._counted - now) & _GENERATIONS == 0:
                 return
         self._miss_all()
-        self._began, self._counted = now, 0
+        self._began, self._counted, self._since = now, 0, now
 
     def _miss_all(self) -> None:
         for found in self._families.values():
@@ -157,7 +162,8 @@ class Others:
                 continue
             for at in messages(data):
                 if at.kind == _NEW_GENERATION:
-                    self._end_of_transaction(_by(data, at.start + _GENERIC_SIZE, at.end))
+                    start = at.start + _GENERIC_SIZE
+                    self._end_of_transaction({kind: data[s:e] for kind, s, e in attributes(data, start, at.end)})
                 else:
                     self._take(data, at.kind, at.start, at.end)
 
@@ -168,8 +174,11 @@ class Others:
             name = found[nfta.SET_ELEM_LIST_SET].rstrip(b"\0").decode(errors="replace") if of_elements else ""
             self._so_far.append((data[start], name))
 
-    def _end_of_transaction(self, by: str) -> None:
-        self._counted += 1
+    def _end_of_transaction(self, told: Mapping[int, bytes]) -> None:
+        ahead = (int.from_bytes(told[nfta.GEN_ID], "big") - self._since) & _GENERATIONS
+        if 0 < ahead <= _GENERATIONS >> 1:
+            self._counted += 1
+        by = _printable(told.get(nfta.GEN_PROC_NAME, b""))
         for family, name in self._so_far:
             if (found := self._families.get(family)) is not None:
                 if name:
@@ -199,8 +208,7 @@ def listen(table: str) -> Others:
         return _listening[here]
 
 
-def _by(data: bytes, start: int, end: int) -> str:
-    """Return the name of the program that made a generation; any program may call itself anything."""
-    names = (data[s:e] for kind, s, e in attributes(data, start, end) if kind == nfta.GEN_PROC_NAME)
-    name = next(names, b"").rstrip(b"\0").decode(errors="replace")
+def _printable(program: bytes) -> str:
+    """Return the name of a program, 'unknown' for none; any program may call itself anything."""
+    name = program.rstrip(b"\0").decode(errors="replace")
     return "".join(letter if letter.isprintable() else "?" for letter in name) or "unknown"

@@ -155,7 +155,7 @@ class KernelTable:
 
     def not_listening(self) -> AbstractContextManager[None]:
         """See Table."""
-        return self._others.not_listening() if self._others is not None else nullcontext()
+        return self._others.not_listening(self.generation) if self._others is not None else nullcontext()
 
     def header(self) -> nfnetlink.TableHeader | None:
         """See Table."""
