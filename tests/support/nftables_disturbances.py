@@ -46,6 +46,8 @@ DISTURBANCES = {
         "delete element ip kube-proxy firewall-allow { 0.0.0.2 . 172.16.0.0-172.16.0.255 }",
         "add element ip kube-proxy firewall-allow { 0.0.0.2 . 172.16.0.1-172.16.0.2 }",
     ],
+    "missing transport": ["delete element ip kube-proxy transports { udp }"],
+    "stray transport": ["add element ip kube-proxy transports { icmp }"],
     "everything emptied": [f"flush {shape.keyword} ip kube-proxy {name}" for name, shape in Layout(V4).shapes.items()],
 }
 

@@ -7,16 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kubeproxy.backends.examination import Finding, Kind
-from kubeproxy.kernel import nfnetlink, nft_lookup
+from kubeproxy.kernel import nfnetlink, nft_lookup, nft_shapes
 from kubeproxy.kernel.netlink import Netlink
 from kubeproxy.kernel.nft_lookup import Entries
 from kubeproxy.model.addresses import Family, unpack
 
-Rules = Mapping[str, Sequence[object]]
-"""Each chain of a table with its rules, in a form that two tables with the same rules share."""
+
+class ChainView(NamedTuple):
+    """Where a chain hangs and its rules, in a form that two chains share that are alike."""
+
+    base: bytes
+    rules: Sequence[object]
+
+
+Rules = Mapping[str, ChainView]
+"""The chains of a table by name."""
 
 
 class ElementsView(Protocol):
@@ -54,12 +62,19 @@ class TableView:
         """Return the table's handle, comment and state, None when it is missing."""
         return nfnetlink.table(self.family, self._table, self._link)
 
+    def sets(self) -> Collection[str]:
+        """Return the names of sets and maps."""
+        return nft_shapes.sets(self.family, self._table, self._link).keys()
+
     def rules(self) -> Rules:
-        """Return the rules by chain."""
-        found: dict[str, list[object]] = {chain: [] for chain in nfnetlink.chains(self.family, self._table, self._link)}
-        for rule in nfnetlink.rules(self.family, self._table, self._link):
-            found.setdefault(rule.chain, []).append(rule.expressions)
-        return found
+        """Return the chains with their rules, and what is in the sets that belong to these."""
+        place = self.family, self._table
+        shapes = nft_shapes.chains(*place, self._link)
+        rules: dict[str, list[object]] = {chain: [] for chain in shapes}
+        for rule in nfnetlink.rules(*place, self._link):
+            inner = [nft_shapes.listed(*place, name, self._link) for name in nft_shapes.within(rule.raw)]
+            rules.setdefault(rule.chain, []).append((rule.expressions, inner))
+        return {chain: ChainView(shapes[chain].base if chain in shapes else b"", rules[chain]) for chain in rules}
 
     def elements(self, name: str) -> Entries:
         """See ElementsView."""
@@ -90,8 +105,10 @@ def rule_findings(wanted: Rules, present: Rules, where: str) -> Iterator[Finding
         ours, theirs = wanted.get(chain), present.get(chain)
         if ours is None or theirs is None:
             yield Finding(None, Kind.EXTRA if ours is None else Kind.MISSING, f"chain {chain}", where)
-        elif list(ours) != list(theirs):
-            counts = (f"{len(rules)} rules" for rules in (ours, theirs))
+        elif ours.base != theirs.base:
+            yield Finding(None, Kind.DIFFERENT, f"hook, priority or policy of chain {chain}", where)
+        elif list(ours.rules) != list(theirs.rules):
+            counts = (f"{len(each.rules)} rules" for each in (ours, theirs))
             yield Finding(None, Kind.DIFFERENT, f"the rules of chain {chain}", where, *counts)
 
 

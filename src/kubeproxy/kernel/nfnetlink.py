@@ -404,21 +404,14 @@ def has_chain(family: int, table_name: str, chain: str) -> bool:
     return True
 
 
-def sets(family: int, table_name: str, link: Netlink | None = None) -> frozenset[str]:
-    """Return the names of a table's sets and maps, those of its rules (anonymous ones) among them."""
-    return frozenset(_names(GET_SET, family, table_name, nfta.SET_NAME, "nf_tables sets", link))
-
-
 def _names(
     kind: int, family: int, table_name: str, name_attribute: int, what: str, link: Netlink | None
 ) -> Iterator[str]:
-    wanted = table_name.encode() + b"\0"
-    # The table's name is the same attribute of sets and of chains.
-    request = attribute(nfta.SET_TABLE, wanted) if kind == GET_SET else b""
+    wanted, asked = table_name.encode() + b"\0", (nfta.CHAIN_TABLE, name_attribute)
     with understood(what):
-        for data, start, end in _dump(kind, family, request, what, link):
-            found = {k: data[s:e] for k, s, e in attributes(data, start, end) if k in (nfta.SET_TABLE, name_attribute)}
-            if found.get(nfta.SET_TABLE) == wanted:
+        for data, start, end in _dump(kind, family, b"", what, link):
+            found = {k: data[s:e] for k, s, e in attributes(data, start, end) if k in asked}
+            if found.get(nfta.CHAIN_TABLE) == wanted:
                 yield found[name_attribute].rstrip(b"\0").decode()
 
 

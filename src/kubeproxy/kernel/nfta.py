@@ -14,6 +14,7 @@ TABLE_USERDATA: Final = 6
 TABLE_OWNER: Final = 7
 
 CHAIN_TABLE: Final = 1
+CHAIN_HANDLE: Final = 2
 CHAIN_NAME: Final = 3
 CHAIN_HOOK: Final = 4
 CHAIN_POLICY: Final = 5
@@ -31,6 +32,9 @@ RULE_COMPAT_FLAGS: Final = 2
 
 SET_TABLE: Final = 1
 SET_NAME: Final = 2
+SET_FLAGS: Final = 3
+SET_KEY_LENGTH: Final = 5
+SET_DATA_LENGTH: Final = 7
 SET_COUNT: Final = 20
 
 SET_ELEM_LIST_TABLE: Final = 1

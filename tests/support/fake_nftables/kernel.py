@@ -13,6 +13,7 @@ from kubeproxy.kernel import nfnetlink
 from kubeproxy.kernel.netlink import NetlinkError
 from kubeproxy.kernel.nft_contents import Contents
 from kubeproxy.kernel.nft_others import Heard
+from kubeproxy.kernel.nft_shapes import ChainShape
 from kubeproxy.model.addresses import Family
 from support.fake_nftables import netlink, text
 from support.fake_nftables.objects import Element, RefusedError, Table
@@ -138,18 +139,23 @@ class FakeTable:
         chains = table.chains.values() if table is not None else ()
         return tuple(rule.handle for chain in chains for rule in chain.rules)
 
-    def chains(self, table: str) -> frozenset[str]:
+    def chains(self, table: str) -> dict[str, ChainShape]:
         found = self._table(table)
-        return frozenset(found.chains) if found is not None else frozenset()
+        chains = found.chains.values() if found is not None else ()
+        return {chain.name: ChainShape(chain.handle, chain.hook.encode()) for chain in chains}
 
     def rules(self, table: str) -> list[nfnetlink.Rule]:
         found = self._table(table)
         chains = found.chains.values() if found is not None else ()
         return [nfnetlink.Rule(c.name, *netlink.expressions(rule.text)) for c in chains for rule in c.rules]
 
-    def sets(self) -> frozenset[str]:
-        table = self._table(TABLE)
-        return frozenset(table.sets) if table is not None else frozenset()
+    def sets(self, table: str = TABLE) -> dict[str, bytes]:
+        found = self._table(table)
+        sets = found.sets.values() if found is not None else ()
+        return {each.name: repr((each.key, each.value, each.interval, each.dynamic)).encode() for each in sets}
+
+    def listed(self, table: str, name: str) -> frozenset[bytes]:
+        raise NotImplementedError("what is within a rule is part of its text here")
 
     def count(self, name: str) -> int | None:
         return len(self.elements(name)) if self.kernel.counts else None
@@ -188,7 +194,7 @@ def _state(table: Table | None) -> tuple[object, dict[str, dict[bytes, Element]]
     """Return what is announced of a table when it changes: of its chains and rules, and its elements set by set."""
     if table is None:
         return None, {}
-    rules = [(chain.name, [rule.handle for rule in chain.rules]) for chain in table.chains.values()]
+    rules = [(chain.name, chain.hook, [rule.handle for rule in chain.rules]) for chain in table.chains.values()]
     elements = {name: dict(each.elements) for name, each in table.sets.items()}
     return (table.handle, table.dormant, rules, sorted(elements)), elements
 

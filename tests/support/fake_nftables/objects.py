@@ -169,6 +169,7 @@ class Chain:
     """A chain; a base chain has a hook, in nft's words."""
 
     name: str
+    handle: int
     hook: str = ""
     rules: list[Rule] = field(default_factory=list)
 

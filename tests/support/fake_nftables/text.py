@@ -138,6 +138,10 @@ def _milliseconds(text: str) -> int:
     return 1000 * sum(int(number) * _SECONDS[unit] for number, unit in re.findall(r"(\d+)([smhd])", text))
 
 
+def _delete_set(transaction: Transaction, table: Table, rest: str) -> None:
+    transaction.delete_set(table, table.set(rest))
+
+
 def _flush_set(transaction: Transaction, table: Table, rest: str) -> None:
     transaction.flush_set(table.set(rest))
 
@@ -213,6 +217,8 @@ _COMMANDS: dict[tuple[str, str], Callable[..., None]] = {
     ("insert", "rule"): _insert_rule,
     ("add", "set"): _add_set,
     ("add", "map"): _add_set,
+    ("delete", "set"): _delete_set,
+    ("delete", "map"): _delete_set,
     ("flush", "set"): _flush_set,
     ("flush", "map"): _flush_set,
     ("add", "element"): _add_element,

@@ -16,6 +16,7 @@ Ruleset = dict[tuple[str, str], Table]
 
 _TARGETS = re.compile(r"\b(?:goto|jump) ([^\s,}]+)")
 _COUNTERS = re.compile(r'counter name "([^"]*)"')
+_POLICY = re.compile(r" ?policy drop ;")
 _LOOKUPS = re.compile(r"@([^\s,}]+)")
 
 
@@ -69,11 +70,15 @@ class Transaction:
     # -- chains and rules -------------------------------------------------------------------------------------------
 
     def add_chain(self, table: Table, name: str, hook: str) -> None:
-        """Make a chain; one that is there stays as it is, and yet that is a change."""
+        """Make a chain; one that is there may get another policy, and it is a change in any case."""
         if name in table.chains:
-            self._undo.append(lambda: None)
+            chain = table.chains[name]
+            before, policy = chain.hook, _POLICY.search(hook)
+            if policy is not None:
+                chain.hook = _POLICY.sub("", before).strip() + policy[0]
+            self._undo.append(lambda: setattr(chain, "hook", before))
             return
-        table.chains[name] = Chain(name, hook)
+        table.chains[name] = Chain(name, self._handle(), hook)
         self._undo.append(lambda: table.chains.pop(name))
 
     def delete_chain(self, table: Table, chain: Chain) -> None:
@@ -135,6 +140,14 @@ class Transaction:
             raise RefusedError(errno.EEXIST, f"{old.keyword} {old.name} is of another type")
         before, old.size = old.size, new.size
         self._undo.append(lambda: setattr(old, "size", before))
+
+    def delete_set(self, table: Table, target: Set) -> None:
+        """Delete a set with its elements; not while a rule refers to it."""
+        rules = (rule for chain in table.chains.values() for rule in chain.rules)
+        if any(target.name in _LOOKUPS.findall(rule.text) for rule in rules):
+            raise RefusedError(errno.EBUSY, f"{target.name} is in use")
+        del table.sets[target.name]
+        self._undo.append(lambda: table.sets.__setitem__(target.name, target))
 
     def flush_set(self, target: Set) -> None:
         """Remove all elements."""

@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from kubeproxy.backends.elements import altered
 from kubeproxy.backends.nftables.layout import (
     CLASSES,
     NUMBER_MAPS,
     POOL_MAPS,
+    SCRATCH,
     TABLE,
+    TRANSPORTS,
     ChainName,
     SetId,
     parse_chain_name,
@@ -24,21 +27,24 @@ from kubeproxy.backends.nftables.numbering import Numbers, list_key
 from kubeproxy.backends.nftables.render import Elements, Placed
 from kubeproxy.backends.nftables.ruleset import Ruleset, pick_chain
 from kubeproxy.backends.nftables.table import Table
+from kubeproxy.errors import ChangedByOthersError
 from kubeproxy.kernel import nfnetlink
-from kubeproxy.model.addresses import Family, Range
+from kubeproxy.kernel.nft_shapes import ChainShape, within
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range
 from kubeproxy.model.plan import FrontendKind, Policy, Pool, ServicePlan
 
 
 class Signature(NamedTuple):
     """What changes when anybody touches a table, its chains or rules: their handles are never used again."""
 
-    header: nfnetlink.TableHeader | None
-    rules: tuple[int, ...]
+    header: nfnetlink.TableHeader | None = None
+    rules: tuple[int, ...] = ()
+    chains: frozenset[tuple[str, ChainShape]] = frozenset()
 
 
 def signature(table: Table) -> Signature:
-    """Return the signature of our table; (None, ()) when it is missing."""
-    return Signature(table.header(), table.rule_handles())
+    """Return the signature of our table."""
+    return Signature(table.header(), table.rule_handles(), frozenset(table.chains(TABLE).items()))
 
 
 Edges = frozenset[tuple[bytes, bool]]
@@ -75,7 +81,9 @@ def clones(slots: Iterable[ChainName], table: Table) -> list[bytes]:
         templates[rule.chain] = rule.raw  # the last one of each chain
     family, messages = table.family, []
     for name in slots:
-        template = templates[pick_chain(name.endpoint_map, CLASSES[0])]
+        template = templates.get(pick_chain(name.endpoint_map, CLASSES[0]))
+        if template is None:
+            raise ChangedByOthersError(altered(TABLE))
         messages.append(nfnetlink.chain_message(family, TABLE, str(name)))
         messages.append(nfnetlink.numgen_rule_message(family, TABLE, str(name), template, 1, name.endpoints))
     return messages
@@ -89,6 +97,8 @@ def compiled(names: Sequence[ChainName], ruleset: Ruleset, table: Table) -> list
         rules = {rule.chain: rule.raw for rule in table.rules(scratch.table)}
     finally:
         table.run(f"delete table {scratch.name}\n")
+    if not rules.keys() >= set(map(str, names)):
+        raise ChangedByOthersError(altered(SCRATCH))
     return [
         message
         for name in map(str, names)
@@ -108,24 +118,36 @@ def ranges_by_list(actual: Elements, family: Family) -> dict[bytes, list[bytes]]
 
 
 def intact(ruleset: Ruleset, table: Table) -> bool:
-    """Return whether the table's chains and rules are what we would load, by loading that beside it without effect.
+    """Return whether chains, rules and sets are what we would load, by loading that beside the table without effect.
 
-    Chains of session affinity depend on what Services there once were: those that exist are compared.
+    Chains of session affinity depend on what Services there once were: those that exist are compared. There may be
+    sets besides, as those of clients stay when their chains go.
     """
     scratch = ruleset.scratch()
     skeleton = scratch.skeleton(affinity_chains(table))
     table.run(f"add table {scratch.name}\ndelete table {scratch.name}\n{skeleton}")
     try:
-        return _by_chain(table, TABLE) == _by_chain(table, scratch.table)
+        sets, ours = table.sets(scratch.table), table.sets()
+        named = {name: kind for name, kind in sets.items() if not name.startswith("__")}
+        return named.items() <= ours.items() and _by_chain(table, TABLE) == _by_chain(table, scratch.table)
     finally:
         table.run(f"delete table {scratch.name}\n")
 
 
-def _by_chain(table: Table, name: str) -> dict[str, list[object]]:
-    rules: dict[str, list[object]] = {chain: [] for chain in table.chains(name)}
+def _by_chain(table: Table, name: str) -> dict[str, tuple[bytes, list[object]]]:
+    """Return where each chain of a table hangs, and its rules with what is in the sets that belong to them."""
+    found: dict[str, tuple[bytes, list[object]]] = {
+        chain: (shape.base, []) for chain, shape in table.chains(name).items()
+    }
     for rule in table.rules(name):
-        rules[rule.chain].append(rule.expressions)
-    return rules
+        inner = [table.listed(name, each) for each in within(rule.raw)]
+        found.setdefault(rule.chain, (b"", []))[1].append((rule.expressions, inner))
+    return found
+
+
+def transports(table: Table) -> bool:
+    """Return whether the set of transports is as it should be: rules only act on what is in it."""
+    return {element.key[0] for element in table.elements(TRANSPORTS)} == PROTOCOL_NAMES.keys()
 
 
 def numbers(actual: Elements) -> Iterator[int]:

@@ -21,7 +21,7 @@ from kubeproxy.backends.nftables.counting import Counting
 from kubeproxy.backends.nftables.forwarding import Devices
 from kubeproxy.backends.nftables.gone import GONE, GoneEndpoints
 from kubeproxy.backends.nftables.handover import groups
-from kubeproxy.backends.nftables.layout import SHARED, TABLE, VERDICT_MAPS, ChainName, SetId
+from kubeproxy.backends.nftables.layout import SHARED, TABLE, TRANSPORTS, VERDICT_MAPS, ChainName, SetId
 from kubeproxy.backends.nftables.numbering import Numbers, list_key
 from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, chain_names
 from kubeproxy.backends.nftables.render import Elements, Placed, place_all, render, translate
@@ -72,7 +72,7 @@ class NftablesBackend:
         self._service_cidrs: tuple[Range, ...] | None = None  # None: not known
         self._service_cidr_edges: audit.Edges = frozenset()
         self._packers = Packers(self._ruleset.layout)
-        self._signature = audit.Signature(None, ())
+        self._signature = audit.Signature()
         self._generation = 0
 
     def close(self) -> None:
@@ -286,6 +286,8 @@ class NftablesBackend:
                 self._spare_taken()
             self._nodeport_ips = frozenset(actual.pop(SetId.NODEPORT_IPS))
             self._service_cidr_edges = audit.service_cidrs(self._table)
+            if not audit.transports(self._table):
+                self._run(self._ruleset.transports())
             ours = self._ours.service_cidrs
             self._service_cidrs = ours if audit.edges(ours) == self._service_cidr_edges else None
             yield from self._adopt(wanted, actual)
@@ -439,6 +441,8 @@ class NftablesBackend:
 
     def _changed_elements(self) -> str:
         """Return the set or map whose elements differ from what was committed, '' for none; reads all of them."""
+        if missing := self._ruleset.layout.shapes.keys() - self._table.sets():
+            return min(missing)
         actual = reading.elements(self._table, self._ruleset.layout.shapes)
         total: Elements = {SetId.NODEPORT_IPS: dict.fromkeys(self._nodeport_ips, b"")}
         for placed in self._placed.values():
@@ -447,6 +451,8 @@ class NftablesBackend:
         for set_id, entries in actual.items():
             if entries != total.get(set_id, {}):
                 return str(set_id)
+        if not audit.transports(self._table):
+            return TRANSPORTS
         return "" if audit.service_cidrs(self._table) == self._service_cidr_edges else "service-cidrs"
 
     # -- the kernel -------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from kubeproxy.backends.nftables.layout import (
     NUMBER_MAPS,
     POOL_MAPS,
     SHARED,
+    TRANSPORTS,
     Layout,
     SetId,
     service_key,
@@ -201,6 +202,8 @@ class NftablesExaminer:
         if header.comment != self._ruleset.comment():
             what = "the table is another program's, or of another version or configuration"
             return Finding(None, Kind.DIFFERENT, what, where, self._ruleset.comment(), header.comment or "no comment")
+        if missing := self._layout.shapes.keys() - self._view.sets():
+            return Finding(None, Kind.MISSING, f"sets of the table: {', '.join(sorted(missing))}", where)
         return None
 
     def _skeleton(self) -> Iterator[Finding]:
@@ -216,6 +219,9 @@ class NftablesExaminer:
         if wanted.service_cidrs != present.service_cidrs:
             ranges = ", ".join(f"{unpack(a)} to {unpack(b)}" for a, b in self._ours.service_cidrs) or "none"
             yield Finding(None, Kind.DIFFERENT, "the ServiceCIDRs", f"set {SERVICE_CIDRS} of {where}", ranges, "others")
+        if wanted.transports != present.transports:
+            what = f"set {TRANSPORTS} of {where}"
+            yield Finding(None, Kind.DIFFERENT, "the protocols that are served", what, "TCP, UDP, SCTP", "others")
 
     def _gone(self, wanted: Plans) -> Iterator[Finding]:
         """Look for endpoints that are known as gone though a Service has them."""

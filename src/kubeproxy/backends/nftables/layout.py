@@ -126,6 +126,9 @@ SHARED: Final = (SetId.CLUSTER_IPS, SetId.HAIRPIN)
 """Sets whose elements several service ports ask for: they stay until the last one lets go."""
 
 
+TRANSPORTS: Final = "transports"
+"""The set of the protocols that are served: nft wants to see one before a port is read."""
+
 COUNTERS: Final = {f"localhost-{name.lower()}": name for name in PROTOCOL_NAMES.values()}
 """The table's named counters, and the protocol that each counts the refused packets of."""
 

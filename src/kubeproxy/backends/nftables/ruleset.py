@@ -22,6 +22,7 @@ from kubeproxy.backends.nftables.layout import (
     POOL_MAPS,
     SCRATCH,
     TABLE,
+    TRANSPORTS,
     ChainName,
     Kind,
     Layout,
@@ -80,6 +81,11 @@ class Ruleset:
         lines += self._rules()
         return "\n".join(lines) + "\n"
 
+    def transports(self) -> list[str]:
+        """Return the lines that fill the set of transports anew."""
+        name = f"{self.name} {TRANSPORTS}"
+        return [f"flush set {name}", f"add element {name} {{ {_TRANSPORTS} }}"]
+
     def scratch(self) -> Ruleset:
         """Return the same ruleset under another name and without effect, to see how the kernel would list it."""
         return Ruleset(self.family, self._world, SCRATCH)
@@ -105,7 +111,7 @@ class Ruleset:
             lines.append(gone.declaration(self.layout, self.name))
         if self._world.forwarding.protocols:
             lines.append(forwarding.declaration(self.name))
-        lines.append(f"add set {self.name} transports {{ type inet_proto ; elements = {{ {_TRANSPORTS} }} ; }}")
+        lines.append(f"add set {self.name} {TRANSPORTS} {{ type inet_proto ; elements = {{ {_TRANSPORTS} }} ; }}")
         lines.append(
             f"add set {self.name} service-cidrs {{ type {self.layout.address_type} ; flags interval ; auto-merge ; }}"
         )

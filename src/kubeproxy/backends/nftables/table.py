@@ -12,10 +12,11 @@ from typing import Protocol, Self
 
 from kubeproxy.backends.nftables.layout import TABLE
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import nfnetlink, nft, nft_fetch
+from kubeproxy.kernel import nfnetlink, nft, nft_fetch, nft_shapes
 from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
 from kubeproxy.kernel.nft_contents import Contents, contents
 from kubeproxy.kernel.nft_others import Heard, Others, listen
+from kubeproxy.kernel.nft_shapes import ChainShape
 from kubeproxy.model.addresses import Family
 
 
@@ -57,14 +58,17 @@ class Table(Protocol):
     def rule_handles(self) -> tuple[int, ...]:
         """Return the handles of our table's rules: none is ever used again."""
 
-    def chains(self, table: str) -> frozenset[str]:
-        """Return the names of a table's chains."""
+    def chains(self, table: str) -> Mapping[str, ChainShape]:
+        """Return a table's chains by name."""
 
     def rules(self, table: str) -> Sequence[nfnetlink.Rule]:
         """Return a table's rules, chain by chain."""
 
-    def sets(self) -> frozenset[str]:
-        """Return the names of our table's sets and maps."""
+    def sets(self, table: str = TABLE) -> Mapping[str, bytes]:
+        """Return a table's sets and maps by name, and what they are: two that are alike have the same bytes."""
+
+    def listed(self, table: str, name: str) -> frozenset[bytes]:
+        """Return the elements of one of a table's sets, to be compared. Raises as `elements`."""
 
     def elements(self, name: str) -> Iterable[nfnetlink.Element]:
         """Return the elements of one of our table's sets. Raises NetlinkError with code ENOENT when it is missing."""
@@ -165,17 +169,21 @@ class KernelTable:
         """See Table."""
         return nfnetlink.rule_handles(self.family, TABLE, self._reads)
 
-    def chains(self, table: str) -> frozenset[str]:
+    def chains(self, table: str) -> Mapping[str, ChainShape]:
         """See Table."""
-        return nfnetlink.chains(self.family, table, self._reads)
+        return nft_shapes.chains(self.family, table, self._reads)
 
     def rules(self, table: str) -> Sequence[nfnetlink.Rule]:
         """See Table."""
         return nfnetlink.rules(self.family, table, self._reads)
 
-    def sets(self) -> frozenset[str]:
+    def sets(self, table: str = TABLE) -> Mapping[str, bytes]:
         """See Table."""
-        return nfnetlink.sets(self.family, TABLE, self._reads)
+        return nft_shapes.sets(self.family, table, self._reads)
+
+    def listed(self, table: str, name: str) -> frozenset[bytes]:
+        """See Table."""
+        return nft_shapes.listed(self.family, table, name, self._reads)
 
     def elements(self, name: str) -> Iterable[nfnetlink.Element]:
         """See Table."""

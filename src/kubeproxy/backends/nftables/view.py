@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple, Protocol
 
-from kubeproxy.backends.nftables.layout import TABLE, Kind, Layout, parse_chain_name
+from kubeproxy.backends.nftables.layout import TABLE, TRANSPORTS, Kind, Layout, parse_chain_name
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.text import interval_lines
 from kubeproxy.backends.table_view import ElementsView, Rules, TableView
@@ -19,10 +19,11 @@ SERVICE_CIDRS = "service-cidrs"
 
 
 class Skeleton(NamedTuple):
-    """What of a table does not depend on Services: its rules by chain, and where the ranges of service CIDRs end."""
+    """What of a table does not depend on Services: its chains, where the ranges of service CIDRs end, transports."""
 
     rules: Rules
     service_cidrs: frozenset[bytes]
+    transports: frozenset[bytes]
 
 
 class View(ElementsView, Protocol):
@@ -31,8 +32,11 @@ class View(ElementsView, Protocol):
     def header(self) -> nfnetlink.TableHeader | None:
         """Return the table's handle, comment and state, None when it is missing."""
 
+    def sets(self) -> Collection[str]:
+        """Return the names of sets and maps."""
+
     def skeleton(self) -> Skeleton:
-        """Return chains, rules and service CIDRs."""
+        """Return what does not depend on Services."""
 
 
 class KernelView(TableView):
@@ -44,7 +48,7 @@ class KernelView(TableView):
 
     def skeleton(self) -> Skeleton:
         """See View."""
-        return Skeleton(self.rules(), frozenset(self.elements(SERVICE_CIDRS)))
+        return Skeleton(self.rules(), frozenset(self.elements(SERVICE_CIDRS)), frozenset(self.elements(TRANSPORTS)))
 
 
 Expected = Callable[[Ruleset, Globals, Iterable[str]], Skeleton]

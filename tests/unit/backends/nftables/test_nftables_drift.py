@@ -4,10 +4,11 @@ import pytest
 
 from kubeproxy.backends.mode import Depth
 from kubeproxy.errors import ApplyError
+from kubeproxy.model.objects import Annotations, ServicePort
 from support.cluster_objects import world
 from support.nftables_disturbances import DISTURBANCES, disturbed
 from support.nftables_ground import resync, sync
-from support.nftables_plans import V6, cluster, plans_of
+from support.nftables_plans import V6, cluster, plans_of, sticky
 
 RULE_DRIFTS = {
     "flush ruleset": ["flush ruleset"],
@@ -18,7 +19,27 @@ RULE_DRIFTS = {
     "insert rule": ["insert rule ip kube-proxy nat-prerouting accept"],
     "table made again": ["delete table ip kube-proxy", "add table ip kube-proxy"],
     "table switched off": ["add table ip kube-proxy { flags dormant ; }"],
+    "policy": ["add chain ip kube-proxy filter-forward { policy drop ; }"],
+    "stray base chain": ["add chain ip kube-proxy stray { type filter hook forward priority -5 ; policy drop ; }"],
+    "stray chain": ["add chain ip kube-proxy stray"],
+    "another priority": [
+        "flush chain ip kube-proxy nat-postrouting",
+        "delete chain ip kube-proxy nat-postrouting",
+        "add chain ip kube-proxy nat-postrouting { type nat hook postrouting priority 300 ; }",
+        "add rule ip kube-proxy nat-postrouting jump masquerading",
+    ],
+    "another set within a rule": [
+        "flush chain ip kube-proxy put-port-back",
+        "add rule ip kube-proxy put-port-back meta l4proto { tcp, sctp } th dport set ct original proto-dst",
+    ],
+    "another verdict within a rule": [
+        "flush chain ip kube-proxy local-pick",
+        "add rule ip kube-proxy local-pick th dport vmap { 1 : goto local-pick-1 }",
+    ],
 }
+
+
+TABLE_GOES = ("flush ruleset", "delete table", "table made again")
 
 
 @pytest.mark.parametrize("case", RULE_DRIFTS)
@@ -31,6 +52,54 @@ def test_changed_rules_are_noticed_and_repaired(ground, case):
     assert (ground.contents(), ground.chains()) == (before, rules)
     assert not ground.header().dormant
     ground.is_clean(backend, plans)
+
+
+@pytest.mark.parametrize("case", [case for case in RULE_DRIFTS if case not in TABLE_GOES])
+def test_a_restart_repairs_rules(ground, case):
+    _, plans = disturbed(ground)
+    before, rules = ground.contents(), ground.chains()
+    ground.disturb(*RULE_DRIFTS[case])
+    again = ground.start()
+    resync(again, plans)
+    assert (ground.contents(), ground.chains()) == (before, rules)
+    ground.is_clean(again, plans)
+
+
+UNUSED = {
+    "map": ["delete map ip kube-proxy nodeport-affinity-pools"],
+    "set": ["delete set ip kube-proxy sticky-nodeports"],
+    "map of another type": [
+        "delete map ip kube-proxy nodeport-affinity-pools",
+        "add map ip kube-proxy nodeport-affinity-pools { type ipv4_addr : ipv4_addr ; }",
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "when"),
+    [
+        (case, when)
+        for case in UNUSED
+        for when in ("repair", "restart", "change")
+        if "type" not in case or when != "repair"
+    ],
+)
+def test_a_set_that_no_rule_refers_to_may_be_deleted_and_comes_back(ground, case, when):
+    backend, plans = disturbed(ground)
+    before = ground.contents()
+    ground.disturb(*UNUSED[case])
+    if when == "change":
+        plans["default", "d"] = sticky("d", 4, 2, ports=[ServicePort(port=80, node_port=30005)])
+        with pytest.raises(ApplyError):
+            sync(backend, (("default", "d"), plans["default", "d"]))
+    elif when == "repair":
+        assert "nodeport" in backend.inspect(Depth.QUICK).what
+    else:
+        backend = ground.start()
+    resync(backend, plans)
+    assert ground.contents().keys() == before.keys()
+    ground.is_clean(backend, plans)
+    resync(ground.start(), plans)
 
 
 @pytest.mark.parametrize("case", DISTURBANCES)
@@ -118,6 +187,42 @@ def test_what_others_do_during_a_resync_is_noticed_after_it(ground, line, found)
     for _ in steps:
         pass
     assert found in backend.inspect(Depth.THOROUGH).what
+    resync(backend, plans)
+    ground.is_clean(backend, plans)
+
+
+def before_reading(ground, what, *lines):
+    """Have another program commit right before a backend reads this the next time."""
+
+    def disturb_once():
+        if ground.calls[-1] == what:
+            ground.before_read = lambda: None
+            ground.disturb(*lines)
+
+    ground.before_read = disturb_once
+
+
+def test_a_chain_that_comes_while_chains_and_rules_are_read_goes_again(ground):
+    _, plans = disturbed(ground)
+    before = ground.chains()
+    again = ground.start()
+    before_reading(ground, "rules", "add chain ip kube-proxy mine", "add rule ip kube-proxy mine accept")
+    resync(again, plans)
+    if again.inspect(Depth.THOROUGH) is not None:
+        resync(again, plans)
+    assert ground.chains() == before
+    ground.is_clean(again, plans)
+
+
+@pytest.mark.parametrize(
+    "more", [{"session_affinity": "ClientIP"}, {"annotations": Annotations(algorithm="maglev-251")}]
+)
+def test_rules_that_go_while_they_are_copied_are_an_error(ground, more):
+    backend, plans = disturbed(ground)
+    plans["default", "a"] = plans_of("a", 1, 9, **more)
+    before_reading(ground, "rules", "flush ruleset")
+    with pytest.raises(ApplyError):
+        sync(backend, (("default", "a"), plans["default", "a"]))
     resync(backend, plans)
     ground.is_clean(backend, plans)
 

@@ -8,9 +8,10 @@ import pytest
 
 from kubeproxy.backends.examination import Kind
 from kubeproxy.backends.nftables.examine import NftablesExaminer
-from kubeproxy.backends.nftables.layout import TABLE, parse_chain_name
+from kubeproxy.backends.nftables.layout import TABLE, TRANSPORTS, parse_chain_name
 from kubeproxy.backends.nftables.text import interval_lines
 from kubeproxy.backends.nftables.view import SERVICE_CIDRS, KernelView, Skeleton, expected
+from kubeproxy.backends.table_view import ChainView
 from kubeproxy.errors import Unsupported
 from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
 from kubeproxy.model.compile import compile_service
@@ -18,7 +19,7 @@ from support.cluster_objects import endpoint, parsed, service
 from support.nftables_disturbances import DISTURBANCES, disturbed
 from support.nftables_ground import FakeGround, resync, sync
 from support.nftables_plans import EVERYTHING, V4, WORLD, cluster, plans_of, sticky
-from unit.backends.nftables.test_nftables_drift import RULE_DRIFTS
+from unit.backends.nftables.test_nftables_drift import RULE_DRIFTS, UNUSED
 
 A = ("default", "a")
 
@@ -30,13 +31,13 @@ class TableView:
 
     def __init__(self, table) -> None:
         self._table = table
-        self.header, self.close = table.header, table.close
+        self.header, self.sets, self.close = table.header, table.sets, table.close
 
     def skeleton(self) -> Skeleton:
-        rules = {chain: [] for chain in self._table.chains(TABLE)}
+        chains = {name: ChainView(shape.base, []) for name, shape in self._table.chains(TABLE).items()}
         for rule in self._table.rules(TABLE):
-            rules[rule.chain].append(rule.expressions)
-        return Skeleton(rules, frozenset(self.elements(SERVICE_CIDRS)))
+            chains[rule.chain].rules.append(rule.expressions)
+        return Skeleton(chains, frozenset(self.elements(SERVICE_CIDRS)), frozenset(self.elements(TRANSPORTS)))
 
     def elements(self, name):
         return {element.key: element.data for element in self._table.elements(name)}
@@ -106,6 +107,14 @@ def test_every_changed_rule_is_shown(ground, case):
     found = everything(ground, plans)
     assert found
     assert {finding.service for finding in found} == {None}
+
+
+def test_a_set_that_is_missing_is_shown(ground):
+    _, plans = disturbed(ground)
+    ground.disturb(*UNUSED["map"])
+    for found in (everything(ground, plans), some(ground, plans)):
+        (finding,) = found
+        assert (finding.kind, finding.what) == (Kind.MISSING, "sets of the table: nodeport-affinity-pools")
 
 
 def test_an_endpoint_is_named_with_its_frontend(ground):

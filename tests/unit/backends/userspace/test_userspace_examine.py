@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kubeproxy.backends.examination import Kind
+from kubeproxy.backends.table_view import ChainView
 from kubeproxy.backends.userspace.examine import UserspaceExaminer
 from kubeproxy.backends.userspace.layout import elements, merged, shapes
 from kubeproxy.backends.userspace.listeners import assignments
@@ -16,7 +17,7 @@ from kubeproxy.model.objects import ServicePort
 from support.nftables_plans import WORLD, plans_of
 
 WEB = ("default", "web")
-RULES = {"nat-prerouting": ["first", "second"]}
+RULES = {"nat-prerouting": ChainView(b"dnat", ["first", "second"]), "forward": ChainView(b"accept", [])}
 KEY = pack("10.96.0.1") + bytes((6, 0, 0, 0)) + (80).to_bytes(2, "big") + b"\0\0"
 
 
@@ -114,12 +115,14 @@ def test_what_is_nobodys_and_what_all_share(wanted):
     table = Table(wanted)
     table.sets["pod-services-dropped"][pack("10.96.9.9") + KEY[4:]] = b""
     table.sets["nodeport-ips"] = {}
-    table.chains = {"nat-prerouting": ["first"], "mine": []}
+    table.chains = {"nat-prerouting": ChainView(b"dnat", ["first"]), "mine": ChainView(b"", [])}
+    table.chains["forward"] = ChainView(b"drop", [])
     found = shown(table, wanted)
     assert {finding.service for finding in found} == {None}
     assert [finding.what for finding in found] == [
         "10.96.9.9:80/tcp",
         "192.0.2.1, on which NodePorts answer",
+        "hook, priority or policy of chain forward",
         "chain mine",
         "the rules of chain nat-prerouting",
     ]

@@ -1,0 +1,103 @@
+"""What two tables have in common, and which change of a chain or a set shows."""
+
+from contextlib import contextmanager
+
+import pytest
+
+from kubeproxy.kernel import nfnetlink, nft, nft_shapes
+from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink, NetlinkError
+from support.own_network import own_network
+
+IP = 2
+TEXT = """add table ip {0}
+add chain ip {0} base {{ type filter hook forward priority 0 ; }}
+add chain ip {0} other
+add set ip {0} addresses {{ type ipv4_addr ; }}
+add map ip {0} ports {{ type inet_service : verdict ; }}
+add rule ip {0} other tcp dport {{ 80, 443 }} accept
+add rule ip {0} other tcp dport vmap {{ 81 : drop, 82 : goto base-2 }}
+"""
+
+
+@contextmanager
+def tables(*names):
+    with own_network(), Netlink.open(NETLINK_NETFILTER) as link:
+        for name in names:
+            nft.run(TEXT.format(name).replace("\nadd rule", f"\nadd chain ip {name} base-2\nadd rule", 1))
+        yield link
+
+
+def bases(link, table):
+    return {name: shape.base for name, shape in nft_shapes.chains(IP, table, link).items()}
+
+
+def named(link, table):
+    return {name: kind for name, kind in nft_shapes.sets(IP, table, link).items() if not name.startswith("__")}
+
+
+def inner(link, table):
+    found = [nft_shapes.within(rule.raw) for rule in nfnetlink.rules(IP, table, link)]
+    return [[nft_shapes.listed(IP, table, name, link) for name in names] for names in found]
+
+
+def test_two_tables_that_are_alike():
+    with tables("one", "two") as link:
+        assert bases(link, "one") == bases(link, "two")
+        assert bases(link, "one").keys() == {"base", "base-2", "other"}
+        assert [name for name, base in bases(link, "one").items() if base] == ["base"]
+        assert named(link, "one") == named(link, "two")
+        assert named(link, "one").keys() == {"addresses", "ports"}
+        assert inner(link, "one") == inner(link, "two")
+        assert [[len(found) for found in each] for each in inner(link, "one")] == [[2], [2]]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "add chain ip one base { policy drop ; }",
+        "delete chain ip one base\nadd chain ip one base { type filter hook forward priority 1 ; }",
+        "delete chain ip one base\nadd chain ip one base { type filter hook input priority 0 ; }",
+        "delete chain ip one base\nadd chain ip one base { type route hook output priority 0 ; }",
+        "delete chain ip one base\nadd chain ip one base",
+    ],
+)
+def test_where_a_chain_hangs_shows(line):
+    with tables("one", "two") as link:
+        nft.run(f"{line}\n")
+        assert bases(link, "one") != bases(link, "two")
+
+
+def test_a_chain_that_is_made_anew_has_another_handle():
+    with tables("one") as link:
+        before = nft_shapes.chains(IP, "one", link)
+        nft.run("delete chain ip one base\nadd chain ip one base { type filter hook forward priority 0 ; }\n")
+        after = nft_shapes.chains(IP, "one", link)
+        assert before["base"].base == after["base"].base
+        assert before["base"].handle != after["base"].handle
+        assert before["other"] == after["other"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["set ip one addresses { type ipv6_addr ; }", "set ip one addresses { type ipv4_addr ; flags interval ; }"]
+)
+def test_what_a_set_is_shows(kind):
+    with tables("one", "two") as link:
+        nft.run(f"delete set ip one addresses\nadd {kind}\n")
+        assert named(link, "one") != named(link, "two")
+
+
+@pytest.mark.parametrize("verdict", ["accept", "goto base-2", "jump base-2"])
+def test_what_is_in_the_sets_of_a_rule_shows(verdict):
+    with tables("one", "two") as link:
+        handle = nfnetlink.rule_handles(IP, "one", link)[1]
+        nft.run(f"replace rule ip one other handle {handle} tcp dport vmap {{ 81 : {verdict}, 82 : goto base-2 }}\n")
+        assert inner(link, "one") != inner(link, "two")
+
+
+def test_what_is_missing():
+    with tables("one") as link:
+        assert nft_shapes.chains(IP, "none", link) == {}
+        with pytest.raises(NetlinkError, match="No such file"):
+            nft_shapes.sets(IP, "none", link)
+        with pytest.raises(NetlinkError, match="No such file"):
+            nft_shapes.listed(IP, "one", "none", link)
