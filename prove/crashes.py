@@ -25,6 +25,7 @@ OTHER = {
     "nftables": {"mode": "iptables", "iptables": {"minSyncPeriod": "1ms"}},
     "iptables": {"mode": "nftables"},
     "userspace": {"mode": "nftables"},
+    "ipvs": {"mode": "iptables", "iptables": {"minSyncPeriod": "1ms"}},
 }
 """The mode that ran before, by the mode that starts."""
 

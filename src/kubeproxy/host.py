@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -55,6 +56,10 @@ def families(primary: Family, proc: Path = Path("/proc")) -> tuple[Family, ...]:
     return found
 
 
+_ASKED_AGAIN = (0.1, 0.4)
+"""Seconds before it is asked again whether a node lacks what a family needs."""
+
+
 class Supported(NamedTuple):
     """The families that a mode can do on this node, and what it lacks for the other one; '' for nothing."""
 
@@ -70,19 +75,24 @@ class Supported(NamedTuple):
 def supported(found: tuple[Family, ...], bind_address: bytes, check: Callable[[Sequence[Family]], None]) -> Supported:
     """Return for which families `check` finds that nothing is missing. It raises Unsupported where something is.
 
-    A node may do without the second one, as without ip6tables, or a kernel without its nat table. Raises Unsupported
-    when the primary family lacks something: that of bindAddress (packed, b'' for none), else IPv4.
+    A node may do without the second one, as without ip6tables, or a kernel without its nat table. That is asked more
+    than once, since what comes from a moment without memory would hold until the next start. Raises Unsupported when
+    the primary family lacks something: that of bindAddress (packed, b'' for none), else IPv4.
     Source: platformCheckSupported of cmd/kube-proxy.
     """
-    primary = family_of(bind_address) if bind_address else found[0]
-    try:
-        check(found)
-    except Unsupported as error:
-        if found == (primary,):
-            raise
-        check((primary,))
-        return Supported((primary,), str(error))
-    return Supported(found)
+    primary, lack = family_of(bind_address) if bind_address else found[0], ""
+    for pause in (0.0, *_ASKED_AGAIN):
+        time.sleep(pause)
+        try:
+            check(found)
+        except Unsupported as error:
+            if found == (primary,):
+                raise
+            lack = str(error)
+        else:
+            return Supported(found)
+    check((primary,))
+    return Supported((primary,), lack)
 
 
 def settings(

@@ -65,8 +65,9 @@ def test_families(proc):
         ((V4,), "", (V4,), None),
     ],
 )
-def test_a_node_may_do_without_the_second_family(found, bind, missing, able):
+def test_a_node_may_do_without_the_second_family(found, bind, missing, able, monkeypatch):
     """As one whose kernel has no nat table for ip6tables: the Go kube-proxy serves IPv4 alone there."""
+    monkeypatch.setattr(host, "_ASKED_AGAIN", (0.0,))
 
     def check(families):
         for family in families:
@@ -146,6 +147,18 @@ def test_pod_networks_of_the_node(node, bind, fits):
         else:
             with pytest.raises(ConfigError, match="podCIDRs fd00:1::/64 of Node n are not IPv4"):
                 host.check_pod_cidrs(settings, node)
+
+
+def test_a_family_that_lacks_something_for_a_moment_is_served(monkeypatch):
+    """Until the next start nobody would ask again."""
+    monkeypatch.setattr(host, "_ASKED_AGAIN", (0.0, 0.0))
+    errors = [Unsupported("no buffer space"), Unsupported("no buffer space")]
+
+    def check(families):
+        if errors:
+            raise errors.pop()
+
+    assert host.supported((V4, V6), b"", check) == ((V4, V6), "")
 
 
 def test_the_place_in_an_oom(caplog):
