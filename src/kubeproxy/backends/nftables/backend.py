@@ -73,7 +73,6 @@ class NftablesBackend:
         self._service_cidr_edges: audit.Edges = frozenset()
         self._packers = Packers(self._ruleset.layout)
         self._signature = audit.Signature()
-        self._generation = 0
 
     def close(self) -> None:
         """Let go of the kernel; the rules stay."""
@@ -204,7 +203,7 @@ class NftablesBackend:
             name = self._ruleset.name
             if ranges or self._service_cidr_edges:
                 self._run([f"flush set {name} service-cidrs", *interval_lines(name, "service-cidrs", ranges)])
-            self._service_cidrs, self._service_cidr_edges = ranges, audit.service_cidrs(self._table)
+            self._service_cidrs, self._service_cidr_edges = ranges, audit.edges(ranges)
         return transaction.elements
 
     def _ensure_chains(self, names: Iterable[ChainName]) -> None:
@@ -229,7 +228,6 @@ class NftablesBackend:
         messages = audit.clones(slots, self._table) if slots else []
         if hashed:
             messages += audit.compiled(hashed, self._ruleset, self._table)
-            self._generation += 2  # the scratch table comes and goes
         return messages
 
     def _prune(self) -> None:
@@ -258,15 +256,14 @@ class NftablesBackend:
     def resync(self, wanted: Wanted) -> Iterator[int]:
         """Make the kernel hold exactly this, whatever is there: adopt our table, or replace another one.
 
-        Yields the number of elements after each transaction. Raises ApplyError. What others do meanwhile is drift: the
-        generation and the signature are those from before what is compared.
+        Yields the number of elements after each transaction. Raises ApplyError. What others do meanwhile is drift: what
+        they did before is forgotten, and the signature taken, before anything is compared.
         """
         self._table.afresh()
         with self._table.not_listening():
             yield from self._compared(wanted)
 
     def _compared(self, wanted: Wanted) -> Iterator[int]:
-        self._generation = self._table.generation()
         header = self._table.header()
         self._users = {set_id: Counter() for set_id in SHARED}
         self._is_whole = False
@@ -308,13 +305,12 @@ class NftablesBackend:
     def _intact(self) -> bool:
         """Return whether chains and rules are ours, as of the signature."""
         self._signature = audit.signature(self._table)
-        self._generation += 2  # the scratch table comes and goes
         return audit.intact(self._ruleset, self._table)
 
     def _sign(self) -> None:
         """Take the signature of what we just made. Raises ChangedByOthersError when that is not what is there."""
         self._signature = audit.signature(self._table)
-        if self._table.generation() != self._generation and not self._intact():
+        if not self._table.heard().nothing and not self._intact():
             raise ChangedByOthersError(altered(self._ruleset.name))
 
     def _lost(self) -> None:
@@ -402,10 +398,7 @@ class NftablesBackend:
         self._run(text)
         self._sign()
         self._nodeport_ips = frozenset(ours.nodeport_ips or ())
-        self._service_cidrs, self._service_cidr_edges = (
-            ours.service_cidrs,
-            audit.service_cidrs(self._table),
-        )
+        self._service_cidrs, self._service_cidr_edges = ours.service_cidrs, audit.edges(ours.service_cidrs)
         return count
 
     # -- what other programs do -------------------------------------------------------------------------------------
@@ -460,11 +453,9 @@ class NftablesBackend:
     def _transact(self, parts: list[bytes]) -> None:
         if parts:
             self._table.commit(parts)
-            self._generation += 1
 
     def _run(self, lines: Sequence[str]) -> None:
         self._table.run("\n".join(lines) + "\n")
-        self._generation += 1
 
 
 class _Batch(NamedTuple):

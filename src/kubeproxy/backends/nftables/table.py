@@ -37,9 +37,6 @@ class Table(Protocol):
     def run(self, text: str) -> None:
         """Commit nft's text as one transaction."""
 
-    def generation(self) -> int:
-        """Return the number of the ruleset's generation: each transaction of any program adds one."""
-
     def afresh(self) -> None:
         """Forget what others did so far: the table is about to be looked at whole."""
 
@@ -138,7 +135,7 @@ class KernelTable:
             ) from error
 
     def generation(self) -> int:
-        """See Table."""
+        """Return the number of the ruleset's generation: each transaction of any program adds one."""
         return self._transactions.generation()
 
     def afresh(self) -> None:

@@ -262,6 +262,17 @@ def test_what_others_do_to_their_own_tables_is_no_drift_when_ours_is_made(ground
     assert not ground.is_touched(backend)
 
 
+def test_what_others_do_to_their_own_tables_makes_no_work_when_chains_are_made(ground):
+    backend, plans = disturbed(ground)
+    ground.disturb("add table ip mine")
+    texts = []
+    ground.after_run = lambda: texts.append("")
+    plans["default", "a"] = plans_of("a", 1, 9, session_affinity="ClientIP")
+    sync(backend, (("default", "a"), plans["default", "a"]))
+    assert len(texts) == 1  # the chains, and no copy to compare them with
+    ground.is_clean(backend, plans)
+
+
 def test_rules_of_others_are_not_taken_for_ours_right_after_chains_are_made(ground, meddle):
     backend, plans = disturbed(ground)
     plans["default", "a"] = plans_of("a", 1, 9, session_affinity="ClientIP")
