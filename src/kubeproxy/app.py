@@ -52,7 +52,7 @@ from kubeproxy.startup_taint import StartupTaint
 
 log = logging.getLogger("kubeproxy.app")
 
-FIRST_REMOVAL_RETRY = 5.0  # seconds
+FIRST_REMOVAL_RETRY = 0.5  # seconds: other rules lead connections elsewhere meanwhile
 SLOWEST_REMOVAL_RETRY = 600.0  # without the rights to do it, it fails for ever
 CONFIG_CHANGED = 1  # the supervisor restarts us with the new file, as it does the Go kube-proxy
 

@@ -6,15 +6,19 @@ rules, and nft when there are none. Source: kubernetes-sigs/iptables-wrappers, K
 
 from __future__ import annotations
 
+import time
 from functools import cache
 from typing import Final, Literal
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import xtables
-from kubeproxy.kernel.xtables import Commands
+from kubeproxy.kernel.xtables import Commands, Table
 from kubeproxy.model.addresses import Family
 
 HINTS: Final = frozenset({"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"})
+
+_TRIED_AGAIN: Final = (0.1, 0.4)
+"""Seconds before a command is started again that could not be, as for want of memory."""
 
 Variant = Literal["nft", "legacy", ""]
 
@@ -51,10 +55,22 @@ def _survey(names: list[str]) -> tuple[int, bool]:
     """Return how many rules there are, and whether there is a hint."""
     rules, hinted = 0, False
     for name in names:
-        try:
-            tables = list(xtables.tables(name))
-        except ApplyError:
-            continue
+        tables = _tables(name)
         rules += sum(len(table.rules) for table in tables)
         hinted = hinted or any(table.name == "mangle" and HINTS.intersection(table.chains) for table in tables)
     return rules, hinted
+
+
+def _tables(name: str) -> list[Table]:
+    """Return what a variant has; nothing if it does not work here, as where the kernel has none of it.
+
+    That is for a process's life, so that a command which only could not be started is tried again.
+    """
+    for pause in (*_TRIED_AGAIN, None):
+        try:
+            return list(xtables.tables(name))
+        except ApplyError as error:
+            if pause is None or not isinstance(error.__cause__, OSError):
+                break
+            time.sleep(pause)
+    return []

@@ -19,6 +19,8 @@ from kubeproxy.kernel.netlink import NetlinkError
 
 _TIMEOUT = 120.0
 _VERSION_TIMEOUT = 10.0
+_NO_NF_TABLES = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT})
+"""What a kernel without nf_tables says, or without nfnetlink at all."""
 OLDEST = (1, 0, 1)  # of nft, as for the Go kube-proxy
 
 
@@ -102,15 +104,14 @@ def remove_table(name: str) -> list[str]:
         try:
             if nfnetlink.table(family, name) is None:
                 continue
-        except NetlinkError as error:
-            # A kernel without nf_tables has no tables either.
-            if error.code in {errno.EPERM, errno.EACCES}:
-                failures.append(str(error))
+        except ApplyError as error:
+            if not isinstance(error, NetlinkError) or error.code not in _NO_NF_TABLES:
+                failures.append(f"cannot look for the table {name}: {error}")
             continue
         try:
             with closing(nfnetlink.Transactions.open()) as transactions:
                 transactions.commit([nfnetlink.table_removal(family, name)])
-        except NetlinkError as error:
-            if error.code != errno.ENOENT:  # another program was faster
+        except ApplyError as error:
+            if not isinstance(error, NetlinkError) or error.code != errno.ENOENT:  # another program was faster
                 failures.append(f"cannot remove the table {name}: {error}")
     return failures

@@ -1,0 +1,52 @@
+"""Which variant of iptables is chosen, when one of the commands that tell it fails."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from kubeproxy.errors import ApplyError
+from kubeproxy.kernel import iptables_variant, xtables
+from kubeproxy.kernel.xtables import Table
+
+HINT = Table("mangle", ("KUBE-IPTABLES-HINT",), ())
+
+
+@pytest.fixture
+def failures(monkeypatch):
+    """What legacy's command does before it works, as exceptions; its tables have the hint."""
+    made: list[ApplyError] = []
+
+    def tables(name: str) -> list[Table]:
+        if not name.endswith("-legacy"):
+            return []
+        if made:
+            raise made.pop()
+        return [HINT]
+
+    monkeypatch.setattr(iptables_variant, "_TRIED_AGAIN", (0.0, 0.0))
+    monkeypatch.setattr(xtables, "tables", tables)
+    monkeypatch.setattr(xtables, "installed", lambda: ("iptables-nft", "iptables-legacy"))
+    return made
+
+
+def could_not_be_started() -> ApplyError:
+    error = ApplyError("iptables-legacy-save: no buffer space available")
+    error.__cause__ = OSError(errno.ENOBUFS, "no buffer space available")
+    return error
+
+
+def test_a_command_that_could_not_be_started_is_tried_again(failures):
+    failures.extend([could_not_be_started(), could_not_be_started()])
+    assert iptables_variant.detect() == "legacy"
+
+
+def test_a_command_that_fails_means_that_the_variant_is_not_in_use(failures):
+    failures.append(ApplyError("iptables-legacy-save: table does not exist"))
+    assert iptables_variant.detect() == "nft"
+
+
+def test_a_command_that_can_never_be_started_is_given_up(failures):
+    failures.extend(could_not_be_started() for _ in range(9))
+    assert iptables_variant.detect() == "nft"

@@ -1,0 +1,35 @@
+"""A table that is to be removed, when the kernel does not answer as it should."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from kubeproxy.kernel import nfnetlink, nft
+from kubeproxy.kernel.netlink import DumpInterruptedError, NetlinkError
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT])
+def test_a_kernel_without_nf_tables_has_nothing_to_remove(code, monkeypatch):
+    def table(*_):
+        raise NetlinkError(code, "nf_tables tables")
+
+    monkeypatch.setattr(nfnetlink, "table", table)
+    assert nft.remove_table("kube-proxy") == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [NetlinkError(errno.ENOBUFS, "tables"), NetlinkError(errno.EPERM, "tables"), DumpInterruptedError("tables")],
+)
+def test_a_kernel_that_does_not_say_is_asked_again_later(error, monkeypatch):
+    """Rules of another mode that stay would lead connections elsewhere."""
+
+    def table(*_):
+        raise error
+
+    monkeypatch.setattr(nfnetlink, "table", table)
+    failures = nft.remove_table("kube-proxy")
+    assert len(failures) == 2
+    assert all("kube-proxy" in failure for failure in failures)
