@@ -30,6 +30,7 @@ EXEC_TIMEOUT = 60.0
 """Seconds an exec plugin may take."""
 
 _READ_AHEAD = 1 << 16  # bytes; asyncio's own
+_LAST_WORDS = 1.0  # seconds for which the end of a plugin that was ended is waited for
 
 _EXPIRY_MARGIN = 10.0
 
@@ -248,10 +249,13 @@ async def _end(process: Process, transport: asyncio.SubprocessTransport) -> None
 
     asyncio takes a process for ended when its output is closed, which others may have open: so it is closed here.
     """
-    with suppress(ProcessLookupError):
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    transport.close()
-    await process.wait()
+    with suppress(PermissionError):
+        transport.close()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LAST_WORDS):  # one with rights of its own may not be ended by us
+            await process.wait()
 
 
 def _bearer(token: str) -> tuple[str, str]:

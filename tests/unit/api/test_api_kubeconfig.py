@@ -6,11 +6,13 @@ import re
 import signal
 import stat
 import textwrap
+from asyncio.subprocess import Process, SubprocessStreamProtocol
 from pathlib import Path
 
 import pytest
 import yaml
 
+from kubeproxy.api import credentials
 from kubeproxy.api.cluster import parse_server
 from kubeproxy.api.credentials import TokenFile
 from kubeproxy.api.http import HttpClient
@@ -428,41 +430,70 @@ def test_an_exec_plugin_that_hangs_is_ended(tmp_path, monkeypatch):
             os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
+def shell_plugin(folder, code):
+    """A plugin as a shell script, which is given a file for the number of a process; its credentials, and the file."""
+    path, number = folder / "plugin", folder / "pid"
+    path.write_text(f"#!/bin/sh\n{code}\n")
+    path.chmod(0o755)
+    entry = {"apiVersion": EXEC, "command": "./plugin", "interactiveMode": "Never", "args": [str(number)]}
+    return load_cluster(kubeconfig(folder, user={"exec": entry}), "").credentials, number
+
+
 @pytest.mark.parametrize("leaves", [False, True], ids=["stays", "leaves the session"])
 @pytest.mark.parametrize("how", ["hangs", "cancelled"])
 def test_what_an_exec_plugin_has_started_holds_up_nobody(tmp_path, monkeypatch, how, leaves):
     """As a shell script that runs the program: it has the script's output, which nobody waits for."""
-    entry = plugin(
-        tmp_path,
-        f"""
-        import subprocess
-        child = subprocess.Popen(["sleep", "1000"], start_new_session={leaves})
-        with open(sys.argv[1] + ".new", "w") as file:
-            file.write(str(child.pid))
-        os.rename(sys.argv[1] + ".new", sys.argv[1])
-        child.wait()
-        """,
-    )
-    child = tmp_path / "pid"
-    entry["args"] = [str(child)]
-    credentials = load_cluster(kubeconfig(tmp_path, user={"exec": entry}), "").credentials
+    monkeypatch.setattr(credentials, "EXEC_TIMEOUT", 2.0 if how == "hangs" else 1000.0)
+    command = "setsid sleep 1000" if leaves else "sleep 1000"
+    # By then it has left the session, and asyncio has begun to read.
+    script = f'{command} &\nsleep 0.5\necho $! > "$1.new"\nmv "$1.new" "$1"\nwait'
+    asked, number = shell_plugin(tmp_path, script)
 
     async def main():
-        asking = asyncio.create_task(credentials.headers())
-        await eventually(child.exists)
+        asking = asyncio.create_task(asked.headers())
+        await eventually(number.exists)
         if how == "cancelled":
             asking.cancel()
         with pytest.raises(SourceError if how == "hangs" else asyncio.CancelledError):
             await asking
 
-    monkeypatch.setattr("kubeproxy.api.credentials.EXEC_TIMEOUT", 2.0 if how == "hangs" else 1000.0)
+        pid = int(number.read_text())
+        if leaves:
+            os.kill(pid, signal.SIGKILL)
+        await eventually(lambda: has_ended(pid))
+
     asyncio.run(main())
-    pid = int(child.read_text())
-    if leaves:
-        os.kill(pid, signal.SIGKILL)
-    else:  # init takes its status when it likes to
-        stat_of = Path(f"/proc/{pid}/stat")
-        assert not stat_of.exists() or stat_of.read_text().rpartition(") ")[2].startswith(("Z", "X"))
+
+
+def has_ended(pid):
+    """Whether a process has; init takes its status when it likes to."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith(("Z", "X"))
+    except OSError:
+        return True
+
+
+def test_an_exec_plugin_that_we_may_not_end_holds_up_nobody(monkeypatch):
+    """As one with another user's rights, for a proxy that is not root."""
+    monkeypatch.setattr(credentials, "_LAST_WORDS", 0.1)
+    kill = os.kill
+
+    def refuse(*_):
+        raise PermissionError
+
+    async def main():
+        loop, pipe = asyncio.get_running_loop(), asyncio.subprocess.PIPE
+        transport, protocol = await loop.subprocess_exec(
+            lambda: SubprocessStreamProtocol(1 << 16, loop), "sleep", "1000", stdout=pipe, stderr=pipe
+        )
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "killpg", refuse)
+            patched.setattr(os, "kill", refuse)
+            await credentials._end(Process(transport, protocol, loop), transport)
+        kill(transport.get_pid(), signal.SIGKILL)
+        await Process(transport, protocol, loop).wait()
+
+    asyncio.run(main())
 
 
 def test_an_exec_certificate_is_shown_and_a_refusal_renews_it(tmp_path):
