@@ -42,7 +42,7 @@ _PENDING = re.compile(r"^kubeproxy_sync_proxy_rules_(?:service|endpoint)_changes
 PATIENCE = 120.0 if GUEST else 40.0
 """Seconds within which everything has arrived, is programmed and repaired."""
 
-ENDS = 0.3
+ENDS = 5.0
 """Seconds until a process that died is known to have ended."""
 
 
@@ -58,8 +58,8 @@ async def quiet(world: World, chance: random.Random) -> list[str]:
     """Wait until nothing is left to happen; return what is wrong then. A proxy that was told to die starts again."""
     wrong = await _quiet(world, chance)
     if wrong and world.may_end:
-        await asyncio.sleep(ENDS)
-        if world.live.proxy.returncode is not None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(world.live.proxy.wait()), ENDS)
             wrong = await _quiet(world, chance)
     return wrong
 
