@@ -349,6 +349,15 @@ def test_what_others_change_is_noticed() -> None:
         assert "changed by another program" in made.backend.inspect(Depth.QUICK).what
         made.resync()
         assert difference(made.backend) is None
+        for harm in (
+            f"add table ip {table} {{ flags dormant ; }}",
+            f"add chain ip {table} nat-output {{ policy drop ; }}",
+            f"add chain ip {table} stray {{ type filter hook forward priority 0 ; policy drop ; }}",
+        ):
+            run("nft", harm)
+            assert "changed by another program" in made.backend.inspect(Depth.QUICK).what
+            made.resync()
+            assert difference(made.backend) is None
 
 
 def test_what_others_do_elsewhere_is_read_once() -> None:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from itertools import islice
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from kubeproxy.backends.elements import difference, inspected
 from kubeproxy.backends.mode import Depth, Difference
@@ -19,21 +19,28 @@ from kubeproxy.backends.relay.datapath import DataPath
 from kubeproxy.backends.userspace.layout import TABLE, Elements, elements, merged, packed
 from kubeproxy.backends.userspace.listeners import KINDS, Assignment, ListenerName, Listeners, assignments
 from kubeproxy.backends.userspace.ruleset import Ruleset
-from kubeproxy.kernel import nfnetlink, nft
+from kubeproxy.kernel import nfnetlink, nft, nft_shapes
 from kubeproxy.kernel.addresses import SCOPE_UNIVERSE, local_addresses
+from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.nft_shapes import ChainShape
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan, ServicePortKey
 
 log = logging.getLogger("kubeproxy.userspace")
 
-Signature = tuple[int, tuple[int, ...]]
-"""Handles of the table and its rules: another program that touches them changes these."""
+
+class Signature(NamedTuple):
+    """What changes when another program touches the table, its chains or rules: their handles, hooks and policies."""
+
+    header: nfnetlink.TableHeader | None = None
+    rules: tuple[int, ...] = ()
+    chains: frozenset[tuple[str, ChainShape]] = frozenset()
 
 
 Addresses = Callable[[], Sequence[bytes]]
 """Reads the node's addresses, packed, that other hosts reach; those of one family. Raises NetlinkError."""
 
-_UNKNOWN: Signature = (-1, ())
+_UNKNOWN: Final = Signature(nfnetlink.TableHeader(-1, "", dormant=False))
 
 AGAIN: Final = 100
 """Services in a second that get listeners again after there were no descriptors: each is a transaction."""
@@ -234,8 +241,10 @@ class UserspaceBackend:
         return ""
 
     def _sign(self) -> Signature:
-        table = nfnetlink.table(self.family, TABLE)
-        return (table.handle if table is not None else 0, nfnetlink.rule_handles(self.family, TABLE))
+        where = self.family, TABLE
+        with Netlink.open(NETLINK_NETFILTER) as link:
+            header, rules = nfnetlink.table(*where, link), nfnetlink.rule_handles(*where, link)
+            return Signature(header, rules, frozenset(nft_shapes.chains(*where, link).items()))
 
 
 def landing_of(world: Globals, family: Family, local: Sequence[bytes]) -> bytes | None:
