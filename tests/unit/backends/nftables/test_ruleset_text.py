@@ -285,9 +285,15 @@ def test_elements_as_text():
         f"{head} local-services {{ 10.0.0.1 . tcp . 80 : 256 }}",
         f"{head} cluster-ips {{ 10.0.0.1 }}",
         f"{head} firewall-lists {{ 10.0.0.1 . tcp . 80 : 0.0.0.14 }}",
-        f"{head} firewall-allow {{ 0.0.0.14 . 10.0.0.1-10.0.0.255 }}",
-        f"{head} firewall-allow {{ 0.0.0.14 . 10.0.0.255 }}",
+        f"{head} firewall-allow {{ 0.0.0.14 . 10.0.0.1-10.0.0.255, 0.0.0.14 . 10.0.0.255 }}",
     ]
+
+
+def test_many_elements_as_text_are_some_lines():
+    addresses = {number.to_bytes(4, "big"): b"" for number in range(1, 1201)}
+    lines = list(element_lines(Layout(V4), "ip t", {SetId.CLUSTER_IPS: addresses, SetId.NODEPORT_IPS: {}}))
+    assert [line.count(", ") + 1 for line in lines] == [500, 500, 200]
+    assert lines[-1].endswith(", 0.0.4.176 }")
 
 
 def test_ranges_as_text():
