@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from contextlib import closing
 from functools import cache
 
 from kubeproxy.backends import leftovers
@@ -19,6 +20,7 @@ from kubeproxy.backends.mode import Operations, Registry
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ApplyError, KubeProxyError, Unsupported
 from kubeproxy.kernel import iptables_variant, xtables
+from kubeproxy.kernel.iptables_info import TableInfo
 from kubeproxy.kernel.sysctl import TCP_BE_LIBERAL, read_sysctl, write_sysctl
 from kubeproxy.kernel.xtables import Commands, Incompatible, LockHeldError
 from kubeproxy.model.addresses import Family
@@ -39,6 +41,8 @@ def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
     for family in families:
         commands = _commands(family)
         _check_version(commands)
+        if not commands.uses_nft and _is_there(family, "nat"):
+            continue
         try:
             if commands.rules("nat", "POSTROUTING") is None:
                 raise ApplyError(f"{commands.name} -t nat -S POSTROUTING finds no such chain")
@@ -52,6 +56,19 @@ def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
                 f"iptables does not work here ({error}): load the kernel module {module} (modprobe {module}), and give "
                 "the process the capability CAP_NET_ADMIN"
             ) from error
+
+
+def _is_there(family: Family, table: str) -> bool:
+    """Return whether the kernel has a table of the legacy variant, whoever holds the lock that the command would take.
+
+    Where it has not, its modules may not be loaded yet: the command does that.
+    """
+    try:
+        with closing(TableInfo.open(family)) as asked:
+            asked.info(table)
+    except (ApplyError, OSError):
+        return False
+    return True
 
 
 def _check_names(config: KubeProxyConfiguration) -> None:

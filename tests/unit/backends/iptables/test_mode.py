@@ -64,6 +64,7 @@ def test_what_is_missing_is_named(monkeypatch, node, said):
 
     mode._commands.cache_clear()
     monkeypatch.setattr(iptables_variant, "chosen", lambda: "legacy")
+    monkeypatch.setattr(mode, "_is_there", lambda *_: False)
     monkeypatch.setattr(iptables_variant, "commands", commands)
     with pytest.raises(Unsupported, match=said):
         mode.OPERATIONS.check(KubeProxyConfiguration(), V4)
@@ -74,6 +75,7 @@ def test_a_lock_that_is_held_is_nothing_that_is_missing(monkeypatch):
     """Else a node would go without IPv6 because another program was busy when it started."""
     mode._commands.cache_clear()
     monkeypatch.setattr(iptables_variant, "chosen", lambda: "legacy")
+    monkeypatch.setattr(mode, "_is_there", lambda *_: False)
     monkeypatch.setattr(iptables_variant, "commands", lambda *_: Node(rules=LockHeldError("holding the xtables lock")))
     with pytest.raises(ApplyError, match="xtables lock") as caught:
         mode.OPERATIONS.check(KubeProxyConfiguration(), V4)
