@@ -22,6 +22,7 @@ from kubeproxy.backends.nftables.layout import (
     service_key,
     service_port_number,
     slot_bytes,
+    slot_of_clients,
 )
 from kubeproxy.backends.nftables.numbering import Numbers, list_key
 from kubeproxy.backends.nftables.render import Elements, Placed
@@ -120,16 +121,17 @@ def ranges_by_list(actual: Elements, family: Family) -> dict[bytes, list[bytes]]
 def intact(ruleset: Ruleset, table: Table) -> bool:
     """Return whether chains, rules and sets are what we would load, by loading that beside the table without effect.
 
-    Chains of session affinity depend on what Services there once were: those that exist are compared. There may be
-    sets besides, as those of clients stay when their chains go.
+    Chains of session affinity depend on what Services there once were, and so do the sets of clients, which stay when
+    their chains go: those that exist are compared.
     """
-    scratch = ruleset.scratch()
-    skeleton = scratch.skeleton(affinity_chains(table))
+    scratch, sets = ruleset.scratch(), table.sets()
+    clients = scratch.client_sets(slot for name in sets if (slot := slot_of_clients(name)) is not None)
+    skeleton = scratch.skeleton(affinity_chains(table)) + "\n".join(clients) + "\n"
     table.run(f"add table {scratch.name}\ndelete table {scratch.name}\n{skeleton}")
     try:
-        sets, ours = table.sets(scratch.table), table.sets()
-        named = {name: kind for name, kind in sets.items() if not name.startswith("__")}
-        return named.items() <= ours.items() and _by_chain(table, TABLE) == _by_chain(table, scratch.table)
+        copied = table.sets(scratch.table).items()
+        named = {name: kind for name, kind in copied if not name.startswith("__")}
+        return named.items() <= sets.items() and _by_chain(table, TABLE) == _by_chain(table, scratch.table)
     finally:
         table.run(f"delete table {scratch.name}\n")
 

@@ -238,6 +238,12 @@ def client_set(slot: int) -> str:
     return f"affinity-{slot}"
 
 
+def slot_of_clients(name: str) -> int | None:
+    """Return whose clients a set has; None when it is no set of clients."""
+    slot = name.removeprefix("affinity-")
+    return int(slot) if slot != name and slot.isdecimal() else None
+
+
 def pool_number(number: int, policy: Policy, family: Family) -> bytes:
     """Return what stands for a service port's pool in the sets of clients; by the pool's policy."""
     return (2 * number + policy).to_bytes(family.address_size, "big")

@@ -314,7 +314,7 @@ class Ruleset:
         """Return the lines that make exactly these chains, and the sets that they need."""
         ordered = sorted(names)
         slots = sorted({name.endpoints for name in ordered if name.treatment.endswith("affinity")})
-        lines = [self._client_set(slot) for slot in slots]
+        lines = self.client_sets(slots)
         lines += (f"add chain {self.name} {name}" for name in ordered)
         lines += (f"add rule {self.name} {name} {rule}" for name in ordered for rule in self._chain_rules(name))
         return lines
@@ -387,11 +387,10 @@ class Ruleset:
         verdicts = ", ".join(f"{slot} : goto {target}" for slot, target in enumerate(targets))
         return [to_number, *rules, f"numgen random mod {name.endpoints} vmap {{ {verdicts} }}"]
 
-    def _client_set(self, slot: int) -> str:
-        return (
-            f"add set {self.name} {client_set(slot)} {{ typeof {self._client_key} ; size {AFFINITY_CLIENTS} ; "
-            "flags dynamic,timeout ; timeout 3h ; }"
-        )
+    def client_sets(self, slots: Iterable[int]) -> list[str]:
+        """Return the lines that make the sets of clients of these slots."""
+        what = f"typeof {self._client_key} ; size {AFFINITY_CLIENTS} ; flags dynamic,timeout ; timeout 3h ;"
+        return [f"add set {self.name} {client_set(slot)} {{ {what} }}" for slot in slots]
 
 
 AFFINITY_CLIENTS: Final = 1 << 20

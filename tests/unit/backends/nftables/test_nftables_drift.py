@@ -102,6 +102,17 @@ def test_a_set_that_no_rule_refers_to_may_be_deleted_and_comes_back(ground, case
     resync(ground.start(), plans)
 
 
+def test_a_set_of_clients_that_another_program_made_is_replaced(ground):
+    backend, plans = disturbed(ground)
+    ground.disturb("add set ip kube-proxy affinity-6 { type ipv4_addr ; }")
+    plans["default", "d"] = sticky("d", 4, 7)
+    with pytest.raises(ApplyError):
+        sync(backend, (("default", "d"), plans["default", "d"]))
+    resync(backend, plans)
+    assert "affinity-6" in ground.client_sets()
+    ground.is_clean(backend, plans)
+
+
 @pytest.mark.parametrize("case", DISTURBANCES)
 def test_changed_elements_are_noticed_and_repaired(ground, case):
     backend, plans = disturbed(ground)
