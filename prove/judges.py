@@ -59,7 +59,7 @@ async def quiet(world: World, chance: random.Random) -> list[str]:
     wrong = await _quiet(world, chance)
     if wrong and world.may_end:
         with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(world.live.proxy.wait()), ENDS)
+            await asyncio.wait_for(world.live.proxy.wait(), ENDS)
             wrong = await _quiet(world, chance)
     return wrong
 

@@ -228,15 +228,15 @@ class Engine:
         cidrs = [cidr for cidrs in self.planner.service_cidrs.values() for cidr in cidrs]
         node = self.planner.nodes.get(self.settings.node_name)
         world = build(self.settings, Surroundings(node, cidrs, self._local_addresses()))
-        self._surroundings_changed = False
         if world == self._world:
+            self._surroundings_changed = False
             return False
-        self._world = world
-        self.planner.set_world(world)
-        self._observer.world(world)
-        for backend in self._backends:
+        for backend in self._backends:  # one that cannot take it leaves it new to all of them
             if backend.set_world(world):
                 self._backlogs[backend.family].stale = True
+        self._world, self._surroundings_changed = world, False
+        self.planner.set_world(world)
+        self._observer.world(world)
         return True
 
     # -- one sync -----------------------------------------------------------------------------------------------------

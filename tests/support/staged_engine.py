@@ -81,6 +81,7 @@ class FakeBackend:
         self.calls = []
         self.worlds = []
         self.failures = []  # True: refuse the next transaction
+        self.world_failures = []  # the same of the next world
         self.mood = ApplyError("the kernel is in a bad mood")
         self.resync_on_world = False
         self.is_touched = False
@@ -90,6 +91,8 @@ class FakeBackend:
         self.before_step = lambda: None
 
     def set_world(self, world):
+        if self.world_failures and self.world_failures.pop(0):
+            raise self.mood
         self.worlds.append(world)
         return self.resync_on_world
 

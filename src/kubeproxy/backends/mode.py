@@ -58,7 +58,7 @@ class Backend(Protocol):
     """Whether a sync of few changes may take long as well, so that it must not hold the event loop."""
 
     def set_world(self, world: Globals) -> bool:
-        """Take changed globals in; return whether a resync is due."""
+        """Take changed globals in; return whether a resync is due. Raises ApplyError: then they come once more."""
 
     def sync(self, changes: Sequence[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> Iterator[int]:
         """Program changed Services, yielding the size of each transaction."""

@@ -78,6 +78,20 @@ def test_a_new_nodeport_address_concerns_every_udp_service():
     play(scene, nodeport_addresses=("192.0.2.0/24",))
 
 
+def test_a_world_that_one_family_cannot_take_comes_to_all_once_more():
+    """As when userspace mode is refused the node's addresses: the other family would never hear of them."""
+
+    async def scene(stage):
+        await started(stage, service("a"), service("six", 6, V6))
+        stage.backends[0].world_failures = [True]
+        stage.addresses = {V4: [bytes([192, 0, 2, 5])]}
+        stage.engine.addresses_changed()
+        for backend in stage.backends:
+            await stage.until(lambda b=backend: b.worlds[-1].ipv4.nodeport_ips == (bytes([192, 0, 2, 5]),))
+
+    play(scene, families=(V4, V6), nodeport_addresses=("192.0.2.0/24",))
+
+
 def test_local_addresses_that_cannot_be_read_are_read_again():
     async def scene(stage):
         await started(stage, service("a"))
