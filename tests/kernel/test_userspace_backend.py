@@ -12,6 +12,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from itertools import pairwise
+from threading import Event
 
 import pytest
 from hypothesis import given, settings
@@ -54,6 +55,7 @@ from support.carrying import (
     until,
 )
 from support.namespaces import inside, namespace, run
+from support.newer_nft import typed_set
 from support.random_plans import histories
 
 V4, V6 = Family.IPV4, Family.IPV6
@@ -193,6 +195,17 @@ def test_rules_of_others_are_not_taken_for_ours_when_the_table_is_made(monkeypat
         made.resync()
         assert difference(made.backend) is None
         assert "\taccept" not in run("nft", "list", "chain", "ip", TABLE, "nat-prerouting")
+
+
+def test_sets_of_a_newer_nft_do_not_keep_an_older_one_from_making_the_table(monkeypatch) -> None:
+    monkeypatch.setattr(nft, "_crashes", Event())
+    with node(ports=range(4100, 4101)) as (made, _), answering(endpoint()) as server:
+        nft.run("add table inet firewall\n")
+        typed_set("inet", "firewall", "marks")
+        made.wanted = {("ns", "one"): (plan("one", [frontend(VIP[V4], 80)], [server]),)}
+        made.resync()
+        made.resync()
+        assert outcome(VIP[V4], 80) == "hello"
 
 
 def test_a_service_that_waits_for_a_port_gets_the_next_free_one() -> None:

@@ -6,16 +6,22 @@ Argument lists only, no shell; the text goes through standard input.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
+import signal
 import socket
 import subprocess
 from contextlib import closing
+from threading import Event
+from typing import Final
 
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel import nfnetlink
 from kubeproxy.kernel.modules import kernel_version
 from kubeproxy.kernel.netlink import NetlinkError
+
+log = logging.getLogger("kubeproxy.nft")
 
 _TIMEOUT = 120.0
 _VERSION_TIMEOUT = 10.0
@@ -24,9 +30,58 @@ _NO_NF_TABLES = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT
 OLDEST = (1, 0, 1)  # of nft, as for the Go kube-proxy
 
 
+_CRASHED: Final = frozenset({-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS})
+
+_crashes: Final = Event()
+"""Set once nft has crashed over what else is on this node: from then on it is kept from looking at it."""
+
+
+class _CrashedError(ApplyError):
+    """nft ended by a signal."""
+
+
 def run(text: str) -> None:
     """Load ruleset text in one transaction. Raises ApplyError with nft's first complaint."""
-    _nft(["-f", "-"], text)
+    if not _crashes.is_set():
+        try:
+            _nft(["-f", "-"], text)
+        except _CrashedError:
+            log.warning(
+                "nft crashes here, so from now on it looks at our own table only: sets that nft 1.1.2 or later made,"
+                " which may be those of a firewall on this node, crash older ones; upgrade the package nftables"
+            )
+            _crashes.set()
+        else:
+            return
+    if removal := _REMOVAL.fullmatch(text):
+        _remove(_FAMILIES[removal[1]], removal[2])
+    else:
+        _nft(["-f", "-"], text + _blinkers(text))
+
+
+_FAMILIES: Final = {"ip": socket.AF_INET, "ip6": socket.AF_INET6}
+_REMOVAL: Final = re.compile(r"delete table (ip6?) (\S+)\n")
+_MADE: Final = re.compile(r"^add (chain|set|map) (\S+ \S+) (\S+)", re.MULTILINE)
+_FILLED: Final = re.compile(r"^(?:flush set|add element) (\S+ \S+) (\S+)", re.MULTILINE)
+
+
+def _blinkers(text: str) -> str:
+    """Return the line after a text that keeps nft from reading the sets of other tables, which may crash it.
+
+    Before it looks at any rule, nft reads the sets of all tables, unless the last command lists something: then those
+    of its table only, or one set if that is what is listed (evaluate_cache_list of nft). Where a table is replaced, the
+    sets of the old one matter no more, and it may be of another program with a newer nft.
+    """
+    made = [found.groups() for found in _MADE.finditer(text)]
+    chains = [(table, name) for kind, table, name in made if kind == "chain"]
+    if chains:
+        table, name = chains[-1]
+        sets = [found for found in made if found[0] != "chain" and found[1] == table]
+        if sets and f"\ndelete table {table}\n" in text:
+            return f"list {' '.join(sets[-1])}\n"
+        return f"list chain {table} {name}\n"
+    filled = _FILLED.search(text)
+    return f"list set {filled[1]} {filled[2]}\n" if filled else ""
 
 
 def version() -> tuple[int, ...]:
@@ -88,6 +143,11 @@ def _nft(arguments: list[str], text: str | None = None) -> str:
         raise ApplyError(f"nft cannot be run: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
         raise ApplyError(f"nft {' '.join(arguments)} did not finish in {_TIMEOUT:.0f} s") from error
+    if done.returncode in _CRASHED:
+        raise _CrashedError(
+            f"nft {' '.join(arguments)} crashed ({signal.Signals(-done.returncode).name}): "
+            "upgrade the package nftables; sets that nft 1.1.2 or later made crash older ones"
+        )
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
         raise ApplyError(f"nft {' '.join(arguments)}: {' / '.join(line.strip() for line in lines[:4])}")
@@ -109,9 +169,13 @@ def remove_table(name: str) -> list[str]:
                 failures.append(f"cannot look for the table {name}: {error}")
             continue
         try:
-            with closing(nfnetlink.Transactions.open()) as transactions:
-                transactions.commit([nfnetlink.table_removal(family, name)])
+            _remove(family, name)
         except ApplyError as error:
             if not isinstance(error, NetlinkError) or error.code != errno.ENOENT:  # another program was faster
                 failures.append(f"cannot remove the table {name}: {error}")
     return failures
+
+
+def _remove(family: int, name: str) -> None:
+    with closing(nfnetlink.Transactions.open()) as transactions:
+        transactions.commit([nfnetlink.table_removal(family, name)])

@@ -34,7 +34,6 @@ _PROBE: Final = """add table ip {0}
 add flowtable ip {0} {1} {{ hook ingress priority filter ; }}
 add chain ip {0} probe {{ type filter hook forward priority 0 ; }}
 add rule ip {0} probe meta l4proto tcp flow add @{1}
-delete table ip {0}
 """
 
 
@@ -61,6 +60,7 @@ def within(settings: Settings) -> Settings:
         return settings
     try:
         nft.run(_PROBE.format(f"{TABLE}-probe", FLOWTABLE))
+        nft.run(f"delete table ip {TABLE}-probe\n")
     except ApplyError as error:
         log.warning(
             "Connections are not fast forwarded: this kernel has no flowtables (CONFIG_NFT_FLOW_OFFLOAD) error=%r",

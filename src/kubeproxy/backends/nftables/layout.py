@@ -205,7 +205,6 @@ class Layout:
     def __init__(self, family: Family) -> None:
         self.family = family
         self.ip = "ip" if family is Family.IPV4 else "ip6"
-        self.address_type = "ipv4_addr" if family is Family.IPV4 else "ipv6_addr"
         self.shapes: dict[str, SetShape] = {str(name): self._shape(str(name)) for name in SetId}
 
     def _shape(self, name: str) -> SetShape:

@@ -111,9 +111,10 @@ class Ruleset:
             lines.append(gone.declaration(self.layout, self.name))
         if self._world.forwarding.protocols:
             lines.append(forwarding.declaration(self.name))
-        lines.append(f"add set {self.name} {TRANSPORTS} {{ type inet_proto ; elements = {{ {_TRANSPORTS} }} ; }}")
+        # By `typeof`, as all of them: what nft 1.1.2 and later notes of a `type` crashes older ones.
+        lines.append(f"add set {self.name} {TRANSPORTS} {{ typeof meta l4proto ; elements = {{ {_TRANSPORTS} }} ; }}")
         lines.append(
-            f"add set {self.name} service-cidrs {{ type {self.layout.address_type} ; flags interval ; auto-merge ; }}"
+            f"add set {self.name} service-cidrs {{ typeof {self.layout.ip} daddr ; flags interval ; auto-merge ; }}"
         )
         return lines
 
