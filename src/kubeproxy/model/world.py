@@ -190,7 +190,7 @@ def _nodeport_ips(
     ranges = parse_networks(settings.nodeport_addresses, family)
     # Loopback stands for an address that nobody knows, and that is no network for NewNodePortAddresses either. No
     # network of this family counts as all of them there.
-    if (own == (_LOOPBACK[family],) if primary else not ranges) or any(covers_all(network) for network in ranges):
+    if (all(map(is_loopback, own)) if primary else not ranges) or any(covers_all(network) for network in ranges):
         return None
     local = around.local_addresses.get(family, ())
     chosen = [a for a in local if within(a, ranges)]

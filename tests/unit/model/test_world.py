@@ -275,6 +275,7 @@ PRIMARY_CASES = {
     "a Node without addresses": ("", [], "never", None, None),
     "a Node of one family": ("", [("InternalIP", "2001:db8::1")], "never", None, packed("2001:db8::1")),
     "bound to loopback": ("127.0.0.1", [("InternalIP", "192.0.2.1")], "never", None, None),
+    "bound to another loopback": ("127.0.0.2", [("InternalIP", "192.0.2.1")], "never", None, None),
 }
 
 
