@@ -47,8 +47,8 @@ def run(text: str) -> None:
             _nft(["-f", "-"], text)
         except _CrashedError:
             log.warning(
-                "nft crashes here, so from now on it looks at our own table only: sets that nft 1.1.2 or later made,"
-                " which may be those of a firewall on this node, crash older ones; upgrade the package nftables"
+                "nft crashes here, so from now on it looks at our own table only: sets that a newer nft made"
+                " (1.0.6.1, 1.1.2 or later), as for a firewall, crash older ones; upgrade the package nftables"
             )
             _crashes.set()
         else:
@@ -146,7 +146,7 @@ def _nft(arguments: list[str], text: str | None = None) -> str:
     if done.returncode in _CRASHED:
         raise _CrashedError(
             f"nft {' '.join(arguments)} crashed ({signal.Signals(-done.returncode).name}): "
-            "upgrade the package nftables; sets that nft 1.1.2 or later made crash older ones"
+            "upgrade the package nftables; sets that a newer nft made (1.0.6.1, 1.1.2 or later) crash older ones"
         )
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]

@@ -111,7 +111,7 @@ class Ruleset:
             lines.append(gone.declaration(self.layout, self.name))
         if self._world.forwarding.protocols:
             lines.append(forwarding.declaration(self.name))
-        # By `typeof`, as all of them: what nft 1.1.2 and later notes of a `type` crashes older ones.
+        # By `typeof`, as all of them: what a newer nft notes of a `type` crashes older ones (kernel/nft.py).
         lines.append(f"add set {self.name} {TRANSPORTS} {{ typeof meta l4proto ; elements = {{ {_TRANSPORTS} }} ; }}")
         lines.append(
             f"add set {self.name} service-cidrs {{ typeof {self.layout.ip} daddr ; flags interval ; auto-merge ; }}"
