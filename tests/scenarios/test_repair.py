@@ -22,6 +22,12 @@ HARM = {
     "insert-rule": ["insert rule ip kube-proxy services drop"],
     "flush-elements": ["flush map ip kube-proxy endpoints", "flush map ip kube-proxy cluster-services"],
     "dormant": ["add table ip kube-proxy { flags dormant ; }"],
+    "what-no-rule-shows": [
+        "add chain ip kube-proxy filter-forward { policy drop ; }",
+        "add chain ip kube-proxy stray { type filter hook input priority 5 ; policy drop ; }",
+        "delete element ip kube-proxy transports { tcp }",
+        "delete map ip kube-proxy nodeport-affinity-pools",
+    ],
     "other-table-of-that-name": ["flush ruleset", "add table ip kube-proxy", "add chain ip kube-proxy services"],
 }
 
