@@ -503,10 +503,11 @@ def harms(mode: str, variant: str, what: str) -> list[list[str]]:
         stray = ["cluster-ips", "{ 10.96.99.99 }"]
         if mode == "userspace":
             stray = ["outside-services-dropped", "{ 10.96.99.99 . tcp . 80 }"]
+        base = "{ type filter hook forward priority 5 ; policy drop ; }"
         return {
             "flush": [["nft", "flush", "table", *table]],
             "delete": [["nft", "delete", "table", *table]],
-            "stray": [["nft", "add", "element", *table, *stray]],
+            "stray": [["nft", "add", "element", *table, *stray], ["nft", "add", "chain", *table, "stray", base]],
             "element": [["nft", "flush", "map", *table, "endpoints" if mode == "nftables" else "outside-services"]],
             "flush-chain": [["nft", "flush", "chain", *table, "nat-prerouting"]],
         }[what]
