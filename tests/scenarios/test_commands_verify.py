@@ -208,6 +208,7 @@ async def test_an_endpoint_that_another_program_removed(live: Live) -> None:
         assert "x  1 of 2 ready endpoints are in the kernel (read now)" in text
     assert "Fix: the proxy repairs them" in text
     live.delete("robbed")
+    await equal(live)  # in iptables mode others lose that endpoint as well
 
 
 @every_mode
