@@ -20,6 +20,7 @@ from kubeproxy.pacing import Backoff
 
 FIRST_RETRY = 0.05
 SLOWEST_RETRY = 10.0
+_UDP = socket.IPPROTO_UDP
 PART = 2000  # Services that are looked at at once: 2 ms
 MOST_TRIGGERS = 100  # of one Service, while the kernel refuses: more would say nothing new of the latency
 
@@ -138,7 +139,7 @@ class Backlog:
         same = (Change(name, entry, entry) for name, entry in compiled.items() if name not in self.changes)
         found = chain(parts, self.changes.values(), same)
         while some := list(islice(found, PART)):
-            yield [change for change in some if _has_udp(change.after) or _has_udp(change.before)]
+            yield [change for change in some if change.after.has(_UDP) or change.before.has(_UDP)]
 
     def triggers(self) -> Iterator[str]:
         """Yield when what led to the changes of this family happened, as their objects say."""
@@ -151,10 +152,6 @@ class Backlog:
         if plans and plans[0].key.family is family is plans[-1].key.family:
             return plans
         return tuple([plan for plan in plans if plan.key.family is family])
-
-
-def _has_udp(compiled: Compiled) -> bool:
-    return any(plan.key.protocol == socket.IPPROTO_UDP for plan in compiled.plans)
 
 
 def note(known: dict[ServiceName, Change], change: Change) -> None:

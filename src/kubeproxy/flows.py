@@ -268,7 +268,7 @@ class FlowCleaner:
 
     def recheck(self, compiled: Mapping[ServiceName, Compiled]) -> None:
         """Look at all flows to UDP frontends once more: another proxy's rules led some of them until just now."""
-        udp = [name for name, entry in compiled.items() if any(plan.key.protocol == UDP for plan in entry.plans)]
+        udp = [name for name, entry in compiled.items() if entry.has(UDP)]
         self.changed([Change(name, compiled[name], compiled[name]) for name in udp], full=True)
 
     async def run(self) -> None:

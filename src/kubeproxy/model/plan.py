@@ -255,6 +255,10 @@ class Compiled(Struct, frozen=True, gc=False):
     health: HealthCheck | None = None
     problems: tuple[Problem, ...] = ()
 
+    def has(self, protocol: int) -> bool:
+        """Return whether a service port is of this protocol, by its number."""
+        return any(plan.key.protocol == protocol for plan in self.plans)
+
 
 NOTHING = Compiled()
 

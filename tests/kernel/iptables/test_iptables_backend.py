@@ -22,6 +22,7 @@ from kubeproxy.model.addresses import Family
 from support.fake_tables import Told
 from support.iptables_cases import go_rules
 from support.iptables_kernel import check, expected, opened, plans, rules, state
+from support.lock_files import is_free
 from support.namespaces import run
 
 
@@ -178,16 +179,6 @@ def test_a_lock_that_others_hold_delays(netns, lock_file):
     assert told.waits
     assert told.failed == []
     made.close()
-
-
-def is_free(lock_file) -> bool:
-    """Whether another program could take the lock, as it does without -w."""
-    with lock_file.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True
 
 
 def test_another_program_changes_nothing_between_our_looks_at_a_table(netns, lock_file):

@@ -17,6 +17,7 @@ from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import xtables_lock
 from kubeproxy.kernel.lock_queue import Place
 from kubeproxy.kernel.xtables_lock import Lock
+from support.lock_files import is_free
 
 PATIENCE = 30.0
 
@@ -47,15 +48,6 @@ def holding(path):
     finally:
         fcntl.flock(file, fcntl.LOCK_UN)
         os.close(file)
-
-
-def is_free(path) -> bool:
-    with path.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True
 
 
 def until(holds) -> None:
