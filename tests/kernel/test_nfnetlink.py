@@ -4,13 +4,14 @@ import errno
 import subprocess
 import sys
 import time
+from itertools import chain
 
 import pytest
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nfnetlink, nft, nft_elements
 from kubeproxy.kernel.netlink import HEADER, NetlinkError
-from kubeproxy.kernel.nft_contents import Contents, contents
+from kubeproxy.kernel.nft_contents import pairs
 from kubeproxy.model.addresses import Family
 
 pytestmark = pytest.mark.usefixtures("netns")
@@ -87,7 +88,7 @@ def test_elements_of_every_kind_read_back(link):
 
     def only(name):
         (found,) = nfnetlink.elements(Family.IPV4, TABLE, name)
-        assert contents(Family.IPV4, TABLE, name) == Contents.of([found])
+        assert [*chain(*pairs(Family.IPV4, TABLE, name))] == [(found.key, found.data)]
         return found
 
     assert only("addresses") == (one, b"", 0, 0, False)

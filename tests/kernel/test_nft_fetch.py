@@ -7,7 +7,7 @@ import pytest
 
 from kubeproxy.kernel import netlink, nft, nft_fetch
 from kubeproxy.kernel.netlink import NetlinkError
-from kubeproxy.kernel.nft_contents import contents
+from kubeproxy.kernel.nft_contents import pairs
 from kubeproxy.kernel.nft_fetch import Answers, Fetcher, Reader
 from support.own_network import own_network
 
@@ -26,6 +26,10 @@ def a_map(of, count=0, more="", family="ip"):
             lines.append(f"add element {family} t m {{ {some} }}")
         nft.run("\n".join(lines) + "\n")
         yield fetcher
+
+
+def dumped(family):
+    return {key: data for part in pairs(family, "t", "m") for key, data in part}
 
 
 def element(number):
@@ -47,13 +51,13 @@ def keys(number, first=0):
 def test_all_elements_are_those_of_a_dump(more):
     with a_map(element, 1700, more) as fetcher:
         found = fetcher.fetch(IP, "t", "m", keys(1700))
-        assert found == contents(IP, "t", "m").entries
+        assert found == dumped(IP)
         assert len(found) == fetcher.count(IP, "t", "m") == 1700
 
 
 def test_all_elements_of_ipv6_are_those_of_a_dump():
     with a_map(element6, 600, family="ip6") as fetcher:
-        there = contents(IP6, "t", "m").entries
+        there = dumped(IP6)
         assert fetcher.fetch(IP6, "t", "m", sorted(there)) == there
         assert fetcher.count(IP6, "t", "m") == 600
 
@@ -62,7 +66,7 @@ def test_all_elements_of_ipv6_are_those_of_a_dump():
 def test_those_that_are_missing_are_left_out(first):
     with a_map(element, 1000) as fetcher:
         asked = keys(1500, first)
-        there = contents(IP, "t", "m").entries
+        there = dumped(IP)
         assert fetcher.fetch(IP, "t", "m", asked) == {key: there[key] for key in asked if key in there}
         every_other = [key for pair in zip(keys(500), keys(500, 5000), strict=True) for key in pair]
         assert fetcher.fetch(IP, "t", "m", every_other) == {key: there[key] for key in keys(500)}
@@ -94,7 +98,7 @@ def test_a_small_receive_buffer_takes_fewer_at_once(monkeypatch):
 
     monkeypatch.setattr(netlink, "grow_receive_buffer", small)
     with a_map(element, 1000) as fetcher:
-        assert fetcher.fetch(IP, "t", "m", keys(1000)) == contents(IP, "t", "m").entries
+        assert fetcher.fetch(IP, "t", "m", keys(1000)) == dumped(IP)
 
 
 def test_answers_that_did_not_fit_are_an_error_and_answer_nothing_else(monkeypatch):
@@ -108,7 +112,7 @@ def test_answers_that_did_not_fit_are_an_error_and_answer_nothing_else(monkeypat
             fetcher.fetch(IP, "t", "m", keys(1000))
         assert raised.value.code == errno.ENOBUFS
         assert fetcher.fetch(IP, "t", "m", keys(2, 5)) == {
-            key: value for key, value in contents(IP, "t", "m").entries.items() if key in keys(2, 5)
+            key: value for key, value in dumped(IP).items() if key in keys(2, 5)
         }
 
 

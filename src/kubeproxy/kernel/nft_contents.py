@@ -1,46 +1,35 @@
-"""All elements of a set or map of nf_tables, as keys and what they lead to: some 100,000 of them in tenths of a second.
+"""The dump of a set or map of nf_tables as pairs of key and data: 100,000 elements take some tenths of a second.
 
-In one set nearly always all are packed alike, which is checked; then they are taken apart at C speed, else one by one.
+Nearly always all elements of a set are packed alike, which is checked; then a buffer is taken apart at C speed.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple, Self
 
 from kubeproxy.kernel.netlink import ATTRIBUTE, Netlink, attributes
-from kubeproxy.kernel.nfnetlink import Element, element_lists, element_of
+from kubeproxy.kernel.nfnetlink import element_lists, element_of
 
 _HEADS = 3 * ATTRIBUTE.size  # of the element, its key and the key's value
 _BETWEEN = 2 * ATTRIBUTE.size  # the heads of the data and its value
 
 
-class Contents(NamedTuple):
-    """How many elements a dump listed, and those by key: fewer when it listed one twice."""
-
-    listed: int
-    entries: dict[bytes, bytes]
-
-    @classmethod
-    def of(cls, elements: Iterable[Element]) -> Self:
-        """Return the contents that elements make up."""
-        known = list(elements)
-        return cls(len(known), {element.key: element.data for element in known})
+Pairs = Sequence[tuple[bytes, bytes]]
+"""Elements as key and data; the data of a plain set's element is empty."""
 
 
-def contents(family: int, table: str, name: str, link: Netlink | None = None) -> Contents:
-    """Return the elements of a set. Raises NetlinkError, with code ENOENT when the set is missing."""
-    entries: dict[bytes, bytes] = {}
-    listed = 0
+def pairs(family: int, table: str, name: str, link: Netlink | None = None) -> Iterator[Pairs]:
+    """Yield the elements of a set, a buffer of the dump at a time; one may be listed twice (nft_rhash_walk).
+
+    Raises NetlinkError, with code ENOENT when the set is missing.
+    """
     for data, start, end in element_lists(family, table, name, link):
         alike = _alike(data, start, end)
         if alike is None:
             alike = [element_of(data, first, last)[:2] for _, first, last in attributes(data, start, end)]
-        listed += len(alike)
-        entries.update(alike)
-    return Contents(listed, entries)
+        yield alike
 
 
 @lru_cache(maxsize=64)

@@ -11,7 +11,6 @@ from kubeproxy.backends.nftables.layout import TABLE
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nfnetlink
 from kubeproxy.kernel.netlink import NetlinkError
-from kubeproxy.kernel.nft_contents import Contents
 from kubeproxy.kernel.nft_others import Heard
 from kubeproxy.kernel.nft_shapes import ChainShape
 from kubeproxy.model.addresses import Family
@@ -161,11 +160,11 @@ class FakeTable:
         return len(self.elements(name)) if self.kernel.counts else None
 
     def lookup(self, name: str, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        entries = self.contents(name).entries
+        entries = dict(*self.pairs(name))
         return {key: entries[key] for key in keys if key in entries}
 
-    def contents(self, name: str) -> Contents:
-        return Contents.of(self.elements(name))
+    def pairs(self, name: str) -> list[list[tuple[bytes, bytes]]]:
+        return [[(element.key, element.data) for element in self.elements(name)]]
 
     def elements(self, name: str) -> list[nfnetlink.Element]:
         try:

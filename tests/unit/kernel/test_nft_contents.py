@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 from kubeproxy.kernel import nft_contents, nfta
 from kubeproxy.kernel.netlink import attribute
 from kubeproxy.kernel.nfnetlink import elements
-from kubeproxy.kernel.nft_contents import Contents, contents
+from kubeproxy.kernel.nft_contents import pairs
+
+
+def both_ways():
+    """Return the elements of a dump taken apart at once, and one by one."""
+    at_once = [pair for part in pairs(2, "t", "s") for pair in part]
+    return at_once, [(element.key, element.data) for element in elements(2, "t", "s")]
 
 
 def element(key, data=b"", *, more=b""):
@@ -29,7 +35,7 @@ def dumped(monkeypatch):
         spans = [(data, end - len(each), end) for each, end in zip(lists, ends, strict=True)]
         monkeypatch.setattr(nft_contents, "element_lists", lambda *_: iter(spans))
         monkeypatch.setattr("kubeproxy.kernel.nfnetlink.element_lists", lambda *_: iter(spans))
-        return contents(2, "t", "s"), Contents.of(elements(2, "t", "s"))
+        return both_ways()
 
     return dump
 
@@ -49,7 +55,8 @@ def test_at_once_is_as_one_by_one(data):
         spans = [(each, 0, len(each)) for each in lists]
         patch.setattr(nft_contents, "element_lists", lambda *_: iter(spans))
         patch.setattr("kubeproxy.kernel.nfnetlink.element_lists", lambda *_: iter(spans))
-        assert contents(2, "t", "s") == Contents.of(elements(2, "t", "s"))
+        at_once, one_by_one = both_ways()
+        assert at_once == one_by_one
 
 
 def test_one_that_is_packed_otherwise_is_read_all_the_same(dumped):
@@ -57,9 +64,9 @@ def test_one_that_is_packed_otherwise_is_read_all_the_same(dumped):
     assert len(plain) == len(verdict)
     found, expected = dumped(plain + verdict)
     assert found == expected
-    assert found.entries == {b"k" * 8: b"v" * 8, b"k" * 12: b"v" * 4}
+    assert found == [(b"k" * 8, b"v" * 8), (b"k" * 12, b"v" * 4)]
 
 
-def test_who_is_listed_twice_is_counted_twice(dumped):
+def test_an_element_that_is_listed_twice_is_yielded_twice(dumped):
     found, _ = dumped(element(b"k" * 8) * 2)
-    assert found == Contents(2, {b"k" * 8: b""})
+    assert found == [(b"k" * 8, b"")] * 2

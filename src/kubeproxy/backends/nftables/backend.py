@@ -10,6 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from kubeproxy.backends.ahead import Ahead
@@ -32,7 +33,7 @@ from kubeproxy.errors import ApplyError, ChangedByOthersError
 from kubeproxy.kernel import nfnetlink
 from kubeproxy.model.addresses import Range
 from kubeproxy.model.gone import Departed
-from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
+from kubeproxy.model.plan import FamilyGlobals, Globals, Pool, ServiceName, ServicePlan
 
 log = logging.getLogger("kubeproxy.nftables")
 
@@ -277,7 +278,7 @@ class NftablesBackend:
             yield from self.sync(wanted.items())
         elif not header.dormant and header.comment == self._ruleset.comment() and self._intact():
             self._chains = audit.affinity_chains(self._table)
-            actual = reading.elements(self._table, self._ruleset.layout.shapes)
+            actual = reading.frontends_and_sets(self._table, self._ruleset.layout.shapes)
             if self._gone is not None:
                 self._gone.found(self._table.elements(GONE), self._in_use, time.monotonic())
                 self._spare_taken()
@@ -331,7 +332,8 @@ class NftablesBackend:
         batch = self._batch()
         ranges = audit.ranges_by_list(actual, self.family)
         self._numbers.read(audit.numbers(actual))
-        for name, plans in wanted.items():
+        reader = reading.EndpointReader(self._table, actual)
+        for name, plans in reader.ahead(wanted.items()):
             as_it_is = adopted(plans, actual, self._users)
             if as_it_is is not None:
                 batch.services[name] = as_it_is
@@ -340,6 +342,7 @@ class NftablesBackend:
             before = tuple(audit.recall(plan, actual, self._numbers) for plan in plans)
             placed = place_all(plans, before, self._numbers)
             desired = render(placed)
+            reader.read_desired(desired)
             present = {set_id: _taken(actual[set_id], desired[set_id], set_id) for set_id in desired}
             # The kernel refuses a range that overlaps a stray one, so a list's strays go in the same transaction.
             lists = set(desired.get(SetId.FIREWALL_LISTS, {}).values())
@@ -362,8 +365,17 @@ class NftablesBackend:
                 yield self._commit(batch)
                 batch = self._batch()
         yield self._commit(batch)
+        reader.rest(self._taken)
         yield from self._remove_strays(actual)
         yield self._sync_globals()
+
+    def _taken(self) -> dict[str, dict[bytes, int]]:
+        """Return the number of slots of each frontend that are in use, by the map of its endpoints."""
+        slots = _Slots()
+        for placed in self._placed.values():
+            for item in placed:
+                translate(item, slots)
+        return slots.taken
 
     def _remove_strays(self, actual: Elements) -> Iterator[int]:
         transaction = Transaction(self._packers, {})
@@ -436,14 +448,10 @@ class NftablesBackend:
         """Return the set or map whose elements differ from what was committed, '' for none; reads all of them."""
         if missing := self._ruleset.layout.shapes.keys() - self._table.sets():
             return min(missing)
-        actual = reading.elements(self._table, self._ruleset.layout.shapes)
-        total: Elements = {SetId.NODEPORT_IPS: dict.fromkeys(self._nodeport_ips, b"")}
-        for placed in self._placed.values():
-            for set_id, entries in render(placed).items():
-                total.setdefault(set_id, {}).update(entries)
-        for set_id, entries in actual.items():
-            if entries != total.get(set_id, {}):
-                return str(set_id)
+        ours: Elements = {SetId.NODEPORT_IPS: dict.fromkeys(self._nodeport_ips, b"")}
+        desired = chain((ours,), map(render, self._placed.values()))
+        if which := reading.differing(self._table, self._ruleset.layout.shapes, desired):
+            return which
         if not audit.transports(self._table):
             return TRANSPORTS
         return "" if audit.service_cidrs(self._table) == self._service_cidr_edges else "service-cidrs"
@@ -456,6 +464,20 @@ class NftablesBackend:
 
     def _run(self, lines: Sequence[str]) -> None:
         self._table.run("\n".join(lines) + "\n")
+
+
+class _Slots:
+    """A recipient of render.translate that counts the slots of each frontend."""
+
+    def __init__(self) -> None:
+        self.taken: dict[str, dict[bytes, int]] = {}
+
+    def entry(self, set_id: str, key: bytes, data: bytes) -> None:
+        """Leave an element out."""
+
+    def pool(self, set_id: str, key: bytes, pool: Pool) -> None:
+        """Count the slots of a frontend."""
+        self.taken.setdefault(set_id, {})[key] = len(pool)
 
 
 class _Batch(NamedTuple):

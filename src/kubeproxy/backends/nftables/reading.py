@@ -1,22 +1,41 @@
-"""Reads the elements of our table back: endpoints, which nearly all are, by their keys, what leads to them by dumps.
+"""Reads the elements of our table back: endpoints, which nearly all are, by their keys, all others by dumps.
 
-A dump takes longer for each element the larger the set is (kernel/nft_fetch.py). Which endpoints a frontend may have
-follows from its class; that no others are there shows in how many elements the kernel counts.
+A dump takes longer for each element the larger the set is (kernel/nft_fetch.py), and a hundred thousand elements take
+30 MB. So endpoints are read for some frontends at a time, as they are compared. Which slots a frontend may have
+follows from its class; the kernel's count of elements shows whether there are others.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Final
 
-from kubeproxy.backends.nftables.layout import BELOW, CLASS_MAPS, ENDPOINT_MAPS, SetId, parse_chain_name, slot_bytes
+from kubeproxy.backends.nftables.layout import (
+    BELOW,
+    CLASS_MAPS,
+    ENDPOINT_MAPS,
+    SetId,
+    parse_chain_name,
+    service_key,
+    slot_bytes,
+)
 from kubeproxy.backends.nftables.render import Elements
 from kubeproxy.backends.nftables.table import Table
 from kubeproxy.errors import ApplyError
+from kubeproxy.model.plan import ServiceName, ServicePlan
 
 READS: Final = 50
 PAUSE: Final = 0.01  # seconds; resizing a hash table of 100,000 elements takes some 0.05
+
+AT_ONCE: Final = 4096
+"""Elements that are compared together: half a megabyte."""
+
+SERVICES: Final = 256
+"""Services that are read together."""
+
+_Named = tuple[ServiceName, tuple[ServicePlan, ...]]
 
 _FRONTENDS: Final[Mapping[str, tuple[SetId, ...]]] = {
     SetId.ENDPOINTS: (
@@ -29,18 +48,119 @@ _FRONTENDS: Final[Mapping[str, tuple[SetId, ...]]] = {
     SetId.NODEPORT_ENDPOINTS: (SetId.EXTERNAL_NODEPORTS, SetId.POLICY_LOCAL_NODEPORTS, SetId.AFFINITY_NODEPORTS),
     SetId.LOCAL_NODEPORT_ENDPOINTS: (SetId.LOCAL_NODEPORTS, SetId.LOCAL_AFFINITY_NODEPORTS),
 }
-"""Where the frontends are that pick from a map of endpoints."""
+"""The maps of frontends that pick from a map of endpoints."""
 
 
-def elements(table: Table, names: Iterable[str]) -> Elements:
-    """Return all elements of these sets. Raises ApplyError."""
-    wanted = list(names)
-    read = {name: _dumped(table, name) for name in wanted if name not in ENDPOINT_MAPS}
-    found: Elements = {}
-    for name in wanted:
-        by_key = _by_key(table, name, read) if name in ENDPOINT_MAPS else read[name]
-        found[name] = _dumped(table, name) if by_key is None else by_key
-    return found
+def frontends_and_sets(table: Table, names: Iterable[str]) -> Elements:
+    """Return all elements of these sets but the maps of endpoints, which are there without any. Raises ApplyError."""
+    return {name: {} if name in ENDPOINT_MAPS else _dumped(table, name) for name in names}
+
+
+class EndpointReader:
+    """Reads the maps of endpoints for some frontends at a time, into the elements that were read of the other sets."""
+
+    def __init__(self, table: Table, actual: Elements) -> None:
+        self._table = table
+        self._actual = actual
+        self._left = {name: _slots(name, actual) for name in _FRONTENDS}
+        self._unread = {name: _count(table, name) for name in _FRONTENDS}  # elements
+
+    def ahead(self, wanted: Iterable[_Named]) -> Iterator[_Named]:
+        """Yield Services with their plans, with the endpoints of their frontends read. Raises ApplyError."""
+        services = iter(wanted)
+        while some := list(islice(services, SERVICES)):
+            self._read_frontends(
+                [service_key(front.key) for _, plans in some for one in plans for front in one.frontends]
+            )
+            yield from some
+
+    def _read_frontends(self, keys: Sequence[bytes]) -> None:
+        for name, left in self._left.items():
+            self._read_slots(name, [(key, *slots) for key in keys if (slots := left.pop(key, None)) is not None])
+
+    def read_desired(self, desired: Elements) -> None:
+        """Read those of these elements that no frontend led to: the kernel would not add them. Raises ApplyError."""
+        for name in _FRONTENDS:
+            actual = self._actual[name]
+            if missing := [key for key in desired.get(name, ()) if key not in actual]:
+                self._keep(name, self._table.lookup(name, missing))
+
+    def rest(self, taken: Callable[[], Mapping[str, Mapping[bytes, int]]]) -> None:
+        """Read the endpoints of all other frontends, and those that no frontend leads to. Raises ApplyError.
+
+        `taken` returns the number of slots of each frontend that are in use, by the map of its endpoints.
+        """
+        for name, left in self._left.items():
+            self._read_slots(name, [(key, *slots) for key, slots in left.items()])
+            if self._unread[name]:
+                self._actual[name] = self._strays(name, taken().get(name, {}))
+
+    def _strays(self, name: str, taken: Mapping[bytes, int]) -> dict[bytes, bytes]:
+        """Return the elements of a map of endpoints that are in no slot in use. Raises ApplyError."""
+        for _ in range(READS):
+            found = {
+                key: data
+                for pairs in self._table.pairs(name)
+                for key, data in pairs
+                if int.from_bytes(key[-4:], "little") >= taken.get(key[:-4], 0)
+            }
+            if sum(taken.values()) + len(found) == _count(self._table, name):
+                return found
+            time.sleep(PAUSE)
+        raise _torn(name)
+
+    def _read_slots(self, name: str, asking: list[tuple[bytes, int, int]]) -> None:
+        begins = dict.fromkeys([key for key, _, _ in asking], 0)
+        while asking:
+            keys, going_on = [], []
+            for frontend, end, most in asking:
+                keys += [frontend + slot for slot in slot_bytes(end)[begins[frontend] : end]]
+                going_on.append((keys[-1], frontend, end, most))
+            there = self._table.lookup(name, keys)
+            self._keep(name, there)
+            # Slots are taken without a gap; an eighth more is asked for at a time, as most have no more than they must.
+            asking = []
+            for last, frontend, end, most in going_on:
+                if end < most and last in there:
+                    begins[frontend] = end
+                    asking.append((frontend, min(most, end + max(1, end >> 3)), most))
+
+    def _keep(self, name: str, found: Mapping[bytes, bytes]) -> None:
+        self._actual[name].update(found)
+        self._unread[name] -= len(found)
+
+
+def differing(table: Table, names: Iterable[str], desired: Iterable[Elements]) -> str:
+    """Return the first set whose elements are not the desired ones, '' for none; `desired` comes Service by Service."""
+    total: Elements = {}
+    counts = dict.fromkeys(_FRONTENDS, 0)
+    waiting: Elements = {name: {} for name in _FRONTENDS}
+    for elements in desired:
+        for name, entries in elements.items():
+            if name not in counts:
+                total.setdefault(name, {}).update(entries)
+                continue
+            waiting[name].update(entries)
+            if len(waiting[name]) >= AT_ONCE:
+                counts[name] += len(waiting[name])
+                if _differs(table, name, waiting.pop(name)):
+                    return name
+                waiting[name] = {}
+    for name, entries in waiting.items():
+        if _differs(table, name, entries) or counts[name] + len(entries) != _count(table, name):
+            return name
+    others = (name for name in names if name not in counts)
+    return next((str(name) for name in others if _dumped(table, name) != total.get(name, {})), "")
+
+
+def _differs(table: Table, name: str, entries: dict[bytes, bytes]) -> bool:
+    return table.lookup(name, list(entries)) != entries
+
+
+def _count(table: Table, name: str) -> int:
+    """Return the number of a set's elements, by a dump where the kernel does not count them (before Linux 6.16)."""
+    counted = table.count(name)
+    return counted if counted is not None else sum(map(len, table.pairs(name)))
 
 
 def _dumped(table: Table, name: str) -> dict[bytes, bytes]:
@@ -49,46 +169,40 @@ def _dumped(table: Table, name: str) -> dict[bytes, bytes]:
     Such a dump counts entries, not keys: it lists some twice and as many not at all (nft_rhash_walk of Linux 6.18).
     """
     for _ in range(READS):
-        listed, entries = table.contents(name)
+        entries: dict[bytes, bytes] = {}
+        listed = 0
+        for pairs in table.pairs(name):
+            listed += len(pairs)
+            entries.update(pairs)
         if len(entries) == listed:
             return entries
         time.sleep(PAUSE)
-    raise ApplyError(f"the kernel does not list the elements of {name} completely")
+    raise _torn(name)
 
 
-def _by_key(table: Table, name: str, read: Elements) -> dict[bytes, bytes] | None:
-    """Return the elements of a map of endpoints, None when those of its frontends are not all that it has."""
-    count = table.count(name)
-    if count is None:
-        return None
-    found: dict[bytes, bytes] = {}
-    asking = list(_frontends(name, read))
-    while asking and len(found) < count:
-        keys, going_on = [], []
-        for frontend, begin, end, most in asking:
-            keys += [frontend + slot for slot in slot_bytes(end)[begin:end]]
-            going_on.append((keys[-1], frontend, end, most))
-        there = table.lookup(name, keys)
-        found.update(there)
-        # Slots are taken without a gap; an eighth more is asked for at a time, as most have no more than they must.
-        asking = [
-            (frontend, end, min(most, end + max(1, end >> 3)), most)
-            for last, frontend, end, most in going_on
-            if end < most and last in there
-        ]
-    return found if len(found) == count else None
+def _torn(name: str) -> ApplyError:
+    return ApplyError(f"the kernel does not list the elements of {name} completely")
 
 
-def _frontends(name: str, read: Elements) -> Iterator[tuple[bytes, int, int, int]]:
-    """Yield the frontends that pick from a map: key, first slot, where those end that are taken, and that may be."""
+def _slots(name: str, actual: Elements) -> dict[bytes, tuple[int, int]]:
+    """Return the slots that each frontend of a map of endpoints has: so many are taken, and so many may be."""
+    found: dict[bytes, tuple[int, int]] = {}
+    known: dict[tuple[SetId, bytes], tuple[int, int]] = {}
     for source in _FRONTENDS[name]:
-        is_class = source in CLASS_MAPS
-        for key, data in read.get(source, {}).items():
-            if is_class:
-                most = int.from_bytes(data, "big")
-                certain = BELOW.get(most, 0) + 1
-            else:
-                chain = parse_chain_name(data.decode(errors="replace"))
-                certain = most = chain.endpoints if chain is not None else 0
-            if most:
-                yield key, 0, certain, most
+        for key, data in actual.get(source, {}).items():
+            slots = known.get((source, data))
+            if slots is None:
+                slots = known[source, data] = _class_slots(data) if source in CLASS_MAPS else _chain_slots(data)
+            if slots[1] > found.get(key, (0, 0))[1]:
+                found[key] = slots
+    return found
+
+
+def _class_slots(data: bytes) -> tuple[int, int]:
+    most = int.from_bytes(data, "big")
+    return BELOW.get(most, 0) + 1, most
+
+
+def _chain_slots(data: bytes) -> tuple[int, int]:
+    chain = parse_chain_name(data.decode(errors="replace"))
+    return (chain.endpoints, chain.endpoints) if chain is not None else (0, 0)

@@ -14,7 +14,7 @@ from kubeproxy.backends.nftables.layout import TABLE
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nfnetlink, nft, nft_fetch, nft_shapes
 from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
-from kubeproxy.kernel.nft_contents import Contents, contents
+from kubeproxy.kernel.nft_contents import Pairs, pairs
 from kubeproxy.kernel.nft_others import Heard, Others, listen
 from kubeproxy.kernel.nft_shapes import ChainShape
 from kubeproxy.model.addresses import Family
@@ -70,8 +70,8 @@ class Table(Protocol):
     def elements(self, name: str) -> Iterable[nfnetlink.Element]:
         """Return the elements of one of our table's sets. Raises NetlinkError with code ENOENT when it is missing."""
 
-    def contents(self, name: str) -> Contents:
-        """Return the elements of one of our table's sets as keys and what they lead to. Raises as `elements`."""
+    def pairs(self, name: str) -> Iterable[Pairs]:
+        """Yield the elements of one of our table's sets, part by part, as key and data. Raises as `elements`."""
 
     def count(self, name: str) -> int | None:
         """Return how many elements one of our table's sets has; None where the kernel does not say so."""
@@ -186,9 +186,9 @@ class KernelTable:
         """See Table."""
         return nfnetlink.elements(self.family, TABLE, name, self._reads)
 
-    def contents(self, name: str) -> Contents:
+    def pairs(self, name: str) -> Iterable[Pairs]:
         """See Table."""
-        return contents(self.family, TABLE, name, self._reads)
+        return pairs(self.family, TABLE, name, self._reads)
 
     def count(self, name: str) -> int | None:
         """See Table."""
