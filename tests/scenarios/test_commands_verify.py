@@ -169,7 +169,7 @@ async def test_clients_that_another_program_gave_away(live: Live) -> None:
         live.service(name, "a1 b1", sessionAffinity="ClientIP")
         await live.programmed(live.front(name), "a1 b1")
     one, two = (f"{live.front(name).address} . tcp . 80" for name in names)
-    pools = ("ip", "kube-proxy", "affinity-pools")
+    pools = ("ip", "kube-proxy", "session-pools")
     listed = await live.nft("get", "element", *pools, f"{{ {one} }}")
     number = listed.rpartition(" : ")[2].split()[0]
 

@@ -26,7 +26,7 @@ HARM = {
         "add chain ip kube-proxy filter-forward { policy drop ; }",
         "add chain ip kube-proxy stray { type filter hook input priority 5 ; policy drop ; }",
         "delete element ip kube-proxy transports { tcp }",
-        "delete map ip kube-proxy nodeport-affinity-pools",
+        "delete map ip kube-proxy nodeport-session-pools",
     ],
     "other-table-of-that-name": ["flush ruleset", "add table ip kube-proxy", "add chain ip kube-proxy services"],
 }

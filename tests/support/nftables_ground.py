@@ -31,7 +31,7 @@ Contents = dict[str, set[str]]
 """Set or map to its elements as nft writes them: 'a . b', or 'a . b : c'; ranges as 'a-b'."""
 
 
-_CLIENTS = re.compile(r"affinity-\d+$")
+_CLIENTS = re.compile(r"clients-\d+$")
 
 
 def resync(backend, plans):

@@ -46,8 +46,8 @@ _SLOTS: list[bytes] = [slot.to_bytes(4, "little") for slot in range(1024)]
 class SetId(StrEnum):
     """Our sets and maps, by their names in the kernel.
 
-    No set has the name of a map of the Go kube-proxy (no-endpoint-services, no-endpoint-nodeports, firewall-ips): the
-    kernel would refuse its first transaction on our table, and a node could not be given back to it.
+    The Go kube-proxy takes our table over when a node goes back to it. So no set has the name of a map of its own, and
+    none begins with `affinity-`: it deletes all sets that do, which the kernel refuses while our chains refer to them.
     """
 
     # address . protocol . port . slot : destination
@@ -65,16 +65,16 @@ class SetId(StrEnum):
     LOCAL_SERVICES = "local-services"
     LOCAL_NODEPORTS = "local-nodeports"
     # frontends with session affinity, to the chains of their own
-    AFFINITY_SERVICES = "affinity-services"
-    LOCAL_AFFINITY_SERVICES = "local-affinity-services"
-    AFFINITY_NODEPORTS = "affinity-nodeports"
-    LOCAL_AFFINITY_NODEPORTS = "local-affinity-nodeports"
-    STICKY_NODEPORTS = "sticky-nodeports"  # those of affinity-nodeports, where no verdict is asked for
+    AFFINITY_SERVICES = "session-services"
+    LOCAL_AFFINITY_SERVICES = "local-session-services"
+    AFFINITY_NODEPORTS = "session-nodeports"
+    LOCAL_AFFINITY_NODEPORTS = "local-session-nodeports"
+    STICKY_NODEPORTS = "sticky-nodeports"  # those of session-nodeports, where no verdict is asked for
     # the same frontends to the numbers of the pools that they pick from
-    AFFINITY_POOLS = "affinity-pools"
-    LOCAL_AFFINITY_POOLS = "local-affinity-pools"
-    NODEPORT_AFFINITY_POOLS = "nodeport-affinity-pools"
-    LOCAL_NODEPORT_AFFINITY_POOLS = "local-nodeport-affinity-pools"
+    AFFINITY_POOLS = "session-pools"
+    LOCAL_AFFINITY_POOLS = "local-session-pools"
+    NODEPORT_AFFINITY_POOLS = "nodeport-session-pools"
+    LOCAL_NODEPORT_AFFINITY_POOLS = "local-nodeport-session-pools"
     CLUSTER_IPS = "cluster-ips"
     HAIRPIN = "hairpin-endpoints"
     NO_ENDPOINT_SERVICES = "unserved-services"
@@ -232,14 +232,17 @@ class Layout:
         return SetShape(name, typeof, fields, kind)
 
 
+_CLIENTS: Final = "clients-"
+
+
 def client_set(slot: int) -> str:
     """Return the name of the set of clients that stay with a slot, over all pools."""
-    return f"affinity-{slot}"
+    return f"{_CLIENTS}{slot}"
 
 
 def slot_of_clients(name: str) -> int | None:
     """Return whose clients a set has; None when it is no set of clients."""
-    slot = name.removeprefix("affinity-")
+    slot = name.removeprefix(_CLIENTS)
     return int(slot) if slot != name and slot.isdecimal() else None
 
 

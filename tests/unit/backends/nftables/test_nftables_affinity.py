@@ -14,7 +14,7 @@ def test_affinity_has_a_set_of_clients_for_each_slot(ground):
     plans = {("default", "a"): sticky("a", 1, 3), ("default", "b"): sticky("b", 2, 2, seconds=10800)}
     resync(backend, {})
     sync(backend, *plans.items())
-    assert ground.client_sets() == {"affinity-0", "affinity-1", "affinity-2"}
+    assert ground.client_sets() == {"clients-0", "clients-1", "clients-2"}
     rules = ground.chains()
     assert "goto pick-3-30s" in rules["cluster-3-30s"]
     assert len(rules["pick-3-30s"]) == 5
@@ -29,8 +29,8 @@ def test_clients_stay_with_their_endpoint_when_it_moves_to_another_slot(ground):
     name = ("default", "a")
     sync(backend, (name, sticky("a", 1, 3, seconds=3000)))
     ground.disturb(
-        "add element ip kube-proxy affinity-2 { 172.16.0.1 . 0.0.0.2 timeout 3000s expires 2000s }",
-        "add element ip kube-proxy affinity-2 { 172.16.0.2 . 0.0.0.4 timeout 3000s expires 2000s }",
+        "add element ip kube-proxy clients-2 { 172.16.0.1 . 0.0.0.2 timeout 3000s expires 2000s }",
+        "add element ip kube-proxy clients-2 { 172.16.0.2 . 0.0.0.4 timeout 3000s expires 2000s }",
     )
     kept = [endpoint(f"10.244.0.{n}", HERE) for n in (2, 3)]
     config = SessionAffinityConfig(ClientIPConfig(3000))
@@ -38,7 +38,7 @@ def test_clients_stay_with_their_endpoint_when_it_moves_to_another_slot(ground):
     plans = compile_service(subject, [parsed(*kept, ports=[EndpointPort(port=8080)])], WORLD).plans
     sync(backend, (name, plans))
     assert "10.96.0.1 . tcp . 80 . 0 : 10.244.0.3 . 8080" in ground.elements("endpoints")
-    (client,) = ground.packed("affinity-0")
+    (client,) = ground.packed("clients-0")
     assert client.key.startswith(bytes([172, 16, 0, 1]))
     assert 1_900_000 < client.expires <= 2_000_000
     assert ground.difference(backend) is None
@@ -50,14 +50,14 @@ def test_affinity_of_every_kind_of_frontend_loads(ground):
     backend = ground.start()
     resync(backend, {})
     sync(backend, *plans.items())
-    assert ground.client_sets() == {"affinity-0", "affinity-1"}
+    assert ground.client_sets() == {"clients-0", "clients-1"}
     ground.is_clean(backend, plans)
 
 
 # -- the numbers that stand for service ports ----------------------------------------------------------------------
 
 
-def numbers(ground, name="affinity-pools"):
+def numbers(ground, name="session-pools"):
     return dict(element.split(" : ") for element in ground.elements(name))
 
 
@@ -98,8 +98,8 @@ def test_numbers_that_another_program_wrote_are_put_right(ground, number):
     plans = {("default", "a"): sticky("a", 1, 2), ("default", "b"): sticky("b", 2, 2)}
     resync(ground.start(), plans)
     ground.disturb(
-        "delete element ip kube-proxy affinity-pools { 10.96.0.1 . tcp . 80 }",
-        f"add element ip kube-proxy affinity-pools {{ 10.96.0.1 . tcp . 80 : {number} }}",
+        "delete element ip kube-proxy session-pools { 10.96.0.1 . tcp . 80 }",
+        f"add element ip kube-proxy session-pools {{ 10.96.0.1 . tcp . 80 : {number} }}",
     )
     again = ground.start()
     resync(again, plans)
@@ -117,7 +117,7 @@ def test_ports_that_part_while_nobody_looks_have_numbers_of_their_own(ground):
     plans = {name: sticky("a", 1, 2, ports=two)}
     again = ground.start()
     resync(again, plans)
-    nodeports = numbers(ground, "nodeport-affinity-pools")
+    nodeports = numbers(ground, "nodeport-session-pools")
     assert numbers(ground) == {
         "10.96.0.1 . tcp . 80": nodeports["tcp . 30081"],
         "10.96.0.1 . tcp . 81": nodeports["tcp . 30080"],

@@ -70,17 +70,17 @@ def test_verdicts_are_for_affinity_alone(ground):
     resync(backend, {("default", "a"): plans_of("a", 1, 2, external_traffic_policy="Local", **more)})
     assert ground.verdicts() == 0
     sync(backend, (("default", "a"), sticky("a", 1, 2, external_traffic_policy="Local", **more)))
-    assert ground.elements("affinity-services") == {
+    assert ground.elements("session-services") == {
         "10.96.0.1 . tcp . 80 : goto cluster-2-30s",
         "203.0.113.1 . tcp . 80 : goto policy-local-2-30s",
     }
-    assert ground.elements("local-affinity-services") == {"203.0.113.1 . tcp . 80 : goto local-pick-2-30s"}
-    assert ground.elements("affinity-nodeports") == {"tcp . 30080 : goto nodeport-policy-local-2-30s"}
-    assert ground.elements("local-affinity-nodeports") == {"tcp . 30080 : goto nodeport-local-pick-2-30s"}
-    assert ground.elements("affinity-pools") == {"10.96.0.1 . tcp . 80 : 0.0.0.2", "203.0.113.1 . tcp . 80 : 0.0.0.2"}
-    assert ground.elements("nodeport-affinity-pools") == {"tcp . 30080 : 0.0.0.2"}
-    assert ground.elements("local-affinity-pools") == {"203.0.113.1 . tcp . 80 : 0.0.0.3"}
-    assert ground.elements("local-nodeport-affinity-pools") == {"tcp . 30080 : 0.0.0.3"}
+    assert ground.elements("local-session-services") == {"203.0.113.1 . tcp . 80 : goto local-pick-2-30s"}
+    assert ground.elements("session-nodeports") == {"tcp . 30080 : goto nodeport-policy-local-2-30s"}
+    assert ground.elements("local-session-nodeports") == {"tcp . 30080 : goto nodeport-local-pick-2-30s"}
+    assert ground.elements("session-pools") == {"10.96.0.1 . tcp . 80 : 0.0.0.2", "203.0.113.1 . tcp . 80 : 0.0.0.2"}
+    assert ground.elements("nodeport-session-pools") == {"tcp . 30080 : 0.0.0.2"}
+    assert ground.elements("local-session-pools") == {"203.0.113.1 . tcp . 80 : 0.0.0.3"}
+    assert ground.elements("local-nodeport-session-pools") == {"tcp . 30080 : 0.0.0.3"}
     treated = ("cluster-services", "policy-local-services", "policy-local-nodeports", "local-services")
     assert not any(ground.count(name) for name in treated)
     sync(backend, (("default", "a"), plans_of("a", 1, 2, external_traffic_policy="Local", **more)))

@@ -66,11 +66,11 @@ def test_a_restart_repairs_rules(ground, case):
 
 
 UNUSED = {
-    "map": ["delete map ip kube-proxy nodeport-affinity-pools"],
+    "map": ["delete map ip kube-proxy nodeport-session-pools"],
     "set": ["delete set ip kube-proxy sticky-nodeports"],
     "map of another type": [
-        "delete map ip kube-proxy nodeport-affinity-pools",
-        "add map ip kube-proxy nodeport-affinity-pools { type ipv4_addr : ipv4_addr ; }",
+        "delete map ip kube-proxy nodeport-session-pools",
+        "add map ip kube-proxy nodeport-session-pools { type ipv4_addr : ipv4_addr ; }",
     ],
 }
 
@@ -104,12 +104,12 @@ def test_a_set_that_no_rule_refers_to_may_be_deleted_and_comes_back(ground, case
 
 def test_a_set_of_clients_that_another_program_made_is_replaced(ground):
     backend, plans = disturbed(ground)
-    ground.disturb("add set ip kube-proxy affinity-6 { type ipv4_addr ; }")
+    ground.disturb("add set ip kube-proxy clients-6 { type ipv4_addr ; }")
     plans["default", "d"] = sticky("d", 4, 7)
     with pytest.raises(ApplyError):
         sync(backend, (("default", "d"), plans["default", "d"]))
     resync(backend, plans)
-    assert "affinity-6" in ground.client_sets()
+    assert "clients-6" in ground.client_sets()
     ground.is_clean(backend, plans)
 
 

@@ -114,7 +114,7 @@ def test_a_set_that_is_missing_is_shown(ground):
     ground.disturb(*UNUSED["map"])
     for found in (everything(ground, plans), some(ground, plans)):
         (finding,) = found
-        assert (finding.kind, finding.what) == (Kind.MISSING, "sets of the table: nodeport-affinity-pools")
+        assert (finding.kind, finding.what) == (Kind.MISSING, "sets of the table: nodeport-session-pools")
 
 
 def test_an_endpoint_is_named_with_its_frontend(ground):

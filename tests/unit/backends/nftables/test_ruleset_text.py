@@ -280,8 +280,8 @@ def test_elements_as_text():
     head = "add element ip kube-proxy"
     assert list(lines) == [
         f"{head} endpoints {{ 10.0.0.1 . tcp . 80 . 2 : 10.0.0.255 . 8080 }}",
-        f"{head} affinity-services {{ 10.0.0.1 . tcp . 80 : goto cluster-3-30s }}",
-        f"{head} affinity-pools {{ 10.0.0.1 . tcp . 80 : 0.0.0.15 }}",
+        f"{head} session-services {{ 10.0.0.1 . tcp . 80 : goto cluster-3-30s }}",
+        f"{head} session-pools {{ 10.0.0.1 . tcp . 80 : 0.0.0.15 }}",
         f"{head} local-services {{ 10.0.0.1 . tcp . 80 : 256 }}",
         f"{head} cluster-ips {{ 10.0.0.1 }}",
         f"{head} firewall-lists {{ 10.0.0.1 . tcp . 80 : 0.0.0.14 }}",
