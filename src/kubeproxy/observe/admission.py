@@ -11,7 +11,9 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from kubeproxy.kernel.descriptors import shares
+from kubeproxy.observe.budget import Budget
 
+_PATIENCE: Final = 2.0  # seconds
 _LEAVING: Final = 16  # at most so many are on their way out: each of them makes one place
 _MAPPED: Final = b"\0" * 10 + b"\xff" * 2  # ::ffff:0:0/96, IPv4 on a socket of both families
 _SUBNET: Final = 8  # bytes of an IPv6 address that one client has to itself
@@ -29,6 +31,7 @@ class Admission:
 
     def __init__(self, most: Callable[[], tuple[int, int]]) -> None:
         self.listening = 0
+        self.budget = Budget()
         self._most = most
         self._peers: dict[bytes, dict[Held, None]] = {}
         self._peer_of: dict[Held, bytes] = {}
@@ -56,6 +59,10 @@ class Admission:
             self._forget(oldest)
             self._leaving.add(oldest)
             oldest.abort()
+
+    def is_flooding(self, address: str) -> bool:
+        """Whether a client's requests already wait for so long that one more connection of it would only wait."""
+        return self.budget.delay(peer_of(address)) > _PATIENCE
 
     def enter(self, connection: Held, address: str) -> None:
         """Count a connection in that was accepted from this address."""

@@ -1,6 +1,7 @@
 """One client's HTTP/1.1 connection: parsed with httptools, and bounded in what it may send, hold or leave unread.
 
-A body that takes long to make is sent in pieces as they come.
+Each connection gets one answer in a turn of the event loop, and each client a share of its time (budget.py). A body
+that takes long to make is sent in pieces as they come.
 """
 
 from __future__ import annotations
@@ -8,13 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing
 from http import HTTPStatus
-from typing import Final
+from ipaddress import ip_address
+from typing import Final, NamedTuple
 
 import httptools
 
+from kubeproxy.observe.admission import peer_of
+from kubeproxy.observe.budget import Budget
 from kubeproxy.observe.hosts import refused_host
 from kubeproxy.observe.http import TEXT, Handler, Request, Response
 
@@ -25,7 +30,11 @@ IDLE_SECONDS: Final = 90.0
 LINGER_SECONDS: Final = 2.0
 REQUEST_BYTES: Final = 16 * 1024
 UNREAD_BYTES: Final = 1024 * 1024
-_PIECE: Final = 4096
+PIPELINED: Final = 8
+"""Requests of one connection that may wait for their turn."""
+REFUSAL_SECONDS: Final = 0.01
+"""Of the event loop's time, taken from a client's share for each request that is refused."""
+_PIECE: Final = 512
 _KEPT_HEADERS: Final = frozenset((b"accept", b"accept-encoding", b"host", b"user-agent", b"origin", b"sec-fetch-site"))
 
 
@@ -38,11 +47,22 @@ def _head(response: Response, version: str, more: Sequence[str]) -> bytes:
     return "\r\n".join([*lines, *more, "", ""]).encode("latin-1", "replace")
 
 
+class _Asked(NamedTuple):
+    """A request as it was parsed."""
+
+    method: str
+    version: str
+    keep: bool
+    url: bytes
+    headers: dict[bytes, bytes]
+    body: bytes
+
+
 class Connection(asyncio.Protocol):
     """One client's connection. The parser's callbacks (on_...) are called from data_received.
 
     `lost` is called when it is gone, `lasting` when it begins an answer that ends only with it; `names` are those by
-    which loopback is asked besides localhost (hosts.py).
+    which loopback is asked besides localhost (hosts.py); `budget` limits the time that answers take.
     """
 
     # ruff: noqa: D102 - asyncio.Protocol and httptools say what their callbacks mean
@@ -53,8 +73,14 @@ class Connection(asyncio.Protocol):
         lost: Callable[[Connection], None],
         lasting: Callable[[Connection], None] = lambda _: None,
         names: Collection[str] = (),
+        budget: Budget | None = None,
     ) -> None:
         self._handler = handler
+        self._budget = budget or Budget()
+        self._client = b""
+        self._is_remote = False
+        self._waiting: deque[_Asked] = deque()
+        self._next: asyncio.Handle | None = None  # until the next request may be answered
         self._tell_lost = lost
         self._tell_lasting = lasting
         self._names = names
@@ -84,6 +110,9 @@ class Connection(asyncio.Protocol):
         self._transport = transport
         self._local_address = (transport.get_extra_info("sockname") or ("",))[0]
         self._peer = (transport.get_extra_info("peername") or ("",))[0]
+        if self._peer:  # all clients of a unix socket are one
+            self._client = peer_of(self._peer)
+            self._is_remote = self._peer != self._local_address and not ip_address(self._peer).is_loopback
         if self._given_up:
             transport.abort()
         else:
@@ -96,8 +125,10 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
         if self._stream is not None:
             self._stream.cancel()
+        if self._next is not None:
+            self._next.cancel()
         # They refer back to us: cycles would be left to the collector, which seldom works.
-        self._parser = self._stream = self._timer = None
+        self._parser = self._stream = self._timer = self._next = None
         self._transport = None
 
     def pause_writing(self) -> None:
@@ -115,7 +146,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         parser = self._parser
-        if self._closing or parser is None:
+        if self._is_closing() or parser is None:
             return
         if self._received == 0:
             self._wait(REQUEST_SECONDS)
@@ -124,6 +155,8 @@ class Connection(asyncio.Protocol):
                 piece = data[start : start + _PIECE]
                 self._received += len(piece)
                 parser.feed_data(piece)
+                if self._is_closing():
+                    return
                 if self._received > REQUEST_BYTES:
                     self._refuse(431)
                     return
@@ -134,7 +167,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._url = self._body = b""
-        self._headers.clear()
+        self._headers = {}
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -151,10 +184,38 @@ class Connection(asyncio.Protocol):
         if self._closing or parser is None or self._transport is None or self._transport.is_closing():
             return  # or the client is gone, with more requests sent at once
         self._received = 0
+        if len(self._waiting) >= PIPELINED:
+            self._refuse(429)
+            return
         method = parser.get_method().decode("ascii", "replace")
         keep = parser.should_keep_alive() and not parser.should_upgrade()
-        version = parser.get_http_version()
-        response = self._answer(method)
+        self._waiting.append(_Asked(method, parser.get_http_version(), keep, self._url, self._headers, self._body))
+        if self._next is None:
+            self._admit()
+
+    def _admit(self) -> None:
+        """Answer the oldest request that waits, as soon as its client's share of the event loop allows it."""
+        self._next = None
+        if self._waiting and not self._closing:
+            delay = self._budget.reserve(self._client, remote=self._is_remote)
+            if delay:
+                self._next = asyncio.get_running_loop().call_later(delay, self._answer_oldest)
+            else:
+                self._answer_oldest()
+
+    def _answer_oldest(self) -> None:
+        self._next = None
+        if self._closing or self._transport is None or self._transport.is_closing():
+            return
+        began = time.monotonic()
+        self._respond(self._waiting.popleft())
+        self._budget.spend(self._client, time.monotonic() - began, remote=self._is_remote)
+        if not self._closing:
+            self._next = asyncio.get_running_loop().call_soon(self._admit)
+
+    def _respond(self, asked: _Asked) -> None:
+        method, version, keep = asked.method, asked.version, asked.keep
+        response = self._answer(asked)
         if not isinstance(response.body, bytes):
             if method != "HEAD":
                 self._closing = True  # it is the last answer on this connection
@@ -169,33 +230,33 @@ class Connection(asyncio.Protocol):
         else:
             self._close()
 
-    def _answer(self, method: str) -> Response:
+    def _answer(self, asked: _Asked) -> Response:
+        def header(name: bytes) -> str:
+            return asked.headers.get(name, b"").decode("ascii", "replace")
+
         try:
-            path, _, query = self._url.decode("ascii", "replace").partition("?")
-            host = self._header(b"host")
+            path, _, query = asked.url.decode("ascii", "replace").partition("?")
+            host = header(b"host")
             if (why := refused_host(host, self._local_address, self._names)) is not None:
                 return Response(403, TEXT, f"{why}\n".encode())
             request = Request(
-                method,
+                asked.method,
                 path,
                 query,
-                accept=self._header(b"accept"),
-                accept_encoding=self._header(b"accept-encoding"),
-                body=self._body,
-                neighbour=self._header(b"user-agent") if self._peer == self._local_address else "",
+                accept=header(b"accept"),
+                accept_encoding=header(b"accept-encoding"),
+                body=asked.body,
+                neighbour=header(b"user-agent") if self._peer == self._local_address else "",
                 peer=self._peer,
                 local=self._local_address,
                 host=host,
-                origin=self._header(b"origin"),
-                site=self._header(b"sec-fetch-site"),
+                origin=header(b"origin"),
+                site=header(b"sec-fetch-site"),
             )
             return self._handler(request)
         except Exception:
-            _log.exception("Serving %r failed", self._url)
+            _log.exception("Serving %r failed", asked.url)
             return Response(500, TEXT, b"internal error\n")
-
-    def _header(self, name: bytes) -> str:
-        return self._headers.get(name, b"").decode("ascii", "replace")
 
     def _send(self, response: Response, version: str, *, body: bool, keep: bool) -> None:
         if self._transport is None or not isinstance(response.body, bytes):
@@ -240,6 +301,7 @@ class Connection(asyncio.Protocol):
             text = f"{status} {HTTPStatus(status).phrase}\n".encode()
             self._send(Response(status, TEXT, text), "1.1", body=True, keep=False)
             self._linger()
+            self._budget.spend(self._client, REFUSAL_SECONDS, remote=self._is_remote)
 
     def _close(self) -> None:
         if not self._closing and self._transport is not None:
@@ -253,6 +315,9 @@ class Connection(asyncio.Protocol):
             self._closing = True
             self._transport.write_eof()
             self._wait(LINGER_SECONDS)
+
+    def _is_closing(self) -> bool:
+        return self._closing
 
     def _wait(self, seconds: float) -> None:
         """Drop the connection unless something happens within that time."""

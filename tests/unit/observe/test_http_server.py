@@ -12,6 +12,7 @@ import struct
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 
 import pytest
 
@@ -226,6 +227,40 @@ def test_a_connection_is_kept_for_more_requests_even_when_sent_at_once_or_byte_b
         assert text.count(b"Connection: close") == 1
 
     serve(talk)
+
+
+def test_one_connection_gets_one_answer_in_a_turn_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = 0
+
+    def count(_: Request) -> Response:
+        nonlocal answered
+        answered += 1
+        return Response(200, TEXT, b"")
+
+    async def run() -> None:
+        nonlocal answered
+        near, far = socket.socketpair()
+        near.setblocking(False)
+        with near, far:
+            loop = asyncio.get_running_loop()
+            _, protocol = await loop.connect_accepted_socket(lambda: Connection(count, lambda _: None), near)
+            for _ in range(3):
+                answered = 0
+                protocol.data_received(get("/hello", headers="") * 3)
+                counts = [answered]
+                while answered < 3:
+                    await asyncio.sleep(0)
+                    counts.append(answered)
+                assert max(b - a for a, b in pairwise([0, *counts])) == 1
+            protocol.data_received(get("/hello", headers="") * 10_000)
+            assert answered <= 4
+            await asyncio.sleep(0.05)
+            assert answered <= 4 + connection.PIPELINED
+            assert b"429 Too Many Requests" in far.recv(1 << 16)
+            protocol.abort()
+            await protocol.lost.wait()
+
+    asyncio.run(run())
 
 
 def test_http_1_0_may_ask_to_keep_the_connection() -> None:
