@@ -142,10 +142,10 @@ class Backlog:
             yield [change for change in some if change.after.has(_UDP) or change.before.has(_UDP)]
 
     def triggers(self) -> Iterator[str]:
-        """Yield when what led to the changes of this family happened, as their objects say."""
+        """Yield the times at which the changes of this family were triggered, as its EndpointSlices have them."""
         for change in self.changes.values():
             if change.triggers and self._of(change.after):
-                yield from change.triggers
+                yield from (trigger.time for trigger in change.triggers if trigger.family is self.family)
 
     def _of(self, compiled: Compiled) -> tuple[ServicePlan, ...]:
         plans, family = compiled.plans, self.family  # family by family

@@ -77,6 +77,7 @@ class Engine:
         self._unsettled: dict[ServiceName, Change] = {}
         self._uncommitted = Counts()  # compiled, but not committed in all families
         self._started = time.monotonic()
+        self._primary: Family | None = None  # of the Node, once it is known
         self._surroundings_changed = True
         self._world: Globals | None = None  # what the backends were given, nothing at first
         self._queued = False
@@ -134,10 +135,14 @@ class Engine:
 
     def _poke(self) -> None:
         """Look soon whether there is something to do."""
-        if self.planner.dirty and not self._queued:
+        if self._begun and self.planner.dirty:
+            self._queue()
+        self._wake.set()
+
+    def _queue(self) -> None:
+        if not self._queued:
             self._queued = True
             self._observer.queued(self._families)
-        self._wake.set()
 
     def addresses_changed(self) -> None:
         """Look at the local addresses again: NodePorts may have to answer on others."""
@@ -188,16 +193,18 @@ class Engine:
                 self._taken_in()
                 await asyncio.sleep(0)
             self._wake.clear()
-            if self.planner.complete and (self._begun or self._may_begin()):
+            if not self._begun and self.planner.complete and self._may_begin():
                 self._begun = True
+                self._queue()  # from now on the kernel is late, and not a list or the Node
+            if self._begun:
                 return
 
     def _may_begin(self) -> bool:
         """Return whether the Node is known or given up on. Raises Unsupported when it cannot be done without."""
         node = self.planner.nodes.get(self.settings.node_name)
         needs_pod_cidrs = self.settings.local_mode == "NodeCIDR"
-        if node is not None and (pod_cidrs(node) or not needs_pod_cidrs):
-            self._check_family(node)
+        has_addresses = primary_family(self.settings, node) is not None
+        if node is not None and has_addresses and (pod_cidrs(node) or not needs_pod_cidrs):
             return True
         left = self._started + self._node_patience - time.monotonic()
         if left > 0:
@@ -208,12 +215,17 @@ class Engine:
                 f"detectLocalMode is NodeCIDR, but Node {self.settings.node_name} got no podCIDRs within "
                 f"{self._node_patience:.0f} s: have them allocated (--allocate-node-cidrs), or use another mode"
             )
-        log.warning("No Node of this name, going on without its addresses node=%s", self.settings.node_name)
+        if node is None:
+            log.warning("No Node of this name, going on without its addresses node=%s", self.settings.node_name)
+        else:
+            log.warning("The Node has no address yet, going on without node=%s", self.settings.node_name)
         return True
 
-    def _check_family(self, node: Node) -> None:
-        """Raise Unsupported when the Node's primary family is one that cannot be served here."""
-        primary = primary_family(self.settings, node)
+    def _check_family(self, node: Node | None) -> None:
+        """Raise Unsupported when the family of the Node's first address cannot be served here; it is looked at once."""
+        if self._primary is not None:
+            return
+        self._primary = primary = primary_family(self.settings, node)
         if primary is not None and primary not in self.settings.families:
             served = " and ".join(family.label for family in self.settings.families)
             raise Unsupported(
@@ -227,6 +239,7 @@ class Engine:
             return False
         cidrs = [cidr for cidrs in self.planner.service_cidrs.values() for cidr in cidrs]
         node = self.planner.nodes.get(self.settings.node_name)
+        self._check_family(node)
         world = build(self.settings, Surroundings(node, cidrs, self._local_addresses()))
         if world == self._world:
             self._surroundings_changed = False
@@ -340,7 +353,8 @@ class Engine:
             parts = in_turns(backlog.everything(fresh, compiled))
             changes = [change async for part in parts for change in part]
             services = sum(1 for entry in compiled.values() if entry.plans)
-        ages = [age for trigger in backlog.triggers() if (age := _age(trigger)) is not None]
+        running = time.monotonic() - self._started  # the Go kube-proxy leaves out what happened before it started, too
+        ages = [age for trigger in backlog.triggers() if (age := _age(trigger)) is not None and age < running]
         backlog.committed()
         self._observer.committed(Commit(family, changes, full, everything, services, seconds, ages))
         self._never_committed.discard(family)

@@ -209,7 +209,7 @@ def _without_local(compiled: Compiled) -> Iterable[tuple[str, Family]]:
             continue
         if plan.policies.internal is Policy.LOCAL:
             yield "internal", plan.key.family
-        if plan.policies.external is Policy.LOCAL and plan.accessible:
+        if plan.policies.external is Policy.LOCAL:
             yield "external", plan.key.family
 
 

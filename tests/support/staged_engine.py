@@ -55,7 +55,8 @@ def gone(name):
 
 
 def node(address="192.0.2.1", name=NODE, pod_cidrs=None):
-    status = NodeStatus([NodeAddress("InternalIP", address)])
+    """A Node with an address, or without one."""
+    status = NodeStatus([NodeAddress("InternalIP", address)] if address else [])
     return Upserted("nodes", Node(ObjectMeta(name=name), NodeSpec(pod_cidrs=pod_cidrs), status))
 
 
@@ -247,6 +248,11 @@ def play(scene, **options):
             await _sleep(0)
 
     asyncio.run(run())
+
+
+def runs_for_years(stage):
+    """Take the engine for one that was started long ago, so that no trigger is from before its start."""
+    stage.engine._started -= 1e9
 
 
 async def started(stage, *events):

@@ -131,7 +131,7 @@ def _read(service: Service, external_ips: ExternalIPs, problems: list[Problem]) 
         _addresses(outside, "spec.externalIPs", problems) if outside else _NO_ADDRESSES,
         _addresses(balancer_ips, "status.loadBalancer.ingress", problems) if balancer_ips else _NO_ADDRESSES,
         _source_ranges(spec.load_balancer_source_ranges, problems) if spec.load_balancer_source_ranges else _NO_RANGES,
-        _policies(spec.internal_traffic_policy, spec.external_traffic_policy, problems),
+        _policies(spec, problems),
         _affinity(spec, problems) if spec.session_affinity not in _NO_AFFINITY else 0,
         _health_port(spec) if spec.health_check_node_port else 0,
     )
@@ -249,20 +249,22 @@ def _source_ranges(texts: Sequence[str], problems: list[Problem]) -> Mapping[Fam
     return {family: tuple(ranges) for family, ranges in restricted.items() if family not in opened}
 
 
-def _policies(internal: str | None, external: str | None, problems: list[Problem]) -> Policies:
-    policies, wrong = _read_policies(internal, external)
+def _policies(spec: ServiceSpec, problems: list[Problem]) -> Policies:
+    is_external = spec.type != "ClusterIP" or bool(spec.external_ips)  # ExternallyAccessible of api/service/util.go
+    policies, wrong = _read_policies(spec.internal_traffic_policy, spec.external_traffic_policy, is_external)
     problems += wrong
     return policies
 
 
-@lru_cache(maxsize=16)
-def _read_policies(internal: str | None, external: str | None) -> tuple[Policies, Sequence[Problem]]:
+@lru_cache(maxsize=32)
+def _read_policies(internal: str | None, external: str | None, is_external: bool) -> tuple[Policies, Sequence[Problem]]:
     """Return the policies, one object for all Services that have the same, and what is wrong with them."""
     problems: list[Problem] = []
     for text, field in ((internal, "spec.internalTrafficPolicy"), (external, "spec.externalTrafficPolicy")):
         if text not in (None, "", "Cluster", "Local"):
             problems.append(Problem(field, f"{_shown(text)} is not Cluster or Local; taken as Cluster"))
-    return Policies(*[Policy.LOCAL if text == "Local" else Policy.CLUSTER for text in (internal, external)]), problems
+    used = (internal, external if is_external else None)
+    return Policies(*[Policy.LOCAL if text == "Local" else Policy.CLUSTER for text in used]), problems
 
 
 def _affinity(spec: ServiceSpec, problems: list[Problem]) -> int:

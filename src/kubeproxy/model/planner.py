@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from sys import intern
+from typing import NamedTuple
 
 from msgspec import Struct, structs
 
@@ -48,14 +49,21 @@ STEP = 50
 _ALLOCATED, _CLUSTER_IP = Right.ALLOCATED, FrontendKind.CLUSTER  # looked up once, as in model.compile
 
 
+class Trigger(NamedTuple):
+    """The last-change-trigger-time annotation of an EndpointSlice, and the family of its addresses."""
+
+    family: Family
+    time: str
+
+
 class Change(Struct, frozen=True, gc=False):
-    """A Service whose meaning changed. `triggers` are the last-change-trigger-time annotations that led here."""
+    """A Service whose meaning changed, and the times at which the updates of its slices were triggered."""
 
     name: ServiceName
     before: Compiled
     after: Compiled
     uid: str = ""
-    triggers: tuple[str, ...] = ()
+    triggers: tuple[Trigger, ...] = ()
 
 
 class Counts(Struct):
@@ -88,7 +96,7 @@ class Planner:
         self._claimants: dict[ServiceName, Claimant] = {}
         self._dirty: dict[ServiceName, None] = {}
         self._taken: dict[ServiceName, None] = {}  # what `taking` is at work on
-        self._triggers: dict[ServiceName, list[str]] = {}
+        self._triggers: dict[ServiceName, list[Trigger]] = {}
         self._missing: set[Resource] = set(NEEDED)
         self._slow_start = SlowStart()
 
@@ -300,10 +308,8 @@ class Planner:
             return wanted
         return Compiled(tuple(plans), wanted.health, wanted.problems + tuple(problems))
 
-    def _mark(self, name: ServiceName, trigger: str | None = None) -> None:
+    def _mark(self, name: ServiceName) -> None:
         self._dirty[name] = None
-        if trigger is not None and self.complete:
-            self._triggers.setdefault(name, []).append(trigger)
 
     def _upsert(self, obj: Object | PackedSlice, rejected: list[Rejected]) -> ServiceName:
         """Take an object in; return its name."""
@@ -351,7 +357,9 @@ class Planner:
         siblings[name[1]] = parsed
         self._service_of[name] = owner
         self.counts.endpoints += 1
-        self._mark(owner, parsed.triggered)
+        self._mark(owner)
+        if parsed.triggered is not None and self.complete:
+            self._triggers.setdefault(owner, []).append(Trigger(parsed.family, parsed.triggered))
 
     def _place(self, found: PlacedSlice) -> None:
         """Take in where the endpoints of a slice are, if it is still the one that is known."""
@@ -376,7 +384,8 @@ class Planner:
         if not siblings:
             del self.slices[owner]
         self.counts.endpoints += 1
-        self._mark(owner)  # its annotation is of its last update, not of its end; kube-proxy leaves it out as well
+        self._mark(owner)
+        self._triggers.pop(owner, None)  # annotations are of updates, not of this deletion: as EndpointsChangeTracker
 
     def _delete(self, resource: Resource, name: ServiceName) -> None:
         if resource == "services":

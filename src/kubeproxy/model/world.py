@@ -192,10 +192,10 @@ def _nodeport_ips(
     # network of this family counts as all of them there.
     if (all(map(is_loopback, own)) if primary else not ranges) or any(covers_all(network) for network in ranges):
         return None
-    local = around.local_addresses.get(family, ())
+    local = set(around.local_addresses.get(family, ()))
     chosen = [a for a in local if within(a, ranges)]
-    if primary:
-        chosen += own
+    if primary:  # an address on no interface is the node's behind a translation, and no packet for it is a NodePort's
+        chosen += [a for a in own if a in local or not local]
     loopback = settings.loopback_nodeports == "ipv4" and family is Family.IPV4
     return tuple(sorted({a for a in chosen if loopback or not is_loopback(a)}))
 

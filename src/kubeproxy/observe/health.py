@@ -37,8 +37,9 @@ class ProxyHealth:
     """Whether changes reach the kernel in time, by address family ('IPv4', 'IPv6').
 
     Unhealthy is a family whose oldest queued change is older than twice the sync period (in seconds). Unlike the Go
-    kube-proxy, that holds for a family that was never synced as well. `node_eligible` is set from the Node by the
-    caller; it only concerns /healthz.
+    kube-proxy, that holds for a family that was never synced as well; nothing is queued before everything was listed,
+    as no restart mends that. `node_eligible` is set from the Node by the caller; it only concerns /healthz, which also
+    fails until all families were synced once. The Go kube-proxy does not listen before the Node is known.
     """
 
     def __init__(
@@ -99,7 +100,8 @@ class ProxyHealth:
         return None if self._updated else "not yet synced for the first time"
 
     def _healthz(self, _: Request) -> Response:
-        response = self._respond(ok=self.healthy() and self.node_eligible, node={"nodeEligible": self.node_eligible})
+        eligible = self.node_eligible and self._synced() is None
+        response = self._respond(ok=self.healthy() and eligible, node={"nodeEligible": eligible})
         self._metrics.healthz.labels(str(response.status)).inc()
         return response
 

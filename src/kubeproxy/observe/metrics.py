@@ -83,8 +83,13 @@ class Metrics:
         self.refusals.append(self.registry.counter(name, text, FAMILY))
 
     def begin(self, families: Iterable[str]) -> None:
-        """Show 0 for the refusals of these families: an alert on a rate does not see a counter that begins with 1."""
+        """Show 0 for the refusals of these families: an alert on a rate does not see a counter that begins with 1.
+
+        The times of the last sync, and of the last one that was queued, are there from the start, too.
+        """
         for family in families:
+            self.last_queued.labels(family)
+            self.last_sync.labels(family)
             for counter in self.refusals:
                 counter.labels(family)
 

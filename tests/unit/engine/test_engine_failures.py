@@ -12,7 +12,7 @@ from kubeproxy.backends.mode import Difference
 from kubeproxy.errors import ChangedByOthersError
 from kubeproxy.model.events import Deleted, Replaced
 from kubeproxy.pacing import Backoff
-from support.staged_engine import READY, V4, V6, endpoints, gone, play, service, started
+from support.staged_engine import READY, V4, V6, endpoints, gone, play, runs_for_years, service, started
 
 _sleep = asyncio.sleep
 
@@ -93,6 +93,7 @@ def test_changes_of_a_family_do_not_wait_for_the_retries_of_the_other_one(monkey
     async def scene(stage):
         four, six = stage.backends
         six.failures = [True] * 10_000
+        runs_for_years(stage)
         stage.tell(*READY, service("six", 6, V6))
         await stage.until(lambda: stage.notes.of("refused"))
         for number in (1, 2, 3):  # also those that come after the first failure
@@ -144,6 +145,7 @@ def test_changes_are_reported_once_and_when_no_family_has_them_not_at_all():
         await started(stage, service("a"), service("six", 6, V6))
         for backend in stage.backends:
             backend.failures = [True] * 10_000
+        runs_for_years(stage)
         stage.tell(endpoints("a", 1, triggered="2026-01-01T00:00:00Z"))
         await stage.until(lambda: len(stage.notes.of("refused")) >= 2)
         assert stage.notes.of("settled") == []

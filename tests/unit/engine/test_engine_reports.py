@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from kubeproxy.model.events import Rejected
-from support.staged_engine import V4, endpoints, play, service, started
+from support.staged_engine import LISTS, V4, V6, endpoints, node, play, runs_for_years, service, started
 
 _sleep = asyncio.sleep
 
@@ -106,11 +106,46 @@ def test_changes_that_mean_nothing_are_not_pending_for_ever():
 def test_how_long_it_took_is_reported_where_it_is_known(triggered, known):
     async def scene(stage):
         await started(stage, service("a"))
+        runs_for_years(stage)
         stage.tell(endpoints("a", 1, triggered=triggered))
         await stage.settled()
         [commit] = stage.notes.commits
         assert (commit.family, len(commit.ages)) == (V4, int(known))
         assert all(seconds > 0 for seconds in commit.ages)
+
+    play(scene)
+
+
+def test_a_trigger_from_before_the_start_is_not_measured():
+    async def scene(stage):
+        await started(stage, service("a"))
+        stage.tell(endpoints("a", 1, triggered="2026-01-01T00:00:00Z"))
+        await stage.settled()
+        [commit] = stage.notes.commits
+        assert commit.ages == []
+
+    play(scene)
+
+
+def test_a_trigger_is_measured_in_the_family_of_its_slice():
+    async def scene(stage):
+        await started(stage, service("a"), service("a", 6, V6))
+        runs_for_years(stage)
+        stage.tell(endpoints("a", 1, triggered="2026-01-01T00:00:00Z"), service("a", 7, V6))
+        await stage.settled()
+        assert {commit.family: len(commit.ages) for commit in stage.notes.commits}.get(V6, 0) == 0
+
+    play(scene, families=(V4, V6))
+
+
+def test_nothing_is_queued_before_everything_is_listed_and_then_the_first_sync_is():
+    async def scene(stage):
+        stage.tell(LISTS[0], service("a"), node())
+        await _sleep(0.005)
+        assert stage.notes.of("queued") == []
+        stage.tell(LISTS[1])
+        await stage.settled()
+        assert stage.notes.of("queued") == [([V4],)]
 
     play(scene)
 

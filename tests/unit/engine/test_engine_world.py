@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from kubeproxy.errors import ApplyError
+from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.model.events import Deleted, Replaced
-from support.staged_engine import V4, V6, cidr, endpoints, node, play, service, started
+from support.staged_engine import LISTS, V4, V6, cidr, endpoints, node, play, service, started
 
 _sleep = asyncio.sleep
 
@@ -50,6 +50,41 @@ def test_a_node_that_says_the_same_is_no_work(event):
         await _sleep(0.01)
         assert stage.backend.calls == stage.backend.worlds == []
         assert stage.notes.of("world") == []
+
+    play(scene)
+
+
+def test_a_node_without_addresses_is_waited_for():
+    async def scene(stage):
+        stage.tell(*LISTS, node(""), service("a"))
+        await _sleep(0.01)
+        assert stage.backend.calls == []
+        stage.tell(node("192.0.2.7"))
+        await stage.settled()
+        assert stage.backend.worlds[-1].ipv4.node_ips == (bytes([192, 0, 2, 7]),)
+
+    play(scene)
+
+
+def test_a_node_that_gets_its_addresses_late_is_followed():
+    async def scene(stage):
+        stage.engine._node_patience = 0.0
+        stage.tell(*LISTS, node(""), service("a"))
+        await stage.settled()
+        stage.tell(node("192.0.2.7"))
+        await stage.until(lambda: stage.backend.worlds[-1].ipv4.node_ips == (bytes([192, 0, 2, 7]),))
+
+    play(scene)
+
+
+def test_a_first_address_of_a_family_that_is_not_served_ends_the_program_even_when_it_comes_late():
+    async def scene(stage):
+        stage.engine._node_patience = 0.0
+        stage.tell(*LISTS, node(""))
+        await stage.settled()
+        stage.tell(node("fd00::7"))
+        with pytest.raises(Unsupported, match="first address of Node node-a is an IPv6 address"):
+            await asyncio.wait_for(stage.task, 10)
 
     play(scene)
 

@@ -325,7 +325,7 @@ def test_triggers_are_those_of_changes_after_the_first_lists():
     subject = planner(service(), endpoint_slice(ONE, triggered=first))
     assert taken(subject, upserted(endpoint_slice(ONE, triggered=first))) == {}
     change = taken(subject, upserted(endpoint_slice(ONE, TWO, triggered=later)))["web"]
-    assert change.triggers == (later,)
+    assert change.triggers == ((Family.IPV4, later),)
     change = taken(subject, upserted(endpoint_slice(ONE)))["web"]
     assert change.triggers == ()
 
@@ -335,6 +335,13 @@ def test_the_first_lists_have_no_triggers():
     subject.apply([Replaced("services", [service()])])
     subject.apply([Replaced("endpointslices", [endpoint_slice(ONE, triggered="2026-01-01T00:00:00Z")])])
     assert [change.triggers for change in subject.take()] == [()]
+
+
+def test_a_deletion_forgets_the_triggers_of_updates_before_it():
+    subject = planner(service(), endpoint_slice(ONE))
+    subject.apply([upserted(endpoint_slice(ONE, TWO, triggered="2026-01-01T00:00:00Z"))])
+    change = taken(subject, Deleted("endpointslices", "default", "web-1"))["web"]
+    assert change.triggers == ()
 
 
 def test_a_deleted_slice_has_no_trigger():

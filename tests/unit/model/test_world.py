@@ -274,6 +274,7 @@ PRIMARY_CASES = {
     "no Node, where loopback answers": ("", None, "ipv4", None, None),
     "a Node without addresses": ("", [], "never", None, None),
     "a Node of one family": ("", [("InternalIP", "2001:db8::1")], "never", None, packed("2001:db8::1")),
+    "a Node address on no interface": ("", [("InternalIP", "203.0.113.77")], "never", (), None),
     "bound to loopback": ("127.0.0.1", [("InternalIP", "192.0.2.1")], "never", None, None),
     "bound to another loopback": ("127.0.0.2", [("InternalIP", "192.0.2.1")], "never", None, None),
 }

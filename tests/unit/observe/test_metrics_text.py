@@ -222,7 +222,7 @@ def test_certificates_are_those_in_use() -> None:
 def test_all_metrics_have_their_names_and_labels(tmp_path: Path) -> None:
     metrics = Metrics()
     conntrack_of(metrics, tmp_path)
-    iptables.Metrics(metrics.registry)
+    iptables.Metrics(metrics.registry, ())
     for mode in modes.every():
         if mode.refusals:
             metrics.count_refusals(*mode.refusals)

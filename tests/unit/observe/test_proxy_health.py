@@ -47,17 +47,21 @@ def ask(health: ProxyHealth, path: str) -> tuple[int, dict[str, object]]:
     return response.status, json.loads(response.body)
 
 
-def test_it_is_healthy_while_starting(health: ProxyHealth) -> None:
-    assert ask(health, "/healthz") == (
-        200,
-        {
-            "lastUpdated": "2026-11-21T05:14:07.500000Z",
-            "currentTime": "2026-11-21T05:14:07.500000Z",
-            "nodeEligible": True,
-            "healthy": True,
-        },
-    )
-    assert "nodeEligible" not in ask(health, "/livez")[1]
+def test_it_lives_while_starting_and_is_eligible_once_all_families_are_synced(
+    health: ProxyHealth, clock: Clock
+) -> None:
+    clock.now = 10_000  # of an API server that does not answer
+    status, body = ask(health, "/healthz")
+    assert (status, body["nodeEligible"], body["healthy"]) == (503, False, True)
+    assert body["lastUpdated"] == "0001-01-01T00:00:00Z"
+    status, body = ask(health, "/livez")
+    assert (status, "nodeEligible" in body) == (200, False)
+    health.queued("IPv4")
+    health.queued("IPv6")
+    health.updated("IPv4")
+    assert ask(health, "/healthz")[0] == 503
+    health.updated("IPv6")
+    assert ask(health, "/healthz")[0] == 200
 
 
 # Steps of (seconds since the start, what happens, families late afterwards); the limit is 2 x 30 s.
@@ -82,7 +86,8 @@ def test_it_is_unhealthy_while_the_oldest_change_waits_too_long(
         assert health.healthy() == (not late)
         for path in ("/healthz", "/livez"):
             status, body = ask(health, path)
-            assert status == (503 if late else 200)
+            eligible = path == "/livez" or health.unready() == {}
+            assert status == (503 if late or not eligible else 200)
             assert body["healthy"] == (not late)
             assert {f for f, s in body.get("status", {}).items() if not s["healthy"]} == set(late.split())
 
@@ -109,6 +114,7 @@ def test_the_body_tells_when_each_family_was_updated(health: ProxyHealth, clock:
 def test_an_ineligible_node_fails_healthz_only_and_each_answer_is_counted(
     health: ProxyHealth, metrics: Metrics
 ) -> None:
+    health.updated("IPv4")
     health.node_eligible = False
     status, body = ask(health, "/healthz")
     assert (status, body["nodeEligible"], body["healthy"]) == (503, False, True)

@@ -1,11 +1,11 @@
 """The metrics that iptables mode alone has: names and help of the Go kube-proxy, but for one of our own.
 
-Counted from any thread.
+Counted from any thread. Failures begin with 0: an alert on a rate sees no counter that begins with 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from kubeproxy.backends.mode import RESTORE_FAILURES, Registry
 from kubeproxy.model.addresses import Family
@@ -14,9 +14,9 @@ FAMILY = "ip_family"
 
 
 class Metrics:
-    """Registered once for both families."""
+    """Registered once for these families."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, families: Iterable[Family]) -> None:
         self._rules = registry.gauge(
             "kubeproxy_sync_proxy_rules_iptables_total",
             "[ALPHA] Total number of iptables rules owned by kube-proxy",
@@ -29,12 +29,15 @@ class Metrics:
             "table",
             FAMILY,
         )
-        self._full_failures = registry.counter(RESTORE_FAILURES.name, RESTORE_FAILURES.text, FAMILY)
+        self._failures = registry.counter(RESTORE_FAILURES.name, RESTORE_FAILURES.text, FAMILY)
         self._partial_failures = registry.counter(
             "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total",
             "[ALPHA] Cumulative proxy iptables partial restore failures",
             FAMILY,
         )
+        for family in families:
+            self._failures.labels(family.label)
+            self._partial_failures.labels(family.label)
         self._invalid_dropped = registry.counter(
             "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
             "[ALPHA] packets dropped by iptables to work around conntrack problems",
@@ -50,8 +53,10 @@ class Metrics:
         )
 
     def restore_failed(self, family: Family, *, partial: bool) -> None:
-        """Count a sync that iptables-restore refused."""
-        (self._partial_failures if partial else self._full_failures).labels(family.label).inc()
+        """Count a sync that iptables-restore refused; a partial one counts in both metrics, as in the Go kube-proxy."""
+        self._failures.labels(family.label).inc()
+        if partial:
+            self._partial_failures.labels(family.label).inc()
 
     def rules(self, family: Family, table: str, total: int, last: int) -> None:
         """Show how many rules are in a table, and how many were in the last sync."""

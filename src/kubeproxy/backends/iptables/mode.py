@@ -100,7 +100,7 @@ def _commands(family: Family) -> Commands:
 
 
 def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) -> list[IptablesBackend]:
-    metrics = Metrics(registry)
+    metrics = Metrics(registry, world.families)
     options = Options(config.iptables.localhost_node_ports, _is_liberal(), counters.ensure(metrics))
     backends = [IptablesBackend.open(_commands(family), world, options, metrics) for family in world.families]
     log.info("Using iptables variant=%s counters=%s", iptables_variant.chosen() or "the only one", options.counters)
