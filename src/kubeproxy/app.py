@@ -227,7 +227,9 @@ class App:
             pace,
             self._local_addresses,
             node_patience=self._sources.node_patience(settings.local_mode == "NodeCIDR"),
+            servers=self._sources.servers,
         )
+        self._sources.follow_servers(self._engine.addresses_changed)
         self._servers = Servers(self._served())
         self._pod_cidrs: tuple[str, ...] = ()
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from msgspec import Struct
@@ -58,6 +58,7 @@ class Engine:
         pace: Pace,
         local_addresses: Callable[[], Mapping[Family, Sequence[bytes]]],
         node_patience: float = NODE_PATIENCE,
+        servers: Callable[[], Iterable[tuple[str, int]]] = tuple,
     ) -> None:
         self.settings = settings
         self.planner = Planner(build(settings, Surroundings()), Departures() if settings.orphans == "reset" else None)
@@ -69,6 +70,7 @@ class Engine:
         self._pace = pace
         self._local_addresses = local_addresses
         self._node_patience = node_patience
+        self._servers = servers
         self._wake = asyncio.Event()
         self._kernel = asyncio.Lock()  # a backend does one thing at a time, in a thread or not
         self._intake = Intake(self.planner, observer.noticed)
@@ -145,7 +147,7 @@ class Engine:
             self._observer.queued(self._families)
 
     def addresses_changed(self) -> None:
-        """Look at the local addresses again: NodePorts may have to answer on others."""
+        """Look at the local addresses and those of the API server again: frontends depend on both."""
         self._surroundings_changed = True
         self._wake.set()
 
@@ -240,7 +242,7 @@ class Engine:
         cidrs = [cidr for cidrs in self.planner.service_cidrs.values() for cidr in cidrs]
         node = self.planner.nodes.get(self.settings.node_name)
         self._check_family(node)
-        world = build(self.settings, Surroundings(node, cidrs, self._local_addresses()))
+        world = build(self.settings, Surroundings(node, cidrs, self._local_addresses(), self._servers()))
         if world == self._world:
             self._surroundings_changed = False
             return False

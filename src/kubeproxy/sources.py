@@ -56,6 +56,12 @@ class Sources(Protocol):
     def reach(self) -> Reach | None:
         """Return how the API server is reached, None when objects come from elsewhere."""
 
+    def servers(self) -> frozenset[tuple[str, int]]:
+        """Return the addresses and ports by which the API server is reached."""
+
+    def follow_servers(self, changed: Callable[[], None]) -> None:
+        """Call `changed` from now on before a connection to a new address of the API server is tried."""
+
     def node_patience(self, needs_pod_cidrs: bool) -> float:
         """Return the seconds to wait for the Node before programming without it."""
 
@@ -124,6 +130,14 @@ class ApiSources:
             watched=tuple(watched(status, now) for status in self._source.statuses.values()),
             certificates=self._cluster.certificates,
         )
+
+    def servers(self) -> frozenset[tuple[str, int]]:
+        """See Sources."""
+        return self._client.http.places.places
+
+    def follow_servers(self, changed: Callable[[], None]) -> None:
+        """See Sources."""
+        self._client.http.places.changed = changed
 
     def node_patience(self, needs_pod_cidrs: bool) -> float:
         """See Sources."""
@@ -223,6 +237,13 @@ class ManifestSources:
     def reach(self) -> Reach | None:
         """See Sources."""
         return None
+
+    def servers(self) -> frozenset[tuple[str, int]]:
+        """See Sources."""
+        return frozenset()
+
+    def follow_servers(self, changed: Callable[[], None]) -> None:
+        """See Sources."""
 
     def node_patience(self, needs_pod_cidrs: bool) -> float:  # noqa: ARG002 - nobody will bring a Node later
         """See Sources."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import ssl
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import kubeproxy
 from kubeproxy.api.cluster import Cluster
@@ -66,6 +67,26 @@ def user_agent() -> str:
     return f"kube-proxy/v{kubeproxy.__version__} (linux/{arch}) kubernetes/python"
 
 
+_MOST_PLACES: Final = 64
+
+
+class Route:
+    """The addresses and ports by which the API server, or the proxy before it, was last looked for.
+
+    `changed` is called when there are others, before a connection to one of them is tried.
+    """
+
+    def __init__(self) -> None:
+        self.places: frozenset[tuple[str, int]] = frozenset()
+        self.changed: Callable[[], None] = lambda: None
+
+    def take(self, places: frozenset[tuple[str, int]]) -> None:
+        """Add places; earlier ones may be those of open connections, and are kept up to a bound."""
+        if not places <= self.places:
+            self.places = places | (self.places if len(self.places) < _MOST_PLACES else frozenset())
+            self.changed()
+
+
 class HttpClient:
     """Speaks to the API server of `cluster`. Use on one event loop; `close` when done."""
 
@@ -77,6 +98,7 @@ class HttpClient:
         self._connect_timeout = connect_timeout
         self._user_agent = user_agent()
         self._route = cluster.server.authority + (f" through {cluster.proxy}" if cluster.proxy else "")
+        self.places = Route()
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
 
@@ -219,6 +241,8 @@ class HttpClient:
 
         host, port = (proxy.host, proxy.port) if proxy else (server.host, server.port)
         happy = None if _is_address(host) else _HAPPY_EYEBALLS_DELAY
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        self.places.take(frozenset((str(address[0]), port) for *_, address in found))
         if proxy is not None and context is not None:
             return await open_tunnel(proxy, self.cluster, context, make, self._user_agent, happy)
         _, connection = await asyncio.get_running_loop().create_connection(

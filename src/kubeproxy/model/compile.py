@@ -6,11 +6,11 @@ pkg/proxy/serviceport.go and the proxiers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from kubeproxy.model.addresses import (
     PORT_BYTES,
@@ -22,6 +22,7 @@ from kubeproxy.model.addresses import (
     is_special,
     pack,
     parse_network,
+    unpack,
     within,
 )
 from kubeproxy.model.balancing import GROWN, Growth, Wishes, asks, balanced, room_for, wishes
@@ -72,6 +73,8 @@ def compile_service(service: Service, slices: Iterable[Slice], world: Globals, g
             first = len(plans)
             for port in facts.ports:
                 plans.append(_plan(facts, port, family, cluster_ip, ours, world))  # noqa: PERF401 - one, nearly always
+            if world.api_servers and (facts.external_ips or facts.balancer_ips):
+                plans[first:] = [_sparing(plan, world.api_servers, problems) for plan in plans[first:]]
             if asked is not None:
                 room = room_for(plans[first:])
                 plans[first:] = [balanced(plan, ours, asked, growth, room, problems) for plan in plans[first:]]
@@ -312,6 +315,29 @@ def _plan(
         _allowed(facts, family, world) if facts.source_ranges else None,
         facts.health_port,
     )
+
+
+def _sparing(plan: ServicePlan, api_servers: Collection[bytes], problems: list[Problem]) -> ServicePlan:
+    """Return a plan without frontends that would cut this node's proxy off from its own API server.
+
+    Writers of Services choose external IPs. Addresses of load balancers come from the cluster's own controllers, and
+    one may lead to the API server; it is left out only while the node would be refused or dropped there.
+    """
+    if (plan.key.namespace, plan.key.name) == _API_SERVER:
+        return plan
+    kept = []
+    for frontend in plan.frontends:
+        served = frontend.kind is FrontendKind.LOADBALANCER and plan.external.node.forwards
+        if frontend.key not in api_servers or frontend.kind is _CLUSTER_IP or served:
+            kept.append(frontend)
+            continue
+        field = "spec.externalIPs" if frontend.kind is FrontendKind.EXTERNAL else "status.loadBalancer.ingress"
+        where = f"{unpack(frontend.address)} port {frontend.port}"
+        problems.append(Problem(field, f"{where} is where this node reaches the API server; not served"))
+    return plan if len(kept) == len(plan.frontends) else structs.replace(plan, frontends=tuple(kept))
+
+
+_API_SERVER = ("default", "kubernetes")
 
 
 def _asked(service: Service, slices: Sequence[Slice], world: Globals, problems: list[Problem]) -> Wishes | None:

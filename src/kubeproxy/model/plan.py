@@ -345,7 +345,10 @@ class Forwarding(Struct, frozen=True):
 
 
 class Globals(Struct, frozen=True):
-    """What holds for all Services: the node and the configuration."""
+    """What holds for all Services: the node and the configuration.
+
+    `api_servers` are the keys of frontends (Frontend.key) that would stand before this proxy's own API server.
+    """
 
     node_name: str
     zone: str = ""
@@ -356,6 +359,7 @@ class Globals(Struct, frozen=True):
     orphans: Orphans = "left"
     forwarding: Forwarding = Forwarding()
     balancing: Balancing = "served"
+    api_servers: tuple[bytes, ...] = ()
     ipv4: FamilyGlobals | None = FamilyGlobals()
     ipv6: FamilyGlobals | None = FamilyGlobals()
 

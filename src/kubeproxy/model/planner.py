@@ -422,7 +422,7 @@ class Planner:
 def _compiled_from(world: Globals) -> tuple[object, ...]:
     """Return the part of the globals that a Service's meaning depends on; the rest only concerns a backend."""
     parts = [(family, ours.node_ips, ours.detector.implemented) for family in Family if (ours := world.of(family))]
-    return world.node_name, world.zone, world.masquerade_all, parts
+    return world.node_name, world.zone, world.masquerade_all, world.api_servers, parts
 
 
 def _nodeport_addresses(world: Globals, family: Family) -> Collection[bytes]:

@@ -5,12 +5,14 @@ Source: docs/reference.md "Start" 4 to 6 and 9; kube-proxy v1.36 cmd/kube-proxy/
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from socket import IPPROTO_TCP
 from typing import Literal, NamedTuple
 
 from msgspec import Struct, structs
 
 from kubeproxy.model.addresses import (
+    PORT_BYTES,
     Family,
     covers_all,
     family_of,
@@ -64,11 +66,15 @@ class Settings(Struct, frozen=True):
 
 
 class Surroundings(NamedTuple):
-    """What the node and the cluster say: the Node object if there is one, service CIDRs, packed local addresses."""
+    """What the node and the cluster say: the Node object if there is one, service CIDRs, packed local addresses.
+
+    `api_servers` are the addresses and ports by which this proxy reaches the API server, or the proxy before it.
+    """
 
     node: Node | None = None
     service_cidrs: Iterable[str] = ()
     local_addresses: Mapping[Family, Iterable[bytes]] = {}
+    api_servers: Iterable[tuple[str, int]] = ()
 
 
 def build(settings: Settings, around: Surroundings) -> Globals:
@@ -86,9 +92,17 @@ def build(settings: Settings, around: Surroundings) -> Globals:
         orphans=settings.orphans,
         forwarding=settings.forwarding,
         balancing=settings.balancing,
+        api_servers=tuple(sorted(_server_keys(around.api_servers))),
         ipv4=parts.get(Family.IPV4),
         ipv6=parts.get(Family.IPV6),
     )
+
+
+def _server_keys(places: Iterable[tuple[str, int]]) -> Iterator[bytes]:
+    for text, port in places:
+        address = pack(text.partition("%")[0])
+        if address is not None:
+            yield address + bytes((IPPROTO_TCP,)) + PORT_BYTES[port]
 
 
 def node_addresses(settings: Settings, node: Node | None, family: Family) -> tuple[bytes, ...]:

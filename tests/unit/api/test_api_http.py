@@ -9,7 +9,7 @@ import pytest
 from kubeproxy.api import http
 from kubeproxy.api.client import ApiClient
 from kubeproxy.api.connection import MAX_OVERHEAD, Exchange
-from kubeproxy.api.http import HttpClient
+from kubeproxy.api.http import HttpClient, Route
 from kubeproxy.api.patience import LEAST_PROGRESS
 from kubeproxy.api.status import (
     BadRequest,
@@ -404,3 +404,14 @@ def test_half_an_answer_does_not_wait_for_the_garbage_collector(answer, monkeypa
     finally:
         gc.enable()
     assert len(made) == 3
+
+
+def test_a_route_tells_new_addresses_before_they_are_dialled_and_keeps_a_bounded_number():
+    route, told = Route(), []
+    route.changed = lambda: told.append(len(route.places))
+    route.take(frozenset({("192.0.2.1", 443)}))
+    route.take(frozenset({("192.0.2.1", 443)}))
+    assert told == [1]
+    for number in range(1000):
+        route.take(frozenset({(f"192.0.2.{number % 250}", number)}))
+    assert len(route.places) <= 65

@@ -89,6 +89,17 @@ def test_a_first_address_of_a_family_that_is_not_served_ends_the_program_even_wh
     play(scene)
 
 
+def test_a_new_address_of_the_api_server_takes_a_services_external_ip_away():
+    async def scene(stage):
+        await started(stage, service("a", external_ips=["198.51.100.7"]))
+        assert len(stage.programmed()["a"][0].frontends) == 2
+        stage.engine._servers = lambda: {("198.51.100.7", 80)}
+        stage.engine.addresses_changed()
+        await stage.until(lambda: len(stage.programmed()["a"][0].frontends) == 1)
+
+    play(scene)
+
+
 def test_changed_local_addresses_are_looked_at():
     async def scene(stage):
         await started(stage)

@@ -189,6 +189,38 @@ def test_external_ips_that_are_not_served_mean_nothing():
     ]
 
 
+API_SERVER = address("192.0.2.10") + b"\x06" + (443).to_bytes(2, "big")
+
+
+def beside_the_api_server(subject, *slices):
+    return compile_service(subject, slices, replace(world(families=[V4]), api_servers=(API_SERVER,)))
+
+
+def test_no_external_ip_stands_before_the_api_server_of_the_proxy():
+    ports = [ServicePort(port=443), ServicePort(port=80, name="b")]
+    subject = service("web", "10.96.0.1", ports=ports, external_ips=["192.0.2.10"])
+    first, second = beside_the_api_server(subject).plans
+    assert [frontend.kind for frontend in first.frontends] == [FrontendKind.CLUSTER]
+    assert [frontend.kind for frontend in second.frontends] == [FrontendKind.CLUSTER, FrontendKind.EXTERNAL]
+    (problem,) = beside_the_api_server(subject).problems
+    assert problem.field == "spec.externalIPs"
+    assert problem.reason == "192.0.2.10 port 443 is where this node reaches the API server; not served"
+
+
+def test_the_service_of_the_api_server_may_have_its_address():
+    subject = service("kubernetes", "10.96.0.1", ports=[ServicePort(port=443)], external_ips=["192.0.2.10"])
+    assert len(beside_the_api_server(subject).plans[0].frontends) == 2
+
+
+@pytest.mark.parametrize("endpoints", [0, 1])
+def test_a_load_balancer_may_lead_to_the_api_server_but_not_refuse_it(endpoints):
+    subject = service("web", "10.96.0.1", ports=[ServicePort(port=443)], ingress=["192.0.2.10"])
+    slices = [parsed(endpoint("10.244.0.1"))] * endpoints
+    found = beside_the_api_server(subject, *slices)
+    assert len(found.plans[0].frontends) == 1 + endpoints
+    assert len(found.problems) == 1 - endpoints
+
+
 def test_an_external_ip_that_is_the_cluster_ip_stays_internal():
     plan = only_plan(service(external_ips=["10.96.0.1"], external_traffic_policy="Local"))
     assert [(f.kind, f.key) for f in plan.frontends] == [(CLUSTER, key("10.96.0.1:80"))]
