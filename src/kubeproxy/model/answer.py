@@ -221,7 +221,7 @@ class _Question:
         """Return the answer of a NodePort on loopback where the proxy takes care of those itself, None elsewhere."""
         care, destination = self._ours.loopback, self._packet.destination
         owned = self._frontend(self._tail)
-        if owned is None or care is Loopback.NOTHING or not is_loopback(destination):
+        if owned is None or care not in _NOT_RELAYED or not is_loopback(destination):
             return None
         plan, frontend = owned
         relayed = care is Loopback.RELAYED and self._packet.protocol == _TCP
@@ -249,7 +249,9 @@ class _Question:
         chosen, destination = self._ours.nodeport_ips, self._packet.destination
         if chosen is not None:
             return destination in chosen
-        return self._family in self._habits.loopback if is_loopback(destination) else destination in self._local
+        if is_loopback(destination):
+            return self._ours.loopback is Loopback.SERVED or self._family in self._habits.loopback
+        return destination in self._local
 
     def health(self) -> Answer | None:
         """Return the answer of a health check port, None for any other one."""
@@ -356,7 +358,8 @@ class _Question:
 
     def _refuses_node(self, frontend: Frontend) -> bool:
         """Return whether a connection of this node is refused: what is on the node itself always is, by the kernel."""
-        return self._habits.refuses_node or frontend.kind is FrontendKind.NODEPORT
+        on_node = frontend.kind is FrontendKind.NODEPORT or frontend.address in self._local
+        return self._habits.refuses_node or on_node
 
     def _ended(
         self,
@@ -408,7 +411,8 @@ class _Question:
         pool = plan.local if policy is Policy.LOCAL else plan.cluster
         for destination, share in shares(plan, pool, policy, self._client):
             address = destination[:-2]
-            to_itself = address == self._packet.source and address in plan.hairpin
+            hairpin = self._habits.hairpins == "all" or address in plan.hairpin
+            to_itself = hairpin and address == self._packet.source
             # What is delivered on the node itself never passes the hook that translates sources.
             stays = address in self._local and side is not Side.NODE
             seen_as_node = self._habits.carries or ((masquerades or to_itself) and not stays)

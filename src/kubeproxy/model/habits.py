@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FrontendKind
@@ -24,12 +24,13 @@ class Habits(NamedTuple):
     no Service has are dropped. `refuses_node`: this node's own connections to external addresses that nobody serves are
     refused like all others, not sent on to wherever their route leads. `ranges_first`: source ranges apply to a Service
     without endpoints as well. `resets_tcp`: families in which TCP is refused by a reset, in place of an ICMP error.
-    `loopback`: families in which NodePorts answer on loopback, where they answer on all local addresses.
+    `loopback`: families in which NodePorts always answer on loopback, where they answer on all local addresses.
     `closes_everywhere`: a NodePort that nobody serves is refused or dropped on all local addresses, those included on
     which NodePorts do not answer. `one_pool`: under policy Local, pods and this node get the endpoints of this node as
     clients from outside do, where it has any. `carries`: the proxy carries the bytes, and is whom endpoints see.
     `carries_sctp`: SCTP is served, and not refused. `affinity`: for what session affinity holds. `outlives_mode`:
-    connections go on when another mode takes over.
+    connections go on when another mode takes over. `hairpins`: the endpoints that are masqueraded when they reach
+    themselves.
     """
 
     refuses_ports: tuple[FrontendKind, ...] = (FrontendKind.CLUSTER,)
@@ -44,3 +45,4 @@ class Habits(NamedTuple):
     carries_sctp: bool = True
     affinity: Affinity = Affinity.SERVICE_PORT
     outlives_mode: bool = True
+    hairpins: Literal["of this node", "all"] = "of this node"

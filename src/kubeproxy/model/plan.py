@@ -299,6 +299,7 @@ class Loopback(Enum):
     """What NodePorts do on loopback addresses, besides what rules for all local addresses do there."""
 
     NOTHING = "nothing"
+    SERVED = "served"  # by the rules for all local addresses
     REFUSED = "refused"  # and counted
     RELAYED = "relayed"  # TCP, by the proxy itself; other protocols are refused and counted
 

@@ -178,9 +178,10 @@ def _family(settings: Settings, around: Surroundings, family: Family) -> FamilyG
 
 
 def _loopback(settings: Settings, family: Family) -> Loopback:
-    """Return what a relay has to do, if there is one: only a network within loopback asks for it (KEP-6032)."""
+    """Return what NodePorts do on loopback: a relay serves them if a network within loopback is named (KEP-6032)."""
     if settings.loopback_nodeports != "relayed":
-        return Loopback.NOTHING
+        served = settings.loopback_nodeports == "ipv4" and family is Family.IPV4
+        return Loopback.SERVED if served else Loopback.NOTHING
     named = parse_networks(settings.nodeport_addresses, family)
     within = any(all(map(is_loopback, network)) for network in named)
     return Loopback.RELAYED if within else Loopback.REFUSED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from kubeproxy.backends import iptables
 from kubeproxy.model.absence import Absent
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.answer import Answer, Notice, Outcome, Packet, answer
@@ -36,7 +37,8 @@ def ask(
     made: Planner, destination: str, port: int = 80, source: str | None = POD, protocol: int = TCP, **more
 ) -> Answer:
     habits = more.pop("habits", None)
-    return answer(made, Packet(pack(source), pack(destination), protocol, port, **more), {NODE}, habits)
+    asked = Packet(pack(source) if source else None, pack(destination), protocol, port, **more)
+    return answer(made, asked, {NODE}, habits)
 
 
 def told(made: Answer) -> str:
@@ -199,3 +201,26 @@ def test_nodeports_on_loopback(care, protocol, outcome, said):
     made.set_world(replace(made.world, ipv4=replace(made.world.ipv4, loopback=care)))
     answered = ask(made, "127.0.0.1", 30080, "127.0.0.1", protocol)
     assert (answered.outcome, said in told(answered)) == (outcome, True), told(answered)
+
+
+@pytest.mark.parametrize(
+    ("loopback", "outcome"), [(Loopback.SERVED, Outcome.FORWARDED), (Loopback.NOTHING, Outcome.NOT_OURS)]
+)
+def test_nodeports_answer_on_loopback_in_iptables_mode_only_where_the_configuration_says_so(loopback, outcome):
+    made = planner(WEB, slice_of(endpoint("10.244.1.1", HERE)), nodeports="all")
+    made.set_world(replace(made.world, ipv4=replace(made.world.ipv4, loopback=loopback)))
+    assert ask(made, "127.0.0.1", 30080, None, habits=iptables.MODE.habits).outcome is outcome
+
+
+@pytest.mark.parametrize(("address", "outcome"), [(STRANGER, Outcome.NOT_OURS), ("node", Outcome.REFUSED)])
+def test_an_external_address_without_endpoints_is_refused_in_iptables_mode_on_the_node_that_has_it(address, outcome):
+    address = NODE_IPS[Family.IPV4] if address == "node" else address
+    made = planner(service("web", "10.96.0.10", external_ips=[address]))
+    assert ask(made, address, source=None, habits=iptables.MODE.habits).outcome is outcome
+
+
+@pytest.mark.parametrize(("habits", "masqueraded"), [(Habits(), False), (iptables.MODE.habits, True)])
+def test_an_endpoint_without_a_node_name_that_reaches_itself_is_masqueraded_in_iptables_mode(habits, masqueraded):
+    made = planner(WEB, slice_of(endpoint(POD)))
+    (choice,) = ask(made, "10.96.0.10", habits=habits).choices
+    assert choice.masqueraded is masqueraded

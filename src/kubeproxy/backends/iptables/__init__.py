@@ -2,7 +2,6 @@
 
 from kubeproxy.backends.mode import Mode
 from kubeproxy.config.modes import iptables
-from kubeproxy.model.addresses import Family
 from kubeproxy.model.habits import Habits
 
 MODE = Mode(
@@ -14,7 +13,7 @@ MODE = Mode(
         refuses_node=False,
         ranges_first=False,
         resets_tcp=(),
-        loopback=(Family.IPV4,),
         closes_everywhere=True,
+        hairpins="all",
     ),
 )
