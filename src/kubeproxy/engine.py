@@ -36,6 +36,9 @@ log = logging.getLogger("kubeproxy.engine")
 
 NODE_PATIENCE = 30.0  # seconds; kube-proxy polls the Node that long before it falls back to loopback
 
+ON_THE_LOOP = 20_000
+"""Endpoints, counted for each frontend, up to which changes are committed on the event loop: 20 ms if all change."""
+
 TOGETHER = 5000
 """Changes that are said to be settled at once: some 10 ms."""
 
@@ -336,7 +339,8 @@ class Engine:
                         # It only touches the backend and what was compiled; nobody else changes that meanwhile.
                         await exhaust(_resync(backend, backlog, compiled), in_thread=True)
                 else:
-                    await exhaust(backend.sync(backlog.plans()), in_thread=backend.blocking)
+                    plans = backlog.plans()
+                    await exhaust(backend.sync(plans), in_thread=backend.blocking or _takes_long(plans))
         except ApplyError as error:
             log.error("Sync failed family=%s error=%r", family.label, str(error))
             asyncio.get_running_loop().call_later(backlog.refused(str(error)), self._try_again, backlog)
@@ -379,6 +383,14 @@ class Engine:
                         if problem not in change.before.problems:
                             self._observer.noticed(ServiceProblem(change.name, change.uid, problem))
             self._observer.settled(some)
+
+
+def _takes_long(changes: Sequence[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> bool:
+    """Return whether a backend may hold the event loop with this: many elements, or chains that are made first."""
+    plans = [plan for _, plans in changes for plan in plans]
+    if any(plan.affinity or plan.balance is not None for plan in plans):
+        return True
+    return sum(len(plan.frontends) * (len(plan.cluster) + len(plan.local)) for plan in plans) > ON_THE_LOOP
 
 
 def _resync(backend: Backend, backlog: Backlog, compiled: Mapping[ServiceName, Compiled]) -> Iterator[int]:

@@ -35,6 +35,12 @@ class Sources:
     def node_patience(self, needs_pod_cidrs):
         return 0.0
 
+    def servers(self):
+        return frozenset()
+
+    def follow_servers(self, changed):
+        self.changed = changed
+
 
 @pytest.fixture
 def steps(monkeypatch):

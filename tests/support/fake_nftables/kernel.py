@@ -15,7 +15,7 @@ from kubeproxy.kernel.nft_others import Heard
 from kubeproxy.kernel.nft_shapes import ChainShape
 from kubeproxy.model.addresses import Family
 from support.fake_nftables import netlink, text
-from support.fake_nftables.objects import Element, RefusedError, Table
+from support.fake_nftables.objects import Element, RefusedError, Set, Table
 from support.fake_nftables.transaction import Ruleset, Transaction
 
 Step = TypeVar("Step")
@@ -157,16 +157,17 @@ class FakeTable:
         raise NotImplementedError("what is within a rule is part of its text here")
 
     def count(self, name: str) -> int | None:
-        return len(self.elements(name)) if self.kernel.counts else None
+        return sum(1 for _ in self._set(name).alive(self.kernel.now)) if self.kernel.counts else None
 
     def lookup(self, name: str, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        entries = dict(*self.pairs(name))
-        return {key: entries[key] for key in keys if key in entries}
+        target, now = self._set(name), self.kernel.now
+        found = {key: target.get(key, now) for key in keys}
+        return {key: element.value for key, element in found.items() if element is not None}
 
     def pairs(self, name: str) -> list[list[tuple[bytes, bytes]]]:
         return [[(element.key, element.data) for element in self.elements(name)]]
 
-    def elements(self, name: str) -> list[nfnetlink.Element]:
+    def _set(self, name: str) -> Set:
         try:
             table = self._table(TABLE)
             target = table.set(name) if table is not None else None
@@ -174,6 +175,10 @@ class FakeTable:
             raise NetlinkError(error.code, f"cannot read elements of {name}") from error
         if target is None:
             raise NetlinkError(2, f"cannot read elements of {name}")
+        return target
+
+    def elements(self, name: str) -> list[nfnetlink.Element]:
+        target = self._set(name)
         now, listed = self.kernel.now, []
         for key, element in target.alive(now):
             if target.auto_merge:

@@ -1,6 +1,7 @@
 """When the loop syncs, and what of: the first sync, bursts, families, what comes during a sync."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -231,3 +232,17 @@ def test_at_least_the_minimum_between_two_syncs(monkeypatch):
 
     monkeypatch.setattr(engine_module.asyncio, "sleep", sleep)
     play(scene, pace=Pace(minimum=5.0))
+
+
+@pytest.mark.parametrize("affinity", ["None", "ClientIP"])
+def test_what_may_take_long_is_committed_in_a_thread(affinity):
+    async def scene(stage):
+        await started(stage, service("a", session_affinity=affinity))
+        threads = []
+        stage.backend.before_step = lambda: threads.append(threading.current_thread())
+        stage.tell(endpoints("a", 1))
+        await stage.settled()
+        assert threads
+        assert {thread is threading.main_thread() for thread in threads} == {affinity == "None"}
+
+    play(scene)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from kubeproxy.backends.elements import altered
+from kubeproxy.backends.elements import Elements, altered
 from kubeproxy.backends.nftables.layout import (
     CLASSES,
     NUMBER_MAPS,
@@ -25,7 +25,7 @@ from kubeproxy.backends.nftables.layout import (
     slot_of_clients,
 )
 from kubeproxy.backends.nftables.numbering import Numbers, list_key
-from kubeproxy.backends.nftables.render import Elements, Placed
+from kubeproxy.backends.nftables.render import Placed
 from kubeproxy.backends.nftables.ruleset import Ruleset, pick_chain
 from kubeproxy.backends.nftables.table import Table
 from kubeproxy.errors import ChangedByOthersError

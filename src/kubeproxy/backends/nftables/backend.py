@@ -14,7 +14,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from kubeproxy.backends.ahead import Ahead
-from kubeproxy.backends.elements import altered, difference, inspected
+from kubeproxy.backends.elements import Elements, altered, difference, inspected
 from kubeproxy.backends.mode import Depth, Difference
 from kubeproxy.backends.nftables import affinity, audit, reading
 from kubeproxy.backends.nftables.adoption import adopted
@@ -25,7 +25,7 @@ from kubeproxy.backends.nftables.handover import groups
 from kubeproxy.backends.nftables.layout import SHARED, TABLE, TRANSPORTS, VERDICT_MAPS, ChainName, SetId
 from kubeproxy.backends.nftables.numbering import Numbers, list_key
 from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, chain_names
-from kubeproxy.backends.nftables.render import Elements, Placed, place_all, render, translate
+from kubeproxy.backends.nftables.render import Placed, changed, place_all, render, translate
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.table import Table
 from kubeproxy.backends.nftables.text import element_lines, interval_lines
@@ -159,7 +159,7 @@ class NftablesBackend:
             for item in after:
                 translate(item, batch.transaction)
             return
-        delta = difference(render(before), render(after))
+        delta = changed(before, after)
         for set_id, keys in delta.removed.items():
             for key in keys:
                 batch.transaction.release(set_id, key)

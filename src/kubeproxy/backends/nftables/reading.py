@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
+from kubeproxy.backends.elements import Elements
 from kubeproxy.backends.nftables.layout import (
     BELOW,
     CLASS_MAPS,
@@ -21,7 +22,6 @@ from kubeproxy.backends.nftables.layout import (
     service_key,
     slot_bytes,
 )
-from kubeproxy.backends.nftables.render import Elements
 from kubeproxy.backends.nftables.table import Table
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.plan import ServiceName, ServicePlan

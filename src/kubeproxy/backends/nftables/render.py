@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
+from kubeproxy.backends.elements import Delta, Elements, difference
 from kubeproxy.backends.nftables.layout import (
     ENDPOINT_MAPS,
     HASHED,
@@ -31,9 +32,6 @@ from kubeproxy.model.plan import Action, Frontend, FrontendKind, Hashing, Policy
 
 # For what is done for every Service, see model.compile.
 _CLUSTER_IP, _LOCAL, _CLUSTER_IPS = FrontendKind.CLUSTER, Policy.LOCAL, SetId.CLUSTER_IPS
-
-Elements = dict[str, dict[bytes, bytes]]
-"""Set to key to data: a destination (padded), a chain name, a pool's number, a class, or b'' in plain sets."""
 
 
 class Table(tuple[bytes, ...]):
@@ -155,6 +153,58 @@ class _Dicts:
     def pool(self, set_id: str, key: bytes, pool: Pool) -> None:
         elements = self.elements.setdefault(set_id, {})
         elements.update({key + slot: d + b"\0\0" for slot, d in zip(slot_bytes(len(pool)), pool, strict=False)})
+
+
+class _Whole:
+    """A recipient that keeps pools whole: frontends of a port share theirs, and so what changes in it."""
+
+    def __init__(self, placed: Iterable[Placed]) -> None:
+        self.elements: Elements = {}
+        self.pools: dict[tuple[str, bytes], Pool] = {}
+        for item in placed:
+            translate(item, self)
+
+    def entry(self, set_id: str, key: bytes, data: bytes) -> None:
+        self.elements.setdefault(set_id, {})[key] = data
+
+    def pool(self, set_id: str, key: bytes, pool: Pool) -> None:
+        self.pools[set_id, key] = pool
+
+
+def changed(before: Iterable[Placed], after: Iterable[Placed]) -> Delta:
+    """Return the smallest change of the elements of a Service; each pool is compared once for all its frontends."""
+    old, new = _Whole(before), _Whole(after)
+    delta = difference(old.elements, new.elements)
+    compared: dict[tuple[int, int], _Slots] = {}
+    for where in old.pools.keys() | new.pools.keys():
+        was, now = old.pools.get(where, ()), new.pools.get(where, ())
+        slots = compared.get((id(was), id(now)))
+        if slots is None:
+            slots = compared[id(was), id(now)] = _changed_slots(was, now)
+        set_id, key = where
+        if slots.gone:
+            delta.removed.setdefault(set_id, []).extend([key + slot for slot in slots.gone])
+        if slots.come:
+            delta.added.setdefault(set_id, []).extend([(key + slot, data) for slot, data in slots.come])
+    return delta
+
+
+class _Slots(NamedTuple):
+    """The slots of a pool that are emptied, and those that are filled, with their data; a slot may be in both."""
+
+    gone: Sequence[bytes]
+    come: Sequence[tuple[bytes, bytes]]
+
+
+def _changed_slots(was: Pool, now: Pool) -> _Slots:
+    if was == now:
+        return _Slots((), ())
+    names = slot_bytes(max(len(was), len(now)))
+    common = min(len(was), len(now))
+    other = [at for at, (one, two) in enumerate(zip(was, now, strict=False)) if one != two]
+    gone = [names[at] for at in (*other, *range(common, len(was)))]
+    come = [(names[at], now[at] + b"\0\0") for at in (*other, *range(common, len(now)))]
+    return _Slots(gone, come)
 
 
 def render(placed: Iterable[Placed]) -> Elements:

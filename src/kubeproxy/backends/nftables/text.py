@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final
 
+from kubeproxy.backends.elements import Elements
 from kubeproxy.backends.nftables.layout import Kind, Layout, SetShape
-from kubeproxy.backends.nftables.render import Elements
 from kubeproxy.model.addresses import Range, unpack
 
 _AT_ONCE: Final = 500

@@ -8,15 +8,16 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kubeproxy.backends.elements import difference
+from kubeproxy.backends.nftables import render as render_module
 from kubeproxy.backends.nftables.layout import CLASS_MAPS, CLASSES, ENDPOINT_MAPS, SHARED, VERDICT_MAPS, SetId
 from kubeproxy.backends.nftables.numbering import Numbers
-from kubeproxy.backends.nftables.render import assign, place, place_all, render
+from kubeproxy.backends.nftables.render import assign, changed, place, place_all, render
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import ServicePort
 from support.cluster_objects import HERE, THERE, address, dest, endpoint, parsed, service, world
-from support.nftables_plans import placed
-from support.random_plans import histories
+from support.nftables_plans import EVERYTHING, placed, plans_of
+from support.random_plans import cycling, histories
 
 # -- slots ---------------------------------------------------------------------------------------------------------
 
@@ -265,3 +266,38 @@ def test_more_endpoints_than_the_last_class_has_slots_are_served_by_as_many():
     plan = replace(web(1), cluster=pool)
     elements = render(placed([plan]))
     assert set(elements[SetId.CLUSTER_SERVICES].values()) == {CLASSES[-1].to_bytes(2, "big")}
+
+
+# -- what a change writes ------------------------------------------------------------------------------------------
+
+
+def as_sets(delta):
+    removed = {name: set(keys) for name, keys in delta.removed.items()}
+    return removed, {name: set(entries) for name, entries in delta.added.items()}
+
+
+@given(cycling())
+def test_a_change_is_the_difference_of_all_elements(cycle):
+    _, states = cycle
+    numbers, before = Numbers(), {}
+    for state in states:
+        for name, plans in state.items():
+            was = before.get(name, ())
+            before[name] = now = place_all(plans, was, numbers)
+            assert as_sets(changed(was, now)) == as_sets(difference(render(was), render(now)))
+
+
+def test_a_pool_is_compared_once_for_all_addresses_of_a_port(monkeypatch):
+    many = {
+        **EVERYTHING,
+        "external_ips": [f"203.0.113.{n}" for n in range(1, 21)],
+        "external_traffic_policy": "Cluster",
+    }
+    compared = []
+    compare = render_module._changed_slots
+    monkeypatch.setattr(render_module, "_changed_slots", lambda *pools: compared.append(pools) or compare(*pools))
+    before = place_all(plans_of("a", 1, 30, **many), (), numbers := Numbers())
+    after = place_all(plans_of("a", 1, 29, **many), before, numbers)
+    delta = changed(before, after)
+    assert len(compared) == 2  # ports
+    assert len(delta.removed[SetId.ENDPOINTS]) == 2 * 22
