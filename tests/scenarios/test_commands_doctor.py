@@ -111,8 +111,8 @@ async def test_rules_of_another_mode_are_named(live: Live) -> None:
         await each("-N")  # again: a proxy that has just started removes them once
         status, text = await live.ask("doctor")
         wanted = (
-            "1 chains KUBE-... of iptables-nft is of another kube-proxy",
-            "1 chains KUBE-... of iptables-legacy is of another kube-proxy",
+            "left by another kube-proxy: 1 chains KUBE-... of iptables-nft",
+            "left by another kube-proxy: 1 chains KUBE-... of iptables-legacy",
             "both variants of iptables have a kube-proxy's IPv4 chains: 1 in legacy and 1 in nft",
         )
         return "" if status == 1 and all(sentence in text for sentence in wanted) else text

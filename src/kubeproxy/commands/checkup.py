@@ -123,7 +123,8 @@ def _look_at_proxy(report: Report, node: Node, facts: Facts) -> None:
             covered.add("api")
         report.look("certificates", lambda: contact.expiring(reach.certificates, time.time()))
         report.look("API server's certificate and clock", lambda: _greeted(node, reach))
-        report.look("Node", lambda: _registered(node, facts))
+        if facts.node is not None or any(one.resource == "nodes" and one.synced for one in reach.watched):
+            report.look("Node", lambda: _registered(node, facts))
     if report.look("kernel", lambda: programming.standing(facts.standings)):
         covered.add("kernel")
     rest = {part: why for part, why in facts.unready.items() if part not in covered}

@@ -50,15 +50,26 @@ CASES: dict = {
     "between two watches": (contact.reached(reach(watched(connected=False, stale=59))), []),
     "watch lost": (
         contact.reached(reach(watched(connected=False, stale=61, trouble="403"), watched("nodes"))),
-        [(DEGRADED, "nothing is heard of services for 61 seconds: 403")],
+        [(DEGRADED, "no watch of services for 61 seconds: 403")],
     ),
     "watch lost for long": (
         contact.reached(reach(watched(connected=False, stale=301))),
-        [(BROKEN, "nothing is heard of services for 5 minutes")],
+        [(BROKEN, "no watch of services for 5 minutes")],
     ),
     "never listed": (
         contact.reached(reach(watched("nodes", synced=False, connected=False, stale=3))),
         [(BROKEN, "no list of nodes came yet, for 3 seconds")],
+    ),
+    "a token that the server does not accept": (
+        contact.reached(
+            reach(
+                *[
+                    watched(name, synced=False, connected=False, stale=9, trouble="Unauthorized (code 401)")
+                    for name in ("services", "nodes")
+                ]
+            )
+        ),
+        [(BROKEN, "no list of services, nodes came yet, for 9 seconds: Unauthorized (code 401)")],
     ),
     "certificate lasts": (contact.expiring(left("client", 30 * DAY), 1000.0), []),
     "certificate ends": (
@@ -212,11 +223,11 @@ CASES: dict = {
     ),
     "leftovers": (
         strangers.left_over([Trace("interface kube-ipvs0", None)], "nftables"),
-        [(DEGRADED, "interface kube-ipvs0 is of another kube-proxy")],
+        [(DEGRADED, "left by another kube-proxy: interface kube-ipvs0")],
     ),
     "leftovers of the last one": (
         strangers.left_over([Trace("table ip kube-proxy", V4)], ""),
-        [(DEGRADED, "table ip kube-proxy is there, and no proxy that answers")],
+        [(DEGRADED, "rules without a proxy that answers: table ip kube-proxy")],
     ),
     "one variant": (
         strangers.both_variants(
@@ -288,3 +299,26 @@ def test_the_worst_comes_first():
 )
 def test_durations(seconds, words):
     assert duration(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("trouble", "fix"),
+    [
+        ("Unauthorized (code 401)", "does not accept the kubeconfig's token"),
+        ('nodes is forbidden: User "x" cannot watch (code 403)', "ClusterRole of this kube-proxy"),
+        ("10.0.0.1:6443: the server's certificate is not signed by /ca.crt", "certificate-authority"),
+    ],
+)
+def test_the_fix_follows_from_the_cause(trouble, fix):
+    (gone,) = contact.reached(reach(watched(), trouble=trouble))
+    (refused,) = contact.reached(reach(watched(connected=False, stale=61, trouble=trouble)))
+    assert fix in gone.fix
+    assert fix in refused.fix
+
+
+def test_no_fix_removes_the_rules_of_a_stopped_proxy_without_naming_the_consequence():
+    (stopped,) = strangers.left_over([Trace("table ip kube-proxy", V4)], "")
+    (running,) = strangers.left_over([Trace("table ip kube-proxy", V4)], "iptables")
+    assert stopped.fix.startswith("start the proxy again")
+    assert "ends every Service" in stopped.fix
+    assert "--cleanup" not in running.fix

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from kubeproxy.api.source import STALE, Reach
+from kubeproxy.api.source import STALE, Reach, Watched
 from kubeproxy.api.x509 import Validity
 from kubeproxy.seeing.finding import Finding, Severity, duration
 
@@ -41,24 +41,49 @@ def reached(reach: Reach) -> Iterator[Finding]:
             about="api",
             what=f"the API server cannot be reached at {reach.trouble}",
             why=effect,
-            fix=f"see that {reach.server} is reachable from this node: is the address right, is it up, does a firewall "
+            fix=_fix(reach.trouble)
+            or f"see that {reach.server} is reachable from this node: is the address right, is it up, does a firewall "
             "stand between?",
         )
         return
+    troubled: dict[str, list[Watched]] = {}
     for one in reach.watched:
-        if one.connected or (one.synced and one.stale <= QUIET):
-            continue
-        what = f"nothing is heard of {one.resource} for {duration(one.stale)}"
+        if not (one.connected or (one.synced and one.stale <= QUIET)):
+            # Of one cause there is one finding, whatever resource it concerns.
+            cause = one.trouble if _REFUSED_CREDENTIALS in one.trouble else f"{one.trouble} {one.resource}"
+            troubled.setdefault(cause, []).append(one)
+    for several in troubled.values():
+        one, names = max(several, key=_gravity), ", ".join(each.resource for each in several)
+        what = f"no watch of {names} for {duration(one.stale)}"
         if not one.synced:
-            what = f"no list of {one.resource} came yet, for {duration(one.stale)}"
+            what = f"no list of {names} came yet, for {duration(one.stale)}"
         yield Finding(
             severity=Severity.BROKEN if not one.synced or one.stale > STALE else Severity.DEGRADED,
             about="api",
             what=what + (f": {one.trouble}" if one.trouble else ""),
             why=effect,
-            fix="if rights are missing, give this kube-proxy the ClusterRole system:node-proxier; else look at the API "
-            "server's health and log",
+            fix=_fix(one.trouble) or "look at the API server's health and log",
         )
+
+
+def _gravity(one: Watched) -> tuple[bool, float]:
+    return not one.synced, one.stale
+
+
+_REFUSED_CREDENTIALS: Final = "(code 401)"  # as StatusError says it
+_FIXES: Final = {
+    _REFUSED_CREDENTIALS: "the API server does not accept the kubeconfig's token or certificate: have it name a valid "
+    "one of this cluster; a replaced token file is read again by itself",
+    "(code 403)": "bind the identity of the kubeconfig to the ClusterRole of this kube-proxy (kube-proxy-py in "
+    "deploy/kustomize, or system:node-proxier), which may list and watch these resources",
+    "certificate is not signed by": "put the authority that signed the server's certificate into the kubeconfig "
+    "(certificate-authority): `kubectl config view --raw` of a kubeconfig that works has it",
+}
+
+
+def _fix(trouble: str) -> str:
+    """Return the fix of a cause that the words of its error name, '' for another one."""
+    return next((fix for words, fix in _FIXES.items() if words in trouble), "")
 
 
 def expiring(certificates: Mapping[str, Validity], now: float) -> Iterator[Finding]:
@@ -74,7 +99,7 @@ def expiring(certificates: Mapping[str, Validity], now: float) -> Iterator[Findi
             what=f"{_NAMES[name]} expired {duration(-left)} ago"
             if left <= 0
             else f"{_NAMES[name]} expires in {duration(left)}",
-            why="without it nothing is heard of the API server any more once the connection ends",
+            why="without it changes stop arriving from the API server once the connection ends",
             fix=_RENEWALS[name],
         )
 

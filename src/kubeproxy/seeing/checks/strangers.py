@@ -34,18 +34,25 @@ def second(others: Iterable[tuple[ProxyProcess, str]], mode: str) -> Iterator[Fi
 
 
 def left_over(traces: Iterable[Trace], mode: str) -> Iterator[Finding]:
-    """Look for what modes that do not run have in the kernel; `mode` is the running one, '' if there is none."""
+    """Look for rules of modes that do not run; `mode` is the running one, '' if no proxy answers."""
     for trace in traces:
-        yield Finding(
-            severity=Severity.DEGRADED,
-            about="leftovers",
-            what=f"{trace.what} is of another kube-proxy"
-            if mode
-            else f"{trace.what} is there, and no proxy that answers",
-            why="it goes on sending connections to endpoints that may be long gone",
-            fix="see that no other kube-proxy runs, then restart this one: it removes what is not its own. "
-            "`kube-proxy --cleanup` removes all of it",
-        )
+        if mode:
+            yield Finding(
+                severity=Severity.DEGRADED,
+                about="leftovers",
+                what=f"left by another kube-proxy: {trace.what}",
+                why="connections may still be sent to endpoints that are long gone",
+                fix="see that no other kube-proxy runs, then restart this one: it removes what is not its own",
+            )
+        else:
+            yield Finding(
+                severity=Severity.DEGRADED,
+                about="leftovers",
+                what=f"rules without a proxy that answers: {trace.what}",
+                why="they serve Services with the endpoints that the proxy knew last",
+                fix="start the proxy again: it takes over what is its own and removes the rest. Only where this node "
+                "is to have no kube-proxy any more: `kube-proxy --cleanup` removes them, and ends every Service on it",
+            )
 
 
 def both_variants(chains: Iterable[RuleChain]) -> Iterator[Finding]:
