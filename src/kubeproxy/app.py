@@ -22,12 +22,13 @@ from kubeproxy import __version__, garbage, host, modes, privileges
 from kubeproxy.api.names import Loop
 from kubeproxy.backends.mode import Backend, Mode, Operations, Relaying
 from kubeproxy.config.gates import gate_states
+from kubeproxy.config.modes import FALLBACK
 from kubeproxy.config.notices import notices
 from kubeproxy.config.options import Options
 from kubeproxy.config.types import KubeProxyConfiguration, Logging
 from kubeproxy.config.watch import watch as watch_config
 from kubeproxy.engine import Engine, Pace
-from kubeproxy.errors import ApplyError, ConfigError
+from kubeproxy.errors import ApplyError, ConfigError, Unsupported
 from kubeproxy.flows import FlowCleaner
 from kubeproxy.kernel.addresses import AddressMonitor
 from kubeproxy.kernel.capability import raise_net_admin
@@ -74,10 +75,8 @@ def run(options: Options) -> int:
         return _clean_up()
     for notice in notices(config):
         log.warning("%s", notice)
-    mode = modes.named(config.active_mode)
-    operations = mode.operations()
-    settings = host.settings(config, options.connections, options.orphans, options.forward_after)
-    settings = operations.within(_checked(settings, partial(operations.check, config)))
+    options, mode, settings = _chosen(options)
+    config, operations = options.config, mode.operations()
     host.check_families(settings)
     host.check_nodeport_addresses(config)
     if options.init_only:
@@ -87,6 +86,32 @@ def run(options: Options) -> int:
     garbage.postpone()
     with asyncio.Runner(loop_factory=Loop) as runner:
         return runner.run(_main(options, settings, mode, output))
+
+
+def _chosen(options: Options) -> tuple[Options, Mode, Settings]:
+    """Return the options with the mode that runs, and its settings on this node; another mode only where none is named.
+
+    Raises Unsupported.
+    """
+    try:
+        return _in_mode(options)
+    except Unsupported as error:
+        if options.config.mode:
+            raise
+        fallback = structs.replace(options, config=structs.replace(options.config, mode=FALLBACK.name))
+        try:
+            found = _in_mode(fallback)
+        except Unsupported:
+            raise error from None
+        log.warning("mode is empty and the default mode cannot run here: %s; running %s mode", error, FALLBACK.name)
+        return found
+
+
+def _in_mode(options: Options) -> tuple[Options, Mode, Settings]:
+    mode = modes.named(options.config.active_mode)
+    operations = mode.operations()
+    settings = host.settings(options.config, options.connections, options.orphans, options.forward_after)
+    return options, mode, operations.within(_checked(settings, partial(operations.check, options.config)))
 
 
 def _checked(settings: Settings, check: Callable[[Sequence[Family]], None]) -> Settings:

@@ -104,3 +104,36 @@ def test_what_was_opened_is_closed_when_the_start_fails(steps):
     with pytest.raises(Unsupported):
         start(steps, Unsupported("no such table"))
     assert steps[-1] == "sources closed"
+
+
+def chosen(monkeypatch, mode, lacking):
+    """Choose a mode on a node that lacks what these modes need; return its name."""
+
+    def able(options):
+        name = options.config.active_mode
+        if name in lacking:
+            raise Unsupported(f"no kernel for {name}")
+        return options, SimpleNamespace(name=name), None
+
+    monkeypatch.setattr(app, "_in_mode", able)
+    return app._chosen(Options(config=KubeProxyConfiguration(mode=mode)))[1].name
+
+
+@pytest.mark.parametrize(
+    ("mode", "lacking", "runs"),
+    [
+        ("", (), "nftables"),
+        ("", ("nftables",), "iptables"),
+        ("nftables", (), "nftables"),
+        ("ipvs", ("nftables",), "ipvs"),
+    ],
+)
+def test_an_empty_mode_runs_iptables_mode_where_the_default_one_cannot_run(monkeypatch, caplog, mode, lacking, runs):
+    assert chosen(monkeypatch, mode, lacking) == runs
+    assert ("running iptables mode" in caplog.text) == (mode == "" and bool(lacking))
+
+
+@pytest.mark.parametrize(("mode", "lacking"), [("nftables", ("nftables",)), ("", ("nftables", "iptables"))])
+def test_a_named_mode_or_a_node_that_can_run_neither_is_refused_for_the_first_reason(monkeypatch, mode, lacking):
+    with pytest.raises(Unsupported, match="no kernel for nftables"):
+        chosen(monkeypatch, mode, lacking)

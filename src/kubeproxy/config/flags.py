@@ -82,9 +82,9 @@ FLAGS = (
     Flag("bind-address", "ip", "0.0.0.0", SERVERS, "bindAddress",  # noqa: S104 - nothing is bound to it
          "The Node's primary IP, instead of what the Node object says. Nothing is bound to it, despite the name."),
     Flag("healthz-bind-address", "ipport", "0.0.0.0:10256", SERVERS, "healthzBindAddress",
-         "Where the health server listens ([::]:10256 with an IPv6 --bind-address). Empty for none."),
+         "Where the health server listens. Empty for none."),
     Flag("metrics-bind-address", "ipport", "127.0.0.1:10249", SERVERS, "metricsBindAddress",
-         "Where the metrics server listens ([::1]:10249 with an IPv6 --bind-address). Empty for none."),
+         "Where the metrics server listens. Empty for none."),
     Flag("page-from", "strings", "127.0.0.0/8,::1/128", SERVERS, "",
          "The clients, as CIDRs, to whom the metrics server shows the page /ui/; empty for nobody. kubectl port-forward"
          " and ssh -L come from loopback. (Not in the Go kube-proxy.)"),

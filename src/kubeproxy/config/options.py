@@ -173,7 +173,8 @@ def _from_flags(given: Mapping[str, Any], host: str) -> KubeProxyConfiguration:
         if BY_NAME[name].path and BY_NAME[name].group != LOGGING and (name, value) != ("bind-address", "")
     }
     config = with_values(KubeProxyConfiguration(hostname_override=host), values)
-    config = with_defaults(config, frozenset(values))
+    # As NewOptions of cmd/kube-proxy: the servers' addresses have their defaults before --bind-address is read.
+    config = with_defaults(config, frozenset(values) | {"healthzBindAddress", "metricsBindAddress"})
     config = _with_mode_flags(_with_logging(config, given), given)
     if not given.get("write-config-to"):
         config = _with_ports(config, given)
@@ -191,7 +192,7 @@ def _with_mode_flags(config: KubeProxyConfiguration, given: Mapping[str, Any]) -
 
 
 def _with_ports(config: KubeProxyConfiguration, given: Mapping[str, Any]) -> KubeProxyConfiguration:
-    """The deprecated port flags: 0 turns a server off, another port is used where the address has none."""
+    """The deprecated port flags: 0 turns a server off, another port is used where a given address has none."""
 
     def address(name: str, default: str) -> str:
         port = given.get(f"{name}-port")
@@ -199,8 +200,7 @@ def _with_ports(config: KubeProxyConfiguration, given: Mapping[str, Any]) -> Kub
             return default
         if not 0 <= port <= 65535:
             raise ConfigError(f"--{name}-port: must be from 0 to 65535, got {port}")
-        text = given.get(f"{name}-bind-address", default.rpartition(":")[0])
-        return with_port(text, port) if port else ""
+        return with_port(given.get(f"{name}-bind-address", default), port) if port else ""
 
     return replace(
         config,

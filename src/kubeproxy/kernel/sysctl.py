@@ -114,7 +114,7 @@ def write_sysctl(key: str, value: int, root: Path = ROOT) -> bool:
 def apply_settings(settings: Sequence[tuple[str, int]], root: Path = ROOT, hashsize: Path = _HASHSIZE) -> list[str]:
     """Write the settings that differ; return the keys that were written. Raises as `write_sysctl`.
 
-    nf_conntrack_max is only ever raised (kubernetes pull request 142035, after 1.36.2): an operator's own size stays,
+    nf_conntrack_max is only ever raised (unlike in the Go kube-proxy of 1.36): an operator's own size stays,
     and a network namespace other than the first, where it is read-only, is no obstacle while it is large enough. The
     hash table is raised to a quarter of it when that is smaller, as kube-proxy does; the table is only slower
     otherwise, so it is no error when that cannot be done (as in a container).

@@ -135,7 +135,7 @@ ROWS = [
      "1.5", 'invalid argument "1.5" for "--{}" flag: "1.5" is no whole number of bytes within 63 bits'),
     ("healthz-port", "int32", "10256", "", "0", "healthzBindAddress", "", "70000",
      "--{}: must be from 0 to 65535, got 70000"),
-    ("metrics-port", "int32", "10249", "", "9", "metricsBindAddress", "127.0.0.1:9", *INT),
+    ("metrics-port", "int32", "10249", "", "0", "metricsBindAddress", "", *INT),
     ("boot-id-file", "string", "/proc/sys/kernel/random/boot_id", "", "/b", "mode", "", None, ""),
     ("machine-id-file", "string", "/etc/machine-id,/var/lib/dbus/machine-id", "", "/m", "mode", "", None, ""),
 ]  # fmt: skip

@@ -15,6 +15,8 @@ _ALL: Final[tuple[ModeConfig, ...]] = (
 )
 DEFAULT: Final = _ALL[0]
 """What an empty `mode` means."""
+FALLBACK: Final = _ALL[1]
+"""What an empty `mode` means on a node that cannot run the default one."""
 MODES: Final[dict[str, ModeConfig]] = {mode.name: mode for mode in _ALL}
 """All modes by name."""
 
