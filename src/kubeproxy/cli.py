@@ -89,9 +89,12 @@ def version_text(wanted: str) -> str:
         return f"Kubernetes {KUBERNETES_VERSION}.0+python.{__version__}"
     import platform  # noqa: PLC0415
 
+    from kubeproxy.release import commit  # noqa: PLC0415
+
     return "\n".join(
         (
             f"version: {__version__}",
+            f"commit: {commit() or 'unknown'}",
             f"kubernetes: {KUBERNETES_VERSION}",
             f"python: {platform.python_version()}",
             f"platform: linux/{platform.machine()}",

@@ -40,6 +40,7 @@ from kubeproxy.observe.slis import SLIS_PAGE
 from kubeproxy.observe.state import ProgrammedState
 from kubeproxy.observer import Audience
 from kubeproxy.page import PATHS
+from kubeproxy.release import commit
 from kubeproxy.seeing.subject import Subject
 from kubeproxy.sources import Sources
 
@@ -205,6 +206,7 @@ class Servers:
         return {
             "Python version": platform.python_version(),
             "Binary version": __version__,
+            "Commit": commit() or "unknown",
             "Emulation version": ".".join(KUBERNETES),
             "Mode": served.mode.name,
             "Node": served.settings.node_name,

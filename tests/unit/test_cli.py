@@ -12,6 +12,7 @@ from kubeproxy.config import load_text
 from kubeproxy.config.flags import FLAGS, GROUPS
 from kubeproxy.errors import ConfigError, Unsupported
 from kubeproxy.observe.metrics import build_info
+from kubeproxy.release import commit
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 DEPRECATED = (
@@ -76,7 +77,7 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"Kubernetes v1.36.0+python.{__version__}\n"
     assert build_info()["git_version"] == f"v1.36.0+python.{__version__}"
     assert main(["--version=raw"]) == 0
-    assert capsys.readouterr().out.startswith(f"version: {__version__}\nkubernetes: v1.36\npython: 3.")
+    assert capsys.readouterr().out.startswith(f"version: {__version__}\ncommit: {commit()}\nkubernetes: v1.36\n")
 
 
 def test_version_false_goes_on(app):

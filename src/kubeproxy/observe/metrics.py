@@ -20,6 +20,7 @@ from typing import Final
 from kubeproxy import __version__
 from kubeproxy.observe.own_metrics import OwnMetrics
 from kubeproxy.observe.registry import Counter, MetricFamily, Registry, Single
+from kubeproxy.release import commit
 
 KUBERNETES: Final = ("1", "36")
 
@@ -263,7 +264,7 @@ def build_info() -> Mapping[str, str]:
         "major": major,
         "minor": minor,
         "git_version": f"v{major}.{minor}.0+python.{__version__}",
-        "git_commit": "",
+        "git_commit": commit(),
         "git_tree_state": "",
         "build_date": "",
         "go_version": "",
