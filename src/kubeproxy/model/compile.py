@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from kubeproxy.model.addresses import (
     PORT_BYTES,
@@ -334,7 +334,7 @@ def _sparing(plan: ServicePlan, api_servers: Collection[bytes], problems: list[P
         field = "spec.externalIPs" if frontend.kind is FrontendKind.EXTERNAL else "status.loadBalancer.ingress"
         where = f"{unpack(frontend.address)} port {frontend.port}"
         problems.append(Problem(field, f"{where} is where this node reaches the API server; not served"))
-    return plan if len(kept) == len(plan.frontends) else structs.replace(plan, frontends=tuple(kept))
+    return plan if len(kept) == len(plan.frontends) else plan.keeping(tuple(kept))
 
 
 _API_SERVER = ("default", "kubernetes")

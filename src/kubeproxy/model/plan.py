@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum, IntEnum
 from typing import Final, Literal, NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range, merge_ranges, parse_network, unpack, within
 
@@ -202,6 +202,11 @@ class ServicePlan(Struct, frozen=True, gc=False):
     def accessible(self) -> bool:
         """Return whether clients from outside have an address to use, to which the external policy applies."""
         return any(frontend.kind is not FrontendKind.CLUSTER for frontend in self.frontends)
+
+    def keeping(self, frontends: tuple[Frontend, ...]) -> ServicePlan:
+        """Return the plan with these of its frontends; source ranges concern load balancer addresses alone."""
+        balanced = any(frontend.kind is FrontendKind.LOADBALANCER for frontend in frontends)
+        return structs.replace(self, frontends=frontends, source_ranges=self.source_ranges if balanced else None)
 
     def traffic(self, frontend: Frontend) -> Traffic:
         """Return what governs a frontend."""

@@ -299,7 +299,7 @@ class Planner:
             lost = {f: why for f in plan.frontends if (why := self._lost(f, claimant, plan.key.family))}
             if lost:
                 kept = tuple(f for f in plan.frontends if f not in lost)
-                plan = structs.replace(plan, frontends=kept)  # noqa: PLW2901 - the plan as it can be had
+                plan = plan.keeping(kept)  # noqa: PLW2901 - the plan as it can be had
                 problems += [
                     Problem("spec.ports", f"{f} {why}; not programmed for this one") for f, why in lost.items()
                 ]

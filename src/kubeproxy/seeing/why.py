@@ -159,6 +159,10 @@ def _endpoint_fixes(made: Answer) -> Iterator[str]:
     if count := fields.count("conditions.ready"):
         yield f"{count} endpoints are not ready: look at their pods' readiness probes ({kubectl} describe pod)"
     if "ports" in fields:
-        yield f"spec.ports[].name of {service}, {key.port_name or 'none'}, must be the name of a port in its slices"
+        yield (
+            f"the EndpointSlices of {service} have no port named '{key.port_name}': its spec.ports[].targetPort must "
+            f"be the number, or the name, of a port of the pods' containers ({kubectl} get pods -o yaml); in a slice "
+            "made by hand, ports[].name must be that of spec.ports"
+        )
     if "conditions.serving" in fields:
         yield "all endpoints are terminating: start others"

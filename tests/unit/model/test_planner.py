@@ -415,6 +415,19 @@ def test_the_loser_keeps_its_other_frontends_and_its_neighbours_are_unaffected()
     assert subject.compiled["default", "bystander"].problems == ()
 
 
+def test_a_service_that_loses_its_load_balancer_address_has_no_source_ranges():
+    ports = [ServicePort(port=80, name="a"), ServicePort(port=81, name="b")]
+    subject = planner(
+        service("older", "10.96.0.1", created=OLD, ingress=[SHARED]),
+        service(
+            "a", "10.96.0.2", created=NEW, ingress=[SHARED], ports=ports, load_balancer_source_ranges=["10.0.0.0/8"]
+        ),
+    )
+    lost, kept = subject.compiled["default", "a"].plans
+    assert (len(lost.frontends), lost.source_ranges) == (1, None)
+    assert (len(kept.frontends), bool(kept.source_ranges)) == (2, True)
+
+
 def test_node_ports_collide_by_protocol():
     ports = {p: [ServicePort(port=80, protocol=p, node_port=30080)] for p in ("TCP", "UDP")}
     subject = planner(

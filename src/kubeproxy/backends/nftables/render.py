@@ -85,11 +85,12 @@ def place_all(plans: Sequence[ServicePlan], before: Sequence[Placed], numbers: N
         after = tuple([place(plan, known.get(plan.key), numbers) for plan in plans])
     else:
         after = tuple([Placed.fresh(plan, numbers) for plan in plans])
-    if not after or plans[0].source_ranges is None:
+    ranges = next((plan.source_ranges for plan in plans if plan.source_ranges is not None), None)
+    if ranges is None:
         return after
     number = next((item.ranges for item in before if item.ranges), 0) or numbers.of(list_key(plans[0].key))
     first, *others = [item._replace(ranges=number) for item in after]
-    return (first._replace(allowed=merge_ranges(plans[0].source_ranges)), *others)
+    return (first._replace(allowed=merge_ranges(ranges)), *others)
 
 
 def slots(plan: ServicePlan, policy: Policy) -> Pool:

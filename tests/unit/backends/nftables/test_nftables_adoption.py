@@ -3,7 +3,7 @@
 import pytest
 
 from kubeproxy.model.compile import compile_service
-from kubeproxy.model.objects import EndpointPort
+from kubeproxy.model.objects import EndpointPort, ServicePort
 from support.cluster_objects import HERE, endpoint, parsed, service, world
 from support.nftables_disturbances import DISTURBANCES, disturbed
 from support.nftables_ground import resync, sync
@@ -86,6 +86,21 @@ def test_source_ranges_change(ground, earlier, later, how):
     assert ground.count("firewalled-services") == bool(later)
     assert ground.count("firewall-allow") == len([r for r in later if r != "nonsense"])
     ground.is_clean(backend, plans(later))
+
+
+@pytest.mark.parametrize("losing", [0, 1])
+def test_a_port_that_lost_its_load_balancer_address_leaves_the_ranges_of_the_others(ground, losing):
+    ports = [ServicePort(port=80, name="a"), ServicePort(port=81, name="b")]
+    both = plans_of("a", 1, ports=ports, ingress=["198.51.100.1"], load_balancer_source_ranges=["172.16.0.0/24"])
+    plans = [plan.keeping(plan.frontends[:1]) if at == losing else plan for at, plan in enumerate(both)]
+    services = {("default", "a"): tuple(plans)}
+    backend = ground.start()
+    resync(backend, services)
+    assert (ground.count("firewalled-services"), ground.count("firewall-allow")) == (1, 1)
+    ground.is_clean(backend, services)
+    again = ground.start()
+    assert resync(again, services) == 0
+    ground.is_clean(again, services)
 
 
 # -- taking over ---------------------------------------------------------------------------------------------------
