@@ -257,6 +257,7 @@ class App:
         self._sources.follow_servers(self._engine.addresses_changed)
         self._servers = Servers(self._served())
         self._pod_cidrs: tuple[str, ...] = ()
+        self._warned = False  # of families without a network in clusterCIDR
 
     def _served(self) -> Served:
         return Served(
@@ -338,6 +339,9 @@ class App:
             self._reporter.audience.arrived(events)
         self._engine.arrive(events)
         node = self._engine.planner.nodes.get(self._settings.node_name)
+        if not self._warned and (node is not None or not self._sources.knows_nodes):
+            self._warned = True
+            host.warn_of_families(self._settings, node)
         self._health.node_eligible = eligible(node) if self._sources.knows_nodes else True
         if self._settings.local_mode == "NodeCIDR":
             try:

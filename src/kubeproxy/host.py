@@ -20,10 +20,10 @@ from kubeproxy.config.types import Conntrack, KubeProxyConfiguration
 from kubeproxy.errors import ConfigError, Unsupported
 from kubeproxy.kernel.addresses import local_addresses
 from kubeproxy.kernel.sysctl import ConntrackConfig, apply_settings, conntrack_settings
-from kubeproxy.model.addresses import Family, family_of, pack, parse_networks
+from kubeproxy.model.addresses import Family, family_of, is_loopback, pack, parse_networks
 from kubeproxy.model.objects import Node
 from kubeproxy.model.plan import Connections, Forwarding, Orphans
-from kubeproxy.model.world import LocalMode, Settings, pod_cidrs, primary_family
+from kubeproxy.model.world import LocalMode, Settings, node_addresses, pod_cidrs, primary_family
 
 log = logging.getLogger("kubeproxy.host")
 
@@ -180,25 +180,33 @@ def tune(conntrack: Conntrack, oom_score_adj: int) -> None:
 
 
 def check_families(wanted: Settings) -> None:
-    """Look whether the detector has something for each family; pods of one without cannot be told from others.
+    """Raise ConfigError when all of clusterCIDR is of a family that this node does not have.
 
-    Warns of a family without. Raises ConfigError when all of clusterCIDR is of a family that this node does not have.
     Source: docs/reference.md "Start" 9; checkBadIPConfig of cmd/kube-proxy.
     """
     if wanted.local_mode != "ClusterCIDR":
         return
-    missing = [family for family in wanted.families if not _any_of(family, wanted.cluster_cidrs)]
+    missing = _without_network(wanted)
     if len(wanted.families) == 1 and wanted.cluster_cidrs and missing:
         raise ConfigError(
             f"clusterCIDR: {','.join(wanted.cluster_cidrs)} has no {missing[0].label} network, but this node has "
             f"{missing[0].label} only: add one, or turn the other IP family on"
         )
-    for family in missing:
-        log.warning(
-            "detectLocalMode is ClusterCIDR but clusterCIDR names no network of family=%s: cluster IP traffic "
-            "is not masqueraded",
-            family.label,
-        )
+
+
+def warn_of_families(wanted: Settings, node: Node | None) -> None:
+    """Warn of the Node's families without a network in clusterCIDR; without a Node, of all that are served."""
+    for family in _without_network(wanted) if wanted.local_mode == "ClusterCIDR" else ():
+        if node is None or not all(map(is_loopback, node_addresses(wanted, node, family))):
+            log.warning(
+                "detectLocalMode is ClusterCIDR but clusterCIDR names no network of family=%s: cluster IP traffic "
+                "is not masqueraded",
+                family.label,
+            )
+
+
+def _without_network(wanted: Settings) -> list[Family]:
+    return [family for family in wanted.families if not _any_of(family, wanted.cluster_cidrs)]
 
 
 def check_pod_cidrs(wanted: Settings, node: Node | None) -> None:

@@ -106,7 +106,19 @@ def test_settings_of_a_configuration(monkeypatch):
     ],
 )
 def test_cluster_cidrs_that_can_be_used(families, cidrs, warned, caplog):
-    host.check_families(Settings("n", families, cluster_cidrs=cidrs))
+    wanted = Settings("n", families, cluster_cidrs=cidrs)
+    host.check_families(wanted)
+    host.warn_of_families(wanted, None)
+    assert [record.args[0] for record in caplog.records] == warned
+
+
+@pytest.mark.parametrize(
+    ("addresses", "warned"),
+    [(["InternalIP 192.0.2.1"], []), (["InternalIP 192.0.2.1", "InternalIP fd00::1"], ["IPv6"])],
+)
+def test_a_family_without_a_network_is_warned_of_on_nodes_that_have_it(addresses, warned, caplog):
+    wanted = Settings("n", (V4, V6), cluster_cidrs=("10.0.0.0/8",))
+    host.warn_of_families(wanted, node(addresses))
     assert [record.args[0] for record in caplog.records] == warned
 
 
