@@ -136,8 +136,12 @@ class Servers:
     def _serve_commands(self, path: str) -> None:
         """Answer the commands at a unix socket; without one the proxy runs as well."""
 
-        def failed(error: ApplyError) -> None:
-            log.warning("%s; commands such as `kube-proxy why` cannot ask this proxy", error)
+        warned: set[str] = set()
+
+        def failed(error: ApplyError) -> None:  # every 5 s, for as long as it lasts
+            level = logging.DEBUG if str(error) in warned else logging.WARNING
+            warned.add(str(error))
+            log.log(level, "%s; commands such as `kube-proxy why` cannot ask this proxy", error)
 
         pages = control_pages(self._desk, self._places)
         admission = Admission(lambda: (COMMANDS_AT_ONCE, 1))

@@ -38,12 +38,16 @@ def listen(path: str) -> socket.socket:
 
 
 def connect(path: str, patience: float) -> socket.socket:
-    """Return a socket connected to who listens at `path`, with a timeout in seconds. Raises OSError."""
+    """Return a socket connected to the process that listens at `path`, with a timeout in seconds, 0 for no waiting.
+
+    Raises OSError.
+    """
     _guard(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         # Where many wait to be accepted only a connect that blocks waits with them: unix(7), EAGAIN.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(*divmod(int(patience * 1e6), 10**6)))
+        sock.setblocking(patience > 0)
         with _short(path) as short:
             sock.connect(short)
         sock.settimeout(patience)
@@ -88,10 +92,10 @@ def _clear(path: str) -> None:
 def server(path: str) -> int | None:
     """Return the number of the process that listens at `path`, None if nobody does.
 
-    Raises OSError when that cannot be told.
+    Raises OSError when that cannot be told, as when it accepts nobody: the event loop does not wait for it.
     """
     try:
-        with connect(path, 1.0) as sock:
+        with connect(path, 0.0) as sock:
             data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     except (ConnectionRefusedError, FileNotFoundError):
         return None

@@ -98,3 +98,11 @@ def test_a_folder_in_which_anybody_may_put_a_socket_is_refused(tmp_path: Path) -
                 connect(asked, 1.0)
     with pytest.raises(OSError, match="take a folder that is its owner's alone"):
         listen(path)
+
+
+def test_a_start_does_not_wait_for_a_process_that_accepts_nobody(path: str) -> None:
+    with listen(path), ExitStack() as opened:
+        for _ in range(WAITING):
+            opened.enter_context(connect(path, 5.0))
+        with pytest.raises(TimeoutError, match="nobody accepted it within 0 s"):
+            listen(path)
