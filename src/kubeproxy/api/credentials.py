@@ -29,6 +29,9 @@ TOKEN_LIFETIME = 60.0
 EXEC_TIMEOUT = 60.0
 """Seconds an exec plugin may take."""
 
+LONGEST = 1 << 20
+"""Bytes an exec plugin may print."""
+
 _READ_AHEAD = 1 << 16  # bytes; asyncio's own
 _LAST_WORDS = 1.0  # seconds for which the end of a plugin that was ended is waited for
 
@@ -216,7 +219,8 @@ class ExecPlugin(Credentials):
         process = Process(transport, protocol, loop)
         try:
             async with asyncio.timeout(EXEC_TIMEOUT):
-                output, complaint = await process.communicate()
+                output, complaint = await self._printed(process)
+                await process.wait()
         except TimeoutError as error:
             await _end(process, transport)
             raise SourceError(f"{config.field}: {config.command} did not end within {EXEC_TIMEOUT:.0f} s") from error
@@ -227,6 +231,21 @@ class ExecPlugin(Credentials):
             last = complaint.decode("utf-8", "replace").strip()[-500:]
             raise SourceError(f"{config.field}: {config.command} failed with exit code {process.returncode}: {last}")
         return output
+
+    async def _printed(self, process: Process) -> tuple[bytes, bytes]:
+        """Return standard output, and the end of standard error. Raises SourceError when the former is endless."""
+        assert process.stdout is not None  # noqa: S101 - both are pipes
+        assert process.stderr is not None  # noqa: S101
+        last = asyncio.create_task(_last(process.stderr))
+        try:
+            output = bytearray()
+            while data := await process.stdout.read(_READ_AHEAD):
+                output += data
+                if len(output) > LONGEST:
+                    raise SourceError(f"{self._config.field}: {self._config.command} printed more than {LONGEST} bytes")
+            return bytes(output), await last
+        finally:
+            last.cancel()
 
     def _decode(self, output: bytes) -> _ExecStatus:
         field = self._config.field
@@ -242,6 +261,14 @@ class ExecPlugin(Credentials):
         if status is None or not (status.token or (status.client_certificate_data and status.client_key_data)):
             raise SourceError(f"{field}: the plugin gave neither a token nor a client certificate with its key")
         return status
+
+
+async def _last(stream: asyncio.StreamReader) -> bytes:
+    """Return the end of what a stream carries."""
+    kept = b""
+    while data := await stream.read(_READ_AHEAD):
+        kept = (kept + data)[-_READ_AHEAD:]
+    return kept
 
 
 async def _end(process: Process, transport: asyncio.SubprocessTransport) -> None:

@@ -398,6 +398,8 @@ def test_an_exec_plugin_has_the_proxys_environment_and_what_the_kubeconfig_adds(
 
 EXEC_FAILURES = [
     ("sys.exit('no login')", "exit code 1: no login"),
+    ("sys.stderr.write('x' * 3_000_000 + 'the end'); sys.exit(1)", "exit code 1: x+the end"),
+    ("while True: sys.stdout.write('x' * 100_000)", "printed more than 1048576 bytes"),
     ("print('junk'); status = {}", "no usable ExecCredential"),
     ("status = {}", "neither a token nor"),
     ("status = {'token': 'a b'}", "no usable ExecCredential"),
