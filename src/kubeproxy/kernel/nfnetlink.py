@@ -51,6 +51,7 @@ DELETE_CHAIN: Final = SUBSYSTEM << 8 | 5
 NEW_RULE: Final = SUBSYSTEM << 8 | 6
 DELETE_RULE: Final = SUBSYSTEM << 8 | 8
 GET_RULE: Final = SUBSYSTEM << 8 | 7
+NEW_SET: Final = SUBSYSTEM << 8 | 9
 GET_SET: Final = SUBSYSTEM << 8 | 10
 NEW_ELEMENT: Final = SUBSYSTEM << 8 | 12
 GET_ELEMENT: Final = SUBSYSTEM << 8 | 13
@@ -75,14 +76,17 @@ _ANONYMOUS: Final = re.compile(rb"__(set|map)\d+\0")
 
 
 def element_messages(
-    kind: int, family: int, table: str, name: str, elements: Sequence[bytes], size: int = 0
+    kind: int, family: int, table: str, name: str, elements: Sequence[bytes], size: int = 0, set_id: int = 0
 ) -> list[bytes]:
     """Return the messages, without sequence numbers, that add (NEW_ELEMENT) or remove elements of one set.
 
     `size` is that of each element when they are all alike; `elements` may then hold pieces of several elements.
+    `set_id` is the number under which the same transaction makes a set without a name.
     """
     flags = NLM_F_REQUEST | (NLM_F_CREATE if kind == NEW_ELEMENT else 0)
     where = in_set(family, table, name)
+    if set_id:
+        where += attribute(nfta.SET_ELEM_LIST_SET_ID, set_id.to_bytes(4, "big"))
     found = []
     for chunk in _cut(b"".join(elements), size) if size else _chunks(elements):
         payload = where + attribute(nfta.SET_ELEM_LIST_ELEMENTS | NLA_F_NESTED, chunk)
@@ -140,21 +144,6 @@ def chain_removals(family: int, table: str, names: Iterable[str]) -> list[bytes]
     payloads = [(DELETE_RULE, where + text_attribute(nfta.RULE_CHAIN, chain)) for chain in chains]  # all rules of it
     payloads += [(DELETE_CHAIN, where + text_attribute(nfta.CHAIN_NAME, chain)) for chain in chains]
     return [HEADER.pack(HEADER.size + len(p), kind, NLM_F_REQUEST, 0, 0) + p for kind, p in payloads]
-
-
-def numgen_rule_message(family: int, table: str, chain: str, template: bytes, modulus: int, offset: int) -> bytes:
-    """Return the message that appends a rule: the template's expressions with another modulus and offset in numgen."""
-    expressions = []
-    for _, first, last in attributes(template, 0, len(template)):
-        parts = {kind: (s, e) for kind, s, e in attributes(template, first, last)}
-        body = template[first:last]
-        if template[slice(*parts[nfta.EXPR_NAME])] == b"numgen\0":
-            values = {kind: template[s:e] for kind, s, e in attributes(template, *parts[nfta.EXPR_DATA])}
-            values |= {nfta.NG_MODULUS: modulus.to_bytes(4, "big"), nfta.NG_OFFSET: offset.to_bytes(4, "big")}
-            packed = (attribute(kind, value) for kind, value in sorted(values.items()))
-            body = text_attribute(nfta.EXPR_NAME, "numgen") + nested(nfta.EXPR_DATA, *packed)
-        expressions.append(attribute(nfta.LIST_ELEM | NLA_F_NESTED, body))
-    return rule_message(family, table, chain, b"".join(expressions))
 
 
 def rule_message(family: int, table: str, chain: str, expressions: bytes) -> bytes:

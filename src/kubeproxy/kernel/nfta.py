@@ -33,13 +33,21 @@ RULE_COMPAT_FLAGS: Final = 2
 SET_TABLE: Final = 1
 SET_NAME: Final = 2
 SET_FLAGS: Final = 3
+SET_KEY_TYPE: Final = 4
 SET_KEY_LENGTH: Final = 5
+SET_DATA_TYPE: Final = 6
 SET_DATA_LENGTH: Final = 7
+SET_DESC: Final = 9
+SET_DESC_SIZE: Final = 1
+SET_ID: Final = 10
+SET_TIMEOUT: Final = 11
+SET_USERDATA: Final = 13
 SET_COUNT: Final = 20
 
 SET_ELEM_LIST_TABLE: Final = 1
 SET_ELEM_LIST_SET: Final = 2
 SET_ELEM_LIST_ELEMENTS: Final = 3
+SET_ELEM_LIST_SET_ID: Final = 4
 
 SET_ELEM_KEY: Final = 1
 SET_ELEM_DATA: Final = 2
@@ -79,8 +87,6 @@ OBJ_DATA: Final = 4
 # Expressions, each with a name and attributes of its own.
 EXPR_NAME: Final = 1
 EXPR_DATA: Final = 2
-NG_MODULUS: Final = 2
-NG_OFFSET: Final = 4
 COUNTER_BYTES: Final = 1
 COUNTER_PACKETS: Final = 2
 IMMEDIATE_DREG: Final = 1

@@ -1,0 +1,292 @@
+"""Rules in nft's language, as `nft list` prints them, of their expressions.
+
+What our rules are written in is printed exactly; an expression in a place where it is not expected, as in rules of
+other programs, is printed in brackets by its kind and fields, so that nothing is left out.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from kubeproxy.kernel.nftables import expressions as x
+from kubeproxy.kernel.nftables.fields import FIELDS, INTEGER, NAMES, PORT, VERDICTS, padded, shown
+from kubeproxy.model.addresses import unpack
+
+_VERDICTS: Final = {x.DROP: "drop", x.ACCEPT: "accept", x.CONTINUE: "continue", x.RETURN: "return"}
+_UNITS: Final = {1: "second", 60: "minute", 3600: "hour", 86400: "day", 604800: "week"}
+_MASK: Final = b"\xff\xff\xff\xff"
+
+
+class _Term(NamedTuple):
+    """What a register holds: its words, its type and size, and the mask that was put over it."""
+
+    text: str
+    type: int
+    size: int
+    mask: bytes = b""
+    xor: bytes = b""
+    load: x.Expression | None = None
+
+
+def text(rule: x.Rule, ip: str) -> str:
+    """Return a rule of a table of a family ('ip' or 'ip6') as nft lists it."""
+    writer = _Writer(ip)
+    for expression in rule:
+        writer.add(expression)
+    return " ".join(writer.words)
+
+
+def _bracketed(expression: x.Expression) -> str:
+    if isinstance(expression, x.Unknown):
+        return f"[ {expression.name} {expression.raw.hex()} ]"
+    fields = (f"{name} {getattr(expression, name)!r}" for name in expression.__struct_fields__)
+    return f"[ {expression.KIND} {', '.join(fields)} ]"
+
+
+class _Writer:
+    def __init__(self, ip: str) -> None:
+        self.words: list[str] = []
+        self._ip = ip
+        self._terms: dict[int, _Term] = {}  # by the first of their slots of 4 bytes
+
+    def add(self, expression: x.Expression) -> None:
+        """Take in the next expression."""
+        write = getattr(self, f"_{expression.KIND}", None) if expression.KIND else None
+        try:
+            if write is not None:
+                write(expression)
+                return
+        except (LookupError, ValueError):
+            pass
+        self.words.append(_bracketed(expression))
+
+    def _load(self, register: int, term: _Term) -> None:
+        self._terms[_slot(register)] = term
+
+    def _key(self, register: int) -> tuple[str, _Term]:
+        """Return what is in registers from this one on, and the first of it; they are free again."""
+        slot = _slot(register)
+        first = self._terms[slot]
+        words = []
+        while (term := self._terms.pop(slot, None)) is not None:
+            words.append(term.text)
+            slot += padded(term.size) // 4
+        return " . ".join(words), first
+
+    def _loaded(self, expression: x.Payload | x.Meta | x.Ct | x.Fib) -> None:
+        register = expression.dreg
+        if register is None:
+            raise LookupError
+        bare = _bare(expression)
+        if bare in NAMES:
+            name = NAMES[bare]
+            self._load(register, _Term(name, FIELDS[name].type, FIELDS[name].size, load=bare))
+            return
+        whole = self._whole(bare)
+        self._load(register, _Term(whole, FIELDS[whole].type, _length(bare), load=bare))
+
+    def _whole(self, part: x.Expression) -> str:
+        """Return the address whose first bytes are loaded, as for a network of whole bytes."""
+        if isinstance(part, x.Payload):
+            for name in (f"{self._ip} saddr", f"{self._ip} daddr"):
+                load = FIELDS[name].load
+                if isinstance(load, x.Payload) and (load.base, load.offset) == (part.base, part.offset):
+                    return name
+        raise LookupError
+
+    def _payload(self, expression: x.Payload) -> None:
+        if expression.sreg is None:
+            self._loaded(expression)
+            return
+        value, _ = self._key(expression.sreg)
+        target = NAMES[x.Payload(expression.base, expression.offset, expression.length)]
+        self.words.append(f"{target} set {value}")
+
+    def _meta(self, expression: x.Meta) -> None:
+        if expression.sreg is None:
+            self._loaded(expression)
+            return
+        term = self._terms.pop(_slot(expression.sreg))
+        target = NAMES[x.Meta(expression.key)]
+        if not term.mask:
+            self.words.append(f"{target} set {term.text}")
+            return
+        sign = "^" if term.mask == _MASK else "|"
+        self.words.append(f"{target} set {term.text} {sign} {shown(term.type, term.xor)}")
+
+    def _ct(self, expression: x.Ct) -> None:
+        self._loaded(expression)
+
+    def _fib(self, expression: x.Fib) -> None:
+        self._loaded(expression)
+
+    def _byteorder(self, expression: x.Byteorder) -> None:
+        if _slot(expression.sreg) not in self._terms:
+            raise LookupError
+
+    def _numgen(self, expression: x.Numgen) -> None:
+        kind = "random" if expression.type else "inc"
+        offset = f" offset {expression.offset}" if expression.offset else ""
+        words = f"numgen {kind} mod {expression.modulus}{offset}"
+        self._load(expression.dreg, _Term(words, INTEGER, 4))
+
+    def _hash(self, expression: x.Hash) -> None:
+        if expression.sreg is None or expression.type or expression.offset:
+            raise LookupError
+        key, _ = self._key(expression.sreg)
+        seed = f" seed {expression.seed:#x}" if expression.seed is not None else ""
+        self._load(expression.dreg, _Term(f"jhash {key} mod {expression.modulus}{seed}", INTEGER, 4))
+
+    def _bitwise(self, expression: x.Bitwise) -> None:
+        term = self._terms[_slot(expression.sreg)]
+        if expression.op or expression.sreg2 is not None:
+            raise LookupError
+        self._load(expression.dreg, term._replace(mask=expression.mask, xor=expression.xor))
+
+    def _lookup(self, expression: x.Lookup) -> None:
+        words, first = self._key(expression.sreg)
+        if isinstance(expression.set, x.Inline):
+            place = _inline(expression.set, first.type, first.size)
+        else:
+            place = f"@{expression.set}"
+        if expression.dreg is None:
+            self.words.append(f"{words} {'!= ' if expression.flags else ''}{place}")
+        elif expression.dreg == x.VERDICT:
+            self.words.append(f"{words} vmap {place}")
+        else:
+            self._load(expression.dreg, _Term(f"{words} map {place}", PORT, 4))
+
+    def _cmp(self, expression: x.Compare) -> None:
+        term = self._terms.pop(_slot(expression.sreg))
+        sign = x.OPERATORS[expression.op]
+        if term.mask:
+            self.words.append(_masked(term, sign, expression.value))
+            return
+        value = expression.value
+        if isinstance(term.load, x.Payload) and term.size < FIELDS[term.text].size:
+            value = value.ljust(FIELDS[term.text].size, b"\0")
+            right = f"{shown(term.type, value)}/{8 * term.size}"
+        else:
+            right = shown(term.type, value)
+        self.words.append(f"{term.text} {'' if sign == '==' else sign + ' '}{right}")
+
+    def _immediate(self, expression: x.Immediate) -> None:
+        if isinstance(expression.value, bytes):
+            address = unpack(expression.value)
+            self._load(expression.dreg, _Term(f"[{address}]" if ":" in address else address, 0, 16))
+        else:
+            self.words.append(_verdict(expression.value))
+
+    def _nat(self, expression: x.Nat) -> None:
+        kind = "dnat" if expression.type else "snat"
+        if expression.address is None:
+            raise LookupError
+        address = self._terms.pop(_slot(expression.address)).text
+        term = self._terms.pop(_slot(expression.port), None) if expression.port is not None else None
+        port = term.text if term is not None else ""
+        self.words.append(f"{kind} to {address}:{port}" if port else f"{kind} {self._ip} to {address}")
+
+    def _redir(self, expression: x.Redirect) -> None:
+        port = self._terms.pop(_slot(expression.port)).text if expression.port is not None else ""
+        self.words.append(f"redirect to :{port}" if port else "redirect")
+
+    def _masq(self, expression: x.Masquerade) -> None:
+        if expression.flags & ~0x10 or expression.port is not None:
+            raise LookupError
+        self.words.append("masquerade fully-random" if expression.flags else "masquerade")
+
+    def _reject(self, expression: x.Reject) -> None:
+        usual = 3 if self._ip == "ip" else 4
+        if expression.type == 1:
+            if self.words[-1:] == ["meta l4proto tcp"]:
+                self.words.pop()  # nft adds it by itself
+            self.words.append("reject with tcp reset")
+        elif (expression.type, expression.code) == (0, usual):
+            self.words.append("reject")
+        else:
+            raise LookupError
+
+    def _counter(self, expression: x.Count) -> None:  # noqa: ARG002 - has no fields
+        self.words.append("counter")
+
+    def _objref(self, expression: x.ObjectReference) -> None:
+        if expression.type != 1 or expression.sreg is not None:
+            raise LookupError
+        self.words.append(f'counter name "{expression.name}"')
+
+    def _flow_offload(self, expression: x.Offload) -> None:
+        self.words.append(f"flow add @{expression.flowtable}")
+
+    def _limit(self, expression: x.Limit) -> None:
+        over = "over " if expression.flags else ""
+        unit = f"{' bytes' if expression.type else ''}/{_UNITS[expression.unit]}"
+        burst = f"{expression.burst} {'bytes' if expression.type else 'packets'}"
+        self.words.append(f"limit rate {over}{expression.rate}{unit} burst {burst}")
+
+    def _dynset(self, expression: x.Update) -> None:
+        key, _ = self._key(expression.key)
+        word = ("add", "update", "delete")[expression.op]
+        timeout = f" timeout {duration(expression.timeout)}" if expression.timeout else ""
+        self.words.append(f"{word} @{expression.set} {{ {key}{timeout} }}")
+
+
+def _bare(expression: x.Expression) -> x.Expression:
+    """Return what loads something, without its register."""
+    match expression:
+        case x.Payload(base, offset, length):
+            return x.Payload(base, offset, length)
+        case x.Meta(key):
+            return x.Meta(key)
+        case x.Ct(key=key, direction=direction):
+            return x.Ct(key, direction=direction)
+        case x.Fib(result=result, flags=flags):
+            return x.Fib(0, result, flags)
+    return expression
+
+
+def _length(load: x.Expression) -> int:
+    return load.length if isinstance(load, x.Payload) else 0
+
+
+def _slot(register: int) -> int:
+    return register - 8 if register >= 8 else 4 * (register - 1)
+
+
+def _verdict(verdict: x.Verdict) -> str:
+    if verdict.chain:
+        return f"{'goto' if verdict.code == x.GOTO else 'jump'} {verdict.chain}"
+    return _VERDICTS.get(verdict.code, f"[ verdict {verdict.code} ]")
+
+
+def _inline(inline: x.Inline, kind: int, size: int) -> str:
+    entries = []
+    for key, data in sorted(inline.elements, key=lambda element: _number(kind, element[0][:size])):
+        value = f" : {_verdict(data)}" if inline.data_type == VERDICTS and isinstance(data, x.Verdict) else ""
+        entries.append(f"{shown(kind, key[:size])}{value}")
+    return f"{{ {', '.join(entries)} }}"
+
+
+def _number(kind: int, key: bytes) -> int:
+    return int.from_bytes(key, "little" if kind == INTEGER else "big")
+
+
+def _masked(term: _Term, sign: str, value: bytes) -> str:
+    bits = shown(term.type, term.mask)
+    if term.text in {"ct state", "ct status"}:
+        if not any(value):
+            return f"{term.text} {'! ' if sign == '==' else ''}{bits}"
+        return f"{term.text} & {bits} {sign} {shown(term.type, value)}"
+    if isinstance(term.load, x.Payload):
+        length = bin(int.from_bytes(term.mask, "big")).count("1")
+        return f"{term.text} {'' if sign == '==' else sign + ' '}{shown(term.type, value)}/{length}"
+    return f"{term.text} & {bits} {sign} {shown(term.type, value)}"
+
+
+def duration(milliseconds: int) -> str:
+    """Return a time as nft lists it: '1h30m', '5s'."""
+    seconds, rest = divmod(milliseconds, 1000)
+    found = ""
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        number, seconds = divmod(seconds, size)
+        found += f"{number}{unit}" if number else ""
+    return found + (f"{rest}ms" if rest else "") or "0s"

@@ -1,0 +1,61 @@
+"""Rules compiled from nft's language, and listed in it. In tests/kernel/nftables nft is the witness."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.nftables import compiling, listing
+from kubeproxy.kernel.nftables import expressions as x
+
+LISTED = [
+    ("ip", "ip daddr . meta l4proto . th dport @firewalled-services goto source-ranges"),
+    ("ip", "th dport set ip daddr . meta l4proto . th dport map @cluster-services goto cluster"),
+    ("ip6", "ip6 daddr set ct original ip6 daddr drop"),
+    ("ip", "meta l4proto @transports dnat ip to meta l4proto . th dport . numgen random mod 5 map @nodeport-endpoints"),
+    ("ip", "ct original packets >= 20 jump fast-forward"),
+    ("ip6", "meta l4proto { tcp, udp } dnat to [fd00::9]:ip6 daddr . meta l4proto . th dport map @pod-services"),
+    ("ip", "fib daddr type local ip daddr != 127.0.0.0/8 goto nodeports"),
+    ("ip", "numgen random mod 2 vmap { 0 : goto affinity-0-5s, 1 : goto affinity-1-5s }"),
+    ("ip", "meta l4proto tcp flow add @fast"),
+    ("ip", "update @clients-3 { ip saddr . ip daddr timeout 1h30m }"),
+]
+
+
+@pytest.mark.parametrize(("ip", "text"), LISTED)
+def test_a_listed_rule_compiles_to_what_is_listed_so(ip, text):
+    assert listing.text(compiling.rule(text, ip), ip) == text
+
+
+@pytest.mark.parametrize(("ip", "text"), LISTED)
+def test_packed_expressions_parse_to_the_same_values(ip, text):
+    plain = [each for each in compiling.rule(text, ip) if not isinstance(getattr(each, "set", ""), x.Inline)]
+    assert x.parse(b"".join(map(x.pack, plain))) == tuple(plain)
+
+
+@pytest.mark.parametrize(
+    "text", ["ip daddr", "goto", "ip daddr nonsense drop", "tcp dport 80 accept", "th dport set 5", "meta mark set 1"]
+)
+def test_what_is_not_in_the_language_is_an_error(text):
+    with pytest.raises(ValueError):
+        compiling.rule(text, "ip")
+
+
+def test_a_range_and_an_unknown_expression_are_listed_in_brackets():
+    rule = (x.Unknown("log", b"\1\2"), x.Immediate(x.VERDICT, x.Verdict(x.DROP)))
+    assert listing.text(rule, "ip") == "[ log 0102 ] drop"
+    assert listing.text((x.Range(1, 0, b"\1", b"\2"),), "ip").startswith("[ range sreg 1")
+
+
+@given(st.integers(min_value=0, max_value=40 * 86400).map(lambda seconds: seconds * 1000))
+def test_a_time_reads_back_as_it_is_listed(milliseconds):
+    assert compiling.milliseconds(listing.duration(milliseconds)) == milliseconds
+
+
+@given(st.binary(max_size=200), st.sampled_from(sorted(x.KINDS)))
+def test_attributes_of_any_layout_are_kept(body, kind):
+    try:
+        parsed = x.parse(x.pack(x.Unknown(kind, body)))
+    except (KeyError, ValueError, ApplyError):
+        return  # as other readers of the kernel's bytes: `understood` makes an ApplyError of it
+    assert len(parsed) == 1
