@@ -172,6 +172,7 @@ class Interposed:
         self._ground.after_commit()
 
     def run(self, text):
+        self._ground.calls.append("run")
         self._table.run(text)
         self._ground.after_run()
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import NamedTuple
 
+from kubeproxy.kernel.nftables.compiling import milliseconds
 from kubeproxy.model.maglev import jhash
 from support.cluster_objects import NODE_IPS
 from support.fake_nftables.objects import PROTOCOLS, Element, Set, Table
@@ -369,7 +370,7 @@ def _remember(reader: _Reader) -> Step:
     assert reader.word() == "{"
     key = reader.key()
     assert reader.word() == "timeout"
-    timeout = 1000 * int(reader.word().removesuffix("s"))
+    timeout = milliseconds(reader.word())
     assert reader.word() == "}"
 
     def run(table: Table, now: int, state: State) -> Ways:
@@ -394,17 +395,17 @@ _READERS: list[tuple[tuple[str, ...], Callable[[_Reader], Step]]] = [
     (("masquerade",), _masquerade),
     (("ct", "state", "new"), lambda reader: lambda table, now, state: _when(True, state)),
     (
-        ("ct", "status", "&", "dnat", "==", "0"),
+        ("ct", "status", "!", "dnat"),
         lambda reader: lambda table, now, state: _when(not state.translated, state),
     ),
     (("ct", "status", "dnat"), lambda reader: lambda table, now, state: _when(state.translated, state)),
     (("fib", "saddr", "type", "local"), lambda reader: lambda table, now, state: _when(state.from_node, state)),
     (("fib", "daddr", "type", "local"), lambda reader: lambda table, now, state: _when(state.to_node, state)),
-    (("meta", "mark", "set", "meta", "mark", "or"), _set_mark(lambda mark, bits: mark | bits)),
-    (("meta", "mark", "set", "meta", "mark", "xor"), _set_mark(lambda mark, bits: mark ^ bits)),
-    (("meta", "mark", "and"), _mark_is),
-    (("dnat", "ip", "addr", ".", "port", "to"), _dnat),
-    (("dnat", "ip6", "addr", ".", "port", "to"), _dnat),
+    (("meta", "mark", "set", "meta", "mark", "|"), _set_mark(lambda mark, bits: mark | bits)),
+    (("meta", "mark", "set", "meta", "mark", "^"), _set_mark(lambda mark, bits: mark ^ bits)),
+    (("meta", "mark", "&"), _mark_is),
+    (("dnat", "ip", "to"), _dnat),
+    (("dnat", "ip6", "to"), _dnat),
     (("ip", "daddr", "set"), _readdress),
     (("ip6", "daddr", "set"), _readdress),
     (("th", "dport", "set"), _carry),

@@ -9,9 +9,13 @@ import errno
 from collections.abc import Iterator
 from functools import cache
 
+from msgspec.structs import replace
+
 from kubeproxy.kernel import nfnetlink
-from kubeproxy.kernel.netlink import HEADER, attribute, attributes, nested
-from support.fake_nftables.objects import Element, RefusedError, Set, Table
+from kubeproxy.kernel.netlink import HEADER, attributes
+from kubeproxy.kernel.nftables import expressions as x
+from kubeproxy.kernel.nftables import listing
+from support.fake_nftables.objects import Element, RefusedError, Set, Table, Type
 from support.fake_nftables.transaction import Transaction
 
 _GENERIC_SIZE = 4  # struct nfgenmsg
@@ -28,6 +32,10 @@ def execute(message: bytes, transaction: Transaction) -> None:
     table = transaction.table(Table.FAMILIES[message[HEADER.size]], _text(parts[1]))
     creating = bool(flags & nfnetlink.NLM_F_CREATE)
     match kind:
+        case nfnetlink.NEW_SET if creating:
+            _add_set(transaction, table, parts)
+        case nfnetlink.NEW_ELEMENT if creating and _text(parts[2]).startswith("__"):
+            _fill(transaction, parts)
         case nfnetlink.NEW_ELEMENT if creating:
             target = table.set(_text(parts[2]))
             for key, element in _elements(target, parts[3]):
@@ -41,7 +49,8 @@ def execute(message: bytes, transaction: Transaction) -> None:
         case nfnetlink.DELETE_CHAIN:
             transaction.delete_chain(table, table.chain(_text(parts[3])))
         case nfnetlink.NEW_RULE if creating and flags & nfnetlink.NLM_F_APPEND:
-            transaction.add_rule(table, table.chain(_text(parts[2])), rule_text(parts[4]))
+            rule = tuple(_whole(each, transaction) for each in x.parse(parts[4]))
+            transaction.add_rule(table, table.chain(_text(parts[2])), listing.text(rule, table.family))
         case nfnetlink.DELETE_RULE if 3 not in parts:  # without a handle: all of the chain
             transaction.flush_chain(table.chain(_text(parts[2])))
         case _:
@@ -76,43 +85,55 @@ def _value(parts: Parts) -> bytes:
     return _text(verdict[2]).encode()
 
 
-# -- rules ---------------------------------------------------------------------------------------------------------
-# The kernel has expressions where nft has words. Here the words between two numgens are one expression, and each numgen
-# is as in the kernel, for that is what the backend reads and changes when it clones a rule.
+# -- sets ----------------------------------------------------------------------------------------------------------
 
-_NUMGEN = "numgen random mod "
+_TYPES = {7: "ipv4_addr", 8: "ipv6_addr", 12: "inet_proto", 13: "inet_service", 4: "integer"}
+_DYNAMIC = 32
+
+
+def _number(value: bytes) -> int:
+    return int.from_bytes(value, "big")
+
+
+def _add_set(transaction: Transaction, table: Table, parts: Parts) -> None:
+    """Make a set of clients, or begin one that belongs to a rule: no others come as messages."""
+    name, flags, kind = _text(parts[2]), _number(parts[3]), _number(parts[4])
+    if name.startswith("__"):
+        transaction.inline[_number(parts[10])] = x.Inline(
+            kind, _number(parts[5]), _number(parts.get(6, b"")), frozenset()
+        )
+        return
+    fields = []
+    while kind:
+        fields.insert(0, _TYPES[kind & 63])
+        kind >>= 6
+    size = _number(_parts(parts[9])[1])
+    timeout = _number(parts[11])
+    transaction.add_set(
+        table, Set(name, Type(tuple(fields)), dynamic=bool(flags & _DYNAMIC), timeout=timeout, size=size)
+    )
+
+
+def _fill(transaction: Transaction, parts: Parts) -> None:
+    number = _number(parts[4])
+    elements = set()
+    for _, start, end in attributes(parts[3], 0, len(parts[3])):
+        body = _parts(parts[3][start:end])
+        elements.add((x.parse_value(body[1]), x.parse_value(body[2]) if 2 in body else b""))
+    transaction.inline[number] = transaction.inline[number]._replace(elements=frozenset(elements))
+
+
+def _whole(expression: x.Expression, transaction: Transaction) -> x.Expression:
+    """Return a lookup with the set that belongs to it, which is the one that was begun first."""
+    if isinstance(expression, x.Lookup) and expression.set in {"__map%d", "__set%d"}:
+        return replace(expression, set=transaction.inline.pop(min(transaction.inline)))
+    return expression
+
+
+# -- rules ---------------------------------------------------------------------------------------------------------
 
 
 @cache
 def expressions(text: str) -> tuple[tuple[object, ...], bytes]:
-    """Return a rule as expressions, names with their attributes, and those as the kernel sends them."""
-    head, *rest = text.split(_NUMGEN)
-    listed = [_expression("words", {1: head.encode()})]
-    for part in rest:
-        modulus, _, words = part.partition(" ")
-        offset = "0"
-        if words.startswith("offset "):
-            _, offset, words = words.split(" ", 2)
-        numbers = {1: 1, 2: int(modulus), 3: 1, 4: int(offset)}  # register, modulus, random, offset
-        listed.append(_expression("numgen", {kind: number.to_bytes(4, "big") for kind, number in numbers.items()}))
-        listed.append(_expression("words", {1: words.encode()}))
-    return tuple(shown for shown, _ in listed), b"".join(packed for _, packed in listed)
-
-
-def _expression(name: str, body: Parts) -> tuple[object, bytes]:
-    values = nested(2, *(attribute(kind, value) for kind, value in body.items()))
-    return (name, tuple(body.items())), nested(1, attribute(1, name.encode() + b"\0"), values)
-
-
-def rule_text(data: bytes) -> str:
-    """Return the rule that packed expressions are."""
-    text = ""
-    for _, start, end in attributes(data, 0, len(data)):
-        parts = _parts(data[start:end])
-        body = _parts(parts[2])
-        if parts[1] == b"numgen\0":
-            modulus, offset = int.from_bytes(body[2], "big"), int.from_bytes(body[4], "big")
-            text += f"{_NUMGEN}{modulus} offset {offset} " if offset else f"{_NUMGEN}{modulus} "
-        else:
-            text += body[1].decode()
-    return text
+    """Return a rule in a form to be compared, and what stands for the bytes that the kernel sends."""
+    return (text,), text.encode()

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import cache
 
+from kubeproxy.kernel.nftables import compiling, listing
 from support.fake_nftables.objects import Element, RefusedError, Set, Table, Type
 from support.fake_nftables.transaction import Transaction
 
@@ -80,12 +81,20 @@ def _add_counter(transaction: Transaction, table: Table, name: str) -> None:
 
 def _add_rule(transaction: Transaction, table: Table, rest: str) -> None:
     chain, _, text = rest.partition(" ")
-    transaction.add_rule(table, table.chain(chain), text.replace(" offset 0 ", " "))
+    transaction.add_rule(table, table.chain(chain), _listed(text, table.family))
 
 
 def _insert_rule(transaction: Transaction, table: Table, rest: str) -> None:
     chain, _, text = rest.partition(" ")
-    transaction.add_rule(table, table.chain(chain), text, first=True)
+    transaction.add_rule(table, table.chain(chain), _listed(text, table.family), first=True)
+
+
+def _listed(text: str, family: str) -> str:
+    """Return a rule as it is listed; one in other words than ours as it is."""
+    try:
+        return listing.text(compiling.rule(text, family), family)
+    except ValueError:
+        return text
 
 
 # -- sets ----------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import errno
 import re
 from collections.abc import Callable, Iterable
 
+from kubeproxy.kernel.nftables.expressions import Inline
 from support.fake_nftables.objects import Chain, Element, RefusedError, Rule, Set, Table
 
 Ruleset = dict[tuple[str, str], Table]
@@ -28,6 +29,7 @@ class Transaction:
         self._handle = handle
         self._now = now
         self._undo: list[Callable[[], object]] = []
+        self.inline: dict[int, Inline] = {}  # sets that rules of this transaction have for themselves, by number
 
     @property
     def changed(self) -> bool:

@@ -5,15 +5,13 @@ Reads only, apart from a dormant scratch table that shows how nft lists what we 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from kubeproxy.backends.elements import Elements, altered
+from kubeproxy.backends.elements import Elements
 from kubeproxy.backends.nftables.layout import (
-    CLASSES,
     NUMBER_MAPS,
     POOL_MAPS,
-    SCRATCH,
     TABLE,
     TRANSPORTS,
     ChainName,
@@ -26,9 +24,8 @@ from kubeproxy.backends.nftables.layout import (
 )
 from kubeproxy.backends.nftables.numbering import Numbers, list_key
 from kubeproxy.backends.nftables.render import Placed
-from kubeproxy.backends.nftables.ruleset import Ruleset, pick_chain
+from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.table import Table
-from kubeproxy.errors import ChangedByOthersError
 from kubeproxy.kernel import nfnetlink
 from kubeproxy.kernel.nft_shapes import ChainShape, within
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range
@@ -73,41 +70,6 @@ def affinity_chains(table: Table) -> set[ChainName]:
     """Return the chains of session affinity that the table has."""
     names = map(parse_chain_name, table.chains(TABLE))
     return {name for name in names if name is not None}
-
-
-def clones(slots: Iterable[ChainName], table: Table) -> list[bytes]:
-    """Return the messages that make slot chains, from rules that exist: nft 1.0.6 cannot add one to an existing map."""
-    templates: dict[str, bytes] = {}
-    for rule in table.rules(TABLE):
-        templates[rule.chain] = rule.raw  # the last one of each chain
-    family, messages = table.family, []
-    for name in slots:
-        template = templates.get(pick_chain(name.endpoint_map, CLASSES[0]))
-        if template is None:
-            raise ChangedByOthersError(altered(TABLE))
-        messages.append(nfnetlink.chain_message(family, TABLE, str(name)))
-        messages.append(nfnetlink.numgen_rule_message(family, TABLE, str(name), template, 1, name.endpoints))
-    return messages
-
-
-def compiled(names: Sequence[ChainName], ruleset: Ruleset, table: Table) -> list[bytes]:
-    """Return the messages that make chains with rules as nft itself makes them: in a dormant table, to be copied."""
-    scratch = ruleset.scratch()
-    table.run(f"add table {scratch.name}\ndelete table {scratch.name}\n{scratch.templates(names)}")
-    try:
-        rules = {rule.chain: rule.raw for rule in table.rules(scratch.table)}
-    finally:
-        table.run(f"delete table {scratch.name}\n")
-    if not rules.keys() >= set(map(str, names)):
-        raise ChangedByOthersError(altered(SCRATCH))
-    return [
-        message
-        for name in map(str, names)
-        for message in (
-            nfnetlink.chain_message(table.family, TABLE, name),
-            nfnetlink.rule_message(table.family, TABLE, name, rules[name]),
-        )
-    ]
 
 
 def ranges_by_list(actual: Elements, family: Family) -> dict[bytes, list[bytes]]:

@@ -214,22 +214,9 @@ class NftablesBackend:
         if self._is_altered():
             # A resync repairs it; the new signature must not cover it.
             raise ChangedByOthersError(altered(self._ruleset.name))
-        cloned = sorted(name for name in missing if name.clones)
-        if cloned:
-            self._transact(self._clones(cloned))
-        others = missing.difference(cloned)
-        if others:
-            self._run(self._ruleset.chains(others))
+        self._transact(self._ruleset.messages(missing))
         self._chains |= missing
         self._sign()
-
-    def _clones(self, names: Sequence[ChainName]) -> list[bytes]:
-        """Return the messages that make chains which pick from a map: nft 1.0.6 adds none to a map that exists."""
-        slots, hashed = [n for n in names if n.is_slot], [n for n in names if not n.is_slot]
-        messages = audit.clones(slots, self._table) if slots else []
-        if hashed:
-            messages += audit.compiled(hashed, self._ruleset, self._table)
-        return messages
 
     def _prune(self) -> None:
         """Remove the chains of counts and timeouts that no Service has any more."""

@@ -31,6 +31,9 @@ from kubeproxy.backends.nftables.layout import (
     tries,
 )
 from kubeproxy.backends.rules import pods_in_nft
+from kubeproxy.kernel import nfnetlink
+from kubeproxy.kernel.nftables import compiling, messages
+from kubeproxy.kernel.nftables.messages import DYNAMIC, TIMEOUT, SetSpec
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.maglev import SEED
 from kubeproxy.model.plan import FamilyGlobals, Globals, HashKey, Loopback
@@ -311,6 +314,21 @@ class Ruleset:
                 queue += _leads_to(name)
         return found
 
+    def messages(self, names: Iterable[ChainName]) -> list[bytes]:
+        """Return the messages that make exactly these chains, and the sets that they need."""
+        ordered, place = sorted(names), (self.family, self.table)
+        slots = sorted({name.endpoints for name in ordered if name.treatment.endswith("affinity")})
+        found = [messages.made_set(*place, self._clients(slot)) for slot in slots]
+        found += [nfnetlink.chain_message(*place, str(name)) for name in ordered]
+        for name in ordered:
+            for text in self._chain_rules(name):
+                found += messages.appended(*place, str(name), compiling.rule(text, self.layout.ip))
+        return found
+
+    def _clients(self, slot: int) -> SetSpec:
+        key = f"{self.layout.ip} saddr", f"{self.layout.ip} daddr"
+        return SetSpec(client_set(slot), key, TIMEOUT | DYNAMIC, AFFINITY_CLIENTS, AFFINITY_TIMEOUT)
+
     def chains(self, names: Iterable[ChainName]) -> list[str]:
         """Return the lines that make exactly these chains, and the sets that they need."""
         ordered = sorted(names)
@@ -319,11 +337,6 @@ class Ruleset:
         lines += (f"add chain {self.name} {name}" for name in ordered)
         lines += (f"add rule {self.name} {name} {rule}" for name in ordered for rule in self._chain_rules(name))
         return lines
-
-    def templates(self, names: Iterable[ChainName]) -> str:
-        """Return the text that makes a table with chains that pick from maps, and nothing else."""
-        lines = [f"add table {self.name} {{ flags dormant ; }}", *self._sets(), *self.chains(names)]
-        return "\n".join(lines) + "\n"
 
     def _chain_rules(self, name: ChainName) -> list[str]:
         onwards = [f"goto {target}" for target in _leads_to(name)]
@@ -393,6 +406,9 @@ class Ruleset:
         what = f"typeof {self._client_key} ; size {AFFINITY_CLIENTS} ; flags dynamic,timeout ; timeout 3h ;"
         return [f"add set {self.name} {client_set(slot)} {{ {what} }}" for slot in slots]
 
+
+AFFINITY_TIMEOUT: Final = 3 * 3600 * 1000
+"""Milliseconds after which a set forgets a client, where the rule that adds it does not say otherwise: the default."""
 
 AFFINITY_CLIENTS: Final = 1 << 20
 """Clients that a slot can remember, over all Services; beyond it new clients are served without affinity."""

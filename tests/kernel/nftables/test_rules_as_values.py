@@ -1,0 +1,174 @@
+"""Our rules as values: what nft makes of the same text, what it lists of them, and what the kernel gives back."""
+
+import re
+import socket
+import subprocess
+from contextlib import closing
+
+import pytest
+from msgspec.structs import replace
+
+from kubeproxy.backends.nftables.layout import TABLE, ChainName
+from kubeproxy.backends.nftables.ruleset import Ruleset
+from kubeproxy.backends.userspace.layout import TABLE as USERSPACE
+from kubeproxy.backends.userspace.ruleset import Ruleset as UserspaceRuleset
+from kubeproxy.kernel import nfnetlink, nft
+from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.nftables import compiling, expressions, listing, messages
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.plan import Detector, FamilyGlobals, Globals, Loopback
+from support.own_network import own_network
+
+NETWORKS = {Family.IPV4: ("10.0.0.0/16", "10.0.0.0/15"), Family.IPV6: ("fd00::/64", "fd00::/61")}
+STICKY = [
+    ChainName(nodeport=False, treatment="cluster", endpoints=3, affinity=10800),
+    ChainName(nodeport=True, treatment="policy-local", endpoints=2, affinity=5),
+    ChainName(nodeport=False, treatment="cluster-maglev", endpoints=251),
+    ChainName(nodeport=True, treatment="external-client-maglev", endpoints=1021),
+]
+
+
+def worlds(family):
+    """Globals in which each of our rules is written."""
+    ours = [
+        FamilyGlobals(Detector("network", NETWORKS[family][0]), nodeport_ips=None, loopback=Loopback.REFUSED),
+        FamilyGlobals(Detector("network", NETWORKS[family][1]), loopback=Loopback.RELAYED),
+        FamilyGlobals(Detector("prefix", "veth")),
+        FamilyGlobals(Detector("bridge", "cni0")),
+    ]
+    base = Globals("node", orphans="reset", ipv4=None, ipv6=None)
+    name = "ipv4" if family is Family.IPV4 else "ipv6"
+    return [replace(base, **{name: each, "masquerade_all": number == 3}) for number, each in enumerate(ours)]
+
+
+def texts(family):
+    """Each text that we load, with the name of its table."""
+    landing = socket.inet_pton(family, "10.9.9.9" if family is Family.IPV4 else "fd00::9")
+    for world in worlds(family):
+        yield Ruleset(family, world).skeleton(STICKY), TABLE
+        for address in (None, landing):
+            ruleset = UserspaceRuleset(family, world, address)
+            yield "\n".join([f"add table {ruleset.name}", *ruleset.skeleton()]) + "\n", USERSPACE
+
+
+def written(text):
+    """The rules of a text, by chain."""
+    found = {}
+    for chain, rule in re.findall(r"^add rule ip6? \S+ (\S+) (.*)$", text, re.MULTILINE):
+        found.setdefault(chain, []).append(rule)
+    return found
+
+
+def dumped(family, table):
+    """The rules that the kernel has, by chain, with the sets that belong to them."""
+    found = {}
+    with closing(Netlink.open(NETLINK_NETFILTER)) as link:
+        for rule in nfnetlink.rules(family, table, link):
+            parsed = (with_set(each, family, table, link) for each in expressions.parse(rule.raw))
+            found.setdefault(rule.chain, []).append(tuple(parsed))
+    return found
+
+
+def with_set(expression, family, table, link):
+    if not isinstance(expression, expressions.Lookup) or not expression.set.startswith("__"):
+        return expression
+    elements = nfnetlink.elements(family, table, expression.set, link)
+    return replace(expression, set=frozenset((each.key, each.data) for each in elements))
+
+
+def simplified(rule):
+    """A compiled rule in the form of `dumped`; without what nft 1.0.6 writes where it changes nothing."""
+    found = []
+    for each in rule:
+        if isinstance(each, expressions.Byteorder) and each.length < each.size:
+            continue
+        if isinstance(each, expressions.Lookup) and isinstance(each.set, expressions.Inline):
+            elements = ((key, data.chain.encode() if data else b"") for key, data in each.set.elements)
+            found.append(replace(each, set=frozenset(elements)))
+        else:
+            found.append(each)
+    return tuple(found)
+
+
+@pytest.mark.parametrize("family", Family)
+def test_rules_are_compiled_as_nft_compiles_them(family):
+    for text, table in texts(family):
+        with own_network():
+            nft.run(text)
+            there = dumped(family, table)
+        ip = "ip" if family is Family.IPV4 else "ip6"
+        for chain, rules in written(text).items():
+            for rule, found in zip(rules, there[chain], strict=True):
+                assert simplified(compiling.rule(rule, ip)) == simplified(found), rule
+
+
+@pytest.mark.parametrize("family", Family)
+def test_rules_are_listed_as_nft_lists_them(family):
+    ip = "ip" if family is Family.IPV4 else "ip6"
+    for text, table in texts(family):
+        with own_network():
+            nft.run(text)
+            out = subprocess.run(["nft", "list", "table", ip, table], capture_output=True, text=True, check=True).stdout
+        listed = dict(re.findall(r"^\tchain (\S+) \{\n(.*?)^\t\}", re.sub(r",\n\s*", ", ", out), re.M | re.S))
+        for chain, rules in written(text).items():
+            lines = [line.strip() for line in listed[chain].splitlines() if "\ttype " not in line]
+            ours = [listing.text(compiling.rule(rule, ip), ip) for rule in rules]
+            assert list(map(unordered, ours)) == list(map(unordered, lines))
+            assert [compiling.rule(line, ip) for line in ours] == [compiling.rule(rule, ip) for rule in rules]
+
+
+def unordered(line):
+    """A listed rule with the elements of its own set in order: the kernel has them in none."""
+    head, brace, rest = line.partition("{ ")
+    return head, sorted(rest.removesuffix(" }").split(", ")) if brace else []
+
+
+@pytest.mark.parametrize("family", Family)
+def test_what_is_written_over_netlink_comes_back_and_is_listed_as_what_nft_loads(family):
+    ruleset = Ruleset(family, worlds(family)[0])
+    names = ruleset.needed(STICKY)
+    with own_network():
+        nft.run(ruleset.skeleton(STICKY))
+        by_nft, listed = dumped(family, TABLE), list_table(ruleset)
+    with own_network():
+        nft.run(ruleset.skeleton(()))
+        with closing(nfnetlink.Transactions.open()) as transactions:
+            transactions.commit(ruleset.messages(names))
+        assert dumped(family, TABLE) == by_nft
+        assert list_table(ruleset) == listed
+        nft.run(f"delete table {ruleset.name}\n")
+        nft.run(listed)
+
+
+def list_table(ruleset):
+    out = subprocess.run(["nft", "list", "table", *ruleset.name.split()], capture_output=True, text=True, check=True)
+    blocks = re.findall(r"^\t(?:chain|counter|set|map) .*?^\t\}$", out.stdout, re.MULTILINE | re.DOTALL)
+    return (
+        f"table {ruleset.name} {{\n"
+        + "\n".join(sorted(blocks, key=lambda block: (block[1:3] == "ch", block)))
+        + "\n}\n"
+    )
+
+
+def test_rules_of_other_programs_are_parsed_and_what_is_unknown_is_kept():
+    text = """table ip other {
+        chain input {
+            type filter hook input priority 0; policy accept;
+            ct state invalid counter drop
+            tcp dport 22 limit rate 5/minute accept
+            ip saddr 192.0.2.1-192.0.2.9 log prefix "x" drop
+            meta mark set ct mark
+        }
+    }"""
+    with own_network():
+        nft.run(text)
+        rules = dumped(Family.IPV4, "other")["input"]
+        messages_again = [
+            message for rule in rules for message in messages.appended(Family.IPV4, "other", "input", rule)
+        ]
+        with closing(nfnetlink.Transactions.open()) as transactions:
+            transactions.commit(messages_again)
+        again = dumped(Family.IPV4, "other")["input"]
+    assert again == [*rules, *rules]
+    assert any(isinstance(each, expressions.Unknown) and each.name == "log" for each in rules[2])
+    assert "log" in listing.text(rules[2], "ip")
