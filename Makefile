@@ -8,7 +8,7 @@ GUESTS ?= 2
 TARGET ?=
 SOAK ?= 60
 
-.PHONY: setup demo test fuzz lint conformance conformance-ipvs machine bench prove soak node dist clean
+.PHONY: setup demo test fuzz lint conformance conformance-ipvs machine bench prove soak wayback node dist clean
 
 setup:
 	@tools/setup
@@ -63,6 +63,11 @@ prove: setup
 soak: setup
 	@tools/check-host
 	@$(PY) -m prove.soak --minutes $(SOAK) $(if $(MODE),--mode $(MODE)) $(if $(SEED),--seed $(SEED)) $(WITH)
+
+# From our proxy to the Go one and back, under traffic; PEER is its path: docs/migrate.md.
+wayback: setup
+	@tools/check-host
+	@$(PY) -m prove.wayback --peer "$(PEER)" $(WITH)
 
 # On a node: /opt/kube-proxy, /usr/local/bin/kube-proxy, a systemd unit, manual pages and completion. Nothing of the tests.
 node:

@@ -12,6 +12,7 @@ import re
 import socket
 import struct
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -77,7 +78,7 @@ def ask(proto: str, address: str, port: int, timeout: float = 0.5, source: str |
         sock.settimeout(timeout)
         try:
             if proto == "udp":
-                _bind(sock, source or ("::" if family == socket.AF_INET6 else "0.0.0.0"))
+                bind_next(sock, source or ("::" if family == socket.AF_INET6 else "0.0.0.0"))
             elif source:
                 sock.bind((source, 0))
             sock.connect((address, port))
@@ -87,9 +88,12 @@ def ask(proto: str, address: str, port: int, timeout: float = 0.5, source: str |
     return _said(raw, time.perf_counter() - start) if raw else NoAnswer.REFUSED
 
 
-def _bind(sock: socket.socket, address: str) -> None:
-    """Take the next port that nobody else on the node has: a proxy that carries bytes has thousands of them."""
-    for port in itertools.islice(_SOURCE_PORTS, _TRIES):
+def bind_next(sock: socket.socket, address: str, ports: Iterator[int] = _SOURCE_PORTS) -> None:
+    """Take the next port that nobody else on the node has: a proxy that carries bytes has thousands of them.
+
+    Raises OSError.
+    """
+    for port in itertools.islice(ports, _TRIES):
         try:
             sock.bind((address, port))
         except OSError as error:

@@ -12,13 +12,14 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import NamedTuple, Self
 
 import msgspec
 
 from lab.netns import run_in
+from lab.probes import bind_next
 from support.live import Front, Live
 from support.modes import GUEST
 
@@ -131,35 +132,40 @@ class Traffic:
             self.failures.append(f"{time.monotonic() - self._began:.3f} s: {stream}: {why!r}")
 
     def _repeat(self, stream: Stream) -> None:
-        ask = _tcp if stream.kind == "tcp" else _udp
         while not self._over.is_set():
             try:
-                self.pods[stream].add(ask(stream.front))
+                self.pods[stream].add(_once(stream.front, stream.kind))
             except OSError as error:
                 self._fail(stream, error)
             self.asked[stream] += 1
             time.sleep(PAUSE)
 
     def _last(self, stream: Stream) -> None:
-        with _connected(stream.front) as sock:
+        with connected(stream.front) as sock:
             while not self._over.is_set():
-                self.pods[stream].add(_ask(sock))
+                self.pods[stream].add(question(sock))
                 self.asked[stream] += 1
                 time.sleep(PAUSE)
 
 
-def _socket(front: Front, kind: socket.SocketKind) -> socket.socket:
-    sock = socket.socket(socket.AF_INET6 if ":" in front.address else socket.AF_INET, kind)
-    sock.settimeout(GIVE_UP)
-    return sock
+def connected(
+    front: Front, patience: float = GIVE_UP, protocol: str = "tcp", ports: Iterator[int] | None = None
+) -> socket.socket:
+    """Return a connection, from the next of its `ports` if there are; of TCP one whose first SYN came through.
 
-
-def _connected(front: Front) -> socket.socket:
-    sock = _socket(front, socket.SOCK_STREAM)
+    `patience` is in seconds. Raises OSError.
+    """
+    family = socket.AF_INET6 if ":" in front.address else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM if protocol == "tcp" else socket.SOCK_DGRAM)
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.settimeout(patience)
+        if protocol == "tcp":
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if ports is not None:
+            bind_next(sock, "::" if family == socket.AF_INET6 else "0.0.0.0", ports)
         sock.connect(front)
-        check_first_syn(sock)
+        if protocol == "tcp":
+            check_first_syn(sock)
     except BaseException:
         sock.close()
         raise
@@ -173,12 +179,13 @@ def check_first_syn(sock: socket.socket) -> None:
         raise ConnectionError("the first SYN was lost")
 
 
-def _tcp(front: Front) -> str:
-    with _connected(front) as sock:
-        return _ask(sock)
+def _once(front: Front, protocol: str) -> str:
+    with connected(front, protocol=protocol) as sock:
+        return question(sock)
 
 
-def _ask(sock: socket.socket) -> str:
+def question(sock: socket.socket) -> str:
+    """Ask once and return the pod that answered. Raises OSError."""
     sock.sendall(REQUEST)
     received = b""
     while not received.endswith(b"}\n"):
@@ -186,14 +193,7 @@ def _ask(sock: socket.socket) -> str:
         if not data:
             raise ConnectionError("ended early")
         received += data
-    return _decode(received.partition(b"\r\n\r\n")[2]).pod
-
-
-def _udp(front: Front) -> str:
-    with _socket(front, socket.SOCK_DGRAM) as sock:
-        sock.connect(front)
-        sock.send(b"?")
-        return _decode(sock.recv(2048)).pod
+    return _decode(received[received.find(b"{") :]).pod
 
 
 def kept(traffic: Traffic) -> bool:
