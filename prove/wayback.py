@@ -55,8 +55,9 @@ JOURNEYS: Final = tuple(
 )
 """The last one is what the others are compared with."""
 
-ALLOWED: Final = 1.0
-"""Seconds by which a gap on the way to the Go kube-proxy may be longer than twice that of its own."""
+ALLOWED: Final = 3
+"""How many times as long as its own a gap on the way to the Go kube-proxy may be; a sync that fails takes 30 s more."""
+
 SETTLE: Final = 2.0
 """Seconds of traffic before a program ends, and after all is said to be there."""
 
@@ -145,7 +146,7 @@ def faults(steps: Sequence[Step]) -> Iterator[str]:
             if not found.failed or step.before.name == step.after.name == GO:
                 continue
             beside = own.get((step.before.mode, step.after.mode), {}).get(kind) if step.after.name == GO else None
-            if beside is None or not beside.failed or found.gap > 2 * beside.gap + ALLOWED:
+            if beside is None or not beside.failed or found.gap > ALLOWED * beside.gap:
                 than = f"{beside} and {beside.gap:.1f} s without us" if beside else "none may"
                 yield f"{step.before} to {step.after}, {kind}: {found} failed, {found.gap:.1f} s: {than}"
                 yield from [f"  {line}" for line in step.failures if line.startswith(kind)][:5]
