@@ -31,6 +31,6 @@ def test_the_recorded_rules_go_and_kubelets_stay(variant):
         tables = list(xtables.tables(variant))
         kept = {chain for table in tables for chain in table.chains if chain.startswith("KUBE-")}
         assert {"KUBE-FIREWALL", "KUBE-ROUTER-INPUT"} <= kept
-        assert kept <= {"KUBE-FIREWALL", "KUBE-ROUTER-INPUT", "KUBE-MARK-MASQ", "KUBE-KUBELET-CANARY"}
+        assert kept <= {"KUBE-FIREWALL", "KUBE-ROUTER-INPUT", "KUBE-KUBELET-CANARY"}
         assert "-A INPUT -j KUBE-FIREWALL" in [rule for table in tables for rule in table.rules]
         assert remove_iptables_rules() == []

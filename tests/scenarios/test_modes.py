@@ -26,7 +26,7 @@ async def chains(live: Live, variant: str) -> set[str]:
     """A kube-proxy's chains of both families."""
     text = "".join([await live.run(f"{name}-{variant}-save") for name in ("iptables", "ip6tables")])
     found = {line[1:].split()[0] for line in text.splitlines() if line.startswith(":KUBE-")}
-    return found - {"KUBE-IPTABLES-HINT", "KUBE-FIREWALL", "KUBE-MARK-MASQ"}
+    return found - {"KUBE-IPTABLES-HINT", "KUBE-FIREWALL"}
 
 
 @pytest.mark.parametrize("variant", ["nft", "legacy"])

@@ -279,8 +279,8 @@ def _open_to_all(path: Path) -> bool:
 IPTABLES = re.compile(r"table ip6? (filter|nat|mangle|raw|security) \{")
 """What iptables-nft makes for itself, and leaves without rules."""
 
-NOT_OURS = re.compile(r"[A-Z]+|(-A )?KUBE-(FIREWALL|MARK-MASQ)( .*)?|-A (INPUT|OUTPUT) -j KUBE-FIREWALL")
-"""Chains of the kernel, and those that kubelet makes as well: they stay after a clean-up (Go's CleanupLeftovers)."""
+NOT_OURS = re.compile(r"[A-Z]+|(-A )?KUBE-FIREWALL( .*)?|-A (INPUT|OUTPUT) -j KUBE-FIREWALL")
+"""Chains of the kernel, and that which kubelet makes as well: it stays after a clean-up (Go's CleanupLeftovers)."""
 
 
 def kernel_rules() -> list[str]:

@@ -40,6 +40,8 @@ CHAINS: Final = IPVS_CHAINS | {
     "KUBE-PROXY-FIREWALL",
     "KUBE-PROXY-CANARY",
 }
+MARK: Final = "KUBE-MARK-MASQ"
+"""Of a kube-proxy since Kubernetes 1.28; others may lead packets there, as the CNI plugin portmap can be told to."""
 PREFIXES: Final = ("KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-", "KUBE-XLB-")
 
 
@@ -91,6 +93,10 @@ def removal(tables: Iterable[xtables.Table], keeps: Callable[[str, str], bool]) 
     for table in tables:
         ours = [c for c in table.chains if is_ours(c) and not keeps(table.name, c)]
         gone = frozenset(ours)
-        jumps = [rule for rule in table.rules if xtables.chain_of(rule) not in gone and xtables.target_of(rule) in gone]
+        others = [rule for rule in table.rules if xtables.chain_of(rule) not in gone]
+        jumps = [rule for rule in others if xtables.target_of(rule) in gone]
+        marked = MARK in map(xtables.target_of, others)
+        if MARK in table.chains and not marked and not keeps(table.name, MARK):
+            ours.append(MARK)
         text += xtables.removal(table.name, ours, jumps)
     return text

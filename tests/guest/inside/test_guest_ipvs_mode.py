@@ -177,9 +177,7 @@ def test_cleanup_leaves_nothing_of_ours_and_all_of_others() -> None:
     assert link_index(INTERFACE) is None
     with Ipsets.open() as sets:
         assert sets.names() == []
-    # The kubelet has that chain as well, so nobody removes it.
-    rules = [rule for table in xtables.tables(probe.variant(V4)) for rule in table.rules]
-    assert [xtables.chain_of(rule) for rule in rules] == ["KUBE-MARK-MASQ"]
+    assert [rule for table in xtables.tables(probe.variant(V4)) for rule in table.rules] == []
 
 
 # -- under traffic ---------------------------------------------------------------------------------------------------

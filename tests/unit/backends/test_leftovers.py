@@ -30,13 +30,25 @@ def test_jumps_go_first_then_the_chains_and_nothing_of_others():
         ":KUBE-SERVICES - [0:0]",
         ":KUBE-SVC-ABC - [0:0]",
         ":KUBE-SEP-DEF - [0:0]",
+        ":KUBE-MARK-MASQ - [0:0]",
         '-D PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES',
         "-D OUTPUT -j KUBE-SERVICES",
         "-X KUBE-SERVICES",
         "-X KUBE-SVC-ABC",
         "-X KUBE-SEP-DEF",
+        "-X KUBE-MARK-MASQ",
         "COMMIT",
     ]
+
+
+def test_the_chain_of_the_mark_stays_while_rules_of_others_lead_to_it():
+    """As those of the CNI plugin portmap with externalSetMarkChain; iptables removes no chain that is in use."""
+    portmap = Table(
+        "nat", (*NAT.chains, "CNI-HOSTPORT-SETMARK"), (*NAT.rules, "-A CNI-HOSTPORT-SETMARK -j KUBE-MARK-MASQ")
+    )
+    text = removal([portmap], nothing)
+    assert "KUBE-MARK-MASQ" not in text
+    assert "-X KUBE-SERVICES" in text
 
 
 def test_kubelets_firewall_is_left_alone():
