@@ -37,7 +37,7 @@ from kubeproxy.lifetime import Lifetime
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event
 from kubeproxy.model.plan import FamilyGlobals, Globals
-from kubeproxy.model.world import Settings, pod_cidrs
+from kubeproxy.model.world import Settings, pod_cidrs, primary_family
 from kubeproxy.observe import logs
 from kubeproxy.observe.events import EventRecorder, ObjectReference
 from kubeproxy.observe.health import ProxyHealth, eligible
@@ -116,7 +116,7 @@ def _in_mode(options: Options) -> tuple[Options, Mode, Settings]:
 
 def _checked(settings: Settings, check: Callable[[Sequence[Family]], None]) -> Settings:
     """Return the settings with the families that the mode can do on this node. Raises Unsupported."""
-    able = host.supported(settings.families, settings.bind_address, check)
+    able = host.supported(settings.families, primary_family(settings, None), check)
     if able.lack:
         log.warning("%s", able.words)
     return structs.replace(settings, families=able.families)

@@ -227,16 +227,27 @@ class Engine:
         return True
 
     def _check_family(self, node: Node | None) -> None:
-        """Raise Unsupported when the family of the Node's first address cannot be served here; it is looked at once."""
+        """Raise Unsupported when the family of the Node's first address cannot be served here; it is looked at once.
+
+        Without an address that is IPv4, as for the Go kube-proxy.
+        """
         if self._primary is not None:
             return
-        self._primary = primary = primary_family(self.settings, node)
-        if primary is not None and primary not in self.settings.families:
-            served = " and ".join(family.label for family in self.settings.families)
+        self._primary = primary_family(self.settings, node)
+        primary = self._primary or Family.IPV4
+        if primary in self.settings.families:
+            return
+        name, served = self.settings.node_name, " and ".join(family.label for family in self.settings.families)
+        if self._primary is None:
             raise Unsupported(
-                f"the first address of Node {self.settings.node_name} is an {primary.label} address, but only {served} "
-                f"can be served here: turn {primary.label} on in this kernel, or have the other address come first"
+                f"Node {name} has no address that would say that it needs no IPv4, and only {served} can be served "
+                f"here: set bindAddress to an {served} address of this node, or give it what IPv4 lacks"
             )
+        raise Unsupported(
+            f"the first address of Node {name} is an {primary.label} address, but only {served} can be served here: "
+            f"turn {primary.label} on in this kernel, with iptables for it where the mode needs that, or have the "
+            "other address come first"
+        )
 
     def _update_world(self) -> bool:
         """Take the node's part of the plans up to date; return whether it changed. Raises ApplyError."""

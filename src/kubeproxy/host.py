@@ -43,12 +43,12 @@ def node_name(override: str) -> str:
     return name
 
 
-def families(primary: Family, proc: Path = Path("/proc")) -> tuple[Family, ...]:
-    """Return the families that the kernel has. Raises Unsupported when the primary one is missing."""
+def families(primary: Family | None = None, proc: Path = Path("/proc")) -> tuple[Family, ...]:
+    """Return the families that the kernel has. Raises Unsupported when the primary one, if it is known, is missing."""
     disabled = proc / "sys/net/ipv6/conf/all/disable_ipv6"
     has_ipv6 = (proc / "net/if_inet6").exists() and not (disabled.exists() and disabled.read_text().strip() == "1")
     found = (Family.IPV4, Family.IPV6) if has_ipv6 else (Family.IPV4,)
-    if primary not in found:
+    if primary is not None and primary not in found:
         raise Unsupported(
             "bindAddress is an IPv6 address, but IPv6 is off in this kernel: set net.ipv6.conf.all.disable_ipv6=0, "
             "or give an IPv4 address"
@@ -72,27 +72,35 @@ class Supported(NamedTuple):
         return f"Services are served by {self.families[0].label} alone: {self.lack}"
 
 
-def supported(found: tuple[Family, ...], bind_address: bytes, check: Callable[[Sequence[Family]], None]) -> Supported:
+def supported(
+    found: tuple[Family, ...], primary: Family | None, check: Callable[[Sequence[Family]], None]
+) -> Supported:
     """Return for which families `check` finds that nothing is missing. It raises Unsupported where something is.
 
-    A node may do without the second one, as without ip6tables, or a kernel without its nat table. That is asked more
-    than once, since what comes from a moment without memory would hold until the next start. Raises Unsupported when
-    the primary family lacks something: that of bindAddress (packed, b'' for none), else IPv4.
+    A node may do without one that is not its primary family, as without ip6tables, or a kernel without its nat table;
+    without either, while the primary one is not known (None). That is asked more than once, since what comes from a
+    moment without memory would hold until the next start. Raises Unsupported when none is left.
     Source: platformCheckSupported of cmd/kube-proxy.
     """
-    primary, lack = family_of(bind_address) if bind_address else found[0], ""
+    lacks: list[Unsupported] = []
     for pause in (0.0, *_ASKED_AGAIN):
         time.sleep(pause)
         try:
             check(found)
         except Unsupported as error:
-            if found == (primary,):
+            if len(found) == 1:
                 raise
-            lack = str(error)
+            lacks.append(error)
         else:
             return Supported(found)
-    check((primary,))
-    return Supported((primary,), lack)
+    for family in found if primary is None else (primary,):
+        try:
+            check((family,))
+        except Unsupported as error:
+            lacks.append(error)
+        else:
+            return Supported((family,), str(lacks[-1]))
+    raise lacks[0]
 
 
 def settings(
@@ -102,17 +110,18 @@ def settings(
     forward_after: int = 0,
 ) -> Settings:
     """Return what the configuration, the flags beside it and this host say about the node. Raises Unsupported."""
-    bind = pack(config.bind_address) or b"\0\0\0\0"
+    bind = pack(config.bind_address) or b""
+    bind = bind if any(bind) else b""
     return Settings(
         node_name=node_name(config.hostname_override),
-        families=families(family_of(bind)),
+        families=families(family_of(bind) if bind else None),
         local_mode=_LOCAL_MODES[config.local_mode],
         cluster_cidrs=config.cluster_cidrs,
         bridge=config.detect_local.bridge_interface,
         prefix=config.detect_local.interface_name_prefix,
         nodeport_addresses=spelled_out(config.node_port_addresses) or config.of_mode.nodeport_addresses,
         loopback_nodeports=config.of_mode.loopback_nodeports(config),
-        bind_address=bind if any(bind) else b"",
+        bind_address=bind,
         masquerade_all=config.masquerade_all,
         masquerade_mark=1 << config.masquerade_bit,
         connections=connections,

@@ -14,6 +14,7 @@ import pytest
 
 from kubeproxy.backends.iptables.names import chain_hash
 from lab.proxyprocess import proxy_command
+from lab.topology import NODE_A
 from support.foreign import load_iptables
 from support.live import Live
 from support.modes import MODES
@@ -153,22 +154,41 @@ async def test_loopback_is_opened_for_a_nodeport_only(bare: Live) -> None:
     assert await bare.run("sysctl", "-n", where) == "1\n"
 
 
-async def test_a_kernel_without_the_nat_table_of_ip6tables_is_served_with_ipv4(bare: Live) -> None:
+@pytest.mark.parametrize(
+    ("lacking", "served", "other", "address"),
+    [("ip6tables", "IPv4", "IPv6", NODE_A.ip), ("iptables", "IPv6", "IPv4", NODE_A.ip6)],
+)
+async def test_a_kernel_without_the_nat_table_of_one_family_is_served_with_the_other(
+    bare: Live, lacking: str, served: str, other: str, address: str
+) -> None:
     """As that of minikube (kubernetes issue 133694): the Go kube-proxy logs it and goes on with one family."""
     tools = bare.cluster.folder / "tools"
     tools.mkdir()
     for variant in ("nft", "legacy"):
-        tool = tools / f"ip6tables-{variant}"
+        tool = tools / f"{lacking}-{variant}"
         tool.write_text(
-            f'#!/bin/sh\n[ "$1" = --version ] && exec /usr/sbin/ip6tables-{variant} "$@"\n'
-            "echo 'ip6tables: can not initialize ip6tables table `nat`: Table does not exist' >&2\nexit 3\n"
+            f'#!/bin/sh\n[ "$1" = --version ] && exec /usr/sbin/{lacking}-{variant} "$@"\n'
+            f"echo '{lacking}: can not initialize {lacking} table `nat`: Table does not exist' >&2\nexit 3\n"
         )
         tool.chmod(0o755)
+    record = bare.cluster.store.get("nodes", ("", "node-a"))
+    assert record is not None
+    node = record.decode()
+    node["status"]["addresses"] = [{"type": "InternalIP", "address": address}]
+    bare.cluster.store.put("nodes", node)
     bare.service("web", "a1 a2 b1", **DUAL)
     await bare.start(IPTABLES, command=["env", f"PATH={tools}:{os.environ['PATH']}", proxy_command()])
-    await bare.expect(bare.front("web"), {"pod": "a1 a2 b1"})
-    assert "KUBE-SERVICES" not in await bare.run("ip6tables-nft-save")
-    (line,) = bare.logged("Services are served by IPv4 alone")
+    await bare.expect(bare.front("web", family=served), {"pod": "a1 a2 b1"})
+    assert "KUBE-SERVICES" not in await bare.run(f"{lacking}-nft-save")
+    (line,) = bare.logged(f"Services are served by {served} alone")
     assert "Table does not exist" in line
     status, body = await bare.page("/healthz")
-    assert (status, "IPv6" in body) == (200, False)
+    assert (status, other in body) == (200, False)
+
+
+async def test_an_unspecified_ipv6_bind_address_starts_where_ipv6_is_off(bare: Live) -> None:
+    await bare.run("sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1")
+    bare.service("web", "a1")
+    await bare.start({"bindAddress": "::"})
+    await bare.expect(bare.front("web"), {"pod": "a1"})
+    assert (await bare.page("/healthz"))[0] == 200

@@ -10,7 +10,7 @@ from kubeproxy import host
 from kubeproxy.config import Duration, load_text
 from kubeproxy.config.types import Conntrack
 from kubeproxy.errors import ConfigError, Unsupported
-from kubeproxy.model.addresses import Family, pack
+from kubeproxy.model.addresses import Family, family_of, pack
 from kubeproxy.model.objects import Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
 from kubeproxy.model.world import Settings
 
@@ -40,7 +40,7 @@ def proc(tmp_path):
 
 
 def test_families(proc):
-    assert host.families(V4, proc) == (V4,)
+    assert host.families(None, proc) == host.families(V4, proc) == (V4,)
     with pytest.raises(Unsupported, match="IPv6 is off in this kernel"):
         host.families(V6, proc)
     (proc / "net/if_inet6").touch()
@@ -59,14 +59,18 @@ def test_families(proc):
         ((V4, V6), "", (V6,), (V4,)),
         ((V4, V6), "fd00::1", (V4,), (V6,)),
         ((V4,), "", (), (V4,)),
-        ((V4, V6), "", (V4,), None),
+        ((V4, V6), "", (V4,), (V6,)),
+        ((V4, V6), "192.0.2.1", (V4,), None),
         ((V4, V6), "", (V4, V6), None),
         ((V4, V6), "fd00::1", (V6,), None),
         ((V4,), "", (V4,), None),
     ],
 )
-def test_a_node_may_do_without_the_second_family(found, bind, missing, able, monkeypatch):
-    """As one whose kernel has no nat table for ip6tables: the Go kube-proxy serves IPv4 alone there."""
+def test_a_node_may_do_without_one_family_unless_its_address_is_of_it(found, bind, missing, able, monkeypatch):
+    """As one whose kernel has no nat table for ip6tables: the Go kube-proxy serves IPv4 alone there.
+
+    Which family the Node's first address is of is known later.
+    """
     monkeypatch.setattr(host, "_ASKED_AGAIN", (0.0,))
 
     def check(families):
@@ -74,12 +78,12 @@ def test_a_node_may_do_without_the_second_family(found, bind, missing, able, mon
             if family in missing:
                 raise Unsupported(f"no {family.label}")
 
-    address = pack(bind) if bind else b""
+    primary = family_of(pack(bind)) if bind else None
     if able is None:
-        with pytest.raises(Unsupported):
-            host.supported(found, address, check)
+        with pytest.raises(Unsupported, match=f"no {missing[0].label}"):
+            host.supported(found, primary, check)
         return
-    got = host.supported(found, address, check)
+    got = host.supported(found, primary, check)
     assert (got.families, got.lack) == (able, "" if able == found else f"no {missing[0].label}")
     if got.lack:
         assert got.words == f"Services are served by {able[0].label} alone: no {missing[0].label}"
@@ -90,6 +94,13 @@ def test_settings_of_a_configuration(monkeypatch):
     found = host.settings(load_text(HEAD + "hostnameOverride: n\nbindAddress: fd00::1\nclusterCIDR: fd00:1::/64\n"))
     assert (found.node_name, found.families, found.bind_address) == ("n", (V6,), pack("fd00::1"))
     assert host.settings(load_text(HEAD)).bind_address == b""
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::"])
+def test_an_unspecified_bind_address_asks_for_no_family(address, monkeypatch):
+    """The Node's first address does: `bindAddress: "::"` is a habit, also in clusters whose kernels have no IPv6."""
+    monkeypatch.setattr(host, "families", lambda primary: (V4,) if primary is None else ())
+    assert host.settings(load_text(HEAD + f"hostnameOverride: n\nbindAddress: '{address}'")).families == (V4,)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +181,7 @@ def test_a_family_that_lacks_something_for_a_moment_is_served(monkeypatch):
         if errors:
             raise errors.pop()
 
-    assert host.supported((V4, V6), b"", check) == ((V4, V6), "")
+    assert host.supported((V4, V6), None, check) == ((V4, V6), "")
 
 
 def test_the_place_in_an_oom(caplog):

@@ -31,7 +31,7 @@ from kubeproxy.kernel.listening import listening
 from kubeproxy.kernel.port_holder import holder
 from kubeproxy.kernel.routes import way_out
 from kubeproxy.kernel.sysctl import NF_CONNTRACK_MAX, read_sysctl
-from kubeproxy.model.addresses import Family, pack, unpack
+from kubeproxy.model.addresses import Family, family_of, pack, unpack
 from kubeproxy.model.plan import FamilyGlobals
 from kubeproxy.seeing.checks import contact, identity, programming, settings, strangers
 from kubeproxy.seeing.finding import Finding, worst_first
@@ -60,7 +60,7 @@ class Node(Struct, frozen=True):
     @property
     def families(self) -> tuple[Family, ...]:
         """The families that are programmed, or would be."""
-        return self.facts.world.families if self.facts is not None else host.families(Family.IPV4)
+        return self.facts.world.families if self.facts is not None else host.families()
 
     @property
     def parts(self) -> list[tuple[Family, FamilyGlobals]]:
@@ -205,9 +205,10 @@ def _ports(node: Node) -> Iterator[identity.Port]:
 
 def _able(node: Node) -> Iterator[Finding]:
     bind = pack(node.config.bind_address) or b""
+    primary = family_of(bind) if any(bind) else None
     look = partial(node.mode.operations().look, node.config)
     try:
-        able = host.supported(node.families, bind if any(bind) else b"", look)
+        able = host.supported(node.families, primary, look)
     except Unsupported as error:
         yield from programming.able(str(error))
     else:

@@ -34,7 +34,7 @@ from kubeproxy.kernel.sysctl import NF_CONNTRACK_MAX, read_sysctl
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
 from kubeproxy.model.planner import Planner
-from kubeproxy.model.world import Settings, Surroundings, build
+from kubeproxy.model.world import Settings, Surroundings, build, primary_family
 from kubeproxy.seeing.changes import Local, Shift, Side, lasting, remarks, shifts
 
 _OF_ALL = frozenset({"config", "kubeconfig", "hostname-override", "proxy-mode"})
@@ -114,7 +114,7 @@ def _new(given: argparse.Namespace, now: KubeProxyConfiguration) -> KubeProxyCon
 
 def _outlook(asked: Source, facts: Facts, now: KubeProxyConfiguration, new: KubeProxyConfiguration) -> Outlook:
     old_mode, mode = modes.named(facts.mode), modes.named(new.active_mode)
-    settings, lacks, alone = _settings(new, mode)
+    settings, lacks, alone = _settings(facts, new, mode)
     local = host.packed_local_addresses(tuple(Family), modes.interfaces())
     world, unknown = _world(facts, settings, local)
     before, after = Planner(facts.world), Planner(world)
@@ -141,13 +141,14 @@ def _outlook(asked: Source, facts: Facts, now: KubeProxyConfiguration, new: Kube
     )
 
 
-def _settings(new: KubeProxyConfiguration, mode: Mode) -> tuple[Settings, str, list[str]]:
+def _settings(facts: Facts, new: KubeProxyConfiguration, mode: Mode) -> tuple[Settings, str, list[str]]:
     """Return what the configuration says of this node, what it lacks to run it, '' for nothing, and what it lacks for
     one family alone, as a sentence or none.
     """
     settings = host.settings(new)
+    primary = primary_family(settings, facts.node if settings.node_name == facts.world.node_name else None)
     try:
-        able = host.supported(settings.families, settings.bind_address, partial(mode.operations().look, new))
+        able = host.supported(settings.families, primary, partial(mode.operations().look, new))
     except Unsupported as error:
         return settings, str(error), []
     return structs.replace(settings, families=able.families), "", [able.words] if able.lack else []

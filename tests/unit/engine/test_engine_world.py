@@ -89,6 +89,28 @@ def test_a_first_address_of_a_family_that_is_not_served_ends_the_program_even_wh
     play(scene)
 
 
+@pytest.mark.parametrize("later", [(), ("192.0.2.7",)])
+def test_a_node_whose_address_is_never_known_has_ipv4_first(later):
+    """As with the Go kube-proxy, which takes 127.0.0.1 for it: IPv6 alone is for nodes that say they are."""
+
+    async def scene(stage):
+        stage.engine._node_patience = 0.0
+        stage.tell(*LISTS, node(*later or ("",)))
+        with pytest.raises(Unsupported, match="IPv4 address, but only IPv6 can be served" if later else "bindAddress"):
+            await asyncio.wait_for(stage.task, 10)
+
+    play(scene, families=(V6,))
+
+
+def test_a_node_whose_first_address_is_ipv6_does_without_ipv4():
+    async def scene(stage):
+        stage.tell(*LISTS, node("fd00::7"))
+        await stage.settled()
+        assert stage.backend.worlds[-1].ipv6.node_ips
+
+    play(scene, families=(V6,))
+
+
 def test_a_new_address_of_the_api_server_takes_a_services_external_ip_away():
     async def scene(stage):
         await started(stage, service("a", external_ips=["198.51.100.7"]))
