@@ -147,6 +147,18 @@ def test_an_added_external_ip_is_a_new_frontend():
     assert translations(found, []) == [Translation(EXTERNAL, 53, EXTERNAL + b"\0\x35")]
 
 
+def test_an_external_ip_that_a_service_loses_is_no_frontend_any_more():
+    found = suspects([change(meaning(A, external=[EXTERNAL]), meaning(A))], V4, certain=True)
+    assert translations(found, []) == [Translation(EXTERNAL, 53, A)]
+
+
+@pytest.mark.parametrize("policy", [SERVED, LOCAL])
+def test_flows_stay_that_go_to_an_endpoint_which_serves_whatever_policies_and_source_ranges_say_now(policy):
+    changed = meaning(A, balancer=[EXTERNAL], outside=policy, sources=((b"", b""),))
+    found = suspects([change(meaning(A, balancer=[EXTERNAL]), changed)], V4, certain=True)
+    assert all(A not in look.lost for look in found.values())
+
+
 def test_what_serves_again_is_not_wrong():
     assert translations({FRONT: Suspects(frozenset({A}), frozenset({A, B}))}, []) == [Translation(VIP, 53, B)]
     assert translations({FRONT: Suspects(frozenset({A}), None)}, []) is None
