@@ -78,7 +78,6 @@ def run(options: Options) -> int:
     options, mode, settings = _chosen(options)
     config, operations = options.config, mode.operations()
     host.check_families(settings)
-    host.check_nodeport_addresses(config)
     if options.init_only:
         _prepare_host(operations, config)
         operations.initialize(config)
@@ -257,7 +256,6 @@ class App:
         self._sources.follow_servers(self._engine.addresses_changed)
         self._servers = Servers(self._served())
         self._pod_cidrs: tuple[str, ...] = ()
-        self._warned = False  # of families without a network in clusterCIDR
 
     def _served(self) -> Served:
         return Served(
@@ -339,9 +337,6 @@ class App:
             self._reporter.audience.arrived(events)
         self._engine.arrive(events)
         node = self._engine.planner.nodes.get(self._settings.node_name)
-        if not self._warned and (node is not None or not self._sources.knows_nodes):
-            self._warned = True
-            host.warn_of_families(self._settings, node)
         self._health.node_eligible = eligible(node) if self._sources.knows_nodes else True
         if self._settings.local_mode == "NodeCIDR":
             try:
@@ -388,6 +383,8 @@ class App:
         """What is done once, when our own rules are in place."""
         await garbage.resume_when(self._engine.ready)
         self._systemd.ready()
+        node = self._engine.planner.nodes.get(self._settings.node_name)  # by now it is known, or given up on
+        host.warn_of_addresses(self._config, self._settings, node)
         await remove_others(self._mode, Backoff(FIRST_REMOVAL_RETRY, SLOWEST_REMOVAL_RETRY))
         self._flows.recheck(self._engine.planner.compiled)
 

@@ -9,13 +9,14 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import NamedTuple
 
+from kubeproxy.config.addresses import split_host_port
 from kubeproxy.config.gates import gate_enabled
-from kubeproxy.config.modes.description import EVERY_ADDRESS, NODEPORT_WORDS, spelled_out
+from kubeproxy.config.modes.description import EVERY_ADDRESS, spelled_out
 from kubeproxy.config.types import Conntrack, KubeProxyConfiguration
 from kubeproxy.errors import ConfigError, Unsupported
 from kubeproxy.kernel.addresses import local_addresses
@@ -23,7 +24,7 @@ from kubeproxy.kernel.sysctl import ConntrackConfig, apply_settings, conntrack_s
 from kubeproxy.model.addresses import Family, family_of, is_loopback, pack, parse_networks
 from kubeproxy.model.objects import Node
 from kubeproxy.model.plan import Connections, Forwarding, Orphans
-from kubeproxy.model.world import LocalMode, Settings, node_addresses, pod_cidrs, primary_family
+from kubeproxy.model.world import PRIMARY, LocalMode, Settings, node_addresses, pod_cidrs, primary_family
 
 log = logging.getLogger("kubeproxy.host")
 
@@ -134,27 +135,6 @@ def settings(
     )
 
 
-def check_nodeport_addresses(config: KubeProxyConfiguration) -> None:
-    """Warn of NodePorts that answer on more addresses than one may think.
-
-    Source: docs/reference.md "Start" 6; checkBadConfig of cmd/kube-proxy.
-    """
-    given = config.node_port_addresses
-    if not given and config.of_mode.nodeport_addresses == EVERY_ADDRESS:
-        log.warning(
-            "nodePortAddresses is unset: NodePorts answer on all local addresses; [primary] would be the node's own"
-        )
-    dual_stack = any(all(_any_of(family, networks) for family in Family) for networks in config.network_lists)
-    worded = any(part in NODEPORT_WORDS for part in given)  # and words are of both families
-    missing = [family.label for family in Family if given and not worded and not _any_of(family, given)]
-    if dual_stack and missing:
-        log.warning(
-            "nodePortAddresses has no %s network, but the cluster appears to be dual-stack: NodePorts answer on all "
-            "local %s addresses",
-            *(missing[0], missing[0]),
-        )
-
-
 def packed_local_addresses(wanted: Sequence[Family], without: AbstractSet[str]) -> Mapping[Family, list[bytes]]:
     """Return this node's addresses, without those of some interfaces: they are Services' addresses."""
     return {
@@ -203,14 +183,79 @@ def check_families(wanted: Settings) -> None:
         )
 
 
-def warn_of_families(wanted: Settings, node: Node | None) -> None:
-    """Warn of the Node's families without a network in clusterCIDR; without a Node, of all that are served."""
+def warn_of_addresses(config: KubeProxyConfiguration, wanted: Settings, node: Node | None) -> None:
+    """Warn of addresses that do not fit the families of the Node, once it is known or given up on.
+
+    Source: docs/reference.md "Start" 6 and 9; checkBadConfig and checkBadIPConfig of cmd/kube-proxy.
+    """
+    for warning in (
+        *_open_nodeports(config, wanted, node),
+        *_of_the_other_family(config, wanted, node),
+        *_unmasqueraded(wanted, node),
+    ):
+        log.warning("%s", warning)
+
+
+def _open_nodeports(config: KubeProxyConfiguration, wanted: Settings, node: Node | None) -> Iterator[str]:
+    """Yield why NodePorts answer on more addresses than one may think."""
+    known = {family for family in wanted.families if not all(map(is_loopback, node_addresses(wanted, node, family)))}
+    if not config.node_port_addresses and wanted.nodeport_addresses == EVERY_ADDRESS:
+        yield "nodePortAddresses is unset: NodePorts answer on all local addresses; [primary] would be the node's own"
+        return
+    if wanted.nodeport_addresses == (PRIMARY,) and not known:
+        yield "no address of this node is known: NodePorts answer on all local addresses"
+        return
+    named = {family for family in wanted.families if _any_of(family, wanted.nodeport_addresses)}
+    named |= known if PRIMARY in wanted.nodeport_addresses else set()
+    lists = (*config.networks.values(), pod_cidrs(node))
+    dual_stack = any(all(_any_of(family, networks) for family in Family) for networks in lists)
+    for family in wanted.families:
+        first = family is _first(wanted, node)
+        if family not in named and (dual_stack or first):
+            why = "the Node's first address is one" if first else "the cluster appears to be dual-stack"
+            yield (
+                f"nodePortAddresses has no {family.label} network, but {why}: NodePorts answer on all local "
+                f"{family.label} addresses"
+            )
+
+
+def _of_the_other_family(config: KubeProxyConfiguration, wanted: Settings, node: Node | None) -> Iterator[str]:
+    """Yield which fields have addresses of another family than the Node's first address alone."""
+    fields: dict[str, Sequence[str]] = {"clusterCIDR": wanted.cluster_cidrs}
+    if len(wanted.families) == 1:
+        fields |= config.networks
+        fields["healthzBindAddress"] = _network(config.healthz_bind_address)
+        fields["metricsBindAddress"] = _network(config.metrics_bind_address)
+    if wanted.local_mode == "ClusterCIDR":
+        del fields["clusterCIDR"]
+    if wanted.local_mode != "NodeCIDR":
+        fields["podCIDRs of the Node"] = pod_cidrs(node)
+    first = _first(wanted, node)
+    for field, networks in fields.items():
+        families = {family for family in Family if _any_of(family, networks)}
+        if families and first not in families:
+            (other,) = families
+            yield f"{field} has {other.label} addresses only, but the Node's first address is an {first.label} address"
+
+
+def _network(place: str) -> list[str]:
+    """Return the network of a server's address alone, nothing for all addresses."""
+    text, _ = split_host_port(place) or ("", "")
+    address = pack(text)
+    return [f"{text}/{8 * len(address)}"] if address is not None and any(address) else []
+
+
+def _first(wanted: Settings, node: Node | None) -> Family:
+    return primary_family(wanted, node) or wanted.families[0]
+
+
+def _unmasqueraded(wanted: Settings, node: Node | None) -> Iterator[str]:
+    """Yield the Node's families without a network in clusterCIDR; without a Node, of all that are served."""
     for family in _without_network(wanted) if wanted.local_mode == "ClusterCIDR" else ():
         if node is None or not all(map(is_loopback, node_addresses(wanted, node, family))):
-            log.warning(
-                "detectLocalMode is ClusterCIDR but clusterCIDR names no network of family=%s: cluster IP traffic "
-                "is not masqueraded",
-                family.label,
+            yield (
+                f"detectLocalMode is ClusterCIDR but clusterCIDR names no network of family={family.label}: cluster IP "
+                "traffic is not masqueraded"
             )
 
 
@@ -226,7 +271,7 @@ def check_pod_cidrs(wanted: Settings, node: Node | None) -> None:
     cidrs = pod_cidrs(node)
     if wanted.local_mode != "NodeCIDR" or not cidrs:
         return
-    primary = primary_family(wanted, node) or wanted.families[0]
+    primary = _first(wanted, node)
     if not _any_of(primary, cidrs):
         raise ConfigError(
             f"detectLocalMode: NodeCIDR, but podCIDRs {','.join(cidrs)} of Node {wanted.node_name} are not "

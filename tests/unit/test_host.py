@@ -103,36 +103,6 @@ def test_an_unspecified_bind_address_asks_for_no_family(address, monkeypatch):
     assert host.settings(load_text(HEAD + f"hostnameOverride: n\nbindAddress: '{address}'")).families == (V4,)
 
 
-@pytest.mark.parametrize(
-    ("families", "cidrs", "warned"),
-    [
-        ((V4,), ("10.0.0.0/8",), []),
-        ((V4, V6), ("10.0.0.0/8", "fd00::/8"), []),
-        ((V4, V6), ("10.0.0.0/8",), ["IPv6"]),
-        ((V4, V6), ("fd00::/8",), ["IPv4"]),
-        ((V4,), ("fd00::/8", "10.0.0.0/8"), []),
-        ((V4,), (), ["IPv4"]),
-        ((V4,), ("::ffff:10.0.0.0/104",), []),
-        ((V4, V6), ("::ffff:10.0.0.0/104",), ["IPv6"]),
-    ],
-)
-def test_cluster_cidrs_that_can_be_used(families, cidrs, warned, caplog):
-    wanted = Settings("n", families, cluster_cidrs=cidrs)
-    host.check_families(wanted)
-    host.warn_of_families(wanted, None)
-    assert [record.args[0] for record in caplog.records] == warned
-
-
-@pytest.mark.parametrize(
-    ("addresses", "warned"),
-    [(["InternalIP 192.0.2.1"], []), (["InternalIP 192.0.2.1", "InternalIP fd00::1"], ["IPv6"])],
-)
-def test_a_family_without_a_network_is_warned_of_on_nodes_that_have_it(addresses, warned, caplog):
-    wanted = Settings("n", (V4, V6), cluster_cidrs=("10.0.0.0/8",))
-    host.warn_of_families(wanted, node(addresses))
-    assert [record.args[0] for record in caplog.records] == warned
-
-
 def test_cluster_cidrs_of_the_wrong_family():
     with pytest.raises(ConfigError, match=r"clusterCIDR: fd00::/8 has no IPv4 network, but this node has IPv4 only"):
         host.check_families(Settings("n", (V4,), cluster_cidrs=("fd00::/8",)))
@@ -194,20 +164,3 @@ def test_the_place_in_an_oom(caplog):
     assert [record.getMessage() for record in caplog.records] == [
         "Cannot set oom_score_adj=-1001 error='Invalid argument'"
     ]
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ("mode: nftables", None),
-        ("mode: iptables", "nodePortAddresses is unset: NodePorts answer on all local addresses"),
-        ("nodePortAddresses: [primary]\nclusterCIDR: 10.0.0.0/8,fd00::/8", None),
-        ("nodePortAddresses: [10.0.0.0/8]\nclusterCIDR: 10.0.0.0/8", None),
-        ("nodePortAddresses: [10.0.0.0/8]\nclusterCIDR: 10.0.0.0/8,fd00::/8", "no IPv6 network"),
-        ("nodePortAddresses: ['fd00::/8']\nclusterCIDR: 10.0.0.0/8,fd00::/8", "answer on all local IPv4 addresses"),
-        ("nodePortAddresses: [10.0.0.0/8, 'fd00::/8']\nclusterCIDR: 10.0.0.0/8,fd00::/8", None),
-    ],
-)
-def test_nodeports_that_answer_more_widely_than_one_may_think(settings, told, caplog):
-    host.check_nodeport_addresses(load_text(HEAD + settings))
-    assert (caplog.text == "") if told is None else (told in caplog.text)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from kubeproxy import host
@@ -16,30 +14,22 @@ LOOPBACK = ("127.0.0.0/8", "::1/128")
 
 
 @pytest.mark.parametrize(
-    ("config", "addresses", "loopback", "warned"),
+    ("config", "addresses", "loopback"),
     [
-        ({"mode": "nftables"}, ("primary",), "never", False),
-        ({"mode": "iptables"}, ALL, "ipv4", True),
-        ({"mode": "iptables", "iptables": IPTables(localhost_node_ports=False)}, ALL, "never", True),
-        ({"mode": "iptables", "node_port_addresses": ("primary",)}, ("primary",), "ipv4", False),
-        ({"mode": "ipvs"}, ALL, "never", True),
-        ({"mode": "ipvs", "node_port_addresses": ("primary", "all")}, ("primary", *ALL), "never", False),
-        ({"mode": "nftables", "node_port_addresses": ("primary", "localhost")}, ("primary", *LOOPBACK), "never", False),
-        (
-            {"mode": "nftables", "feature_gates": {"KubeProxyNFTablesLocalhostNodePorts": True}},
-            ("primary",),
-            "relayed",
-            False,
-        ),
+        ({"mode": "nftables"}, ("primary",), "never"),
+        ({"mode": "iptables"}, ALL, "ipv4"),
+        ({"mode": "iptables", "iptables": IPTables(localhost_node_ports=False)}, ALL, "never"),
+        ({"mode": "iptables", "node_port_addresses": ("primary",)}, ("primary",), "ipv4"),
+        ({"mode": "ipvs"}, ALL, "never"),
+        ({"mode": "ipvs", "node_port_addresses": ("primary", "all")}, ("primary", *ALL), "never"),
+        ({"mode": "nftables", "node_port_addresses": ("primary", "localhost")}, ("primary", *LOOPBACK), "never"),
+        ({"mode": "nftables", "feature_gates": {"KubeProxyNFTablesLocalhostNodePorts": True}}, ("primary",), "relayed"),
     ],
 )
-def test_nodeport_addresses(config, addresses, loopback, warned, caplog):
+def test_nodeport_addresses(config, addresses, loopback):
     made = KubeProxyConfiguration(hostname_override="node-a", **config)
     found = host.settings(made)
     assert (found.nodeport_addresses, found.loopback_nodeports) == (addresses, loopback)
-    with caplog.at_level(logging.WARNING, "kubeproxy.host"):
-        host.check_nodeport_addresses(made)
-    assert bool(caplog.records) is warned
 
 
 @pytest.mark.parametrize(("gates", "expected"), [({}, "served"), ({"AllowServiceExternalIPs": False}, "ignored")])

@@ -157,9 +157,9 @@ class KubeProxyConfiguration(ConfigStruct, frozen=True, kw_only=True):
         return tuple(self.cluster_cidr.split(",")) if self.cluster_cidr else ()
 
     @property
-    def network_lists(self) -> tuple[tuple[str, ...], ...]:
-        """The lists of networks of both families or one, whatever the mode: they show whether IP is dual-stack here."""
-        return self.cluster_cidrs, self.ipvs.exclude_cidrs
+    def networks(self) -> dict[str, tuple[str, ...]]:
+        """The fields with networks of both families or one, whatever the mode: they show whether IP is dual-stack."""
+        return {"clusterCIDR": self.cluster_cidrs, "ipvs.excludeCIDRs": self.ipvs.exclude_cidrs}
 
     @property
     def sync_period(self) -> Duration:
