@@ -182,6 +182,8 @@ class Engine:
                     self._wake.set()
                     continue
                 backoff.succeeded()
+                if world_changed:
+                    self._queue()
                 await self._sync(world_changed)
                 await asyncio.sleep(max(0.0, self._pace.minimum - (time.monotonic() - began)))
         finally:

@@ -163,6 +163,20 @@ def test_queued_is_said_once_until_it_is_committed():
     play(scene)
 
 
+def test_a_node_that_changed_is_queued_as_a_change_is_and_one_that_says_the_same_is_not():
+    async def scene(stage):
+        await started(stage)
+        stage.tell(node())
+        await _sleep(0.005)
+        assert stage.notes.of("queued") == []
+        stage.tell(node("192.0.2.9"))
+        await stage.settled()
+        said = [name for name, _ in stage.notes.made if name in {"queued", "committed"}]
+        assert said == ["queued", "committed"]
+
+    play(scene)
+
+
 def test_what_is_queued_during_a_sync_still_waits_after_it():
     async def scene(stage):
         await started(stage)
