@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from msgspec import Struct, json
+from msgspec import Struct
 
 from kubeproxy.commands import YES, output, pods
 from kubeproxy.commands.ground import Ground
@@ -120,10 +120,10 @@ def run(where: Ground, names: Sequence[ServiceName], served: ServedPorts, given:
             while time.monotonic() < end:
                 for event, _ in sampled.for_a_while(end):
                     line = follower.line(event)
-                    if line is not None:
-                        sys.stdout.write(
-                            f"{output.shown(str(line))}\n" if people else f"{json.encode(line).decode()}\n"
-                        )
+                    if line is not None and people:
+                        output.say(str(line))
+                    elif line is not None:
+                        output.json_line(line)
                 sys.stdout.flush()
                 known.renew()
         except KeyboardInterrupt:
@@ -176,13 +176,13 @@ def _say_rate(one_in: int) -> None:
 
 
 def _say_rate_json(one_in: int) -> None:
-    sys.stdout.write(json.encode({"one_in": one_in}).decode() + "\n")
+    output.json_line({"one_in": one_in})
 
 
 def _print_end(sampled: Sampled, *, people: bool) -> None:
     heard, left_out, lost = sampled.heard, sampled.left_out, sampled.lost
     if not people:
-        sys.stdout.write(json.encode({"heard": heard, "left_out": left_out, "lost": lost}).decode() + "\n")
+        output.json_line({"heard": heard, "left_out": left_out, "lost": lost})
         return
     text = f"heard of {heard} beginnings and ends"
     if left_out:

@@ -1,4 +1,4 @@
-"""How answers are printed: JSON for programs, tables and marks for people. No colours, no escapes from objects."""
+"""How answers are printed: JSON for programs, tables and marks for people. No colours, and no escapes of objects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from kubeproxy.observe.text import clean, printable
+from kubeproxy.observe.text import clean, json_bytes, printable
 
 OK, BAD, NOTE = "ok", "x", "-"
 """Marks before a line: it is well, it is not, and neither."""
@@ -36,8 +36,13 @@ def marked(mark: str, text: str) -> None:
 
 def json(value: Any) -> None:
     """Print a value as JSON, indented."""
-    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+    sys.stdout.buffer.write(msgspec.json.format(json_bytes(value), indent=2) + b"\n")
     sys.stdout.buffer.flush()
+
+
+def json_line(value: Any) -> None:
+    """Print a value as a line of JSON."""
+    sys.stdout.write(json_bytes(value).decode() + "\n")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "") -> None:
