@@ -6,7 +6,8 @@ to chance.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from bisect import bisect_left
+from collections.abc import Collection, Iterable
 from enum import IntEnum
 
 from msgspec import Struct, structs
@@ -46,7 +47,8 @@ class Claimant(Struct, frozen=True, order=True, gc=False):
 class Claims:
     """The frontends of one family and their owners. A key is a frontend's: an address, or a NodePort without one.
 
-    `written` are the keys that Services ask for because somebody wrote them.
+    `written` are the keys that Services ask for because somebody wrote them. Whoever asks for a contested key costs the
+    logarithm of those who do, however many there are.
     """
 
     def __init__(self) -> None:
@@ -56,30 +58,26 @@ class Claims:
 
     def replace(
         self, old: Claimant | None, new: Claimant | None, before: Collection[bytes], after: Collection[bytes]
-    ) -> set[ServiceName]:
-        """Replace a Service's claims of one right; return the other Services that ask for a key whose owner changed.
+    ) -> set[bytes]:
+        """Replace a Service's claims of one right; return the keys whose owner changed and that others ask for, too.
 
         `old` and `new` differ when a Service was deleted and made again with another age.
         """
-        touched: set[ServiceName] = set()
+        moved: set[bytes] = set()
         if old is not None and before:
             keys = set(after)
-            for key in before:
-                if old != new or key not in keys:
-                    touched |= self._release(key, old)
+            moved.update([key for key in before if (old != new or key not in keys) and self._release(key, old)])
         if new is not None:
             for key in after:
                 owner = self._owner.setdefault(key, new)
-                if owner is not new and owner != new:
-                    touched |= self._contest(key, new)
-        if touched and new is not None:
-            touched.discard(new.service)
-        return touched
+                if owner is not new and owner != new and self._contest(key, new):
+                    moved.add(key)
+        return moved
 
     def replace_written(
         self, name: ServiceName, old: Claimant | None, new: Claimant | None, after: tuple[bytes, ...]
-    ) -> set[ServiceName]:
-        """Replace what a Service asks for because somebody wrote it; return whom that concerns, as `replace` does."""
+    ) -> set[bytes]:
+        """Replace what a Service asks for because somebody wrote it; return what `replace` does."""
         before = self.written.pop(name, ())
         if after:
             self.written[name] = after
@@ -94,30 +92,32 @@ class Claims:
         """Return who holds a key."""
         return self._owner.get(key)
 
-    def _release(self, key: bytes, claimant: Claimant) -> set[ServiceName]:
+    def asking(self, key: bytes) -> Iterable[ServiceName]:
+        """Return all who ask for a key: when its owner changes they have it, had it, or report the owner."""
+        owner = self._owner.get(key)
+        return [claimant.service for claimant in self._contested.get(key, () if owner is None else (owner,))]
+
+    def _release(self, key: bytes, claimant: Claimant) -> bool:
+        """Take a claimant from a key; return whether another one has it now."""
         waiting = self._contested.get(key)
         if waiting is None:
             if self._owner.get(key) == claimant:
                 del self._owner[key]
-            return set()
-        waiting = [c for c in waiting if c != claimant]
-        return self._settle(key, waiting)
-
-    def _contest(self, key: bytes, claimant: Claimant) -> set[ServiceName]:
-        waiting = self._contested.get(key) or [self._owner[key]]
-        if claimant in waiting:
-            return set()
-        return self._settle(key, sorted([*waiting, claimant]))
-
-    def _settle(self, key: bytes, waiting: list[Claimant]) -> set[ServiceName]:
-        """Give the key to the first; when that is another one, return all who ask for it: they report the owner."""
-        before = self._owner.get(key)
-        if len(waiting) > 1:
-            self._contested[key] = waiting
-        else:
-            self._contested.pop(key, None)
-        if not waiting:
-            self._owner.pop(key, None)
-            return set()
+            return False
+        at = bisect_left(waiting, claimant)
+        if at < len(waiting) and waiting[at] == claimant:
+            del waiting[at]
         self._owner[key] = waiting[0]
-        return {claimant.service for claimant in waiting} if before != waiting[0] else set()
+        if len(waiting) == 1:
+            del self._contested[key]
+        return at == 0
+
+    def _contest(self, key: bytes, claimant: Claimant) -> bool:
+        """Have a claimant ask for a key that has an owner; return whether it is the owner now."""
+        waiting = self._contested.setdefault(key, [self._owner[key]])
+        at = bisect_left(waiting, claimant)
+        if at < len(waiting) and waiting[at] == claimant:
+            return False
+        waiting.insert(at, claimant)
+        self._owner[key] = waiting[0]
+        return at == 0

@@ -198,10 +198,14 @@ class Planner:
         dirty, self._dirty = self._dirty, {}
         self._taken = dirty
         triggers, self._triggers = self._triggers, {}
+        moved: dict[Claims, set[bytes]] = {claims: set() for claims in self._claims.values()}
         for done, name in enumerate(list(dirty), start=1):
-            if touched := self._compile(name):
-                dirty.update(dict.fromkeys(touched))
+            self._compile(name, moved)
             if not done % STEP:
+                yield []
+        for claims, keys in moved.items():  # once for all, as each may have many who ask for it
+            for key in keys:
+                dirty.update(dict.fromkeys(claims.asking(key)))
                 yield []
         changes: list[Change] = []
         contested = any(claims.contested for claims in self._claims.values())
@@ -217,14 +221,14 @@ class Planner:
                 self.compiled[name] = fresh
             else:
                 self.compiled.pop(name, None)
-            if not done % STEP:
+            if not done % STEP or len(fresh.problems) > STEP:
                 yield changes
                 changes = []
         self._taken = {}
         yield changes
 
-    def _compile(self, name: ServiceName) -> Collection[ServiceName]:
-        """Compile one Service and claim its frontends; return the other Services that this touches."""
+    def _compile(self, name: ServiceName, moved: Mapping[Claims, set[bytes]]) -> None:
+        """Compile one Service and claim its frontends; add the keys to `moved` that came to another Service by that."""
         service = self.services.get(name)
         before, after = self._claimants.get(name), None
         old, fresh = self._wanted.get(name, NOTHING), NOTHING
@@ -239,16 +243,14 @@ class Planner:
             self._slow_start.forget(name)
         ipv4, ipv6 = self._claims.values()
         if old.plans == fresh.plans and before == after and name not in ipv4.written and name not in ipv6.written:
-            return ()
-        touched: set[ServiceName] = set()
+            return
         for family, claims in self._claims.items():
             held, _ = _parted(old.plans, family)
             asked, written = _parted(fresh.plans, family)
             if (held or asked) and (held != asked or before != after):
-                touched |= claims.replace(before, after, held, asked)
+                moved[claims] |= claims.replace(before, after, held, asked)
             if written or name in claims.written:
-                touched |= claims.replace_written(name, before, after, self._keys(written, asked, family))
-        return touched
+                moved[claims] |= claims.replace_written(name, before, after, self._keys(written, asked, family))
 
     def _meaning(self, name: ServiceName, service: Service) -> Compiled:
         """Return what a Service means now."""
