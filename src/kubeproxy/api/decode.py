@@ -18,6 +18,7 @@ from kubeproxy.errors import SourceError
 from kubeproxy.model.endpoints import PackedSlice
 from kubeproxy.model.events import Deleted, Event, Rejected, Upserted
 from kubeproxy.model.objects import (
+    NAMESPACED,
     TYPES,
     EndpointSlice,
     Node,
@@ -332,7 +333,13 @@ def service_of(found: Object) -> ServiceName | None:
 
 def kept_identities(
     objects: Iterable[Object | PackedSlice], rejected: Iterable[Rejected]
-) -> frozenset[tuple[str, str]]:
-    """Return who was rejected as a whole: named in `rejected` and not among `objects`."""
-    named = {(problem.namespace, problem.name) for problem in rejected if problem.name}
-    return frozenset(named.difference(map(identity, objects)) if named else named)
+) -> frozenset[tuple[str, str]] | None:
+    """Return who was rejected as a whole: named in `rejected` and not among `objects`.
+
+    None when one cannot be told by what it says: whichever is missing then may be that one.
+    """
+    named = {(problem.namespace, problem.name, problem.resource) for problem in rejected}
+    if not all(name and (namespace or resource not in NAMESPACED) for namespace, name, resource in named):
+        return None
+    wrong = {(namespace, name) for namespace, name, _ in named}
+    return frozenset(wrong.difference(map(identity, objects)) if wrong else wrong)

@@ -14,7 +14,7 @@ import msgspec
 from kubeproxy.api.decode import decode_object, identity, service_of
 from kubeproxy.config.yaml_text import load_yaml
 from kubeproxy.model.events import Rejected
-from kubeproxy.model.objects import EndpointSlice, Node, Object, PlacedSlice, Resource, Service
+from kubeproxy.model.objects import NAMESPACED, EndpointSlice, Node, Object, PlacedSlice, Resource, Service
 from kubeproxy.model.plan import ServiceName
 
 _KINDS: dict[str, tuple[Resource, tuple[str, ...]]] = {
@@ -23,7 +23,6 @@ _KINDS: dict[str, tuple[Resource, tuple[str, ...]]] = {
     "Node": ("nodes", ("v1",)),
     "ServiceCIDR": ("servicecidrs", ("networking.k8s.io/v1", "networking.k8s.io/v1beta1")),
 }
-_NAMESPACED = frozenset({"services", "endpointslices"})
 _SEPARATOR = re.compile(r"^---(?=\s|\Z)", re.MULTILINE)
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
@@ -182,6 +181,6 @@ def _with_namespace(entry: dict[Any, Any], resource: Resource) -> dict[Any, Any]
     metadata = entry.get("metadata")
     if not isinstance(metadata, dict):
         return entry
-    if resource not in _NAMESPACED:
+    if resource not in NAMESPACED:
         return {**entry, "metadata": {**metadata, "namespace": None}}
     return entry if metadata.get("namespace") else {**entry, "metadata": {**metadata, "namespace": "default"}}

@@ -103,7 +103,7 @@ class Zones:
         elif isinstance(event, Deleted):
             self._forget([(event.namespace, event.name)])
         elif isinstance(event, Replaced):
-            if self.services:
+            if self.services and event.kept is not None:
                 self._forget(self.services - event.kept - set(map(identity, event.objects)))
             self._wish(event.objects)
 

@@ -17,12 +17,12 @@ class Replaced(Struct, frozen=True):
     """All objects of a resource as of now (a first list, or a new one): whatever is not in it is gone.
 
     EndpointSlices may be packed already. `kept` names objects (namespace, name) that exist but could not be decoded:
-    their last good state stays.
+    their last good state stays. None says that this is not known of any, and that all stay.
     """
 
     resource: Resource
     objects: Sequence[Object | PackedSlice]
-    kept: frozenset[tuple[str, str]] = frozenset()
+    kept: frozenset[tuple[str, str]] | None = frozenset()
 
 
 class Upserted(Struct, frozen=True):

@@ -234,3 +234,5 @@ TYPES: dict[Resource, type[Service | EndpointSlice | Node | ServiceCIDR]] = {
     "nodes": Node,
     "servicecidrs": ServiceCIDR,
 }
+
+NAMESPACED: frozenset[Resource] = frozenset({"services", "endpointslices"})

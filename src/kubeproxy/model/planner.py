@@ -400,13 +400,13 @@ class Planner:
             self.service_cidrs.pop(name[1], None)
 
     def _replace(self, event: Replaced) -> Iterator[list[Rejected]]:
-        seen: set[ServiceName] = set(event.kept)
+        seen: set[ServiceName] = set(event.kept or ())
         for start in range(0, len(event.objects), STEP):
             rejected: list[Rejected] = []
             for obj in event.objects[start : start + STEP]:
                 seen.add(self._upsert(obj, rejected))
             yield rejected
-        gone = [name for name in self._known(event.resource) if name not in seen]
+        gone = [name for name in self._known(event.resource) if name not in seen] if event.kept is not None else []
         for done, name in enumerate(gone, start=1):
             self._delete(event.resource, name)
             if not done % STEP:

@@ -148,6 +148,26 @@ def test_rejected_objects_with_a_name_are_kept():
     assert kept_identities(page.objects, page.rejected) == {("ns", "web")}
 
 
+@pytest.mark.parametrize(
+    "junk",
+    [
+        *(5, None, {}, {"metadata": {"namespace": "ns"}}, {"metadata": {"name": "web"}, "spec": 5}),
+        {"metadata": {"name": ["web"], "namespace": "ns"}},
+        {"metadata": {"name": "web", "namespace": 5}},
+    ],
+)
+def test_when_an_object_of_a_list_cannot_be_told_any_may_be_it(junk):
+    page = decode_page("services", page_of(junk, changed(SERVICE, ("metadata", "name"), "b")))
+    assert page.rejected
+    assert kept_identities(page.objects, page.rejected) is None
+
+
+def test_nodes_can_be_told_without_a_namespace():
+    page = decode_page("nodes", page_of({"metadata": {"name": "a", "labels": 5}}, resource="nodes"))
+    assert page.rejected
+    assert kept_identities(page.objects, page.rejected) == frozenset()
+
+
 def test_problems_of_one_object_are_capped():
     bad = changed(SLICE, ("endpoints",), [5] * 1000)
     _, rejected = decode_object("endpointslices", json.dumps(bad).encode())

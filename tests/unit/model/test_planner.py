@@ -198,6 +198,7 @@ def test_a_list_that_says_the_same_changes_nothing():
 
 def test_what_a_list_could_not_decode_keeps_its_last_good_state():
     subject = planner(service(), service("other", "10.96.0.2"), endpoint_slice(ONE))
+    assert taken(subject, Replaced("services", [], None)) == {}  # nobody knows which of them is meant
     assert taken(subject, Replaced("services", [], frozenset({WEB}))).keys() == {"other"}
     assert taken(subject, Replaced("endpointslices", [], frozenset({("default", "web-1")}))) == {}
     assert cluster_pool(subject) == dests("10.244.0.1:8080")
