@@ -24,6 +24,7 @@ from typing import Any, Self
 import yaml
 
 from kubeproxy.errors import ConfigError, KubeProxyError, Unsupported
+from kubeproxy.turns import to_its_end
 from lab import objects, proxyprocess
 from lab.answers import Answers
 from lab.apiserver.resources import Resource, by_kind, by_plural
@@ -117,7 +118,11 @@ class LabCluster:
             self.certificates = await asyncio.to_thread(
                 make_certificates, self.folder / "pki", days=self.config.certificate_days
             )
-        await asyncio.gather(asyncio.to_thread(self.topology.up), self._answers.start())
+        made = asyncio.create_task(to_its_end(self.topology.up))
+        try:
+            await self._answers.start()
+        finally:
+            await made  # whoever is cancelled takes down what is there by then
         await self._serve()
         self.rest.create(by_plural("endpointslices"), objects.api_slice(OUTSIDE_IP), "default")
         for node in NODES:
@@ -152,7 +157,7 @@ class LabCluster:
             *(p.stop for p in self._proxies),
             self._kubelets.stop,
         ]
-        steps += [self.server.close, self._answers.close, functools.partial(asyncio.to_thread, self.topology.down)]
+        steps += [self.server.close, self._answers.close, functools.partial(to_its_end, self.topology.down)]
         for controller in self._controllers:
             controller.stop()
         for step in steps:

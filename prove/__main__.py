@@ -38,9 +38,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _until_told(given: argparse.Namespace) -> int:
     """Run, or take everything down when told to end."""
-    work = asyncio.create_task(_run(given))
+    work, loop = asyncio.create_task(_run(given)), asyncio.get_running_loop()
+
+    def end() -> None:
+        """Once: who is told again while everything is taken down would leave it."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, lambda: None)
+        work.cancel()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, work.cancel)
+        loop.add_signal_handler(number, end)
     try:
         return await work
     except asyncio.CancelledError:
@@ -68,7 +75,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--refusals", type=int, metavar="N", help="be refused at N points of a start, 0 for all, instead"
     )
-    parser.add_argument("--mutation", metavar="NAME", help="break this line of the proxy, or all in turn, instead")
+    parser.add_argument(
+        *["--mutation"], metavar="NAME", choices=[*MUTATIONS, "all"], help="break this line, or all in turn, instead"
+    )
     given = parser.parse_args(argv)
     given.minutes = given.minutes or (1.0 if given.mutation else 2.0)
     return given

@@ -32,6 +32,10 @@ from prove import mutating
 _TOLD_OF_PARENT = 1  # PR_SET_PDEATHSIG, linux/prctl.h
 
 
+class ForkingError(Exception):
+    """The process that forks ended, as by a mutation that is not there: it said why."""
+
+
 class Forked:
     """One process, as asyncio has those that it started."""
 
@@ -64,7 +68,7 @@ class Forking:
     def __init__(self, namespace: str = "", mutation: str = "") -> None:
         self._namespace = namespace
         self._mutation = mutation
-        self._asked: asyncio.Queue[Forked] = asyncio.Queue()
+        self._asked: asyncio.Queue[Forked | None] = asyncio.Queue()  # None: there is nobody to fork any more
         self._running: dict[int, Forked] = {}
         self._lock = asyncio.Lock()
 
@@ -85,7 +89,8 @@ class Forking:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._to.write_eof()
+        if not self._reader.done():
+            self._to.write_eof()
         await self._reader
         self._to.close()
         await (asyncio.to_thread(os.waitpid, self._pid, 0) if self._pid else self._process.wait())
@@ -102,24 +107,31 @@ class Forking:
         """Fork a process that calls `module:function` with arguments; its result is the exit status.
 
         What it prints is added to a file, with what it says on standard error unless `errors` is false. It gets a
-        signal when it is `orphaned`.
+        signal when it is `orphaned`. Raises ForkingError.
         """
         async with self._lock:
+            if self._reader.done():
+                raise ForkingError("the process that forks has ended")
             self._say({"call": call, "argv": list(argv), "output": output, "errors": errors, "orphaned": orphaned})
-            return await self._asked.get()
+            forked = await self._asked.get()
+        if forked is None:
+            raise ForkingError("the process that forks has ended")
+        return forked
 
     def _say(self, what: Mapping[str, Any]) -> None:
         self._to.write(json.dumps(what).encode() + b"\n")
 
     async def _read(self) -> None:
-        while line := await self._from.readline():
-            said = json.loads(line)
-            pid = said["pid"]
-            if "status" in said:
-                self._running.pop(pid).ended(said["status"])
-            else:
-                self._running[pid] = Forked(pid)
-                self._asked.put_nowait(self._running[pid])
+        with suppress(ConnectionError):
+            while line := await self._from.readline():
+                said = json.loads(line)
+                pid = said["pid"]
+                if "status" in said:
+                    self._running.pop(pid).ended(said["status"])
+                else:
+                    self._running[pid] = Forked(pid)
+                    self._asked.put_nowait(self._running[pid])
+        self._asked.put_nowait(None)
         for process in self._running.values():
             process.ended(-signal.SIGKILL)
 

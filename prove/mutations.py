@@ -27,7 +27,8 @@ async def run(names: list[str], seed: str, steps: int, seconds: float, worlds: i
         share = running.Share("nftables", f"{seed} {name}", steps, seconds)
         _, tallies = await running.side_by_side(list(running.shares(["nftables"], share, worlds)), said.append)
         took = f"{time.monotonic() - began:.0f} s, {tallies['nftables']['cpu']:.0f} s of CPU"
-        complaint = " ".join("".join(said).partition("\n")[2].partition("\n")[0].split())
+        first, _, rest = "".join(said).partition("\n")  # how to play it again, unless a world did not come so far
+        complaint = " ".join((rest.partition("\n")[0] or first).split())
         missed += not complaint
         tell(f"{name}: {complaint[:140] or 'NOT FOUND'} ({took})")
     del os.environ[MUTATION]

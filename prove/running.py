@@ -132,18 +132,25 @@ async def _follow(
     tally: Tally,
     tell: Callable[[str], None],
 ) -> int:
-    """Tell what one world says; when it found something the others end. Return 1 then."""
+    """Tell what one world says; when it found something, or did not come so far, the others end. Return 1 then."""
+
+    def fail() -> None:
+        _end([one for one in everybody if one is not process])
+        tally["failed"] += 1
+
+    failed = False
     while line := (await lines.readline()).decode(errors="replace"):
         if line.startswith(_TALLY):
             tally.update(json.loads(line.removeprefix(_TALLY)))
             continue
         tell(line)
         if line.startswith("FAILED"):
-            _end([one for one in everybody if one is not process])
-            tally["failed"] += 1
+            failed = True
+            fail()
     code = await process.wait()
-    if code not in {0, 1, ENDED}:
-        tell(f"a world ended with status {code}\n")
+    if code not in {0, ENDED} and not failed:
+        tell(f"FAILED: a world ended with status {code}\n")
+        fail()
     return int(code not in {0, ENDED})
 
 

@@ -149,13 +149,15 @@ class World:
         return await process.wait()
 
     async def _end(self) -> None:
-        for threads in self._threads.values():
-            await asyncio.to_thread(threads.shutdown)
         os.environ.pop("XTABLES_LOCKFILE", None)
         try:
-            await self.live.cluster.__aexit__(None, None, None)
+            for threads in self._threads.values():
+                await asyncio.to_thread(threads.shutdown)
         finally:
-            await self._forking.__aexit__(None, None, None)
+            try:
+                await self.live.cluster.__aexit__(None, None, None)
+            finally:
+                await self._forking.__aexit__(None, None, None)
 
     async def _spawn(self, namespace: str, argv: Sequence[str], log: Path) -> Process:
         """Start a proxy, by fork where the launcher is to do it."""
