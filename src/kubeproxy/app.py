@@ -33,6 +33,7 @@ from kubeproxy.flows import FlowCleaner
 from kubeproxy.kernel.addresses import AddressMonitor
 from kubeproxy.kernel.capability import raise_net_admin
 from kubeproxy.kernel.descriptors import raise_limit
+from kubeproxy.kernel.orphans import INIT, Orphans
 from kubeproxy.lifetime import Lifetime
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event
@@ -327,6 +328,8 @@ class App:
             work["startup taint"] = self._announce_readiness(self._options.startup_taint)
         if self._output.handler.buffered:
             work["logs"] = self._output.handler.flush_every(self._config.logging.flush_frequency)
+        if os.getpid() == INIT:
+            work["orphans"] = Orphans().run()
         if self._options.config_file:
             work["config"] = self._watch_config()
         return work

@@ -278,3 +278,27 @@ async def test_pod_networks_of_the_node_that_change_or_do_not_fit_end_it(bare: L
     assert await ended(bare, proxy) == 1
     assert bare.logged("Error: detectLocalMode: NodeCIDR, but podCIDRs fd00:99::/64 of Node node-a are not IPv4")
     assert not bare.logged("Traceback")
+
+
+async def test_as_process_1_it_takes_the_ends_of_orphans(bare: Live) -> None:
+    """As in a container, with a credential plugin that leaves others behind."""
+    first = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "setsid"]
+    proxy = await bare.start(command=[*first, proxy_command()])
+    (inner,) = children_of(proxy.pid)
+
+    async def left() -> str:
+        return " ".join(children_of(inner))
+
+    try:
+        forking = ["nsenter", "--target", inner, "--pid", "sh", "-c", "sleep 0.3 & sleep 0.3 &"]
+        assert await (await asyncio.create_subprocess_exec(*forking)).wait() == 0
+        assert len(children_of(inner)) == 2
+        await bare.eventually(left)
+    finally:
+        os.kill(int(inner), signal.SIGTERM)
+    assert await proxy.wait() == 0
+
+
+def children_of(pid: int | str) -> list[str]:
+    """The processes of which a process without other threads that start any is the parent."""
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
