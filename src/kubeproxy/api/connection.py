@@ -19,8 +19,11 @@ from kubeproxy.api.status import ConnectionFailed, MalformedAnswer
 MAX_OVERHEAD = 64 << 10
 """Bytes of headers, chunk framing or trailers in a row that carry no body; the API's headers have under 2 KiB."""
 
-MAX_BODY = 1 << 30
-"""Longest body held in memory, in bytes. A server that ignores `limit` sends a whole list: some 4 KB a slice."""
+OBJECT = 4 << 20
+"""Longest answer about one object, in bytes: etcd takes 1.5 MB of one, and the API server 3 MB. Errors are shorter."""
+
+LIST = 500 * 3 << 19
+"""Longest list, in bytes: a page of 500 objects of 1.5 MB. A server that ignores `limit` sends all: 4 KB a slice."""
 
 _KEEPALIVE_IDLE = 15
 _KEEPALIVE_INTERVAL = 5
@@ -34,11 +37,11 @@ class Exchange:
     """One request's answer as it arrives. `done` ends with the answer's end or with a SourceError.
 
     With a `sink`, the body of a successful answer (2xx) goes there as it arrives, once for each read of the
-    socket; otherwise it is collected in `body`. `on_headers` is called once the status is known. An exception of
-    either ends the exchange with that exception.
+    socket; otherwise it is collected in `body`, up to `most` bytes, and up to OBJECT if it is an error's. `on_headers`
+    is called once the status is known. An exception of either ends the exchange with that exception.
     """
 
-    __slots__ = ("body", "done", "headers", "idle_timeout", "on_headers", "pieces", "sink", "status")
+    __slots__ = ("body", "done", "headers", "idle_timeout", "most", "on_headers", "pieces", "sink", "status")
 
     def __init__(
         self,
@@ -46,7 +49,9 @@ class Exchange:
         idle_timeout: float,
         on_headers: Callable[[Exchange], None],
         sink: BytesSink | None = None,
+        most: int = OBJECT,
     ) -> None:
+        self.most = most
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.idle_timeout = idle_timeout
         self.on_headers = on_headers
@@ -201,10 +206,11 @@ class Connection(asyncio.Protocol):
         self._progress = True
         if exchange.streaming:
             exchange.pieces.append(body)
-        elif len(exchange.body) + len(body) > MAX_BODY:
-            raise MalformedAnswer(f"{self._peer}: the answer is longer than {MAX_BODY} bytes")
-        else:
-            exchange.body += body
+            return
+        most = exchange.most if exchange.status < 300 else OBJECT
+        if len(exchange.body) + len(body) > most:
+            raise MalformedAnswer(f"{self._peer}: the answer is longer than {most} bytes")
+        exchange.body += body
 
     def on_message_complete(self) -> None:
         """Note the end of the answer."""

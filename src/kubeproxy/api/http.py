@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import kubeproxy
 from kubeproxy.api.cluster import Cluster
-from kubeproxy.api.connection import BytesSink, Connection, Exchange
+from kubeproxy.api.connection import OBJECT, BytesSink, Connection, Exchange
 from kubeproxy.api.credentials import Headers
 from kubeproxy.api.names import is_looked_up
 from kubeproxy.api.proxy import open_tunnel
@@ -110,8 +110,9 @@ class HttpClient:
         body: bytes = b"",
         content_type: str = "application/json",
         timeout: float = REQUEST_TIMEOUT,
+        most: int = OBJECT,
     ) -> Response:
-        """Send a request and return its whole answer.
+        """Send a request and return its whole answer, of `most` bytes.
 
         `path` starts with a slash and carries its query. Raises StatusError for any status but 2xx, and other
         SourceErrors when there was no whole answer; then it is unknown whether a change took effect.
@@ -120,7 +121,7 @@ class HttpClient:
         try:
             headers = await self.cluster.credentials.headers()
             request = self._encode(method, path, headers, body, content_type)
-            exchange = await self._exchange(request, watch, timeout=timeout, repeatable=method == "GET")
+            exchange = await self._exchange(request, watch, timeout=timeout, repeatable=method == "GET", most=most)
         finally:
             watch.stop()
         self._raise_for_status(exchange, headers)
@@ -178,6 +179,7 @@ class HttpClient:
         *,
         timeout: float,
         repeatable: bool,
+        most: int = OBJECT,
         sink: BytesSink | None = None,
         on_headers: Callable[[Exchange], None] | None = None,
     ) -> Exchange:
@@ -188,7 +190,7 @@ class HttpClient:
         """
         while True:
             connection, kept = await self._connect()
-            exchange = Exchange(idle_timeout=timeout, sink=sink, on_headers=on_headers or watch.accepted)
+            exchange = Exchange(idle_timeout=timeout, most=most, sink=sink, on_headers=on_headers or watch.accepted)
             try:
                 connection.start(exchange, request)
                 await exchange.done

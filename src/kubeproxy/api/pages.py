@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from kubeproxy.api.client import ApiClient
+from kubeproxy.api.connection import LIST
 from kubeproxy.api.status import MalformedAnswer
 
 _PAGE: Final = 500
@@ -36,7 +37,7 @@ async def pages(client: ApiClient, path: str, query: Mapping[str, str], kind: ty
     following: str | None = ""
     while following is not None:
         asked = {**query, "limit": str(_PAGE)} | ({"continue": following} if following else {})
-        response = await client.http.request("GET", f"{path}?{urlencode(asked)}")
+        response = await client.http.request("GET", f"{path}?{urlencode(asked)}", most=LIST)
         try:
             page = msgspec.json.decode(response.body, type=kind)
         except msgspec.MsgspecError as error:

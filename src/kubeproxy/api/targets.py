@@ -6,6 +6,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from kubeproxy.api.connection import LIST, OBJECT
 from kubeproxy.model.objects import Resource
 
 NO_PROXY_NAME: Final = "!service.kubernetes.io/service-proxy-name"
@@ -14,7 +15,10 @@ NO_CLUSTER_IP_NONE: Final = "spec.clusterIP!=None"
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """What one reflector watches. `optional`: the server may lack it (404). `api_group` is for RBAC messages."""
+    """What one reflector watches. `optional`: the server may lack it (404). `api_group` is for RBAC messages.
+
+    `most` is how many bytes a list of it may have.
+    """
 
     resource: Resource
     path: str
@@ -23,6 +27,7 @@ class Target(Struct, frozen=True, kw_only=True):
     fields: str = ""
     fields_needed: bool = False
     optional: bool = False
+    most: int
 
 
 def targets(node_name: str) -> tuple[Target, ...]:
@@ -30,6 +35,7 @@ def targets(node_name: str) -> tuple[Target, ...]:
     return (
         Target(
             resource="services",
+            most=LIST,
             path="/api/v1/services",
             api_group="",
             labels=NO_PROXY_NAME,
@@ -37,12 +43,14 @@ def targets(node_name: str) -> tuple[Target, ...]:
         ),
         Target(
             resource="endpointslices",
+            most=LIST,
             path="/apis/discovery.k8s.io/v1/endpointslices",
             api_group="discovery.k8s.io",
             labels=NO_HEADLESS,
         ),
         Target(
             resource="nodes",
+            most=OBJECT,
             path="/api/v1/nodes",
             api_group="",
             fields=f"metadata.name={node_name}",
@@ -50,6 +58,7 @@ def targets(node_name: str) -> tuple[Target, ...]:
         ),
         Target(
             resource="servicecidrs",
+            most=LIST,
             path="/apis/networking.k8s.io/v1/servicecidrs",
             api_group="networking.k8s.io",
             optional=True,

@@ -72,6 +72,13 @@ class _Initial:
     def __init__(self) -> None:
         self._objects: dict[tuple[str, str], Object | PackedSlice] = {}
         self._rejected: list[Rejected] = []
+        self._length = 0
+
+    def received(self, length: int, most: int) -> None:
+        """Take note of bytes. Raises MalformedAnswer when they are more than a list may have."""
+        self._length += length
+        if self._length > most:
+            raise MalformedAnswer(f"the streamed list is longer than {most} bytes")
 
     def take(self, events: Iterable[Event]) -> None:
         """Apply events in their order."""
@@ -196,7 +203,7 @@ class Reflector:
             query["resourceVersion"] = self._asking.list_from
             if self._asking.list_from != "0":
                 query["resourceVersionMatch"] = "NotOlderThan"
-        response = await self._http.request("GET", self._path(query))
+        response = await self._http.request("GET", self._path(query), most=self.target.most)
         self._contact.answered()
         self.status.last_contact = time.monotonic()
         return response.body
@@ -225,6 +232,8 @@ class Reflector:
 
         def on_bytes(data: bytes) -> None:
             self.status.last_contact = time.monotonic()
+            if self._initial is not None:
+                self._initial.received(len(data), self.target.most)
             changes = decoder.feed(data)
             self._take(changes)
             clock.received(len(data), changes, listing=self._initial is not None)

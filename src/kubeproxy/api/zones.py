@@ -169,7 +169,8 @@ class Zones:
         since = {"resourceVersion": status.resource_version, "resourceVersionMatch": "NotOlderThan"}
         query, token = selector | (since if status.resource_version else {}), ""
         while True:
-            response = await self._client.http.request("GET", f"{path}?{urlencode(query, quote_via=quote, safe='')}")
+            where = f"{path}?{urlencode(query, quote_via=quote, safe='')}"
+            response = await self._client.http.request("GET", where, most=self._target.most)
             page = decode_page(self._target.resource, response.body, self.services)
             found = {identity(one): Placed(one) for one in page.objects if isinstance(one, PlacedSlice)}
             self._sink([*found.values(), *[one for one in page.rejected if (one.namespace, one.name) in found]])

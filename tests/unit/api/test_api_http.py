@@ -8,7 +8,7 @@ import pytest
 
 from kubeproxy.api import http
 from kubeproxy.api.client import ApiClient
-from kubeproxy.api.connection import MAX_OVERHEAD, Exchange
+from kubeproxy.api.connection import LIST, MAX_OVERHEAD, OBJECT, Exchange
 from kubeproxy.api.http import HttpClient, Route
 from kubeproxy.api.patience import LEAST_PROGRESS
 from kubeproxy.api.status import (
@@ -17,6 +17,7 @@ from kubeproxy.api.status import (
     ConnectionFailed,
     Forbidden,
     Gone,
+    MalformedAnswer,
     NotFound,
     StatusError,
     Unauthorized,
@@ -154,6 +155,31 @@ def test_what_is_no_http_is_an_error(answer):
 
     with pytest.raises(SourceError):
         run(script, lambda client, _: client.request("GET", "/x", timeout=1.0))
+
+
+@pytest.mark.parametrize(
+    ("status", "most", "length", "good"),
+    [
+        (200, {}, OBJECT, True),
+        (200, {}, OBJECT + 1, False),
+        (200, {"most": 10}, 10, True),
+        (200, {"most": 10}, 11, False),
+        (403, {"most": LIST}, OBJECT + 1, False),
+    ],
+)
+def test_a_body_is_as_long_as_what_was_asked_for_can_be(status, most, length, good):
+    async def script(request, reply):
+        await reply.raw(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n" % (status, length) + b"x" * length)
+        await reply.forever()
+
+    def asked():
+        return run(script, lambda client, _: client.request("GET", "/x", **most))
+
+    if good:
+        assert len(asked().body) == length
+        return
+    with pytest.raises(MalformedAnswer, match="longer than"):
+        asked()
 
 
 def test_silence_is_an_error_after_the_timeout():

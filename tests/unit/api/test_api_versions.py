@@ -21,7 +21,7 @@ class Client:
         self._pages = pages
         self.http = self
 
-    async def request(self, method, path):
+    async def request(self, method, path, most):
         parts = urlsplit(path)
         query = {key: value for key, (value,) in parse_qs(parts.query).items()}
         self.asked.append((parts.path, query))

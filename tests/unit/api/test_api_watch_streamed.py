@@ -4,14 +4,15 @@ import asyncio
 import contextlib
 
 import pytest
+from msgspec.structs import replace
 
 from kubeproxy.api.client import ApiClient
 from kubeproxy.api.cluster import Cluster, Trust, parse_server
 from kubeproxy.api.credentials import Credentials
 from kubeproxy.api.recovery import WatchListSupport
 from kubeproxy.api.watch import ApiSource
-from support.scripted import Server, bookmark, event, listed, service
-from support.watch_scripts import PACE, Seen, fails, kinds, lists, scripted, watch, watches
+from support.scripted import Server, bookmark, event, eventually, listed, service
+from support.watch_scripts import PACE, SERVICES, Seen, fails, kinds, lists, scripted, watch, watches
 
 
 def test_a_streamed_list():
@@ -36,6 +37,26 @@ def test_a_streamed_list():
         return list(seen)
 
     assert watch(script, use, plain=False) == ["= a", "+c"]
+
+
+def test_a_streamed_list_without_an_end_is_given_up():
+    streamed = []
+
+    async def script(request, reply):
+        if request.kind == "watchlist":
+            streamed.append(request)
+        await reply.begin()
+        for number in range(100):
+            await reply.chunk(event("ADDED", service(f"s{number}", number + 1)))
+        await reply.forever()
+
+    async def use(seen, server, reflector):
+        await eventually(lambda: len(streamed) > 1)
+        return list(seen), reflector.status.trouble
+
+    seen, trouble = watch(script, use, plain=False, target=replace(SERVICES, most=2000))
+    assert seen == []
+    assert "longer than 2000 bytes" in trouble
 
 
 def test_the_recorded_streamed_list():
