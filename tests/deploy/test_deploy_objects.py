@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import shutil
 from pathlib import Path
@@ -113,8 +114,9 @@ def test_the_chart_makes_the_same_as_the_folder(name: str) -> None:
         spec = objects["DaemonSet"]["spec"]["template"]["spec"]
         for container in [*spec["initContainers"], *spec["containers"]]:
             container.pop("imagePullPolicy", None)
-        if "ConfigMap" in objects:  # kustomize adds a hash to the name
+        if "ConfigMap" in objects:  # each has a hash of its own in the name
             config_map = objects["ConfigMap"]
+            config_map["metadata"].pop("annotations", None)
             config_map["data"] = {key: yaml.safe_load(text) for key, text in config_map["data"].items()}
             assert spec["volumes"][0]["configMap"]["name"] == config_map["metadata"]["name"]
             spec["volumes"][0]["configMap"]["name"] = config_map["metadata"]["name"] = "kube-proxy-py"
@@ -225,10 +227,12 @@ BAD_VALUES: dict[str, tuple[Json, str]] = {
     "a key that is none": ({"clusterCidr": "10.0.0.0/8"}, "additional properties 'clusterCidr' not allowed"),
     "plain HTTP": ({"apiServer": "http://a:6443"}, "'/apiServer': 'http://a:6443' does not match"),
     "no network": ({"clusterCIDR": "10.0.0.0"}, "'/clusterCIDR': "),
-    "what has a value of its own": ({"config": {"mode": "ipvs"}}, "'/config': 'not' failed"),
+    "what has a value of its own": ({"config": {"mode": "ipvs"}}, "config.mode: set the value mode instead"),
+    "the kubeconfig": ({"config": {"clientConnection": {}}}, "config.clientConnection: set the value apiServer instead"),
+    "what the chart writes": ({"config": {"kind": "X"}}, "config.kind: the chart writes it"),
     "a user of its own in iptables mode": ({"mode": "iptables", "nonRoot": True}, "'/mode': value must be 'nftables'"),
     "wrong type": ({"extraArgs": "-v=4"}, "'/extraArgs': got string, want array"),
-    "the label by which its pods are found": ({"podLabels": {"k8s-app": "mine"}}, "'/podLabels': 'not' failed"),
+    "the label by which its pods are found": ({"podLabels": {"k8s-app": "mine"}}, "podLabels.k8s-app: the chart writes it"),
     "a number, where labels are text": ({"podLabels": {"rank": 1}}, "'/podLabels/rank': got number, want string"),
     "part of a digest": ({"image": {"digest": "sha256:1234"}}, "'/image/digest': 'sha256:1234' does not match"),
     "an address without a port": ({"config": {"metricsBindAddress": "0.0.0.0"}}, "'/config/metricsBindAddress': "),
@@ -254,6 +258,47 @@ def test_bad_values(values: Json, said: str) -> None:
     with pytest.raises(helm.RefusedError) as refused:
         from_chart(SET | values)
     assert said in str(refused.value)
+
+
+def test_a_changed_configuration_rolls_node_by_node() -> None:
+    """Pods of the DaemonSet's revision before keep their configuration: nobody restarts before it is its turn."""
+    names = set()
+    for values in ({}, {"config": {"nodePortAddresses": ["primary"]}}, {"mode": "ipvs"}, {"podLabels": {"team": "net"}}):
+        objects = from_chart(SET | values)
+        config_map = one(objects, "ConfigMap")
+        assert config_map["immutable"] is True
+        assert config_map["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+        names.add(config_map["metadata"]["name"])
+        assert pod(objects)["volumes"][0]["configMap"]["name"] == config_map["metadata"]["name"]
+    assert len(names) == 3  # labels of pods are no configuration
+    assert one(built("kustomize nftables"), "ConfigMap")["immutable"] is True
+
+
+def test_releases_do_not_collide() -> None:
+    asked = SET | ON_ALL_ADDRESSES | {"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}}
+    asked |= {"startupTaint": "kube-proxy-py/not-ready"}
+    where = [("kube-proxy-py", "kube-system"), ("canary", "kube-system"), ("kube-proxy-py", "network")]
+    whole = {"ClusterRole", "ClusterRoleBinding"}
+    seen: set[tuple[str, str, str]] = set()
+    for release, namespace in where:
+        objects = helm.template(CHART, asked, namespace, release)
+        named = {(o["kind"], "" if o["kind"] in whole else namespace, o["metadata"]["name"]) for o in objects}
+        assert not named & seen
+        seen |= named
+        bindings = [o for o in objects if o["kind"] == "ClusterRoleBinding"]
+        account = one(objects, "ServiceAccount")["metadata"]
+        for binding in bindings:
+            (subject,) = binding["subjects"]
+            assert (subject["name"], subject["namespace"]) == (account["name"], namespace)
+            assert ("ClusterRole", "", binding["roleRef"]["name"]) in named
+        assert pod(objects)["serviceAccountName"] == account["name"]
+        template = one(objects, "DaemonSet")["spec"]["template"]
+        selectors = [one(objects, kind)["spec"]["selector"]["matchLabels"] for kind in ("DaemonSet", "PodMonitor")]
+        assert selectors == [{"k8s-app": account["name"]}] * 2
+        assert template["metadata"]["labels"]["k8s-app"] == account["name"]
+        assert re.search("kube-proxy", account["name"])  # the job's name, by which the alerts ask
+        assert f"-l k8s-app={account['name']} " in str(one(objects, "PrometheusRule")["spec"])
+    assert len(seen) == 3 * len(objects)
 
 
 def test_helm_has_nothing_against_the_chart() -> None:

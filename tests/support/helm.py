@@ -13,20 +13,22 @@ import yaml
 from support.programs import program
 
 Json = dict[str, Any]
+RELEASE = "kube-proxy-py"
+"""The release that has the names of the folders."""
 
 
 class RefusedError(Exception):
     """Helm does not take the values; its message."""
 
 
-def template(chart: Path, values: Json, namespace: str) -> list[Json]:
+def template(chart: Path, values: Json, namespace: str, release: str = RELEASE) -> list[Json]:
     """The objects that a chart makes with these values. Each caller has its own."""
-    return [obj for obj in yaml.safe_load_all(_text(chart, json.dumps(values), namespace)) if obj]
+    return [obj for obj in yaml.safe_load_all(_text(chart, json.dumps(values), namespace, release)) if obj]
 
 
 @cache
-def _text(chart: Path, values: str, namespace: str) -> str:
-    command = [program("helm"), "template", "kube-proxy-py", str(chart), "--namespace", namespace, "--values", "-"]
+def _text(chart: Path, values: str, namespace: str, release: str) -> str:
+    command = [program("helm"), "template", release, str(chart), "--namespace", namespace, "--values", "-"]
     done = subprocess.run(command, input=values, capture_output=True, text=True, check=False, timeout=60)
     if done.returncode:
         raise RefusedError(done.stderr)
@@ -36,7 +38,7 @@ def _text(chart: Path, values: str, namespace: str) -> str:
 def notes(chart: Path, values: Json, namespace: str) -> str:
     """What Helm tells whoever installs the chart with these values."""
     command = [program("helm"), "install", "--dry-run=client", "--namespace", namespace, "--values", "-"]
-    command += ["kube-proxy-py", str(chart)]
+    command += [RELEASE, str(chart)]
     done = subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=True, timeout=60)
     return done.stdout.partition("\nNOTES:\n")[2]
 
