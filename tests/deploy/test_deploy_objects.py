@@ -228,11 +228,11 @@ BAD_VALUES: dict[str, tuple[Json, str]] = {
     "plain HTTP": ({"apiServer": "http://a:6443"}, "'/apiServer': 'http://a:6443' does not match"),
     "no network": ({"clusterCIDR": "10.0.0.0"}, "'/clusterCIDR': "),
     "what has a value of its own": ({"config": {"mode": "ipvs"}}, "config.mode: set the value mode instead"),
-    "the kubeconfig": ({"config": {"clientConnection": {}}}, "config.clientConnection: set the value apiServer instead"),
+    "the kubeconfig": ({"config": {"clientConnection": {}}}, "clientConnection: set the value apiServer instead"),
     "what the chart writes": ({"config": {"kind": "X"}}, "config.kind: the chart writes it"),
     "a user of its own in iptables mode": ({"mode": "iptables", "nonRoot": True}, "'/mode': value must be 'nftables'"),
     "wrong type": ({"extraArgs": "-v=4"}, "'/extraArgs': got string, want array"),
-    "the label by which its pods are found": ({"podLabels": {"k8s-app": "mine"}}, "podLabels.k8s-app: the chart writes it"),
+    "the label that finds its pods": ({"podLabels": {"k8s-app": "mine"}}, "podLabels.k8s-app: the chart writes it"),
     "a number, where labels are text": ({"podLabels": {"rank": 1}}, "'/podLabels/rank': got number, want string"),
     "part of a digest": ({"image": {"digest": "sha256:1234"}}, "'/image/digest': 'sha256:1234' does not match"),
     "an address without a port": ({"config": {"metricsBindAddress": "0.0.0.0"}}, "'/config/metricsBindAddress': "),
@@ -263,7 +263,8 @@ def test_bad_values(values: Json, said: str) -> None:
 def test_a_changed_configuration_rolls_node_by_node() -> None:
     """Pods of the DaemonSet's revision before keep their configuration: nobody restarts before it is its turn."""
     names = set()
-    for values in ({}, {"config": {"nodePortAddresses": ["primary"]}}, {"mode": "ipvs"}, {"podLabels": {"team": "net"}}):
+    changes: list[Json] = [{"config": {"nodePortAddresses": ["primary"]}}, {"mode": "ipvs"}, {"podLabels": {"a": "b"}}]
+    for values in ({}, *changes):
         objects = from_chart(SET | values)
         config_map = one(objects, "ConfigMap")
         assert config_map["immutable"] is True

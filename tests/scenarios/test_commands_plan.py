@@ -34,6 +34,15 @@ async def test_the_same_changes_nothing(live: Live, tmp_path: Path) -> None:
     assert (status, seen["fields"], seen["shifts"]) == (0, ['configSyncPeriod: "15m0s" -> "1h0m0s"'], [])
 
 
+async def test_a_smaller_pod_network_that_holds_all_pods_changes_nothing(live: Live) -> None:
+    live.service("inside", "a1 b1")
+    await live.expect(live.front("inside"), {"pod": "a1 b1"})
+    status, seen = await outlook(live, "--cluster-cidr", "10.244.0.0/17")
+    assert (status, len(seen["fields"]), seen["shifts"]) == (0, 1, [])
+    status, seen = await outlook(live, "--cluster-cidr", "10.244.128.0/17")
+    assert (status, bool(seen["shifts"])) == (1, True)
+
+
 async def test_addresses_that_begin_and_cease_to_answer(live: Live, tmp_path: Path) -> None:
     live.service("shown", "a1 b1", type="NodePort", externalIPs=["203.0.113.9"])
     await live.expect(live.front("shown"), {"pod": "a1 b1"})

@@ -32,10 +32,11 @@ from kubeproxy.errors import ConfigError, KubeProxyError, Unsupported
 from kubeproxy.kernel import firewalls
 from kubeproxy.kernel.sysctl import NF_CONNTRACK_MAX, read_sysctl
 from kubeproxy.model.addresses import Family
+from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.plan import Globals
 from kubeproxy.model.planner import Planner
-from kubeproxy.model.world import Settings, Surroundings, build, primary_family
-from kubeproxy.seeing.changes import Local, Shift, Side, lasting, remarks, shifts
+from kubeproxy.model.world import Settings, Surroundings, build, pod_cidrs, primary_family
+from kubeproxy.seeing.changes import Local, Shift, Side, known_pods, lasting, remarks, shifts
 
 _OF_ALL = frozenset({"config", "kubeconfig", "hostname-override", "proxy-mode"})
 """Flags that every command has."""
@@ -118,7 +119,9 @@ def _outlook(asked: Source, facts: Facts, now: KubeProxyConfiguration, new: Kube
     local = host.packed_local_addresses(tuple(Family), modes.interfaces())
     world, unknown = _world(facts, settings, local)
     before, after = Planner(facts.world), Planner(world)
+    slices: list[Slice] = []
     for each in asked.objects():
+        slices += each.slices.values()
         services = {each.name: each.service} if each.service is not None else {}
         for planner in (before, after):
             planner.adopt(services, {each.name: each.slices} if each.slices else {})
@@ -132,7 +135,7 @@ def _outlook(asked: Source, facts: Facts, now: KubeProxyConfiguration, new: Kube
     return Outlook(
         mode=mode.name,
         fields=tuple(differences(now, new)),
-        shifts=tuple(shifts(*sides, local)),
+        shifts=tuple(shifts(*sides, local, known_pods(slices, pod_cidrs(facts.node), local))),
         remarks=tuple(remarks(*sides, same_mode=same)),
         node=tuple(node),
         connections=lasting(*(side.habits for side in sides), same_mode=same),

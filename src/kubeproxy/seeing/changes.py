@@ -12,8 +12,9 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, is_loopback, parse_network, unpack
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range, is_loopback, parse_network, unpack
 from kubeproxy.model.answer import Index, Outcome, Packet, answer
+from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.habits import Habits
 from kubeproxy.model.plan import Detector, FamilyGlobals, Frontend, FrontendKind, ServiceName, ServicePlan
 from kubeproxy.model.planner import Planner
@@ -85,13 +86,22 @@ Local = Mapping[Family, Sequence[bytes]]
 """The node's own addresses, packed."""
 
 
-def shifts(before: Side, after: Side, local: Local) -> list[Shift]:
-    """Return what changes for clients."""
+def known_pods(slices: Iterable[Slice], cidrs: Iterable[str], local: Local) -> list[bytes]:
+    """Return addresses of pods, packed: endpoints' but for this node's own, and one of each of its pod networks."""
+    own = {address for addresses in local.values() for address in addresses}
+    found = {each.address for piece in slices for each in piece.endpoints} - own
+    networks = (parse_network(cidr) for cidr in cidrs)
+    return [*sorted(found), *(_late(network) for network in networks if network)]
+
+
+def shifts(before: Side, after: Side, local: Local, pods: Sequence[bytes] = ()) -> list[Shift]:
+    """Return what changes for clients; `pods` are addresses of such, as far as they are known."""
     found: dict[tuple[str, str, str, str], dict[str, None]] = {}
     indices = Index(before.planner), Index(after.planner)
     here = {address for addresses in local.values() for address in addresses}
+    clients = {family: _clients(family, before, after, pods) for family in Family}
     for name in sorted({*before.planner.compiled, *after.planner.compiled}):
-        for where, client, packet in _questions(name, before, after, local):
+        for where, client, packet in _questions(name, (before, after), clients, local):
             old, new = _met(before, packet, here, indices[0]), _met(after, packet, here, indices[1])
             if old != new:
                 words = (old.words, new.words if old.words != new.words else "other endpoints")
@@ -121,17 +131,19 @@ def _met(side: Side, packet: Packet, here: set[bytes], index: Index) -> _Met:
     return _Met(_SERVED + (", with this node's address" if hidden else ""), endpoints)
 
 
-def _questions(name: ServiceName, before: Side, after: Side, local: Local) -> Iterator[tuple[str, Client, Packet]]:
+def _questions(
+    name: ServiceName, sides: Iterable[Side], clients: Mapping[Family, Sequence[Client]], local: Local
+) -> Iterator[tuple[str, Client, Packet]]:
     """Yield what to ask of a Service: where the connection goes, who makes it, its first packet."""
     asked: set[tuple[Family, bytes]] = set()
-    for side in (before, after):
+    for side in sides:
         compiled = side.planner.compiled.get(name)
         for plan in compiled.plans if compiled is not None else ():
             for frontend in plan.frontends:
                 family = plan.key.family
                 if (family, frontend.key) not in asked:
                     asked.add((family, frontend.key))
-                    yield from _packets(frontend, family, _clients(family, before, after), local)
+                    yield from _packets(frontend, family, clients[family], local)
 
 
 def _packets(
@@ -150,15 +162,21 @@ def _packets(
                 yield where, client, packet
 
 
-def _clients(family: Family, before: Side, after: Side) -> list[Client]:
-    """Return who asks: this node, somebody outside, and a pod of this node as either configuration recognises it."""
+def _clients(family: Family, before: Side, after: Side, pods: Sequence[bytes]) -> list[Client]:
+    """Return who asks: this node, somebody outside, and a pod as either configuration recognises it.
+
+    Of pods that are known, those count that the two recognise otherwise; else one that each recognises is made up.
+    """
     found = [Client("this node", None), Client("outside", _OUTSIDE[family])]
     detectors = dict.fromkeys((side.planner.world.of(family) or FamilyGlobals()).detector for side in (before, after))
-    for detector in detectors:
-        words = "pods" if len(detectors) == 1 else f"pods by {detector.words}"
-        if (pod := _pod(words, detector, family)) is not None:
-            found.append(pod)
-    return found
+    if len(detectors) == 1:
+        return found + [pod for detector in detectors if (pod := _pod("pods", detector, family)) is not None]
+    known = [pod for pod in pods if len(pod) == family.address_size]
+    if known and all(detector.kind == "network" for detector in detectors):
+        by_words = {" and ".join(d.words for d in detectors if d.holds(pod, "")): pod for pod in known}
+        return found + [Client(f"pods by {words}", pod) for words, pod in by_words.items() if words]
+    made_up = (_pod(f"pods by {detector.words}", detector, family) for detector in detectors)
+    return found + [pod for pod in made_up if pod is not None]
 
 
 def _pod(words: str, detector: Detector, family: Family) -> Client | None:
@@ -166,9 +184,14 @@ def _pod(words: str, detector: Detector, family: Family) -> Client | None:
         network = parse_network(detector.value)
         if network is None or len(network[0]) != family.address_size:
             return None
-        last = network[1]  # one before it is no endpoint's, most likely
-        return Client(words, last[:-1] + bytes((last[-1] & 0xFE,)))
+        return Client(words, _late(network))
     return Client(words, _OUTSIDE[family], detector.value) if detector.implemented else None
+
+
+def _late(network: Range) -> bytes:
+    """Return the address before a network's last one: most likely no endpoint's."""
+    last = network[1]
+    return last[:-1] + bytes((last[-1] & 0xFE,))
 
 
 # -- what answers do not say -------------------------------------------------------------------------------------------

@@ -6,11 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 from kubeproxy.model.addresses import Family, pack
+from kubeproxy.model.endpoints import parse_slice
 from kubeproxy.model.events import Replaced
 from kubeproxy.model.habits import Affinity, Habits
 from kubeproxy.model.objects import EndpointPort, Service, ServicePort
+from kubeproxy.model.plan import Detector
 from kubeproxy.model.planner import Planner
-from kubeproxy.seeing.changes import Shift, Side, lasting, remarks, shifts
+from kubeproxy.seeing.changes import Shift, Side, known_pods, lasting, remarks, shifts
 from support.cluster_objects import NODE_IPS, endpoint, endpoint_slice, service, world
 
 V4 = Family.IPV4
@@ -73,6 +75,36 @@ def test_habits_of_another_mode(habits, text):
     globals_ = {"nodeports": None}
     texts = said(side(WEB, SLICE, **globals_), side(WEB, SLICE, habits=habits, **globals_))
     assert any(one.startswith(text) for one in texts) if text else texts == []
+
+
+def recognising(network: str) -> Side:
+    made = planner(WEB, SLICE, nodeports=None).world
+    planned = Planner(replace(made, ipv4=replace(made.ipv4, detector=Detector("network", network))))
+    planned.apply([Replaced("services", [WEB]), Replaced("endpointslices", [SLICE])])
+    planned.take()
+    return Side(planned, Habits())
+
+
+@pytest.mark.parametrize(
+    ("pods", "said_of"),
+    [
+        (["10.244.1.1"], []),
+        (["10.244.1.1", "10.244.200.1"], ["pods by the pod network 10.244.0.0/16"]),
+        ([], ["pods by the pod network 10.244.0.0/16"]),  # nobody knows where they are
+    ],
+    ids=["all in both", "one in the former alone", "none is known"],
+)
+def test_a_pod_network_that_is_cut_matters_to_pods_outside_of_it(pods, said_of):
+    before, after = recognising("10.244.0.0/16"), recognising("10.244.0.0/17")
+    made = shifts(before, after, LOCAL, [pack(pod) for pod in pods])
+    assert [list(one.who) for one in made if one.where == ("IPv4 cluster IPs",)] == [said_of] * bool(said_of)
+    assert bool(made) is bool(said_of)
+
+
+def test_pods_that_are_known_are_endpoints_and_one_of_the_nodes_network():
+    pieces = [SLICE, endpoint_slice(endpoint("10.244.2.1"), endpoint(NODE_IPS[V4]), ports=PORTS)]
+    pods = [pack(address) for address in ("10.244.1.1", "10.244.2.1", "10.244.7.254")]
+    assert known_pods(map(parse_slice, pieces), ["10.244.7.0/24"], LOCAL) == pods
 
 
 def test_other_endpoints():
