@@ -1,8 +1,14 @@
-"""The commit that this program was built from."""
+"""Which build of the program this is: its version, and the commit that it was built from."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
+
+from kubeproxy import __version__
+
+SAME_BUILD: Final = "restart the proxy, or ask by the command of its own container"
+"""What mends a command and a proxy of two builds."""
 
 _BUILT = Path(__file__).with_name("COMMIT")
 _CHECKOUT = Path(__file__).parents[2] / ".git"
@@ -25,3 +31,8 @@ def commit(built: Path = _BUILT, git: Path = _CHECKOUT) -> str:
         return next((words[0] for words in packed if words[1:] == [name]), "")
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+def build() -> str:
+    """Return the version with its commit, as 0.1.0+1a2b3c4d5e6f: two builds of a version are not the same."""
+    return "+".join(filter(None, (__version__, commit()[:12])))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from kubeproxy import __version__, host, modes
+from kubeproxy import host, modes
 from kubeproxy.api.greeting import greet, token_validity
 from kubeproxy.api.kubeconfig import load_cluster
 from kubeproxy.api.source import Reach
@@ -33,6 +33,7 @@ from kubeproxy.kernel.routes import way_out
 from kubeproxy.kernel.sysctl import NF_CONNTRACK_MAX, read_sysctl
 from kubeproxy.model.addresses import Family, family_of, pack, unpack
 from kubeproxy.model.plan import FamilyGlobals
+from kubeproxy.release import build
 from kubeproxy.seeing.checks import contact, identity, programming, settings, strangers
 from kubeproxy.seeing.finding import Finding, worst_first
 
@@ -129,7 +130,7 @@ def _look_at_proxy(report: Report, node: Node, facts: Facts) -> None:
         covered.add("kernel")
     rest = {part: why for part, why in facts.unready.items() if part not in covered}
     report.look("readiness", lambda: programming.unready(rest))
-    report.look("version", lambda: programming.versions(facts.version, __version__, facts.started, time.time()))
+    report.look("version", lambda: programming.versions(facts.version, build(), facts.started, time.time()))
     if facts.config_file:
         report.look("configuration file", lambda: _configured(node, facts.config_file))
     if node.pid:

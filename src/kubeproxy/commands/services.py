@@ -15,6 +15,7 @@ from kubeproxy.commands.source import Source, source
 from kubeproxy.control.client import RefusedError
 from kubeproxy.control.wire import Held
 from kubeproxy.errors import ConfigError
+from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.observe.state_text import service_text
 from kubeproxy.seeing.listing import addresses
@@ -73,7 +74,10 @@ def _addresses(held: Held) -> Iterator[str]:
 
 
 def _endpoints(held: Held) -> int:
-    return len({destination for plan in held.plans for destination in plan.cluster})
+    by_family: dict[Family, set[bytes]] = {}
+    for plan in held.plans:
+        by_family.setdefault(plan.key.family, set()).update(plan.cluster)
+    return max(map(len, by_family.values()), default=0)
 
 
 def _row(held: Held) -> dict[str, object]:

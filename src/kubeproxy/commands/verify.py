@@ -21,7 +21,9 @@ from kubeproxy.commands.looks import Seen, look
 from kubeproxy.commands.services import service_name
 from kubeproxy.commands.source import Source, source
 from kubeproxy.control.wire import Facts
+from kubeproxy.errors import KubeProxyError
 from kubeproxy.model.plan import ServiceName
+from kubeproxy.release import SAME_BUILD, build
 
 _NICE = 5
 """What takes a second of a processor gives way to the proxy, and to whatever else the node is for."""
@@ -58,6 +60,11 @@ def run(given: argparse.Namespace) -> int:
         os.nice(_NICE)
     asked = source(given)
     facts = asked.facts()
+    if asked.running and facts.version != build():
+        raise KubeProxyError(
+            f"the proxy runs version {facts.version}, this command is {build()}: each has its own layout of rules, so "
+            f"nothing was compared; {SAME_BUILD}"
+        )
     with examiners(facts, facts.world.families) as kernel:
         seen = look(asked.services, kernel, names)
     troubles = [*_troubles(facts)]

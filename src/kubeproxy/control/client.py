@@ -12,11 +12,14 @@ import msgspec
 from kubeproxy.control.listener import connect, server
 from kubeproxy.control.wire import LENGTH
 from kubeproxy.errors import KubeProxyError
+from kubeproxy.release import SAME_BUILD
 
 T = TypeVar("T")
 
 PATIENCE = 10.0
 """Seconds to wait for a proxy that does not answer."""
+
+_OTHER = f"the proxy's answer cannot be read ({{}}), as it runs another version than this command: {SAME_BUILD}"
 
 
 class NoAnswerError(KubeProxyError):
@@ -47,8 +50,10 @@ class Client:
         response = self._request(page, list(parameters.items()))
         try:
             return msgspec.msgpack.decode(response.read(), type=kind)
-        except (OSError, HTTPException, msgspec.MsgspecError) as error:
-            raise NoAnswerError(f"the proxy's answer cannot be read: {error}; is it of the same version?") from error
+        except msgspec.MsgspecError as error:
+            raise NoAnswerError(_OTHER.format(error)) from error
+        except (OSError, HTTPException) as error:
+            raise NoAnswerError(f"the proxy's answer broke off: {error}") from error
 
     def stream(self, page: str, kind: type[T], parameters: list[tuple[str, str]]) -> Iterator[T]:
         """Yield the parts of a long answer as they come. Raises NoAnswerError or RefusedError."""
@@ -57,7 +62,9 @@ class Client:
         try:
             while head := response.read(LENGTH):
                 yield decoder.decode(response.read(int.from_bytes(head, "big")))
-        except (OSError, HTTPException, msgspec.MsgspecError) as error:
+        except msgspec.MsgspecError as error:
+            raise NoAnswerError(_OTHER.format(error)) from error
+        except (OSError, HTTPException) as error:
             raise NoAnswerError(f"the proxy's answer broke off: {error}") from error
 
     def pid(self) -> int:

@@ -8,7 +8,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from kubeproxy import __version__
 from kubeproxy.api.source import Reach
 from kubeproxy.backlog import Standing
 from kubeproxy.config.options import Options
@@ -19,6 +18,7 @@ from kubeproxy.model.plan import NOTHING, Frontend, FrontendKind, ServiceName, S
 from kubeproxy.model.planner import Change
 from kubeproxy.observe.state import ProgrammedState
 from kubeproxy.observe.state_query import Query
+from kubeproxy.release import build
 from kubeproxy.seeing.question import packet
 from kubeproxy.seeing.subject import Subject
 from kubeproxy.seeing.why import Explained, explain
@@ -65,12 +65,13 @@ class Desk:
         self._unready = unready
         self._reach = reach
         self._started = started
+        self._build = build()  # once: an upgrade may replace the files
 
     def facts(self) -> Facts:
         """Return what holds for the whole proxy."""
         planner, options = self._subject.planner, self._options
         return Facts(
-            version=__version__,
+            version=self._build,
             pid=os.getpid(),
             started=self._started,
             mode=self._subject.mode.name,

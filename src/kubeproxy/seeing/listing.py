@@ -26,21 +26,27 @@ def frontend_text(frontend: Frontend) -> str:
 
 
 def addresses(plans: Iterable[ServicePlan]) -> Iterator[str]:
-    """Yield where clients find a Service."""
-    for plan in plans:
-        for frontend in plan.frontends:
-            yield frontend_text(frontend)
+    """Yield where clients find a Service, once what is the same in both families."""
+    yield from dict.fromkeys(frontend_text(frontend) for plan in plans for frontend in plan.frontends)
 
 
 def endpoints(slices: Iterable[Slice]) -> Count:
-    """Count the endpoints of a Service's slices. What stands in two slices while it moves counts once."""
+    """Count the endpoints of a Service's slices. What stands in two slices while it moves counts once, and so does what
+    has an address of each family: the family that has more of them is counted.
+    """
     pieces = list(slices)
     if len(pieces) == 1 and pieces[0].particular is None:  # nearly always
         count = sum(map(len, pieces[0].destinations))
         return Count(count, count)
+    families = {piece.family for piece in pieces}
+    each = [_counted(piece for piece in pieces if piece.family is family) for family in families]
+    return max(each, key=lambda count: (count.total, count.ready), default=Count(0, 0))
+
+
+def _counted(slices: Iterable[Slice]) -> Count:
     ready: set[bytes] = set()
     known: set[bytes] = set()
-    for piece in pieces:
+    for piece in slices:
         if piece.particular is None:
             for destinations in piece.destinations:
                 ready.update(destinations)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from kubeproxy.backends.mode import Trace
 from kubeproxy.backlog import Standing
 from kubeproxy.model.addresses import Family
+from kubeproxy.release import SAME_BUILD
 from kubeproxy.seeing.finding import Finding, Severity, duration
 
 
@@ -75,7 +76,7 @@ def versions(running: str, ours: str, started: float, now: float) -> Iterator[Fi
             about="version",
             what=f"the proxy runs version {running} for {duration(now - started)}, this command is {ours}",
             why="answers of commands may be wrong",
-            fix="restart the proxy, or ask by the command of its own container",
+            fix=SAME_BUILD,
         )
 
 

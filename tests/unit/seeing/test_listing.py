@@ -1,0 +1,31 @@
+"""A Service in few words: what stands in lists of the commands and of the page."""
+
+from __future__ import annotations
+
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.endpoints import parse_slice
+from kubeproxy.model.events import Replaced
+from kubeproxy.model.objects import EndpointPort, ServicePort
+from kubeproxy.model.planner import Planner
+from kubeproxy.seeing.listing import Count, addresses, endpoints
+from support.cluster_objects import endpoint, endpoint_slice, service, world
+
+PORTS = [EndpointPort(port=8080, name="http", protocol="TCP")]
+FOUR = endpoint_slice(endpoint("10.244.1.1"), endpoint("10.244.1.2"), endpoint("10.244.1.3", ready=False), ports=PORTS)
+SIX = endpoint_slice(*(endpoint(f"fd00:10:244:1::{n}") for n in (1, 2)), ports=PORTS, family="IPv6", name="web-6")
+
+
+def test_a_nodeport_of_both_families_is_one_place() -> None:
+    ports = [ServicePort(port=80, name="http", node_port=31647)]
+    planner = Planner(world(families=list(Family)))
+    web = service("web", "10.96.0.10", "fd00:10:96::10", ports=ports)
+    planner.apply([Replaced("services", [web]), Replaced("endpointslices", [FOUR, SIX])])
+    planner.take()
+    ((_, compiled),) = planner.compiled.items()
+    assert list(addresses(compiled.plans)) == ["10.96.0.10:80/tcp", "*:31647/tcp", "[fd00:10:96::10]:80/tcp"]
+
+
+def test_a_pod_with_an_address_of_each_family_counts_once() -> None:
+    assert endpoints([parse_slice(FOUR), parse_slice(SIX)]) == Count(2, 3)
+    assert endpoints([parse_slice(SIX)]) == Count(2, 2)
+    assert endpoints([]) == Count(0, 0)
