@@ -69,7 +69,7 @@ async def test_services_without_endpoints_are_to_look_at_and_nothing_wrong(page:
     await page.shows("#verdict-sub", "1 thing to look at")
     assert await page.run("return [document.querySelector('#verdict').className, document.title]") == [
         "verdict ok",
-        "node-a · kube-proxy",
+        "node-a · Problems · kube-proxy",
     ]
     assert await page.run("return document.querySelector('#n-problems').hidden")
 

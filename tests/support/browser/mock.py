@@ -31,6 +31,8 @@ class MockProxy:
         self.details: dict[str, Json] = {}
         self.seen: list[str] = []
         self.refuse: Mapping[str, tuple[int, str]] = {}
+        self.mute = False
+        """Whether it accepts pages, and says nothing."""
         self.problems: Json | None = {"at": time.time(), "findings": [], "looking": False}
         self._pages: set[web.StreamResponse] = set()
         self._runner: web.AppRunner | None = None
@@ -144,6 +146,8 @@ class MockProxy:
             return web.Response(status=status, text=text)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         await response.prepare(request)
+        if self.mute:
+            await asyncio.Event().wait()
         await response.write(b"retry: 1000\n\n")
         await response.write(_event("hello", {"facts": self.facts, "revision": self.scene.revision}))
         await response.write(_event("now", self.scene.now(time.time(), [], [])))
