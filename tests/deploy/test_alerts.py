@@ -46,7 +46,7 @@ def test_each_is_shown_to_fire() -> None:
 def test_each_says_how_bad_it_is_and_what_to_do() -> None:
     for rule in rules():
         assert rule["labels"] in ({"severity": "critical"}, {"severity": "warning"}), rule
-        assert rule["annotations"].keys() == {"summary", "description", "runbook"}, rule
+        assert rule["annotations"].keys() == {"summary", "description", "runbook", "runbook_url"}, rule
         commands = re.findall(r"`([^`]+)`", rule["annotations"]["runbook"])
         assert commands, rule
         for command in commands:

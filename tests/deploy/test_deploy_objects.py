@@ -62,7 +62,7 @@ MORE_VALUES: dict[str, Json] = {
         "podLabels": {"team": "network"},
         "updateStrategy": {"type": "OnDelete"},
         "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "interval": "15s"},
-        "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+        "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}, "runbooks": "https://git.example/"},
     },
     "monitoring beside a ConfigMap of kubeadm": KUBEADM | {"podMonitor": {"enabled": True}},
 }
@@ -353,6 +353,22 @@ def test_the_chart_makes_the_same_monitoring_as_the_folder() -> None:
     assert by_kind(folder) == {kind: obj for kind, obj in by_kind(chart).items() if kind in by_kind(folder)}
     for obj in folder:
         assert schema.errors(obj, {"$ref": f"#/definitions/{SCHEMA['kinds'][obj['kind']]}"}, SCHEMA) == []
+
+
+def test_runbooks_are_where_somebody_publishes_them() -> None:
+    where = "https://git.example/kubeproxy/blob/main/"
+    made = from_chart(SET | {"prometheusRule": {"enabled": True, "runbooks": where}})
+    (group,) = one(made, "PrometheusRule")["spec"]["groups"]
+    urls = [rule["annotations"]["runbook_url"] for rule in group["rules"]]
+    assert all(url.startswith(f"{where}docs/monitoring.md#kubeproxy") for url in urls)
+
+
+def test_no_alert_has_the_name_of_a_stock_one() -> None:
+    """kubernetes-mixin's, as kube-prometheus has them: both would fire under one name, for different reasons."""
+    text = (DEPLOY / "alerts/kube-proxy.rules.yaml").read_text()
+    assert not {"KubeProxyDown", "KubeProxyUnreachable", "KubeProxyInstanceUnreachable"} & set(
+        re.findall(r"alert: (\w+)", text)
+    )
 
 
 def test_the_alerts_are_those_of_the_rule_file() -> None:

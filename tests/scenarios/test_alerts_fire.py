@@ -226,7 +226,7 @@ TROUBLES: list[tuple[Callable[[Fleet], AbstractAsyncContextManager[None]], str, 
     (syncs_that_wait, "late", {"KubeProxySlow"}),
     (somebody_who_deletes_the_table, "disturbed", {"KubeProxyRulesChangedByOthers"}),
     (connections_without_end, "disturbed", {"KubeProxyConntrackNearlyFull"}),
-    (a_proxy_that_ended, "killed", {"KubeProxyDown"}),
+    (a_proxy_that_ended, "killed", {"KubeProxyNotAnswering"}),
 ]
 
 

@@ -1,20 +1,35 @@
-"""docs/monitoring.md shows the alerts of deploy/alerts as they are."""
+"""docs/monitoring.md shows the alerts of deploy/alerts as they are, each below a heading that its runbook_url names."""
+
+import re
 
 import yaml
 
 from support.documents import document
 from support.places import ROOT
 
+RULES = yaml.safe_load((ROOT / "deploy/alerts/kube-proxy.rules.yaml").read_text())["groups"][0]["rules"]
+PAGE = document("docs/monitoring.md")
 
-def test_the_table_is_what_the_rule_file_says() -> None:
-    (group,) = yaml.safe_load((ROOT / "deploy/alerts/kube-proxy.rules.yaml").read_text())["groups"]
-    rows = [
-        [
-            f"{rule['alert']} ({rule['labels']['severity']})",
-            f"`{' '.join(rule['expr'].split())}`" + (f", for {rule['for']}" if "for" in rule else ""),
+
+def test_each_alert_stands_below_its_name_as_the_rule_file_says_it() -> None:
+    text = PAGE.path.read_text().split("## Alerts\n", 1)[1].split("\n## ", 1)[0]
+    shown = {
+        name: [" ".join(paragraph.split()) for paragraph in body.strip().split("\n\n")]
+        for name, body in re.findall(r"^### (\w+)\n(.*?)(?=^### |\Z)", text, re.MULTILINE | re.DOTALL)
+    }
+    assert shown == {
+        rule["alert"]: [
+            f"{rule['labels']['severity'].capitalize()}: `{' '.join(rule['expr'].split())}`"
+            + (f", for {rule['for']}." if "for" in rule else "."),
             rule["annotations"]["description"],
-            rule["annotations"]["runbook"],
+            f"Ask: {rule['annotations']['runbook']}",
         ]
-        for rule in group["rules"]
-    ]
-    assert document("docs/monitoring.md").table("Alerts") == rows
+        for rule in RULES
+    }
+
+
+def test_each_alert_names_its_place_on_the_page() -> None:
+    for rule in RULES:
+        name, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+        assert (name, anchor) == ("docs/monitoring.md", rule["alert"].lower())
+        assert anchor in PAGE.anchors()
