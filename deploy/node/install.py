@@ -98,6 +98,11 @@ def build(archive: zipfile.ZipFile, wheels: list[str], folder: Path, final: str)
     for script in (folder / "bin").iterdir():
         if not script.is_symlink():  # activate and the like, which know the folder's name of now
             script.unlink()
+    # The very one that this runs under: an upgrade of the system turns python3 to another, which finds nothing here.
+    interpreter = folder / "bin/python"
+    really = interpreter.resolve()
+    interpreter.unlink()
+    interpreter.symlink_to(really)
     packages = folder / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
     for name in wheels:
         unpack(archive.read(name), packages)

@@ -93,6 +93,18 @@ def test_a_node_has_all_of_it_and_nothing_afterwards(archive: Path, tmp_path: Pa
     assert "nothing is installed" in run(archive, "uninstall", tmp_path).stderr
 
 
+def test_a_newer_python_of_the_host_does_not_take_the_place_of_the_one_installed_for(
+    archive: Path, tmp_path: Path
+) -> None:
+    """A distribution's python3 is a link, which an upgrade turns to a Python that finds nothing here."""
+    own = Path(sys.executable).resolve()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python3").symlink_to(own)
+    command = [str(tmp_path / "bin/python3"), "-I", str(archive), "install", "--root", str(tmp_path / "root")]
+    subprocess.run(command, check=True, capture_output=True, timeout=100)
+    assert (tmp_path / "root/opt/kube-proxy/current/bin/python").readlink() == own
+
+
 def test_a_release_takes_the_place_of_another_which_stays_for_who_runs_it(archive: Path, tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
