@@ -234,7 +234,7 @@ class Recovery:
         target = self._target
         return (
             f"{error}; allow the verbs list and watch of {target.resource} in the API group {target.api_group!r}, as"
-            " the ClusterRole system:node-proxier does"
+            " the ClusterRole kube-proxy-py of deploy/ does, and system:node-proxier"
         )
 
     def _missing(self, why: str) -> None:
