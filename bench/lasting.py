@@ -74,11 +74,16 @@ def _allow_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 1 << 16), most))
 
 
-def _started(mode: str, api: ApiProcess) -> Contestant:
+def hinted(mode: str) -> str:
+    """Return the mode's name; a variant of iptables in it is made known as the host's, as by the kubelet."""
     name, _, variant = mode.partition("-")
-    if variant:  # as the kubelet says which one the host uses
+    if variant:
         subprocess.run([f"iptables-{variant}", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"], check=True, timeout=30)
-    proxy = Contestant(OURS, name, api.url)
+    return name
+
+
+def _started(mode: str, api: ApiProcess) -> Contestant:
+    proxy = Contestant(OURS, hinted(mode), api.url)
     try:
         proxy.wait("/readyz", 120)
     except BaseException:

@@ -1,0 +1,164 @@
+"""resident: the memory of a proxy in each mode: after a first start, a start onto its own rules, and a repair of all.
+
+Of the process as /proc has it, and of a control group that has it, the commands that it runs, and what the kernel keeps
+for its rules: that is what a container's limit bounds.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench import lasting, objects
+from bench.apiserver import ApiProcess
+from bench.charts import Chart, Panel, Series
+from bench.contestant import OURS, Contestant
+from bench.figures import Spread, spreads
+from bench.report import Column, Report, Row
+from bench.runs import Run
+
+SIZES = ("1kx10", "10kx10", "44kx10")
+MODES = {
+    "nftables": (*SIZES, "10kx10 dual-stack"),
+    "iptables-nft": SIZES,
+    "iptables-legacy": SIZES[:2],
+    "userspace": SIZES[:2],
+}
+HARM = {
+    "nftables": ("nft", "delete", "table", "ip", "kube-proxy"),
+    "iptables-nft": ("iptables-nft", "-t", "nat", "-F"),
+    "iptables-legacy": ("iptables-legacy", "-t", "nat", "-F"),
+    "userspace": ("nft", "delete", "table", "ip", "kube-proxy-userspace"),
+}
+"""What another program does that has everything written anew."""
+LIMIT = 900  # seconds for a start or a repair
+SETTLED = 5  # seconds without a new maximum
+_COMMITTED = re.compile(r"Committed everything family=IPv4")
+
+COLUMNS = (
+    Column("first start MB", "first", 0),
+    Column("own rules MB", "again", 0),
+    Column("after a repair MB", "repaired", 0),
+    Column("at most MB", "peak", 0),
+    Column("container MB", "group", 0),
+    Column("container at most MB", "group_peak", 0),
+)
+
+
+def measure(mode: str, size: str) -> dict[str, float]:
+    """Start twice with a full API server, and repair; in MB."""
+    name, api = lasting.hinted(mode), ApiProcess()
+    try:
+        api.load(objects.parse_size(size))
+        with _group() as group:
+            first = _started(name, api, group)
+            found = dict(zip(("first", "peak"), _settled(first), strict=True))
+            first.close()
+            second = _started(name, api, group)
+            try:
+                found["again"], peak = _settled(second)
+                subprocess.run(HARM[mode], check=True, timeout=120)
+                _committed(second, 2)
+                found["repaired"], last = _settled(second)
+                found["peak"] = max(found["peak"], peak, last)
+                return found | {name: _usage(group, file) for name, file in _FILES.items()}
+            finally:
+                second.close()
+    finally:
+        api.close()
+
+
+def _started(mode: str, api: ApiProcess, group: Path) -> Contestant:
+    with _inside(group):
+        proxy = Contestant(OURS, mode, api.url)
+    try:
+        _committed(proxy, 1)
+    except BaseException:
+        proxy.close()
+        raise
+    return proxy
+
+
+def _committed(proxy: Contestant, times: int) -> None:
+    """Wait until it has said so many times that everything is committed."""
+    end = time.monotonic() + LIMIT
+    while len(_COMMITTED.findall(proxy.logged())) < times:
+        if not proxy.running or time.monotonic() > end:
+            raise RuntimeError(f"the proxy did not commit everything:\n{proxy.said()}")
+        time.sleep(0.1)
+
+
+def _settled(proxy: Contestant) -> tuple[float, float]:
+    """Return what it has, and the most that it ever had, when it does not grow any more."""
+    most, since = proxy.memory()[1], time.monotonic()
+    while time.monotonic() - since < SETTLED:
+        time.sleep(0.1)
+        if (now := proxy.memory()[1]) > most:
+            most, since = now, time.monotonic()
+    return proxy.memory()
+
+
+_FILES = {"group": "memory.usage_in_bytes", "group_peak": "memory.max_usage_in_bytes"}
+
+
+def _usage(group: Path, file: str) -> float:
+    return int((group / file).read_text()) / 2**20
+
+
+def _own() -> Path:
+    """Return this process's control group of memory (version 1)."""
+    (own,) = re.findall(r"^\d+:memory:(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
+    return Path("/sys/fs/cgroup/memory") / own.lstrip("/")
+
+
+@contextmanager
+def _group() -> Iterator[Path]:
+    """Have a control group below that of this process."""
+    group = _own() / f"kube-proxy-bench-{os.getpid()}"
+    group.mkdir()
+    try:
+        yield group
+    finally:
+        for _ in range(100):  # commands that the proxy ran may end after it
+            if not (group / "cgroup.procs").read_text():
+                break
+            time.sleep(0.1)
+        group.rmdir()
+
+
+@contextmanager
+def _inside(group: Path) -> Iterator[None]:
+    """Have what the body starts in this control group."""
+    own = _own()
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    try:
+        yield
+    finally:
+        (own / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def run(with_: Run) -> Report:
+    """Measure each mode and size."""
+    rows = [
+        Row(f"{mode}, {size}", dict(spreads([with_.measure(f"{mode} {size}", measure, mode=mode, size=size)])))
+        for mode, sizes in MODES.items()
+        for size in (sizes[:1] if with_.quick else sizes)
+    ]
+    notes = (
+        "MB resident of the process; container: with commands, page cache, and the kernel's memory for its rules.",
+        "own rules: by a second proxy; after a repair: by that, once somebody deleted its rules.",
+    )
+    return Report("resident", "Memory of a proxy, by mode and size", COLUMNS, rows, _chart(rows), notes)
+
+
+def _chart(rows: list[Row]) -> Chart:
+    def series(label: str, figure: str) -> Series:
+        return Series(label, [f if isinstance(f := row.figures.get(figure), Spread) else None for row in rows])
+
+    both = (series("process", "peak"), series("container", "group_peak"))
+    return Chart("Memory at most", (Panel("At most", "MB", "mode and size", [row.case for row in rows], both),))
