@@ -23,6 +23,7 @@ from kubeproxy.kernel import nfnetlink, nft
 from kubeproxy.kernel.nft_others import listen
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
+from support.cluster_objects import NODE_IPS
 from support.fake_nftables import FakeKernel, listing
 from support.nftables_plans import V4, WORLD
 from support.own_network import own_network
@@ -265,6 +266,21 @@ def _listed(family: Family) -> dict[str, list[str]]:
     entries = json.loads(list_table(family, "-j"))["nftables"]
     sets = (entry[kind] for entry in entries for kind in ("set", "map") if kind in entry)
     return {found["name"]: [_element(element) for element in found.get("elem", ())] for found in sets}
+
+
+def ip(*words: str) -> None:
+    """Run iproute2."""
+    subprocess.run(["ip", *words], check=True, timeout=10)
+
+
+@contextmanager
+def ground_with_ways_out(family: Family) -> Iterator[KernelGround]:
+    """Return the real kernel in a network of its own, in which a packet to anywhere may leave."""
+    with KernelGround.fresh() as ground:
+        ip("link", "set", "lo", "up")
+        ip("addr", "add", NODE_IPS[family], "dev", "lo", *(["nodad"] if family is Family.IPV6 else []))
+        ip(f"-{'4' if family is Family.IPV4 else '6'}", "route", "add", "default", "dev", "lo")
+        yield ground
 
 
 def _element(element) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 from collections import Counter
-from contextlib import closing, contextmanager
+from contextlib import closing
 
 import pytest
 from msgspec.structs import replace
@@ -17,8 +16,8 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import Annotations, ClientIPConfig, EndpointPort, ServicePort, SessionAffinityConfig
 from kubeproxy.model.plan import Policy
-from support.cluster_objects import HERE, NODE_IPS, THERE, address, endpoint, parsed, service, world
-from support.nftables_ground import KernelGround, resync, sync
+from support.cluster_objects import HERE, THERE, address, endpoint, parsed, service, world
+from support.nftables_ground import KernelGround, ground_with_ways_out, ip, resync, sync
 
 WEB = ("default", "web")
 CONNECTIONS = 20_000
@@ -26,10 +25,6 @@ CHANCE = {1: 15.1, 2: 18.4, 4: 23.5, 9: 33.7, 19: 50.8}
 """What chi-square stays below but once in 10,000 times, by degrees of freedom."""
 SERVICE = {Family.IPV4: "10.96.0.1", Family.IPV6: "fd00:96::1"}
 PODS = {Family.IPV4: "10.244.0.{}", Family.IPV6: "fd00:244::{:x}"}
-
-
-def ip(*words):
-    subprocess.run(["ip", *words], check=True, timeout=10)
 
 
 def plans(globals_, *slices, affinity=0, **annotations):
@@ -50,16 +45,6 @@ def plans(globals_, *slices, affinity=0, **annotations):
         ports = [EndpointPort(port=8080, protocol="UDP")]
         made.append(parsed(*members, family=family.label, ports=ports, weight=weight))
     return {WEB: compile_service(subject, made, globals_).plans}
-
-
-@contextmanager
-def network(family):
-    """A network of its own, in which a packet to anywhere may leave."""
-    with KernelGround.fresh() as ground:
-        ip("link", "set", "lo", "up")
-        ip("addr", "add", NODE_IPS[family], "dev", "lo", *(["nodad"] if family is Family.IPV6 else []))
-        ip(f"-{'4' if family is Family.IPV4 else '6'}", "route", "add", "default", "dev", "lo")
-        yield ground
 
 
 def connect(family, count=CONNECTIONS, first=1024, source=""):
@@ -93,7 +78,7 @@ def fits(found, got):
 @pytest.mark.parametrize("family", list(Family))
 def test_connections_are_shared_as_weights_say(family):
     globals_ = replace(world(families=[family]), connections="counted")
-    with network(family) as ground:
+    with ground_with_ways_out(family) as ground:
         backend = ground.start(globals_)
         canary = plans(globals_, (None, range(10, 18)), ("25", range(18, 20)))
         resync(backend, canary)
@@ -108,7 +93,7 @@ def test_a_drained_endpoint_gets_no_connection_and_keeps_those_that_it_has():
     globals_ = replace(world(families=[Family.IPV4]), connections="counted")
     even = plans(globals_, (None, [1, 10]))
     drained = plans(globals_, (None, [1, 10]), weights=f"{HERE}=0")
-    with network(Family.IPV4) as ground:
+    with ground_with_ways_out(Family.IPV4) as ground:
         backend = ground.start(globals_)
         resync(backend, even)
         connect(Family.IPV4, 200)
@@ -140,7 +125,7 @@ def test_maglev_sends_each_client_where_its_hash_says(family, affinity, algorith
     (plan,) = found[WEB]
     weights, hashing = plan.weights(Policy.CLUSTER), plan.balance.hashing
     table = maglev.fill(plan.cluster, weights, hashing.size)
-    with network(family) as ground:
+    with ground_with_ways_out(family) as ground:
         backend = ground.start(globals_)
         resync(backend, found)
         others = [f"192.0.2.{n}" if family is Family.IPV4 else f"2001:db8::{n}" for n in range(10, 40)]
@@ -162,7 +147,7 @@ def test_maglev_sends_each_client_where_its_hash_says(family, affinity, algorith
 def test_maglev_shares_as_weights_say():
     globals_ = replace(world(families=[Family.IPV4]), connections="counted")
     found = plans(globals_, (None, range(10, 18)), ("25", range(18, 20)), algorithm="maglev-4093")
-    with network(Family.IPV4) as ground:
+    with ground_with_ways_out(Family.IPV4) as ground:
         resync(ground.start(globals_), found)
         connect(Family.IPV4)
         (plan,) = found[WEB]

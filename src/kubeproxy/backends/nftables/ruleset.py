@@ -326,7 +326,7 @@ class Ruleset:
         return found
 
     def _clients(self, slot: int) -> SetSpec:
-        key = f"{self.layout.ip} saddr", f"{self.layout.ip} daddr"
+        key = "numgen random mod 2", f"{self.layout.ip} daddr"
         return SetSpec(client_set(slot), key, TIMEOUT | DYNAMIC, AFFINITY_CLIENTS, AFFINITY_TIMEOUT)
 
     def chains(self, names: Iterable[ChainName]) -> list[str]:
@@ -374,7 +374,12 @@ class Ruleset:
 
     @property
     def _client_key(self) -> str:
-        return f"{self.layout.ip} saddr . {self.layout.ip} daddr"
+        """Return what a client is remembered by: a hash of its address, of AFFINITY_SHARE values, and its pool.
+
+        As many elements as there are values is all that a pool's clients can ever take up, whatever addresses they
+        have. Those with the same hash stay with the same endpoint.
+        """
+        return f"jhash {self.layout.ip} saddr mod {AFFINITY_SHARE} seed {SEED:#x} . {self.layout.ip} daddr"
 
     def _masquerade_cluster(self) -> tuple[str, ...]:
         if self._world.masquerade_all:
@@ -403,15 +408,21 @@ class Ruleset:
 
     def client_sets(self, slots: Iterable[int]) -> list[str]:
         """Return the lines that make the sets of clients of these slots."""
-        what = f"typeof {self._client_key} ; size {AFFINITY_CLIENTS} ; flags dynamic,timeout ; timeout 3h ;"
+        # numgen stands for jhash, whose type is the same: nft 1.0.6 crashes when it lists a set that was made of that.
+        key = f"numgen random mod 2 . {self.layout.ip} daddr"
+        what = f"typeof {key} ; size {AFFINITY_CLIENTS} ; flags dynamic,timeout ; timeout 3h ;"
         return [f"add set {self.name} {client_set(slot)} {{ {what} }}" for slot in slots]
 
 
 AFFINITY_TIMEOUT: Final = 3 * 3600 * 1000
 """Milliseconds after which a set forgets a client, where the rule that adds it does not say otherwise: the default."""
 
-AFFINITY_CLIENTS: Final = 1 << 20
-"""Clients that a slot can remember, over all Services; beyond it new clients are served without affinity."""
+AFFINITY_SHARE: Final = 1 << 16
+"""Clients of one pool that are told apart, as many as the Go kube-proxy remembers of an endpoint."""
+
+AFFINITY_CLIENTS: Final = 1 << 22
+"""Clients that a slot can remember, over all Services: what 64 pools of one endpoint can have at most. Beyond it new
+clients are served without affinity."""
 
 _PICKS: Final = {
     f"{local}{word}": {HashKey.FLOW: " . th sport", HashKey.CLIENT: ""}[HashKey(key)]

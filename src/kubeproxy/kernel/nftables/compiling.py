@@ -68,9 +68,9 @@ class _Key(NamedTuple):
     def slots(self) -> int:
         return sum(padded(field.size) // 4 for field in self.fields)
 
-    def load(self, slot: int = 0) -> Iterator[x.Expression]:
-        """Yield the expressions that load the key into registers from a slot on."""
-        operands = slot + self.slots + 4
+    def load(self, slot: int = 0, spare: int = 0) -> Iterator[x.Expression]:
+        """Yield the expressions that load the key into registers from a slot on; a hash is made `spare` slots behind."""
+        operands = slot + self.slots + spare
         for field in self.fields:
             if isinstance(field.load, x.Hash):
                 at = operands
@@ -121,10 +121,10 @@ class _Reader:
             raise ValueError(f"{word!r} expected in rule: {self.text}")
 
     def key(self) -> _Key:
-        """Read fields with dots in between."""
-        fields = [self._field()]
+        """Read fields with dots in between, at most one of which is a hash."""
+        fields: list[Field] = []
         hashed: tuple[Field, ...] = ()
-        while self.take("."):
+        while not fields or self.take("."):
             if self.take("jhash"):
                 hashed = self.key().fields
                 self.expect("mod")
@@ -237,7 +237,7 @@ class _Reader:
             self.expect("to")
             key = self.key()
             self.expect("map")
-            yield from key.load()
+            yield from key.load(spare=4)
             yield x.Lookup(self._name(), 1, 1)
             port = register(1 if self.ip == "ip" else 4)
             yield x.Nat(1, family, 1, 1, port, port, flags)

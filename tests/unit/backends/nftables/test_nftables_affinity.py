@@ -29,8 +29,8 @@ def test_clients_stay_with_their_endpoint_when_it_moves_to_another_slot(ground):
     name = ("default", "a")
     sync(backend, (name, sticky("a", 1, 3, seconds=3000)))
     ground.disturb(
-        "add element ip kube-proxy clients-2 { 172.16.0.1 . 0.0.0.2 timeout 3000s expires 2000s }",
-        "add element ip kube-proxy clients-2 { 172.16.0.2 . 0.0.0.4 timeout 3000s expires 2000s }",
+        "add element ip kube-proxy clients-2 { 4711 . 0.0.0.2 timeout 3000s expires 2000s }",
+        "add element ip kube-proxy clients-2 { 4712 . 0.0.0.4 timeout 3000s expires 2000s }",
     )
     kept = [endpoint(f"10.244.0.{n}", HERE) for n in (2, 3)]
     config = SessionAffinityConfig(ClientIPConfig(3000))
@@ -39,7 +39,7 @@ def test_clients_stay_with_their_endpoint_when_it_moves_to_another_slot(ground):
     sync(backend, (name, plans))
     assert "10.96.0.1 . tcp . 80 . 0 : 10.244.0.3 . 8080" in ground.elements("endpoints")
     (client,) = ground.packed("clients-0")
-    assert client.key.startswith(bytes([172, 16, 0, 1]))
+    assert client.key.startswith((4711).to_bytes(4, "little"))
     assert 1_900_000 < client.expires <= 2_000_000
     assert ground.difference(backend) is None
     ground.is_clean(backend, {name: plans})
