@@ -190,6 +190,22 @@ def owns_nothing(table: str, chain: str) -> bool:  # noqa: ARG001 - a mode witho
     return False
 
 
+class Room(NamedTuple):
+    """How much is used of something that has a limit in the kernel: its name in words, the figures, why it matters when
+    it is full, and what helps then.
+    """
+
+    name: str
+    used: int
+    limit: int
+    why: str
+    fix: str
+
+
+def _no_rooms(families: Sequence[Family]) -> Sequence[Room]:  # noqa: ARG001 - has none
+    return ()
+
+
 def _no_sysctls(config: KubeProxyConfiguration) -> list[tuple[str, int]]:  # noqa: ARG001 - needs none
     return []
 
@@ -218,7 +234,7 @@ class Operations(NamedTuple):
     removes what this mode itself has left elsewhere, as in another variant of iptables; it returns what could not be
     removed. `within` returns settings without what this kernel cannot do, and says so.
     `examine` makes what compares the kernel with plans, one a family, beside the proxy and without a way to
-    write.
+    write. `rooms` reads what may become full there, at a cost that does not grow with it; it raises ApplyError.
     """
 
     check: Callable[[KubeProxyConfiguration, Sequence[Family]], None]
@@ -233,6 +249,7 @@ class Operations(NamedTuple):
     remove_strays: Callable[[], list[str]] = _no_strays
     initialize: Callable[[KubeProxyConfiguration], None] = _prepare_nothing
     within: Callable[[Settings], Settings] = _all_of_them
+    rooms: Callable[[Sequence[Family]], Sequence[Room]] = _no_rooms
 
 
 class FlowsEnd(Enum):

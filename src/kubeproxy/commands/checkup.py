@@ -112,6 +112,7 @@ def look_at(node: Node) -> Report:
     report.look("reverse path filter", lambda: settings.filtered_ways(_ways(node)))
     report.look("bridges", lambda: _bridges(node))
     report.look("conntrack", _conntrack)
+    report.look("room in the kernel", lambda: _rooms(node))
     report.findings = worst_first(report.findings)
     return report
 
@@ -282,7 +283,12 @@ def _number(key: str) -> int | None:
 
 def _conntrack() -> Iterator[Finding]:
     count, limit = int(read_sysctl("net/netfilter/nf_conntrack_count")), int(read_sysctl(NF_CONNTRACK_MAX))
-    return settings.tracked(count, limit)
+    return settings.filled(settings.tracked(count, limit), "conntrack")
+
+
+def _rooms(node: Node) -> Iterator[Finding]:
+    for room in node.mode.operations().rooms(node.families):
+        yield from settings.filled(room, "room")
 
 
 def _ways(node: Node) -> Iterator[settings.Way]:

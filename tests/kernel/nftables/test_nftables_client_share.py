@@ -9,6 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from kubeproxy.backends.nftables import ruleset
+from kubeproxy.backends.nftables.affinity import rooms
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import EndpointPort, ServicePort
@@ -87,6 +88,8 @@ def test_clients_of_one_service_leave_room_for_those_of_another(family):
         resync(backend, found)
         for n in range(4 * ROOM):
             pods.chosen(FLOODED[family], source(family, n), 1024)
+        for room in rooms([family]):  # none before Linux 6.16
+            assert room.used == len(ground.packed("clients-0", family))
         remembered = sum(len(ground.packed(f"clients-{slot}", family)) for slot in range(3))
         for n in range(8):
             client = source(family, 5000 + n)

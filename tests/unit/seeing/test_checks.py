@@ -160,10 +160,16 @@ CASES: dict = {
         [(BROKEN, "net.bridge.bridge-nf-call-iptables is off, and pods of this node are on the bridge cni0")],
     ),
     "bridge need not pass": (settings.bridged([Bridge("cni0", ())], [("cni0", V4)], PROXY), []),
-    "room": (settings.tracked(79, 100), []),
-    "no limit": (settings.tracked(79, 0), []),
-    "filling": (settings.tracked(80, 100), [(DEGRADED, "connection tracking is 80% full: 80 of 100")]),
-    "full": (settings.tracked(95, 100), [(BROKEN, "connection tracking is 95% full: 95 of 100")]),
+    "room": (settings.filled(settings.tracked(79, 100), "conntrack"), []),
+    "no limit": (settings.filled(settings.tracked(79, 0), "conntrack"), []),
+    "filling": (
+        settings.filled(settings.tracked(80, 100), "conntrack"),
+        [(DEGRADED, "connection tracking is 80% full: 80 of 100")],
+    ),
+    "full": (
+        settings.filled(settings.tracked(95, 100), "conntrack"),
+        [(BROKEN, "connection tracking is 95% full: 95 of 100")],
+    ),
     "few files": (settings.opened(Descriptors(10, 100), 7), []),
     "many files": (
         settings.opened(Descriptors(80, 100), 7),

@@ -6,14 +6,22 @@ when a Service with affinity loses more endpoints than it gains.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
+from kubeproxy.backends.mode import Registry, Room
 from kubeproxy.backends.nftables.layout import TABLE, client_set, pool_number
 from kubeproxy.backends.nftables.render import Placed, pools
+from kubeproxy.backends.nftables.ruleset import AFFINITY_CLIENTS
 from kubeproxy.backends.nftables.table import Table
+from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import nfnetlink, nft_elements
+from kubeproxy.kernel.nft_fetch import Fetcher
+from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Pool
+
+_FULLEST: Final = client_set(0)
+"""Every pool has clients in it, so but for chance it is the fullest of all sets of clients."""
 
 
 class Move(NamedTuple):
@@ -48,12 +56,14 @@ def _moved(was: Pool, now: Pool) -> list[tuple[int, int]]:
     return sorted(((slot, first[d]) for slot, d in lost), key=lambda move: move[1])
 
 
-def messages(wanted: Iterable[Move], table: Table) -> list[bytes]:
+def messages(wanted: Sequence[Move], table: Table) -> list[bytes]:
     """Return the messages that copy the clients, with the time that each has left.
 
     A client may be in the sets of several slots, as it stays in that of a slot that its endpoint left: it is served by
     the first of them, and moves with that one alone.
     """
+    if not wanted:
+        return []
     clients = _Clients(table)
     packed: dict[str, list[bytes]] = {}
     for move in wanted:
@@ -91,3 +101,47 @@ class _Clients:
                 if client.expires > 0:
                     by_pool.setdefault(client.key[-len(pool) :], {})[client.key] = client
         return self._read[name].get(pool, {})
+
+
+class ClientGauges:
+    """How full the sets of clients are, as metrics: from Linux 6.16 on, as older ones do not say it."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._clients = registry.gauge(
+            "kubeproxy_session_affinity_clients",
+            "Clients in the fullest set of session affinity (not in the Go kube-proxy)",
+            "ip_family",
+        )
+        self._limit = registry.gauge(
+            "kubeproxy_session_affinity_clients_limit",
+            "Clients that a set of session affinity has room for (not in the Go kube-proxy)",
+            "ip_family",
+        )
+
+    def look(self, table: Table) -> None:
+        """Ask the kernel for one number, which it need not count for."""
+        try:
+            clients = table.count(_FULLEST)
+        except ApplyError:  # the table is gone: an inspection says so
+            return
+        if clients is not None:
+            self._clients.labels(table.family.label).set(clients)
+            self._limit.labels(table.family.label).set(AFFINITY_CLIENTS)
+
+
+def rooms(families: Sequence[Family]) -> Sequence[Room]:
+    """Return how full the sets of clients are, beside the proxy. Raises NetlinkError."""
+    with Fetcher.open() as fetcher:
+        counts = [(family, fetcher.count(family, TABLE, _FULLEST)) for family in families]
+    return [
+        Room(
+            f"session affinity ({family.label})",
+            used=clients,
+            limit=AFFINITY_CLIENTS,
+            why="when it is full new clients are served without affinity, of all Services",
+            fix="lower sessionAffinityConfig.clientIP.timeoutSeconds of Services with many clients; see whether "
+            "somebody floods them from addresses that are made up",
+        )
+        for family, clients in counts
+        if clients is not None
+    ]

@@ -53,12 +53,18 @@ class NftablesBackend:
     blocking = False
 
     def __init__(
-        self, table: Table, world: Globals, counting: Counting | None = None, devices: Devices | None = None
+        self,
+        table: Table,
+        world: Globals,
+        counting: Counting | None = None,
+        devices: Devices | None = None,
+        clients: affinity.ClientGauges | None = None,
     ) -> None:
         self.family = family = table.family
         self._table = table
         self._counting = counting
         self._devices = devices
+        self._clients = clients
         self._gone = GoneEndpoints(family) if world.orphans == "reset" else None
         self._in_use: Callable[[bytes], bool] = lambda _: False
         self._is_whole = False  # what is placed is all that the table has
@@ -175,18 +181,13 @@ class NftablesBackend:
         """Commit a batch; return the number of its elements."""
         if batch.transaction.elements:
             self._ensure_chains(batch.transaction.chains())
-            self._transact([*batch.transaction.messages(), *self._carried(batch.moves)])
+            self._transact([*batch.transaction.messages(), *affinity.messages(batch.moves, self._table)])
         for name, placed in batch.services.items():
             if placed:
                 self._placed[name] = placed
             else:
                 self._placed.pop(name, None)
         return batch.transaction.elements
-
-    def _carried(self, moves: Sequence[affinity.Move]) -> list[bytes]:
-        if not moves:
-            return []
-        return affinity.messages(moves, self._table)
 
     def _sync_globals(self) -> int:
         """Bring the sets that belong to the node, not to a Service, up to date; return the elements changed."""
@@ -408,6 +409,8 @@ class NftablesBackend:
             self._counting.step(self._placed)
         if self._devices is not None and self._is_whole:
             self._devices.upkeep(self._transact)
+        if self._clients is not None:
+            self._clients.look(self._table)
 
     def inspect(self, depth: Depth) -> Difference | None:
         """See backends.mode.Backend. One short request, unless another program touched the table.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from kubeproxy.backends.mode import Backend, Operations, Registry
 from kubeproxy.backends.nftables import forwarding, localhost, probe
+from kubeproxy.backends.nftables.affinity import ClientGauges, rooms
 from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.counting import ConnectionMetrics, Counting, KernelCounters
 from kubeproxy.backends.nftables.examine import NftablesExaminer
@@ -33,12 +34,14 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) ->
 
 def _backends(world: Globals, registry: Registry) -> Sequence[NftablesBackend]:
     metrics = ConnectionMetrics(registry) if world.connections == "counted" else None
+    clients = ClientGauges(registry)
     return [
         NftablesBackend(
             KernelTable.open(family),
             world,
             Counting(family, KernelCounters.open(family), metrics) if metrics is not None else None,
             _devices(family) if world.forwarding.protocols else None,
+            clients,
         )
         for family in world.families
     ]
@@ -58,4 +61,4 @@ def _examine(
     return [NftablesExaminer(KernelView(family, link), world) for family in families]
 
 
-OPERATIONS = Operations(_check, _check, weigh, _open, _examine, within=forwarding.within)
+OPERATIONS = Operations(_check, _check, weigh, _open, _examine, within=forwarding.within, rooms=rooms)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from kubeproxy.backends.mode import FlowsEnd
+from kubeproxy.backends.mode import FlowsEnd, Room
 from kubeproxy.kernel.bridges import SYSCTL, Bridge
 from kubeproxy.kernel.processes import Descriptors
 from kubeproxy.kernel.sysctl import NF_CONNTRACK_MAX
@@ -110,17 +110,27 @@ def bridged(bridges: Iterable[Bridge], of_pods: Sequence[tuple[str, Family]], fl
             )
 
 
-def tracked(count: int, limit: int) -> Iterator[Finding]:
-    """Look how full the connection tracking table is."""
-    if limit > 0 and count >= FILLING * limit:
-        full = count >= FULL * limit
+def tracked(count: int, limit: int) -> Room:
+    """Return how full the connection tracking table is."""
+    return Room(
+        "connection tracking",
+        count,
+        limit,
+        why="when it is full new connections are dropped: all of the node's, not those to Services alone",
+        fix="`kube-proxy conntrack` shows who fills it; raise conntrack.maxPerCore or conntrack.min; "
+        "lower conntrack.tcpEstablishedTimeout where clients leave connections open",
+    )
+
+
+def filled(room: Room, about: str) -> Iterator[Finding]:
+    """Look whether something is nearly full."""
+    if room.limit > 0 and room.used >= FILLING * room.limit:
         yield Finding(
-            severity=Severity.BROKEN if full else Severity.DEGRADED,
-            about="conntrack",
-            what=f"connection tracking is {count / limit:.0%} full: {count} of {limit}",
-            why="when it is full new connections are dropped: all of the node's, not those to Services alone",
-            fix="`kube-proxy conntrack` shows who fills it; raise conntrack.maxPerCore or conntrack.min; "
-            "lower conntrack.tcpEstablishedTimeout where clients leave connections open",
+            severity=Severity.BROKEN if room.used >= FULL * room.limit else Severity.DEGRADED,
+            about=about,
+            what=f"{room.name} is {room.used / room.limit:.0%} full: {room.used} of {room.limit}",
+            why=room.why,
+            fix=room.fix,
         )
 
 

@@ -2,11 +2,14 @@
 
 import pytest
 
+from kubeproxy.backends.nftables.affinity import ClientGauges
+from kubeproxy.backends.nftables.ruleset import AFFINITY_CLIENTS
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import ClientIPConfig, EndpointPort, ServicePort, SessionAffinityConfig
+from kubeproxy.observe.registry import Registry, number_text
 from support.cluster_objects import HERE, endpoint, parsed, service
 from support.nftables_ground import resync, sync
-from support.nftables_plans import EVERYTHING, WORLD, plans_of, sticky
+from support.nftables_plans import EVERYTHING, V4, WORLD, plans_of, sticky
 
 
 def test_affinity_has_a_set_of_clients_for_each_slot(ground):
@@ -43,6 +46,22 @@ def test_clients_stay_with_their_endpoint_when_it_moves_to_another_slot(ground):
     assert 1_900_000 < client.expires <= 2_000_000
     assert ground.difference(backend) is None
     ground.is_clean(backend, {name: plans})
+
+
+def test_metrics_say_how_full_the_fullest_set_of_clients_is(ground):
+    backend, registry = ground.start(), Registry()
+    gauges, table = ClientGauges(registry), ground.table(V4)
+    gauges.look(table)
+    resync(backend, {("default", "a"): sticky("a", 1, 2, seconds=3000)})
+    if table.count("clients-0") is None:
+        pytest.skip("a kernel before Linux 6.16")
+    ground.disturb("add element ip kube-proxy clients-0 { 5 . 0.0.0.2 timeout 3000s, 6 . 0.0.0.2 timeout 3000s }")
+    gauges.look(table)
+    table.close()
+    assert registry.render().decode().splitlines()[2::3] == [
+        'kubeproxy_session_affinity_clients{ip_family="IPv4"} 2',
+        f'kubeproxy_session_affinity_clients_limit{{ip_family="IPv4"}} {number_text(AFFINITY_CLIENTS)}',
+    ]
 
 
 def test_affinity_of_every_kind_of_frontend_loads(ground):
