@@ -110,7 +110,9 @@ def _chosen(options: Options) -> tuple[Options, Mode, Settings]:
 def _in_mode(options: Options) -> tuple[Options, Mode, Settings]:
     mode = modes.named(options.config.active_mode)
     operations = mode.operations()
-    settings = host.settings(options.config, options.connections, options.orphans, options.forward_after)
+    settings = host.settings(
+        options.config, options.connections, options.orphans, options.forward_after, options.balancing_entries
+    )
     return options, mode, operations.within(_checked(settings, partial(operations.check, options.config)))
 
 

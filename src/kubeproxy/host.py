@@ -23,7 +23,7 @@ from kubeproxy.kernel.addresses import local_addresses
 from kubeproxy.kernel.sysctl import ConntrackConfig, apply_settings, conntrack_settings
 from kubeproxy.model.addresses import Family, family_of, is_loopback, pack, parse_networks
 from kubeproxy.model.objects import Node
-from kubeproxy.model.plan import Connections, Forwarding, Orphans
+from kubeproxy.model.plan import BALANCING_ENTRIES, Connections, Forwarding, Orphans
 from kubeproxy.model.world import PRIMARY, LocalMode, Settings, node_addresses, pod_cidrs, primary_family
 
 log = logging.getLogger("kubeproxy.host")
@@ -109,6 +109,7 @@ def settings(
     connections: Connections = "uncounted",
     orphans: Orphans = "left",
     forward_after: int = 0,
+    balancing_entries: int = BALANCING_ENTRIES,
 ) -> Settings:
     """Return what the configuration, the flags beside it and this host say about the node. Raises Unsupported."""
     bind = pack(config.bind_address) or b""
@@ -130,7 +131,8 @@ def settings(
         forwarding=Forwarding(forward_after, (socket.IPPROTO_TCP, socket.IPPROTO_UDP))
         if forward_after and "fast-forward-after" in config.of_mode.beyond
         else Forwarding(),
-        balancing="served" if config.of_mode.balances else "ignored",
+        balancing="served" if config.of_mode.balances and balancing_entries else "ignored",
+        balancing_entries=balancing_entries,
         external_ips="served" if gate_enabled(config.feature_gates, "AllowServiceExternalIPs") else "ignored",
     )
 

@@ -32,7 +32,7 @@ from kubeproxy.model.objects import (
     ServiceStatus,
     SliceEndpoint,
 )
-from kubeproxy.model.plan import Detector, FamilyGlobals, FrontendKind, Globals
+from kubeproxy.model.plan import BALANCING_ENTRIES, Detector, FamilyGlobals, FrontendKind, Globals
 
 HERE = "node-a"
 THERE = "node-b"
@@ -74,6 +74,7 @@ def world(
     masquerade_all: bool = False,
     families: Iterable[Family] = (Family.IPV4, Family.IPV6),
     nodeports: Literal["primary", "all", "none"] = "primary",
+    balancing_entries: int = BALANCING_ENTRIES,
 ) -> Globals:
     parts = {}
     for family in families:
@@ -87,6 +88,7 @@ def world(
         node_name=node,
         zone=zone,
         masquerade_all=masquerade_all,
+        balancing_entries=balancing_entries,
         ipv4=parts.get(Family.IPV4),
         ipv6=parts.get(Family.IPV6),
     )

@@ -43,7 +43,7 @@ class Offline:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.options = _options(arguments)
-        settings = host.settings(self.options.config)
+        settings = host.settings(self.options.config, balancing_entries=self.options.balancing_entries)
         self._mode = modes.named(self.options.config.active_mode)
         self.planner, self._reach = asyncio.run(_read(self.options, settings))
         addresses = _local(settings)

@@ -173,7 +173,8 @@ def _world(facts: Facts, settings: Settings, local: Local) -> tuple[Globals, lis
         old, part = facts.world.of(family), world.of(family)
         assert part is not None  # noqa: S101 - it is one of its families
         parts[family] = replace(part, service_cidrs=old.service_cidrs) if old is not None else part
-    return replace(world, ipv4=parts.get(Family.IPV4), ipv6=parts.get(Family.IPV6)), unknown
+    entries = facts.world.balancing_entries
+    return replace(world, ipv4=parts.get(Family.IPV4), ipv6=parts.get(Family.IPV6), balancing_entries=entries), unknown
 
 
 def _sysctls(mode: Mode, new: KubeProxyConfiguration) -> list[str]:

@@ -107,6 +107,10 @@ FLAGS = (
     Flag("fast-forward-after", "int32", "0", BACKEND, "",
          "Let connections of Services go past all rules after so many packets of the client, by a flowtable of the"
          " kernel; nftables mode alone can. 0 for never. (Not in the Go kube-proxy.)"),
+    Flag("balancing-entries", "int32", "1048576", BACKEND, "",
+         "How many entries in the kernel annotations with weights and consistent hashing may have, of all Services; a"
+         " quarter of them those of one namespace. Older Services come first, the others are served evenly. 0 leaves"
+         " these annotations out; nftables mode alone serves them. (Not in the Go kube-proxy.)"),
     Flag("iptables-masquerade-bit", "int32", "14", BACKEND, "iptables.masqueradeBit",
          "The bit of the firewall mark for packets to masquerade, from 0 to 31."),
     Flag("iptables-localhost-nodeports", "bool", "true", BACKEND, "iptables.localhostNodePorts",
@@ -198,7 +202,7 @@ BY_NAME = {flag.name: flag for flag in FLAGS}
 _KEPT = (
     "config write-config-to manifests control-socket page-from page-hosts connection-counters cleanup init-only master"
     " hostname-override version help"
-    " reset-gone-endpoints startup-taint fast-forward-after"
+    " reset-gone-endpoints startup-taint fast-forward-after balancing-entries"
 )
 KEPT_WITH_CONFIG = frozenset(_KEPT.split()) | {
     flag.name for flag in FLAGS if flag.group in (LOGGING, LEGACY) and not flag.name.endswith("-port")

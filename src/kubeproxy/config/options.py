@@ -25,7 +25,7 @@ from kubeproxy.config.types import KubeProxyConfiguration, VModuleItem
 from kubeproxy.config.validate import validate
 from kubeproxy.config.write import with_values
 from kubeproxy.errors import ConfigError
-from kubeproxy.model.plan import Connections, Orphans
+from kubeproxy.model.plan import BALANCING_ENTRIES, Connections, Orphans
 
 _QUALIFIED_NAME = re.compile(
     r"([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?"
@@ -33,7 +33,7 @@ _QUALIFIED_NAME = re.compile(
 )
 """A key of a label or taint: IsQualifiedName of apimachinery."""
 
-_BEYOND = ("connection-counters", "reset-gone-endpoints", "fast-forward-after")
+_BEYOND = ("connection-counters", "reset-gone-endpoints", "fast-forward-after", "balancing-entries")
 """Flags of ours that only some modes can do something for."""
 
 
@@ -48,9 +48,10 @@ class Options(Struct, frozen=True, kw_only=True):
     given; control_socket is where commands ask, "" for nowhere; page says who may see the page; startup_taint is
     the key of a taint of the Node that goes when everything is programmed, "" for none; connections says whether
     the kernel is to count those of each endpoint, orphans what becomes of those whose endpoint is gone,
-    forward_after how many packets they have before they go past all rules (0: they never do). idle says which flags
-    have no effect, "" for none. flags are all flags with their values, for /flagz. resolve puts the flags that
-    outrank a configuration file over what a newly read file says; notices are to be shown to the user.
+    forward_after how many packets they have before they go past all rules (0: they never do), balancing_entries how
+    many entries weights and tables may have (0: none are served). idle says which flags have no effect, "" for none.
+    flags are all flags with their values, for /flagz. resolve puts the flags that outrank a configuration file over
+    what a newly read file says; notices are to be shown to the user.
     """
 
     config: KubeProxyConfiguration = field(default_factory=KubeProxyConfiguration)
@@ -63,6 +64,7 @@ class Options(Struct, frozen=True, kw_only=True):
     connections: Connections = "uncounted"
     orphans: Orphans = "left"
     forward_after: int = 0
+    balancing_entries: int = BALANCING_ENTRIES
     idle: str = ""
     cleanup: bool = False
     init_only: bool = False
@@ -103,6 +105,7 @@ def build_options(line: CommandLine) -> Options:
         connections="counted" if given.get("connection-counters") else "uncounted",
         idle=idle,
         forward_after=_forward_after(given),
+        balancing_entries=_balancing_entries(given),
         orphans="reset" if given.get("reset-gone-endpoints") else "left",
         cleanup=given.get("cleanup", False),
         init_only=given.get("init-only", False),
@@ -130,6 +133,14 @@ def _forward_after(given: Mapping[str, Any]) -> int:
             " could reset it"
         )
     return after
+
+
+def _balancing_entries(given: Mapping[str, Any]) -> int:
+    """How many entries weights and tables may have. Raises ConfigError."""
+    entries: int = given.get("balancing-entries", BALANCING_ENTRIES)
+    if entries < 0:
+        raise ConfigError(f"--balancing-entries: must not be negative, got {entries}")
+    return entries
 
 
 def _taint(given: Mapping[str, Any]) -> str:

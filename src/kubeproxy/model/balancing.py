@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 from kubeproxy.model.addresses import PORT_BYTES
 from kubeproxy.model.endpoints import FULL, Slice, annotation_field, read_weight
 from kubeproxy.model.maglev import DEFAULT_SIZE, SIZES
-from kubeproxy.model.objects import Annotations
+from kubeproxy.model.objects import Annotations, Service
 from kubeproxy.model.plan import ROOM, Balance, Hashing, HashKey, Pool, Problem, ServicePlan, Weights
 
 WEIGHT: Final = annotation_field("weight")
@@ -39,6 +39,11 @@ LONGEST_WEIGHTS: Final = 1 << 14
 
 ZONE: Final = "zone:"
 """What a zone's name follows in an annotation with weights; a Node's has no colon."""
+
+NO_ROOM: Final = (
+    "older Services have what this node gives for weights and tables, in all or to one namespace (--balancing-entries);"
+    " connections are shared evenly"
+)
 
 Growth = Mapping[bytes, int]
 """Endpoints (packed addresses) that are new, and what they have of their weight by now, in percent."""
@@ -154,13 +159,37 @@ class Port(NamedTuple):
     protocol: int
 
 
-def room_for(plans: Iterable[ServicePlan]) -> int:
-    """Return how often endpoints may be entered for each frontend of a Service's plans in a family.
+def entries(plans: Iterable[ServicePlan]) -> int:
+    """Return how many entries weights and tables ask for, over all frontends of a Service's plans.
+
+    Weights are taken as exact, which is more than backends enter. Endpoints that come or go are no matter to tables.
+    """
+    total = 0
+    for plan in plans:
+        if (balance := plan.balance) is None:
+            continue
+        if balance.hashing is not None:
+            each = balance.hashing.size
+        else:
+            each = max([sum(w) // gcd(*w) for w in (balance.cluster, balance.local) if w], default=0)
+        total += min(each, balance.room) * len(plan.frontends)
+    return total
+
+
+def expected_entries(service: Service) -> int:
+    """Return about how many entries a Service's own annotations ask for: of one that was not looked at yet."""
+    annotations = service.metadata.annotations
+    table = _table(annotations, []) if annotations is not None else 0
+    return min(ROOM, table * len(service.spec.ports or ()))
+
+
+def room_for(plans: Iterable[ServicePlan], most: int) -> int:
+    """Return how often endpoints may be entered for each frontend of a Service's plans in a family, `most` over all.
 
     Each frontend has its own entries: a Service of 2,000 bytes that has a thousand of them and one endpoint asked every
     node for four million with a large table.
     """
-    return ROOM // max(1, sum(len(plan.frontends) for plan in plans))
+    return max(min(most, 1), most // max(1, sum(len(plan.frontends) for plan in plans)))
 
 
 def balanced(
@@ -168,7 +197,7 @@ def balanced(
 ) -> ServicePlan:
     """Return a plan with its pools as weights have them, and how connections are shared, if not evenly.
 
-    `room` is what room_for says of all plans of the Service and family.
+    `room` is what room_for says of all plans of the Service and family; 0 where the node has none left for the Service.
 
     Where all endpoints of a pool have weight 0 they take connections evenly, as terminating ones do that have nobody
     beside them: a drain moves connections, it does not refuse them.
@@ -177,6 +206,9 @@ def balanced(
     if growth:
         _grow(weights, plan, growth)
     near, far = _shares(plan.local, weights), _shares(plan.cluster, weights)
+    if not room and (asked.table or near.weights or far.weights):
+        near, far, asked = near._replace(weights=()), far._replace(weights=()), structs.replace(asked, table=0)
+        _say(problems, "metadata.annotations", NO_ROOM)
     drained = {d for pool, kept in ((plan.cluster, far), (plan.local, near)) for d in pool if d not in kept.members}
     field = WEIGHTS if asked.nodes or asked.zones else WEIGHT
     if far.all_drained or near.all_drained:

@@ -31,6 +31,7 @@ from kubeproxy.model.objects import Service, ServicePort, ServiceSpec
 from kubeproxy.model.plan import (
     LONGEST_AFFINITY,
     NOTHING,
+    ROOM,
     Action,
     Compiled,
     ExternalIPs,
@@ -53,10 +54,13 @@ _EVERYWHERE, _HERE = Policy.CLUSTER, Policy.LOCAL
 DEFAULT_AFFINITY_SECONDS = 10800  # core/v1 DefaultClientIPServiceAffinitySeconds
 
 
-def compile_service(service: Service, slices: Iterable[Slice], world: Globals, growth: Growth = GROWN) -> Compiled:
+def compile_service(
+    service: Service, slices: Iterable[Slice], world: Globals, growth: Growth = GROWN, most: int = ROOM
+) -> Compiled:
     """Return what a Service means. `slices` are all slices that belong to it, of any family and in any order.
 
-    `growth` is how much of their share those endpoints have that are new.
+    `growth` is how much of their share those endpoints have that are new; `most` is how often endpoints may be entered
+    for weights and tables in a family, 0 for an even share.
     """
     spec = service.spec
     if skipped(service):
@@ -76,7 +80,7 @@ def compile_service(service: Service, slices: Iterable[Slice], world: Globals, g
             if world.api_servers and (facts.external_ips or facts.balancer_ips):
                 plans[first:] = [_sparing(plan, world.api_servers, problems) for plan in plans[first:]]
             if asked is not None:
-                room = room_for(plans[first:])
+                room = room_for(plans[first:], most)
                 plans[first:] = [balanced(plan, ours, asked, growth, room, problems) for plan in plans[first:]]
     health = _health(spec, pieces, plans, world, problems) if spec.health_check_node_port else None
     return Compiled(tuple(plans), health, tuple(problems))
@@ -348,7 +352,7 @@ def _asked(service: Service, slices: Sequence[Slice], world: Globals, problems: 
         return None
     if world.balancing == "ignored":
         whose = "what they say of shares is left out" if its_own else "the weights of its EndpointSlices are left out"
-        reason = f"{whose}: the proxy's mode on this node shares connections as without them"
+        reason = f"{whose}: the proxy on this node shares connections as without them, by its mode or its flags"
         problems.append(Problem("metadata.annotations", reason))
         return None
     return wishes(annotations, problems)

@@ -152,6 +152,10 @@ ROOM: Final = 1 << 16
 """How often a Service's endpoints are entered in a family at most, for weights and tables over all of its frontends."""
 
 
+BALANCING_ENTRIES: Final = 1 << 20
+"""How often endpoints of all Services are entered on a node at most, unless a flag says otherwise."""
+
+
 class Balance(Struct, frozen=True, gc=False):
     """How a service port's connections are shared, where that is not evenly among all.
 
@@ -354,6 +358,7 @@ class Globals(Struct, frozen=True):
     """What holds for all Services: the node and the configuration.
 
     `api_servers` are the keys of frontends (Frontend.key) that would stand before this proxy's own API server.
+    `balancing_entries` is how many entries there may be for weights and tables, of all Services.
     """
 
     node_name: str
@@ -365,6 +370,7 @@ class Globals(Struct, frozen=True):
     orphans: Orphans = "left"
     forwarding: Forwarding = Forwarding()
     balancing: Balancing = "served"
+    balancing_entries: int = BALANCING_ENTRIES
     api_servers: tuple[bytes, ...] = ()
     ipv4: FamilyGlobals | None = FamilyGlobals()
     ipv6: FamilyGlobals | None = FamilyGlobals()

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from msgspec import Struct, structs
 
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.balancing import asks, slow_start
+from kubeproxy.model.balancing import asks, entries, expected_entries, slow_start
+from kubeproxy.model.budget import NodeBudget
 from kubeproxy.model.claims import Claimant, Claims, Right
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.endpoints import PackedSlice, Slice, packed, parse_slice
@@ -99,6 +100,7 @@ class Planner:
         self._triggers: dict[ServiceName, list[Trigger]] = {}
         self._missing: set[Resource] = set(NEEDED)
         self._slow_start = SlowStart()
+        self._budget = NodeBudget(world.balancing_entries)
 
     @property
     def complete(self) -> bool:
@@ -196,10 +198,16 @@ class Planner:
         Between the steps events may be applied: what they touch is dirty once more. Only one at a time, to its end.
         """
         dirty, self._dirty = self._dirty, {}
+        dirty.update(dict.fromkeys(self._budget.settle()))
         self._taken = dirty
         triggers, self._triggers = self._triggers, {}
         moved: dict[Claims, set[bytes]] = {claims: set() for claims in self._claims.values()}
         for done, name in enumerate(list(dirty), start=1):
+            self._compile(name, moved)
+            if not done % STEP:
+                yield []
+        for done, name in enumerate(self._budget.settle(), start=1):
+            dirty[name] = None
             self._compile(name, moved)
             if not done % STEP:
                 yield []
@@ -241,6 +249,7 @@ class Planner:
             self._wanted.pop(name, None)
             self._claimants.pop(name, None)
             self._slow_start.forget(name)
+            self._budget.ask(name, "", 0)
         ipv4, ipv6 = self._claims.values()
         if old.plans == fresh.plans and before == after and name not in ipv4.written and name not in ipv6.written:
             return
@@ -253,7 +262,7 @@ class Planner:
                 moved[claims] |= claims.replace_written(name, before, after, self._keys(written, asked, family))
 
     def _meaning(self, name: ServiceName, service: Service) -> Compiled:
-        """Return what a Service means now."""
+        """Return what a Service means now; what it asks for of the node is noted."""
         slices = self.slices.get(name)
         pieces, starting = slices.values() if slices is not None else (), self._slow_start
         found = compile_service(service, pieces, self.world, starting.growth(name))
@@ -263,11 +272,14 @@ class Planner:
             seconds = slow_start(annotations, [])
         if not seconds:
             starting.forget(name)
+        else:
+            members = {d[:-2] for plan in found.plans for pool in (plan.cluster, plan.local) for d in pool}
+            if starting.seen(name, members, seconds):
+                found = compile_service(service, pieces, self.world, starting.growth(name))
+        self._budget.ask(name, service.metadata.creation_timestamp or "", entries(found.plans))
+        if self._budget.has(name):
             return found
-        members = {d[:-2] for plan in found.plans for pool in (plan.cluster, plan.local) for d in pool}
-        if starting.seen(name, members, seconds):
-            found = compile_service(service, pieces, self.world, starting.growth(name))
-        return found
+        return compile_service(service, pieces, self.world, starting.growth(name), most=0)
 
     def _keys(self, written: Sequence[Frontend], allocated: Collection[bytes], family: Family) -> tuple[bytes, ...]:
         """Return the keys of frontends that somebody wrote, and of the NodePorts that they would take from others."""
@@ -319,6 +331,8 @@ class Planner:
         if isinstance(obj, Service):
             if self.services.get(name) != obj:
                 self.services[name] = obj
+                if asks(obj.metadata.annotations) and self.world.balancing == "served":
+                    self._budget.expect(name, obj.metadata.creation_timestamp or "", expected_entries(obj))
                 self.counts.services += 1
                 self._mark(name)
         elif isinstance(obj, PackedSlice):

@@ -25,6 +25,7 @@ from kubeproxy.model.addresses import (
 )
 from kubeproxy.model.objects import Node, NodeAddress, NodeSpec, NodeStatus
 from kubeproxy.model.plan import (
+    BALANCING_ENTRIES,
     Balancing,
     Connections,
     Detector,
@@ -63,6 +64,7 @@ class Settings(Struct, frozen=True):
     orphans: Orphans = "left"
     forwarding: Forwarding = Forwarding()
     balancing: Balancing = "served"
+    balancing_entries: int = BALANCING_ENTRIES
 
 
 class Surroundings(NamedTuple):
@@ -92,6 +94,7 @@ def build(settings: Settings, around: Surroundings) -> Globals:
         orphans=settings.orphans,
         forwarding=settings.forwarding,
         balancing=settings.balancing,
+        balancing_entries=settings.balancing_entries,
         api_servers=tuple(sorted(_server_keys(around.api_servers))),
         ipv4=parts.get(Family.IPV4),
         ipv6=parts.get(Family.IPV6),

@@ -14,9 +14,11 @@ from kubeproxy.kernel.conntrack import Conntrack
 from kubeproxy.model import maglev
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.compile import compile_service
+from kubeproxy.model.events import Replaced
 from kubeproxy.model.objects import Annotations, ClientIPConfig, EndpointPort, ServicePort, SessionAffinityConfig
 from kubeproxy.model.plan import Policy
-from support.cluster_objects import HERE, THERE, address, endpoint, parsed, service, world
+from kubeproxy.model.planner import Planner
+from support.cluster_objects import HERE, THERE, address, endpoint, endpoint_slice, parsed, service, world
 from support.nftables_ground import KernelGround, ground_with_ways_out, ip, resync, sync
 
 WEB = ("default", "web")
@@ -155,6 +157,32 @@ def test_maglev_shares_as_weights_say():
         # Ports of one client in turn are no sample of chance, so not by chi-square.
         for destination, weight in zip(plan.cluster, weights, strict=True):
             assert got[destination] == pytest.approx(CONNECTIONS * weight / sum(weights), rel=0.15)
+
+
+def test_tables_of_many_services_cost_what_a_node_gives():
+    """Forty Services of sixteen ports had 2.6 million elements."""
+    globals_ = world(families=[Family.IPV4], balancing_entries=1 << 16)
+    ports = [ServicePort(port=number, name=f"p{number}") for number in range(1, 5)]
+    planner, objects = Planner(globals_), []
+    for n in range(1, 41):
+        name, annotations = {"name": f"web-{n}", "namespace": f"n{n % 8}"}, Annotations(algorithm="maglev")
+        objects.append(
+            service(name["name"], f"10.96.0.{n}", ports=ports, namespace=name["namespace"], annotations=annotations)
+        )
+        served = [EndpointPort(name=port.name, port=8080) for port in ports]
+        objects.append(
+            endpoint_slice(endpoint("10.244.0.1"), endpoint("10.244.0.2"), ports=served, of=name["name"], **name)
+        )
+    planner.apply([Replaced("services", objects[::2]), Replaced("endpointslices", objects[1::2])])
+    planner.take()
+    found = {name: compiled.plans for name, compiled in planner.compiled.items()}
+    with KernelGround.fresh() as ground:
+        backend = ground.start(globals_)
+        resync(backend, found)
+        tables = sum(1 for plans in found.values() if plans[0].balance is not None)
+        assert tables == 16  # four tables of 1021 slots each
+        assert ground.count("endpoints") == tables * 4 * 1021 + (40 - tables) * 4 * 2
+        ground.is_clean(backend, found)
 
 
 def test_a_changed_weight_costs_the_slots_that_change_and_a_restart_nothing():

@@ -77,6 +77,8 @@ ROWS = [
     ("connection-counters", "bool", "false", "", "true", ".connections", "counted", *BOOL),
     ("reset-gone-endpoints", "bool", "false", "", "true", ".orphans", "reset", *BOOL),
     ("fast-forward-after", "int32", "0", "", "20", ".forward_after", 20, "-1", "--{}: must not be negative, got -1"),
+    ("balancing-entries", "int32", "1048576", "", "0", ".balancing_entries", 0, "-1",
+     "--{}: must not be negative, got -1"),
     ("iptables-masquerade-bit", "int32", "14", "", "0", "iptables.masqueradeBit", 0, "32",
      "--{}: must be from 0 to 31, got 32"),
     ("iptables-localhost-nodeports", "bool", "true", "", "false", "iptables.localhostNodePorts", False, *BOOL),

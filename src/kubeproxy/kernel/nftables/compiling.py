@@ -69,7 +69,7 @@ class _Key(NamedTuple):
         return sum(padded(field.size) // 4 for field in self.fields)
 
     def load(self, slot: int = 0, spare: int = 0) -> Iterator[x.Expression]:
-        """Yield the expressions that load the key into registers from a slot on; a hash is made `spare` slots behind."""
+        """Yield what loads the key into registers from a slot on. A hash is made of what lies `spare` slots behind."""
         operands = slot + self.slots + spare
         for field in self.fields:
             if isinstance(field.load, x.Hash):
