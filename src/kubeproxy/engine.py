@@ -311,6 +311,8 @@ class Engine:
                 backlog.add(changes)
             for change in changes:
                 note(self._unsettled, change)
+        if self.planner.dirty:  # some may have been left for the next sync, so that those of others come between
+            self._poke()
         self._tell_departed()
         self._set_alarm()
         return fresh

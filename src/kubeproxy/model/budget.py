@@ -1,4 +1,5 @@
-"""What weights and tables of consistent hashing may cost a node: which Services have theirs. Pure.
+"""What weights and tables of consistent hashing may cost a node: which Services have theirs, and in which order changes
+of them are taken. Pure.
 
 A Service of two kilobytes may ask for 65,536 elements of the kernel on every node, and a namespace may have a thousand
 of them. See docs/balancing.md "What a node gives".
@@ -8,13 +9,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, KeysView, Mapping
 from typing import Final, NamedTuple
 
-from kubeproxy.model.plan import ServiceName
+from kubeproxy.model.plan import ROOM, ServiceName
 
 SHARES: Final = 4
 """A namespace has one of so many parts of what the node gives."""
+
+TURN: Final = ROOM
+"""Entries of which changes are taken at a time: a quarter of a second of a processor."""
 
 
 class _Asker(NamedTuple):
@@ -65,6 +69,11 @@ class NodeBudget:
         """Return whether a Service has what it asks for, as it was settled last."""
         return name not in self._denied
 
+    def costs(self, names: KeysView[ServiceName]) -> dict[ServiceName, int]:
+        """Return how many entries those of these Services have that have any, the oldest first."""
+        found = sorted(self._asked[name] for name in names & self._asked.keys() if self.has(name))
+        return {asker.name: entries for asker, entries in found}
+
     def settle(self) -> Iterable[ServiceName]:
         """Decide anew, if anything changed; return the Services that have got or lost theirs. The youngest lose."""
         if self._is_settled:
@@ -85,3 +94,34 @@ class NodeBudget:
                 continue
             left -= entries
             shares[namespace] -= entries
+
+
+class FairOrder:
+    """Which of many costly changes are taken now: of each namespace in turn, so that none waits for all of another."""
+
+    def __init__(self) -> None:
+        self._served: dict[str, int] = {}
+        self._turn = 0
+
+    def deferred(self, costs: Mapping[ServiceName, int]) -> Iterable[ServiceName]:
+        """Return the Services whose changes are to wait, in their order; `costs` are those that cost any entries."""
+        if sum(costs.values()) <= TURN:
+            self._served.clear()
+            return ()
+        waiting: dict[str, list[ServiceName]] = {}
+        for name in costs:
+            waiting.setdefault(name[0], []).append(name)
+        self._served = {namespace: self._served.get(namespace, 0) for namespace in waiting}
+        left, later = TURN, set(costs)
+        while later:
+            self._turn += 1
+            namespace = min(waiting, key=lambda each: self._served[each])
+            name = waiting[namespace].pop(0)
+            if left < TURN and costs[name] > left:
+                break
+            later.discard(name)
+            left -= costs[name]
+            self._served[namespace] = self._turn
+            if not waiting[namespace]:
+                del waiting[namespace]
+        return [name for name in costs if name in later]

@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.balancing import asks, entries, expected_entries, slow_start
-from kubeproxy.model.budget import NodeBudget
+from kubeproxy.model.budget import FairOrder, NodeBudget
 from kubeproxy.model.claims import Claimant, Claims, Right
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.endpoints import PackedSlice, Slice, packed, parse_slice
@@ -101,6 +101,7 @@ class Planner:
         self._missing: set[Resource] = set(NEEDED)
         self._slow_start = SlowStart()
         self._budget = NodeBudget(world.balancing_entries)
+        self._order = FairOrder()
 
     @property
     def complete(self) -> bool:
@@ -196,11 +197,15 @@ class Planner:
         """Do the work of `take` in steps of at most STEP Services; yield the changes of each.
 
         Between the steps events may be applied: what they touch is dirty once more. Only one at a time, to its end.
+        Where weights and tables of many Services changed, some stay dirty, so that others need not wait for them.
         """
         dirty, self._dirty = self._dirty, {}
         dirty.update(dict.fromkeys(self._budget.settle()))
+        if self.compiled:  # the first time nothing is left out: it may be served already
+            for name in self._order.deferred(self._budget.costs(dirty.keys())):
+                self._dirty[name] = dirty.pop(name)
         self._taken = dirty
-        triggers, self._triggers = self._triggers, {}
+        triggers = {name: self._triggers.pop(name) for name in dirty.keys() & self._triggers.keys()}
         moved: dict[Claims, set[bytes]] = {claims: set() for claims in self._claims.values()}
         for done, name in enumerate(list(dirty), start=1):
             self._compile(name, moved)

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from itertools import chain
 
 import pytest
 
@@ -10,6 +11,7 @@ from kubeproxy.engine import Pace
 from kubeproxy.errors import Unsupported
 from kubeproxy.model.addresses import pack
 from kubeproxy.model.events import Replaced
+from kubeproxy.model.objects import Annotations
 from support.staged_engine import LISTS, READY, V4, V6, endpoints, gone, node, play, service, started
 
 _sleep = asyncio.sleep
@@ -244,5 +246,26 @@ def test_what_may_take_long_is_committed_in_a_thread(affinity):
         await stage.settled()
         assert threads
         assert {thread is threading.main_thread() for thread in threads} == {affinity == "None"}
+
+    play(scene)
+
+
+def test_changes_of_many_tables_are_in_several_syncs_and_those_of_others_between_them():
+    """Sixteen tables of 4093 slots are taken at a time: 40 Services with as many each held all others up for 12 s."""
+
+    async def scene(stage):
+        stage.tell(service("there", 1), endpoints("there", 1), *READY)
+        stage.tell(Replaced("services", [service("there", 1).object]))
+        await stage.settled()
+        stage.backend.calls.clear()
+        noisy = [f"noisy-{n}" for n in range(40)]
+        table = Annotations(algorithm="maglev-4093")
+        stage.backend.before_step = lambda: stage.tell(service("plain", 2)) if not stage.backend.calls[1:] else None
+        stage.tell(*(service(name, n, annotations=table) for n, name in enumerate(noisy, start=3)))
+        await stage.settled()
+        synced = [names for _, names in stage.backend.calls]
+        assert [len(names) for names in synced] == [16, 17, 8]
+        assert "plain" in synced[1]
+        assert sorted(chain.from_iterable(synced)) == sorted([*noisy, "plain"])
 
     play(scene)

@@ -1,11 +1,13 @@
-"""What weights and tables of all Services may cost a node, who has them."""
+"""What weights and tables of all Services may cost a node, who has them, and that none waits for all of another."""
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.model.balancing import NO_ROOM, entries
+from kubeproxy.model.budget import SHARES, TURN, FairOrder
 from kubeproxy.model.events import Deleted
 from kubeproxy.model.objects import Annotations, EndpointPort, ServicePort
 from kubeproxy.model.plan import Problem
@@ -146,3 +148,77 @@ def test_who_is_served_depends_on_the_services_alone_not_on_their_order(order, g
     while subject.dirty:
         subject.take()
     assert subject.compiled == {name: fresh.compiled[name] for name in subject.compiled}
+
+
+# -- the order in which changes are taken --------------------------------------------------------------------------
+
+
+def crowd(namespace, count):
+    return [hashing(f"s{n:02}", namespace, created=n, algorithm="maglev-4093", ports=16) for n in range(count)]
+
+
+def test_a_namespace_with_many_costly_services_delays_no_other():
+    noisy, quiet = crowd("noisy", 8), hashing("web", "quiet")
+    plain = service("plain", "10.97.0.1")
+    subject = planner(service("there", "10.97.0.2"), balancing_entries=1 << 30)
+    subject.apply([upserted(one) for one in (*noisy, *map(slice_of, noisy))])
+    first = {change.name for change in subject.take()}
+    assert first == {("noisy", "s00")}
+    assert subject.is_dirty(("noisy", "s01"))
+    subject.apply([upserted(one) for one in (plain, quiet, slice_of(quiet))])
+    assert {change.name for change in subject.take()} == {("default", "plain"), ("quiet", "web")}
+    rounds = 0
+    while subject.dirty:
+        (change,) = subject.take()
+        assert change.name[0] == "noisy"
+        rounds += 1
+    assert rounds == 7
+    assert all(plan.balance for one in noisy for plan in subject.compiled["noisy", one.metadata.name].plans)
+
+
+def test_what_is_left_for_later_keeps_when_it_was_triggered():
+    noisy = crowd("noisy", 2)
+    subject = planner(*noisy, service("there", "10.97.0.2"), balancing_entries=1 << 30)
+    triggered = [
+        endpoint_slice(
+            endpoint("10.244.0.9"),
+            ports=[EndpointPort(name=port.name, port=8080) for port in one.spec.ports],
+            **names(one),
+            triggered="2026-01-01T00:00:00Z",
+        )
+        for one in noisy
+    ]
+    subject.apply(map(upserted, triggered))
+    found = subject.take() + subject.take()
+    assert [(change.name[1], len(change.triggers)) for change in found] == [("s00", 1), ("s01", 1)]
+
+
+def test_a_planner_that_begins_leaves_nothing_for_later():
+    """What is in the kernel from the run before would be taken for nobody's."""
+    subject = planner(*(noisy := crowd("noisy", 3)), *map(slice_of, noisy), balancing_entries=1 << 30)
+    assert len(subject.compiled) == 3
+    assert not subject.dirty
+
+
+def test_who_gets_no_table_does_not_wait_for_those_that_do():
+    subject = planner(service("there", "10.97.0.2"), balancing_entries=SHARES * TURN)
+    noisy = crowd("noisy", 4)
+    subject.apply([upserted(one) for one in (*noisy[::-1], *map(slice_of, noisy))])
+    assert len(subject.take()) == 4
+    assert not subject.dirty
+    assert [bool(subject.compiled["noisy", f"s{n:02}"].problems) for n in range(4)] == [False, True, True, True]
+
+
+@pytest.mark.parametrize("cost", [TURN // 3, TURN, TURN + 1])
+def test_each_namespace_has_its_turn(cost):
+    order, waiting = FairOrder(), {(space, str(n)): cost for space in "abc" for n in range(4)}
+    seen = []
+    while waiting:
+        later = order.deferred(waiting)
+        taken_now = [name for name in waiting if name not in later]
+        assert taken_now
+        assert len(taken_now) == 1 or sum(waiting[name] for name in taken_now) <= TURN
+        seen += [space for space, _ in taken_now]
+        waiting = {name: waiting[name] for name in waiting if name in later}
+    for at in range(0, len(seen), 3):
+        assert set(seen[at : at + 3]) == set("abc")
