@@ -121,6 +121,29 @@ async def test_a_mode_that_shares_evenly_says_so(bare: Live) -> None:
 
 
 @modes("nftables")
+async def test_a_service_beyond_what_the_node_gives_is_served_evenly_and_says_so(bare: Live) -> None:
+    for name in ("web", "young"):  # of one age, to the second, so the name decides
+        bare.service(name, "a1 b1", sessionAffinity="None")
+        bare.cluster.patch("services", name, {"metadata": {"annotations": {"kube-proxy-py/algorithm": "maglev"}}})
+    await bare.start(args=[f"--balancing-entries={4 * 2 * 1021}"])  # a quarter is for one namespace, for two ports
+    for name in ("web", "young"):
+        await bare.programmed(bare.front(name), "a1 b1")
+    await bare.until(lambda: any("--balancing-entries" in e for e in bare.events("young")), "an event")
+    assert not any("--balancing-entries" in e for e in bare.events("web"))
+    _, text = await bare.ask("why", OUTSIDE_IP, "default/web:80")
+    assert "1021 slots" in text
+    _, text = await bare.ask("why", OUTSIDE_IP, "default/young:80")
+    assert "1021 slots" not in text
+    bare.cluster.delete("services", "web")
+
+    async def check() -> str:
+        _, text = await bare.ask("why", OUTSIDE_IP, "default/young:80")
+        return "" if "1021 slots" in text else text
+
+    await bare.eventually(check)
+
+
+@modes("nftables")
 async def test_clients_keep_their_endpoint_when_a_router_sends_them_by_another_node(bare: Live) -> None:
     bare.service("web", "a1 a2 a3 b1 b2")
     bare.service("still", "b1 a1 b2 a2 a3", sessionAffinity="ClientIP")
