@@ -199,12 +199,7 @@ class Planner:
         Between the steps events may be applied: what they touch is dirty once more. Only one at a time, to its end.
         Where weights and tables of many Services changed, some stay dirty, so that others need not wait for them.
         """
-        dirty, self._dirty = self._dirty, {}
-        dirty.update(dict.fromkeys(self._budget.settle()))
-        if self.compiled:  # the first time nothing is left out: it may be served already
-            for name in self._order.deferred(self._budget.costs(dirty.keys())):
-                self._dirty[name] = dirty.pop(name)
-        self._taken = dirty
+        dirty = self._taken = self._begun()
         triggers = {name: self._triggers.pop(name) for name in dirty.keys() & self._triggers.keys()}
         moved: dict[Claims, set[bytes]] = {claims: set() for claims in self._claims.values()}
         for done, name in enumerate(list(dirty), start=1):
@@ -239,6 +234,15 @@ class Planner:
                 changes = []
         self._taken = {}
         yield changes
+
+    def _begun(self) -> dict[ServiceName, None]:
+        """Return what is dirty, but for what has to wait its turn."""
+        dirty, self._dirty = self._dirty, {}
+        dirty.update(dict.fromkeys(self._budget.settle()))
+        if self.compiled:  # the first time nothing is left out: it may be served already
+            for name in self._order.deferred(self._budget.costs(dirty.keys())):
+                self._dirty[name] = dirty.pop(name)
+        return dirty
 
     def _compile(self, name: ServiceName, moved: Mapping[Claims, set[bytes]]) -> None:
         """Compile one Service and claim its frontends; add the keys to `moved` that came to another Service by that."""

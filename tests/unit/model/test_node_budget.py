@@ -119,7 +119,7 @@ def test_without_entries_enough_for_all_nobody_is_looked_at_again(monkeypatch):
     subject = small(*(hashing("web", f"n{age}", created=age) for age in range(6)))
     looked = []
     compile_one = subject._compile
-    monkeypatch.setattr(subject, "_compile", lambda name: looked.append(name) or compile_one(name))
+    monkeypatch.setattr(subject, "_compile", lambda name, moved: looked.append(name) or compile_one(name, moved))
     taken(subject, upserted(hashing("web", "n9", created=9)))
     assert looked == [("n9", "web")]
 
