@@ -55,6 +55,26 @@ async def test_connections_by_endpoint_and_client(live: Live) -> None:
     assert (second["address"], second["connections"]) == (live.ips["outside"]["IPv4"], 2)
 
 
+async def test_clients_of_short_connections_are_seen_with_shares(live: Live) -> None:
+    live.service("short", "a1 b1")
+    front = live.front("short")
+    await live.programmed(front, "a1 b1")
+    await live.expect(front, {"pod": "a1 b1"})
+    for _ in range(30):
+        with connected(live, "pod", front, 1):
+            pass
+    status, text = await live.ask("flows", "short")
+    assert status == 0, text
+    client = next(line for line in text.splitlines() if f"tcp/TCP  {live.ips['pod']['IPv4']} " in line)
+    assert int(client.split()[-1]) >= 30
+    _, text = await live.ask("flows", "short", "-o", "json")
+    (port,) = only(text)
+    shares = [one["share"] for one in port["endpoints"]]
+    assert (abs(sum(shares) - 1) < 1e-6, min(shares) > 0.05) == (True, True)
+    _, text = await live.ask("flows")
+    assert any("default/short" in line and live.ips["pod"]["IPv4"] in line for line in text.splitlines()), text
+
+
 async def test_the_client_with_many_connections_is_named(live: Live) -> None:
     live.service("leaked", "a1")
     front = live.front("leaked")

@@ -170,13 +170,16 @@ def _print_service(name: str, ports: Sequence[PortUse]) -> None:
     ]
     _rows(head, rows, _SHOWN)
     clients = sorted(
-        ((one, port) for port in ports for one in port.clients if one.connections or one.unanswered),
-        key=lambda pair: -pair[0].connections - pair[0].unanswered,
+        ((one, port) for port in ports for one in port.clients),
+        key=lambda pair: (-pair[0].connections, -pair[0].closing),
     )
     if clients:
         output.say()
-        shown = [(port.port, one.address, one.pod, str(one.connections), str(one.unanswered)) for one, port in clients]
-        _rows(("PORT", "CLIENT", "POD", "CONNECTIONS", "UNANSWERED"), shown, _CLIENTS)
+        shown = [
+            (port.port, one.address, one.pod, str(one.connections), str(one.unanswered), str(one.closing))
+            for one, port in clients
+        ]
+        _rows(("PORT", "CLIENT", "POD", "CONNECTIONS", "UNANSWERED", "CLOSING"), shown, _CLIENTS)
 
 
 def _print_all(ports: Sequence[PortUse]) -> None:
@@ -196,7 +199,7 @@ def _print_all(ports: Sequence[PortUse]) -> None:
             )
             for service, used in by_service.items()
         ),
-        key=lambda row: (-row[1], row[0]),
+        key=lambda row: (-row[1], -row[4], row[0]),
     )
     if not rows:
         output.say("no Service has a connection now")
@@ -210,8 +213,9 @@ def _busiest(ports: Sequence[PortUse]) -> str:
     clients = [one for port in ports for one in port.clients[:1]]
     if not clients:
         return ""
-    first = max(clients, key=lambda one: one.connections)
-    return f"{first.address} ({first.connections})"
+    first = max(clients, key=lambda one: (one.connections, one.closing))
+    count = str(first.connections) if first.connections else f"{first.closing} closing"
+    return f"{first.address} ({count})"
 
 
 def _rows(head: Sequence[str], rows: Sequence[Sequence[str]], most: int) -> None:

@@ -32,6 +32,11 @@ class Count(Struct):
     unanswered: int = 0
     began: int = 0
 
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Return what sorts the busiest first."""
+        return -self.open, -self.closing
+
 
 class ServedPort(Struct, eq=False):
     """A service port of one family, and what was counted of it, by destination and by client (b'' for all others)."""
@@ -133,8 +138,8 @@ def _count(counts: Iterable[Count], entry: Tracked, *, silent: bool) -> None:
 
 
 class EndpointUse(Struct, frozen=True, rename="camel"):
-    """How one endpoint is used. `share` is of all open connections; `serving` is False for one that is none any more,
-    and `pod` is '' where nobody knows it.
+    """How one endpoint is used. `share` is of all connections, open or closing: where they are short, hardly one is
+    open at a time. `serving` is False for one that is none any more, and `pod` is '' where nobody knows it.
     """
 
     address: str
@@ -148,12 +153,13 @@ class EndpointUse(Struct, frozen=True, rename="camel"):
 
 
 class ClientUse(Struct, frozen=True, rename="camel"):
-    """What one client has open; the address is 'others' for those that were not told apart."""
+    """What one client has; the address is 'others' for those that were not told apart."""
 
     address: str
     pod: str
     connections: int
     unanswered: int
+    closing: int
 
 
 class PortUse(Struct, frozen=True, rename="camel"):
@@ -173,10 +179,10 @@ class PortUse(Struct, frozen=True, rename="camel"):
 def uses(port: ServedPort, seconds: float, pods: Mapping[bytes, str]) -> PortUse:
     """Return what was counted of a service port, the most used first; `pods` has names by packed address."""
     total = port.total
-    open_ = sum(count.open for count in port.by_endpoint.values())
+    known = sum(count.open + count.closing for count in port.by_endpoint.values())
     everyone = {endpoint: Count() for endpoint in port.endpoints} | port.by_endpoint
-    ranked = sorted(everyone.items(), key=lambda item: (-item[1].open, item[0]))
-    clients = sorted(port.by_client.items(), key=lambda item: (-item[1].open, item[0]))
+    ranked = sorted(everyone.items(), key=lambda item: (item[1].rank, item[0]))
+    clients = sorted(port.by_client.items(), key=lambda item: (item[1].rank, item[0]))
     return PortUse(
         port.service,
         port.port,
@@ -190,7 +196,7 @@ def uses(port: ServedPort, seconds: float, pods: Mapping[bytes, str]) -> PortUse
                 destination_text(endpoint),
                 pods.get(endpoint[:-2], ""),
                 count.open,
-                count.open / open_ if open_ else 0.0,
+                (count.open + count.closing) / known if known else 0.0,
                 count.closing,
                 count.unanswered,
                 round(count.began / seconds, 1),
@@ -199,7 +205,13 @@ def uses(port: ServedPort, seconds: float, pods: Mapping[bytes, str]) -> PortUse
             for endpoint, count in ranked
         ),
         tuple(
-            ClientUse(unpack(client) if client else "others", pods.get(client, ""), count.open, count.unanswered)
+            ClientUse(
+                unpack(client) if client else "others",
+                pods.get(client, ""),
+                count.open,
+                count.unanswered,
+                count.closing,
+            )
             for client, count in clients
         ),
     )
