@@ -10,7 +10,7 @@ import pytest
 
 from support.browser.driver import DESKTOP, PHONE, Browser
 from support.browser.mock import MockProxy
-from support.browser.scene import Json, facts, finding, sound
+from support.browser.scene import HTTP, Json, facts, finding, sound
 
 Make = Callable[[int], Awaitable[MockProxy]]
 EVIL = "<img src=x onerror='window.ran=1'><script>window.ran=1</script>"
@@ -167,7 +167,7 @@ async def test_connections_show_as_lines_and_balance_and_order_services(page: Br
     mock = await proxy(300)
     await _opened(page, mock, "#/services?s=rate")
     await page.shows("#sum", "300 Services")
-    busy = {"new": 1234.0, "endpoints": {"10.244.0.1:80": 0.75, "10.244.0.2:80": 0.25}}
+    busy = {"new": 1234.0, "endpoints": {HTTP: {"10.244.0.1:80": 0.75, "10.244.0.2:80": 0.25}}}
     await mock.send(
         "flows", {"at": time.time(), "seconds": 1, "sampled": 1, "services": {"shop/web": busy}, "error": ""}
     )
@@ -225,7 +225,8 @@ async def test_one_service_is_a_picture_that_follows_its_changes(page: Browser, 
         "no new connections",
     ):
         assert part in picture
-    flow = {"new": 100.0, "endpoints": {"10.244.0.20:8080": 0.6, "10.244.1.21:8080": 0.4}}
+    other = {"10.244.0.20:8080": 0.25, "10.244.2.22:8080": 0.25}  # of a port with the same endpoints
+    flow = {"new": 200.0, "endpoints": {HTTP: {"10.244.0.20:8080": 0.3, "10.244.1.21:8080": 0.2}, "m/TCP/IPv4": other}}
     await mock.send("flows", {"at": time.time(), "seconds": 1, "sampled": 1, "services": {name: flow}, "error": ""})
     await page.until("return document.querySelector('.picture svg').textContent.includes('60 % · 60/s')")
     widths = (

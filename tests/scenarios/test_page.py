@@ -122,7 +122,7 @@ async def test_changes_connections_and_problems_are_seen_as_they_happen(live: Li
             if found := flows["services"].get("default/seen"):
                 break
         assert found["new"] > 0
-        assert found["endpoints"] == {f"{live.ips['a1']['IPv4']}:3000": 1.0}
+        assert found["endpoints"] == {"tcp/TCP/IPv4": {f"{live.ips['a1']['IPv4']}:3000": 1.0}}
         live.delete("seen")
         while "default/seen" not in (await events.next("now"))["gone"]:
             pass

@@ -156,4 +156,4 @@ def _hear(lines: Lines, owners: Owners) -> None:
 
 def _put(owners: Owners, line: bytes) -> None:
     told = msgspec.json.decode(line, type=Fronts)
-    owners.put(told.service, told.keys)
+    owners.put(told.service, told.ports)

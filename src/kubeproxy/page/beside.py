@@ -14,7 +14,7 @@ from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.planner import Change, Planner
 from kubeproxy.page.companion import Companion
 from kubeproxy.page.wire import COMPLETE, Fronts, Node
-from kubeproxy.seeing.owners import keys_of
+from kubeproxy.seeing.owners import Keys, keys_by_port
 from kubeproxy.turns import in_turns
 
 Tell = Callable[[str, Any], None]
@@ -77,7 +77,7 @@ class Flows:
         for change in changes:
             before, after = change.before.plans, change.after.plans
             if [plan.frontends for plan in before] != [plan.frontends for plan in after]:
-                self._companion.tell(_line(change.name, keys_of(after)))
+                self._companion.tell(_line(change.name, keys_by_port(after)))
 
     def _said(self, line: bytes) -> None:
         if line.startswith(b'{"error"'):
@@ -97,7 +97,7 @@ class Flows:
         names = list(planner.compiled)
         for start in range(0, len(names), _STEP):
             yield b"".join(
-                _line(name, keys_of(compiled.plans))
+                _line(name, keys_by_port(compiled.plans))
                 for name in names[start : start + _STEP]
                 if (compiled := planner.compiled.get(name)) is not None
             )
@@ -105,8 +105,8 @@ class Flows:
         yield COMPLETE + b"\n"
 
 
-def _line(name: ServiceName, keys: Sequence[bytes]) -> bytes:
-    return msgspec.json.encode(Fronts("/".join(name), keys)) + b"\n"
+def _line(name: ServiceName, ports: Mapping[str, Keys]) -> bytes:
+    return msgspec.json.encode(Fronts("/".join(name), ports)) + b"\n"
 
 
 class Problems:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -19,7 +19,7 @@ class Fronts(Struct, frozen=True, array_like=True):
     """Each further line: what a Service has from now on, see seeing.owners; nothing for one that is gone."""
 
     service: str
-    keys: Sequence[bytes]
+    ports: Mapping[str, Sequence[bytes]]
 
 
 COMPLETE: Final = b"complete"

@@ -1,4 +1,4 @@
-"""New connections by Service and endpoint, counted over a short time. Pure."""
+"""New connections by Service, port and endpoint, counted over a short time. Pure."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ class Beginnings:
     def __init__(self, owners: Owners, *, endpoints: bool) -> None:
         self._owners = owners
         self._endpoints = endpoints
-        self._counts: dict[str, Counter[bytes]] = {}
+        self._counts: dict[str, Counter[tuple[str, bytes]]] = {}
 
     def add(self, entry: Tracked, weight: int) -> None:
         """Count a connection, which stands for so many."""
-        service = self._owners.of(entry.target)
-        if service is not None:
+        owner = self._owners.of(entry.target)
+        if owner is not None:
+            service, port = owner
             counts = self._counts.get(service)
             if counts is None:
                 counts = self._counts[service] = Counter()
-            counts[entry.server] += weight
+            counts[port, entry.server] += weight
 
     def take(self, seconds: float) -> dict[str, Any]:
-        """Return, by Service, new connections a second and their shares by endpoint; and begin anew."""
+        """Return, by Service, new connections a second and their shares by port and endpoint; and begin anew."""
         counts, self._counts = self._counts, {}
         totals = Counter({service: sum(by_endpoint.values()) for service, by_endpoint in counts.items()})
         return {
@@ -44,6 +45,8 @@ class Beginnings:
             for service, total in totals.most_common(MOST_SERVICES)
         }
 
-    def _shares(self, counts: Counter[bytes], total: int) -> dict[str, float]:
-        busiest = counts.most_common(MOST_ENDPOINTS) if self._endpoints else ()
-        return {destination_text(endpoint): round(count / total, 4) for endpoint, count in busiest}
+    def _shares(self, counts: Counter[tuple[str, bytes]], total: int) -> dict[str, dict[str, float]]:
+        shares: dict[str, dict[str, float]] = {}
+        for (port, endpoint), count in counts.most_common(MOST_ENDPOINTS) if self._endpoints else ():
+            shares.setdefault(port, {})[destination_text(endpoint)] = round(count / total, 4)
+        return shares

@@ -1,11 +1,11 @@
-"""Whose an address is that clients send to: Services by frontend, as they come and change. Pure."""
+"""Whose an address is that clients send to: ports of Services by frontend, as they come and change. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from kubeproxy.model.addresses import Family, is_loopback
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, is_loopback
 from kubeproxy.model.plan import NODEPORT_KEY, FrontendKind, ServicePlan
 
 Keys = tuple[bytes, ...]
@@ -15,6 +15,12 @@ Keys = tuple[bytes, ...]
 def keys_of(plans: Iterable[ServicePlan]) -> Keys:
     """Return the frontends of a Service's plans."""
     return tuple(_keys(plans))
+
+
+def keys_by_port(plans: Iterable[ServicePlan]) -> dict[str, Keys]:
+    """Return the frontends of a Service's plans by port and family, as http/TCP/IPv4."""
+    named = ((plan.key, plan) for plan in plans)
+    return {f"{k.port_name}/{PROTOCOL_NAMES[k.protocol]}/{k.family.label}": keys_of([plan]) for k, plan in named}
 
 
 def _keys(plans: Iterable[ServicePlan]) -> Iterator[bytes]:
@@ -62,18 +68,20 @@ class Targets(Generic[Owner]):
         return owner if owner is not None and address in self._node.get(family, ()) else None
 
 
-class Owners(Targets[str]):
-    """Services by what clients send to, as they come and change."""
+class Owners(Targets[tuple[str, str]]):
+    """Services and their ports by what clients send to, as they come and change."""
 
     def __init__(self, node: Mapping[Family, frozenset[bytes]]) -> None:
         super().__init__(node)
-        self._keys: dict[str, Sequence[bytes]] = {}
+        self._ports: dict[str, Mapping[str, Sequence[bytes]]] = {}
 
-    def put(self, service: str, keys: Sequence[bytes]) -> None:
-        """Take what a Service has from now on; nothing for one that is gone."""
-        for key in self._keys.pop(service, ()):
-            if self._owners.get(key) == service:
-                del self._owners[key]
-        if keys:
-            self._keys[service] = keys
-            self.give(keys, service)
+    def put(self, service: str, ports: Mapping[str, Sequence[bytes]]) -> None:
+        """Take what the ports of a Service have from now on, see keys_by_port; nothing for one that is gone."""
+        for port, keys in self._ports.pop(service, {}).items():
+            for key in keys:
+                if self._owners.get(key) == (service, port):
+                    del self._owners[key]
+        if ports:
+            self._ports[service] = ports
+        for port, keys in ports.items():
+            self.give(keys, (service, port))

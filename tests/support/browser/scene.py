@@ -24,6 +24,7 @@ NAMESPACES = (
 )
 WORDS = ("api", "web", "cache", "db", "queue", "worker", "gateway", "index", "mail", "auth", "feed", "images", "report")
 NODES = tuple(f"node-{letter}" for letter in "abcdef")
+HTTP = "http/TCP/IPv4"
 HERE = NODES[0]
 LONG_AGO = 86_400 * 3
 
@@ -118,7 +119,7 @@ class Scene:
             ]
             seen[name] = {
                 "new": round(new, 1),
-                "endpoints": {end: weight / sum(weights) for end, weight in zip(ends, weights, strict=True)},
+                "endpoints": {HTTP: {end: weight / sum(weights) for end, weight in zip(ends, weights, strict=True)}},
             }
         return {"at": at, "seconds": 1.0, "sampled": 1, "services": seen, "error": ""}
 

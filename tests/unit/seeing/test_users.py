@@ -82,7 +82,10 @@ def test_connections_that_are_over_count_for_shares_and_clients(ports):
         for _ in range(times):
             census.add(entry(client, web, (endpoint, 8080), TIME_WAIT), silent=False)
     used = uses(ports.all[0], 1.0, {})
-    assert [(one.address, one.share) for one in used.endpoints] == [("10.244.0.1:8080", 0.75), ("10.244.0.2:8080", 0.25)]
+    assert [(one.address, one.share) for one in used.endpoints] == [
+        ("10.244.0.1:8080", 0.75),
+        ("10.244.0.2:8080", 0.25),
+    ]
     assert [(one.address, one.connections, one.closing) for one in used.clients] == [
         ("10.0.0.1", 0, 3),
         ("10.0.0.2", 0, 1),
