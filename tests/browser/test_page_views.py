@@ -280,6 +280,25 @@ async def test_one_service_is_a_picture_that_follows_its_changes(page: Browser, 
     await page.shows(".problem", f"no Service {name} that is watched")
 
 
+async def test_endpoints_without_the_port_are_shown_as_out(page: Browser, proxy: Make) -> None:
+    mock = await proxy(60)
+    name = next(name for name, row in mock.scene.rows.items() if row[4] == "LoadBalancer")
+    mock.scene.rows[name][2:4] = 3, 3
+    detail = mock.scene.detail(name)
+    detail["ports"][0] |= {"endpoints": [], "localEndpoints": []}
+    bare = ("10.244.0.20", "10.244.1.21", "10.244.2.22")
+    for one, address in zip(detail["endpoints"], bare, strict=True):
+        one |= {"address": address, "port": None, "protocol": None}
+    detail["endpoints"][2] |= {"address": "10.244.2.22:9090", "port": "metrics", "protocol": "TCP", "slice": "other"}
+    mock.details[name] = detail
+    await _opened(page, mock, f"#/service/{name}")
+    await page.shows(".picture svg text", "10.244.0.20")
+    picture = await page.run("return document.querySelector('.picture svg').textContent")
+    assert [picture.count(f"{address}out: its EndpointSlice has no port http (TCP)") for address in bare] == [1, 1, 1]
+    assert "no endpoint" not in picture
+    await page.shows("table td", "no: its EndpointSlice has no port http (TCP) (ports)")
+
+
 async def test_a_window_that_becomes_narrow_has_words_for_the_picture(page: Browser, proxy: Make) -> None:
     mock = await proxy(60)
     name = next(name for name, row in mock.scene.rows.items() if row[4] == "LoadBalancer" and row[2] > 1)

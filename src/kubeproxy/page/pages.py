@@ -16,7 +16,7 @@ from kubeproxy.config.page import PageAccess
 from kubeproxy.control.desk import Desk
 from kubeproxy.control.places import Places, Zones, with_zones
 from kubeproxy.control.wire import Objects
-from kubeproxy.model.addresses import PORT_BYTES, Family, destination_text, pack, unpack
+from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, Family, destination_text, pack, unpack
 from kubeproxy.model.plan import Globals, ServiceName
 from kubeproxy.observe.http import JSON, TEXT, Handler, Headers, Request, Response
 from kubeproxy.observe.pages import takes_gzip
@@ -141,14 +141,20 @@ def _has_endpoints(found: Iterable[Objects]) -> bool:
 
 
 def _endpoints(found: Iterable[Objects], zones: Zones) -> Iterator[dict[str, Any]]:
-    """Yield every endpoint of a Service's slices, by address and port, with what decides whether it is used."""
+    """Yield every endpoint of a Service's slices, by address and port, with what decides whether it is used.
+
+    One of a slice without ports, as where no container has the named targetPort, has an address alone.
+    """
     for held in found:
         for name, piece in held.slices.items():
-            for endpoint in piece.endpoints if piece.ports else ():
-                for port in piece.ports:
+            for endpoint in piece.endpoints:
+                for port in piece.ports or (None,):
                     yield {
-                        "address": destination_text(endpoint.address + PORT_BYTES[port.port]),
-                        "port": port.name,
+                        "address": destination_text(endpoint.address + PORT_BYTES[port.port])
+                        if port is not None
+                        else unpack(endpoint.address),
+                        "port": port and port.name,
+                        "protocol": port and PROTOCOL_NAMES[port.protocol],
                         "slice": name,
                         "node": endpoint.node,
                         "zone": (piece.zones or zones).get(endpoint.address, ""),

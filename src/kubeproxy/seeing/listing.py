@@ -33,6 +33,8 @@ def addresses(plans: Iterable[ServicePlan]) -> Iterator[str]:
 def endpoints(slices: Iterable[Slice]) -> Count:
     """Count the endpoints of a Service's slices. What stands in two slices while it moves counts once, and so does what
     has an address of each family: the family that has more of them is counted.
+
+    Those of a slice without ports, as where no container has the named targetPort, are never ready.
     """
     pieces = list(slices)
     if len(pieces) == 1 and pieces[0].particular is None:  # nearly always
@@ -51,10 +53,11 @@ def _counted(slices: Iterable[Slice]) -> Count:
             for destinations in piece.destinations:
                 ready.update(destinations)
             continue
-        for port in piece.ports:
-            number = PORT_BYTES[port.port]
+        for number in [PORT_BYTES[port.port] for port in piece.ports]:
             known.update([one.address + number for one in piece.particular])
             ready.update([one.address + number for one in piece.particular if one.ready])
+        if not piece.ports:
+            known.update([one.address for one in piece.particular])
     return Count(len(ready), len(known | ready))
 
 

@@ -228,6 +228,7 @@ def _target(row: Row, number: int, short: str) -> Json:
     ready = number < row[2]
     return {
         "port": "http",
+        "protocol": "TCP",
         "address": f"10.244.{number % len(NODES)}.{20 + number}:8080",
         "node": node,
         "zone": f"zone-{1 + number % 3}",

@@ -57,7 +57,8 @@ class FakeDesk:
 
     def objects(self, names):
         meta = ObjectMeta(name="s1-x", namespace="default", labels=Labels("s1"))
-        piece = parse_slice(EndpointSlice(meta, "IPv4", [SliceEndpoint(["10.0.0.1"], None, "b")], [EndpointPort(80)]))
+        ports = [] if names == [("default", "s5")] else [EndpointPort(80)]
+        piece = parse_slice(EndpointSlice(meta, "IPv4", [SliceEndpoint(["10.0.0.1"], None, "b")], ports))
         return [Objects(name, None, {"s1-x": piece}) for name in names]
 
     def has_address(self, name, address):
@@ -155,7 +156,8 @@ def test_the_policy_lets_run_what_is_in_the_page_alone():
         ("/ui/api/facts", {"origin": "http://evil.example\x1b"}, 403, "not for pages of http://evil.example\\x1b"),
         ("/ui/api/facts", {"method": "POST"}, 405, "not allowed"),
         ("/ui/api/service?name=default/s1", {}, 200, '"state":"programmed"'),
-        ("/ui/api/service?name=s1", {}, 200, '"address":"10.0.0.1:80","port":"","slice":"s1-x","node":"b"'),
+        ("/ui/api/service?name=s1", {}, 200, '"address":"10.0.0.1:80","port":"","protocol":"TCP","slice":"s1-x"'),
+        ("/ui/api/service?name=s5", {}, 200, '"address":"10.0.0.1","port":null,"protocol":null,"slice":"s1-x"'),
         ("/ui/api/service?name=default/none", {}, 404, "no Service default/none that is watched"),
         ("/ui/api/service", {}, 404, "no Service"),
         ("/ui/api/why?from=x&to=y", {}, 400, "'x' is no \\x1b IP address"),

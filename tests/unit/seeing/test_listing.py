@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.endpoints import parse_slice
 from kubeproxy.model.events import Replaced
-from kubeproxy.model.objects import EndpointPort, ServicePort
+from kubeproxy.model.objects import EndpointPort, EndpointSlice, Labels, ObjectMeta, ServicePort, SliceEndpoint
 from kubeproxy.model.planner import Planner
 from kubeproxy.seeing.listing import Count, addresses, endpoints
 from support.cluster_objects import endpoint, endpoint_slice, service, world
@@ -29,3 +31,19 @@ def test_a_pod_with_an_address_of_each_family_counts_once() -> None:
     assert endpoints([parse_slice(FOUR), parse_slice(SIX)]) == Count(2, 3)
     assert endpoints([parse_slice(SIX)]) == Count(2, 2)
     assert endpoints([]) == Count(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("ports", "count"),
+    [
+        ([EndpointPort(80, "http")], Count(3, 3)),
+        ([EndpointPort(80, "http"), EndpointPort(81, "metrics")], Count(6, 6)),
+        ([], Count(0, 3)),  # as where no container has the named targetPort
+    ],
+)
+def test_endpoints_are_counted_by_address_and_port(ports: list[EndpointPort], count: Count) -> None:
+    meta = ObjectMeta(name="web-x", namespace="default", labels=Labels("web"))
+    entries = [SliceEndpoint([f"10.0.0.{number}"], None, "b") for number in (1, 2, 3)]
+    piece = parse_slice(EndpointSlice(meta, "IPv4", entries, ports))
+    assert piece is not None
+    assert endpoints([piece]) == count
