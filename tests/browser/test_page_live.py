@@ -95,13 +95,15 @@ async def test_what_happens_in_a_cluster_is_seen(page: Browser, live: Live) -> N
     await page.until("return document.querySelectorAll('.picture [data-as=bar]').length === 2")
     await page.shows("table td", "node-a")
     await page.click(".ask .button")
-    await page.shows(".answer.ok", "the client sees an answer")
+    await page.shows(".answer.ok", "kube-proxy forwards it")
+    await page.shows(".steps", "TCP from this node: ")
+    await page.shows("#service-view code", "kube-proxy trace node 10.96.5.5:80/tcp")
     by_port = (
         "const t = document.querySelector('[name=to]'); const o = [...t.options].find(e => e.value.endsWith(':30080'))"
     )
     await page.run(f"{by_port}; t.value = o.value")
     await page.click(".ask .button")
-    await page.shows(".answer.ok", ":30080/tcp: forwarded, the client sees an answer")
+    await page.shows(".answer.ok", ":30080/tcp: kube-proxy forwards it")
     pod = (await page.text("td.mono")).partition(":")[0]
     await page.run("location.hash = '#/now'")
     await page.shows("#feed a", "default/web")

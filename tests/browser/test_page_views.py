@@ -243,6 +243,7 @@ async def test_one_service_is_a_picture_that_follows_its_changes(page: Browser, 
 
     await page.press("w", "Enter")
     await page.shows(".answer", "this node → ")
+    await page.shows("#service-view code", f"kube-proxy trace node {row[6][0]}".partition("/")[0])
     await page.press("Escape", "w")
     await page.type("nonsense\ue007")
     await page.shows(".answer.bad", "SOURCE: expected an address or node, got 'nonsense'")

@@ -20,11 +20,63 @@ async def test_who_is_let_in_is_told_with_its_endpoints(live: Live) -> None:
     address, port = live.front("open")
     status, text = await live.ask("why", live.ips["pod"]["IPv4"], f"{address}:{port}")
     assert status == 0, text
-    assert f"{address}:80/tcp: forwarded" in text
+    assert f"{address}:80/tcp: kube-proxy forwards it" in text
+    assert f"Next: `kube-proxy trace {live.ips['pod']['IPv4']} {address}:80/tcp`" in text
     assert "is the cluster IP of default/open, port tcp (spec.clusterIPs)" in text
     assert f"50.0% to {live.ips['a1']['IPv4']}:3000 on node-a" in text
     assert "ok TCP from this node:" in text
     assert (await live.ask("why", "node", "default/open:tcp"))[0] == 0
+
+
+async def test_what_stops_a_connection_beside_the_proxy_is_told(live: Live) -> None:
+    live.service("stopped", "a1 b1")
+    front = live.front("stopped")
+    await live.expect(front, {"pod": "a1 b1"})
+    asked = ("why", live.ips["pod"]["IPv4"], f"{front.address}:80")
+
+    async def stopped(said: str, fix: str = "Fix: ", modes: str = "nftables iptables-nft") -> str:
+        """Return what is wrong with the answer; in other modes than these nothing stops the connection."""
+        status, text = await live.ask(*asked)
+        stops = live.mode.name in modes.split()
+        return "" if (status, said in text, stops and fix in text) == (stops, stops, stops) else f"{status} {text}"
+
+    await live.run("sysctl", "-w", "net.ipv4.ip_forward=0")
+    try:
+        await live.eventually(lambda: stopped("x  net.ipv4.ip_forward is 0: ", "Fix: sysctl -w net.ipv4.ip_forward=1"))
+        assert (await live.ask("why", "node", "default/stopped:80"))[0] == 0  # what it sends itself is not forwarded
+    finally:
+        await live.run("sysctl", "-w", "net.ipv4.ip_forward=1")
+    await live.nft("add table inet strict")
+    await live.nft("add chain inet strict forward { type filter hook forward priority 10; policy drop; }")
+    try:
+        await live.eventually(lambda: stopped("x  table inet strict, chain forward: drops all new connections"))
+    finally:
+        await live.nft("delete table inet strict")
+    await live.run("iptables-nft", "-t", "nat", "-N", "KUBE-SVC-AAAAAAAAAAAAAAAA")
+    try:
+        left = "x  left by another kube-proxy: 1 chains KUBE-... of iptables-nft"
+        await live.eventually(lambda: stopped(left, modes="nftables userspace"))
+    finally:
+        await live.cluster.exec("node", ["iptables-nft", "-t", "nat", "-X", "KUBE-SVC-AAAAAAAAAAAAAAAA"])
+
+    async def fine() -> str:
+        status, text = await live.ask(*asked)
+        return "" if status == 0 else text
+
+    await live.eventually(fine)
+
+
+async def test_who_is_on_another_node_is_sent_there(live: Live) -> None:
+    live.service("remote", "a1 b1", internalTrafficPolicy="Local")
+    front = live.front("remote")
+    await live.expect(front, {"pod": "a1"})
+    client = live.ips["b1"]["IPv4"]
+    status, text = await live.ask("why", client, f"{front.address}:80")
+    assert status == 2, text
+    assert f"{client} -> {front.address}:80/tcp: decided on node-b, where the client is; here it would be: " in text
+    assert f"x  {client} is on node-b (nodeName in EndpointSlice default/" in text
+    assert f"Fix: ask on node-b: `kube-proxy why {client} {front.address}:80/tcp`" in text
+    assert (await live.ask("why", live.ips["a1"]["IPv4"], f"{front.address}:80"))[0] == 0
 
 
 async def test_who_is_not_in_the_source_ranges_is_told_what_to_add(live: Live) -> None:

@@ -153,7 +153,7 @@ def test_a_kept_cluster_says_how_to_use_it_and_ends_with_ctrl_c() -> None:
         asked = re.findall(r"     (ip netns exec \S+ \S+/kube-proxy .*)", printed)
         assert [re.search(r"kube-proxy (\w+)", one)[1] for one in asked] == ["why", "flows", "doctor"]  # type: ignore[index]
         why = subprocess.check_output(asked[0].split(), text=True, timeout=30)
-        assert "forwarded, the client sees an answer" in why
+        assert "kube-proxy forwards it" in why
         port = urlsplit(page[0]).port
         assert re.search(rf"^     ssh -N -L {port}:127\.0\.0\.1:{port} \S+$", printed, re.MULTILINE)
         assert re.search(r"^     \S*kubectl get nodes,pods,svc", printed, re.MULTILINE)

@@ -108,6 +108,13 @@ async def test_changes_connections_and_problems_are_seen_as_they_happen(live: Li
         _, why = await live.ask("why", "node", "default/seen:80")
         assert "on node-a in zone zone-a" in why
 
+        reader, writer, status = await opened(live.proxy, f"/ui/api/why?from=node&to={front.address}:{front.port}")
+        told = json.loads(await reader.read())
+        writer.close()
+        assert (status, told["answer"]) == (200, "yes"), told
+        assert told["heading"].endswith("/tcp: kube-proxy forwards it")
+        assert [line["text"].partition(": ")[0] for line in told["lines"]][-1] == "TCP from this node"
+
         problems = await events.next("problems")
         while problems["looking"]:
             problems = await events.next("problems")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from kubeproxy.kernel import firewalls, processes
 from kubeproxy.kernel.addresses import SCOPE_UNIVERSE, Address, local_addresses
 from kubeproxy.kernel.bridges import bridges
 from kubeproxy.kernel.listening import listening
+from kubeproxy.kernel.nft_chains import HOOKS
 from kubeproxy.kernel.port_holder import holder
 from kubeproxy.kernel.routes import way_out
 from kubeproxy.kernel.sysctl import NF_CONNTRACK_MAX, read_sysctl
@@ -49,7 +50,8 @@ class Node(Struct, frozen=True):
     """Whom to look at: the proxy's facts, None if none answers, and its number in our view, 0 for none.
 
     `mode` and `config` are the running ones, or those that are meant to run; `node_ports` says whether
-    any Service has a NodePort.
+    any Service has a NodePort. What concerns one connection alone has a `family`, None for all of them, and passes some
+    of the `hooks` of netfilter.
     """
 
     facts: Facts | None
@@ -57,18 +59,26 @@ class Node(Struct, frozen=True):
     mode: Mode
     config: KubeProxyConfiguration
     node_ports: bool = False
+    family: Family | None = None
+    hooks: Collection[str] = HOOKS
 
     @property
     def families(self) -> tuple[Family, ...]:
-        """The families that are programmed, or would be."""
+        """The families that are programmed, or would be, of those that are looked at."""
+        if self.family is not None:
+            return (self.family,)
         return self.facts.world.families if self.facts is not None else host.families()
 
     @property
     def parts(self) -> list[tuple[Family, FamilyGlobals]]:
         """What holds in each family, nothing when no proxy says it."""
         world = self.facts.world if self.facts is not None else None
-        each = [(family, world.of(family)) for family in world.families] if world is not None else []
+        each = [(family, world.of(family)) for family in self.families] if world is not None else []
         return [(family, part) for family, part in each if part is not None]
+
+    def concerns(self, family: Family | None) -> bool:
+        """Return whether something of a family, None for what is of both, is to be looked at."""
+        return self.family is None or family is None or family is self.family
 
     def path(self, text: str) -> Path:
         """Where a file of the proxy is for us, who may not share its root."""
@@ -98,7 +108,30 @@ def look_at(node: Node) -> Report:
     report = Report([], [])
     if node.facts is not None:
         _look_at_proxy(report, node, node.facts)
-    sight = Sight((), ())
+    _look_at_way(report, node)
+    report.look("what the mode needs", lambda: _able(node))
+    report.look("sysctls", lambda: _sysctls(node))
+    report.look("reverse path filter", lambda: settings.filtered_ways(_ways(node)))
+    report.look("room in the kernel", lambda: _rooms(node))
+    report.findings = worst_first(report.findings)
+    return report
+
+
+def look_at_way(node: Node) -> Report:
+    """Look at what else decides about a connection that the proxy forwards, and how old that is which it knows."""
+    report = Report([], [])
+    _look_at_way(report, node)
+    if node.facts is not None:
+        facts, reach = node.facts, node.facts.reach
+        standings = [one for one in facts.standings if node.concerns(one.family)]
+        report.look("kernel", lambda: programming.standing(standings))
+        if reach is not None:
+            report.look("API server", lambda: contact.outdated(reach))
+    report.findings = worst_first(report.findings)
+    return report
+
+
+def _look_at_way(report: Report, node: Node) -> None:
     try:
         chains = firewalls.chains()
         sight = Sight(chains, firewalls.iptables_chains(chains))
@@ -107,14 +140,10 @@ def look_at(node: Node) -> Report:
     else:
         report.look("rules", lambda: _rules(node, sight))
     report.look("other proxies", lambda: _other_proxies(node))
-    report.look("what the mode needs", lambda: _able(node))
-    report.look("sysctls", lambda: _sysctls(node))
-    report.look("reverse path filter", lambda: settings.filtered_ways(_ways(node)))
-    report.look("bridges", lambda: _bridges(node))
+    if "forward" in node.hooks:
+        report.look("forwarding", lambda: settings.forwarding(_forwarding(node), node.mode.flows_end))
+        report.look("bridges", lambda: _bridges(node))
     report.look("conntrack", _conntrack)
-    report.look("room in the kernel", lambda: _rooms(node))
-    report.findings = worst_first(report.findings)
-    return report
 
 
 def _look_at_proxy(report: Report, node: Node, facts: Facts) -> None:
@@ -228,10 +257,14 @@ def _rules(node: Node, sight: Sight) -> Iterator[Finding]:
     left = [] if node.facts is not None else node.mode.traces(sight)
     left += [trace for mode in modes.every() if mode.name != node.mode.name for trace in mode.traces(sight, owns)]
     if node.facts is not None or not processes.proxies():
+        left = [trace for trace in left if node.concerns(trace.family)]
         yield from strangers.left_over(left, node.mode.name if node.facts is not None else "")
-    yield from strangers.both_variants(sight.xtables)
+    yield from strangers.both_variants(chain for chain in sight.xtables if node.concerns(chain.family))
     ours = frozenset(mode.table for mode in modes.every() if mode.table)
     filters = [*firewalls.filters(sight.nf_tables, ours), *firewalls.legacy_filters()]
+    filters = [
+        one for one in filters if one.hook in node.hooks and node.concerns(firewalls.IP_FAMILIES.get(one.family))
+    ]
     yield from strangers.firewalls(filters, node.mode.flows_end, bool(node.mode.interface))
 
 
@@ -256,16 +289,16 @@ def _mode_of(process: processes.ProxyProcess) -> str:
 # -- the node ----------------------------------------------------------------------------------------------------------
 
 
+def _forwarding(node: Node) -> list[settings.Setting]:
+    keys = [settings.FORWARDING[family] for family in node.families]
+    return [settings.Setting(key, 1, _number(key)) for key in keys]
+
+
 def _sysctls(node: Node) -> Iterator[Finding]:
-    forwarding = [
-        settings.Setting(settings.FORWARDING[family], 1, _number(settings.FORWARDING[family]))
-        for family in node.families
-    ]
-    yield from settings.forwarding(forwarding, node.mode.flows_end)
     if node.facts is None:
         return  # nobody has set the others
     wanted = [*host.conntrack_sysctls(node.config.conntrack), *node.mode.operations().sysctls(node.config)]
-    known = {setting.key for setting in forwarding}
+    known = {setting.key for setting in _forwarding(node)}
     made = [
         settings.Setting(key, value, _number(key))
         for key, value in wanted

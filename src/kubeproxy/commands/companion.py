@@ -1,7 +1,8 @@
 """kube-proxy companion: looks that a running proxy has made for its page, by a process beside it.
 
 A JSON line on standard output for each look, until standard input ends; for the proxy, not for people. `problems` looks
-at each line that comes, `flows` each second. It gives way to all other processes, and ends when the proxy does.
+at each line that comes, `flows` each second; `question` answers one line, as why does. It gives way to all other
+processes, and ends when the proxy does.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ import msgspec
 
 from kubeproxy import host, modes
 from kubeproxy.backends.mode import FlowsEnd
-from kubeproxy.commands import UNKNOWN, YES, doctor
+from kubeproxy.commands import UNKNOWN, YES, doctor, why
 from kubeproxy.commands.sampling import Budget, Sampled
+from kubeproxy.commands.source import source
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel.tracked import Wanted
 from kubeproxy.kernel.tracking_events import BEGINNINGS, NOT_ANNOUNCED, Events, announced
@@ -42,7 +44,7 @@ _EXPENDABLE: Final = "500"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own arguments."""
-    parser.add_argument("look", choices=("problems", "flows"))
+    parser.add_argument("look", choices=("problems", "flows", "question"))
 
 
 def run(given: argparse.Namespace) -> int:
@@ -51,7 +53,8 @@ def run(given: argparse.Namespace) -> int:
         os.nice(10)
         Path("/proc/self/oom_score_adj").write_text(_EXPENDABLE)
     try:
-        _problems(given) if given.look == "problems" else _flows(Lines(0))
+        looks = {"problems": _problems, "flows": lambda _: _flows(Lines(0)), "question": _question}
+        looks[given.look](given)
     except EOFError:
         return YES
     except KubeProxyError as error:
@@ -69,6 +72,11 @@ def _problems(given: argparse.Namespace) -> None:
     for _ in sys.stdin.buffer:
         spent = time.process_time()
         _say(doctor.answer(*doctor.examine(given)) | {"processorSeconds": time.process_time() - spent})
+
+
+def _question(given: argparse.Namespace) -> None:
+    asked = source(given)
+    _say(why.tell(asked, asked.why(**msgspec.json.decode(sys.stdin.buffer.readline(), type=dict[str, str]))).fields())
 
 
 class Lines:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import os
 
+from msgspec.structs import replace
+
 from kubeproxy import modes
 from kubeproxy.commands import NO, UNKNOWN, YES, output
 from kubeproxy.commands.checkup import Node, Report, look_at
@@ -45,7 +47,7 @@ def examine(given: argparse.Namespace) -> tuple[Node, Report]:
     silence = ""
     try:
         asked = source(given)
-        node = _of_proxy(asked)
+        node = replace(of_proxy(asked), node_ports=asked.has_node_ports())
     except KubeProxyError as error:
         silence = str(error)
         config = KubeProxyConfiguration()
@@ -68,16 +70,17 @@ def answer(node: Node, report: Report) -> dict[str, object]:
     return {
         "mode": node.mode.name,
         "pid": node.pid,
-        "findings": [_row(finding) for finding in report.findings],
+        "findings": [row(finding) for finding in report.findings],
         "unknown": report.unknown,
     }
 
 
-def _of_proxy(asked: Source) -> Node:
+def of_proxy(asked: Source) -> Node:
+    """Return what is to be looked at on the node of a proxy. Raises KubeProxyError."""
     facts = asked.facts()
     config = facts.configuration()
     pid = asked.client.pid() if isinstance(asked, Running) else 0
-    return Node(facts, pid, modes.named(facts.mode), config, asked.has_node_ports())
+    return Node(facts, pid, modes.named(facts.mode), config)
 
 
 def _meant(given: argparse.Namespace) -> KubeProxyConfiguration:
@@ -106,7 +109,8 @@ def _print(given: argparse.Namespace, node: Node, report: Report) -> None:
         output.marked(_UNSEEN, text)
 
 
-def _row(finding: Finding) -> dict[str, str]:
+def row(finding: Finding) -> dict[str, str]:
+    """Return a finding for programs."""
     return {
         "severity": finding.severity.name.lower(),
         "about": finding.about,

@@ -1,7 +1,9 @@
 """kube-proxy why: what becomes of a connection on this node, and why.
 
 SOURCE is the client's address, or the word node for this node itself. TARGET is ADDRESS:PORT or NAMESPACE/NAME:PORT,
-with /udp or /sctp after it unless it is TCP. Ends with 0 when an endpoint gets the connection, with 1 when not.
+with /udp or /sctp after it unless it is TCP. Says what the proxy decides, and what else on this node stops it.
+Ends with 0 when an endpoint gets the connection as far as can be seen, with 1 when not, and with 2 when the client
+is on another node, where it has to be asked.
 
   kube-proxy why 10.244.1.7 10.96.0.10:53/udp
   kube-proxy why node default/web:80
@@ -10,14 +12,21 @@ with /udp or /sctp after it unless it is TCP. Ends with 0 when an endpoint gets 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
-from kubeproxy.commands import NO, YES, output, present, probe
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from kubeproxy import host, modes
+from kubeproxy.backends.mode import FlowsEnd
+from kubeproxy.commands import NO, UNKNOWN, YES, doctor, output, present, probe
+from kubeproxy.commands.checkup import Node, Report, look_at_way
 from kubeproxy.commands.source import Source, source
-from kubeproxy.model.answer import Outcome
+from kubeproxy.kernel.nft_chains import HOOKS
+from kubeproxy.model.addresses import PROTOCOLS, Family, pack
 from kubeproxy.seeing.question import addressed
-from kubeproxy.seeing.why import Explained, Missing, Target, Why, fields
+from kubeproxy.seeing.why import THIS_NODE, Explained, Missing, Target, Why, fields
 
 if TYPE_CHECKING:
     from kubeproxy.commands.tracing import Traced
@@ -38,22 +47,100 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Answer; return the exit code."""
     asked = source(given)
-    explained = asked.why(given.source, given.target, given.interface)
-    probes: tuple[probe.Probe, ...] = ()
-    if explained.plan is not None and explained.why.endpoints and not given.no_probe:
-        probes = probe.all_of(explained.why.endpoints, explained.plan.key.protocol)
-    held = present.look(asked, explained) if asked.running and explained.plan is not None else ()
+    told = tell(asked, asked.why(given.source, given.target, given.interface), PROBES if not given.no_probe else ())
     people = given.output != "json"
     if people:
-        _print(explained, held, probes)
-    traced = _trace(given, asked, explained.why, people=people) if given.trace else None
+        _print(told, "" if given.trace else told.why.next)
+    traced = _trace(given, asked, told.why, people=people) if given.trace else None
     if not people:
-        answer = {"why": fields(explained.why), "kernel": held, "probes": probes}
-        output.json(answer | ({"trace": traced} if traced is not None else {}))
-    passes = explained.why.outcome in {Outcome.FORWARDED.value, Outcome.HEALTH.value}
-    wrong = any(one.mark == output.BAD for one in held) or any(one.failed for one in probes)
+        output.json(told.fields() | ({"trace": traced} if traced is not None else {}))
     dropped = traced is not None and traced.verdict.passed is False
-    return YES if passes and not dropped and not wrong else NO
+    return NO if told.status == YES and dropped else told.status
+
+
+PROBES = (PROTOCOLS["TCP"], PROTOCOLS["UDP"])
+"""Protocols by which endpoints are tried."""
+
+
+class Told(Struct, frozen=True):
+    """An answer: what the proxy decides, what the kernel holds of it, what else on this node decides (`around`), and
+    what came of connects to the endpoints.
+    """
+
+    why: Why
+    held: tuple[present.Line, ...] = ()
+    around: Report = field(default_factory=lambda: Report([], []))
+    probes: tuple[probe.Probe, ...] = ()
+
+    @property
+    def heading(self) -> str:
+        """The answer in one line."""
+        wrong = self.why.passes and self.status == NO
+        return self.why.heading + ", but not all is well (x)" * wrong
+
+    @property
+    def lines(self) -> Iterator[present.Line]:
+        """What was looked at, in lines."""
+        yield from self.held
+        for finding in self.around.findings:
+            mark = output.BAD if finding.stops_connections else output.NOTE
+            yield present.Line(mark, f"{finding.what}: {finding.why}")
+        for text in self.around.unknown:
+            yield present.Line(output.NOTE, f"could not be looked at: {text}")
+        for line in probe.lines(self.probes):
+            yield present.Line(output.BAD if line.failed else output.OK, line.text)
+
+    @property
+    def fixes(self) -> list[str]:
+        """What would let the connection pass."""
+        around = [finding.fix for finding in self.around.findings if finding.stops_connections]
+        return [*self.why.fixes, *present.fixes(self.held), *around, *probe.fixes(self.probes)]
+
+    @property
+    def status(self) -> int:
+        """The exit code."""
+        if self.why.elsewhere is not None:
+            return UNKNOWN
+        return YES if self.why.passes and all(line.mark != output.BAD for line in self.lines) else NO
+
+    def fields(self) -> dict[str, object]:
+        """Return it for programs."""
+        lines, around = tuple(self.lines), [doctor.row(finding) for finding in self.around.findings]
+        answer = {YES: "yes", NO: "no", UNKNOWN: "unknown"}[self.status]
+        return {
+            "heading": self.heading,
+            "why": fields(self.why),
+            "kernel": self.held,
+            "node": {"findings": around, "unknown": self.around.unknown},
+            "probes": self.probes,
+            "answer": answer,
+            "lines": lines,
+            "fixes": self.fixes,
+            "next": self.why.next,
+        }
+
+
+def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) -> Told:
+    """Look at what an answer is about, and try endpoints of these protocols. Raises KubeProxyError."""
+    why, plan = explained.why, explained.plan
+    if why.elsewhere is not None or plan is None:
+        return Told(why)
+    probes = probe.all_of(why.endpoints, plan.key.protocol) if plan.key.protocol in probed else ()
+    if not asked.running:
+        return Told(why, probes=probes)
+    around = look_at_way(_way(asked, why, plan.key.family)) if why.forwarded else Report([], [])
+    return Told(why, present.look(asked, explained), around, probes)
+
+
+def _way(asked: Source, why: Why, family: Family) -> Node:
+    """Return what is to be looked at for a connection: what begins or ends on the node is not forwarded by it."""
+    node = doctor.of_proxy(asked)
+    local = host.packed_local_addresses((family,), modes.interfaces())[family]
+    ends = [pack(one.address.rpartition(":")[0].strip("[]")) for one in why.endpoints]
+    begins_here = why.source == THIS_NODE or pack(why.source) in local
+    ends_here = node.mode.flows_end is FlowsEnd.PROXY or all(end in local for end in ends)
+    crosses = not begins_here and not ends_here
+    return replace(node, family=family, hooks=HOOKS if crosses else frozenset(HOOKS) - {"forward"})
 
 
 def _trace(given: argparse.Namespace, asked: Source, why: Why, *, people: bool) -> Traced:
@@ -67,24 +154,22 @@ def _trace(given: argparse.Namespace, asked: Source, why: Why, *, people: bool) 
     return traced
 
 
-def _print(explained: Explained, held: Sequence[present.Line], probes: Sequence[probe.Probe]) -> None:
-    why = explained.why
-    output.say(f"{why.source} -> {why.destination}: {_outcome(why)}")
+def _print(told: Told, next_step: str) -> None:
+    why = told.why
+    output.say(told.heading)
+    if why.elsewhere is not None:
+        output.marked(output.BAD, f"{why.elsewhere.reason} ({why.elsewhere.field})")
     for step in why.steps:
-        field = f" ({step.field})" if step.field else ""
-        output.marked(output.OK if step.passes else output.BAD, f"{step.text}{field}")
+        says = f" ({step.field})" if step.field else ""
+        output.marked(output.OK if step.passes else output.BAD, f"{step.text}{says}")
     _print_endpoints(why.endpoints)
     _print_missing(why.missing)
-    for one in held:
-        output.marked(one.mark, one.text)
-    for line in probe.lines(probes):
-        output.marked(output.BAD if line.failed else output.OK, line.text)
-    for fix in (*why.fixes, *present.fixes(held), *probe.fixes(probes)):
+    for line in told.lines:
+        output.marked(line.mark, line.text)
+    for fix in told.fixes:
         output.say(f"Fix: {fix}")
-
-
-def _outcome(why: Why) -> str:
-    return f"{why.outcome}, the client sees {why.client_sees}"
+    if next_step:
+        output.say(f"Next: `{next_step}` shows which rules of this node its packets meet, whosever they are")
 
 
 def _print_endpoints(endpoints: tuple[Target, ...]) -> None:

@@ -30,7 +30,7 @@ _VERDICTS: Final = frozenset({"immediate", "reject", "target", "queue"})
 _SILENT: Final = _VERDICTS | {"counter", "log", "limit"}
 """Expressions that choose no packets, or that are the verdict."""
 _OUR_PREFIX: Final = "KUBE-"
-_IP: Final = {"ip": Family.IPV4, "ip6": Family.IPV6}
+IP_FAMILIES: Final = {"ip": Family.IPV4, "ip6": Family.IPV6}
 _IPTABLES: Final = frozenset({"filter", "nat", "mangle", "raw", "security"})
 _LEGACY_TABLES: Final = {"ip": "ip_tables_names", "ip6": "ip6_tables_names"}
 _COMMANDS: Final = {"ip": "iptables-legacy", "ip6": "ip6tables-legacy"}
@@ -126,11 +126,11 @@ class RuleChain(NamedTuple):
 def iptables_chains(known: Iterable[Chain], net: Path = Path("/proc/thread-self/net")) -> list[RuleChain]:
     """Return the chains of iptables, of which those of its variant nft are among the `known`. Raises ApplyError."""
     found = [
-        RuleChain("nft", _IP[chain.family], chain.table, chain.name)
+        RuleChain("nft", IP_FAMILIES[chain.family], chain.table, chain.name)
         for chain in known
-        if chain.family in _IP and chain.table in _IPTABLES
+        if chain.family in IP_FAMILIES and chain.table in _IPTABLES
     ]
-    for family, number in _IP.items():
+    for family, number in IP_FAMILIES.items():
         if _COMMANDS[family] not in xtables.installed():
             continue
         for table in legacy_tables(family, net):

@@ -82,6 +82,7 @@ class Notice(Enum):
     """What the client sees."""
 
     ANSWER = "an answer"
+    ENDPOINT = "what the endpoint answers"
     RESET = "connection refused, by a reset"
     ICMP = "connection refused, by an ICMP error"
     LATE_ICMP = "connection refused after a second, as TCP over IPv6 mostly hears an ICMP error at its second SYN only"
@@ -232,7 +233,7 @@ class _Question:
             choices = tuple(Choice(one, share, masqueraded=True) for one, share in shared)
             sharing = told(carried(plan), plan.policies.external, self._client)
             steps = (Step(True, text, _NODEPORTS), *[Step(True, words, "metadata.annotations") for words in sharing])
-            return Answer(Outcome.FORWARDED, steps, Notice.ANSWER, plan, frontend, choices, plan.remembers)
+            return Answer(Outcome.FORWARDED, steps, Notice.ENDPOINT, plan, frontend, choices, plan.remembers)
         reason = "no endpoint that may serve it is there" if relayed else _NOT_RELAYED[care]
         text = f"{self._where()} is a NodePort of {_named(plan)} on loopback: {reason}"
         return self._ended(plan, frontend, Outcome.REFUSED, [Step(False, text, _NODEPORTS)], ())
@@ -345,7 +346,7 @@ class _Question:
             text = f"a client that comes again within {plan.affinity} s gets the same endpoint"
             steps.append(Step(True, text, "spec.sessionAffinityConfig.clientIP.timeoutSeconds"))
         return Answer(
-            Outcome.FORWARDED, tuple(steps), Notice.ANSWER, plan, frontend, choices, plan.affinity, absent=missing
+            Outcome.FORWARDED, tuple(steps), Notice.ENDPOINT, plan, frontend, choices, plan.affinity, absent=missing
         )
 
     def _action(self, traffic: Traffic, side: Side) -> Action:

@@ -92,7 +92,7 @@ class Companion:
             return "said too much"
         finally:
             self._process, self._greeted = None, False
-            await _end(process)
+            await end(process)
 
     async def _tell_all(self, process: Process) -> None:
         assert process.stdin is not None  # noqa: S101 - a pipe was asked for
@@ -109,7 +109,7 @@ class Companion:
             self._said(line.rstrip())
 
 
-async def _end(process: Process) -> None:
+async def end(process: Process) -> None:
     """End a process, and wait for that."""
     if process.stdin is not None:
         process.stdin.close()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -24,6 +24,7 @@ from kubeproxy.observe.state import UNWATCHED
 from kubeproxy.observe.text import clean, printable
 from kubeproxy.page import ROOT
 from kubeproxy.page.access import Content, refusal
+from kubeproxy.page.asking import UnansweredError
 from kubeproxy.page.document import SAFE, Document
 from kubeproxy.page.feed import MOST_PAGES, Feed
 from kubeproxy.page.rows import Row
@@ -37,10 +38,14 @@ _GZIP: Final = 31  # zlib's name for the gzip format with its largest window
 _EVENTS: Final[Headers] = (("Content-Type", "text/event-stream"), ("X-Content-Type-Options", "nosniff"))
 
 
+Ask = Callable[[Mapping[str, str]], Awaitable[bytes]]
+"""Answers as `kube-proxy why -o json` does. Raises UnansweredError."""
+
+
 def page_pages(
-    access: PageAccess, desk: Desk, places: Places, feed: Feed, row: Callable[[ServiceName], Row | None]
+    access: PageAccess, desk: Desk, places: Places, feed: Feed, row: Callable[[ServiceName], Row | None], ask: Ask
 ) -> dict[str, Handler]:
-    """Return the routes of the page, none when nobody may see it."""
+    """Return the routes of the page, none when nobody may see it; `ask` answers questions beside the proxy."""
     if not access.networks:
         return {}
     document = Document()
@@ -48,7 +53,7 @@ def page_pages(
         "facts": lambda _: _json(facts(desk)),
         "services": lambda request: _services(request, desk, feed, row),
         "service": lambda request: _service(request, desk, places),
-        "why": lambda request: _why(request, desk, places),
+        "why": lambda request: _why(request, desk, places, ask),
         "events": lambda request: _events(request, feed),
         "look": lambda request: _look(request, feed),
         "find": lambda request: _find(request, desk),
@@ -166,17 +171,23 @@ def _endpoints(found: Iterable[Objects], zones: Zones) -> Iterator[dict[str, Any
                     }
 
 
-def _why(request: Request, desk: Desk, places: Places) -> Response:
+def _why(request: Request, desk: Desk, places: Places, ask: Ask) -> Response:
     given = _parameters(request)
+    question = {"source": given.get("from", ""), "target": given.get("to", ""), "interface": given.get("interface", "")}
     try:
-        made = desk.why(given.get("from", ""), given.get("to", ""), given.get("interface", ""))
+        made = desk.why(**question)
     except QuestionError as error:
         return _refused(400, str(error))
 
     async def body() -> AsyncGenerator[bytes, None]:
-        why = await with_zones(made.why, places)
-        # What the kernel has is the command's business: reading it would hold the proxy up.
-        yield msgspec.json.encode({"why": fields(why), "kernel": [], "probes": []})
+        try:
+            yield await ask(question)
+        except UnansweredError as error:
+            why = await with_zones(made.why, places)
+            unseen = {"mark": "-", "text": f"what else decides on this node could not be looked at: {error}"}
+            answer = {"heading": why.heading, "answer": "unknown" if why.passes else "no"}
+            more = {"lines": [unseen], "fixes": why.fixes, "next": why.next, "why": fields(why)}
+            yield msgspec.json.encode(answer | more)
 
     return Response(200, JSON, body())
 

@@ -12,6 +12,7 @@ from kubeproxy.engine import Engine
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.observe.http import Handler
 from kubeproxy.observer import Audience
+from kubeproxy.page.asking import Asking
 from kubeproxy.page.beside import Beside
 from kubeproxy.page.feed import Feed
 from kubeproxy.page.news import News
@@ -45,7 +46,9 @@ class Whole:
             return Beside(options.config.active_mode, planner, options.control_socket, tell)
 
         self._feed = Feed(news, lambda: facts(desk), watched, beside)
-        self.handlers: Mapping[str, Handler] = page_pages(options.page, desk, places, self._feed, row)
+        self.handlers: Mapping[str, Handler] = page_pages(
+            options.page, desk, places, self._feed, row, Asking(options.control_socket).why
+        )
 
     async def close(self) -> None:
         """End all that runs for pages, and wait until it has ended."""

@@ -29,6 +29,11 @@ class Finding(Struct, frozen=True, kw_only=True):
     fix: str
 
     @property
+    def stops_connections(self) -> bool:
+        """Return whether this alone may stop a connection now, or send it where nobody is."""
+        return self.severity is Severity.BROKEN or self.about == "leftovers"
+
+    @property
     def is_wrong(self) -> bool:
         """Return whether something is wrong by this alone."""
         return self.severity is not Severity.NOTE

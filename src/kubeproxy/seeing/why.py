@@ -10,7 +10,9 @@ from kubeproxy.model.absence import Absent
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, destination_text, place_text, unpack
 from kubeproxy.model.answer import Answer, Outcome, Packet, Step, answer
 from kubeproxy.model.plan import FrontendKind, Globals, ServicePlan
+from kubeproxy.seeing.question import NODE
 from kubeproxy.seeing.subject import Subject
+from kubeproxy.seeing.whereabouts import Elsewhere, elsewhere
 
 
 class Target(Struct, frozen=True, rename="camel"):
@@ -37,7 +39,8 @@ class Missing(Struct, frozen=True, rename="camel"):
 
 
 class Why(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The answer to one question. Texts are for people; `outcome` is one of model.answer.Outcome's values.
+    """What this proxy decides about one connection. Texts are for people; `outcome` is one of model.answer.Outcome's
+    values. `elsewhere` says which other node decides instead, as the client is there.
 
     `service` is NAMESPACE/NAME and `port` the name of its port, '' when no Service has the address. `affinity` is in
     seconds. `fixes` are what would let the connection pass.
@@ -54,6 +57,37 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
     missing: tuple[Missing, ...] = ()
     affinity: int = 0
     fixes: tuple[str, ...] = ()
+    elsewhere: Elsewhere | None = None
+
+    @property
+    def passes(self) -> bool:
+        """Return whether the connection gets to an endpoint, or to the proxy, as far as this proxy decides."""
+        return self.outcome in {Outcome.FORWARDED.value, Outcome.HEALTH.value}
+
+    @property
+    def forwarded(self) -> bool:
+        """Return whether an endpoint is to get it: then others on the way may stop it."""
+        return self.outcome == Outcome.FORWARDED.value
+
+    @property
+    def heading(self) -> str:
+        """Return the answer in one line."""
+        asked = f"{self.source} -> {self.destination}"
+        seen = self.outcome if self.forwarded else f"{self.outcome}, the client sees {self.client_sees}"
+        if self.elsewhere is not None:
+            node = self.elsewhere.node or "another node"
+            return f"{asked}: decided on {node}, where the client is; here it would be: {seen}"
+        return f"{asked}: {'kube-proxy forwards it' if self.forwarded else seen}"
+
+    @property
+    def next(self) -> str:
+        """Return the command that shows what else decides about a connection that is forwarded, '' for others."""
+        if not self.forwarded or self.elsewhere is not None:
+            return ""
+        return f"kube-proxy trace {NODE if self.source == THIS_NODE else self.source} {self.destination}"
+
+
+THIS_NODE, _ITS_NODE = "this node", "the client's node"
 
 
 def fields(why: Why) -> dict[str, object]:
@@ -74,15 +108,18 @@ def explain(subject: Subject, packet: Packet) -> Explained:
     """Return what becomes of a packet here, and why."""
     here = {address for addresses in subject.local().values() for address in addresses}
     made = answer(subject.planner, packet, here, subject.mode.habits)
-    return Explained(_told(subject, packet, made), made.plan, subject.planner.world)
+    return Explained(_told(subject, packet, made, elsewhere(subject, packet)), made.plan, subject.planner.world)
 
 
-def _told(subject: Subject, packet: Packet, made: Answer) -> Why:
+def _told(subject: Subject, packet: Packet, made: Answer, there: Elsewhere | None) -> Why:
     plan = made.plan
+    source = unpack(packet.source) if packet.source is not None else THIS_NODE
+    destination = f"{place_text(packet.destination, packet.port)}/{PROTOCOL_NAMES[packet.protocol].lower()}"
+    where = f"ask on {there.node or _ITS_NODE}: `kube-proxy why {source} {destination}`" if there is not None else ""
     places = _places(subject, plan) if plan is not None else {}
     return Why(
-        source=unpack(packet.source) if packet.source is not None else "this node",
-        destination=f"{place_text(packet.destination, packet.port)}/{PROTOCOL_NAMES[packet.protocol].lower()}",
+        source=source,
+        destination=destination,
         outcome=made.outcome.value,
         client_sees=made.notice.value,
         service=f"{plan.key.namespace}/{plan.key.name}" if plan is not None else "",
@@ -94,7 +131,8 @@ def _told(subject: Subject, packet: Packet, made: Answer) -> Why:
         ),
         missing=tuple(_missing(one) for one in made.absent),
         affinity=made.affinity,
-        fixes=tuple(_fixes(packet, made)),
+        fixes=(where,) if where else tuple(_fixes(packet, made)),
+        elsewhere=there,
     )
 
 

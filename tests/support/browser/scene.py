@@ -157,7 +157,10 @@ class Scene:
                 "field": "spec.internalTrafficPolicy",
             },
         ]
+        heading = f"{'this node' if source == 'node' else source} -> {target}: "
         return {
+            "heading": heading + ("kube-proxy forwards it" if ends else "rejected, the client sees connection refused"),
+            "answer": "yes" if ends else "no",
             "why": {
                 "source": "this node" if source == "node" else source,
                 "destination": target,
@@ -170,12 +173,13 @@ class Scene:
                     for one in ends
                 ],
                 "missing": [],
-                "fixes": [] if ends else ["start an endpoint"],
+                "fixes": [],
             },
-            "kernel": [
+            "lines": [
                 {"mark": "ok", "text": f"{len(ends)} of {len(ends)} ready endpoints are in the kernel (read now)"}
             ],
-            "probes": [],
+            "fixes": [] if ends else ["start an endpoint"],
+            "next": f"kube-proxy trace {source} {target}" if ends else "",
         }
 
 

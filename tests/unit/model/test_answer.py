@@ -61,7 +61,7 @@ def test_the_way_of_a_connection_is_told_step_by_step():
         "ok the client is a pod: 10.244.7.7 is recognised by the pod network 10.244.0.0/16 []\n"
         "ok policy Cluster: 2 endpoints, all that are chosen from [spec.internalTrafficPolicy]"
     )
-    assert (made.outcome, made.notice, made.affinity) == (Outcome.FORWARDED, Notice.ANSWER, 0)
+    assert (made.outcome, made.notice, made.affinity) == (Outcome.FORWARDED, Notice.ENDPOINT, 0)
     assert [(c.destination, c.share, c.masqueraded) for c in made.choices] == [
         (dest("10.244.1.1:8080"), 0.5, False),
         (dest("10.244.2.1:8080"), 0.5, False),

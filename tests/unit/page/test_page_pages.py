@@ -29,10 +29,12 @@ from kubeproxy.observe.http import Request, routes
 from kubeproxy.observe.server import HttpServer
 from kubeproxy.page import PATHS
 from kubeproxy.page import feed as feed_module
+from kubeproxy.page.asking import UnansweredError
 from kubeproxy.page.document import page
 from kubeproxy.page.feed import MOST_PAGES, Feed
 from kubeproxy.page.pages import page_pages
 from kubeproxy.seeing.question import QuestionError
+from kubeproxy.seeing.why import Why
 from support.scripted import Server
 
 ACCESS = page_access(["127.0.0.0/8", "::1/128"], [])
@@ -65,6 +67,9 @@ class FakeDesk:
         return (name[1], address) == ("s3", bytes([10, 0, 0, 1]))
 
     def why(self, source, target, interface):
+        if source == "node":
+            why = Why(source="this node", destination=target, outcome="forwarded", client_sees="", fixes=("none",))
+            return SimpleNamespace(why=why)
         raise QuestionError(f"{source!r} is no \x1b IP address")
 
 
@@ -89,13 +94,19 @@ def row(name):
     return None if name[1] == "s7" else ("/".join(name), "programmed", 1, 1, "ClusterIP", "", [], 0.0)
 
 
+async def asked(question):
+    if question["target"] == "10.96.0.1:81":
+        raise UnansweredError("it takes too long")
+    return json.dumps({"asked": question}).encode()
+
+
 async def nowhere(service):
     return {}
 
 
 def served(access: PageAccess = ACCESS, places=None):
     feed = Feed(FakeNews(), lambda: {"node": "node-a"}, lambda _: None, FakeLooks)
-    return routes(page_pages(access, FakeDesk(), places or Places(nowhere), feed, row)), feed
+    return routes(page_pages(access, FakeDesk(), places or Places(nowhere), feed, row, asked)), feed
 
 
 def ask(path, method="GET", access=ACCESS, places=None, **more):
@@ -160,6 +171,9 @@ def test_the_policy_lets_run_what_is_in_the_page_alone():
         ("/ui/api/service?name=s5", {}, 200, '"address":"10.0.0.1","port":null,"protocol":null,"slice":"s1-x"'),
         ("/ui/api/service?name=default/none", {}, 404, "no Service default/none that is watched"),
         ("/ui/api/service", {}, 404, "no Service"),
+        ("/ui/api/why?from=node&to=10.96.0.1:80", {}, 200, '"asked": {"source": "node", "target": "10.96.0.1:80", '),
+        ("/ui/api/why?from=node&to=10.96.0.1:81", {}, 200, 'could not be looked at: it takes too long"}]'),
+        ("/ui/api/why?from=node&to=10.96.0.1:81", {}, 200, 'kube-proxy forwards it","answer":"unknown"'),
         ("/ui/api/why?from=x&to=y", {}, 400, "'x' is no \\x1b IP address"),
         ("/ui/api/nothing", {}, 404, "not found"),
     ],
@@ -178,7 +192,7 @@ def test_answers(path, more, status, text):
 
 def test_the_paths_are_those_that_load_it():
     _, feed = served()
-    assert page_pages(ACCESS, FakeDesk(), Places(nowhere), feed, row).keys() == set(PATHS)
+    assert page_pages(ACCESS, FakeDesk(), Places(nowhere), feed, row, asked).keys() == set(PATHS)
 
 
 def test_the_redirect_is_relative():

@@ -34,7 +34,9 @@ _RENEWALS: Final = {
 
 def reached(reach: Reach) -> Iterator[Finding]:
     """Look whether the server answers, and whether changes of every resource arrive."""
-    effect = "traffic flows on what was known last; changes of Services and endpoints do not get here"
+    age = max((one.stale for one in reach.watched if one.synced), default=0.0)
+    known = f"{duration(age)} ago" if age > QUIET else "last"
+    effect = f"traffic flows on what was known {known}; changes of Services and endpoints do not get here"
     if reach.trouble:
         yield Finding(
             severity=Severity.BROKEN,
@@ -64,6 +66,12 @@ def reached(reach: Reach) -> Iterator[Finding]:
             why=effect,
             fix=_fix(one.trouble) or "look at the API server's health and log",
         )
+
+
+def outdated(reach: Reach) -> Iterator[Finding]:
+    """Look whether what is known may be old by now; a short while without the server changes no answer."""
+    if any(one.stale > QUIET or not one.synced for one in reach.watched):
+        yield from reached(reach)
 
 
 def _gravity(one: Watched) -> tuple[bool, float]:

@@ -1,0 +1,76 @@
+"""What `why` makes of all that it has seen: lines, fixes, and the exit code."""
+
+from __future__ import annotations
+
+import pytest
+
+from kubeproxy.api.source import Reach, Watched
+from kubeproxy.backends.mode import FlowsEnd, Trace
+from kubeproxy.commands.checkup import Report
+from kubeproxy.commands.present import Line
+from kubeproxy.commands.probe import Probe
+from kubeproxy.commands.why import Told
+from kubeproxy.kernel.firewalls import Filter
+from kubeproxy.model.addresses import Family
+from kubeproxy.seeing.checks import contact, settings, strangers
+from kubeproxy.seeing.whereabouts import Elsewhere
+from kubeproxy.seeing.why import Why
+
+
+def why(outcome="forwarded", elsewhere=None):
+    return Why(source="10.0.0.1", destination="10.96.0.1:80/tcp", outcome=outcome, client_sees="", elsewhere=elsewhere)
+
+
+def gone(seconds):
+    watched = Watched(resource="services", synced=True, connected=False, stale=seconds)
+    return contact.outdated(Reach(server="https://h", trouble="h: refused", watched=(watched,), certificates={}))
+
+
+def firewall(*, drops_all):
+    return strangers.firewalls(
+        [Filter("table inet fw", "inet", "guard", "forward", drops_all, False, 1)], FlowsEnd.ENDPOINTS, False
+    )
+
+
+FORWARDING = settings.forwarding([settings.Setting("net/ipv4/ip_forward", 1, 0)], FlowsEnd.ENDPOINTS)
+STALE = strangers.left_over([Trace("40 chains KUBE-... of iptables-nft", Family.IPV4)], "nftables")
+
+
+@pytest.mark.parametrize(
+    ("findings", "status", "line"),
+    [
+        ((), 0, None),
+        (FORWARDING, 1, "net.ipv4.ip_forward is 0: connections of pods"),
+        (STALE, 1, "left by another kube-proxy: 40 chains KUBE-... of iptables-nft: connections may still be sent"),
+        (firewall(drops_all=True), 1, "table inet fw, chain guard: drops all new connections at the hook forward"),
+        (firewall(drops_all=False), 0, "table inet fw may drop packets too: guard at forward: "),
+        (settings.tracked(99, 100), 1, "connection tracking is 99% full: 99 of 100: when it is full"),
+        (settings.tracked(85, 100), 0, "connection tracking is 85% full"),
+        (gone(480), 1, "the API server cannot be reached at h: refused: traffic flows on what was known 8 minutes ago"),
+        (gone(30), 0, None),
+    ],
+)
+def test_what_else_decides_on_the_node_is_told_and_counts(findings, status, line):
+    told = Told(why(), around=Report(list(findings), []))
+    lines = [one.text for one in told.lines]
+    assert [one.startswith(line or "") for one in lines] == [True] * (line is not None)
+    assert told.status == status
+    assert bool(told.fixes) == bool(status)
+    assert told.heading.endswith("kube-proxy forwards it" + ", but not all is well (x)" * bool(status))
+    assert told.fields()["answer"] == ("no" if status else "yes")
+
+
+@pytest.mark.parametrize(
+    ("told", "status"),
+    [
+        (Told(why("dropped")), 1),
+        (Told(why("answered by the proxy")), 0),
+        (Told(why(), held=(Line("x", "missing"),)), 1),
+        (Told(why(), probes=(Probe("10.0.0.2:80", "TCP", 0.1), Probe("10.0.0.3:80", "TCP", 0.1, "refused", True))), 1),
+        (Told(why(), around=Report([], ["rules: no right"])), 0),
+        (Told(why(elsewhere=Elsewhere("node-b", "it is", "nodeName"))), 2),
+        (Told(why("dropped", Elsewhere("", "it is", "spec.podCIDRs"))), 2),
+    ],
+)
+def test_the_exit_code(told, status):
+    assert told.status == status
