@@ -8,6 +8,7 @@ import stat
 import pytest
 
 from kubeproxy.commands.completion import names
+from lab.probes import Answer
 from support.live import Live
 from support.modes import modes
 
@@ -21,10 +22,7 @@ async def test_who_is_let_in_is_told_with_its_endpoints(live: Live) -> None:
     status, text = await live.ask("why", live.ips["pod"]["IPv4"], f"{address}:{port}")
     assert status == 0, text
     assert f"{address}:80/tcp: kube-proxy forwards it" in text
-    assert (
-        f"Next: which rules of this node its packets meet, whosever they are: kube-proxy trace {live.ips['pod']['IPv4']} {address}:80/tcp"
-        in text
-    )
+    assert f"whosever they are: kube-proxy trace {live.ips['pod']['IPv4']} {address}:80/tcp\n" in text
     assert "is the cluster IP of default/open, port tcp (spec.clusterIPs)" in text
     assert f"50.0% to {live.ips['a1']['IPv4']}:3000 on node-a" in text
     assert "ok TCP from this node:" in text
@@ -67,6 +65,26 @@ async def test_what_stops_a_connection_beside_the_proxy_is_told(live: Live) -> N
         return "" if status == 0 else text
 
     await live.eventually(fine)
+
+
+async def test_a_client_with_affinity_is_shown_its_endpoint(live: Live) -> None:
+    live.service("kept", "a1 a2 b1", sessionAffinity="ClientIP")
+    front = live.front("kept")
+    await live.programmed(front, "a1 a2 b1")
+    asked = ("why", live.ips["pod"]["IPv4"], f"{front.address}:80")
+    status, text = await live.ask(*asked)
+    assert (status, text.count("  -  33.3% to ")) == (0, 3), text
+    (answer,) = await live.cluster.probes("pod", "tcp", *front, 1)
+    assert isinstance(answer, Answer)
+    place = f"{live.ips[answer.pod]['IPv4']}:3000"
+    status, text = await live.ask(*asked)
+    assert status == 0, text
+    if live.mode.name == "nftables":
+        assert [line.split(" on ")[0] for line in text.splitlines() if "% to" in line] == [f"  -  100.0% to {place}"]
+        assert f"ok session affinity keeps this client at {place} (read now)" in text
+        assert text.count(":3000") == 3  # in the probe, too
+    else:
+        assert "a client that session affinity keeps at one of these endpoints gets that one alone" in text
 
 
 async def test_who_is_on_another_node_is_sent_there(live: Live) -> None:

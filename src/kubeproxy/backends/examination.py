@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, place_text
 from kubeproxy.model.plan import ServiceName, ServicePlan
@@ -54,6 +54,16 @@ class Examiner(Protocol):
 
     def close(self) -> None:
         """Let go of the kernel."""
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """An examiner of a mode whose kernel tells which clients stay with which endpoint."""
+
+    def remembered(self, plan: ServicePlan, client: bytes) -> Iterator[bytes]:
+        """Yield the endpoints (packed address and port) that a client with this packed address is kept at, one for
+        each pool of the service port in which it has one.
+        """
 
 
 def front_text(address: bytes, protocol: int, port: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from kubeproxy import modes
-from kubeproxy.backends.examination import Finding, Kind
+from kubeproxy.backends.examination import Finding, Kind, Remembering
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.commands import output
 from kubeproxy.commands.findings import REPAIR, text
@@ -16,6 +16,7 @@ from kubeproxy.commands.looks import look as look_at
 from kubeproxy.commands.source import Source
 from kubeproxy.control.wire import Facts
 from kubeproxy.errors import ApplyError, Unsupported
+from kubeproxy.model.addresses import destination_text, pack
 from kubeproxy.seeing.why import Explained, Why
 
 _SHOWN = 10
@@ -40,6 +41,32 @@ def look(asked: Source, explained: Explained) -> tuple[Line, ...]:
     if seen.on_their_way or seen.restless:
         return (Line(output.NOTE, f"a change of {key.namespace}/{key.name} is on its way into the kernel"),)
     return tuple(_lines(explained.why, facts, seen.findings))
+
+
+def remembered(asked: Source, explained: Explained) -> str | None:
+    """Return the endpoint at which session affinity keeps the client of an answer, '' where it has none yet, and None
+    where there is no affinity, or nobody can tell. Raises KubeProxyError.
+    """
+    plan, client = explained.plan, pack(explained.why.source)
+    if plan is None or not explained.why.affinity or client is None:
+        return None
+    try:
+        with examiners(asked.facts(), [plan.key.family]) as kernel:
+            telling = [each for each in kernel if isinstance(each, Remembering)]
+            found = {destination_text(one) for each in telling for one in each.remembered(plan, client)}
+    except (ApplyError, Unsupported):
+        return None
+    return next((one.address for one in explained.why.endpoints if one.address in found), "") if telling else None
+
+
+def affinity(why: Why, kept: str | None) -> Iterator[Line]:
+    """Say where session affinity keeps a client, as `remembered` returned it."""
+    if kept:
+        yield Line(output.OK, f"session affinity keeps this client at {kept} (read now)")
+    elif kept is not None:
+        yield Line(output.NOTE, "session affinity keeps this client at no endpoint yet (read now)")
+    elif why.forwarded and why.affinity:
+        yield Line(output.NOTE, "a client that session affinity keeps at one of these endpoints gets that one alone")
 
 
 def fixes(lines: Sequence[Line]) -> Iterator[str]:

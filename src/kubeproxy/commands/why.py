@@ -125,11 +125,15 @@ def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) 
     why, plan = explained.why, explained.plan
     if why.elsewhere is not None or plan is None:
         return Told(why)
+    kept = present.remembered(asked, explained) if asked.running else None
+    if kept:
+        why = replace(why, endpoints=tuple(replace(one, share=1.0) for one in why.endpoints if one.address == kept))
     probes = probe.all_of(why.endpoints, plan.key.protocol) if plan.key.protocol in probed else ()
+    held = tuple(present.affinity(why, kept))
     if not asked.running:
-        return Told(why, probes=probes)
+        return Told(why, held, probes=probes)
     around = look_at_way(_way(asked, why, plan.key.family)) if why.forwarded else Report([], [])
-    return Told(why, present.look(asked, explained), around, probes)
+    return Told(why, (*held, *present.look(asked, explained)), around, probes)
 
 
 def _way(asked: Source, why: Why, family: Family) -> Node:

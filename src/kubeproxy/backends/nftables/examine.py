@@ -18,10 +18,12 @@ from kubeproxy.backends.nftables.layout import (
     ENDPOINT_MAPS,
     NUMBER_MAPS,
     POOL_MAPS,
+    POOLS_OF,
     SHARED,
     TRANSPORTS,
     Layout,
     SetId,
+    client_set,
     service_key,
     slot_bytes,
 )
@@ -168,6 +170,21 @@ class NftablesExaminer:
             after = count + min(max(count, least), most)
             for slot in slot_bytes(after)[count:after]:
                 yield set_id, key + slot
+
+    def remembered(self, plan: ServicePlan, client: bytes) -> Iterator[bytes]:
+        """See Remembering. Of the sets of a pool the first one that has the client is it."""
+        sets, asked = self._view.sets(), set()
+        for set_id, key, pool in _Wanted(self.family, [plan], Numbers()).pools:
+            number = self._view.lookup(POOLS_OF[SetId(set_id)], [key]).get(key)
+            if number is None or number in asked:
+                continue
+            asked.add(number)
+            keys = [key + slot for slot in slot_bytes(len(pool))[: len(pool)]]
+            there = self._view.lookup(set_id, keys)
+            for name, slot in zip(map(client_set, range(len(pool))), keys, strict=True):
+                if slot in there and name in sets and self._view.lookup(name, [client + number]):
+                    yield there[slot][: -len(_PAD)]
+                    break
 
     # -- everything -------------------------------------------------------------------------------------------------
 

@@ -115,6 +115,7 @@ POOL_MAPS: Final = (
     SetId.LOCAL_NODEPORT_AFFINITY_POOLS,
 )
 """By endpoint map, as VERDICT_MAPS."""
+POOLS_OF: Final = dict(zip(ENDPOINT_MAPS, POOL_MAPS, strict=True))
 
 NUMBER_MAPS: Final = (*POOL_MAPS, SetId.FIREWALL_LISTS)
 """Maps to numbers that are written as addresses."""

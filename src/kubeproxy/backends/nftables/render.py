@@ -14,7 +14,7 @@ from kubeproxy.backends.elements import Delta, Elements, difference
 from kubeproxy.backends.nftables.layout import (
     ENDPOINT_MAPS,
     HASHED,
-    POOL_MAPS,
+    POOLS_OF,
     VERDICT_MAPS,
     ChainName,
     SetId,
@@ -262,7 +262,7 @@ def _forward(item: Placed, key: bytes, way: Way, recipient: Recipient) -> None:
         recipient.pool(endpoint_map, key, members)
         if affinity:
             number = pool_number(item.number, policy, plan.key.family)
-            recipient.entry(_POOL_MAPS[endpoint_map], key, number)
+            recipient.entry(POOLS_OF[endpoint_map], key, number)
             chain = affinity_chain(nodeport, treatment, len(members), affinity)
             recipient.entry(_AFFINITY_MAPS[endpoint_map], key, chain)
         else:
@@ -328,7 +328,6 @@ _CLASS_MAPS: dict[tuple[bool, str], SetId] = {
     (True, "policy-local"): SetId.POLICY_LOCAL_NODEPORTS,
 }
 _AFFINITY_MAPS = dict(zip(ENDPOINT_MAPS, VERDICT_MAPS, strict=True))
-_POOL_MAPS = dict(zip(ENDPOINT_MAPS, POOL_MAPS, strict=True))
 
 
 @lru_cache(maxsize=256)

@@ -19,7 +19,7 @@ from kubeproxy.backends.nftables.layout import (
     ENDPOINT_MAPS,
     EXACT,
     HASHED,
-    POOL_MAPS,
+    POOLS_OF,
     SCRATCH,
     TABLE,
     TRANSPORTS,
@@ -399,7 +399,7 @@ class Ruleset:
         Clients are kept by the pool, whichever frontend they used. Its number has to be part of the key, and nft can
         put a value from a map into the packet only: into the destination, which the affinity chains restore.
         """
-        numbers = _POOLS[name.endpoint_map]
+        numbers = POOLS_OF[name.endpoint_map]
         targets = _leads_to(name)
         to_number = f"{self.layout.ip} daddr set {self._key(name.nodeport)} map @{numbers}"
         rules = [f"{self._client_key} @{client_set(slot)} goto {target}" for slot, target in enumerate(targets)]
@@ -433,8 +433,6 @@ _PICKS: Final = {
 
 PUT_BACK: Final = "put-port-back"
 """The chain that ends what _carry began."""
-
-_POOLS: Final = dict(zip(ENDPOINT_MAPS, POOL_MAPS, strict=True))
 
 
 def _carry(key: str, class_map: SetId) -> str:

@@ -15,7 +15,7 @@ from kubeproxy.backends.table_view import ChainView
 from kubeproxy.errors import Unsupported
 from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
 from kubeproxy.model.compile import compile_service
-from support.cluster_objects import endpoint, parsed, service
+from support.cluster_objects import address, dest, endpoint, parsed, service
 from support.nftables_disturbances import DISTURBANCES, disturbed
 from support.nftables_ground import FakeGround, resync, sync
 from support.nftables_plans import EVERYTHING, V4, WORLD, cluster, plans_of, sticky
@@ -86,6 +86,20 @@ def test_what_is_as_planned_shows_nothing(ground):
     fewer = plans_of("a", 1, 2)
     sync(backend, (A, fewer[:1]))
     assert everything(ground, plans | {A: fewer[:1]}) == []
+
+
+def test_a_client_with_affinity_is_found_at_its_endpoint(ground):
+    plans = sticky("a", 1, 3, external_ips=["203.0.113.1"])
+    backend = ground.start()
+    resync(backend, {("default", "other"): sticky("other", 2, 3), A: plans})
+    (number,) = {element.split(" : ")[1] for element in ground.elements("session-pools") if "10.96.0.1 " in element}
+    ground.disturb(f"add element ip kube-proxy clients-1 {{ 172.16.0.1 . {number} timeout 30s expires 20s }}")
+    (endpoint_,) = [
+        e.split(" : ")[1] for e in ground.elements("endpoints") if e.startswith("10.96.0.1 . tcp . 80 . 1 ")
+    ]
+    with closing(examiner(ground)) as made:
+        found = {client: [*made.remembered(plans[0], address(client))] for client in ("172.16.0.1", "172.16.0.2")}
+    assert found == {"172.16.0.1": [dest(endpoint_.replace(" . ", ":"))], "172.16.0.2": []}
 
 
 @pytest.mark.parametrize("case", DISTURBANCES)
