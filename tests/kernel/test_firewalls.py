@@ -10,6 +10,7 @@ from kubeproxy.backends import leftovers
 from kubeproxy.backends.mode import Sight
 from kubeproxy.kernel import firewalls
 from kubeproxy.kernel.routes import way_out
+from kubeproxy.kernel.rule_walk import Aim
 from kubeproxy.model.addresses import Family
 from support.iptables_cases import go_rules
 from support.own_network import own_network
@@ -62,6 +63,81 @@ def read(text: str) -> firewalls.Filter:
 def test_what_a_chain_lets_pass(policy, rules, more, closes, accepts, drops):
     one = read(BASE.format(hook="forward", policy=policy, rules=rules, more=more))
     assert one == firewalls.Filter("table inet t", "inet", "c", "forward", closes, accepts, drops)
+
+
+ENDPOINT = Aim(bytes([10, 0, 0, 1]), bytes([10, 244, 1, 10]), 6, 3000)
+ENDPOINT6 = Aim(bytes(16), bytes([0xFD, *[0] * 14, 1]), 6, 3000)
+
+
+@pytest.mark.parametrize(
+    ("drops", "rules", "more"),
+    [
+        (True, "ip daddr 10.244.1.10 drop;", ""),
+        (True, "ip daddr 10.244.0.0/16 counter log drop;", ""),
+        (True, "ip daddr 10.244.1.8/29 drop;", ""),
+        (True, "ip saddr 10.0.0.0/8 tcp dport 3000 reject;", ""),
+        (True, "ct state established,related accept; ip daddr 10.244.1.10 tcp dport != 80 drop;", ""),
+        (True, "meta mark 7 drop; jump inner; accept;", "chain inner { udp dport 53 return; ip protocol tcp drop; }"),
+        (True, "goto inner; accept;", "chain inner { meta nfproto ipv6 accept; tcp dport 3000 reject; }"),
+        (False, "ip daddr 10.244.1.11 drop;", ""),
+        (False, "ip daddr 10.244.1.10 udp dport 3000 drop;", ""),
+        (False, "ip daddr 10.244.1.10 accept; drop;", ""),
+        (False, "ip6 daddr fd00::1 drop;", ""),
+        (False, "ct state established drop;", ""),
+        (False, "jump inner; accept;", "chain inner { return; drop; }"),
+        # Nobody is sure: what else decides is not known here.
+        (False, "ct status dnat accept; drop;", ""),
+        (False, "iifname eth0 accept; ip daddr 10.244.1.10 drop;", ""),
+        (False, "ip daddr 10.244.1.10 limit rate 1/second drop;", ""),
+        (False, "ip daddr { 10.244.1.10, 10.244.1.12 } drop;", ""),
+        (False, "tcp dport vmap { 3000 : drop };", ""),
+        (False, "meta mark 7 jump inner; drop;", "chain inner { accept; }"),
+    ],
+)
+def test_what_a_chain_surely_drops(drops, rules, more):
+    with own_network():
+        text = BASE.format(hook="forward", policy="accept", rules=rules.removesuffix(";"), more=more)
+        subprocess.run(["nft", "-f", "-"], input=text, text=True, check=True)
+        found = firewalls.dropped(firewalls.chains(), frozenset(), [ENDPOINT])
+        assert firewalls.dropped(firewalls.chains(), frozenset({"t"}), [ENDPOINT]) == []
+    assert found == [firewalls.Drop("table inet t", "c", "forward", *ENDPOINT[1:4:2])] * drops
+
+
+@pytest.mark.parametrize(
+    ("hook", "priority", "policy", "drops"),
+    [
+        ("forward", 0, "drop", True),
+        ("output", 0, "drop", True),
+        ("output", -150, "drop", False),  # there packets still go to the Service's address
+        ("input", 0, "drop", False),
+        ("forward", 0, "accept", False),
+    ],
+)
+def test_where_a_policy_drops_what_was_translated(hook, priority, policy, drops):
+    chain = f"chain c {{ type filter hook {hook} priority {priority}; policy {policy}; }}\n"
+    with own_network():
+        subprocess.run(["nft", "-f", "-"], input=f"table ip6 t {{\n{chain}}}\n", text=True, check=True)
+        found = firewalls.dropped(firewalls.chains(), frozenset(), [ENDPOINT, ENDPOINT6])
+    assert [(one.where, one.destination) for one in found] == [("table ip6 t", ENDPOINT6.destination)] * drops
+
+
+@pytest.mark.parametrize(
+    ("drops", "rules"),
+    [
+        (True, ["-A FORWARD -d 10.244.1.0/24 -j DROP"]),
+        (True, ["-A FORWARD -m comment --comment x -d 10.244.1.10 -j REJECT"]),
+        (True, ["-N INNER", "-A FORWARD -j INNER", "-A INNER -s 10.0.0.1 -p tcp -j DROP"]),
+        (True, ["-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", "-A FORWARD -j DROP"]),
+        (False, ["-A FORWARD -d 10.244.2.0/24 -j DROP"]),
+        (False, ["-A FORWARD -m conntrack --ctstate NEW -j ACCEPT", "-A FORWARD -j DROP"]),
+    ],
+)
+def test_what_rules_of_iptables_surely_drop(drops, rules):
+    with own_network():
+        for rule in rules:
+            subprocess.run(["iptables-nft", *rule.split()], check=True)
+        found = firewalls.dropped(firewalls.chains(), frozenset(), [ENDPOINT])
+    assert found == [firewalls.Drop("table ip filter", "FORWARD", "forward", *ENDPOINT[1:4:2])] * drops
 
 
 @pytest.mark.parametrize("hook", firewalls.HOOKS)

@@ -53,6 +53,21 @@ async def test_what_stops_a_connection_beside_the_proxy_is_told(live: Live) -> N
         await live.eventually(lambda: stopped("x  table inet strict, chain forward: drops all new connections"))
     finally:
         await live.nft("delete table inet strict")
+    await live.nft("add table inet guard")
+    await live.nft("add chain inet guard guard { type filter hook forward priority 0; }")
+    await live.nft("add chain inet guard mine { type filter hook output priority 0; }")
+    try:
+        await live.nft(f"add rule inet guard guard ip daddr {live.ips['b1']['IPv4']} drop")
+        drops = f"drops what goes to {live.ips['b1']['IPv4']}:3000 at the hook"
+        await live.eventually(lambda: stopped(f"x  table inet guard, chain guard: {drops} forward"))
+        assert (await live.ask("why", "node", "default/stopped:80"))[0] == 0
+        _, text = await live.ask(*asked)
+        assert "may drop packets too" not in text
+        await live.nft(f"add rule inet guard mine ip daddr {live.ips['b1']['IPv4']} drop")
+        status, text = await live.ask("why", "node", "default/stopped:80")
+        assert (status, f"chain mine: {drops} output" in text) == (1, True), text
+    finally:
+        await live.nft("delete table inet guard")
     await live.run("iptables-nft", "-t", "nat", "-N", "KUBE-SVC-AAAAAAAAAAAAAAAA")
     try:
         left = "x  left by another kube-proxy: 1 chains KUBE-... of iptables-nft"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from kubeproxy.kernel.listening import listening
 from kubeproxy.kernel.nft_chains import HOOKS
 from kubeproxy.kernel.port_holder import holder
 from kubeproxy.kernel.routes import way_out
+from kubeproxy.kernel.rule_walk import Aim
 from kubeproxy.kernel.sysctl import NF_CONNTRACK_MAX, read_sysctl
 from kubeproxy.model.addresses import Family, family_of, pack, unpack
 from kubeproxy.model.plan import FamilyGlobals
@@ -50,8 +51,8 @@ class Node(Struct, frozen=True):
     """Whom to look at: the proxy's facts, None if none answers, and its number in our view, 0 for none.
 
     `mode` and `config` are the running ones, or those that are meant to run; `node_ports` says whether
-    any Service has a NodePort. What concerns one connection alone has a `family`, None for all of them, and passes some
-    of the `hooks` of netfilter.
+    any Service has a NodePort. What concerns one connection alone has a `family`, None for all of them, passes some of
+    the `hooks` of netfilter, and has its packets as they go on to endpoints (`aims`).
     """
 
     facts: Facts | None
@@ -61,6 +62,7 @@ class Node(Struct, frozen=True):
     node_ports: bool = False
     family: Family | None = None
     hooks: Collection[str] = HOOKS
+    aims: Sequence[Aim] = ()
 
     @property
     def families(self) -> tuple[Family, ...]:
@@ -265,6 +267,13 @@ def _rules(node: Node, sight: Sight) -> Iterator[Finding]:
     filters = [
         one for one in filters if one.hook in node.hooks and node.concerns(firewalls.IP_FAMILIES.get(one.family))
     ]
+    # Of one chain there is one finding: that it drops everything, that it drops this connection, or that it might.
+    closed = {(one.where, one.chain) for one in filters if one.closes and not one.accepts}
+    passed = [chain for chain in sight.nf_tables if chain.hook in node.hooks]
+    drops = [one for one in firewalls.dropped(passed, ours, node.aims) if (one.where, one.chain) not in closed]
+    yield from strangers.dropping(drops)
+    sure = {(one.where, one.chain) for one in drops}
+    filters = [one for one in filters if (one.where, one.chain) not in sure]
     yield from strangers.firewalls(filters, node.mode.flows_end, bool(node.mode.interface))
 
 

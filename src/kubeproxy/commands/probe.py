@@ -91,7 +91,7 @@ def _tcp(address: str) -> Probe:
     try:
         with _socket(address, socket.SOCK_STREAM) as sock:
             sock.settimeout(PATIENCE)
-            sock.connect(_place(address))
+            sock.connect(place(address))
     except OSError as error:
         return _failed(address, "TCP", began, error)
     return Probe(address, "TCP", time.monotonic() - began)
@@ -103,7 +103,7 @@ def _udp(address: str) -> Probe:
     try:
         with _socket(address, socket.SOCK_DGRAM) as sock:
             sock.settimeout(_UDP_PATIENCE)
-            sock.connect(_place(address))
+            sock.connect(place(address))
             sock.send(b"")
             sock.recv(1)
     except TimeoutError:
@@ -117,7 +117,8 @@ def _socket(address: str, kind: int) -> socket.socket:
     return socket.socket(socket.AF_INET6 if address.startswith("[") else socket.AF_INET, kind | socket.SOCK_CLOEXEC)
 
 
-def _place(address: str) -> tuple[str, int]:
+def place(address: str) -> tuple[str, int]:
+    """Return address and port of an endpoint, as its text has them."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 

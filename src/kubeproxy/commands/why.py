@@ -24,7 +24,9 @@ from kubeproxy.commands import NO, UNKNOWN, YES, doctor, output, present, probe
 from kubeproxy.commands.checkup import Node, Report, look_at_way
 from kubeproxy.commands.source import Source, source
 from kubeproxy.kernel.nft_chains import HOOKS
-from kubeproxy.model.addresses import PROTOCOLS, Family, pack
+from kubeproxy.kernel.rule_walk import Aim
+from kubeproxy.model.addresses import PROTOCOLS, pack
+from kubeproxy.model.plan import ServicePortKey
 from kubeproxy.seeing.question import addressed
 from kubeproxy.seeing.why import THIS_NODE, Explained, Missing, Target, Why, fields
 
@@ -132,19 +134,24 @@ def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) 
     held = tuple(present.affinity(why, kept))
     if not asked.running:
         return Told(why, held, probes=probes)
-    around = look_at_way(_way(asked, why, plan.key.family)) if why.forwarded else Report([], [])
+    around = look_at_way(_way(asked, why, plan.key)) if why.forwarded else Report([], [])
     return Told(why, (*held, *present.look(asked, explained)), around, probes)
 
 
-def _way(asked: Source, why: Why, family: Family) -> Node:
-    """Return what is to be looked at for a connection: what begins or ends on the node is not forwarded by it."""
-    node = doctor.of_proxy(asked)
+def _way(asked: Source, why: Why, key: ServicePortKey) -> Node:
+    """Return what is to be looked at for a connection: what begins or ends on the node is not forwarded by it.
+
+    Where connections end at the proxy, its own ones to the endpoints begin here.
+    """
+    node, family = doctor.of_proxy(asked), key.family
     local = host.packed_local_addresses((family,), modes.interfaces())[family]
-    ends = [pack(one.address.rpartition(":")[0].strip("[]")) for one in why.endpoints]
-    begins_here = why.source == THIS_NODE or pack(why.source) in local
-    ends_here = node.mode.flows_end is FlowsEnd.PROXY or all(end in local for end in ends)
-    crosses = not begins_here and not ends_here
-    return replace(node, family=family, hooks=HOOKS if crosses else frozenset(HOOKS) - {"forward"})
+    client = pack(why.source) if why.source != THIS_NODE and node.mode.flows_end is FlowsEnd.ENDPOINTS else None
+    ends = [(pack(where), port) for where, port in (probe.place(one.address) for one in why.endpoints[: probe.MOST])]
+    begins_here = client is None or client in local
+    crosses = not begins_here and any(address not in local for address, _ in ends)
+    aims = [Aim(client, address, key.protocol, port) for address, port in ends if address is not None]
+    hooks = frozenset(HOOKS) - {"output" if crosses else "forward"}
+    return replace(node, family=family, hooks=hooks, aims=aims if begins_here or crosses else ())
 
 
 def _trace(given: argparse.Namespace, asked: Source, why: Why, *, people: bool) -> Traced:

@@ -10,22 +10,23 @@ import re
 import struct
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from kubeproxy.kernel import nfnetlink, nft_chains, nfta, xtables
 from kubeproxy.kernel.netlink import Netlink, attributes
 from kubeproxy.kernel.nft_chains import HOOKS, TABLE_FAMILIES
-from kubeproxy.model.addresses import Family
+from kubeproxy.kernel.rule_walk import NEW, Aim, Fate, fate, is_established
+from kubeproxy.model.addresses import Family, family_of
 
 _FAMILIES: Final = {word: number for number, word in TABLE_FAMILIES.items() if word in {"inet", "ip", "ip6"}}
 _MOST_RULES: Final = 2000
 """Rules that are read of one base chain and those that it leads to; a firewall's are tens."""
+_TRANSLATED: Final = -100
 _DROP, _ACCEPT = struct.pack("!I", 0), struct.pack("!I", 1)
 _CT_STATE: Final = bytes(4)
-_NEW: Final = 8  # NF_CT_STATE_BIT(IP_CT_NEW)
-_STATES: Final = struct.Struct("=146xH2xH")  # match_flags, of which 1 is for the state, and state_mask
 _VERDICTS: Final = frozenset({"immediate", "reject", "target", "queue"})
 _SILENT: Final = _VERDICTS | {"counter", "log", "limit"}
 """Expressions that choose no packets, or that are the verdict."""
@@ -37,13 +38,14 @@ _COMMANDS: Final = {"ip": "iptables-legacy", "ip6": "ip6tables-legacy"}
 
 
 class Chain(NamedTuple):
-    """A chain: its family (inet, ip, ip6), table and name; hook and policy ('accept', 'drop') if it filters."""
+    """A chain: family (inet, ip, ip6), table and name; of one that filters hook, policy (accept, drop), priority."""
 
     family: str
     table: str
     name: str
     hook: str = ""
     policy: str = ""
+    priority: int = 0
 
 
 class Filter(NamedTuple):
@@ -85,7 +87,7 @@ def _chain(one: nft_chains.Chain) -> Chain:
     if one.base is None or one.kind != "filter":
         return Chain(family, one.table, one.name)
     hook = HOOKS[one.base.hook] if one.base.hook < len(HOOKS) else ""
-    return Chain(family, one.table, one.name, hook, "drop" if one.drops else "accept")
+    return Chain(family, one.table, one.name, hook, "drop" if one.drops else "accept", one.base.priority)
 
 
 def filters(known: Iterable[Chain], without: frozenset[str]) -> list[Filter]:
@@ -97,6 +99,38 @@ def filters(known: Iterable[Chain], without: frozenset[str]) -> list[Filter]:
                 rules = _Reader(chain, link)
                 found.append(_judged(f"table {chain.family} {chain.table}", chain, rules))
     return found
+
+
+class Drop(NamedTuple):
+    """A chain that drops what begins a connection, with its hook, and the destination."""
+
+    where: str
+    chain: str
+    hook: str
+    destination: bytes
+    port: int
+
+
+def dropped(known: Iterable[Chain], without: frozenset[str], aims: Sequence[Aim]) -> list[Drop]:
+    """Return which chains surely drop packets on their way to where these were translated to. Raises NetlinkError."""
+    found = []
+    with Netlink.open(nfnetlink.NETLINK_NETFILTER) as link:
+        for chain in known if aims else ():
+            # What leaves the node goes where it is translated to only after that: the priority is NF_IP_PRI_NAT_DST.
+            late = chain.hook == "forward" or (chain.hook == "output" and chain.priority > _TRANSLATED)
+            if not late or chain.table in without:
+                continue
+            rules = cache(partial(_raw_rules, chain, link))
+            for aim in aims:
+                ours = IP_FAMILIES.get(chain.family) in {None, family_of(aim.destination)}
+                if ours and fate(chain.name, chain.policy, rules, aim) is Fate.DROPPED:
+                    where = f"table {chain.family} {chain.table}"
+                    found.append(Drop(where, chain.name, chain.hook, aim.destination, aim.port))
+    return found
+
+
+def _raw_rules(chain: Chain, link: Netlink, name: str) -> list[bytes]:
+    return [raw for _, raw in nfnetlink.chain_rules(_FAMILIES[chain.family], chain.table, name, link)]
 
 
 def legacy_filters(net: Path = Path("/proc/thread-self/net")) -> list[Filter]:
@@ -193,13 +227,13 @@ def _rule(raw: bytes) -> _Rule:
             state = body.get(nfta.CT_KEY) == _CT_STATE
         elif name == "bitwise" and state:
             mask = dict(_parts(body[nfta.BITWISE_MASK]))[nfta.DATA_VALUE]
-            established |= not int.from_bytes(mask, sys.byteorder) & _NEW
+            established |= not int.from_bytes(mask, sys.byteorder) & NEW
         elif name == "lookup":
             established |= state  # a set or map of states: of connections that there are, wherever this was seen
             # What is found there is a value, and here always a verdict.
             verdict = "other" if nfta.LOOKUP_DREG in body and not state else verdict
         elif name == "match" and _text(body[nfta.MATCH_NAME]) == "conntrack":
-            established |= _is_established(body[nfta.MATCH_INFO])
+            established |= is_established(body[nfta.MATCH_INFO])
         elif name in _VERDICTS:
             verdict, target = _verdict(name, body)
     return _Rule(verdict, target, names <= _SILENT, established)
@@ -217,14 +251,6 @@ def _verdict(name: str, body: Mapping[int, bytes]) -> tuple[str, str]:
     if nfta.VERDICT_CHAIN in given:
         return "", _text(given[nfta.VERDICT_CHAIN])
     return {_DROP: "drop", _ACCEPT: "accept"}.get(given.get(nfta.VERDICT_CODE, b""), ""), ""
-
-
-def _is_established(info: bytes) -> bool:
-    """Return whether a match of iptables is for connections that there are: struct xt_conntrack_mtinfo3."""
-    if len(info) < _STATES.size:
-        return False
-    flags, mask = _STATES.unpack_from(info)
-    return bool(flags & 1 and not mask & _NEW)
 
 
 def _legacy_rules(lines: Iterable[str]) -> Mapping[str, list[_Rule]]:

@@ -10,7 +10,7 @@ from kubeproxy.commands.checkup import Report
 from kubeproxy.commands.present import Line
 from kubeproxy.commands.probe import Probe
 from kubeproxy.commands.why import Told
-from kubeproxy.kernel.firewalls import Filter
+from kubeproxy.kernel.firewalls import Drop, Filter
 from kubeproxy.model.addresses import Family
 from kubeproxy.seeing.checks import contact, settings, strangers
 from kubeproxy.seeing.whereabouts import Elsewhere
@@ -32,6 +32,7 @@ def firewall(*, drops_all):
     )
 
 
+DROPS = [Drop("table inet fw", "guard", "forward", bytes([10, 244, 1, end]), 3000) for end in (10, 11)]
 FORWARDING = settings.forwarding([settings.Setting("net/ipv4/ip_forward", 1, 0)], FlowsEnd.ENDPOINTS)
 STALE = strangers.left_over([Trace("40 chains KUBE-... of iptables-nft", Family.IPV4)], "nftables")
 
@@ -44,6 +45,11 @@ STALE = strangers.left_over([Trace("40 chains KUBE-... of iptables-nft", Family.
         (STALE, 1, "left by another kube-proxy: 40 chains KUBE-... of iptables-nft: connections may still be sent"),
         (firewall(drops_all=True), 1, "table inet fw, chain guard: drops all new connections at the hook forward"),
         (firewall(drops_all=False), 0, "table inet fw may drop packets too: guard at forward: "),
+        (
+            strangers.dropping(DROPS),
+            1,
+            "table inet fw, chain guard: drops what goes to 10.244.1.10:3000, 10.244.1.11:3000 at the hook forward",
+        ),
         (settings.tracked(99, 100), 1, "connection tracking is 99% full: 99 of 100: when it is full"),
         (settings.tracked(85, 100), 0, "connection tracking is 85% full"),
         (gone(480), 1, "the API server cannot be reached at h: refused: traffic flows on what was known 8 minutes ago"),

@@ -8,9 +8,9 @@ from typing import Final
 
 from kubeproxy.backends.leftovers import is_ours
 from kubeproxy.backends.mode import FlowsEnd, Trace
-from kubeproxy.kernel.firewalls import Filter, RuleChain
+from kubeproxy.kernel.firewalls import Drop, Filter, RuleChain
 from kubeproxy.kernel.processes import ProxyProcess
-from kubeproxy.model.addresses import Family
+from kubeproxy.model.addresses import Family, place_text
 from kubeproxy.seeing.finding import Finding, Severity
 
 _FORWARDED: Final = frozenset({"prerouting", "forward", "postrouting"})
@@ -71,6 +71,22 @@ def both_variants(chains: Iterable[RuleChain]) -> Iterator[Finding]:
                 why="packets pass both; those that nobody keeps send connections to endpoints that are gone",
                 fix="restart the proxy: it removes those of the variant that it does not use",
             )
+
+
+def dropping(drops: Iterable[Drop]) -> Iterator[Finding]:
+    """Look for chains of other programs that drop one connection for sure, on its way to these endpoints."""
+    by_chain: dict[tuple[str, str, str], list[str]] = {}
+    for one in drops:
+        place = place_text(one.destination, one.port)
+        by_chain.setdefault((one.where, one.chain, one.hook), []).append(place)
+    for (where, chain, hook), places in by_chain.items():
+        yield Finding(
+            severity=Severity.BROKEN,
+            about="firewall",
+            what=f"{where}, chain {chain}: drops what goes to {', '.join(places)} at the hook {hook}",
+            why="a rule of it, or its policy, takes this connection: the client sees a timeout, or is refused",
+            fix=f"let {where} {chain} accept it; `kube-proxy trace` shows the rule, if it is one",
+        )
 
 
 def firewalls(filters: Sequence[Filter], flows_end: FlowsEnd, ends_here: bool) -> Iterator[Finding]:
