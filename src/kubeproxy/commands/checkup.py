@@ -120,16 +120,22 @@ def look_at(node: Node) -> Report:
 
 
 def look_at_way(node: Node) -> Report:
-    """Look at what else decides about a connection that the proxy forwards, and how old that is which it knows."""
-    report = Report([], [])
+    """Look at what else decides about a connection that the proxy forwards, and at what it knows."""
+    report = look_at_knowledge(node)
     _look_at_way(report, node)
+    report.findings = worst_first(report.findings)
+    return report
+
+
+def look_at_knowledge(node: Node) -> Report:
+    """Look whether what the proxy knows is old, and whether the kernel takes it."""
+    report = Report([], [])
     if node.facts is not None:
         facts, reach = node.facts, node.facts.reach
         standings = [one for one in facts.standings if node.concerns(one.family)]
         report.look("kernel", lambda: programming.standing(standings))
         if reach is not None:
             report.look("API server", lambda: contact.outdated(reach))
-    report.findings = worst_first(report.findings)
     return report
 
 

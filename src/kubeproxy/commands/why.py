@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from kubeproxy import host, modes
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.commands import NO, UNKNOWN, YES, doctor, output, present, probe
-from kubeproxy.commands.checkup import Node, Report, look_at_way
+from kubeproxy.commands.checkup import Node, Report, look_at_knowledge, look_at_way
 from kubeproxy.commands.source import Source, source
 from kubeproxy.kernel.nft_chains import HOOKS
 from kubeproxy.kernel.rule_walk import Aim
@@ -125,8 +125,10 @@ class Told(Struct, frozen=True):
 def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) -> Told:
     """Look at what an answer is about, and try endpoints of these protocols. Raises KubeProxyError."""
     why, plan = explained.why, explained.plan
-    if why.elsewhere is not None or plan is None:
+    if why.elsewhere is not None or (plan is None and not asked.running):
         return Told(why)
+    if plan is None:
+        return Told(why, around=look_at_knowledge(doctor.of_proxy(asked)))
     kept = present.remembered(asked, explained) if asked.running else None
     if kept:
         why = replace(why, endpoints=tuple(replace(one, share=1.0) for one in why.endpoints if one.address == kept))
@@ -134,7 +136,8 @@ def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) 
     held = tuple(present.affinity(why, kept))
     if not asked.running:
         return Told(why, held, probes=probes)
-    around = look_at_way(_way(asked, why, plan.key)) if why.forwarded else Report([], [])
+    node = _way(asked, why, plan.key)
+    around = look_at_way(node) if why.forwarded else look_at_knowledge(node)
     return Told(why, (*held, *present.look(asked, explained)), around, probes)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from kubeproxy.api.source import Reach, Watched
@@ -9,12 +11,14 @@ from kubeproxy.backends.mode import FlowsEnd, Trace
 from kubeproxy.commands.checkup import Report
 from kubeproxy.commands.present import Line
 from kubeproxy.commands.probe import Probe
-from kubeproxy.commands.why import Told
+from kubeproxy.commands.why import Told, tell
+from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel.firewalls import Drop, Filter
 from kubeproxy.model.addresses import Family
+from kubeproxy.model.plan import Globals
 from kubeproxy.seeing.checks import contact, settings, strangers
 from kubeproxy.seeing.whereabouts import Elsewhere
-from kubeproxy.seeing.why import Why
+from kubeproxy.seeing.why import Explained, Why
 
 
 def why(outcome="forwarded", elsewhere=None):
@@ -80,3 +84,21 @@ def test_what_else_decides_on_the_node_is_told_and_counts(findings, status, line
 )
 def test_the_exit_code(told, status):
     assert told.status == status
+
+
+class Asked:
+    """A proxy whose API server is gone."""
+
+    running = True
+
+    def facts(self):
+        watched = (Watched(resource="services", synced=True, connected=False, stale=480.0),)
+        reach = Reach(server="https://h", trouble="h: refused", watched=watched, certificates={})
+        return SimpleNamespace(standings=(), reach=reach, mode="nftables", configuration=KubeProxyConfiguration)
+
+
+def test_an_answer_of_old_objects_says_how_old_they_are():
+    told = tell(Asked(), Explained(why("not ours"), None, Globals("node-a")))
+    (line,) = told.lines
+    assert (told.status, line.mark, "what was known 8 minutes ago" in line.text) == (1, "x", True)
+    assert told.heading == "10.0.0.1 -> 10.96.0.1:80/tcp: not ours, the client sees "
