@@ -23,6 +23,8 @@ _STATES: Final = struct.Struct("=146xH2xH")  # match_flags, of which 1 is for th
 NEW: Final = 8  # NF_CT_STATE_BIT(IP_CT_NEW)
 _SILENT: Final = frozenset({"counter", "log", "comment"})
 """Expressions, and matches of iptables, that neither choose packets nor are a verdict."""
+_TAKING: Final = frozenset({"queue", "synproxy"})
+"""Expressions that hand a packet over to somebody else."""
 _SPEECHLESS: Final = frozenset({"LOG", "NFLOG", "MARK", "CONNMARK", "TCPMSS"})
 """Targets of iptables after which the next rule comes."""
 _MOST_RULES: Final = 2000
@@ -125,7 +127,7 @@ def read(raw: bytes, aim: Aim) -> _Rule:
     for _, expression in _parts(raw):
         parts = dict(_parts(expression))
         name, body = _text(parts[nfta.EXPR_NAME]), dict(_parts(parts.get(nfta.EXPR_DATA, b"")))
-        if name in {"immediate", "reject", "target", "queue"}:
+        if name in {"immediate", "reject", "target", *_TAKING}:
             ends, code, target = _verdict(name, body)
         elif name in {"payload", "meta", "ct", "bitwise"}:
             _load(name, body, aim, registers)
@@ -187,7 +189,7 @@ def _verdict(name: str, body: Mapping[int, bytes]) -> tuple[bool, int | None, st
     if name == "target":
         kind = _text(body[nfta.MATCH_NAME])
         return kind not in _SPEECHLESS, _DROP if kind == "REJECT" else None, ""
-    if name in {"reject", "queue"}:
+    if name == "reject" or name in _TAKING:
         return True, _DROP if name == "reject" else None, ""
     given = dict(_parts(dict(_parts(body.get(nfta.IMMEDIATE_DATA, b""))).get(nfta.DATA_VERDICT, b"")))
     if nfta.VERDICT_CODE not in given:
