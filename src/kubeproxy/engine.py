@@ -36,8 +36,8 @@ log = logging.getLogger("kubeproxy.engine")
 
 NODE_PATIENCE = 30.0  # seconds; kube-proxy polls the Node that long before it falls back to loopback
 
-ON_THE_LOOP = 20_000
-"""Endpoints, counted for each frontend, up to which changes are committed on the event loop: 20 ms if all change."""
+ON_THE_LOOP = 40_000
+"""Endpoints before and after, counted for each frontend, up to which changes are committed on the event loop: 20 ms."""
 
 TOGETHER = 5000
 """Changes that are said to be settled at once: some 10 ms."""
@@ -354,8 +354,8 @@ class Engine:
                         # It only touches the backend and what was compiled; nobody else changes that meanwhile.
                         await exhaust(_resync(backend, backlog, compiled), in_thread=True)
                 else:
-                    plans = backlog.plans()
-                    await exhaust(backend.sync(plans), in_thread=backend.blocking or _takes_long(plans))
+                    in_thread = backend.blocking or _takes_long(backlog.changes.values(), family)
+                    await exhaust(backend.sync(backlog.plans()), in_thread=in_thread)
         except ApplyError as error:
             log.error("Sync failed family=%s error=%r", family.label, str(error))
             asyncio.get_running_loop().call_later(backlog.refused(str(error)), self._try_again, backlog)
@@ -400,9 +400,13 @@ class Engine:
             self._observer.settled(some)
 
 
-def _takes_long(changes: Sequence[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> bool:
-    """Return whether a backend may hold the event loop with this: many elements, or chains that are made first."""
-    plans = [plan for _, plans in changes for plan in plans]
+def _takes_long(changes: Iterable[Change], family: Family) -> bool:
+    """Return whether a backend may hold the event loop with this: many elements, or chains that are made first.
+
+    What goes is counted as what comes.
+    """
+    compiled = (entry for change in changes for entry in (change.before, change.after))
+    plans = [plan for entry in compiled for plan in entry.plans if plan.key.family is family]
     if any(plan.affinity or plan.balance is not None for plan in plans):
         return True
     return sum(len(plan.frontends) * (len(plan.cluster) + len(plan.local)) for plan in plans) > ON_THE_LOOP

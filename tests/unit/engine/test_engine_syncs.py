@@ -269,3 +269,16 @@ def test_changes_of_many_tables_are_in_several_syncs_and_those_of_others_between
         assert sorted(chain.from_iterable(synced)) == sorted([*noisy, "plain"])
 
     play(scene)
+
+
+def test_what_took_long_to_come_goes_in_a_thread():
+    async def scene(stage):
+        await started(stage, service("a", session_affinity="ClientIP"), endpoints("a", 1))
+        threads = []
+        stage.backend.before_step = lambda: threads.append(threading.current_thread())
+        stage.tell(gone("a"))
+        await stage.settled()
+        assert threads
+        assert threading.main_thread() not in threads
+
+    play(scene)
