@@ -6,7 +6,7 @@ pkg/proxy/serviceport.go and the proxiers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from kubeproxy.model.addresses import (
     within,
 )
 from kubeproxy.model.balancing import GROWN, Growth, Wishes, asks, balanced, room_for, wishes
-from kubeproxy.model.endpoints import Slice, Viewpoint, select
+from kubeproxy.model.endpoints import Slice, Viewpoint, offers, select
 from kubeproxy.model.objects import Service, ServicePort, ServiceSpec
 from kubeproxy.model.plan import (
     LONGEST_AFFINITY,
@@ -54,6 +54,10 @@ _EVERYWHERE, _HERE = Policy.CLUSTER, Policy.LOCAL
 DEFAULT_AFFINITY_SECONDS = 10800  # core/v1 DefaultClientIPServiceAffinitySeconds
 
 
+STEP = 5000
+"""Endpoints, counted for each port, after which compiling can be interrupted: some milliseconds."""
+
+
 def compile_service(
     service: Service, slices: Iterable[Slice], world: Globals, growth: Growth = GROWN, most: int = ROOM
 ) -> Compiled:
@@ -62,6 +66,18 @@ def compile_service(
     `growth` is how much of their share those endpoints have that are new; `most` is how often endpoints may be entered
     for weights and tables in a family, 0 for an even share.
     """
+    steps = compiling(service, slices, world, growth, most)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+def compiling(
+    service: Service, slices: Iterable[Slice], world: Globals, growth: Growth = GROWN, most: int = ROOM
+) -> Generator[tuple[()], None, Compiled]:
+    """Do the work of `compile_service` in steps; return what it does."""
     spec = service.spec
     if skipped(service):
         return NOTHING
@@ -74,9 +90,14 @@ def compile_service(
         cluster_ip = facts.cluster_ips.get(family)
         if cluster_ip is not None:
             ours = [piece for piece in pieces if piece.family is family]
-            first = len(plans)
+            first, done, offered = len(plans), 0, offers(ours)
             for port in facts.ports:
-                plans.append(_plan(facts, port, family, cluster_ip, ours, world))  # noqa: PERF401 - one, nearly always
+                plan = _plan(facts, port, family, cluster_ip, offered.get((port.name, port.protocol), ()), world)
+                plans.append(plan)
+                done += len(plan.serving)
+                if done >= STEP:
+                    yield ()
+                    done = 0
             if world.api_servers and (facts.external_ips or facts.balancer_ips):
                 plans[first:] = [_sparing(plan, world.api_servers, problems) for plan in plans[first:]]
             if asked is not None:
@@ -292,7 +313,12 @@ def _affinity(spec: ServiceSpec, problems: list[Problem]) -> int:
 
 
 def _plan(
-    facts: _Facts, port: _Port, family: Family, cluster_ip: bytes, slices: Sequence[Slice], world: Globals
+    facts: _Facts,
+    port: _Port,
+    family: Family,
+    cluster_ip: bytes,
+    offered: Sequence[tuple[Slice, int]],
+    world: Globals,
 ) -> ServicePlan:
     frontends = _frontends(facts, port, family, cluster_ip)
     policies = facts.policies
@@ -300,7 +326,7 @@ def _plan(
     uses_cluster = accessible or policies.internal is _EVERYWHERE
     uses_local = policies.internal is _HERE or (accessible and policies.external is _HERE)
     view = _viewpoint(world.node_name, world.zone)
-    chosen = select(slices, port.name, port.protocol, view, uses_cluster, uses_local)
+    chosen = select(offered, view, uses_cluster, uses_local)
     ours = world.of(family)
     pods_known = ours is not None and ours.detector.implemented
     stock = bool(chosen.cluster), bool(chosen.local), chosen.usable

@@ -276,27 +276,20 @@ class Viewpoint(NamedTuple):
 NONE = Selection((), (), (), (), False)
 
 
-def select(
-    slices: Sequence[Slice], name: str, protocol: int, view: Viewpoint, uses_cluster: bool, uses_local: bool
-) -> Selection:
-    """Return the pools of a service port from the slices of its Service and family.
+def offers(slices: Iterable[Slice]) -> Mapping[tuple[str, int], Sequence[tuple[Slice, int]]]:
+    """Return who has a port, by its name and protocol: slices, and the port's number in each."""
+    found: dict[tuple[str, int], list[tuple[Slice, int]]] = {}
+    for piece in slices:
+        for number, port in enumerate(piece.ports):
+            found.setdefault((port.name, port.protocol), []).append((piece, number))
+    return found
+
+
+def select(matched: Sequence[tuple[Slice, int]], view: Viewpoint, uses_cluster: bool, uses_local: bool) -> Selection:
+    """Return the pools of a service port from the slices of its Service and family that offer it.
 
     `uses_cluster` and `uses_local` say which pools the Service's policies can reach; one that is not used is empty.
     """
-    if len(slices) == 1 and len(slices[0].ports) == 1 and slices[0].particular is None:  # nearly every Service
-        piece = slices[0]
-        port = piece.ports[0]
-        if port.name != name or port.protocol != protocol:
-            return NONE
-        everyone = piece.destinations[0]
-        if view.node not in piece.nodes:
-            return Selection(everyone if uses_cluster else (), (), everyone, (), bool(everyone))
-    matched = [
-        (piece, number)
-        for piece in slices
-        for number, port in enumerate(piece.ports)
-        if port.name == name and port.protocol == protocol
-    ]
     if not matched:
         return NONE
     for piece, _ in matched:
@@ -305,7 +298,7 @@ def select(
     return _select_all(matched, view.node, uses_cluster, uses_local)
 
 
-def _select_all(matched: list[tuple[Slice, int]], node: str, uses_cluster: bool, uses_local: bool) -> Selection:
+def _select_all(matched: Sequence[tuple[Slice, int]], node: str, uses_cluster: bool, uses_local: bool) -> Selection:
     """All ready, no hints: nearly every Service; there is nothing to choose."""
     parts = [piece.destinations[port] for piece, port in matched]
     everyone = parts[0] if len(parts) == 1 else tuple(sorted(set().union(*parts)))
@@ -323,7 +316,7 @@ def _select_all(matched: list[tuple[Slice, int]], node: str, uses_cluster: bool,
     return Selection(cluster, local, everyone, tuple(sorted({d[:-2] for d in here})), True)
 
 
-def _merge(matched: list[tuple[Slice, int]], node: str) -> dict[bytes, Endpoint]:
+def _merge(matched: Sequence[tuple[Slice, int]], node: str) -> dict[bytes, Endpoint]:
     """Return the endpoints by destination. Of two alike the one that is not terminating wins, then the local one."""
     merged: dict[bytes, Endpoint] = {}
     for piece, number in matched:

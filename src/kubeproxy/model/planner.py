@@ -6,7 +6,7 @@ events and how they are bundled does not matter: the plans depend on the last st
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from sys import intern
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.balancing import asks, entries, expected_entries, slow_start
 from kubeproxy.model.budget import FairOrder, NodeBudget
 from kubeproxy.model.claims import Claimant, Claims, Right
-from kubeproxy.model.compile import compile_service
+from kubeproxy.model.compile import compiling
 from kubeproxy.model.endpoints import PackedSlice, Slice, packed, parse_slice
 from kubeproxy.model.events import Deleted, Event, Placed, Rejected, Replaced, Upserted
 from kubeproxy.model.gone import Departures
@@ -193,8 +193,8 @@ class Planner:
         """Compile what is dirty; return the Services whose meaning changed, important ones first."""
         return [change for step in self.taking() for change in step]
 
-    def taking(self) -> Iterator[list[Change]]:
-        """Do the work of `take` in steps of at most STEP Services; yield the changes of each.
+    def taking(self) -> Iterator[Sequence[Change]]:
+        """Do the work of `take` in steps of STEP Services, or part of a large one; yield the changes of each.
 
         Between the steps events may be applied: what they touch is dirty once more. Only one at a time, to its end.
         Where weights and tables of many Services changed, some stay dirty, so that others need not wait for them.
@@ -203,12 +203,12 @@ class Planner:
         triggers = {name: self._triggers.pop(name) for name in dirty.keys() & self._triggers.keys()}
         moved: dict[Claims, set[bytes]] = {claims: set() for claims in self._claims.values()}
         for done, name in enumerate(list(dirty), start=1):
-            self._compile(name, moved)
+            yield from self._compile(name, moved)
             if not done % STEP:
                 yield []
         for done, name in enumerate(self._budget.settle(), start=1):
             dirty[name] = None
-            self._compile(name, moved)
+            yield from self._compile(name, moved)
             if not done % STEP:
                 yield []
         for claims, keys in moved.items():  # once for all, as each may have many who ask for it
@@ -244,14 +244,14 @@ class Planner:
                 self._dirty[name] = dirty.pop(name)
         return dirty
 
-    def _compile(self, name: ServiceName, moved: Mapping[Claims, set[bytes]]) -> None:
-        """Compile one Service and claim its frontends; add the keys to `moved` that came to another Service by that."""
+    def _compile(self, name: ServiceName, moved: Mapping[Claims, set[bytes]]) -> Generator[tuple[()], None, None]:
+        """Compile one Service in steps, and claim its frontends; add keys to `moved` that another Service had or gets."""
         service = self.services.get(name)
         before, after = self._claimants.get(name), None
         old, fresh = self._wanted.get(name, NOTHING), NOTHING
         if service is not None:
             after = Claimant(_ALLOCATED, service.metadata.creation_timestamp or "", *name)
-            fresh = self._meaning(name, service)
+            fresh = yield from self._meaning(name, service)
             self._wanted[name] = fresh
             self._claimants[name] = after
         else:
@@ -270,11 +270,11 @@ class Planner:
             if written or name in claims.written:
                 moved[claims] |= claims.replace_written(name, before, after, self._keys(written, asked, family))
 
-    def _meaning(self, name: ServiceName, service: Service) -> Compiled:
+    def _meaning(self, name: ServiceName, service: Service) -> Generator[tuple[()], None, Compiled]:
         """Return what a Service means now; what it asks for of the node is noted."""
         slices = self.slices.get(name)
         pieces, starting = slices.values() if slices is not None else (), self._slow_start
-        found = compile_service(service, pieces, self.world, starting.growth(name))
+        found = yield from compiling(service, pieces, self.world, starting.growth(name))
         annotations = service.metadata.annotations
         seconds = 0
         if annotations is not None and asks(annotations) and self.world.balancing == "served":
@@ -284,11 +284,11 @@ class Planner:
         else:
             members = {d[:-2] for plan in found.plans for pool in (plan.cluster, plan.local) for d in pool}
             if starting.seen(name, members, seconds):
-                found = compile_service(service, pieces, self.world, starting.growth(name))
+                found = yield from compiling(service, pieces, self.world, starting.growth(name))
         self._budget.ask(name, service.metadata.creation_timestamp or "", entries(found.plans))
         if self._budget.has(name):
             return found
-        return compile_service(service, pieces, self.world, starting.growth(name), most=0)
+        return (yield from compiling(service, pieces, self.world, starting.growth(name), most=0))
 
     def _keys(self, written: Sequence[Frontend], allocated: Collection[bytes], family: Family) -> tuple[bytes, ...]:
         """Return the keys of frontends that somebody wrote, and of the NodePorts that they would take from others."""

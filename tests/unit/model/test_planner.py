@@ -540,3 +540,16 @@ def test_a_service_that_becomes_headless_lets_go():
     subject = planner(*THREE)
     taken(subject, upserted(service("b", "None", created=OLD, external_ips=[SHARED])))
     assert owner_of(subject, key(f"{SHARED}:80")) == "c"
+
+
+def test_a_large_service_is_compiled_in_steps():
+    many = 300
+    ports = [ServicePort(port=number, name=f"p{number}") for number in range(1, many + 1)]
+    offered = [EndpointPort(port=number, name=f"p{number}") for number in range(1, many + 1)]
+    pods = [endpoint(f"10.244.0.{number}") for number in range(1, 101)]
+    slices = [endpoint_slice(*pods, ports=offered)]
+    found = Planner(world(families=[Family.IPV4]))
+    found.apply([Replaced("services", [service("web", ports=ports)]), Replaced("endpointslices", slices)])
+    steps = list(found.taking())
+    assert len(steps) >= many * len(pods) / 10_000
+    assert [len(change.after.plans) for changes in steps for change in changes] == [many]
