@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from bench import change, firstpacket, iptables, restart, sync
+from bench import change, firstpacket, hostile, iptables, restart, sync
 from bench.figures import Spread
 from bench.report import Report, Row, show
 from bench.runs import Run
@@ -29,6 +29,7 @@ _MEASURES: Mapping[str, Callable[[Run], Report]] = {
     "iptables": iptables.run,
     "restart": restart.run,
     "firstpacket": firstpacket.run,
+    "hostile": hostile.run,
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench import change, gate
+from bench import change, gate, hostile
 from bench.figures import Spread
 from bench.report import Row
 
@@ -41,7 +41,8 @@ def test_a_failure_names_figure_bound_and_what_was_seen():
 
 def test_the_committed_bounds_can_be_read_and_name_what_is_measured():
     bounds = gate.load()
-    assert set(bounds) == {"sync", "change", "iptables", "restart", "firstpacket"}
+    assert set(bounds) == {"sync", "change", "iptables", "restart", "firstpacket", "hostile"}
+    assert set(bounds["hostile"]) == set(hostile.GATED)
     assert set(bounds["sync"]) <= {"1kx10", "10kx10"}
     assert {case.partition(" ")[2] for case in bounds["change"]} <= set(change.CASES)
 

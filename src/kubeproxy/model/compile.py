@@ -71,7 +71,8 @@ def compile_service(
         try:
             next(steps)
         except StopIteration as end:
-            return end.value
+            found: Compiled = end.value
+            return found
 
 
 def compiling(

@@ -245,7 +245,7 @@ class Planner:
         return dirty
 
     def _compile(self, name: ServiceName, moved: Mapping[Claims, set[bytes]]) -> Generator[tuple[()], None, None]:
-        """Compile one Service in steps, and claim its frontends; add keys to `moved` that another Service had or gets."""
+        """Compile one Service in steps and claim its frontends; add the keys to `moved` that changed hands."""
         service = self.services.get(name)
         before, after = self._claimants.get(name), None
         old, fresh = self._wanted.get(name, NOTHING), NOTHING

@@ -1,0 +1,320 @@
+"""hostile: what those who may write a Service, or reach a port of the proxy, cost everybody else.
+
+Engine, nftables backend and health server in one process, as in a proxy, with 1,000 Services of which one changes
+each 50 ms. First nothing else happens, then the attack goes on. Measured are the longest time that the event loop was
+held, and how late a change of another Service was in the kernel: from when it was due, so that waiting counts as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+from bench import flood, objects, proxy
+from bench.charts import Chart
+from bench.companion import Companion
+from bench.figures import ratio, spreads
+from bench.hostile_objects import Wide
+from bench.network import configure
+from bench.report import Column, Report, Row, panel_by_kind
+from bench.runs import Run
+from bench.yardstick import Yardstick
+from kubeproxy.api.decode import WatchDecoder
+from kubeproxy.model.events import Replaced
+from kubeproxy.model.objects import Resource
+from kubeproxy.model.plan import ServiceName
+from kubeproxy.model.planner import Change
+from kubeproxy.observe.health import ProxyHealth
+from kubeproxy.observe.http import routes
+from kubeproxy.observe.metrics import Metrics
+from kubeproxy.observe.server import HttpServer
+
+SIZE = "1kx10"
+EVERY = 0.05  # seconds between changes of other Services
+TICK = 0.002  # seconds between looks at the loop
+PATIENCE = 30.0  # seconds for what is still on its way when an attack ends
+GOAL_HOLD, GOAL_DELAY = 50.0, 100.0  # ms; the second one beyond that of a quiet run
+STRANGERS = 50_000  # elements that another program loads at once
+HEALTH = ("10.9.0.1", 10256)
+CONNECTIONS = 100
+
+COLUMNS = (
+    Column("hold ms", "hold", 1),
+    Column("quiet", "quiet_hold", 1, spread=False),
+    Column("CPU of the loop in it", "busy", 1),
+    Column("own", "own", 0),
+    Column("delay ms", "delay", 1),
+    Column("quiet", "quiet_delay", 1, spread=False),
+    Column("CPU of the process in it", "spent", 1),
+    Column("late", "late", 0),
+    Column("attacks/s", "done", 1, spread=False),
+)
+
+
+class Seen(NamedTuple):
+    """Of a window, in seconds: longest hold of the loop, most CPU time of its thread in one turn, delays of others.
+
+    A delay is a pair: its length, and the CPU time that the process used meanwhile.
+    """
+
+    hold: float
+    busy: float
+    delays: Sequence[tuple[float, float]]
+
+
+class Scene:
+    """An engine with 1,000 Services, and who waits for which change."""
+
+    def __init__(self) -> None:
+        self.listener = proxy.Listener(self._on_settled)
+        self.engine, self._backend = proxy.engine(self.listener)
+        self._decoders: dict[Resource, WatchDecoder] = {}
+        self._waiting: dict[ServiceName, tuple[float, float, asyncio.Future[tuple[float, float]]]] = {}
+        self._running = asyncio.create_task(self.engine.run())
+        self._version = 1000
+
+    async def close(self) -> None:
+        self._running.cancel()
+        await asyncio.wait([self._running])
+        self._backend.close()
+
+    async def fill(self, size: objects.Size) -> None:
+        self.engine.arrive([Replaced("services", proxy.decoded("services", objects.service_pages(size)))])
+        self.engine.arrive([Replaced("endpointslices", proxy.decoded("endpointslices", objects.slice_pages(size)))])
+        await self.engine.ready.wait()
+        proxy.settled()
+
+    def say(self, *lines: tuple[Resource, bytes]) -> None:
+        """Let watch lines arrive."""
+        for resource, line in lines:
+            decoder = self._decoders.setdefault(resource, WatchDecoder(resource))
+            self.engine.arrive(decoder.feed(line).events)
+
+    def settling(self, name: ServiceName, due: float = 0.0) -> asyncio.Future[tuple[float, float]]:
+        """Return the seconds from `due` until the next change of a Service is in the kernel, and of CPU from now."""
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[name] = due, time.process_time(), future
+        return future
+
+    def _on_settled(self, changes: Sequence[Change]) -> None:
+        now, spent = time.perf_counter(), time.process_time()
+        for change in changes:
+            if waiting := self._waiting.pop(change.name, None):
+                due, before, future = waiting
+                future.set_result((now - due, spent - before))
+
+    def version(self) -> int:
+        """Return a version that no object had."""
+        self._version += 1
+        return self._version
+
+    async def watch(self, seconds: float, size: objects.Size) -> Seen:
+        """Change other Services for so long."""
+        stop = asyncio.Event()
+        held = asyncio.create_task(_holds(stop))
+        waiting: list[asyncio.Future[tuple[float, float]]] = []
+        began = time.perf_counter()
+        for turn in range(int(seconds / EVERY)):
+            due = began + turn * EVERY
+            await asyncio.sleep(due - time.perf_counter())
+            version = self.version()
+            number = version % size.services
+            addresses = [objects.spare(version), *objects.endpoints_of(number, size.endpoints)[1:]]
+            waiting.append(self.settling(objects.names(number), due))
+            self.say(("endpointslices", objects.slice_line("MODIFIED", number, addresses, version)))
+        done, _ = await asyncio.wait(waiting, timeout=PATIENCE)
+        stop.set()
+        return Seen(*await held, [future.result() if future in done else (PATIENCE, PATIENCE) for future in waiting])
+
+
+async def _holds(stop: asyncio.Event) -> tuple[float, float]:
+    """Return the longest time that the loop was kept from a timer, and the most CPU time of its thread in one turn."""
+    longest = busiest = 0.0
+    while not stop.is_set():
+        spent, due = time.thread_time(), time.perf_counter() + TICK
+        await asyncio.sleep(TICK)
+        late = time.perf_counter() - due
+        longest, busiest = max(longest, late), max(busiest, time.thread_time() - spent)
+    return longest, busiest
+
+
+Attack = Callable[[Scene], AsyncIterator[None]]
+"""Prepares, and then does one thing at each step, for as long as it is asked."""
+
+
+async def pipelining(_: Scene) -> AsyncIterator[None]:
+    """Send requests without end on 100 connections of another address to the health port."""
+    metrics = Metrics()
+    server = HttpServer("healthz", routes(ProxyHealth(metrics, 30.0).routes()))
+    server.start([HEALTH])
+    loop, clients = asyncio.get_running_loop(), Companion("bench.flood", *map(str, HEALTH), str(CONNECTIONS))
+    try:
+        while True:
+            yield
+            await loop.run_in_executor(None, partial(clients.ask, "flood", seconds=0.5))
+    finally:
+        clients.close()
+        await server.stop()
+
+
+async def flips(scene: Scene, wide: Wide) -> AsyncIterator[None]:
+    """Have one endpoint of a large Service become ready and unready, as soon as the kernel has the change before."""
+    arrived = scene.settling(wide.name)
+    scene.say(*wide.added())
+    await arrived
+    ready = True
+    while True:
+        yield
+        ready = not ready
+        changed = scene.settling(wide.name)
+        scene.say(wide.slice_line(scene.version(), wide.endpoints, ready=ready))
+        await changed
+
+
+async def counts(scene: Scene, wide: Wide) -> AsyncIterator[None]:
+    """Have a Service have one endpoint less each time."""
+    arrived = scene.settling(wide.name)
+    scene.say(*wide.added())
+    await arrived
+    left = wide.endpoints
+    while True:
+        yield
+        left -= 1
+        changed = scene.settling(wide.name)
+        scene.say(wide.slice_line(scene.version(), left))
+        await changed
+
+
+async def waves(scene: Scene, kind: Wide, services: int) -> AsyncIterator[None]:
+    """Have so many Services come at once, and go at once."""
+    all_of_them = [kind._replace(number=kind.number + turn) for turn in range(services)]
+    while True:
+        for lines in ([wide.added() for wide in all_of_them], [wide.removed() for wide in all_of_them]):
+            yield
+            changed = [scene.settling(wide.name) for wide in all_of_them]
+            for one in lines:
+                scene.say(*one)
+            await asyncio.gather(*changed)
+
+
+class Case(NamedTuple):
+    """An attack; beside some, another program loads elements into a table of its own."""
+
+    attack: Attack
+    neighbour: bool = False
+
+
+MAGLEV = Wide(20_000, ports=16, endpoints=10, annotations={"kube-proxy-py/algorithm": "maglev-4093"})
+CASES = {
+    "100 connections pipeline": Case(pipelining),
+    "200 ports x 20 addresses x 300 flip": Case(
+        partial(flips, wide=Wide(20_000, ports=200, endpoints=300, addresses=20))
+    ),
+    "1,000 ports x 100 flip": Case(partial(flips, wide=Wide(20_000, ports=1000, endpoints=100))),
+    "40 Services x 16 ports of Maglev": Case(partial(waves, kind=MAGLEV, services=40)),
+    "affinity, 1,000 endpoints": Case(partial(counts, wide=Wide(20_000, endpoints=1000, affinity=True)), True),
+    "affinity, 5,000 endpoints": Case(partial(counts, wide=Wide(20_000, endpoints=5000, affinity=True)), True),
+}
+GATED = tuple(CASES)[:4]
+
+
+def measure(case: str, seconds: float) -> dict[str, float]:
+    """Measure a quiet run and an attack in this process; times in ms."""
+    return asyncio.run(_measure(CASES[case], seconds))
+
+
+async def _measure(case: Case, seconds: float) -> dict[str, float]:
+    yardstick, size = Yardstick(), objects.parse_size(SIZE)
+    proxy.collect_as_the_proxy_does()
+    configure({"lines": [f"address add {address}/32 dev lo" for address in (HEALTH[0], flood.SOURCE)]})
+    scene = Scene()
+    try:
+        await scene.fill(size)
+        await scene.watch(0.5, size)
+        for _ in range(50):
+            yardstick.measure()
+        quiet = await scene.watch(seconds, size)
+        async with AsyncExitStack() as stack:
+            done = await stack.enter_async_context(_attacking(case.attack(scene)))
+            if case.neighbour:
+                await stack.enter_async_context(_beside())
+            seen = await scene.watch(seconds, size)
+        if scene.listener.failures:
+            raise RuntimeError("; ".join(scene.listener.failures[:5]))
+    finally:
+        await scene.close()
+    return {
+        "hold": seen.hold * 1e3,
+        "busy": seen.busy * 1e3,
+        "quiet_hold": quiet.hold * 1e3,
+        "delay": max(seen.delays)[0] * 1e3,
+        "spent": max(spent for _, spent in seen.delays) * 1e3,
+        "quiet_delay": max(quiet.delays)[0] * 1e3,
+        "done": done() / seconds,
+        "yardstick": yardstick.seconds * 1e3,
+    }
+
+
+@asynccontextmanager
+async def _attacking(steps: AsyncIterator[None]) -> AsyncIterator[Callable[[], int]]:
+    """Have an attack go on during the body, which gets the count of its steps."""
+    await anext(steps)
+    done = 0
+
+    async def go() -> None:
+        nonlocal done
+        async for _ in steps:
+            done += 1
+
+    task = asyncio.create_task(go())
+    try:
+        yield lambda: done
+        if task.done():
+            task.result()
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+@asynccontextmanager
+async def _beside() -> AsyncIterator[None]:
+    """Have another program load many elements into a table of its own, again and again."""
+    stranger = Companion("bench.stranger", str(STRANGERS))
+    try:
+        yield
+    finally:
+        stranger.close()
+
+
+def run(with_: Run) -> Report:
+    """Measure all attacks; of a quick run, those of the gate."""
+    count, seconds = (2, 1.0) if with_.quick else (3, 5.0)
+    rows = []
+    for case in GATED if with_.quick else CASES:
+        runs = [
+            with_.measure(f"{case}, run {turn + 1}/{count}", measure, case=case, seconds=seconds)
+            for turn in range(count)
+        ]
+        figures: dict[str, Any] = dict(spreads(runs))
+        for name, of in (("own", "busy"), ("late", "spent")):
+            figures[name] = ratio([run[of] for run in runs], [run["yardstick"] for run in runs])
+        rows.append(Row(case, figures))
+    notes = (
+        f"{SIZE}; one other Service changes each {EVERY * 1e3:.0f} ms, {seconds} s quiet and {seconds} s attacked.",
+        "delay: from when a change was due to the kernel's acknowledgement. own, late: the CPU times, in ms, counted in",
+        "yardsticks (bench/yardstick.py): what else the machine does is less in them.",
+        f"goal: hold under {GOAL_HOLD:.0f} ms, delay under {GOAL_DELAY:.0f} ms beyond the quiet one.",
+    )
+    chart = Chart(
+        "Under attack, beside a quiet run",
+        (
+            panel_by_kind("Longest hold of the loop", "ms", "", rows, {"quiet_hold": "quiet", "hold": "attacked"}),
+            panel_by_kind("Latest change", "ms", "", rows, {"quiet_delay": "quiet", "delay": "attacked"}),
+        ),
+    )
+    return Report("hostile", "Attacks, and how others fare meanwhile", COLUMNS, rows, chart, notes)
