@@ -22,7 +22,8 @@ IPVS_WAYS = ("adoption",)
 """The guest has no other mode, and emptying a node knows nothing of virtual servers."""
 DEATHS = ("die-before", "die-after", "die-turn")
 REFUSALS = ("ENOBUFS", "EPERM", "ENOMEM", "EINTR", "no-memory")
-WORDS = {"deaths": DEATHS, "refusals": REFUSALS}
+ANSWERS = ("answer-ENOBUFS", "answer-EPERM")
+WORDS = {"deaths": DEATHS, "refusals": (*REFUSALS, *ANSWERS), "answers": ANSWERS}
 OTHER = {
     "nftables": {"mode": "iptables", "iptables": {"minSyncPeriod": "1ms"}},
     "iptables": {"mode": "nftables"},
@@ -75,7 +76,8 @@ class Crashes:
         await self.world.start(by=launcher.command(count=file))
         await self.live.proxy.kill()
         said = file.read_bytes()
-        return {word: said.count(b"t" if word == "die-turn" else b".") for word in (*DEATHS, *REFUSALS)}
+        kinds = dict.fromkeys(ANSWERS, b"a") | {"die-turn": b"t"}
+        return {word: said.count(kinds.get(word, b".")) for word in (*DEATHS, *REFUSALS, *ANSWERS)}
 
     async def point(self, way: str, word: str, number: int) -> list[str]:
         """Have the proxy meet one fault, start it without, and judge."""

@@ -4,9 +4,10 @@
 messages and programs started (nft, iptables): it dies before one (`die-before`) or after the kernel has heard it
 (`die-after`), gets the errno that FAULT names, finds no memory for it (`no-memory`), or has its clock go an hour back
 or ten years ahead (`clock-back`, `clock-ahead`). `die-turn` counts turns of its event loop's callbacks instead, so
-that it dies at any await, and `short-reads` has it read NUMBER bytes at a time of what the API server sends. The proxy
-itself knows nothing of it.
-COUNT is a file that gets a byte for each call ('.') and turn ('t'), '' for none.
+that it dies at any await, and `short-reads` has it read NUMBER bytes at a time of what the API server sends. `answer-`
+before an errno counts transactions and other changes by netlink: one is not sent, and answered so. The proxy itself
+knows nothing of it.
+COUNT is a file that gets a byte for each call ('.'), turn ('t') and change ('a'), '' for none.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import functools
 import itertools
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -38,6 +40,58 @@ def command(word: str = "none", number: int = 0, count: Path | str = "") -> list
     return [*COMMAND, word, str(number), str(count), "--"]
 
 
+ANSWER = "answer-"
+
+
+def asks_for_change(data: bytes) -> bool:
+    """Return whether netlink messages want something done: as a transaction does."""
+    from kubeproxy.kernel import netlink  # noqa: PLC0415 - see _interpose
+
+    return any(
+        at.flags & (netlink.NLM_F_ACK | netlink.NLM_F_DUMP) == netlink.NLM_F_ACK for at in netlink.messages(data)
+    )
+
+
+def refusal(data: bytes, code: int) -> bytes:
+    """Return what the kernel answers to netlink messages of which it does none: the same errno to each request.
+
+    The last one of a transaction asks for an answer and gets that it is well, as it is where only others are wrong.
+    """
+    from kubeproxy.kernel import netlink, nfnetlink  # noqa: PLC0415 - see _interpose
+
+    edges = {nfnetlink._BATCH_BEGIN, nfnetlink._BATCH_END}
+    found = list(netlink.messages(data))
+    inner = [at for at in found if at.kind not in edges]
+    codes = [(at.sequence, code) for at in inner]
+    if len(inner) < len(found) and len(inner) > 1:
+        codes = [(inner[0].sequence, code), (inner[-1].sequence, 0)]
+    return b"".join(
+        netlink.message(netlink.NLMSG_ERROR, 0, sequence, struct.pack("=i", -errno_) + bytes(16))
+        for sequence, errno_ in codes
+    )
+
+
+class Answering:
+    """A socket of which something is read that nobody sent, before all else."""
+
+    def __init__(self, opened: Any, answer: bytes) -> None:
+        self._opened = opened
+        self._answer = answer
+
+    def recv(self, size: int) -> bytes:
+        """Read as of a socket."""
+        answer, self._answer = self._answer, b""
+        return answer or self._opened.recv(size)
+
+    def recvmsg(self, size: int) -> Any:
+        """Read as of a socket; the kernel sent it."""
+        answer, self._answer = self._answer, b""
+        return (answer, [], 0, (0, 0)) if answer else self._opened.recvmsg(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._opened, name)
+
+
 class Fault:
     """What happens at one of the calls, or turns; all of them are counted."""
 
@@ -46,6 +100,7 @@ class Fault:
         self.number = number
         self._calls = itertools.count(1)
         self._turns = itertools.count(1)
+        self._changes = itertools.count(1)
         self._counted = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC) if path else -1
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -54,6 +109,14 @@ class Fault:
         def faulty(*given: Any, **named: Any) -> Any:
             number = next(self._calls)
             self._count(b".")
+            if call is not _popen and asks_for_change(given[1]):
+                self._count(b"a")
+                if next(self._changes) == self.number and self.word.startswith(ANSWER):
+                    code = getattr(errno, self.word.removeprefix(ANSWER))
+                    given[0]._socket = Answering(given[0]._socket, refusal(given[1], code))
+                    return None
+            if self.word.startswith(ANSWER):
+                return call(*given, **named)
             if number != self.number or self.word in {"none", "die-turn", "short-reads"}:
                 return call(*given, **named)
             if self.word == "die-before":

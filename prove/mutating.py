@@ -13,11 +13,12 @@ SOURCE = Path(__file__).parents[1] / "src" / "kubeproxy"
 
 
 class Mutation(NamedTuple):
-    """A line of a file of the proxy, and what stands there instead."""
+    """A line of a file of the proxy, and what stands there instead; found by `histories`, or by `answers` alone."""
 
     file: str
     line: str
     instead: str
+    by: str = "histories"
 
 
 MUTATIONS: dict[str, Mutation] = {
@@ -51,6 +52,15 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "endpoints that do not serve any more are chosen": Mutation(
         "model/endpoints.py", "if not e.ready and e.serving and e.terminating}", "if not e.ready}"
+    ),
+    "a refused transaction is taken for done": Mutation(
+        "kernel/nfnetlink.py", "if code and complaint is None and at.sequence", "if False and at.sequence", "answers"
+    ),
+    "an answer of ENOBUFS is taken for success": Mutation(
+        "kernel/nfnetlink.py",
+        "if code and complaint is None and at.sequence",
+        "if code not in (0, errno.ENOBUFS) and complaint is None and at.sequence",
+        "answers",
     ),
     "a deleted ServiceCIDR stays": Mutation("model/planner.py", "self.service_cidrs.pop(name[1], None)", "pass"),
 }

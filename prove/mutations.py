@@ -9,8 +9,9 @@ import os
 import time
 from collections.abc import Callable
 
-from prove import running
+from prove import crashes, running
 from prove.launcher import MUTATION
+from prove.mutating import MUTATIONS
 
 
 async def run(names: list[str], seed: str, steps: int, seconds: float, worlds: int, tell: Callable[[str], None]) -> int:
@@ -24,13 +25,25 @@ async def run(names: list[str], seed: str, steps: int, seconds: float, worlds: i
         os.environ[MUTATION] = name  # worlds are processes of their own
         began = time.monotonic()
         said: list[str] = []
-        share = running.Share("nftables", f"{seed} {name}", steps, seconds)
-        _, tallies = await running.side_by_side(list(running.shares(["nftables"], share, worlds)), said.append)
+        parts: list[running.Share | crashes.Part]
+        if MUTATIONS[name].by == "answers":
+            parts = [crashes.Part("nftables", "answers", 0, seed, number, worlds) for number in range(worlds)]
+        else:
+            share = running.Share("nftables", f"{seed} {name}", steps, seconds)
+            parts = list(running.shares(["nftables"], share, worlds))
+        _, tallies = await running.side_by_side(parts, said.append)
         took = f"{time.monotonic() - began:.0f} s, {tallies['nftables']['cpu']:.0f} s of CPU"
-        first, _, rest = "".join(said).partition("\n")  # how to play it again, unless a world did not come so far
-        complaint = " ".join((rest.partition("\n")[0] or first).split())
+        complaint = _complaint("".join(said))
         missed += not complaint
         tell(f"{name}: {complaint[:140] or 'NOT FOUND'} ({took})")
     del os.environ[MUTATION]
     tell(f"{len(names) - missed} of {len(names)} found")
     return missed
+
+
+def _complaint(said: str) -> str:
+    """Return what a history, or a point, complains of first; '' for nothing. Before it stands how to play it again,
+    unless a world did not come so far.
+    """
+    first, _, rest = said.partition("\n")
+    return " ".join((rest.partition("\n")[0] or first).split())

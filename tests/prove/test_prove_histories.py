@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from collections import Counter
 from itertools import pairwise
@@ -10,7 +11,8 @@ from itertools import pairwise
 import pytest
 import test_prove_found
 
-from prove import crashes, play, running
+from kubeproxy.kernel import netlink, nfnetlink
+from prove import crashes, launcher, play, running
 from prove.dumps import differences
 from prove.generate import Generator
 from prove.objects import BORDERS
@@ -162,3 +164,29 @@ def test_what_was_played_is_told_with_its_cost() -> None:
     assert line == (
         "nftables: 50 histories, 900 steps, 150 moments judged, nothing found; 10000 an hour, 0.60 s of CPU each"
     )
+
+
+def batch(*sequences: int) -> bytes:
+    """A transaction of so many messages, as nf_tables wants it: those before the last have no number."""
+    edge, last = nfnetlink.GENERIC.pack(0, 0, 0), len(sequences) - 1
+    inner = [
+        netlink.message(nfnetlink.NEW_ELEMENT, netlink.NLM_F_ACK if n == last else 0, number, edge)
+        for n, number in enumerate(sequences)
+    ]
+    return b"".join([netlink.message(16, 1, 7, edge), *inner, netlink.message(17, 1, 7, edge)])
+
+
+@pytest.mark.parametrize(("sent", "codes"), [((0, 0, 8), [(0, 105), (8, 0)]), ((8,), [(8, 105)])])
+def test_a_refusal_is_answered_as_the_kernel_does(sent: tuple[int, ...], codes: list[tuple[int, int]]) -> None:
+    data = launcher.refusal(batch(*sent), errno.ENOBUFS)
+    found = [(at.sequence, netlink.acknowledgement(data, at)[0]) for at in netlink.messages(data)]
+    assert found == codes
+    link = nfnetlink.Transactions(launcher.Answering(None, data))  # type: ignore[arg-type]
+    with pytest.raises(netlink.NetlinkError):
+        link._settle(7, 8)
+
+
+def test_what_only_reads_is_no_change() -> None:
+    dump = netlink.message(nfnetlink.GET_ELEMENT, netlink.NLM_F_ACK | netlink.NLM_F_DUMP, 1, b"")
+    assert not launcher.asks_for_change(dump)
+    assert launcher.asks_for_change(batch(0, 8))
