@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from lab.probes import Answer
+from prove import launcher
 from support.live import Front, Live
 from support.modes import modes
 
@@ -119,6 +120,25 @@ async def test_local_policy_keeps_clients_apart_from_the_cluster_pool(sticky: Li
     assert await choices(sticky, front) == first
     pods = {getattr(a, "pod", a) for a in await sticky.cluster.probes("pod", "tcp", *front, 10)}
     assert len(pods) == 1
+
+
+@modes("nftables", "iptables-nft")
+@pytest.mark.parametrize("jump", ["clock-back", "clock-ahead"])
+async def test_a_clock_that_jumps_forgets_no_client(sticky: Live, jump: str) -> None:
+    """By an hour back, or ten years ahead, in the middle of a start."""
+    name = f"jump-{jump}"
+    sticky.service(name, "a1 b1 b2", **STICKY)
+    front = sticky.front(name)
+    await sticky.programmed(front, "a1 b1 b2")
+    first = await choices(sticky, front)
+    await sticky.proxy.stop()
+    await sticky.start(command=launcher.command(jump, 5))
+    sticky.endpoints(name, "a1 a2 b1 b2")
+    await sticky.programmed(front, "a1 a2 b1 b2")
+    assert await choices(sticky, front) == first
+    await sticky.proxy.stop()
+    await sticky.start()
+    assert await choices(sticky, front) == first
 
 
 @modes("nftables", "iptables-nft", "userspace", "ipvs")

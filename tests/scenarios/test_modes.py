@@ -49,6 +49,21 @@ async def test_nftables_to_iptables_and_back(bare: Live, variant: str) -> None:
     assert kept(traffic)
 
 
+@pytest.mark.parametrize("others", ["iptables-nft", "userspace"])
+async def test_affinity_holds_in_each_mode_that_takes_over(bare: Live, others: str) -> None:
+    """Who had an endpoint of the mode before may get another one, once: modes do not know each other's clients."""
+    bare.service("sticky", "a1 a2 b1", sessionAffinity="ClientIP", **DUAL)
+    front = bare.front("sticky")
+    await bare.start()
+    for config in (MODES[others].config, {}, MODES[others].config):
+        for place in ("outside", "pod"):
+            met = {getattr(a, "pod", a) for a in await bare.cluster.probes(place, "tcp", *front, 6, 3.0)}
+            assert len(met) == 1, met
+            assert met <= {"a1", "a2", "b1"}
+        await bare.proxy.stop()
+        await bare.start(config)
+
+
 async def nftables_gone(live: Live) -> str:
     return "kube-proxy's table is there" if "table ip kube-proxy" in await live.nft("list", "tables") else ""
 

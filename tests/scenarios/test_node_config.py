@@ -15,6 +15,7 @@ from lab.netns import run_in_async
 from lab.probes import http_get
 from lab.topology import NODE_A
 from support.live import Front, Live
+from support.modes import MODES
 
 LOCALHOST = {"IPv4": "127.0.0.1", "IPv6": "::1"}
 BRIDGE = {"IPv4": "10.244.0.1", "IPv6": "fd00:244::1"}
@@ -172,6 +173,25 @@ async def test_nodeports_answer_on_all_addresses_of_a_family_that_the_node_does_
         await bare.expect(Front(address, number), {"outside": "a1"})
     await bare.expect(Front(LOCALHOST["IPv4"], number), {"node": "refused"}, "tcp")
     await bare.expect(Front(BRIDGE["IPv6"], number), {"pod": "refused"}, "tcp")
+
+
+@pytest.mark.parametrize("name", ["nftables", "iptables-nft", "userspace"])
+async def test_a_node_without_ipv4_serves_ipv6(bare: Live, name: str) -> None:
+    record = bare.cluster.store.get("nodes", ("", "node-a"))
+    assert record is not None
+    node = record.decode()
+    node["status"]["addresses"] = [{"type": "InternalIP", "address": NODE_A.ip6}]
+    bare.cluster.store.put("nodes", node)
+    for device in (await bare.run("ls", "/sys/class/net")).split():
+        if device != "lo":
+            await bare.run("ip", "-4", "address", "flush", "dev", device)
+    bare.service("web", "a1 b1", type="NodePort", ipFamilies=["IPv6"])
+    await bare.start({**MODES[name].config, "bindAddress": "::"})
+    for kind in ("cluster", "nodeport"):
+        await bare.expect(bare.front("web", kind, "IPv6"), {"outside": "a1 b1", "pod": "a1 b1", "node": "a1 b1"})
+    bare.endpoints("web", "a2")
+    await bare.expect(bare.front("web", "nodeport", "IPv6"), {"outside": "a2"})
+    assert not bare.logged("^E")
 
 
 async def test_health_checks_are_answered_on_loopback_that_is_named(bare: Live) -> None:

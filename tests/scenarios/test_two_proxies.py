@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import closing
 from pathlib import Path
 
+from kubeproxy.kernel.nfnetlink import Transactions
 from lab.netns import run_in_async
 from lab.probes import http_get
 from lab.proxyprocess import METRICS_PORT, Proxy
 from support.live import Live
+from support.traffic import DUAL, Traffic, streams
 
 # What the Go kube-proxy shows of itself: the name of its command, two ports, its mode.
 GO = """\
@@ -48,6 +51,36 @@ async def test_both_of_two_modes_say_that_there_is_another(bare: Live) -> None:
         await bare.until(lambda reason=reason: any(e.startswith(reason) for e in bare.events("node-a")), reason)
     await first.stop()
     await bare.until(lambda: said(second, "Serving healthz on .* at last"), "the port when the first one is gone")
+
+
+async def test_two_of_one_mode_serve_and_come_to_rest(bare: Live) -> None:
+    """Each takes the other's changes for another program's, and writes nothing where they agree."""
+    bare.service("web", "a1 b1", type="NodePort", **DUAL)
+    await bare.start()
+    front = bare.front("web")
+    await bare.programmed(front, "a1 b1")
+    async with Traffic(bare, *streams(bare)) as traffic:
+        second = await bare.start(ready_within=None)
+        await bare.until(lambda: said(second, "Committed everything family=IPv6"), "the second's first sync")
+        for endpoints in ("a1", "b1 b2", "a1 b1"):
+            bare.endpoints("web", endpoints)
+            await bare.programmed(front, endpoints)
+            await traffic.flow()
+        await bare.eventually(lambda: at_rest(bare))
+    assert traffic.failures == []
+
+
+async def at_rest(live: Live) -> str:
+    """Why the tables do not stand still: somebody wrote within three seconds, and a repair comes within one."""
+    namespace = live.cluster.namespace_of("node")
+    before = await run_in_async(namespace, generation)
+    await asyncio.sleep(3.0)
+    return "" if (after := await run_in_async(namespace, generation)) == before else f"{after - before} transactions"
+
+
+def generation() -> int:
+    with closing(Transactions.open()) as link:
+        return link.generation()
 
 
 async def test_the_go_kube_proxy_is_named_though_it_has_more_rights(bare: Live, tmp_path: Path) -> None:

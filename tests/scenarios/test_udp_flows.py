@@ -245,3 +245,25 @@ async def test_removed_flows_are_counted(live: Live) -> None:
 
 async def _above(live: Live, series: str, before: float) -> str:
     return "" if await live.metric(series) > before else "nothing was counted"
+
+
+@modes("nftables", "iptables-nft", "userspace")
+async def test_an_address_that_another_service_has_at_once_gets_no_client_of_the_first(live: Live) -> None:
+    """A pod that goes, and one that comes with its address within 100 ms: the flow to it is over all the same."""
+    live.service("before", "a1")
+    live.service("after", "b1")
+    await live.programmed(live.front("before"), "a1")
+    await live.programmed(live.front("after"), "b1")
+    client = Client(live, "pod", live.front("before"))
+    other = Client(live, "pod", live.front("after"))
+    with contextlib.closing(client), contextlib.closing(other):
+        await client.expect("a1")
+        for _ in range(3):
+            live.endpoints("before", "b2")
+            live.endpoints("after", "a1")
+            await client.expect("b2")
+            await other.expect("a1")
+            live.endpoints("after", "b1")
+            live.endpoints("before", "a1")
+            await client.expect("a1")
+            await other.expect("b1")
