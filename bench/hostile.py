@@ -306,7 +306,7 @@ def run(with_: Run) -> Report:
         rows.append(Row(case, figures))
     notes = (
         f"{SIZE}; one other Service changes each {EVERY * 1e3:.0f} ms, {seconds} s quiet and {seconds} s attacked.",
-        "delay: from when a change was due to the kernel's acknowledgement. own, late: the CPU times, in ms, counted in",
+        "delay: from when a change was due to the kernel's acknowledgement. own, late: the CPU times, counted in",
         "yardsticks (bench/yardstick.py): what else the machine does is less in them.",
         f"goal: hold under {GOAL_HOLD:.0f} ms, delay under {GOAL_DELAY:.0f} ms beyond the quiet one.",
     )
