@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
 from msgspec import Struct
 
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import NOTHING, Compiled, ServiceName, ServicePlan
+from kubeproxy.model.plan import NOTHING, Compiled, Frontend, ServiceName, ServicePlan
 from kubeproxy.model.planner import Change
 from kubeproxy.pacing import Backoff
 
@@ -22,6 +22,8 @@ FIRST_RETRY = 0.05
 SLOWEST_RETRY = 10.0
 _UDP = socket.IPPROTO_UDP
 PART = 2000  # Services that are looked at at once: 2 ms
+ON_THE_LOOP = 40_000
+"""Endpoints before and after, counted for each frontend, up to which changes are committed on the event loop: 20 ms."""
 MOST_TRIGGERS = 100  # of one Service, while the kernel refuses: more would say nothing new of the latency
 
 
@@ -82,15 +84,28 @@ class Backlog:
             len(self.changes),
         )
 
-    def committed(self) -> None:
-        """Take that the kernel has all that was queued."""
+    def portion(self) -> list[Change]:
+        """Return what to commit next: the changes but for large ones, and the oldest of these: others wait for one.
+
+        Where an address changes hands it is all of them, as that is one transaction.
+        """
+        changes = list(self.changes.values())
+        later = {change.name for change in changes if weight(change, self.family) > ON_THE_LOOP}
+        if len(later) > 1 and not _hand_over(changes, self.family):
+            later.discard(next(change.name for change in changes if change.name in later))
+            return [change for change in changes if change.name not in later]
+        return changes
+
+    def committed(self, changes: Sequence[Change]) -> None:
+        """Take that the kernel has these changes of what was queued, and all that was queued before them."""
         self._committed_at = now = self._clock()
         self._refusal = None
         if not self.stale:  # else something was seen when this sync was under way already
             self._difference = None
             if self._sound_since is None:  # so this was a full sync
                 self._sound_since = self._inspected_at = now
-        self.changes.clear()
+        for change in changes:
+            del self.changes[change.name]
         self.besides = False
         self._backoff.succeeded()
 
@@ -114,9 +129,9 @@ class Backlog:
         for change in changes:
             note(self.changes, change)
 
-    def plans(self) -> list[tuple[ServiceName, tuple[ServicePlan, ...]]]:
+    def plans(self, changes: Iterable[Change]) -> list[tuple[ServiceName, tuple[ServicePlan, ...]]]:
         """Return what each changed Service is to be."""
-        return [(change.name, self._of(change.after)) for change in self.changes.values()]
+        return [(change.name, self._of(change.after)) for change in changes]
 
     def all_plans(self, compiled: Mapping[ServiceName, Compiled]) -> dict[ServiceName, tuple[ServicePlan, ...]]:
         """Return what every Service is to be; those that changed come first, in their order."""
@@ -141,9 +156,9 @@ class Backlog:
         while some := list(islice(found, PART)):
             yield [change for change in some if change.after.has(_UDP) or change.before.has(_UDP)]
 
-    def triggers(self) -> Iterator[str]:
-        """Yield the times at which the changes of this family were triggered, as its EndpointSlices have them."""
-        for change in self.changes.values():
+    def triggers(self, changes: Iterable[Change]) -> Iterator[str]:
+        """Yield the times at which changes of this family were triggered, as its EndpointSlices have them."""
+        for change in changes:
             if change.triggers and self._of(change.after):
                 yield from (trigger.time for trigger in change.triggers if trigger.family is self.family)
 
@@ -152,6 +167,48 @@ class Backlog:
         if plans and plans[0].key.family is family is plans[-1].key.family:
             return plans
         return tuple([plan for plan in plans if plan.key.family is family])
+
+
+def takes_long(changes: Collection[Change], family: Family) -> bool:
+    """Return whether a backend may hold the event loop with this: many elements, or chains that are made first."""
+    for change in changes:
+        for plan in (*change.before.plans, *change.after.plans):
+            if plan.affinity or plan.balance is not None:
+                return True
+    return sum(weight(change, family) for change in changes) > ON_THE_LOOP
+
+
+def weight(change: Change, family: Family) -> int:
+    """Return how much a change may be to commit: the endpoints before and after, counted for each frontend."""
+    total = 0
+    for entry in (change.before, change.after):
+        for plan in entry.plans:
+            if plan.key.family is family:
+                total += len(plan.frontends) * (len(plan.cluster) + len(plan.local))
+                if plan.balance is not None and plan.balance.hashing is not None:
+                    total += plan.balance.hashing.size
+    return total
+
+
+def _hand_over(changes: Iterable[Change], family: Family) -> bool:
+    """Return whether a Service has a frontend that another one had before."""
+    frontends = [
+        [
+            [plan.frontends for plan in entry.plans if plan.key.family is family]
+            for entry in (change.before, change.after)
+        ]
+        for change in changes
+    ]
+    moved = [(before, after) for before, after in frontends if before != after]
+    lost: set[bytes] = set()
+    for before, after in moved:
+        if before:
+            lost |= _keys(before) - _keys(after)
+    return bool(lost) and any(not lost.isdisjoint(_keys(after) - _keys(before)) for before, after in moved)
+
+
+def _keys(frontends: Iterable[Sequence[Frontend]]) -> frozenset[bytes]:
+    return frozenset(frontend.key for each in frontends for frontend in each)
 
 
 def note(known: dict[ServiceName, Change], change: Change) -> None:

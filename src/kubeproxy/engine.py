@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from msgspec import Struct
 
 from kubeproxy.backends.mode import Backend, Difference, Resetting
-from kubeproxy.backlog import Backlog, Standing, note, retries
+from kubeproxy.backlog import Backlog, Standing, note, retries, takes_long
 from kubeproxy.errors import ApplyError, ChangedByOthersError, Unsupported
 from kubeproxy.inspection import Inspector
 from kubeproxy.intake import Intake
@@ -35,9 +35,6 @@ from kubeproxy.turns import exhaust, in_turns
 log = logging.getLogger("kubeproxy.engine")
 
 NODE_PATIENCE = 30.0  # seconds; kube-proxy polls the Node that long before it falls back to loopback
-
-ON_THE_LOOP = 40_000
-"""Endpoints before and after, counted for each frontend, up to which changes are committed on the event loop: 20 ms."""
 
 TOGETHER = 5000
 """Changes that are said to be settled at once: some 10 ms."""
@@ -185,6 +182,9 @@ class Engine:
                 if world_changed:
                     self._queue()
                 await self._sync(world_changed)
+                if any(backlog.changes and not backlog.resting for backlog in self._backlogs.values()):
+                    self._wake.set()  # large Services, one after the other
+                    continue
                 await asyncio.sleep(max(0.0, self._pace.minimum - (time.monotonic() - began)))
         finally:
             inspection.cancel()
@@ -295,7 +295,7 @@ class Engine:
             self._uncommitted = Counts()
         self._count(counts)
         if current:
-            await self._settle()
+            await self._settle(current)
             if self._queued:  # during the sync, whose end said that nothing waits any more
                 self._observer.queued(self._families)
         if not self._never_committed:
@@ -347,6 +347,8 @@ class Engine:
         family, began = backend.family, time.monotonic()
         full, backlog.stale = backlog.stale, False  # it may be asked for meanwhile
         compiled = self.planner.compiled
+        whole = full or world_changed or backend.blocking  # where each sync costs the same, whatever is in it
+        portion = list(backlog.changes.values()) if whole else backlog.portion()
         try:
             async with self._kernel:
                 if full:
@@ -354,8 +356,8 @@ class Engine:
                         # It only touches the backend and what was compiled; nobody else changes that meanwhile.
                         await exhaust(_resync(backend, backlog, compiled), in_thread=True)
                 else:
-                    in_thread = backend.blocking or _takes_long(backlog.changes.values(), family)
-                    await exhaust(backend.sync(backlog.plans()), in_thread=in_thread)
+                    in_thread = backend.blocking or takes_long(portion, family)
+                    await exhaust(backend.sync(backlog.plans(portion)), in_thread=in_thread)
         except ApplyError as error:
             log.error("Sync failed family=%s error=%r", family.label, str(error))
             asyncio.get_running_loop().call_later(backlog.refused(str(error)), self._try_again, backlog)
@@ -369,14 +371,15 @@ class Engine:
         # If it was not stale its last sync succeeded, so it has all but what is fresh. A new world may be a new address
         # for NodePorts, to which flows began before it answered.
         everything = full or world_changed
-        changes, services = fresh, 0
+        changes, services = portion, 0
         if everything:
             parts = in_turns(backlog.everything(fresh, compiled))
             changes = [change async for part in parts for change in part]
             services = sum(1 for entry in compiled.values() if entry.plans)
         running = time.monotonic() - self._started  # the Go kube-proxy leaves out what happened before it started, too
-        ages = [age for trigger in backlog.triggers() if (age := _age(trigger)) is not None and age < running]
-        backlog.committed()
+        ages = [age for trigger in backlog.triggers(portion) if (age := _age(trigger)) is not None and age < running]
+        backlog.committed(portion)
+        self._queued |= bool(backlog.changes)
         self._observer.committed(Commit(family, changes, full, everything, services, seconds, ages))
         self._never_committed.discard(family)
         return True
@@ -385,12 +388,11 @@ class Engine:
         backlog.resting = False
         self._wake.set()
 
-    async def _settle(self) -> None:
-        """Say what is settled: families that are refused are not waited for."""
-        if not self._unsettled:
-            return
-        changes = list(self._unsettled.values())
-        self._unsettled.clear()
+    async def _settle(self, current: Sequence[Family]) -> None:
+        """Say what is settled: families that are refused are not waited for, `current` ones are."""
+        waiting = {name for family in current for name in self._backlogs[family].changes}
+        changes = [change for name, change in self._unsettled.items() if name not in waiting]
+        self._unsettled = {name: self._unsettled[name] for name in waiting if name in self._unsettled}
         async for some in in_turns(changes[at : at + TOGETHER] for at in range(0, len(changes), TOGETHER)):
             for change in some:
                 if change.after.problems != change.before.problems:
@@ -398,18 +400,6 @@ class Engine:
                         if problem not in change.before.problems:
                             self._observer.noticed(ServiceProblem(change.name, change.uid, problem))
             self._observer.settled(some)
-
-
-def _takes_long(changes: Iterable[Change], family: Family) -> bool:
-    """Return whether a backend may hold the event loop with this: many elements, or chains that are made first.
-
-    What goes is counted as what comes.
-    """
-    compiled = (entry for change in changes for entry in (change.before, change.after))
-    plans = [plan for entry in compiled for plan in entry.plans if plan.key.family is family]
-    if any(plan.affinity or plan.balance is not None for plan in plans):
-        return True
-    return sum(len(plan.frontends) * (len(plan.cluster) + len(plan.local)) for plan in plans) > ON_THE_LOOP
 
 
 def _resync(backend: Backend, backlog: Backlog, compiled: Mapping[ServiceName, Compiled]) -> Iterator[int]:

@@ -6,6 +6,7 @@ from itertools import chain
 
 import pytest
 
+from kubeproxy import backlog as backlog_module
 from kubeproxy import engine as engine_module
 from kubeproxy.engine import Pace
 from kubeproxy.errors import Unsupported
@@ -280,5 +281,60 @@ def test_what_took_long_to_come_goes_in_a_thread():
         await stage.settled()
         assert threads
         assert threading.main_thread() not in threads
+
+    play(scene)
+
+
+def test_others_wait_for_one_large_service_and_not_for_all(monkeypatch):
+    """Each is in a transaction of its own; what is small goes with the first of them that is tried."""
+    monkeypatch.setattr(backlog_module, "ON_THE_LOOP", 3)
+
+    async def scene(stage):
+        await started(stage, *(service(name, number) for number, name in enumerate("abcd", 1)))
+        stage.backend.calls.clear()
+        stage.notes.made.clear()
+        large = [endpoints(name, 1, 2, 3, 4) for name in "abc"]
+        stage.tell_during_sync(endpoints("d", 2))
+        stage.tell(*large, endpoints("d", 1))
+        await stage.settled()
+        assert [names for _, names in stage.backend.calls] == [["a", "d"], ["b", "d"], ["c"]]
+        assert [[c.name[1] for c in changes] for (changes,) in stage.notes.of("settled")] == [
+            ["a", "d"],
+            ["b", "d"],
+            ["c"],
+        ]
+        assert [[c.name[1] for c in commit.changes] for commit in stage.notes.commits] == [
+            ["a", "d"],
+            ["b", "d"],
+            ["c"],
+        ]
+        assert not stage.engine.queued
+
+    play(scene)
+
+
+def test_large_services_that_wait_do_not_wait_for_the_next_sync_period(monkeypatch):
+    monkeypatch.setattr(backlog_module, "ON_THE_LOOP", 3)
+
+    async def scene(stage):
+        await started(stage, service("a"), service("b", 2))
+        stage.backend.calls.clear()
+        stage.engine._pace = Pace(minimum=3600.0)
+        stage.tell(endpoints("a", 1, 2, 3, 4), endpoints("b", 1, 2, 3, 4))
+        await stage.settled()
+        assert [names for _, names in stage.backend.calls] == [["a"], ["b"]]
+
+    play(scene)
+
+
+def test_large_services_between_which_an_address_changes_hands_go_together(monkeypatch):
+    monkeypatch.setattr(backlog_module, "ON_THE_LOOP", 3)
+
+    async def scene(stage):
+        await started(stage, service("a"), endpoints("a", 1, 2, 3, 4), endpoints("b", 1, 2, 3, 4))
+        stage.backend.calls.clear()
+        stage.tell(gone("a"), service("b"))
+        await stage.settled()
+        assert [names for _, names in stage.backend.calls] == [["a", "b"]]
 
     play(scene)
