@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
+from contextlib import suppress
 from typing import Final, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -59,7 +60,9 @@ async def to_its_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
         await asyncio.wait([doing])
         return doing.result()
     except asyncio.CancelledError:
-        await asyncio.wait([doing])
+        while not doing.done():
+            with suppress(asyncio.CancelledError):  # once more: it is on its way already
+                await asyncio.wait([doing])
         doing.exception()  # nobody else asks for it
         raise
     finally:
