@@ -286,3 +286,13 @@ def test_nft_text_is_one_transaction():
 def test_nft_has_a_version():
     assert nft.version() >= (1, 0, 1)
     assert subprocess.run(["nft", "--version"], capture_output=True, check=True).stdout
+
+
+def test_what_the_send_buffer_does_not_hold_is_an_error_that_says_which_limit_it_is(netns, monkeypatch):
+    """As in a user namespace, where a buffer has net.core.wmem_max at most."""
+    monkeypatch.setattr(nfnetlink, "grow_send_buffer", lambda opened, _: opened.setsockopt(1, 7, 100_000))
+    small = nfnetlink.Transactions.open()
+    error = refusal(small, add("addresses", [SET.pack(address(n), b"") for n in range(20_000)]))
+    small.close()
+    assert error.code == errno.EMSGSIZE
+    assert "net.core.wmem_max" in str(error)

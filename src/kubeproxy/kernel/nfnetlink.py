@@ -236,7 +236,8 @@ class Transactions:
         try:
             self._socket.send(data)
         except OSError as error:
-            raise NetlinkError(error.errno or errno.EIO, "cannot send to nf_tables") from error
+            limit = "raise net.core.wmem_max, or leave the user namespace" if error.errno == errno.EMSGSIZE else ""
+            raise NetlinkError(error.errno or errno.EIO, "cannot send to nf_tables", limit) from error
 
     def _receive(self) -> bytes:
         try:
