@@ -104,7 +104,7 @@ def compiling(
             if asked is not None:
                 room = room_for(plans[first:], most)
                 plans[first:] = [balanced(plan, ours, asked, growth, room, problems) for plan in plans[first:]]
-    health = _health(spec, pieces, plans, world, problems) if spec.health_check_node_port else None
+    health = _health(facts.health_port, pieces, plans, world) if spec.health_check_node_port else None
     return Compiled(tuple(plans), health, tuple(problems))
 
 
@@ -162,7 +162,7 @@ def _read(service: Service, external_ips: ExternalIPs, problems: list[Problem]) 
         _source_ranges(spec.load_balancer_source_ranges, problems) if spec.load_balancer_source_ranges else _NO_RANGES,
         _policies(spec, problems),
         _affinity(spec, problems) if spec.session_affinity not in _NO_AFFINITY else 0,
-        _health_port(spec) if spec.health_check_node_port else 0,
+        _health_port(spec, problems) if spec.health_check_node_port else 0,
     )
 
 
@@ -469,21 +469,11 @@ def _external(policy: Policy, stock: _Stock, pods_known: bool) -> Traffic:
     return Traffic(pod, node, outside)
 
 
-def _health(
-    spec: ServiceSpec,
-    slices: Sequence[Slice],
-    plans: Sequence[ServicePlan],
-    world: Globals,
-    problems: list[Problem],
-) -> HealthCheck | None:
+def _health(port: int, slices: Sequence[Slice], plans: Sequence[ServicePlan], world: Globals) -> HealthCheck | None:
     """Return the health check of a LoadBalancer with externalTrafficPolicy Local.
 
     Ready endpoints of this node are counted by address, over all ports of a family's slices.
     """
-    port = _health_port(spec)
-    if not port and _wants_health_check(spec):
-        wrong = f"{spec.health_check_node_port} is not between 1 and 65535; no health check"
-        problems.append(Problem("spec.healthCheckNodePort", wrong))
     if not port or not plans:
         return None
     ready: dict[Family, set[bytes]] = {plan.key.family: set() for plan in plans}
@@ -493,12 +483,12 @@ def _health(
     return HealthCheck(port, tuple((family, len(addresses)) for family, addresses in ready.items()))
 
 
-def _wants_health_check(spec: ServiceSpec) -> bool:
-    local = spec.type == "LoadBalancer" and spec.external_traffic_policy == "Local"
-    return local and bool(spec.health_check_node_port)
-
-
-def _health_port(spec: ServiceSpec) -> int:
+def _health_port(spec: ServiceSpec, problems: list[Problem]) -> int:
     """Return the port that health checks ask, 0 for none or for one that cannot be."""
-    port = (spec.health_check_node_port or 0) if _wants_health_check(spec) else 0
-    return port if 0 < port < 65536 else 0
+    port = spec.health_check_node_port or 0
+    if spec.type != "LoadBalancer" or spec.external_traffic_policy != "Local" or not port:
+        return 0
+    if 0 < port < 65536:
+        return port
+    problems.append(Problem("spec.healthCheckNodePort", f"{port} is not between 1 and 65535; no health check"))
+    return 0

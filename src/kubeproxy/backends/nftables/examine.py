@@ -30,7 +30,7 @@ from kubeproxy.backends.nftables.layout import (
 from kubeproxy.backends.nftables.localhost import LOOPBACK, wishes
 from kubeproxy.backends.nftables.numbering import Numbers
 from kubeproxy.backends.nftables.render import Table, place_all, translate
-from kubeproxy.backends.nftables.ruleset import Ruleset
+from kubeproxy.backends.nftables.ruleset import Ruleset, client_number
 from kubeproxy.backends.nftables.view import SERVICE_CIDRS, Expected, View, expected
 from kubeproxy.backends.nftables.words import Words
 from kubeproxy.backends.table_view import complete, nodeport_findings, rule_findings
@@ -174,6 +174,7 @@ class NftablesExaminer:
     def remembered(self, plan: ServicePlan, client: bytes) -> Iterator[bytes]:
         """See Remembering. Of the sets of a pool the first one that has the client is it."""
         sets, asked = self._view.sets(), set()
+        remembered = client_number(client)
         for set_id, key, pool in _Wanted(self.family, [plan], Numbers()).pools:
             number = self._view.lookup(POOLS_OF[SetId(set_id)], [key]).get(key)
             if number is None or number in asked:
@@ -182,7 +183,7 @@ class NftablesExaminer:
             keys = [key + slot for slot in slot_bytes(len(pool))[: len(pool)]]
             there = self._view.lookup(set_id, keys)
             for name, slot in zip(map(client_set, range(len(pool))), keys, strict=True):
-                if slot in there and name in sets and self._view.lookup(name, [client + number]):
+                if slot in there and name in sets and self._view.lookup(name, [remembered + number]):
                     yield there[slot][: -len(_PAD)]
                     break
 

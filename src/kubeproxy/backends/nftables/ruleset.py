@@ -35,8 +35,8 @@ from kubeproxy.kernel import nfnetlink
 from kubeproxy.kernel.nftables import compiling, messages
 from kubeproxy.kernel.nftables.messages import DYNAMIC, TIMEOUT, SetSpec
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.maglev import SEED
-from kubeproxy.model.plan import FamilyGlobals, Globals, HashKey, Loopback
+from kubeproxy.model.maglev import SEED, slot_of
+from kubeproxy.model.plan import FamilyGlobals, Globals, Hashing, HashKey, Loopback
 
 _SERVICE: Final = "{ip} daddr . meta l4proto . th dport"
 _NODEPORT: Final = "meta l4proto . th dport"
@@ -423,6 +423,13 @@ AFFINITY_SHARE: Final = 1 << 16
 AFFINITY_CLIENTS: Final = 1 << 22
 """Clients that a slot can remember, over all Services: what 64 pools of one endpoint can have at most. Beyond it new
 clients are served without affinity."""
+
+
+def client_number(address: bytes) -> bytes:
+    """Return what stands for a client in the sets of clients, beside the number of a pool: see Ruleset._client_key."""
+    number = slot_of(Hashing(HashKey.CLIENT, AFFINITY_SHARE), address, 0)
+    return (number or 0).to_bytes(4, "little")
+
 
 _PICKS: Final = {
     f"{local}{word}": {HashKey.FLOW: " . th sport", HashKey.CLIENT: ""}[HashKey(key)]

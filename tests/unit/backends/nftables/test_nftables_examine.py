@@ -9,6 +9,7 @@ import pytest
 from kubeproxy.backends.examination import Kind
 from kubeproxy.backends.nftables.examine import NftablesExaminer
 from kubeproxy.backends.nftables.layout import TABLE, TRANSPORTS, parse_chain_name
+from kubeproxy.backends.nftables.ruleset import client_number
 from kubeproxy.backends.nftables.text import interval_lines
 from kubeproxy.backends.nftables.view import SERVICE_CIDRS, KernelView, Skeleton, expected
 from kubeproxy.backends.table_view import ChainView
@@ -93,7 +94,8 @@ def test_a_client_with_affinity_is_found_at_its_endpoint(ground):
     backend = ground.start()
     resync(backend, {("default", "other"): sticky("other", 2, 3), A: plans})
     (number,) = {element.split(" : ")[1] for element in ground.elements("session-pools") if "10.96.0.1 " in element}
-    ground.disturb(f"add element ip kube-proxy clients-1 {{ 172.16.0.1 . {number} timeout 30s expires 20s }}")
+    client = int.from_bytes(client_number(address("172.16.0.1")), "little")
+    ground.disturb(f"add element ip kube-proxy clients-1 {{ {client} . {number} timeout 30s expires 20s }}")
     (endpoint_,) = [
         e.split(" : ")[1] for e in ground.elements("endpoints") if e.startswith("10.96.0.1 . tcp . 80 . 1 ")
     ]
