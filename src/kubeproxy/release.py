@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from kubeproxy import __version__
-
 SAME_BUILD: Final = "restart the proxy, or ask by the command of its own container"
 """What mends a command and a proxy of two builds."""
 
@@ -35,4 +33,6 @@ def commit(built: Path = _BUILT, git: Path = _CHECKOUT) -> str:
 
 def build() -> str:
     """Return the version with its commit, as 0.1.0+1a2b3c4d5e6f: two builds of a version are not the same."""
+    from kubeproxy import __version__  # noqa: PLC0415 - hatch_build.py runs this file before the package is installed
+
     return "+".join(filter(None, (__version__, commit()[:12])))

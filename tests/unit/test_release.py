@@ -1,6 +1,7 @@
 """The commit that a build names: written into it, or that of the checkout."""
 
 import subprocess
+import sys
 
 import pytest
 
@@ -32,3 +33,9 @@ def test_the_commit_is_read_from_the_build_or_the_checkout(tmp_path, files, expe
 def test_a_checkout_names_its_commit():
     asked = ["git", "-c", f"safe.directory={ROOT}", "-C", str(ROOT), "rev-parse", "HEAD"]
     assert commit() == subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_the_file_runs_where_the_package_is_not_installed_yet():
+    script = f"import runpy; print(runpy.run_path({str(ROOT / 'src/kubeproxy/release.py')!r})['commit']())"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == commit()
