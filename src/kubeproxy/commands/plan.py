@@ -148,7 +148,7 @@ def _settings(facts: Facts, new: KubeProxyConfiguration, mode: Mode) -> tuple[Se
     """Return what the configuration says of this node, what it lacks to run it, '' for nothing, and what it lacks for
     one family alone, as a sentence or none.
     """
-    settings = host.settings(new)
+    settings = host.settings(new, balancing_entries=facts.world.balancing_entries)
     primary = primary_family(settings, facts.node if settings.node_name == facts.world.node_name else None)
     try:
         able = host.supported(settings.families, primary, partial(mode.operations().look, new))
@@ -173,8 +173,7 @@ def _world(facts: Facts, settings: Settings, local: Local) -> tuple[Globals, lis
         old, part = facts.world.of(family), world.of(family)
         assert part is not None  # noqa: S101 - it is one of its families
         parts[family] = replace(part, service_cidrs=old.service_cidrs) if old is not None else part
-    entries = facts.world.balancing_entries
-    return replace(world, ipv4=parts.get(Family.IPV4), ipv6=parts.get(Family.IPV6), balancing_entries=entries), unknown
+    return replace(world, ipv4=parts.get(Family.IPV4), ipv6=parts.get(Family.IPV6)), unknown
 
 
 def _sysctls(mode: Mode, new: KubeProxyConfiguration) -> list[str]:

@@ -1,0 +1,25 @@
+"""What `kube-proxy plan` takes over from the proxy beside which it runs."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from kubeproxy import modes
+from kubeproxy.commands import plan
+from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.model.plan import FamilyGlobals, Globals
+
+
+@pytest.mark.parametrize("entries", [0, 5000])
+def test_another_configuration_leaves_the_flag_of_balancing_as_it_is(entries, monkeypatch):
+    """It stands beside the configuration; 0 turns annotations off, which is another thing than to have no room."""
+    monkeypatch.setattr(
+        plan.host, "supported", lambda families, primary, look: SimpleNamespace(families=families, lack="")
+    )
+    balancing = "served" if entries else "ignored"
+    now = Globals("node", balancing=balancing, balancing_entries=entries, ipv4=FamilyGlobals())
+    facts = SimpleNamespace(world=now, node=None)
+    new = KubeProxyConfiguration(mode="nftables", hostname_override="node")
+    settings, _, _ = plan._settings(facts, new, modes.named("nftables"))
+    world, _ = plan._world(facts, settings, {})
+    assert (world.balancing, world.balancing_entries) == (balancing, entries)
