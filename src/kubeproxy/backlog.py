@@ -14,6 +14,7 @@ from itertools import chain, islice
 from msgspec import Struct
 
 from kubeproxy.model.addresses import Family
+from kubeproxy.model.balancing import entries
 from kubeproxy.model.plan import NOTHING, Compiled, Frontend, ServiceName, ServicePlan
 from kubeproxy.model.planner import Change
 from kubeproxy.pacing import Backoff
@@ -179,14 +180,14 @@ def takes_long(changes: Collection[Change], family: Family) -> bool:
 
 
 def weight(change: Change, family: Family) -> int:
-    """Return how much a change may be to commit: the endpoints before and after, counted for each frontend."""
+    """Return how much a change may be to commit: endpoints, and what weights and tables enter, for each frontend."""
     total = 0
     for entry in (change.before, change.after):
         for plan in entry.plans:
             if plan.key.family is family:
                 total += len(plan.frontends) * (len(plan.cluster) + len(plan.local))
-                if plan.balance is not None and plan.balance.hashing is not None:
-                    total += plan.balance.hashing.size
+                if plan.balance is not None:
+                    total += entries((plan,))
     return total
 
 

@@ -4,8 +4,11 @@ import pytest
 
 from kubeproxy.backlog import Backlog, Standing
 from kubeproxy.model.addresses import Family
+from kubeproxy.model.objects import Annotations
 from kubeproxy.model.plan import NOTHING
 from kubeproxy.model.planner import Change
+from support.cluster_objects import HERE, endpoint, endpoint_slice, service
+from unit.model.test_planner import planner
 
 V4 = Family.IPV4
 
@@ -65,3 +68,15 @@ def test_what_is_queued_is_counted_until_it_is_committed(backlog):
     assert backlog.standing.queued == 2
     backlog.committed(backlog.portion())
     assert backlog.standing.queued == 0
+
+
+@pytest.mark.parametrize("asked", [{"algorithm": "maglev-4093"}, {"weights": f"{HERE}=100,b=99"}])
+def test_tables_and_weights_are_large_for_each_address(backlog, asked):
+    """With 11 addresses some 44,000 elements come of two kilobytes, and others wait for one such Service."""
+    for number, name in enumerate("ab", 1):
+        many = [f"203.0.{number}.{n}" for n in range(1, 11)]
+        wanted = service(name, f"10.96.0.{number}", external_ips=many, annotations=Annotations(**asked))
+        members = [endpoint(f"10.244.0.{n}", HERE if n % 2 else "b") for n in range(1, 41)]
+        after = planner(wanted, endpoint_slice(*members, of=name)).compiled["default", name]
+        backlog.add([Change(("default", name), NOTHING, after)])
+    assert [change.name[1] for change in backlog.portion()] == ["a"]
