@@ -77,7 +77,7 @@ class Engine:
         self._backlogs = {family: Backlog(family) for family in self._families}
         self._inspector = Inspector(backends, self._backlogs, pace.period, self._kernel, self._convicted)
         self._unsettled: dict[ServiceName, Change] = {}
-        self._uncommitted = Counts()  # compiled, but not committed in all families
+        self._uncommitted = Counts()  # taken up by syncs, but not committed in all families
         self._started = time.monotonic()
         self._primary: Family | None = None  # of the Node, once it is known
         self._surroundings_changed = True
@@ -291,7 +291,7 @@ class Engine:
             elif queued:  # what was queued came to nothing: that is up to date as well
                 self._observer.committed(Commit(backend.family))
             current.append(backend.family)
-        if not any(backlog.changes for backlog in self._backlogs.values()):
+        if not self.planner.deferred and not any(backlog.changes for backlog in self._backlogs.values()):
             self._uncommitted = Counts()
         self._count(counts)
         if current:

@@ -91,6 +91,7 @@ class Planner:
         self.service_cidrs: dict[str, tuple[str, ...]] = {}
         self.compiled: dict[ServiceName, Compiled] = {}
         self.counts = Counts()
+        self.deferred = False  # whether the last `taking` left some dirty for the next one
         self._wanted: dict[ServiceName, Compiled] = {}
         self._service_of: dict[ServiceName, ServiceName] = {}
         self._claims: dict[Family, Claims] = {family: Claims() for family in Family}
@@ -242,6 +243,7 @@ class Planner:
         if self.compiled:  # the first time nothing is left out: it may be served already
             for name in self._order.deferred(self._budget.costs(dirty.keys())):
                 self._dirty[name] = dirty.pop(name)
+        self.deferred = bool(self._dirty)
         return dirty
 
     def _compile(self, name: ServiceName, moved: Mapping[Claims, set[bytes]]) -> Generator[tuple[()], None, None]:

@@ -266,6 +266,8 @@ def test_changes_of_many_tables_are_in_several_syncs_and_those_of_others_between
         await stage.settled()
         synced = [names for _, names in stage.backend.calls]
         assert [len(names) for names in synced] == [16, 17, 8]
+        pending = [services for services, _ in stage.notes.counts[1]]
+        assert pending[-3:] == [41, 41, 0]  # until the last ones are committed, too
         assert "plain" in synced[1]
         assert sorted(chain.from_iterable(synced)) == sorted([*noisy, "plain"])
 
