@@ -97,25 +97,30 @@ class NodeBudget:
 
 
 class FairOrder:
-    """Which of many costly changes are taken now: of each namespace in turn, so that none waits for all of another."""
+    """Which of many costly changes are taken now: of each namespace in turn, so that none waits for all of another.
+
+    What waits goes before what comes, and a namespace that comes again has no other turn than if it had waited.
+    """
 
     def __init__(self) -> None:
+        self._waiting: list[ServiceName] = []
         self._served: dict[str, int] = {}
         self._turn = 0
 
     def deferred(self, costs: Mapping[ServiceName, int]) -> Iterable[ServiceName]:
         """Return the Services whose changes are to wait, in their order; `costs` are those that cost any entries."""
         if sum(costs.values()) <= TURN:
+            self._waiting.clear()
             self._served.clear()
             return ()
+        names = dict.fromkeys([*(name for name in self._waiting if name in costs), *costs])
         waiting: dict[str, list[ServiceName]] = {}
-        for name in costs:
+        for name in names:
             waiting.setdefault(name[0], []).append(name)
-        self._served = {namespace: self._served.get(namespace, 0) for namespace in waiting}
         left, later = TURN, set(costs)
         while later:
             self._turn += 1
-            namespace = min(waiting, key=lambda each: self._served[each])
+            namespace = min(waiting, key=lambda each: self._served.get(each, 0))
             name = waiting[namespace].pop(0)
             if left < TURN and costs[name] > left:
                 break
@@ -124,4 +129,5 @@ class FairOrder:
             self._served[namespace] = self._turn
             if not waiting[namespace]:
                 del waiting[namespace]
-        return [name for name in costs if name in later]
+        self._waiting = [name for name in names if name in later]
+        return tuple(self._waiting)

@@ -222,3 +222,19 @@ def test_each_namespace_has_its_turn(cost):
         waiting = {name: waiting[name] for name in waiting if name in later}
     for at in range(0, len(seen), 3):
         assert set(seen[at : at + 3]) == set("abc")
+
+
+@pytest.mark.parametrize(
+    "restless",
+    [
+        [[("a", "old")]],  # its own namespace
+        [[("b", "old")], [("c", "old")]],  # others, each in every second turn
+    ],
+)
+def test_what_changes_all_the_time_does_not_hold_up_for_ever_what_waits(restless):
+    order, waiting = FairOrder(), [("a", "first"), ("a", "second")]
+    for turn in range(8):
+        again = restless[turn % len(restless)]
+        later = list(order.deferred(dict.fromkeys([*again, *waiting], TURN)))
+        waiting = [name for name in waiting if name in later]
+    assert not waiting
