@@ -88,12 +88,12 @@ def ask(proto: str, address: str, port: int, timeout: float = 0.5, source: str |
     return _said(raw, time.perf_counter() - start) if raw else NoAnswer.REFUSED
 
 
-def bind_next(sock: socket.socket, address: str, ports: Iterator[int] = _SOURCE_PORTS) -> None:
+def bind_next(sock: socket.socket, address: str, ports: Iterator[int] | None = None) -> None:
     """Take the next port that nobody else on the node has: a proxy that carries bytes has thousands of them.
 
     Raises OSError.
     """
-    for port in itertools.islice(ports, _TRIES):
+    for port in itertools.islice(ports or _SOURCE_PORTS, _TRIES):
         try:
             sock.bind((address, port))
         except OSError as error:

@@ -237,11 +237,15 @@ class Planner:
         yield changes
 
     def _begun(self) -> dict[ServiceName, None]:
-        """Return what is dirty, but for what has to wait its turn."""
+        """Return what is dirty, but for what has to wait its turn.
+
+        A Service that is gone does not wait: another one may have its address already.
+        """
         dirty, self._dirty = self._dirty, {}
         dirty.update(dict.fromkeys(self._budget.settle()))
         if self.compiled:  # the first time nothing is left out: it may be served already
-            for name in self._order.deferred(self._budget.costs(dirty.keys())):
+            there = {name: None for name in dirty if name in self.services}
+            for name in self._order.deferred(self._budget.costs(there.keys())):
                 self._dirty[name] = dirty.pop(name)
         self.deferred = bool(self._dirty)
         return dirty

@@ -238,3 +238,15 @@ def test_what_changes_all_the_time_does_not_hold_up_for_ever_what_waits(restless
         later = list(order.deferred(dict.fromkeys([*again, *waiting], TURN)))
         waiting = [name for name in waiting if name in later]
     assert not waiting
+
+
+def test_an_address_of_a_large_service_that_is_gone_is_its_heirs_at_once():
+    large = [hashing(f"s{n}", created=n + 1, algorithm="maglev-4093", ports=16) for n in range(3)]
+    subject = planner(*large, *map(slice_of, large))
+    last = large[2].spec
+    heir = service("heir", last.cluster_ip, namespace="default", created="2025-01-01T00:00:00Z", ports=last.ports)
+    gone = [Deleted("services", "default", f"s{n}") for n in range(3)]
+    taken(subject, *gone, upserted(heir))
+    found = subject.compiled["default", "heir"]
+    assert found.plans
+    assert not found.problems
