@@ -23,7 +23,7 @@ from kubeproxy import host, modes
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.commands import UNKNOWN, YES, doctor, why
 from kubeproxy.commands.sampling import Budget, Sampled
-from kubeproxy.commands.source import source
+from kubeproxy.commands.source import knowing, source
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel.tracked import Wanted
 from kubeproxy.kernel.tracking_events import BEGINNINGS, NOT_ANNOUNCED, Events, announced
@@ -76,6 +76,7 @@ def _problems(given: argparse.Namespace) -> None:
 
 def _question(given: argparse.Namespace) -> None:
     asked = source(given)
+    knowing(asked)
     _say(why.tell(asked, asked.why(**msgspec.json.decode(sys.stdin.buffer.readline(), type=dict[str, str]))).fields())
 
 

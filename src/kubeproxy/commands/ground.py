@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from kubeproxy import host, modes
 from kubeproxy.backends.mode import FlowsEnd, Mode
-from kubeproxy.commands.source import Source
+from kubeproxy.commands.source import Source, knowing
 from kubeproxy.control.wire import Facts
 from kubeproxy.kernel.tracked import Wanted
 from kubeproxy.model.addresses import Family
@@ -45,6 +45,6 @@ class Ground(NamedTuple):
 
 def ground(source: Source) -> Ground:
     """Return what a source and this node say. Raises KubeProxyError."""
-    facts = source.facts()
+    facts = knowing(source)
     local = host.packed_local_addresses(facts.world.families, modes.interfaces())
     return Ground(source, facts, modes.named(facts.mode), local)

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from kubeproxy import host, modes
 from kubeproxy.backends.mode import Mode, Sight, Weight
 from kubeproxy.commands import NO, YES, output
-from kubeproxy.commands.source import Source, source
+from kubeproxy.commands.source import Source, knowing, source
 from kubeproxy.config.flags import FLAGS
 from kubeproxy.config.load import load_file, raise_mistakes
 from kubeproxy.config.pflag import parse
@@ -70,7 +70,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Answer; return the exit code."""
     asked = source(_without_news(given))
-    facts = asked.facts()
+    facts = knowing(asked)
     now = facts.configuration()
     new = _new(given, now)
     outlook = _outlook(asked, facts, now, new)

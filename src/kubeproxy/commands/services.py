@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Iterator
 
 from kubeproxy.commands import NO, YES, output
-from kubeproxy.commands.source import Source, source
+from kubeproxy.commands.source import Source, knowing, source
 from kubeproxy.control.client import RefusedError
 from kubeproxy.control.wire import Held
 from kubeproxy.errors import ConfigError
@@ -40,6 +40,7 @@ def service_name(text: str) -> ServiceName:
 def run(given: argparse.Namespace) -> int:
     """Answer; return the exit code."""
     asked = source(given)
+    knowing(asked)
     if given.name is not None:
         return _one(asked, service_name(given.name), given.output)
     held = sorted(asked.services(), key=lambda one: one.name)

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from kubeproxy.control import wire
-from kubeproxy.control.client import Client
+from kubeproxy.control.client import Client, NoAnswerError
 from kubeproxy.control.wire import Facts, Held
 from kubeproxy.model.plan import ServiceName
+from kubeproxy.seeing.checks import contact
 from kubeproxy.seeing.why import Explained
 
 
@@ -84,6 +85,19 @@ class Running:
     def objects(self) -> Iterator[wire.Objects]:
         """See Source."""
         return self.client.stream("/objects", wire.Objects, [])
+
+
+def knowing(asked: Source) -> Facts:
+    """Return what holds for the whole proxy. Raises NoAnswerError as long as it cannot know what Services there are."""
+    facts = asked.facts()
+    if facts.listed:
+        return facts
+    finding = next(contact.reached(facts.reach), None) if facts.reach is not None else None
+    raise NoAnswerError(
+        "the proxy never had a list of all Services and EndpointSlices, so it can say nothing of them; rules that were "
+        "there when it started stay as they are"
+        + (f": {finding.what}. Fix: {finding.fix}" if finding is not None else ": it has just started, ask again")
+    )
 
 
 def source(arguments: argparse.Namespace) -> Source:

@@ -19,7 +19,7 @@ from kubeproxy import modes
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.commands import NO, UNKNOWN, YES, output
 from kubeproxy.commands.flows import seconds
-from kubeproxy.commands.source import Source, source
+from kubeproxy.commands.source import Source, knowing, source
 from kubeproxy.commands.tracing import Limits, Traced, look
 from kubeproxy.control.client import NoAnswerError, RefusedError
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, destination_text, unpack
@@ -65,6 +65,7 @@ def _question(given: argparse.Namespace, asked: Source) -> Packet:
     """Return what is asked for. Raises KubeProxyError."""
     with contextlib.suppress(QuestionError):
         return addressed(given.source, given.target)
+    knowing(asked)
     destination = asked.why(given.source, given.target).why.destination
     try:
         return addressed(given.source, destination)

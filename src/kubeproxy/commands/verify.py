@@ -19,7 +19,7 @@ from kubeproxy.commands.findings import REPAIR, text
 from kubeproxy.commands.kernel import examiners
 from kubeproxy.commands.looks import Seen, look
 from kubeproxy.commands.services import service_name
-from kubeproxy.commands.source import Source, source
+from kubeproxy.commands.source import Source, knowing, source
 from kubeproxy.control.wire import Facts
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.model.plan import ServiceName
@@ -65,6 +65,7 @@ def run(given: argparse.Namespace) -> int:
             f"the proxy runs version {facts.version}, this command is {build()}: each has its own layout of rules, so "
             f"nothing was compared; {SAME_BUILD}"
         )
+    knowing(asked)
     with examiners(facts, facts.world.families) as kernel:
         seen = look(asked.services, kernel, names)
     troubles = [*_troubles(facts)]

@@ -22,7 +22,7 @@ from kubeproxy import host, modes
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.commands import NO, UNKNOWN, YES, doctor, output, present, probe
 from kubeproxy.commands.checkup import Node, Report, look_at_knowledge, look_at_way
-from kubeproxy.commands.source import Source, source
+from kubeproxy.commands.source import Source, knowing, source
 from kubeproxy.kernel.nft_chains import HOOKS
 from kubeproxy.kernel.rule_walk import Aim
 from kubeproxy.model.addresses import PROTOCOLS, pack
@@ -49,6 +49,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Answer; return the exit code."""
     asked = source(given)
+    knowing(asked)
     told = tell(asked, asked.why(given.source, given.target, given.interface), PROBES if not given.no_probe else ())
     people = given.output != "json"
     if people:

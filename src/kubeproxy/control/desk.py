@@ -82,6 +82,7 @@ class Desk:
             world=planner.world,
             standings=self._progress.standings(),
             unready=self._unready(),
+            listed=planner.complete,
             services=len(planner.services),
             endpoint_slices=planner.objects.endpoints,
             pending=len(self._progress.queued()) + planner.dirty,

@@ -22,8 +22,9 @@ LENGTH = 4
 
 class Facts(Struct, frozen=True, kw_only=True):
     """What holds for the whole proxy. `started` is in seconds since the epoch; `unready` says why it is not ready, by
-    part. `config` is the configuration as a file would have it, `config_file` its path, '' for none. `reach` is None
-    where objects come from files; `node` is the Node of the world's name, if there is one.
+    part; `listed` whether all Services and EndpointSlices came once. `config` is the configuration as a file would have
+    it, `config_file` its path, '' for none. `reach` is None where objects come from files; `node` is the Node of the
+    world's name, if there is one.
     """
 
     version: str
@@ -37,6 +38,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     world: Globals
     standings: tuple[Standing, ...]
     unready: Mapping[str, str]
+    listed: bool = True
     services: int
     endpoint_slices: int
     pending: int

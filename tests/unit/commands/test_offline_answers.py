@@ -6,9 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from kubeproxy.commands.main import run
+from kubeproxy.api.source import Reach
+from kubeproxy.commands.main import parser_of, run
+from kubeproxy.commands.offline import Offline
 from kubeproxy.commands.services import service_name
+from kubeproxy.control.client import Client
 from kubeproxy.errors import ConfigError
 
 SERVICE = {
@@ -67,3 +71,41 @@ def test_the_answer_of_why_has_names_for_programs(folder: list[str], capfd: pyte
         "text": "10.96.0.10:80/TCP is the cluster IP of shop/web",
         "field": "spec.clusterIPs",
     }
+
+
+TROUBLE = "https://h:6443: certificate is not signed by the authority"
+
+
+@pytest.fixture
+def unlisted(folder: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy whose API server is out of reach since it started."""
+    facts = Offline(parser_of("services").parse_args(folder)).facts()
+    reach = Reach(server="https://h:6443", trouble=TROUBLE, watched=(), certificates={})
+    facts = replace(facts, listed=False, manifests="", reach=reach)
+
+    def ask(_: Client, page: str, *__: object, **___: str) -> object:
+        assert page == "/facts", "it knows nothing of Services"
+        return facts
+
+    monkeypatch.setattr(Client, "ask", ask)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "why node 10.96.0.10:80",
+        "why node shop/web:80",
+        "services",
+        "services shop/web",
+        "flows shop/web",
+        "conntrack",
+        "plan --cluster-cidr 10.0.0.0/8",
+        "verify",
+        "trace node shop/web:80",
+    ],
+)
+@pytest.mark.usefixtures("unlisted")
+def test_of_a_proxy_that_never_got_a_list_nothing_is_told(words: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(words.split()) == 2
+    out, error = capfd.readouterr()
+    assert (out, "never had a list of all Services and EndpointSlices" in error, TROUBLE in error) == ("", True, True)
