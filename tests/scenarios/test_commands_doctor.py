@@ -7,6 +7,8 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import yaml
+
 from lab.topology import NODE_A
 from support.live import Live
 from support.modes import MODES, modes
@@ -210,7 +212,11 @@ async def test_without_a_proxy_nothing_is_promised(bare: Live) -> None:
     status, out, err = await bare.cluster.exec("node", ["true"])
     assert status == 0, out + err
     await bare.start()
+    config = bare.proxy.config
+    kubeconfig = yaml.safe_load(config.read_text())["clientConnection"]["kubeconfig"]
     await bare.proxy.stop()
+    status, found, unknown = await findings(bare, "--config", str(config), "--kubeconfig", kubeconfig)
+    assert (status, set(found), unknown) == (1, {"leftovers"}, ["no kube-proxy runs here"])
     for family in ("ip", "ip6"):
         await bare.nft(f"delete table {family} kube-proxy")
     status, found, unknown = await findings(bare)

@@ -50,6 +50,7 @@ _OUTRANKED = ("hostnameOverride:", "logging.")
 class Node(Struct, frozen=True):
     """Whom to look at: the proxy's facts, None if none answers, and its number in our view, 0 for none.
 
+    `running` says whether the facts are those of a proxy that runs, and not of a stand-in that only reads objects.
     `mode` and `config` are the running ones, or those that are meant to run; `node_ports` says whether
     any Service has a NodePort. What concerns one connection alone has a `family`, None for all of them, passes some of
     the `hooks` of netfilter, and has its packets as they go on to endpoints (`aims`).
@@ -59,6 +60,7 @@ class Node(Struct, frozen=True):
     pid: int
     mode: Mode
     config: KubeProxyConfiguration
+    running: bool = False
     node_ports: bool = False
     family: Family | None = None
     hooks: Collection[str] = HOOKS
@@ -259,14 +261,14 @@ def _able(node: Node) -> Iterator[Finding]:
 
 def _rules(node: Node, sight: Sight) -> Iterator[Finding]:
     owns = node.mode.operations().owns
-    if node.facts is not None:
+    if node.running:
         traces = node.mode.traces(sight)
         yield from programming.there(traces, node.families, node.mode.name)
-    left = [] if node.facts is not None else node.mode.traces(sight)
+    left = [] if node.running else node.mode.traces(sight)
     left += [trace for mode in modes.every() if mode.name != node.mode.name for trace in mode.traces(sight, owns)]
-    if node.facts is not None or not processes.proxies():
+    if node.running or not processes.proxies():
         left = [trace for trace in left if node.concerns(trace.family)]
-        yield from strangers.left_over(left, node.mode.name if node.facts is not None else "")
+        yield from strangers.left_over(left, node.mode.name if node.running else "")
     yield from strangers.both_variants(chain for chain in sight.xtables if node.concerns(chain.family))
     ours = frozenset(mode.table for mode in modes.every() if mode.table)
     filters = [*firewalls.filters(sight.nf_tables, ours), *firewalls.legacy_filters()]
@@ -284,7 +286,7 @@ def _rules(node: Node, sight: Sight) -> Iterator[Finding]:
 
 
 def _other_proxies(node: Node) -> Iterator[Finding]:
-    if node.facts is not None:
+    if node.running:
         others = [process for process in processes.proxies() if process.pid != node.pid]
         yield from strangers.second([(process, _mode_of(process)) for process in others], node.mode.name)
 
@@ -310,7 +312,7 @@ def _forwarding(node: Node) -> list[settings.Setting]:
 
 
 def _sysctls(node: Node) -> Iterator[Finding]:
-    if node.facts is None:
+    if not node.running:
         return  # nobody has set the others
     wanted = [*host.conntrack_sysctls(node.config.conntrack), *node.mode.operations().sysctls(node.config)]
     known = {setting.key for setting in _forwarding(node)}

@@ -3,7 +3,7 @@
 Looks at the running proxy, its certificates and configuration file, at the kernel's parameters and tables, and at other
 programs that may be in the way. Changes nothing. Ends with 0 when nothing is wrong, with 1 when something is, with 2
 when that could not be told, as when no proxy answers: then it looks at what can be looked at without one, for the
-mode of --config or --proxy-mode.
+mode of --config or --proxy-mode, and with --kubeconfig or --manifests for the objects that are read.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from kubeproxy.config.options import build_options
 from kubeproxy.config.pflag import parse
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ConfigError, KubeProxyError
+from kubeproxy.kernel import processes
 from kubeproxy.seeing.checks import identity
 from kubeproxy.seeing.finding import Finding, Severity
 
@@ -60,6 +61,8 @@ def examine(given: argparse.Namespace) -> tuple[Node, Report]:
     report.findings = [*before, *report.findings]
     if silence:
         report.unknown.insert(0, silence)
+    if given.manifests or given.kubeconfig:
+        report.unknown.insert(0, _unasked())
     if os.geteuid():
         report.unknown.append("not run as root: what other processes do cannot be seen; use sudo")
     return node, report
@@ -80,7 +83,15 @@ def of_proxy(asked: Source) -> Node:
     facts = asked.facts()
     config = facts.configuration()
     pid = asked.client.pid() if isinstance(asked, Running) else 0
-    return Node(facts, pid, modes.named(facts.mode), config)
+    return Node(facts, pid, modes.named(facts.mode), config, asked.running)
+
+
+def _unasked() -> str:
+    """Return what there is to say of a proxy where objects are read instead of asking it."""
+    pids = ", ".join(str(process.pid) for process in processes.proxies())
+    if not pids:
+        return "no kube-proxy runs here"
+    return f"a kube-proxy runs here (pid {pids}), and was not asked: leave out --manifests and --kubeconfig"
 
 
 def _meant(given: argparse.Namespace) -> KubeProxyConfiguration:
@@ -95,7 +106,11 @@ def _print(given: argparse.Namespace, node: Node, report: Report) -> None:
         output.json(answer(node, report))
         return
     facts = node.facts
-    who = f" (kube-proxy {facts.version}, pid {node.pid or facts.pid}, {node.mode.name} mode)" if facts else ""
+    who = (
+        f" (kube-proxy {facts.version}, pid {node.pid or facts.pid}, {node.mode.name} mode)"
+        if facts and node.running
+        else ""
+    )
     name = facts.world.node_name if facts else "this node"
     count = {0: "nothing is wrong", 1: "1 thing is wrong"}.get(len(wrong), f"{len(wrong)} things are wrong")
     if not wrong and report.unknown:

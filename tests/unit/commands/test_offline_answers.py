@@ -9,11 +9,14 @@ import pytest
 from msgspec.structs import replace
 
 from kubeproxy.api.source import Reach
+from kubeproxy.backends.mode import Mode, Trace
 from kubeproxy.commands.main import parser_of, run
 from kubeproxy.commands.offline import Offline
 from kubeproxy.commands.services import service_name
 from kubeproxy.control.client import Client
 from kubeproxy.errors import ConfigError
+from kubeproxy.kernel import processes
+from kubeproxy.model.addresses import Family
 
 SERVICE = {
     "apiVersion": "v1",
@@ -109,3 +112,21 @@ def test_of_a_proxy_that_never_got_a_list_nothing_is_told(words: str, capfd: pyt
     assert run(words.split()) == 2
     out, error = capfd.readouterr()
     assert (out, "never had a list of all Services and EndpointSlices" in error, TROUBLE in error) == ("", True, True)
+
+
+@pytest.mark.parametrize("pids", [(), (812,)])
+def test_the_doctor_takes_itself_for_no_proxy(
+    pids: tuple[int, ...], folder: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    left = [Trace("nf_tables table ip kube-proxy", Family.IPV4)]
+    monkeypatch.setattr(Mode, "traces", lambda mode, *_: left if mode.name == "nftables" else [])
+    monkeypatch.setattr(processes, "proxies", lambda: [processes.ProxyProcess(pid, (), ours=True) for pid in pids])
+    status = run(["doctor", "--proxy-mode", "nftables", *folder])
+    out = capfd.readouterr().out
+    assert ("(kube-proxy" in out, "nothing is wrong" in out) == (False, False), out
+    if pids:
+        assert "kube-proxy runs here (pid 812), and was not asked" in out
+        assert "table ip kube-proxy" not in out
+    else:
+        assert (status, "no kube-proxy runs here" in out) == (1, True)
+        assert "rules without a proxy that answers: nf_tables table ip kube-proxy" in out
