@@ -200,6 +200,24 @@ async def test_services_lists_all_or_one(live: Live) -> None:
     assert (status, "no Service default/nothing" in text) == (1, True)
 
 
+async def test_a_proxy_that_never_got_a_list_says_so_of_all_services(bare: Live) -> None:
+    bare.service("before")
+    await bare.start()
+    assert (await bare.ask("services", "before"))[0] == 0
+    await bare.proxy.stop()
+    await bare.cluster.server.refuse()
+    await bare.start(ready_within=None)
+
+    async def check() -> str:
+        for words in ("why node before:80", "services", "flows before", "plan --cluster-cidr 10.0.0.0/8", "verify"):
+            status, text = await bare.ask(*words.split())
+            if status != 2 or "never had a list" not in text or "API server cannot be reached at" not in text:
+                return f"{words}: {status} {text}"
+        return ""
+
+    await bare.eventually(check)
+
+
 async def test_only_root_may_ask(live: Live) -> None:
     mode = live.proxy.control.stat().st_mode
     assert (stat.S_ISSOCK(mode), stat.S_IMODE(mode)) == (True, 0o600)
