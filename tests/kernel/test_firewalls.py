@@ -122,6 +122,28 @@ def test_where_a_policy_drops_what_was_translated(hook, priority, policy, drops)
 
 
 @pytest.mark.parametrize(
+    ("hook", "priority", "port", "drops"),
+    [
+        ("prerouting", -150, 30086, True),
+        ("prerouting", -150, 3000, False),
+        ("prerouting", -100, 30086, False),  # beside the translation nobody is sure which is first
+        ("prerouting", 0, 30086, False),
+        ("output", -150, 30086, False),  # this one comes in
+        ("forward", -150, 30086, False),
+        ("forward", -150, 3000, True),
+    ],
+)
+def test_what_is_dropped_before_it_is_translated(hook, priority, port, drops):
+    rules = f"chain c {{ type filter hook {hook} priority {priority}; tcp dport {port} drop; }}\n"
+    front = Aim(ENDPOINT.source, bytes([10, 0, 0, 2]), 6, 30086)
+    with own_network():
+        subprocess.run(["nft", "-f", "-"], input=f"table inet t {{\n{rules}}}\n", text=True, check=True)
+        found = firewalls.dropped(firewalls.chains(), frozenset(), [ENDPOINT], {"prerouting": front})
+    aim = front if hook == "prerouting" else ENDPOINT
+    assert found == [firewalls.Drop("table inet t", "c", hook, aim.destination, aim.port)] * drops
+
+
+@pytest.mark.parametrize(
     ("drops", "rules"),
     [
         (True, ["-A FORWARD -d 10.244.1.0/24 -j DROP"]),

@@ -68,6 +68,20 @@ async def test_what_stops_a_connection_beside_the_proxy_is_told(live: Live) -> N
         assert (status, f"chain mine: {drops} output" in text) == (1, True), text
     finally:
         await live.nft("delete table inet guard")
+    await live.nft("add table inet early")
+    await live.nft("add chain inet early come { type filter hook prerouting priority -150; }")
+    await live.nft("add chain inet early leave { type filter hook output priority -150; }")
+    try:
+        drops = f"drops what goes to {front.address}:80 at the hook"
+        await live.nft(f"add rule inet early come ip daddr {front.address} tcp dport 80 drop")
+        everywhere = "nftables iptables-nft userspace"
+        await live.eventually(lambda: stopped(f"x  table inet early, chain come: {drops} prerouting", modes=everywhere))
+        assert (await live.ask("why", "node", "default/stopped:80"))[0] == 0
+        await live.nft(f"add rule inet early leave ip daddr {front.address} tcp dport 80 drop")
+        status, text = await live.ask("why", "node", "default/stopped:80")
+        assert (status, f"chain leave: {drops} output" in text) == (1, True), text
+    finally:
+        await live.nft("delete table inet early")
     await live.run("iptables-nft", "-t", "nat", "-N", "KUBE-SVC-AAAAAAAAAAAAAAAA")
     try:
         left = "x  left by another kube-proxy: 1 chains KUBE-... of iptables-nft"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -53,7 +53,8 @@ class Node(Struct, frozen=True):
     `running` says whether the facts are those of a proxy that runs, and not of a stand-in that only reads objects.
     `mode` and `config` are the running ones, or those that are meant to run; `node_ports` says whether
     any Service has a NodePort. What concerns one connection alone has a `family`, None for all of them, passes some of
-    the `hooks` of netfilter, and has its packets as they go on to endpoints (`aims`).
+    the `hooks` of netfilter, and has its packets as they go on to endpoints (`aims`), and as they come (`early`), by
+    the hook where they are translated.
     """
 
     facts: Facts | None
@@ -65,6 +66,7 @@ class Node(Struct, frozen=True):
     family: Family | None = None
     hooks: Collection[str] = HOOKS
     aims: Sequence[Aim] = ()
+    early: Mapping[str, Aim] = {}
 
     @property
     def families(self) -> tuple[Family, ...]:
@@ -278,7 +280,8 @@ def _rules(node: Node, sight: Sight) -> Iterator[Finding]:
     # Of one chain there is one finding: that it drops everything, that it drops this connection, or that it might.
     closed = {(one.where, one.chain) for one in filters if one.closes and not one.accepts}
     passed = [chain for chain in sight.nf_tables if chain.hook in node.hooks]
-    drops = [one for one in firewalls.dropped(passed, ours, node.aims) if (one.where, one.chain) not in closed]
+    drops = firewalls.dropped(passed, ours, node.aims, node.early)
+    drops = [one for one in drops if (one.where, one.chain) not in closed]
     yield from strangers.dropping(drops)
     sure = {(one.where, one.chain) for one in drops}
     filters = [one for one in filters if (one.where, one.chain) not in sure]

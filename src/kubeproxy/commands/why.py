@@ -149,13 +149,17 @@ def _way(asked: Source, why: Why, key: ServicePortKey) -> Node:
     """
     node, family = doctor.of_proxy(asked), key.family
     local = host.packed_local_addresses((family,), modes.interfaces())[family]
-    client = pack(why.source) if why.source != THIS_NODE and node.mode.flows_end is FlowsEnd.ENDPOINTS else None
+    source = pack(why.source) if why.source != THIS_NODE else None
+    client = source if node.mode.flows_end is FlowsEnd.ENDPOINTS else None
     ends = [(pack(where), port) for where, port in (probe.place(one.address) for one in why.endpoints[: probe.MOST])]
     begins_here = client is None or client in local
     crosses = not begins_here and any(address not in local for address, _ in ends)
     aims = [Aim(client, address, key.protocol, port) for address, port in ends if address is not None]
     hooks = frozenset(HOOKS) - {"output" if crosses else "forward"}
-    return replace(node, family=family, hooks=hooks, aims=aims if begins_here or crosses else ())
+    front, port = probe.place(why.destination.partition("/")[0])
+    first = "output" if source is None or source in local else "prerouting"
+    early = {first: Aim(source, pack(front) or b"", key.protocol, port)}
+    return replace(node, family=family, hooks=hooks, aims=aims if begins_here or crosses else (), early=early)
 
 
 def _trace(given: argparse.Namespace, asked: Source, why: Why, *, people: bool) -> Traced:

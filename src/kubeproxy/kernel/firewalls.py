@@ -111,22 +111,32 @@ class Drop(NamedTuple):
     port: int
 
 
-def dropped(known: Iterable[Chain], without: frozenset[str], aims: Sequence[Aim]) -> list[Drop]:
-    """Return which chains surely drop packets on their way to where these were translated to. Raises NetlinkError."""
+def dropped(
+    known: Iterable[Chain], without: frozenset[str], aims: Sequence[Aim], early: Mapping[str, Aim] | None = None
+) -> list[Drop]:
+    """Return which chains surely drop packets on their way to where these were translated to. Raises NetlinkError.
+
+    `early` has what a packet is before it is translated, by the hook where that is.
+    """
     found = []
     with Netlink.open(nfnetlink.NETLINK_NETFILTER) as link:
-        for chain in known if aims else ():
-            # What leaves the node goes where it is translated to only after that: the priority is NF_IP_PRI_NAT_DST.
-            late = chain.hook == "forward" or (chain.hook == "output" and chain.priority > _TRANSLATED)
-            if not late or chain.table in without:
+        for chain in known:
+            if chain.table in without:
                 continue
             rules = cache(partial(_raw_rules, chain, link))
-            for aim in aims:
+            for aim in _passing(chain, aims, early or {}):
                 ours = IP_FAMILIES.get(chain.family) in {None, family_of(aim.destination)}
                 if ours and fate(chain.name, chain.policy, rules, aim) is Fate.DROPPED:
                     where = f"table {chain.family} {chain.table}"
                     found.append(Drop(where, chain.name, chain.hook, aim.destination, aim.port))
     return found
+
+
+def _passing(chain: Chain, aims: Sequence[Aim], early: Mapping[str, Aim]) -> Sequence[Aim]:
+    """Return the packets as a chain sees them: translation at a hook has the priority NF_IP_PRI_NAT_DST."""
+    if chain.hook == "forward" or (chain.hook == "output" and chain.priority > _TRANSLATED):
+        return aims
+    return [early[chain.hook]] if chain.hook in early and chain.priority < _TRANSLATED else ()
 
 
 def _raw_rules(chain: Chain, link: Netlink, name: str) -> list[bytes]:
