@@ -228,7 +228,8 @@ def verdict(
     if last == HOOKS[PREROUTING] and later:
         return Verdict(
             "it was not dropped by a rule and went no further than prerouting: there is no route to where it goes, "
-            "forwarding is off (net.ipv4.ip_forward), or rp_filter does not like where it came from",
+            "forwarding is off (net.ipv4.ip_forward, or net.ipv4.conf.IFACE.forwarding where it came in), or rp_filter "
+            "does not like where it came from",
             passed=False,
         )
     return _unanswered(served, last, protocol)
