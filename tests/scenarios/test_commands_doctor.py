@@ -68,6 +68,11 @@ async def test_forwarding_that_was_switched_off_is_named(live: Live) -> None:
         await named(live, "sysctl", "net.ipv4.ip_forward is 0", "sysctl -w net.ipv4.ip_forward=1")
     async with sysctl(live, "net.ipv6.conf.all.forwarding", "0"):
         await named(live, "sysctl", "net.ipv6.conf.all.forwarding is 0", "=1")
+    (line,) = [x for x in (await live.run("ip", "-o", "-4", "addr")).splitlines() if f" {NODE_A.ip}/" in x]
+    uplink = f"net.ipv4.conf.{line.split()[1]}.forwarding"
+    async with sysctl(live, uplink, "0"):
+        await named(live, "sysctl", f"{uplink} is 0", f"sysctl -w {uplink}=1")
+    await healthy(live)
 
 
 @NFTABLES

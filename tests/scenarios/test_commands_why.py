@@ -47,6 +47,14 @@ async def test_what_stops_a_connection_beside_the_proxy_is_told(live: Live) -> N
         assert (await live.ask("why", "node", "default/stopped:80"))[0] == 0  # what it sends itself is not forwarded
     finally:
         await live.run("sysctl", "-w", "net.ipv4.ip_forward=1")
+    way = await live.run("ip", "-o", "route", "get", live.ips["b1"]["IPv4"])
+    key = f"net.ipv4.conf.{way.split(' dev ')[1].split()[0]}.forwarding"
+    await live.run("sysctl", "-w", f"{key}=0")
+    try:
+        await live.eventually(lambda: stopped(f"x  {key} is 0: ", f"Fix: sysctl -w {key}=1"))
+        assert (await live.ask("why", "node", "default/stopped:80"))[0] == 0
+    finally:
+        await live.run("sysctl", "-w", f"{key}=1")
     await live.nft("add table inet strict")
     await live.nft("add chain inet strict forward { type filter hook forward priority 10; policy drop; }")
     try:

@@ -17,7 +17,7 @@ from kubeproxy import host, modes
 from kubeproxy.api.greeting import greet, token_validity
 from kubeproxy.api.kubeconfig import load_cluster
 from kubeproxy.api.source import Reach
-from kubeproxy.backends.mode import Mode, Sight
+from kubeproxy.backends.mode import FlowsEnd, Mode, Sight
 from kubeproxy.config.addresses import split_host_port
 from kubeproxy.config.load import read_text
 from kubeproxy.config.types import KubeProxyConfiguration
@@ -26,7 +26,7 @@ from kubeproxy.control.wire import Facts
 from kubeproxy.errors import ConfigError, KubeProxyError, SourceError, Unsupported
 from kubeproxy.kernel import firewalls, processes
 from kubeproxy.kernel.addresses import SCOPE_UNIVERSE, Address, local_addresses
-from kubeproxy.kernel.bridges import bridges
+from kubeproxy.kernel.bridges import SYS, bridges
 from kubeproxy.kernel.listening import listening
 from kubeproxy.kernel.nft_chains import HOOKS
 from kubeproxy.kernel.port_holder import holder
@@ -37,12 +37,14 @@ from kubeproxy.model.addresses import Family, family_of, pack, unpack
 from kubeproxy.model.plan import FamilyGlobals
 from kubeproxy.release import build
 from kubeproxy.seeing.checks import contact, identity, programming, settings, strangers
-from kubeproxy.seeing.finding import Finding, worst_first
+from kubeproxy.seeing.finding import Finding, Severity, worst_first
 
 GREETING_PATIENCE = 1.0
 """Seconds that the API server may take: a healthy node is looked at within two."""
 
 _ELSEWHERE = b"\xc6\x33\x64\x01"  # 198.51.100.1, of a network that nobody has (RFC 5737)
+_IP_FORWARD = settings.FORWARDING[Family.IPV4]
+_ROUTES = Path("/proc/thread-self/net/route")
 _OUTRANKED = ("hostnameOverride:", "logging.")
 """Fields for which flags may stand before the file."""
 
@@ -154,6 +156,7 @@ def _look_at_way(report: Report, node: Node) -> None:
     report.look("other proxies", lambda: _other_proxies(node))
     if "forward" in node.hooks:
         report.look("forwarding", lambda: settings.forwarding(_forwarding(node), node.mode.flows_end))
+        report.look("forwarding of interfaces", lambda: _entrances(node))
         report.look("bridges", lambda: _bridges(node))
     report.look("conntrack", _conntrack)
 
@@ -312,6 +315,42 @@ def _mode_of(process: processes.ProxyProcess) -> str:
 def _forwarding(node: Node) -> list[settings.Setting]:
     keys = [settings.FORWARDING[family] for family in node.families]
     return [settings.Setting(key, 1, _number(key)) for key in keys]
+
+
+def _entrances(node: Node) -> Iterator[Finding]:
+    """Look at interfaces that do not forward: those of one connection, or all.
+
+    Linux asks the interface by which a packet comes in for IPv4, and for IPv6 all of them together
+    (ip_route_input_slow in net/ipv4/route.c, ip6_forward in net/ipv6/ip6_output.c).
+    """
+    if node.mode.flows_end is FlowsEnd.PROXY or Family.IPV4 not in node.families or not _number(_IP_FORWARD):
+        return
+    inner = modes.interfaces() | {"lo"}
+    closed = [
+        name
+        for _, name in socket.if_nameindex()
+        if name not in inner
+        and not (SYS / name / "master").exists()  # what comes in by a port comes in by its bridge
+        and _number(f"net/ipv4/conf/{name}/forwarding") == 0
+    ]
+    if closed and node.aims:
+        # A mode with an interface for Services takes requests in as the node's own: answers alone are forwarded.
+        ends = {end for aim in node.aims for end in (aim.destination, None if node.mode.interface else aim.source)}
+        ways = {way_out(bytes(4), end) for end in ends if end is not None}
+        yield from settings.entrances([name for name in closed if name in ways], Severity.BROKEN)
+        return
+    served = _served(node) if closed else frozenset()
+    yield from settings.entrances([name for name in closed if name in served], Severity.BROKEN)
+    yield from settings.entrances([name for name in closed if name not in served], Severity.NOTE)
+
+
+def _served(node: Node) -> frozenset[str]:
+    """Return interfaces with an address of the Node or of pods, and those that have none, but a route (to a pod)."""
+    addresses = local_addresses(Family.IPV4)
+    parts = [part for family, part in node.parts if family is Family.IPV4]
+    known = {one.interface for one in addresses for part in parts if one.ip in part.node_ips or _is_pods(part, one)}
+    routed = {line.split()[0] for line in _ROUTES.read_text(encoding="utf-8").splitlines()[1:]}
+    return frozenset(known | routed - {one.interface for one in addresses})
 
 
 def _sysctls(node: Node) -> Iterator[Finding]:

@@ -132,6 +132,15 @@ CASES: dict = {
         settings.forwarding([Setting("net/ipv4/ip_forward", 1, 0)], ENDPOINTS),
         [(BROKEN, "net.ipv4.ip_forward is 0")],
     ),
+    "every interface forwards": (settings.entrances([], BROKEN), []),
+    "interfaces do not forward": (
+        settings.entrances(["eth0", "eth1.7", "a", "b"], BROKEN),
+        [(BROKEN, "net.ipv4.conf.eth0.forwarding, net.ipv4.conf.eth1/7.forwarding and 2 more are 0")],
+    ),
+    "an interface does not forward": (
+        settings.entrances(["eth0"], NOTE),
+        [(NOTE, "net.ipv4.conf.eth0.forwarding is 0")],
+    ),
     "need not forward": (settings.forwarding([Setting("net/ipv4/ip_forward", 1, 0)], PROXY), []),
     "unreadable": (settings.changed_back([Setting("net/ipv4/vs/conntrack", 1, None)]), []),
     "changed back": (

@@ -15,6 +15,7 @@ from kubeproxy.seeing.finding import Finding, Severity
 FULL, FILLING = 0.95, 0.8
 FORWARDING: Final = {Family.IPV4: "net/ipv4/ip_forward", Family.IPV6: "net/ipv6/conf/all/forwarding"}
 STRICT: Final = 1
+_SHOWN: Final = 2
 
 _PERSIST: Final = "and remove it from the file in /etc/sysctl.d, or the program, that sets it to something else"
 
@@ -49,6 +50,21 @@ def forwarding(settings: Iterable[Setting], flows_end: FlowsEnd) -> Iterator[Fin
                 "endpoints: they time out",
                 fix=f"sysctl -w {_name(one.key)}=1, {_PERSIST}",
             )
+
+
+def entrances(interfaces: Sequence[str], severity: Severity) -> Iterator[Finding]:
+    """Report interfaces from which this node forwards no IPv4 packets, though it forwards those of others."""
+    if interfaces:
+        names = [_name(f"net/ipv4/conf/{interface}/forwarding") for interface in interfaces]
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        yield Finding(
+            severity=severity,
+            about="sysctl",
+            what=f"{', '.join(names[:_SHOWN])}{more} {'are' if len(names) > 1 else 'is'} 0",
+            why="of what comes in there nothing is forwarded, no request to an endpoint and no answer to a client: "
+            "connections time out",
+            fix=f"sysctl -w {' '.join(f'{name}=1' for name in names)}, {_PERSIST}",
+        )
 
 
 def changed_back(settings: Iterable[Setting]) -> Iterator[Finding]:
@@ -148,4 +164,5 @@ def opened(descriptors: Descriptors, pid: int) -> Iterator[Finding]:
 
 
 def _name(key: str) -> str:
-    return key.replace("/", ".")
+    """Return a kernel parameter as sysctl calls it; a dot in the name of an interface is a slash there."""
+    return key.translate(str.maketrans("/.", "./"))
