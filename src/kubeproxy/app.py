@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from msgspec import structs
 
-from kubeproxy import __version__, garbage, host, modes, privileges
+from kubeproxy import garbage, host, modes, privileges
 from kubeproxy.api.names import Loop
 from kubeproxy.backends.mode import Backend, Mode, Operations, Relaying
 from kubeproxy.config.gates import gate_states
@@ -47,6 +47,7 @@ from kubeproxy.observe.service_health import ServiceHealth
 from kubeproxy.observe.systemd import Notifier
 from kubeproxy.observer import Audience
 from kubeproxy.pacing import Backoff
+from kubeproxy.release import build
 from kubeproxy.reporter import Reporter
 from kubeproxy.serving import Served, Servers
 from kubeproxy.sources import Sources, open_sources
@@ -293,7 +294,7 @@ class App:
             self._lifetime.start(name, work)
         log.info(
             "Starting version=%s mode=%s node=%s families=%s",
-            __version__,
+            build(),
             self._mode.name,
             self._settings.node_name,
             ",".join(f.label for f in self._settings.families),

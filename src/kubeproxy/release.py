@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -12,8 +13,12 @@ _BUILT = Path(__file__).with_name("COMMIT")
 _CHECKOUT = Path(__file__).parents[2] / ".git"
 
 
+@cache
 def commit(built: Path = _BUILT, git: Path = _CHECKOUT) -> str:
-    """Return the commit's hash: as written into the wheel (hatch_build.py), else of the checkout; '' if unknown."""
+    """Return the commit's hash: as written into the wheel (hatch_build.py), else of the checkout; '' if unknown.
+
+    It is read once, which a proxy does as it starts (kubernetes_build_info): an upgrade may replace the files.
+    """
     try:
         return built.read_text(encoding="ascii").strip()
     except OSError:

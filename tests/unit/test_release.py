@@ -30,6 +30,14 @@ def test_the_commit_is_read_from_the_build_or_the_checkout(tmp_path, files, expe
     assert commit(tmp_path / "COMMIT", tmp_path / ".git") == expected
 
 
+def test_an_upgrade_below_a_running_program_changes_nothing(tmp_path):
+    checkout = tmp_path / "HEAD"
+    checkout.write_text(f"{HASH}\n")
+    assert commit(tmp_path / "COMMIT", tmp_path) == HASH
+    checkout.write_text("0" * 40)
+    assert commit(tmp_path / "COMMIT", tmp_path) == HASH
+
+
 def test_a_checkout_names_its_commit():
     asked = ["git", "-c", f"safe.directory={ROOT}", "-C", str(ROOT), "rev-parse", "HEAD"]
     assert commit() == subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()

@@ -65,13 +65,12 @@ class Desk:
         self._unready = unready
         self._reach = reach
         self._started = started
-        self._build = build()  # once: an upgrade may replace the files
 
     def facts(self) -> Facts:
         """Return what holds for the whole proxy."""
         planner, options = self._subject.planner, self._options
         return Facts(
-            version=self._build,
+            version=build(),
             pid=os.getpid(),
             started=self._started,
             mode=self._subject.mode.name,

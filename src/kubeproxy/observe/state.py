@@ -12,7 +12,6 @@ from heapq import merge
 from ipaddress import ip_address, summarize_address_range
 from typing import Any, Final, Protocol
 
-from kubeproxy import __version__
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, place_text, unpack
 from kubeproxy.model.compile import of_another_proxy, skipped
 from kubeproxy.model.endpoints import Slice
@@ -35,6 +34,7 @@ from kubeproxy.observe.standing import WORST_FIRST, Standing, shown, trouble
 from kubeproxy.observe.state_query import Query, parse_query
 from kubeproxy.observe.state_text import node_text, service_text
 from kubeproxy.observe.text import clean, json_bytes, printable
+from kubeproxy.release import build
 
 _AT_ONCE: Final = 16  # Services written before the loop has its turn: 1 ms
 _RUN: Final = 200  # names looked at before the loop has its turn: below 1 ms
@@ -109,7 +109,7 @@ class ProgrammedState:
                 "podTraffic": _detector(ours.detector),
             }
         return {
-            "version": __version__,
+            "version": build(),
             "mode": self._mode,
             "node": world.node_name,
             "zone": world.zone,

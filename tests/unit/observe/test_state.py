@@ -32,6 +32,7 @@ from kubeproxy.observe.health import ProxyHealth
 from kubeproxy.observe.http import Request
 from kubeproxy.observe.metrics import Metrics
 from kubeproxy.observe.state import ProgrammedState
+from kubeproxy.release import build
 
 WORLD = Globals(
     "node-a",
@@ -180,6 +181,7 @@ def test_the_node():
     kit.health.updated("IPv4")
     kit.standings[Family.IPV6] = Standing(Family.IPV6, refusal="no memory")
     page = kit.page("limit=0")
+    assert page["version"] == build()
     del page["services"], page["version"], page["unready"]
     assert page == {
         "mode": "nftables",
