@@ -77,6 +77,27 @@ async def test_a_rule_of_another_program_that_drops_is_named(live: Live) -> None
     assert "of table inet firewall, chain guard, which is not ours" in verdict
 
 
+async def test_chains_that_another_kube_proxy_left_are_told_from_the_running_proxys(live: Live) -> None:
+    if live.mode.name not in {"nftables", "userspace"}:
+        return  # the chains are its own there
+    live.service("usurped", "a1")
+    front = live.front("usurped")
+    await live.expect(front, {"node": "a1"})
+    stale, gone = "KUBE-SVC-AAAAAAAAAAAAAAAA", f"{live.ips['b1']['IPv4']}:3000"
+    jump = ["OUTPUT", "-d", front.address, "-j", stale]
+    await live.run("iptables-nft", "-t", "nat", "-N", stale)
+    await live.run("iptables-nft", "-t", "nat", "-A", stale, "-p", "tcp", "-j", "DNAT", "--to-destination", gone)
+    await live.run("iptables-nft", "-t", "nat", "-I", *jump)
+    try:
+        _, text = await live.ask("trace", "node", f"{front.address}:80")
+    finally:
+        await live.run("iptables-nft", "-t", "nat", "-D", *jump)
+        await live.run("iptables-nft", "-t", "nat", "-F", stale)
+        await live.run("iptables-nft", "-t", "nat", "-X", stale)
+    assert "left by another kube-proxy: an endpoint is picked" in text
+    assert f"rules that another kube-proxy left in table ip nat chose {gone}, not the running proxy" in text
+
+
 async def test_a_policy_that_drops_is_named(live: Live) -> None:
     live.service("closed", "a1")
     front = live.front("closed")

@@ -35,4 +35,4 @@ def decision(table: str, chain: str) -> str | None:
     key = next((prefix for prefix in PREFIXES if chain.startswith(prefix)), chain)
     if key in _WORDS:
         return _WORDS[key]
-    return "ours" if key in CHAINS or key in PREFIXES else None
+    return "kube-proxy's own" if key in CHAINS or key in PREFIXES else None

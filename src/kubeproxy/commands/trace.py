@@ -16,7 +16,7 @@ import argparse
 import contextlib
 
 from kubeproxy import modes
-from kubeproxy.backends.mode import FlowsEnd
+from kubeproxy.backends.mode import Mode
 from kubeproxy.commands import NO, UNKNOWN, YES, output
 from kubeproxy.commands.flows import seconds
 from kubeproxy.commands.source import Source, knowing, source
@@ -44,7 +44,7 @@ def run(given: argparse.Namespace) -> int:
     """Answer; return the exit code."""
     asked = source(given)
     packet = _question(given, asked)
-    traced = look(packet, Limits(given.seconds, given.packets, not given.no_send), end_of(asked))
+    traced = look(packet, Limits(given.seconds, given.packets, not given.no_send), mode_of(asked))
     if given.output == "json":
         output.json(traced)
     else:
@@ -53,12 +53,12 @@ def run(given: argparse.Namespace) -> int:
     return UNKNOWN if passed is None else YES if passed else NO
 
 
-def end_of(asked: Source) -> FlowsEnd:
-    """Return where the connections of Services end here; at the endpoints, if no proxy says otherwise."""
+def mode_of(asked: Source) -> Mode | None:
+    """Return the mode of the proxy that runs here, None if none answers."""
     try:
-        return modes.named(asked.facts().mode).flows_end
+        return modes.named(asked.facts().mode) if asked.running else None
     except NoAnswerError:
-        return FlowsEnd.ENDPOINTS
+        return None
 
 
 def _question(given: argparse.Namespace, asked: Source) -> Packet:

@@ -6,14 +6,15 @@ import contextlib
 import errno
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from kubeproxy import modes
-from kubeproxy.backends.mode import FlowsEnd
+from kubeproxy.backends.mode import FlowsEnd, Mode
 from kubeproxy.control.client import NoAnswerError
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel import nft, xtables
@@ -23,7 +24,7 @@ from kubeproxy.kernel.nft_trace import OUTPUT, PREROUTING, REQUESTS, Flow, Mark,
 from kubeproxy.kernel.tracked import entries_to
 from kubeproxy.model.addresses import PROTOCOLS, destination_text, unpack
 from kubeproxy.model.answer import Packet
-from kubeproxy.seeing.journey import DROP, Journey, RuleKey, Ruleset, Served, Verdict, journeys, verdict
+from kubeproxy.seeing.journey import DROP, LEFT, Journey, RuleKey, Ruleset, Served, Verdict, journeys, verdict
 from kubeproxy.seeing.users import target_of
 
 MOST_STEPS = 20_000
@@ -53,13 +54,15 @@ class Traced(Struct, frozen=True, rename="camel"):
     legacy: int
 
 
-def look(packet: Packet, limits: Limits, end: FlowsEnd) -> Traced:
-    """Follow packets of a flow, whose connections end there. Raises KubeProxyError."""
+def look(packet: Packet, limits: Limits, mode: Mode | None) -> Traced:
+    """Follow packets of a flow; `mode` is the running proxy's, None if none says so. Raises KubeProxyError."""
     heard = _listen(packet, limits)
-    ruleset = Ruleset(_texts(heard.steps), heard.base_chains, _decision)
+    decision = partial(_decision, mode)
+    ruleset = Ruleset(_texts(heard.steps, decision), heard.base_chains, decision)
     found = tuple(journeys(heard.steps, ruleset, heard.table))
     served = tuple(_served(packet, found))
-    made = verdict(found, served, ruleset, packet.protocol, proxied=end is FlowsEnd.PROXY)
+    proxied = mode is not None and mode.flows_end is FlowsEnd.PROXY
+    made = verdict(found, served, ruleset, packet.protocol, proxied=proxied)
     return Traced(found, served, made, heard.lost, _legacy_rules())
 
 
@@ -121,17 +124,20 @@ def _send(packet: Packet) -> socket.socket:
     return sock
 
 
-def _decision(table: str, chain: str) -> str | None:
-    """Return what a chain of any of our modes decides: another one's may be left over."""
-    return next((words for mode in modes.every() if (words := mode.decision(table, chain)) is not None), None)
+def _decision(running: Mode | None, table: str, chain: str) -> str | None:
+    """Return what a chain of any of our modes decides: another one's than the running proxy's is left over."""
+    if running is not None and (words := running.decision(table, chain)) is not None:
+        return words
+    words = next((found for mode in modes.every() if (found := mode.decision(table, chain)) is not None), None)
+    return words if running is None or words is None else LEFT + words
 
 
-def _texts(steps: Sequence[Step]) -> dict[RuleKey, str]:
+def _texts(steps: Sequence[Step], decision: Callable[[str, str], str | None]) -> dict[RuleKey, str]:
     """Return the rules of other programs that matched, and of ours those that dropped, as nft writes them."""
     wanted = {
         (step.family, step.table, step.chain)
         for step in steps
-        if step.handle and (step.verdict == DROP or _decision(step.table, step.chain) is None)
+        if step.handle and (step.verdict == DROP or decision(step.table, step.chain) is None)
     }
     texts: dict[RuleKey, str] = {}
     for family, table, chain in wanted:

@@ -167,7 +167,7 @@ def _trace(given: argparse.Namespace, asked: Source, why: Why, *, people: bool) 
     from kubeproxy.commands import trace, tracing  # noqa: PLC0415 - it needs much that a question does not
 
     packet = addressed(given.source, why.destination)
-    traced = tracing.look(packet, tracing.Limits(), trace.end_of(asked))
+    traced = tracing.look(packet, tracing.Limits(), trace.mode_of(asked))
     if people:
         trace.show(packet, traced)
     return traced

@@ -12,6 +12,8 @@ from kubeproxy.kernel.nft_trace import ANSWERS, FORWARD, INPUT, POSTROUTING, PRE
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOLS, destination_text
 
 DROP, ACCEPT, STOLEN, QUEUE = 0, 1, 2, 3
+LEFT = "left by another kube-proxy: "
+"""How the decision of a chain begins that is not of the mode that runs."""
 
 _RST = 0x04
 _ICMP = (1, 58)  # of IPv4 and of IPv6
@@ -25,7 +27,8 @@ RuleKey = tuple[int, str, str, int]
 class Ruleset(NamedTuple):
     """What is known of the rules that packets met.
 
-    `decision` says what a chain (table, name) of ours decides, None for a chain of another program.
+    `decision` says what a chain (table, name) of ours decides, beginning with LEFT where the running proxy has no such
+    chains; None for a chain of another program.
     """
 
     texts: Mapping[RuleKey, str]
@@ -143,11 +146,13 @@ def _met(run: _Run, ruleset: Ruleset) -> Met:
 
 
 def _words(run: _Run, ruleset: Ruleset) -> Iterator[str]:
-    """Yield what matched: what our chains decide, and the rules of others."""
+    """Yield what matched: what our chains decide, and the rules of others. That chains are left over is said once."""
+    said = ""
     for step in run.steps:
         decision = ruleset.decision(step.table, step.chain)
         if decision is not None:
-            yield decision
+            yield decision.removeprefix(said)
+            said = LEFT if decision.startswith(LEFT) else ""
         elif step.kind == "rule" and step.handle and not _leads_to_ours(step, ruleset):
             yield f'rule "{_text(step, ruleset)}"'
 
@@ -171,12 +176,13 @@ def _lost(run: _Run, ruleset: Ruleset) -> str:
         return ""
     where = f"table {TABLE_FAMILIES.get(step.family, step.family)} {step.table}, chain {step.chain}"
     decision = ruleset.decision(step.table, step.chain)
-    whose = "which is ours" if decision is not None else "which is not ours"
+    whose, why = ("which is not ours", "") if decision is None else ("which is ours", f": {decision}")
+    if decision is not None and decision.startswith(LEFT):
+        whose, why = decision, ""
     if step.kind == "policy":
         return f"dropped by the policy of {where}, {whose}"
     text = _text(step, ruleset)
     done = "queued for a program" if step.verdict == QUEUE else "refused" if "reject" in text else "dropped"
-    why = f": {decision}" if decision is not None else ""
     return f'{done} by rule "{text}" of {where}, {whose}{why}'
 
 
@@ -212,6 +218,26 @@ def verdict(
     found: Sequence[Journey], served: Sequence[Served], ruleset: Ruleset, protocol: int, *, proxied: bool
 ) -> Verdict:
     """Return what became of a flow; where it is `proxied`, what answers is the proxy on this node."""
+    others = next((text for one in found if one.direction == "request" and (text := _by_others(one, served))), "")
+    made = _became(found, served, ruleset, protocol, proxied=proxied and not others)
+    return Verdict(made.text + others, made.passed)
+
+
+def _by_others(request: Journey, served: Sequence[Served]) -> str:
+    """Return that rules chose the destination that the running proxy does not have, '' if it was not so."""
+    ends = [met.destination for met in request.met[1:]] + [one.endpoint for one in served[-1:]]
+    for met, then in zip(request.met, ends, strict=False):
+        if met.destination != then and any(words.startswith(LEFT) for words in met.words):
+            return (
+                f"; rules that another kube-proxy left in table {met.table} chose {then}, not the running "
+                "proxy: see that no other kube-proxy runs, then restart this one, which removes them"
+            )
+    return ""
+
+
+def _became(
+    found: Sequence[Journey], served: Sequence[Served], ruleset: Ruleset, protocol: int, *, proxied: bool
+) -> Verdict:
     if not found:
         text = "no packet of this flow came by: have the client send meanwhile, or wait longer (--seconds)"
         return Verdict(text, None)

@@ -26,14 +26,14 @@ def test_chains_of_nftables_mode_have_words():
     chains = chains_of(Ruleset(V4, WORLD).skeleton(sticky))
     words = {chain: NFTABLES.decision("kube-proxy", chain) for chain in chains}
     assert len(words) > 60
-    assert [chain for chain, decision in words.items() if decision in {None, "ours"}] == []
+    assert [chain for chain, decision in words.items() if decision in {None, "kube-proxy's own"}] == []
 
 
 def test_chains_of_userspace_mode_have_words():
     chains = chains_of("\n".join(userspace.Ruleset(V4, WORLD, b"\x0a\0\0\1").skeleton()))
     words = {chain: USERSPACE.decision("kube-proxy-userspace", chain) for chain in chains}
     assert len(words) > 8
-    assert [chain for chain, decision in words.items() if decision in {None, "ours"}] == []
+    assert [chain for chain, decision in words.items() if decision in {None, "kube-proxy's own"}] == []
 
 
 @pytest.mark.parametrize("mode", ["iptables", "ipvs"])

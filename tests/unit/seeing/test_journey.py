@@ -5,7 +5,7 @@ from __future__ import annotations
 from kubeproxy.kernel.nft_chains import BaseChain
 from kubeproxy.kernel.nft_trace import FORWARD, INPUT, OUTPUT, POSTROUTING, PREROUTING, Headers, Step
 from kubeproxy.model.addresses import PROTOCOLS, pack
-from kubeproxy.seeing.journey import Ruleset, Served, journeys, verdict
+from kubeproxy.seeing.journey import LEFT, Ruleset, Served, journeys, verdict
 
 OWN = "kube-proxy-trace-1"
 INET, IP = 1, 2
@@ -19,11 +19,12 @@ BASE = {
     (INET, "firewall", "input"): BaseChain(INPUT, 0),
     (IP, "ours", "out"): BaseChain(POSTROUTING, 100),
     (IP, "ours", "output"): BaseChain(OUTPUT, 0),
+    (IP, "left", "nat"): BaseChain(OUTPUT, -100),
 }
 RULES = Ruleset(
     {(INET, "firewall", "forward", 4): "tcp dport 8080 drop", (IP, "ours", "refuse", 9): "reject with tcp reset"},
     BASE,
-    lambda table, chain: f"about {chain}" if table == "ours" else None,
+    lambda table, chain: {"ours": "", "left": LEFT}[table] + f"about {chain}" if table in {"ours", "left"} else None,
 )
 
 
@@ -88,6 +89,37 @@ def test_ours_says_what_it_decided():
     assert told(marked(1), refused)[1].text == (
         'the request was refused by rule "reject with tcp reset" of table ip ours, chain refuse, which is ours: '
         "about refuse"
+    )
+
+
+def chosen_by_others(to=POD) -> list[Step]:
+    return [
+        Step(1, IP, "left", "nat", 1, "rule", -3, "svc", headers(CLIENT, VIP)),
+        Step(1, IP, "left", "svc", 2, "rule", -3, "sep"),
+        Step(1, IP, "left", "sep", 3, "rule", 1),
+        Step(1, IP, "ours", "out", 0, "policy", 1, "", headers(CLIENT, to)),
+    ]
+
+
+def test_who_chose_the_destination_is_said_where_it_was_not_the_running_proxy():
+    served = [("10.244.0.1:8080", True)]
+    (journey,), made = told(marked(1), chosen_by_others(), served=served, proxied=True)
+    assert journey.met[0].words == ("left by another kube-proxy: about nat", "about svc", "about sep")
+    assert made.passed is True
+    assert made.text == (
+        "nothing here dropped it, and 10.244.0.1:8080 answered; rules that another kube-proxy left in table ip left "
+        "chose 10.244.0.1:8080, not the running proxy: see that no other kube-proxy runs, then restart this one, "
+        "which removes them"
+    )
+    assert told(marked(1), chosen_by_others()[:-1], served=served, proxied=True)[1] == made
+    unchanged = [("10.96.0.1:80", True)]
+    assert "another kube-proxy" not in told(marked(1), chosen_by_others(VIP), served=unchanged)[1].text
+
+
+def test_what_is_left_over_is_not_called_ours_where_it_drops():
+    refused = [Step(1, IP, "left", "nat", 7, "rule", 0, "", headers(CLIENT, VIP))]
+    assert told(marked(1), refused)[1].text == (
+        'the request was dropped by rule "handle 7" of table ip left, chain nat, left by another kube-proxy: about nat'
     )
 
 

@@ -50,4 +50,4 @@ def decision(table: str, chain: str) -> str | None:
     name = parse_chain_name(chain)
     if chain.endswith("local-affinity") or (name is not None and name.affinity):
         return _STICKY
-    return _PICKED if "pick" in chain or "try" in chain or name is not None else "ours"
+    return _PICKED if "pick" in chain or "try" in chain or name is not None else "kube-proxy's own"

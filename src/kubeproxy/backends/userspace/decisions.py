@@ -21,5 +21,5 @@ def decision(table: str, chain: str) -> str | None:
     """Return what a chain decides, None for one that is not ours."""
     if table != TABLE:
         return None
-    by_origin = next((words for prefix, words in _PREFIXES.items() if chain.startswith(prefix)), "ours")
+    by_origin = next((words for prefix, words in _PREFIXES.items() if chain.startswith(prefix)), "kube-proxy's own")
     return _WORDS.get(chain, by_origin)
