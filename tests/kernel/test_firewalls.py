@@ -143,6 +143,16 @@ def test_what_is_dropped_before_it_is_translated(hook, priority, port, drops):
     assert found == [firewalls.Drop("table inet t", "c", hook, aim.destination, aim.port)] * drops
 
 
+@pytest.mark.parametrize(("priority", "drops"), [(-300, False), (-150, True)])
+def test_before_a_packet_is_tracked_its_state_is_not_known(priority, drops):
+    rules = f"chain c {{ type filter hook prerouting priority {priority}; ct state new tcp dport 30086 drop; }}\n"
+    front = Aim(ENDPOINT.source, bytes([10, 0, 0, 2]), 6, 30086)
+    with own_network():
+        subprocess.run(["nft", "-f", "-"], input=f"table inet t {{\n{rules}}}\n", text=True, check=True)
+        found = firewalls.dropped(firewalls.chains(), frozenset(), [ENDPOINT], {"prerouting": front})
+    assert bool(found) is drops
+
+
 @pytest.mark.parametrize(
     ("drops", "rules"),
     [

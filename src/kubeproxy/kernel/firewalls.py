@@ -24,6 +24,7 @@ from kubeproxy.model.addresses import Family, family_of
 _FAMILIES: Final = {word: number for number, word in TABLE_FAMILIES.items() if word in {"inet", "ip", "ip6"}}
 _MOST_RULES: Final = 2000
 """Rules that are read of one base chain and those that it leads to; a firewall's are tens."""
+_TRACKED: Final = -200  # NF_IP_PRI_CONNTRACK
 _TRANSLATED: Final = -100
 _DROP, _ACCEPT = struct.pack("!I", 0), struct.pack("!I", 1)
 _CT_STATE: Final = bytes(4)
@@ -136,7 +137,9 @@ def _passing(chain: Chain, aims: Sequence[Aim], early: Mapping[str, Aim]) -> Seq
     """Return the packets as a chain sees them: translation at a hook has the priority NF_IP_PRI_NAT_DST."""
     if chain.hook == "forward" or (chain.hook == "output" and chain.priority > _TRANSLATED):
         return aims
-    return [early[chain.hook]] if chain.hook in early and chain.priority < _TRANSLATED else ()
+    if chain.hook not in early or chain.priority >= _TRANSLATED:
+        return ()
+    return [early[chain.hook]._replace(state=NEW if chain.priority > _TRACKED else None)]
 
 
 def _raw_rules(chain: Chain, link: Netlink, name: str) -> list[bytes]:

@@ -34,12 +34,16 @@ Header = Sequence[int | None]
 
 
 class Aim(NamedTuple):
-    """A packet that begins a connection: packed source (None if unknown) and destination, protocol, port."""
+    """A packet that begins a connection: packed source (None if unknown) and destination, protocol, port.
+
+    `state` is what connection tracking says of it, None before it was tracked.
+    """
 
     source: bytes | None
     destination: bytes
     protocol: int
     port: int
+    state: int | None = NEW
 
     @property
     def network(self) -> Header:
@@ -156,8 +160,8 @@ def _load(name: str, body: Mapping[int, bytes], aim: Aim, registers: dict[bytes,
         number = values.get(int.from_bytes(body[nfta.META_KEY], "big"))
         registers[body[nfta.META_DREG]] = bytes([number]) if number is not None else None
     elif name == "ct" and nfta.CT_DREG in body:
-        new = NEW.to_bytes(4, sys.byteorder)
-        registers[body[nfta.CT_DREG]] = new if body.get(nfta.CT_KEY) == bytes(4) else None
+        known = aim.state is not None and body.get(nfta.CT_KEY) == bytes(4)
+        registers[body[nfta.CT_DREG]] = (aim.state or 0).to_bytes(4, sys.byteorder) if known else None
 
 
 def _compared(body: Mapping[int, bytes], registers: Mapping[bytes, bytes | None]) -> _Fit:
