@@ -15,7 +15,7 @@ from kubeproxy.commands.offline import Offline
 from kubeproxy.commands.services import service_name
 from kubeproxy.control.client import Client
 from kubeproxy.errors import ConfigError
-from kubeproxy.kernel import processes
+from kubeproxy.kernel import firewalls, processes
 from kubeproxy.model.addresses import Family
 
 SERVICE = {
@@ -119,6 +119,9 @@ def test_the_doctor_takes_itself_for_no_proxy(
     pids: tuple[int, ...], folder: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     left = [Trace("nf_tables table ip kube-proxy", Family.IPV4)]
+    # An ordinary user may not read them.
+    monkeypatch.setattr(firewalls, "chains", list)
+    monkeypatch.setattr(firewalls, "iptables_chains", lambda _: [])
     monkeypatch.setattr(Mode, "traces", lambda mode, *_: left if mode.name == "nftables" else [])
     monkeypatch.setattr(processes, "proxies", lambda: [processes.ProxyProcess(pid, (), ours=True) for pid in pids])
     status = run(["doctor", "--proxy-mode", "nftables", *folder])
