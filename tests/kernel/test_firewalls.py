@@ -10,7 +10,7 @@ from kubeproxy.backends import leftovers
 from kubeproxy.backends.mode import Sight
 from kubeproxy.kernel import firewalls
 from kubeproxy.kernel.routes import way_out
-from kubeproxy.kernel.rule_walk import Aim
+from kubeproxy.kernel.nftables.rule_walk import Aim
 from kubeproxy.model.addresses import Family
 from support.iptables_cases import go_rules
 from support.own_network import own_network
@@ -91,6 +91,7 @@ ENDPOINT6 = Aim(bytes(16), bytes([0xFD, *[0] * 14, 1]), 6, 3000)
         (False, "ip daddr 10.244.1.10 limit rate 1/second drop;", ""),
         (False, "ip daddr { 10.244.1.10, 10.244.1.12 } drop;", ""),
         (False, "tcp dport vmap { 3000 : drop };", ""),
+        (False, "ip daddr 10.244.1.10 fib daddr type unicast accept; drop;", ""),
         (False, "meta mark 7 jump inner; drop;", "chain inner { accept; }"),
     ],
 )

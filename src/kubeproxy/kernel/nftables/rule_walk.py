@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
 from kubeproxy.kernel import nfta
 from kubeproxy.kernel.netlink import attributes
+from kubeproxy.kernel.nftables import expressions as x
+from kubeproxy.kernel.nftables.fields import NETWORK, TRANSPORT
 
-_NETWORK, _TRANSPORT = 1, 2  # NFT_PAYLOAD_..._HEADER
 _NFPROTO, _L4PROTO = 15, 16  # NFT_META_...
 _EQUAL, _UNEQUAL = 0, 1  # NFT_CMP_...
-_DROP, _ACCEPT, _JUMP, _GOTO, _RETURN = 0, 1, -3, -4, -5
+_KNOWN: Final = frozenset({x.DROP, x.ACCEPT, x.JUMP, x.GOTO, x.RETURN})
 _STATES: Final = struct.Struct("=146xH2xH")  # match_flags, of which 1 is for the state, and state_mask
 NEW: Final = 8  # NF_CT_STATE_BIT(IP_CT_NEW)
 _SILENT: Final = frozenset({"counter", "log", "comment"})
@@ -110,16 +111,16 @@ class _Walk:
             if self._left < 0:
                 return Fate.UNSURE
             rule = read(raw, self._aim)
-            if rule.fit is _Fit.NO or not rule.ends or (rule.fit is _Fit.MAYBE and rule.code == _DROP):
+            if rule.fit is _Fit.NO or not rule.ends or (rule.fit is _Fit.MAYBE and rule.code == x.DROP):
                 continue
             if rule.fit is _Fit.MAYBE or rule.code is None:
                 return Fate.UNSURE
-            if rule.code in {_DROP, _ACCEPT}:
-                return Fate.DROPPED if rule.code == _DROP else Fate.PASSES
-            if rule.code == _RETURN:
+            if rule.code in {x.DROP, x.ACCEPT}:
+                return Fate.DROPPED if rule.code == x.DROP else Fate.PASSES
+            if rule.code == x.RETURN:
                 return None
             found = self.through(rule.target)
-            if found is not None or rule.code == _GOTO:
+            if found is not None or rule.code == x.GOTO:
                 return found
         return None
 
@@ -127,55 +128,66 @@ class _Walk:
 def read(raw: bytes, aim: Aim) -> _Rule:
     """Return what the expressions of a rule say of a packet."""
     fit, ends, code, target = _Fit.YES, False, None, ""
-    registers: dict[bytes, bytes | None] = {}
-    for _, expression in _parts(raw):
-        parts = dict(_parts(expression))
-        name, body = _text(parts[nfta.EXPR_NAME]), dict(_parts(parts.get(nfta.EXPR_DATA, b"")))
-        if name in {"immediate", "reject", "target", *_TAKING}:
-            ends, code, target = _verdict(name, body)
-        elif name in {"payload", "meta", "ct", "bitwise"}:
-            _load(name, body, aim, registers)
-        elif name not in _SILENT and fit is not _Fit.NO:
-            found = _compared(body, registers) if name == "cmp" else _matched(name, body)
-            fit = found if found is not _Fit.YES else fit
+    registers: Registers = {}
+    for one in x.parse(raw):
+        match one:
+            case x.Immediate(value=x.Verdict(code=verdict, chain=chain)):
+                ends, code, target = verdict != x.CONTINUE, verdict if verdict in _KNOWN else None, chain
+            case x.Reject():
+                ends, code, target = True, x.DROP, ""
+            case x.Unknown(name, body) if name == "target" or name in _TAKING:
+                ends, code, target = _taken(name, body)
+            case x.Payload() | x.Meta() | x.Ct() | x.Bitwise() | x.Immediate():
+                if one.dreg is not None:
+                    registers[one.dreg] = _loaded(one, aim, registers)
+            case _ if (one.name if isinstance(one, x.Unknown) else one.KIND) in _SILENT:
+                pass
+            case _:
+                found = _compared(one, registers) if isinstance(one, x.Compare) else _matched(one)
+                fit = found if fit is not _Fit.NO and found is not _Fit.YES else fit
+                if not isinstance(one, x.Compare):
+                    registers.clear()  # what it may have loaded is not known
     return _Rule(fit, ends, code, target)
 
 
-def _load(name: str, body: Mapping[int, bytes], aim: Aim, registers: dict[bytes, bytes | None]) -> None:
-    """Note what an expression puts into a register, None where that is not known."""
-    if name == "bitwise":
-        value = registers.get(body[nfta.BITWISE_SREG])
-        mask, xor = (dict(_parts(body.get(which, b""))).get(nfta.DATA_VALUE, b"") for which in (4, 5))
-        known = value is not None and len(mask) == len(xor) == len(value)
-        made = bytes(v & m ^ x for v, m, x in zip(value or b"", mask, xor, strict=False)) if known else None
-        registers[body[nfta.BITWISE_DREG]] = made
-    elif name == "payload" and nfta.PAYLOAD_DREG in body:
-        base, offset, length = (int.from_bytes(body[which], "big") for which in (2, 3, 4))
-        header = {_NETWORK: aim.network, _TRANSPORT: aim.transport}.get(base, ())
-        piece = header[offset : offset + length]
-        known = len(piece) == length and None not in piece
-        registers[body[nfta.PAYLOAD_DREG]] = bytes(byte or 0 for byte in piece) if known else None
-    elif name == "meta" and nfta.META_DREG in body:
-        values = {_NFPROTO: 2 if len(aim.destination) == 4 else 10, _L4PROTO: aim.protocol}
-        number = values.get(int.from_bytes(body[nfta.META_KEY], "big"))
-        registers[body[nfta.META_DREG]] = bytes([number]) if number is not None else None
-    elif name == "ct" and nfta.CT_DREG in body:
-        known = aim.state is not None and body.get(nfta.CT_KEY) == bytes(4)
-        registers[body[nfta.CT_DREG]] = (aim.state or 0).to_bytes(4, sys.byteorder) if known else None
+Registers = dict[int, bytes | None]
+"""What was loaded, None where that is not known."""
 
 
-def _compared(body: Mapping[int, bytes], registers: Mapping[bytes, bytes | None]) -> _Fit:
-    value = registers.get(body[nfta.CMP_SREG])
-    operation = int.from_bytes(body[nfta.CMP_OP], "big")
-    wanted = dict(_parts(body[nfta.CMP_DATA])).get(nfta.DATA_VALUE, b"")
-    if value is None or operation not in {_EQUAL, _UNEQUAL} or len(wanted) != len(value):
+def _loaded(one: x.Expression, aim: Aim, registers: Registers) -> bytes | None:
+    """Return what an expression puts into its register."""
+    found: Header = [None]
+    match one:
+        case x.Bitwise(sreg=sreg, mask=mask, xor=xor):
+            value = registers.get(sreg)
+            if value is not None and len(mask) == len(xor) == len(value):
+                found = [v & m ^ b for v, m, b in zip(value, mask, xor, strict=True)]
+        case x.Payload(base, offset, length):
+            header = {NETWORK: aim.network, TRANSPORT: aim.transport}.get(base, ())
+            found = header[offset : offset + length] if offset + length <= len(header) else found
+        case x.Meta(key):
+            found = [{_NFPROTO: 2 if len(aim.destination) == 4 else 10, _L4PROTO: aim.protocol}.get(key)]
+        case x.Ct(key=0) if aim.state is not None:
+            found = list(aim.state.to_bytes(4, sys.byteorder))
+        case x.Immediate(value=bytes(value)):
+            found = list(value)
+    known = [byte for byte in found if byte is not None]
+    return bytes(known) if len(known) == len(found) else None
+
+
+def _compared(one: x.Compare, registers: Registers) -> _Fit:
+    value = registers.get(one.sreg)
+    if value is None or one.op not in {_EQUAL, _UNEQUAL} or len(one.value) != len(value):
         return _Fit.MAYBE
-    return _Fit.YES if (value == wanted) is (operation == _EQUAL) else _Fit.NO
+    return _Fit.YES if (value == one.value) is (one.op == _EQUAL) else _Fit.NO
 
 
-def _matched(name: str, body: Mapping[int, bytes]) -> _Fit:
-    kind = _text(body[nfta.MATCH_NAME]) if name == "match" else ""
-    if kind == "conntrack" and is_established(body[nfta.MATCH_INFO]):
+def _matched(one: x.Expression) -> _Fit:
+    if not isinstance(one, x.Unknown) or one.name != "match":
+        return _Fit.MAYBE
+    parts = _parts(one.raw)
+    kind = _text(parts[nfta.MATCH_NAME])
+    if kind == "conntrack" and is_established(parts[nfta.MATCH_INFO]):
         return _Fit.NO
     return _Fit.YES if kind in _SILENT else _Fit.MAYBE
 
@@ -188,23 +200,16 @@ def is_established(info: bytes) -> bool:
     return bool(flags & 1 and not mask & NEW)
 
 
-def _verdict(name: str, body: Mapping[int, bytes]) -> tuple[bool, int | None, str]:
-    """Return whether an expression ends a rule with a verdict, its code, and the chain that it leads to."""
-    if name == "target":
-        kind = _text(body[nfta.MATCH_NAME])
-        return kind not in _SPEECHLESS, _DROP if kind == "REJECT" else None, ""
-    if name == "reject" or name in _TAKING:
-        return True, _DROP if name == "reject" else None, ""
-    given = dict(_parts(dict(_parts(body.get(nfta.IMMEDIATE_DATA, b""))).get(nfta.DATA_VERDICT, b"")))
-    if nfta.VERDICT_CODE not in given:
-        return False, None, ""  # a value for a register
-    code = int.from_bytes(given[nfta.VERDICT_CODE], "big", signed=True)
-    known = code in {_DROP, _ACCEPT, _JUMP, _GOTO, _RETURN}
-    return code != -1, code if known else None, _text(given.get(nfta.VERDICT_CHAIN, b""))
+def _taken(name: str, body: bytes) -> tuple[bool, int | None, str]:
+    """Return whether what takes a packet ends a rule, with which code, and that it leads to no chain."""
+    if name in _TAKING:
+        return True, None, ""
+    kind = _text(_parts(body)[nfta.MATCH_NAME])
+    return kind not in _SPEECHLESS, x.DROP if kind == "REJECT" else None, ""
 
 
-def _parts(data: bytes) -> Iterable[tuple[int, bytes]]:
-    return ((kind, data[first:last]) for kind, first, last in attributes(data, 0, len(data)))
+def _parts(data: bytes) -> dict[int, bytes]:
+    return {kind: data[first:last] for kind, first, last in attributes(data, 0, len(data))}
 
 
 def _text(data: bytes) -> str:
