@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final, NamedTuple, Self
 
 from kubeproxy.errors import Unsupported
@@ -32,14 +32,15 @@ from kubeproxy.kernel.netlink import (
 from kubeproxy.kernel.nfnetlink import (
     GENERIC,
     NEW_CHAIN,
-    NEW_RULE,
     NEW_TABLE,
-    NLM_F_APPEND,
     SUBSYSTEM,
     Transactions,
     text_attribute,
 )
 from kubeproxy.kernel.nft_chains import HOOKS, BaseChain, chains
+from kubeproxy.kernel.nftables import expressions as x
+from kubeproxy.kernel.nftables.fields import NETWORK, TRANSPORT
+from kubeproxy.kernel.nftables.messages import appended
 
 _TRACE: Final = SUBSYSTEM << 8 | 17
 _GROUP: Final = 9  # NFNLGRP_NFTRACE
@@ -59,10 +60,9 @@ _TCP: Final = 6
 _FIRST_PACKETS: Final = 20  # a second
 _OTHER_PACKETS: Final = 2
 
-# enum nft_meta_keys, nft_ct_keys and nft_payload_bases
+# enum nft_meta_keys and nft_ct_keys
 _META_NFTRACE, _META_L4PROTO = 12, 16
 _CT_DIRECTION, _CT_SOURCE, _CT_DESTINATION, _CT_PROTOCOL, _CT_PORT = 1, 8, 9, 10, 12
-_NETWORK, _TRANSPORT = 1, 2
 _REGISTER: Final = 1
 
 
@@ -79,73 +79,54 @@ class Flow(NamedTuple):
     hooks: tuple[int, ...]
 
 
-def _u32(value: int) -> bytes:
-    return struct.pack(">i", value) if value < 0 else struct.pack(">I", value)
+def _is(load: x.Expression, value: bytes) -> x.Rule:
+    """Return the match of what an expression loads into the register."""
+    return load, x.Compare(_REGISTER, 0, value)
 
 
-def _expression(name: str, *parts: bytes) -> bytes:
-    return nested(nfta.LIST_ELEM, text_attribute(nfta.EXPR_NAME, name), nested(nfta.EXPR_DATA, *parts))
+def _payload(base: int, offset: int, value: bytes) -> x.Rule:
+    return _is(x.Payload(base, offset, len(value), dreg=_REGISTER), value)
 
 
-def _numbers(*values: tuple[int, int]) -> list[bytes]:
-    return [attribute(kind, _u32(value)) for kind, value in values]
+def _ct(key: int, value: bytes, direction: int | None = None) -> x.Rule:
+    return _is(x.Ct(key, _REGISTER, direction), value)
 
 
-def _equal(value: bytes) -> bytes:
-    register, is_equal = _numbers((nfta.CMP_SREG, _REGISTER), (nfta.CMP_OP, 0))
-    return _expression("cmp", register, is_equal, nested(nfta.CMP_DATA, attribute(nfta.DATA_VALUE, value)))
+_FIRST_OF_TCP: Final[x.Rule] = (
+    x.Payload(TRANSPORT, 13, 1, dreg=_REGISTER),
+    x.Bitwise(_REGISTER, _REGISTER, 1, b"\x12", b"\0"),
+    x.Compare(_REGISTER, 0, b"\x02"),
+)
+"""Matches SYN without ACK."""
 
 
-def _payload(base: int, offset: int, length: int) -> bytes:
-    where = (nfta.PAYLOAD_BASE, base), (nfta.PAYLOAD_OFFSET, offset), (nfta.PAYLOAD_LEN, length)
-    return _expression("payload", *_numbers((nfta.PAYLOAD_DREG, _REGISTER), *where))
-
-
-def _ct(key: int, direction: int | None = None) -> bytes:
-    parts = _numbers((nfta.CT_DREG, _REGISTER), (nfta.CT_KEY, key))
-    if direction is not None:
-        parts.append(attribute(nfta.CT_DIRECTION, bytes([direction])))
-    return _expression("ct", *parts)
-
-
-def _first_of_tcp() -> list[bytes]:
-    """Return what matches SYN without ACK."""
-    operands = (nfta.BITWISE_MASK, b"\x12"), (nfta.BITWISE_XOR, b"\0")
-    mask, none = (nested(kind, attribute(nfta.DATA_VALUE, value)) for kind, value in operands)
-    parts = _numbers((nfta.BITWISE_SREG, _REGISTER), (nfta.BITWISE_DREG, _REGISTER), (nfta.BITWISE_LEN, 1))
-    return [_payload(_TRANSPORT, 13, 1), _expression("bitwise", *parts, mask, none), _equal(b"\x02")]
-
-
-def _traced(per_second: int) -> list[bytes]:
+def _traced(per_second: int) -> x.Rule:
     """Return what sets the mark, on so many packets a second at most."""
-    rate = (nfta.LIMIT_RATE, per_second), (nfta.LIMIT_UNIT, 1)
-    limit = [attribute(kind, struct.pack(">Q", value)) for kind, value in rate]
-    limit += _numbers((nfta.LIMIT_BURST, per_second), (nfta.LIMIT_TYPE, 0), (nfta.LIMIT_FLAGS, 0))
-    value = nested(nfta.IMMEDIATE_DATA, attribute(nfta.DATA_VALUE, b"\1"))
-    return [
-        _expression("limit", *limit),
-        _expression("immediate", attribute(nfta.IMMEDIATE_DREG, _u32(_REGISTER)), value),
-        _expression("meta", *_numbers((nfta.META_KEY, _META_NFTRACE), (nfta.META_SREG, _REGISTER))),
-    ]
+    return (
+        x.Limit(per_second, 1, per_second),
+        x.Immediate(_REGISTER, b"\1"),
+        x.Meta(_META_NFTRACE, sreg=_REGISTER),
+    )
 
 
-def _requests_of(flow: Flow) -> list[bytes]:
-    size = len(flow.destination)
-    source, destination = (12, 16) if size == 4 else (8, 24)
-    protocol = _numbers((nfta.META_DREG, _REGISTER), (nfta.META_KEY, _META_L4PROTO))
-    found = [_expression("meta", *protocol), _equal(bytes([flow.protocol]))]
-    if flow.source:
-        found += [_payload(_NETWORK, source, size), _equal(flow.source)]
-    found += [_payload(_NETWORK, destination, size), _equal(flow.destination)]
-    return [*found, _payload(_TRANSPORT, 2, 2), _equal(flow.port.to_bytes(2, "big"))]
+def _requests_of(flow: Flow) -> x.Rule:
+    source, destination = (12, 16) if len(flow.destination) == 4 else (8, 24)
+    return (
+        *_is(x.Meta(_META_L4PROTO, _REGISTER), bytes([flow.protocol])),
+        *(_payload(NETWORK, source, flow.source) if flow.source else ()),
+        *_payload(NETWORK, destination, flow.destination),
+        *_payload(TRANSPORT, 2, flow.port.to_bytes(2, "big")),
+    )
 
 
-def _answers_of(flow: Flow) -> list[bytes]:
-    found = [_ct(_CT_DIRECTION), _equal(b"\1"), _ct(_CT_PROTOCOL, 0), _equal(bytes([flow.protocol]))]
-    if flow.source:
-        found += [_ct(_CT_SOURCE, 0), _equal(flow.source)]
-    found += [_ct(_CT_DESTINATION, 0), _equal(flow.destination)]
-    return [*found, _ct(_CT_PORT, 0), _equal(flow.port.to_bytes(2, "big"))]
+def _answers_of(flow: Flow) -> x.Rule:
+    return (
+        *_ct(_CT_DIRECTION, b"\1"),
+        *_ct(_CT_PROTOCOL, bytes([flow.protocol]), 0),
+        *(_ct(_CT_SOURCE, flow.source, 0) if flow.source else ()),
+        *_ct(_CT_DESTINATION, flow.destination, 0),
+        *_ct(_CT_PORT, flow.port.to_bytes(2, "big"), 0),
+    )
 
 
 def marking(flow: Flow, table: str) -> list[bytes]:
@@ -153,30 +134,28 @@ def marking(flow: Flow, table: str) -> list[bytes]:
     family = 2 if len(flow.destination) == 4 else 10
     head = GENERIC.pack(family, 0, 0)
 
-    def packed(kind: int, flags: int, payload: bytes) -> bytes:
-        return message(kind, NLM_F_REQUEST | flags, 0, head + payload)
-
     def chain(name: str, hook: int, priority: int) -> bytes:
         names = text_attribute(nfta.CHAIN_TABLE, table) + text_attribute(nfta.CHAIN_NAME, name)
-        where = nested(nfta.CHAIN_HOOK, *_numbers((nfta.HOOK_NUMBER, hook), (nfta.HOOK_PRIORITY, priority)))
-        return packed(NEW_CHAIN, NLM_F_CREATE, names + where + text_attribute(nfta.CHAIN_TYPE, "filter"))
+        number = attribute(nfta.HOOK_NUMBER, hook.to_bytes(4, "big"))
+        where = nested(nfta.CHAIN_HOOK, number, attribute(nfta.HOOK_PRIORITY, struct.pack(">i", priority)))
+        payload = head + names + where + text_attribute(nfta.CHAIN_TYPE, "filter")
+        return message(NEW_CHAIN, NLM_F_REQUEST | NLM_F_CREATE, 0, payload)
 
-    def rule(name: str, expressions: Sequence[bytes]) -> bytes:
-        names = text_attribute(nfta.RULE_TABLE, table) + text_attribute(nfta.RULE_CHAIN, name)
-        return packed(NEW_RULE, NLM_F_CREATE | NLM_F_APPEND, names + nested(nfta.RULE_EXPRESSIONS, *expressions))
+    def rule(name: str, *parts: x.Expression) -> Iterator[bytes]:
+        return appended(family, table, name, parts)
 
-    owned = text_attribute(nfta.TABLE_NAME, table) + attribute(nfta.TABLE_FLAGS, _u32(_OWNER))
-    made = [packed(NEW_TABLE, NLM_F_CREATE, owned)]
+    owned = text_attribute(nfta.TABLE_NAME, table) + attribute(nfta.TABLE_FLAGS, _OWNER.to_bytes(4, "big"))
+    made = [message(NEW_TABLE, NLM_F_REQUEST | NLM_F_CREATE, 0, head + owned)]
     for hook in flow.hooks:
-        made.append(chain(f"{REQUESTS}{HOOKS[hook]}", hook, _BEFORE_ALL))
-        requests = _requests_of(flow)
+        name, requests = f"{REQUESTS}{HOOKS[hook]}", _requests_of(flow)
+        made.append(chain(name, hook, _BEFORE_ALL))
         if flow.protocol == _TCP:
-            made.append(rule(f"{REQUESTS}{HOOKS[hook]}", [*requests, *_first_of_tcp(), *_traced(_FIRST_PACKETS)]))
-        rate = _OTHER_PACKETS if flow.protocol == _TCP else _FIRST_PACKETS
-        made.append(rule(f"{REQUESTS}{HOOKS[hook]}", [*requests, *_traced(rate)]))
+            made += rule(name, *requests, *_FIRST_OF_TCP, *_traced(_FIRST_PACKETS))
+        made += rule(name, *requests, *_traced(_OTHER_PACKETS if flow.protocol == _TCP else _FIRST_PACKETS))
     for hook in (PREROUTING, OUTPUT):
-        made.append(chain(f"{ANSWERS}{HOOKS[hook]}", hook, _TRACKED))
-        made.append(rule(f"{ANSWERS}{HOOKS[hook]}", [*_answers_of(flow), *_traced(_FIRST_PACKETS)]))
+        name = f"{ANSWERS}{HOOKS[hook]}"
+        made.append(chain(name, hook, _TRACKED))
+        made += rule(name, *_answers_of(flow), *_traced(_FIRST_PACKETS))
     return made
 
 
