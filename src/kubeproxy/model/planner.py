@@ -244,8 +244,8 @@ class Planner:
         dirty, self._dirty = self._dirty, {}
         dirty.update(dict.fromkeys(self._budget.settle()))
         if self.compiled:  # the first time nothing is left out: it may be served already
-            there = {name: None for name in dirty if name in self.services}
-            for name in self._order.deferred(self._budget.costs(there.keys())):
+            costs = self._budget.costs(dirty.keys())
+            for name in self._order.deferred({name: cost for name, cost in costs.items() if name in self.services}):
                 self._dirty[name] = dirty.pop(name)
         self.deferred = bool(self._dirty)
         return dirty

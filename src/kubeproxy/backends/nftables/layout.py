@@ -321,7 +321,7 @@ class ChainName(NamedTuple):
         return next((word for word in HASHED[::-1] if self.treatment.endswith(word)), "")
 
     @property
-    def clones(self) -> bool:
+    def picks(self) -> bool:
         """Return whether the chain is one rule that picks from a map."""
         return self.is_slot or (self.treatment in _PICKING)
 

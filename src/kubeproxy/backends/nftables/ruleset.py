@@ -32,7 +32,7 @@ from kubeproxy.backends.nftables.layout import (
 )
 from kubeproxy.backends.rules import pods_in_nft
 from kubeproxy.kernel import nfnetlink
-from kubeproxy.kernel.nftables import compiling, messages
+from kubeproxy.kernel.nftables import compiling, listing, messages
 from kubeproxy.kernel.nftables.messages import DYNAMIC, TIMEOUT, SetSpec
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.maglev import SEED, slot_of
@@ -317,8 +317,7 @@ class Ruleset:
     def messages(self, names: Iterable[ChainName]) -> list[bytes]:
         """Return the messages that make exactly these chains, and the sets that they need."""
         ordered, place = sorted(names), (self.family, self.table)
-        slots = sorted({name.endpoints for name in ordered if name.treatment.endswith("affinity")})
-        found = [messages.made_set(*place, self._clients(slot)) for slot in slots]
+        found = [messages.made_set(*place, self._clients(slot)) for slot in _slots_with_clients(ordered)]
         found += [nfnetlink.chain_message(*place, str(name)) for name in ordered]
         for name in ordered:
             for text in self._chain_rules(name):
@@ -326,21 +325,24 @@ class Ruleset:
         return found
 
     def _clients(self, slot: int) -> SetSpec:
+        """Return the set of clients that stay with a slot. See _client_key for what they are kept by.
+
+        numgen stands for jhash, whose type is the same: nft 1.0.6 crashes when it lists a set that was made of that.
+        """
         key = "numgen random mod 2", f"{self.layout.ip} daddr"
         return SetSpec(client_set(slot), key, TIMEOUT | DYNAMIC, AFFINITY_CLIENTS, AFFINITY_TIMEOUT)
 
     def chains(self, names: Iterable[ChainName]) -> list[str]:
         """Return the lines that make exactly these chains, and the sets that they need."""
         ordered = sorted(names)
-        slots = sorted({name.endpoints for name in ordered if name.treatment.endswith("affinity")})
-        lines = self.client_sets(slots)
+        lines = self.client_sets(_slots_with_clients(ordered))
         lines += (f"add chain {self.name} {name}" for name in ordered)
         lines += (f"add rule {self.name} {name} {rule}" for name in ordered for rule in self._chain_rules(name))
         return lines
 
     def _chain_rules(self, name: ChainName) -> list[str]:
         onwards = [f"goto {target}" for target in _leads_to(name)]
-        if name.clones:
+        if name.picks:
             return [self._dnat(name.endpoint_map, self._slot(name))]
         treatment = _base(name)
         if treatment == "cluster":
@@ -408,10 +410,13 @@ class Ruleset:
 
     def client_sets(self, slots: Iterable[int]) -> list[str]:
         """Return the lines that make the sets of clients of these slots."""
-        # numgen stands for jhash, whose type is the same: nft 1.0.6 crashes when it lists a set that was made of that.
-        key = f"numgen random mod 2 . {self.layout.ip} daddr"
-        what = f"typeof {key} ; size {AFFINITY_CLIENTS} ; flags dynamic,timeout ; timeout 3h ;"
-        return [f"add set {self.name} {client_set(slot)} {{ {what} }}" for slot in slots]
+        return [f"add set {self.name} {spec.name} {{ {_declaration(spec)} }}" for spec in map(self._clients, slots)]
+
+
+def _declaration(spec: SetSpec) -> str:
+    """Return what nft's text says of a set of clients."""
+    timeout = listing.duration(spec.timeout)
+    return f"typeof {' . '.join(spec.key)} ; size {spec.size} ; flags dynamic,timeout ; timeout {timeout} ;"
 
 
 AFFINITY_TIMEOUT: Final = 3 * 3600 * 1000
@@ -456,6 +461,11 @@ def pick_chain(endpoint_map: SetId, size: int = 0) -> str:
     """Return the chain that asks for the class that a packet carries, or the one that picks an endpoint for a class."""
     chain = endpoint_map.replace("endpoints", "pick")
     return f"{chain}-{size}" if size else chain
+
+
+def _slots_with_clients(names: Iterable[ChainName]) -> list[int]:
+    """Return the slots whose clients chains remember."""
+    return sorted({name.endpoints for name in names if name.treatment.endswith("affinity")})
 
 
 def _base(name: ChainName) -> str:

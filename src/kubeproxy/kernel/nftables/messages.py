@@ -23,7 +23,7 @@ from kubeproxy.kernel.nfnetlink import (
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables.fields import FIELDS, INTEGER, MARK, PROTOCOL, Field, padded
 
-ANONYMOUS, CONSTANT, INTERVAL, MAP, TIMEOUT, DYNAMIC = 1, 2, 4, 8, 16, 32
+ANONYMOUS, CONSTANT, MAP, TIMEOUT, DYNAMIC = 1, 2, 8, 16, 32
 """Flags of sets (NFT_SET_...)."""
 _NUMBERS: Final = count(1)
 _HOST_ENDIAN, _BIG_ENDIAN = 1, 2  # enum byteorder of nft
