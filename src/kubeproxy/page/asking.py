@@ -23,7 +23,7 @@ class UnansweredError(KubeProxyError):
     """A question was not answered; the message says why."""
 
 
-class Asking:
+class FormQuestions:
     """Asks, one question at a time. `socket` is where commands ask this proxy, '' for nowhere."""
 
     def __init__(self, socket: str, command: Callable[[], list[str]] = ourselves) -> None:

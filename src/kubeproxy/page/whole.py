@@ -12,7 +12,7 @@ from kubeproxy.engine import Engine
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.observe.http import Handler
 from kubeproxy.observer import Audience
-from kubeproxy.page.asking import Asking
+from kubeproxy.page.asking import FormQuestions
 from kubeproxy.page.beside import Beside
 from kubeproxy.page.feed import Feed
 from kubeproxy.page.news import News
@@ -47,7 +47,7 @@ class Whole:
 
         self._feed = Feed(news, lambda: facts(desk), watched, beside)
         self.handlers: Mapping[str, Handler] = page_pages(
-            options.page, desk, places, self._feed, row, Asking(options.control_socket).why
+            options.page, desk, places, self._feed, row, FormQuestions(options.control_socket).why
         )
 
     async def close(self) -> None:

@@ -170,5 +170,5 @@ def test_rules_of_other_programs_are_parsed_and_what_is_unknown_is_kept():
             transactions.commit(messages_again)
         again = dumped(Family.IPV4, "other")["input"]
     assert again == [*rules, *rules]
-    assert any(isinstance(each, expressions.Unknown) and each.name == "log" for each in rules[2])
+    assert any(isinstance(each, expressions.Opaque) and each.name == "log" for each in rules[2])
     assert "log" in listing.text(rules[2], "ip")

@@ -42,7 +42,7 @@ def test_what_is_not_in_the_language_is_an_error(text):
 
 
 def test_a_range_and_an_unknown_expression_are_listed_in_brackets():
-    rule = (x.Unknown("log", b"\1\2"), x.Immediate(x.VERDICT, x.Verdict(x.DROP)))
+    rule = (x.Opaque("log", b"\1\2"), x.Immediate(x.VERDICT, x.RuleVerdict(x.DROP)))
     assert listing.text(rule, "ip") == "[ log 0102 ] drop"
     assert listing.text((x.Range(1, 0, b"\1", b"\2"),), "ip").startswith("[ range sreg 1")
 
@@ -55,7 +55,7 @@ def test_a_time_reads_back_as_it_is_listed(milliseconds):
 @given(st.binary(max_size=200), st.sampled_from(sorted(x.KINDS)))
 def test_attributes_of_any_layout_are_kept(body, kind):
     try:
-        parsed = x.parse(x.pack(x.Unknown(kind, body)))
+        parsed = x.parse(x.pack(x.Opaque(kind, body)))
     except (KeyError, ValueError, ApplyError):
         return  # as other readers of the kernel's bytes: `understood` makes an ApplyError of it
     assert len(parsed) == 1

@@ -9,13 +9,13 @@ import sys
 import pytest
 
 from kubeproxy.page import asking as module
-from kubeproxy.page.asking import Asking, UnansweredError
+from kubeproxy.page.asking import FormQuestions, UnansweredError
 
 ECHO = "import sys, json; print(json.dumps({'words': sys.argv[1:], 'asked': json.loads(sys.stdin.readline())}))"
 
 
 def ask(program, *questions, socket="/run/s"):
-    asking = Asking(socket, lambda: [sys.executable, "-c", program])
+    asking = FormQuestions(socket, lambda: [sys.executable, "-c", program])
 
     async def main():
         async with asyncio.timeout(60):
@@ -54,7 +54,7 @@ def test_without_an_answer_it_says_why(monkeypatch, program, socket, said):
 
 def test_one_that_cannot_be_started_is_said():
     async def main():
-        await Asking("/run/s", lambda: ["/nowhere/python"]).why({})
+        await FormQuestions("/run/s", lambda: ["/nowhere/python"]).why({})
 
     with pytest.raises(UnansweredError, match="cannot be started: No such file"):
         asyncio.run(main())

@@ -187,7 +187,7 @@ class _Reader:
             value = _element_key(field, self.word())
             self.expect(":")
             code = {"goto": x.GOTO, "jump": x.JUMP}[self.word()]
-            found.add((value, x.Verdict(code, self.word())))
+            found.add((value, x.RuleVerdict(code, self.word())))
             if not self.take(","):
                 self.expect("}")
                 return x.Inline(field.type, field.size, VERDICTS, frozenset(found))
@@ -327,7 +327,7 @@ def _reset() -> Iterator[x.Expression]:
 
 def _verdict(code: int) -> Callable[[_Reader], Iterator[x.Expression]]:
     to = code in {x.JUMP, x.GOTO}
-    return lambda reader: iter([x.Immediate(x.VERDICT, x.Verdict(code, reader.word() if to else ""))])
+    return lambda reader: iter([x.Immediate(x.VERDICT, x.RuleVerdict(code, reader.word() if to else ""))])
 
 
 _STATEMENTS: Final[list[tuple[str, Callable[[_Reader], Iterator[x.Expression]]]]] = [
@@ -340,7 +340,7 @@ _STATEMENTS: Final[list[tuple[str, Callable[[_Reader], Iterator[x.Expression]]]]
     ("reject with tcp reset", lambda _: _reset()),
     ("reject", lambda reader: iter([x.Reject(0, _UNREACHABLE[reader.ip])])),
     ("masquerade fully-random", lambda _: iter([x.Masquerade(_FULLY_RANDOM)])),
-    ("counter name", lambda reader: iter([x.ObjectReference(1, reader.word().strip('"'))])),
+    ("counter name", lambda reader: iter([x.NamedObject(1, reader.word().strip('"'))])),
     ("flow add", lambda reader: iter([x.Offload(reader.word().removeprefix("@"))])),
     ("update", _Reader.update),
     ("dnat", _Reader.dnat),

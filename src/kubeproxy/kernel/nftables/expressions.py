@@ -1,6 +1,6 @@
 """The expressions of nf_tables' rules: values that are packed into netlink attributes, and parsed back.
 
-An expression of another kind is kept as bytes (Unknown). Registers have the numbers that the kernel lists: 1 to 4 have
+An expression of another kind is kept as bytes (Opaque). Registers have the numbers that the kernel lists: 1 to 4 have
 16 bytes, 8 to 23 have 4 bytes; 0 is the verdict's. Sources: include/uapi/linux/netfilter/nf_tables.h and the dump
 functions of net/netfilter/nft_*.c of Linux 6.18.
 """
@@ -27,7 +27,7 @@ GOTO: Final = -4
 RETURN: Final = -5
 
 
-class Verdict(NamedTuple):
+class RuleVerdict(NamedTuple):
     """The end of a rule: DROP, ACCEPT, RETURN, or JUMP or GOTO with a chain."""
 
     code: int
@@ -43,7 +43,7 @@ class Inline(NamedTuple):
     key_type: int
     key_length: int
     data_type: int
-    elements: frozenset[tuple[bytes, bytes | Verdict]]
+    elements: frozenset[tuple[bytes, bytes | RuleVerdict]]
 
 
 class Codec(NamedTuple):
@@ -57,7 +57,7 @@ def _whole(size: int) -> Codec:
     return Codec(lambda value: value.to_bytes(size, "big"), lambda data: int.from_bytes(data, "big"))
 
 
-def pack_value(value: bytes | Verdict) -> bytes:
+def pack_value(value: bytes | RuleVerdict) -> bytes:
     """Return the attribute of a value or of a verdict."""
     if isinstance(value, bytes):
         return attribute(nfta.DATA_VALUE, value)
@@ -66,14 +66,14 @@ def pack_value(value: bytes | Verdict) -> bytes:
     return nested(nfta.DATA_VERDICT, code, chain)
 
 
-def parse_value(data: bytes) -> bytes | Verdict:
+def parse_value(data: bytes) -> bytes | RuleVerdict:
     """Return a value or a verdict from the payload of what holds it."""
     for kind, start, end in attributes(data, 0, len(data)):
         if kind == nfta.DATA_VALUE:
             return data[start:end]
         found = {kind: data[s:e] for kind, s, e in attributes(data, start, end)}
         code = int.from_bytes(found[nfta.VERDICT_CODE], "big", signed=True)
-        return Verdict(code, found.get(nfta.VERDICT_CHAIN, b"").rstrip(b"\0").decode())
+        return RuleVerdict(code, found.get(nfta.VERDICT_CHAIN, b"").rstrip(b"\0").decode())
     return b""
 
 
@@ -221,7 +221,7 @@ class Immediate(Expression, frozen=True):
     KIND = "immediate"
     LAYOUT = (("dreg", 1, _U32), ("value", 2, _VALUE))
     dreg: int
-    value: bytes | Verdict
+    value: bytes | RuleVerdict
 
 
 class Numgen(Expression, frozen=True):
@@ -308,13 +308,13 @@ class Reject(Expression, frozen=True):
     code: int = 0
 
 
-class Count(Expression, frozen=True):
+class PacketCount(Expression, frozen=True):
     """Counts packets and bytes. What it has counted is no part of the value."""
 
     KIND = "counter"
 
 
-class ObjectReference(Expression, frozen=True):
+class NamedObject(Expression, frozen=True):
     """Uses a named object of the table: counter (1), quota (2), limit (4) and others."""
 
     KIND = "objref"
@@ -365,7 +365,7 @@ class Update(Expression, frozen=True):
     flags: int = 0
 
 
-class Unknown(Expression, frozen=True):
+class Opaque(Expression, frozen=True):
     """An expression of a kind that is not described here: its name, and its attributes as the kernel sent them."""
 
     name: str
@@ -393,8 +393,8 @@ KINDS: Final[dict[str, type[Expression]]] = {
         Masquerade,
         Redirect,
         Reject,
-        Count,
-        ObjectReference,
+        PacketCount,
+        NamedObject,
         Offload,
         Limit,
         Update,
@@ -406,7 +406,7 @@ _SET_ID: Final = 4  # NFTA_LOOKUP_SET_ID
 @lru_cache(maxsize=4096)
 def pack(expression: Expression) -> bytes:
     """Return an expression as an entry of a rule's list. It refers to no set without a name: see `pack_rule`."""
-    if isinstance(expression, Unknown):
+    if isinstance(expression, Opaque):
         name, body = expression.name, expression.raw
     else:
         name, body = expression.KIND, b"".join(_packed(expression))
@@ -449,12 +449,12 @@ def parse(data: bytes) -> Rule:
 def _parsed(name: str, body: bytes) -> Expression:
     kind = KINDS.get(name)
     if kind is None:
-        return Unknown(name, body)
+        return Opaque(name, body)
     present = {number: body[s:e] for number, s, e in attributes(body, 0, len(body))}
     values = {field: codec.parse(present.pop(number)) for field, number, codec in kind.LAYOUT if number in present}
     # What is not described may mean anything; the kernel's padding, and what a counter has counted, mean nothing.
     if any(number not in _IGNORED.get(name, ()) for number in present) or not _required(kind) <= values.keys():
-        return Unknown(name, body)
+        return Opaque(name, body)
     return kind(**values)
 
 

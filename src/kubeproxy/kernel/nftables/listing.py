@@ -37,7 +37,7 @@ def text(rule: x.Rule, ip: str) -> str:
 
 
 def _bracketed(expression: x.Expression) -> str:
-    if isinstance(expression, x.Unknown):
+    if isinstance(expression, x.Opaque):
         return f"[ {expression.name} {expression.raw.hex()} ]"
     fields = (f"{name} {getattr(expression, name)!r}" for name in expression.__struct_fields__)
     return f"[ {expression.KIND} {', '.join(fields)} ]"
@@ -206,10 +206,10 @@ class _Writer:
         else:
             raise LookupError
 
-    def _counter(self, expression: x.Count) -> None:  # noqa: ARG002 - has no fields
+    def _counter(self, expression: x.PacketCount) -> None:  # noqa: ARG002 - has no fields
         self.words.append("counter")
 
-    def _objref(self, expression: x.ObjectReference) -> None:
+    def _objref(self, expression: x.NamedObject) -> None:
         if expression.type != 1 or expression.sreg is not None:
             raise LookupError
         self.words.append(f'counter name "{expression.name}"')
@@ -252,7 +252,7 @@ def _slot(register: int) -> int:
     return register - 8 if register >= 8 else 4 * (register - 1)
 
 
-def _verdict(verdict: x.Verdict) -> str:
+def _verdict(verdict: x.RuleVerdict) -> str:
     if verdict.chain:
         return f"{'goto' if verdict.code == x.GOTO else 'jump'} {verdict.chain}"
     return _VERDICTS.get(verdict.code, f"[ verdict {verdict.code} ]")
@@ -261,7 +261,7 @@ def _verdict(verdict: x.Verdict) -> str:
 def _inline(inline: x.Inline, kind: int, size: int) -> str:
     entries = []
     for key, data in sorted(inline.elements, key=lambda element: _number(kind, element[0][:size])):
-        value = f" : {_verdict(data)}" if inline.data_type == VERDICTS and isinstance(data, x.Verdict) else ""
+        value = f" : {_verdict(data)}" if inline.data_type == VERDICTS and isinstance(data, x.RuleVerdict) else ""
         entries.append(f"{shown(kind, key[:size])}{value}")
     return f"{{ {', '.join(entries)} }}"
 

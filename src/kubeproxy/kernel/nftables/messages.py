@@ -121,6 +121,6 @@ def _inline(family: int, table: str, name: str, number: int, inline: x.Inline) -
     yield from element_messages(NEW_ELEMENT, family, table, name, elements, set_id=number)
 
 
-def _element(key: bytes, data: bytes | x.Verdict) -> bytes:
+def _element(key: bytes, data: bytes | x.RuleVerdict) -> bytes:
     value = nested(nfta.SET_ELEM_DATA, x.pack_value(data)) if data else b""
     return nested(nfta.LIST_ELEM, nested(nfta.SET_ELEM_KEY, x.pack_value(key)), value)

@@ -131,16 +131,16 @@ def read(raw: bytes, aim: Aim) -> _Rule:
     registers: Registers = {}
     for one in x.parse(raw):
         match one:
-            case x.Immediate(value=x.Verdict(code=verdict, chain=chain)):
+            case x.Immediate(value=x.RuleVerdict(code=verdict, chain=chain)):
                 ends, code, target = verdict != x.CONTINUE, verdict if verdict in _KNOWN else None, chain
             case x.Reject():
                 ends, code, target = True, x.DROP, ""
-            case x.Unknown(name, body) if name == "target" or name in _TAKING:
+            case x.Opaque(name, body) if name == "target" or name in _TAKING:
                 ends, code, target = _taken(name, body)
             case x.Payload() | x.Meta() | x.Ct() | x.Bitwise() | x.Immediate():
                 if one.dreg is not None:
                     registers[one.dreg] = _loaded(one, aim, registers)
-            case _ if (one.name if isinstance(one, x.Unknown) else one.KIND) in _SILENT:
+            case _ if (one.name if isinstance(one, x.Opaque) else one.KIND) in _SILENT:
                 pass
             case _:
                 found = _compared(one, registers) if isinstance(one, x.Compare) else _matched(one)
@@ -183,7 +183,7 @@ def _compared(one: x.Compare, registers: Registers) -> _Fit:
 
 
 def _matched(one: x.Expression) -> _Fit:
-    if not isinstance(one, x.Unknown) or one.name != "match":
+    if not isinstance(one, x.Opaque) or one.name != "match":
         return _Fit.MAYBE
     parts = _parts(one.raw)
     kind = _text(parts[nfta.MATCH_NAME])
