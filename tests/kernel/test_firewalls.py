@@ -9,8 +9,8 @@ import pytest
 from kubeproxy.backends import leftovers
 from kubeproxy.backends.mode import Sight
 from kubeproxy.kernel import firewalls
-from kubeproxy.kernel.nftables.rule_walk import Aim
 from kubeproxy.kernel.routes import way_out
+from kubeproxy.kernel.rule_walk import Aim
 from kubeproxy.model.addresses import Family
 from support.iptables_cases import go_rules
 from support.own_network import own_network

@@ -29,9 +29,9 @@ from kubeproxy.kernel.addresses import SCOPE_UNIVERSE, Address, local_addresses
 from kubeproxy.kernel.bridges import SYS, bridges
 from kubeproxy.kernel.listening import listening
 from kubeproxy.kernel.nft_chains import HOOKS
-from kubeproxy.kernel.nftables.rule_walk import Aim
 from kubeproxy.kernel.port_holder import holder
 from kubeproxy.kernel.routes import way_out
+from kubeproxy.kernel.rule_walk import Aim
 from kubeproxy.kernel.sysctl import NF_CONNTRACK_MAX, read_sysctl
 from kubeproxy.model.addresses import Family, family_of, pack, unpack
 from kubeproxy.model.plan import FamilyGlobals

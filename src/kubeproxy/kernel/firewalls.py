@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from kubeproxy.kernel import nfnetlink, nft_chains, nfta, xtables
 from kubeproxy.kernel.netlink import Netlink, attributes
 from kubeproxy.kernel.nft_chains import HOOKS, TABLE_FAMILIES
-from kubeproxy.kernel.nftables.rule_walk import NEW, Aim, Fate, fate, is_established
+from kubeproxy.kernel.rule_walk import NEW, Aim, Fate, fate, is_established
 from kubeproxy.model.addresses import Family, family_of
 
 _FAMILIES: Final = {word: number for number, word in TABLE_FAMILIES.items() if word in {"inet", "ip", "ip6"}}
