@@ -144,6 +144,9 @@ async def _read(options: Options, settings: Settings) -> tuple[Planner, Reach | 
                 if part.done():
                     part.result()
             await ended
+            # Of resources that no plan waits for, such as ServiceCIDRs; a status has no event.
+            while _awaits_lists(sources.reach()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
     except TimeoutError:
         if not planner.complete:
             why = sources.stale() or "no answer"
@@ -155,3 +158,9 @@ async def _read(options: Options, settings: Settings) -> tuple[Planner, Reach | 
         await asyncio.gather(*work, return_exceptions=True)
         await sources.close()
     return planner, reach
+
+
+def _awaits_lists(reach: Reach | None) -> bool:
+    """Return whether a resource's first list is still under way, neither received nor refused."""
+    watched = reach.watched if reach is not None else ()
+    return any(not (one.synced or one.connected or one.trouble) for one in watched)
