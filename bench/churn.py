@@ -24,7 +24,7 @@ from bench.report import Column, Report, Row
 from bench.runs import Run
 from kubeproxy.api.decode import WatchDecoder
 from kubeproxy.engine import Engine
-from kubeproxy.kernel import nfnetlink, nft
+from kubeproxy.kernel.nftables import nfnetlink, nft
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Replaced
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.forwarding import Devices
 from kubeproxy.backends.nftables.table import KernelTable
-from kubeproxy.kernel.interfaces import InterfaceMonitor, ethernet_interfaces
+from kubeproxy.kernel.route.interfaces import ethernet_interfaces, interface_changes
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Replaced
 from kubeproxy.model.objects import (
@@ -84,7 +84,7 @@ def programmed(forwarding: Forwarding) -> Iterator[list[NftablesBackend]]:
     changes = planner.take()
     backends = []
     for family in world.families:
-        devices = Devices(family, InterfaceMonitor.open(), ethernet_interfaces) if forwarding.protocols else None
+        devices = Devices(family, interface_changes(), ethernet_interfaces) if forwarding.protocols else None
         backend = NftablesBackend(KernelTable.open(family), world, None, devices)
         plans = {each.name: tuple(p for p in each.after.plans if p.key.family is family) for each in changes}
         for _ in backend.resync({name: found for name, found in plans.items() if found}):

@@ -25,9 +25,9 @@ from kubeproxy.backends.iptables.backend import IptablesBackend, writer_of
 from kubeproxy.backends.iptables.options import Options
 from kubeproxy.backends.iptables.skeleton import CANARY_TABLES
 from kubeproxy.backends.iptables.watch import watch
-from kubeproxy.kernel import iptables_variant
-from kubeproxy.kernel.xtables import Commands, Writer
-from kubeproxy.kernel.xtables_lock import NOT_WAITED, Waited
+from kubeproxy.kernel.xtables import iptables_variant
+from kubeproxy.kernel.xtables.xtables import Commands, Writer
+from kubeproxy.kernel.xtables.xtables_lock import NOT_WAITED, Waited
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Deleted, Event, Replaced, Upserted
 from kubeproxy.model.plan import ServiceName, ServicePlan

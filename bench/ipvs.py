@@ -26,8 +26,10 @@ from kubeproxy.backends.ipvs import probe
 from kubeproxy.backends.ipvs.backend import IpvsBackend
 from kubeproxy.backends.ipvs.layout import scheduler_named
 from kubeproxy.backends.ipvs.wire import NodeKernel
-from kubeproxy.kernel import ipvs, modules, xtables
-from kubeproxy.kernel.netlink import HEADER, NLM_F_DUMP, NLMSG_ERROR, Netlink, messages
+from kubeproxy.kernel import ipvs
+from kubeproxy.kernel.netlink.protocol import HEADER, NLM_F_DUMP, NLMSG_ERROR, Netlink, messages
+from kubeproxy.kernel.proc import modules
+from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Replaced
 from kubeproxy.model.planner import Planner

@@ -11,9 +11,16 @@ from typing import Any
 
 from msgspec import Struct
 
-from kubeproxy.kernel import nfnetlink, nft
-from kubeproxy.kernel.netlink import HEADER, NETLINK_CAP_ACK, NLM_F_ACK, NLM_F_REQUEST, NLMSG_ERROR, SOL_NETLINK
-from kubeproxy.kernel.netlink import messages as split
+from kubeproxy.kernel.netlink.protocol import (
+    HEADER,
+    NETLINK_CAP_ACK,
+    NLM_F_ACK,
+    NLM_F_REQUEST,
+    NLMSG_ERROR,
+    SOL_NETLINK,
+)
+from kubeproxy.kernel.netlink.protocol import messages as split
+from kubeproxy.kernel.nftables import nfnetlink, nft
 
 _EDGE = 20  # nlmsghdr and nfgenmsg
 _BEGIN, _END = 16, 17  # NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END

@@ -25,8 +25,8 @@ from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.layout import TABLE, Layout
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.backlog import Backlog
-from kubeproxy.kernel import nfnetlink, nfta
-from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink, grow_receive_buffer, messages
+from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink, grow_receive_buffer, messages
+from kubeproxy.kernel.nftables import nfnetlink, nfta
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Replaced
 from kubeproxy.model.planner import Planner

@@ -17,7 +17,7 @@ from bench.figures import Spread, ratio, spread
 from bench.report import Column, Report, Row
 from bench.runs import Run
 from kubeproxy.backends.nftables.layout import TABLE, SetId
-from kubeproxy.kernel import nfnetlink
+from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.model.addresses import Family
 
 FILLED = "10kx10"

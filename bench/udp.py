@@ -21,9 +21,9 @@ from bench.report import Column, Report, Row, panel_by_kind
 from bench.runs import Run
 from kubeproxy import flows
 from kubeproxy.flows import FlowCleaner
-from kubeproxy.kernel.conntrack import Conntrack
-from kubeproxy.kernel.netlink import NETLINK_NETFILTER, NLM_F_CREATE, Netlink, attribute, nested
-from kubeproxy.kernel.tracking_counts import level
+from kubeproxy.kernel.conntrack.counts import level
+from kubeproxy.kernel.conntrack.udp_flows import Conntrack
+from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, NLM_F_CREATE, Netlink, attribute, nested
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event, Replaced, Upserted
 from kubeproxy.model.planner import Planner

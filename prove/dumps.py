@@ -19,8 +19,8 @@ import msgspec
 
 from kubeproxy import modes
 from kubeproxy.control.wire import Facts
-from kubeproxy.kernel import nfnetlink, nfta
-from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink, attributes
+from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink, attributes
+from kubeproxy.kernel.nftables import nfnetlink, nfta
 from kubeproxy.model.plan import ServicePlan
 from kubeproxy.observe.registry import Registry
 from lab.netns import run_in_new

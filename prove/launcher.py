@@ -45,10 +45,10 @@ ANSWER = "answer-"
 
 def asks_for_change(data: bytes) -> bool:
     """Return whether netlink messages want something done: as a transaction does."""
-    from kubeproxy.kernel import netlink  # noqa: PLC0415 - see _interpose
+    from kubeproxy.kernel.netlink import protocol  # noqa: PLC0415 - see _interpose
 
     return any(
-        at.flags & (netlink.NLM_F_ACK | netlink.NLM_F_DUMP) == netlink.NLM_F_ACK for at in netlink.messages(data)
+        at.flags & (protocol.NLM_F_ACK | protocol.NLM_F_DUMP) == protocol.NLM_F_ACK for at in protocol.messages(data)
     )
 
 
@@ -57,16 +57,17 @@ def refusal(data: bytes, code: int) -> bytes:
 
     The last one of a transaction asks for an answer and gets that it is well, as it is where only others are wrong.
     """
-    from kubeproxy.kernel import netlink, nfnetlink  # noqa: PLC0415 - see _interpose
+    from kubeproxy.kernel.netlink import protocol  # noqa: PLC0415 - see _interpose
+    from kubeproxy.kernel.nftables import nfnetlink  # noqa: PLC0415 - see _interpose
 
     edges = {nfnetlink._BATCH_BEGIN, nfnetlink._BATCH_END}
-    found = list(netlink.messages(data))
+    found = list(protocol.messages(data))
     inner = [at for at in found if at.kind not in edges]
     codes = [(at.sequence, code) for at in inner]
     if len(inner) < len(found) and len(inner) > 1:
         codes = [(inner[0].sequence, code), (inner[-1].sequence, 0)]
     return b"".join(
-        netlink.message(netlink.NLMSG_ERROR, 0, sequence, struct.pack("=i", -errno_) + bytes(16))
+        protocol.message(protocol.NLMSG_ERROR, 0, sequence, struct.pack("=i", -errno_) + bytes(16))
         for sequence, errno_ in codes
     )
 
@@ -132,7 +133,7 @@ class Fault:
             code = getattr(errno, self.word)
             if call is _popen:
                 raise OSError(code, os.strerror(code))
-            from kubeproxy.kernel.netlink import NetlinkError  # noqa: PLC0415 - see _interpose
+            from kubeproxy.kernel.netlink.protocol import NetlinkError  # noqa: PLC0415 - see _interpose
 
             raise NetlinkError(code, "the test refuses this")
 
@@ -183,10 +184,11 @@ def main(argv: list[str]) -> int:
 
 
 def _interpose(fault: Fault) -> None:
-    from kubeproxy.kernel import netlink, nfnetlink  # noqa: PLC0415 - a mutation comes before any import
+    from kubeproxy.kernel.netlink import protocol  # noqa: PLC0415 - a mutation comes before any import
+    from kubeproxy.kernel.nftables import nfnetlink  # noqa: PLC0415 - a mutation comes before any import
 
     nfnetlink.Transactions._send = fault.around(nfnetlink.Transactions._send)  # type: ignore[method-assign]
-    netlink.Netlink._send = fault.around(netlink.Netlink._send)  # type: ignore[method-assign]
+    protocol.Netlink._send = fault.around(protocol.Netlink._send)  # type: ignore[method-assign]
     subprocess.Popen.__init__ = fault.around(_popen)  # type: ignore[method-assign]
     if fault.word == "die-turn" or fault.counts:
         asyncio.Handle._run = fault.around_turn(asyncio.Handle._run)  # type: ignore[method-assign]

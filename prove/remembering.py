@@ -16,8 +16,8 @@ from kubeproxy.backends.nftables.layout import parse_chain_name
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.view import Skeleton, expected
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import nfnetlink, nfta
-from kubeproxy.kernel.netlink import HEADER, NETLINK_NETFILTER, Netlink, attributes
+from kubeproxy.kernel.netlink.protocol import HEADER, NETLINK_NETFILTER, Netlink, attributes
+from kubeproxy.kernel.nftables import nfnetlink, nfta
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
 

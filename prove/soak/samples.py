@@ -10,10 +10,17 @@ from pathlib import Path
 from typing import Final
 
 from bench import memory
-from kubeproxy.kernel import nfta
-from kubeproxy.kernel.iptables_info import TableInfo
-from kubeproxy.kernel.netlink import Netlink, attributes, messages
-from kubeproxy.kernel.nfnetlink import GENERIC, GET_SET, NETLINK_NETFILTER, SUBSYSTEM, rule_handles, text_attribute
+from kubeproxy.kernel.netlink.protocol import Netlink, attributes, messages
+from kubeproxy.kernel.nftables import nfta
+from kubeproxy.kernel.nftables.nfnetlink import (
+    GENERIC,
+    GET_SET,
+    NETLINK_NETFILTER,
+    SUBSYSTEM,
+    rule_handles,
+    text_attribute,
+)
+from kubeproxy.kernel.xtables.iptables_info import TableInfo
 from kubeproxy.model.addresses import Family
 
 Sample = dict[str, float]

@@ -30,10 +30,10 @@ from kubeproxy.config.watch import watch as watch_config
 from kubeproxy.engine import Engine, Pace
 from kubeproxy.errors import ApplyError, ConfigError, Unsupported
 from kubeproxy.flows import FlowCleaner
-from kubeproxy.kernel.addresses import AddressMonitor
-from kubeproxy.kernel.capability import raise_net_admin
-from kubeproxy.kernel.descriptors import raise_limit
-from kubeproxy.kernel.orphans import INIT, Orphans
+from kubeproxy.kernel.proc.capability import raise_net_admin
+from kubeproxy.kernel.proc.descriptors import raise_limit
+from kubeproxy.kernel.proc.orphans import INIT, Orphans
+from kubeproxy.kernel.route.addresses import AddressMonitor
 from kubeproxy.lifetime import Lifetime
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event

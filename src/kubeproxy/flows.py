@@ -1,7 +1,7 @@
 """Tracked UDP flows that a change made wrong: which they are, and when they are removed.
 
-What a flow is, and how the kernel removes it, lives in kernel/conntrack.py. Services that lost all endpoints, or are
-gone, count as having none. Source: docs/reference.md "Conntrack clean-up".
+What a flow is, and how the kernel removes it, lives in kernel/conntrack/udp_flows.py. Services that lost all
+endpoints, or are gone, count as having none. Source: docs/reference.md "Conntrack clean-up".
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, TypeVar
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.conntrack import Conntrack, Endpoints, Translation
+from kubeproxy.kernel.conntrack.udp_flows import Conntrack, Endpoints, Translation
 from kubeproxy.model.addresses import PORT_BYTES, Family
 from kubeproxy.model.plan import Compiled, Frontend, FrontendKind, Globals, ServiceName, ServicePlan, ServicePortKey
 from kubeproxy.model.planner import Change

@@ -19,8 +19,8 @@ from kubeproxy.config.gates import gate_enabled
 from kubeproxy.config.modes.description import EVERY_ADDRESS, spelled_out
 from kubeproxy.config.types import Conntrack, KubeProxyConfiguration
 from kubeproxy.errors import ConfigError, Unsupported
-from kubeproxy.kernel.addresses import local_addresses
-from kubeproxy.kernel.sysctl import ConntrackConfig, apply_settings, conntrack_settings
+from kubeproxy.kernel.proc.sysctl import ConntrackConfig, apply_settings, conntrack_settings
+from kubeproxy.kernel.route.addresses import local_addresses
 from kubeproxy.model.addresses import Family, family_of, is_loopback, pack, parse_networks
 from kubeproxy.model.objects import Node
 from kubeproxy.model.plan import BALANCING_ENTRIES, Connections, Forwarding, Orphans

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import kubeproxy
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import xtables
-from kubeproxy.kernel.capability import (
+from kubeproxy.kernel.proc.capability import (
     Capability,
     beyond_permission,
     forbid_new_privileges,
@@ -24,6 +23,7 @@ from kubeproxy.kernel.capability import (
     held,
     keep_only,
 )
+from kubeproxy.kernel.xtables import xtables
 
 log = logging.getLogger("kubeproxy.privileges")
 

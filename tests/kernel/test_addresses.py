@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from kubeproxy.kernel.addresses import (
+from kubeproxy.kernel.route.addresses import (
     SCOPE_HOST,
     SCOPE_LINK,
     SCOPE_UNIVERSE,

@@ -8,7 +8,7 @@ import pytest
 # In a process of its own: gives up CAP_NET_ADMIN in the way that the test says, then asks for it.
 _PROGRAM = """
 import ctypes, struct, sys
-from kubeproxy.kernel.capability import raise_net_admin
+from kubeproxy.kernel.proc.capability import raise_net_admin
 
 def shown():
     lines = open("/proc/self/status").read().splitlines()
@@ -41,7 +41,7 @@ def test_it_comes_into_effect_only_where_permitted(kept, gained):
 _KEEPS = """
 import os, subprocess, sys, threading, time
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.capability import Capability, beyond_permission, forbid_new_privileges, held, keep_only
+from kubeproxy.kernel.proc.capability import Capability, beyond_permission, forbid_new_privileges, held, keep_only
 
 closed, open_ = sys.argv[1:3]
 print(beyond_permission([closed, open_, "/nonexistent"]))

@@ -12,10 +12,10 @@ from typing import NamedTuple, TypeVar
 import msgspec
 import pytest
 
-from kubeproxy.kernel import conntrack
-from kubeproxy.kernel.conntrack import Conntrack, Flow, Translation
-from kubeproxy.kernel.netlink import NetlinkError
-from kubeproxy.kernel.tracking_walks import Table
+from kubeproxy.kernel.conntrack import udp_flows
+from kubeproxy.kernel.conntrack.udp_flows import Conntrack, Flow, Translation
+from kubeproxy.kernel.conntrack.walks import Table
+from kubeproxy.kernel.netlink.protocol import NetlinkError
 from support.namespaces import inside, namespace, run
 
 
@@ -198,7 +198,7 @@ def test_a_flow_of_another_zone_is_deleted_in_its_zone(node: Node) -> None:
 
 def identities(flows: list[Flow]) -> list[bytes]:
     """Return what names each entry: its other attributes change from one reading to the next."""
-    return [conntrack._identity(flow.entry) for flow in flows]
+    return [udp_flows._identity(flow.entry) for flow in flows]
 
 
 def test_a_newer_flow_of_the_same_tuple_is_left_alone(node: Node) -> None:
@@ -211,7 +211,7 @@ def test_a_newer_flow_of_the_same_tuple_is_left_alone(node: Node) -> None:
     node.ask(client, V4.vip, 53)
     (new,) = node.flows(V4)
     # Its id is made from its address in memory, which may be the old one's: another id stands for the old flow.
-    mark = conntrack.attribute(conntrack._CTA_ID, b"")[2:4]
+    mark = udp_flows.attribute(udp_flows._CTA_ID, b"")[2:4]
     at = new.entry.index(b"\x08\x00" + mark) + 4
     older = msgspec.structs.replace(new, entry=new.entry[:at] + b"\1\2\3\4" + new.entry[at + 4 :])
     assert tracked(node.name, lambda tracking: tracking.delete([older])) == 0
@@ -266,7 +266,7 @@ def test_a_kernel_that_deletes_whole_tuples_only_is_not_asked_again(
     node.serve(V4, V4.endpoints[0])
     node.ask(node.socket(V4, (V4.node, 40000)), V4.vip, 53)
     gone = [Translation(ip(V4.vip), 53, ip(V4.endpoints[0]) + (5353).to_bytes(2))]
-    monkeypatch.setattr(conntrack, "_CTA_FILTER", conntrack._CTA_ZONE)  # which is of another size: refused as unknown
+    monkeypatch.setattr(udp_flows, "_CTA_FILTER", udp_flows._CTA_ZONE)  # which is of another size: refused as unknown
 
     def twice(tracking: Conntrack) -> list[int | None]:
         first = tracking.forget(2, gone, 2)
@@ -281,7 +281,7 @@ def test_messages_of_an_unusual_layout_are_read_the_long_way(node: Node, monkeyp
     node.serve(V4, V4.endpoints[0])
     node.ask(node.socket(V4, (V4.node, 40000)), V4.vip, 53)
     (usual,) = node.flows(V4, {(ip(V4.vip), 53): None})
-    monkeypatch.setattr(conntrack._LAYOUTS[2], "original", b"\xff")
+    monkeypatch.setattr(udp_flows._LAYOUTS[2], "original", b"\xff")
     (found,) = node.flows(V4, {(ip(V4.vip), 53): None})
     assert msgspec.structs.replace(found, entry=b"") == msgspec.structs.replace(usual, entry=b"")
     assert identities([found]) == identities([usual])

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.sysctl import (
+from kubeproxy.kernel.proc.sysctl import (
     NF_CONNTRACK_MAX,
     TCP_TIMEOUT_ESTABLISHED,
     UDP_TIMEOUT,

@@ -7,7 +7,7 @@ import pytest
 from kubeproxy.backends.ipvs.chains import JUMPS, Rules
 from kubeproxy.backends.ipvs.layout import scheduler_named
 from kubeproxy.backends.ipvs.wire import NodeKernel
-from kubeproxy.kernel import xtables
+from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import Family
 from kubeproxy.observe.registry import Counter
 from support.cluster_objects import world

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from kubeproxy.backends.leftovers import remove_iptables_rules
-from kubeproxy.kernel import xtables
+from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import Family
 from support.iptables_cases import go_rules
 from support.own_network import own_network

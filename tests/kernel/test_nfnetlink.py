@@ -9,16 +9,16 @@ from itertools import chain
 import pytest
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import nfnetlink, nft, nft_elements
-from kubeproxy.kernel.netlink import HEADER, NetlinkError
-from kubeproxy.kernel.nft_contents import pairs
+from kubeproxy.kernel.netlink.protocol import HEADER, NetlinkError
+from kubeproxy.kernel.nftables import elements, nfnetlink, nft
+from kubeproxy.kernel.nftables.contents import pairs
 from kubeproxy.model.addresses import Family
 
 pytestmark = pytest.mark.usefixtures("netns")
 
 TABLE = "t"
-SET = nft_elements.Packer.of(4, 0)
-MAP = nft_elements.Packer.of(4, 4)
+SET = elements.Packer.of(4, 0)
+MAP = elements.Packer.of(4, 4)
 
 
 @pytest.fixture
@@ -75,14 +75,14 @@ def refusal(link, parts):
 
 def test_elements_of_every_kind_read_back(link):
     one, two = address(1), address(2)
-    head, tail = nft_elements.goto_frame(4, b"target")
+    head, tail = elements.goto_frame(4, b"target")
     link.commit(
         [
             *add("addresses", [SET.pack(one, b"")]),
             *add("pairs", [MAP.pack(one, two)]),
             *add("verdicts", [head + one + tail]),
-            *add("spans", [nft_elements.interval_element(one + one + one + two)]),
-            *add("clients", [nft_elements.timed_element(one, 60_000, 30_000)]),
+            *add("spans", [elements.interval_element(one + one + one + two)]),
+            *add("clients", [elements.timed_element(one, 60_000, 30_000)]),
         ]
     )
 
@@ -166,7 +166,7 @@ def test_an_unknown_set_table_or_chain_is_refused(link):
     assert refusal(link, add("nobody", [SET.pack(address(1), b"")])).code == errno.ENOENT
     missing = nfnetlink.element_messages(nfnetlink.NEW_ELEMENT, Family.IPV4, "nobody", "s", [SET.pack(address(1), b"")])
     assert refusal(link, missing).code == errno.ENOENT
-    head, tail = nft_elements.goto_frame(4, b"nobody")
+    head, tail = elements.goto_frame(4, b"nobody")
     assert refusal(link, add("verdicts", [head + address(1) + tail])).code == errno.ENOENT
 
 
@@ -192,7 +192,9 @@ def test_more_refusals_than_fit_the_buffer_are_one_error(link, monkeypatch):
 
 
 def test_in_a_user_namespace_buffers_are_smaller():
-    code = "from kubeproxy.kernel.nfnetlink import Transactions as T; t = T.open(); print(t.generation(), t.room)"
+    code = (
+        "from kubeproxy.kernel.nftables.nfnetlink import Transactions as T; t = T.open(); print(t.generation(), t.room)"
+    )
     done = subprocess.run(["unshare", "-Urn", sys.executable, "-c", code], capture_output=True, text=True, check=True)
     generation, room = map(int, done.stdout.split())
     assert generation > 0

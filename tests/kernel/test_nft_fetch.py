@@ -5,10 +5,11 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from kubeproxy.kernel import netlink, nft, nft_fetch
-from kubeproxy.kernel.netlink import NetlinkError
-from kubeproxy.kernel.nft_contents import pairs
-from kubeproxy.kernel.nft_fetch import Answers, Fetcher, Reader
+from kubeproxy.kernel.netlink import protocol
+from kubeproxy.kernel.netlink.protocol import NetlinkError
+from kubeproxy.kernel.nftables import fetch, nft
+from kubeproxy.kernel.nftables.contents import pairs
+from kubeproxy.kernel.nftables.fetch import Answers, Fetcher, Reader
 from support.own_network import own_network
 
 IP, IP6 = 2, 10
@@ -96,7 +97,7 @@ def test_a_small_receive_buffer_takes_fewer_at_once(monkeypatch):
     def small(sock, size=0):
         sock.setsockopt(1, 8, 64 << 10)  # SO_RCVBUF, as in a user namespace
 
-    monkeypatch.setattr(netlink, "grow_receive_buffer", small)
+    monkeypatch.setattr(protocol, "grow_receive_buffer", small)
     with a_map(element, 1000) as fetcher:
         assert fetcher.fetch(IP, "t", "m", keys(1000)) == dumped(IP)
 
@@ -105,8 +106,8 @@ def test_answers_that_did_not_fit_are_an_error_and_answer_nothing_else(monkeypat
     def small(sock, size=0):
         sock.setsockopt(1, 8, 16 << 10)
 
-    monkeypatch.setattr(netlink, "grow_receive_buffer", small)
-    monkeypatch.setattr(nft_fetch, "_TAKEN", 64)
+    monkeypatch.setattr(protocol, "grow_receive_buffer", small)
+    monkeypatch.setattr(fetch, "_TAKEN", 64)
     with a_map(element, 1000) as fetcher:
         with pytest.raises(NetlinkError) as raised:
             fetcher.fetch(IP, "t", "m", keys(1000))

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.kernel import announcements, nft, nft_others
-from kubeproxy.kernel.netlink import netfilter_socket
-from kubeproxy.kernel.nfnetlink import Transactions, chain_message
-from kubeproxy.kernel.nft_others import listen
+from kubeproxy.kernel.netlink import announcements
+from kubeproxy.kernel.netlink.protocol import netfilter_socket
+from kubeproxy.kernel.nftables import nft, others
+from kubeproxy.kernel.nftables.nfnetlink import Transactions, chain_message
+from kubeproxy.kernel.nftables.others import listen
 from support.own_network import own_network
 
 V4, V6 = 2, 10
@@ -53,7 +54,7 @@ def listening():
 
 
 def test_nothing_is_waited_for_before_the_first_look(monkeypatch):
-    monkeypatch.setattr(nft_others, "_LATE", (0.0, 3600.0))
+    monkeypatch.setattr(others, "_LATE", (0.0, 3600.0))
     with listening() as here:
         assert here.heard().nothing
 
@@ -186,7 +187,7 @@ def test_what_is_announced_after_it_was_given_up_on_makes_up_for_nothing_else():
 
 
 def test_more_than_can_be_kept_is_known_to_be_missing(monkeypatch):
-    monkeypatch.setattr(nft_others, "_RECEIVE_BUFFER", 1 << 14)
+    monkeypatch.setattr(others, "_RECEIVE_BUFFER", 1 << 14)
     with listening() as here:
         many = ", ".join(f"10.{n >> 8}.{n & 255}.1" for n in range(5000))
         nft.run(f"add element ip theirs addresses {{ {many} }}\n")

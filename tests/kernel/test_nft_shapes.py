@@ -4,8 +4,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from kubeproxy.kernel import nfnetlink, nft, nft_shapes
-from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink, NetlinkError
+from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink, NetlinkError
+from kubeproxy.kernel.nftables import nfnetlink, nft, shapes
 from support.own_network import own_network
 
 IP = 2
@@ -28,16 +28,16 @@ def tables(*names):
 
 
 def bases(link, table):
-    return {name: shape.base for name, shape in nft_shapes.chains(IP, table, link).items()}
+    return {name: shape.base for name, shape in shapes.chains(IP, table, link).items()}
 
 
 def named(link, table):
-    return {name: kind for name, kind in nft_shapes.sets(IP, table, link).items() if not name.startswith("__")}
+    return {name: kind for name, kind in shapes.sets(IP, table, link).items() if not name.startswith("__")}
 
 
 def inner(link, table):
-    found = [nft_shapes.within(rule.raw) for rule in nfnetlink.rules(IP, table, link)]
-    return [[nft_shapes.listed(IP, table, name, link) for name in names] for names in found]
+    found = [shapes.within(rule.raw) for rule in nfnetlink.rules(IP, table, link)]
+    return [[shapes.listed(IP, table, name, link) for name in names] for names in found]
 
 
 def test_two_tables_that_are_alike():
@@ -69,9 +69,9 @@ def test_where_a_chain_hangs_shows(line):
 
 def test_a_chain_that_is_made_anew_has_another_handle():
     with tables("one") as link:
-        before = nft_shapes.chains(IP, "one", link)
+        before = shapes.chains(IP, "one", link)
         nft.run("delete chain ip one base\nadd chain ip one base { type filter hook forward priority 0 ; }\n")
-        after = nft_shapes.chains(IP, "one", link)
+        after = shapes.chains(IP, "one", link)
         assert before["base"].base == after["base"].base
         assert before["base"].handle != after["base"].handle
         assert before["other"] == after["other"]
@@ -96,8 +96,8 @@ def test_what_is_in_the_sets_of_a_rule_shows(verdict):
 
 def test_what_is_missing():
     with tables("one") as link:
-        assert nft_shapes.chains(IP, "none", link) == {}
+        assert shapes.chains(IP, "none", link) == {}
         with pytest.raises(NetlinkError, match="No such file"):
-            nft_shapes.sets(IP, "none", link)
+            shapes.sets(IP, "none", link)
         with pytest.raises(NetlinkError, match="No such file"):
-            nft_shapes.listed(IP, "one", "none", link)
+            shapes.listed(IP, "one", "none", link)

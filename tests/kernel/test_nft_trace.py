@@ -10,10 +10,10 @@ import time
 
 import pytest
 
-from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
-from kubeproxy.kernel.nft import rule_texts
-from kubeproxy.kernel.nft_chains import BaseChain
-from kubeproxy.kernel.nft_trace import INPUT, OUTPUT, PREROUTING, Flow, Mark, Step, Traces, base_chains
+from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.nftables.chains import BaseChain
+from kubeproxy.kernel.nftables.nft import rule_texts
+from kubeproxy.kernel.nftables.trace import INPUT, OUTPUT, PREROUTING, Flow, Mark, Step, Traces, base_chains
 from kubeproxy.model.addresses import PROTOCOLS, pack
 from support.places import ROOT
 
@@ -102,7 +102,7 @@ def test_base_chains_are_told_with_their_hooks(rules):
 
 def test_the_table_goes_when_its_process_is_killed(rules):
     program = (
-        "import sys\nfrom kubeproxy.kernel.nft_trace import *\n"
+        "import sys\nfrom kubeproxy.kernel.nftables.trace import *\n"
         "mark = Mark.open(Flow(b'', b'\\x7f\\0\\0\\1', 17, 5353, (OUTPUT,)))\n"
         "print('open', flush=True)\nsys.stdin.read()"
     )

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
-from kubeproxy.kernel.tracked import ANSWERED, DESTINATION_TRANSLATED, Wanted, entries, entries_to
-from kubeproxy.kernel.tracking_counts import level, refusals
-from kubeproxy.kernel.tracking_events import Events, filter_program
+from kubeproxy.kernel.conntrack.counts import level, refusals
+from kubeproxy.kernel.conntrack.events import Events, filter_program
+from kubeproxy.kernel.conntrack.tracked import ANSWERED, DESTINATION_TRANSLATED, Wanted, entries, entries_to
+from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from kubeproxy.model.addresses import PROTOCOLS, pack
 from kubeproxy.seeing.users import target_of
 
@@ -117,7 +117,7 @@ def test_one_in_so_many_is_announced_with_its_end(link):
 
 
 def test_what_is_lost_is_noticed(link, monkeypatch):
-    monkeypatch.setattr("kubeproxy.kernel.tracking_events._RECEIVE_BUFFER", 4096)
+    monkeypatch.setattr("kubeproxy.kernel.conntrack.events._RECEIVE_BUFFER", 4096)
     with Events.open() as events:
         datagrams("127.0.0.1", 400)
         assert len(list(events.until(time.monotonic() + 0.2))) < 400

@@ -26,7 +26,7 @@ from kubeproxy.backends.userspace.layout import TABLE
 from kubeproxy.backends.userspace.listeners import Listeners
 from kubeproxy.backends.userspace.udp import Sessions
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import nft
+from kubeproxy.kernel.nftables import nft
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.plan import (
     Action,

@@ -3,7 +3,7 @@
 import pytest
 
 from kubeproxy.backends.nftables.ruleset import Ruleset
-from kubeproxy.kernel import nfnetlink
+from kubeproxy.kernel.nftables import nfnetlink
 
 
 @pytest.fixture(autouse=True)

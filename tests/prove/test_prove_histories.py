@@ -11,7 +11,8 @@ from itertools import pairwise
 import pytest
 import test_prove_found
 
-from kubeproxy.kernel import netlink, nfnetlink
+from kubeproxy.kernel.netlink import protocol
+from kubeproxy.kernel.nftables import nfnetlink
 from prove import crashes, launcher, play, running
 from prove.dumps import differences
 from prove.generate import Generator
@@ -170,23 +171,23 @@ def batch(*sequences: int) -> bytes:
     """A transaction of so many messages, as nf_tables wants it: those before the last have no number."""
     edge, last = nfnetlink.GENERIC.pack(0, 0, 0), len(sequences) - 1
     inner = [
-        netlink.message(nfnetlink.NEW_ELEMENT, netlink.NLM_F_ACK if n == last else 0, number, edge)
+        protocol.message(nfnetlink.NEW_ELEMENT, protocol.NLM_F_ACK if n == last else 0, number, edge)
         for n, number in enumerate(sequences)
     ]
-    return b"".join([netlink.message(16, 1, 7, edge), *inner, netlink.message(17, 1, 7, edge)])
+    return b"".join([protocol.message(16, 1, 7, edge), *inner, protocol.message(17, 1, 7, edge)])
 
 
 @pytest.mark.parametrize(("sent", "codes"), [((0, 0, 8), [(0, 105), (8, 0)]), ((8,), [(8, 105)])])
 def test_a_refusal_is_answered_as_the_kernel_does(sent: tuple[int, ...], codes: list[tuple[int, int]]) -> None:
     data = launcher.refusal(batch(*sent), errno.ENOBUFS)
-    found = [(at.sequence, netlink.acknowledgement(data, at)[0]) for at in netlink.messages(data)]
+    found = [(at.sequence, protocol.acknowledgement(data, at)[0]) for at in protocol.messages(data)]
     assert found == codes
     link = nfnetlink.Transactions(launcher.Answering(None, data))  # type: ignore[arg-type]
-    with pytest.raises(netlink.NetlinkError):
+    with pytest.raises(protocol.NetlinkError):
         link._settle(7, 8)
 
 
 def test_what_only_reads_is_no_change() -> None:
-    dump = netlink.message(nfnetlink.GET_ELEMENT, netlink.NLM_F_ACK | netlink.NLM_F_DUMP, 1, b"")
+    dump = protocol.message(nfnetlink.GET_ELEMENT, protocol.NLM_F_ACK | protocol.NLM_F_DUMP, 1, b"")
     assert not launcher.asks_for_change(dump)
     assert launcher.asks_for_change(batch(0, 8))

@@ -12,7 +12,7 @@ import signal
 
 import pytest
 
-from kubeproxy.kernel import nfnetlink
+from kubeproxy.kernel.nftables import nfnetlink
 from lab.netns import run_in_async
 from support.foreign import go_start, load_nft
 from support.live import Live

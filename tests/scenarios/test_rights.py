@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from kubeproxy.kernel.capability import Capability
+from kubeproxy.kernel.proc.capability import Capability
 from lab.netns import run_in_async
 from lab.probes import http_get
 from lab.proxyprocess import METRICS_PORT, proxy_command

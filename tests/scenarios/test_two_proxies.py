@@ -7,7 +7,7 @@ import re
 from contextlib import closing
 from pathlib import Path
 
-from kubeproxy.kernel.nfnetlink import Transactions
+from kubeproxy.kernel.nftables.nfnetlink import Transactions
 from lab.netns import run_in_async
 from lab.probes import http_get
 from lab.proxyprocess import METRICS_PORT, Proxy

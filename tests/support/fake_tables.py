@@ -11,8 +11,8 @@ from kubeproxy.backends.iptables.audit import as_saved
 from kubeproxy.backends.iptables.backend import IptablesBackend
 from kubeproxy.backends.iptables.options import Options
 from kubeproxy.backends.iptables.skeleton import Present
-from kubeproxy.kernel.xtables import Commands, Table
-from kubeproxy.kernel.xtables_lock import Waited
+from kubeproxy.kernel.xtables.xtables import Commands, Table
+from kubeproxy.kernel.xtables.xtables_lock import Waited
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
 

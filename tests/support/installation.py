@@ -22,7 +22,7 @@ from zipfile import ZipFile
 
 import yaml
 
-from kubeproxy.kernel import xtables
+from kubeproxy.kernel.xtables import xtables
 from lab.apiserver.authorization import Rbac
 from lab.proxyprocess import Proxy
 from lab.volumes import ServiceAccountVolume, Volume

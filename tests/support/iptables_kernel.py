@@ -6,7 +6,7 @@ from msgspec import structs
 
 from kubeproxy.backends.iptables.backend import SHARED, IptablesBackend
 from kubeproxy.backends.iptables.options import Options
-from kubeproxy.kernel import iptables_variant
+from kubeproxy.kernel.xtables import iptables_variant
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import ServicePort

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import closing
 from typing import Final
 
-from kubeproxy.kernel import nfnetlink
-from kubeproxy.kernel.netlink import HEADER, NLM_F_REQUEST, attribute
+from kubeproxy.kernel.netlink.protocol import HEADER, NLM_F_REQUEST, attribute
+from kubeproxy.kernel.nftables import nfnetlink
 
 FAMILIES: Final = {"inet": 1, "ip": 2, "ip6": 10}
 

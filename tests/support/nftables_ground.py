@@ -19,8 +19,8 @@ from kubeproxy.backends.mode import Depth, Difference
 from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.layout import NUMBER_MAPS, TABLE, VERDICT_MAPS, SetId
 from kubeproxy.backends.nftables.table import KernelTable, Table
-from kubeproxy.kernel import nfnetlink, nft
-from kubeproxy.kernel.nft_others import listen
+from kubeproxy.kernel.nftables import nfnetlink, nft
+from kubeproxy.kernel.nftables.others import listen
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
 from support.cluster_objects import NODE_IPS

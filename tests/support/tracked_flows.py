@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import islice, product
 
-from kubeproxy.kernel.netlink import NETLINK_NETFILTER, NLM_F_CREATE, Netlink, attribute, nested
-from kubeproxy.kernel.tracking_counts import level
+from kubeproxy.kernel.conntrack.counts import level
+from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, NLM_F_CREATE, Netlink, attribute, nested
 from kubeproxy.model.addresses import pack
 
 LEAKING = "10.244.0.2"

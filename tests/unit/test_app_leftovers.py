@@ -9,7 +9,7 @@ from kubeproxy import app, modes
 from kubeproxy.backends import leftovers
 from kubeproxy.backends.mode import Mode
 from kubeproxy.errors import Unsupported
-from kubeproxy.kernel.xtables import Table
+from kubeproxy.kernel.xtables.xtables import Table
 from kubeproxy.pacing import Backoff
 
 

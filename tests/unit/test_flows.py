@@ -20,7 +20,7 @@ from kubeproxy.flows import (
     suspects,
     translations,
 )
-from kubeproxy.kernel.conntrack import Translation
+from kubeproxy.kernel.conntrack.udp_flows import Translation
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import (
     NOTHING,

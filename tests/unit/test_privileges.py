@@ -8,7 +8,7 @@ from kubeproxy import privileges
 from kubeproxy.api.cluster import Cluster, Trust, parse_server
 from kubeproxy.api.credentials import Credentials, ExecConfig, ExecPlugin, TokenFile
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.capability import Capability
+from kubeproxy.kernel.proc.capability import Capability
 from kubeproxy.privileges import Needs, needed
 from kubeproxy.sources import ManifestSources
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, Self
 
-from kubeproxy.kernel import inotify
+from kubeproxy.kernel.proc import inotify
 
 # Not IN_MODIFY: a file that is being written is read once it is closed.
 _INTERESTING: Final = (

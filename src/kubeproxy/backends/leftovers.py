@@ -15,8 +15,8 @@ from typing import Final
 
 from kubeproxy.backends.mode import Keeps, Sight, Trace, keeps_nothing
 from kubeproxy.errors import ApplyError, Unsupported
-from kubeproxy.kernel import xtables
 from kubeproxy.kernel.firewalls import RuleChain
+from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import Family
 
 log = logging.getLogger("kubeproxy.backends")

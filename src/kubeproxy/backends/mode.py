@@ -17,9 +17,9 @@ from typing import Final, NamedTuple, Protocol, TypeVar, runtime_checkable
 from kubeproxy.backends.examination import Examiner
 from kubeproxy.config.modes.description import ModeConfig
 from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.kernel.conntrack.tracked import DESTINATION_TRANSLATED
 from kubeproxy.kernel.firewalls import Chain, RuleChain
-from kubeproxy.kernel.tracked import DESTINATION_TRANSLATED
-from kubeproxy.kernel.xtables import Commands
+from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.gone import Departed
 from kubeproxy.model.habits import Habits

@@ -10,9 +10,9 @@ from collections.abc import Set as AbstractSet
 from typing import NamedTuple, Protocol
 
 from kubeproxy.backends.examination import Finding, Kind
-from kubeproxy.kernel import nfnetlink, nft_lookup, nft_shapes
-from kubeproxy.kernel.netlink import Netlink
-from kubeproxy.kernel.nft_lookup import Entries
+from kubeproxy.kernel.netlink.protocol import Netlink
+from kubeproxy.kernel.nftables import lookup, nfnetlink, shapes
+from kubeproxy.kernel.nftables.lookup import Entries
 from kubeproxy.model.addresses import Family, unpack
 
 
@@ -64,25 +64,25 @@ class TableView:
 
     def sets(self) -> Collection[str]:
         """Return the names of sets and maps."""
-        return nft_shapes.sets(self.family, self._table, self._link).keys()
+        return shapes.sets(self.family, self._table, self._link).keys()
 
     def rules(self) -> Rules:
         """Return the chains with their rules, and what is in the sets that belong to these."""
         place = self.family, self._table
-        shapes = nft_shapes.chains(*place, self._link)
-        rules: dict[str, list[object]] = {chain: [] for chain in shapes}
+        hooks = shapes.chains(*place, self._link)
+        rules: dict[str, list[object]] = {chain: [] for chain in hooks}
         for rule in nfnetlink.rules(*place, self._link):
-            inner = [nft_shapes.listed(*place, name, self._link) for name in nft_shapes.within(rule.raw)]
+            inner = [shapes.listed(*place, name, self._link) for name in shapes.within(rule.raw)]
             rules.setdefault(rule.chain, []).append((rule.expressions, inner))
-        return {chain: ChainView(shapes[chain].base if chain in shapes else b"", rules[chain]) for chain in rules}
+        return {chain: ChainView(hooks[chain].base if chain in hooks else b"", rules[chain]) for chain in rules}
 
     def elements(self, name: str) -> Entries:
         """See ElementsView."""
-        return nft_lookup.glance(self.family, self._table, name, self._link)
+        return lookup.glance(self.family, self._table, name, self._link)
 
     def lookup(self, name: str, keys: Iterable[bytes]) -> Entries:
         """See ElementsView."""
-        return nft_lookup.lookup(self.family, self._table, name, keys, self._link, ranges=name in self._ranges)
+        return lookup.lookup(self.family, self._table, name, keys, self._link, ranges=name in self._ranges)
 
 
 def complete(

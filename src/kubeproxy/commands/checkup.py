@@ -24,15 +24,16 @@ from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.config.write import differences
 from kubeproxy.control.wire import Facts
 from kubeproxy.errors import ConfigError, KubeProxyError, SourceError, Unsupported
-from kubeproxy.kernel import firewalls, processes
-from kubeproxy.kernel.addresses import SCOPE_UNIVERSE, Address, local_addresses
-from kubeproxy.kernel.bridges import SYS, bridges
-from kubeproxy.kernel.listening import listening
-from kubeproxy.kernel.nft_chains import HOOKS
-from kubeproxy.kernel.port_holder import holder
-from kubeproxy.kernel.routes import way_out
+from kubeproxy.kernel import firewalls
+from kubeproxy.kernel.nftables.chains import HOOKS
+from kubeproxy.kernel.proc import processes
+from kubeproxy.kernel.proc.listening import listening
+from kubeproxy.kernel.proc.port_holder import holder
+from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX, read_sysctl
+from kubeproxy.kernel.route.addresses import SCOPE_UNIVERSE, Address, local_addresses
+from kubeproxy.kernel.route.bridges import SYS, bridges
+from kubeproxy.kernel.route.routes import way_out
 from kubeproxy.kernel.rule_walk import Aim
-from kubeproxy.kernel.sysctl import NF_CONNTRACK_MAX, read_sysctl
 from kubeproxy.model.addresses import Family, family_of, pack, unpack
 from kubeproxy.model.plan import FamilyGlobals
 from kubeproxy.release import build

@@ -25,8 +25,8 @@ from kubeproxy.commands import UNKNOWN, YES, doctor, why
 from kubeproxy.commands.sampling import Budget, Sampled
 from kubeproxy.commands.source import knowing, source
 from kubeproxy.errors import KubeProxyError
-from kubeproxy.kernel.tracked import Wanted
-from kubeproxy.kernel.tracking_events import BEGINNINGS, NOT_ANNOUNCED, Events, announced
+from kubeproxy.kernel.conntrack.events import BEGINNINGS, NOT_ANNOUNCED, Events, announced
+from kubeproxy.kernel.conntrack.tracked import Wanted
 from kubeproxy.model.addresses import Family
 from kubeproxy.page.wire import COMPLETE, Fronts, Node
 from kubeproxy.seeing.beginnings import Beginnings

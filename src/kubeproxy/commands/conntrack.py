@@ -16,9 +16,9 @@ from kubeproxy.commands import NO, YES, output
 from kubeproxy.commands.flows import seconds
 from kubeproxy.commands.ground import ground
 from kubeproxy.commands.source import source
-from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
-from kubeproxy.kernel.tracked import entries
-from kubeproxy.kernel.tracking_counts import level, refusals
+from kubeproxy.kernel.conntrack.counts import level, refusals
+from kubeproxy.kernel.conntrack.tracked import entries
+from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from kubeproxy.model.addresses import Family
 from kubeproxy.seeing.fullness import Fillers, Fullness, fullness
 

@@ -21,7 +21,7 @@ from kubeproxy.config.options import build_options
 from kubeproxy.config.pflag import parse
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ConfigError, KubeProxyError
-from kubeproxy.kernel import processes
+from kubeproxy.kernel.proc import processes
 from kubeproxy.seeing.checks import identity
 from kubeproxy.seeing.finding import Finding, Severity
 

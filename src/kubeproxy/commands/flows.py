@@ -25,9 +25,9 @@ from kubeproxy.commands.ground import Ground, ground
 from kubeproxy.commands.sampling import Sampled
 from kubeproxy.commands.services import service_name
 from kubeproxy.commands.source import source
-from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
-from kubeproxy.kernel.tracked import ANSWERED, EVERYTHING, Tracked, Wanted, entries
-from kubeproxy.kernel.tracking_events import NOT_ANNOUNCED, Events, announced
+from kubeproxy.kernel.conntrack.events import NOT_ANNOUNCED, Events, announced
+from kubeproxy.kernel.conntrack.tracked import ANSWERED, EVERYTHING, Tracked, Wanted, entries
+from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from kubeproxy.seeing.users import Census, PortUse, ServedPorts, uses
 
 _SHOWN = 20

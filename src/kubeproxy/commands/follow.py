@@ -14,7 +14,7 @@ from kubeproxy.commands import YES, output, pods
 from kubeproxy.commands.ground import Ground
 from kubeproxy.commands.sampling import Sampled
 from kubeproxy.errors import Unsupported
-from kubeproxy.kernel.tracking_events import NOT_ANNOUNCED, Event, Events, announced
+from kubeproxy.kernel.conntrack.events import NOT_ANNOUNCED, Event, Events, announced
 from kubeproxy.model.addresses import destination_text
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.seeing.users import ServedPort, ServedPorts, target_text

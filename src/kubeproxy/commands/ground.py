@@ -10,7 +10,7 @@ from kubeproxy import host, modes
 from kubeproxy.backends.mode import FlowsEnd, Mode
 from kubeproxy.commands.source import Source, knowing
 from kubeproxy.control.wire import Facts
-from kubeproxy.kernel.tracked import Wanted
+from kubeproxy.kernel.conntrack.tracked import Wanted
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.seeing.owners import nodeport_addresses

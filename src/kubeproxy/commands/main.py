@@ -11,7 +11,7 @@ from importlib import import_module
 from kubeproxy.commands import ALONE, COMMANDS, HIDDEN, UNKNOWN
 from kubeproxy.config.flags import BY_NAME
 from kubeproxy.errors import KubeProxyError
-from kubeproxy.kernel.capability import raise_net_admin
+from kubeproxy.kernel.proc.capability import raise_net_admin
 
 
 def run(argv: Sequence[str]) -> int:

@@ -30,7 +30,7 @@ from kubeproxy.config.write import differences, with_values
 from kubeproxy.control.wire import Facts
 from kubeproxy.errors import ConfigError, KubeProxyError, Unsupported
 from kubeproxy.kernel import firewalls
-from kubeproxy.kernel.sysctl import NF_CONNTRACK_MAX, read_sysctl
+from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX, read_sysctl
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.plan import Globals

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from kubeproxy.kernel.tracking_events import Event, Events
+from kubeproxy.kernel.conntrack.events import Event, Events
 
 
 class Budget(NamedTuple):

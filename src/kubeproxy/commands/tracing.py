@@ -17,11 +17,12 @@ from kubeproxy import modes
 from kubeproxy.backends.mode import FlowsEnd, Mode
 from kubeproxy.control.client import NoAnswerError
 from kubeproxy.errors import ApplyError, Unsupported
-from kubeproxy.kernel import nft, xtables
-from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
-from kubeproxy.kernel.nft_chains import TABLE_FAMILIES, BaseChain
-from kubeproxy.kernel.nft_trace import OUTPUT, PREROUTING, REQUESTS, Flow, Mark, Step, Traces, base_chains
-from kubeproxy.kernel.tracked import entries_to
+from kubeproxy.kernel.conntrack.tracked import entries_to
+from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.nftables import nft
+from kubeproxy.kernel.nftables.chains import TABLE_FAMILIES, BaseChain
+from kubeproxy.kernel.nftables.trace import OUTPUT, PREROUTING, REQUESTS, Flow, Mark, Step, Traces, base_chains
+from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import PROTOCOLS, destination_text, unpack
 from kubeproxy.model.answer import Packet
 from kubeproxy.seeing.journey import DROP, LEFT, Journey, RuleKey, Ruleset, Served, Verdict, journeys, verdict

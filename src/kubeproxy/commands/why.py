@@ -23,7 +23,7 @@ from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.commands import NO, UNKNOWN, YES, doctor, output, present, probe
 from kubeproxy.commands.checkup import Node, Report, look_at_knowledge, look_at_way
 from kubeproxy.commands.source import Source, knowing, source
-from kubeproxy.kernel.nft_chains import HOOKS
+from kubeproxy.kernel.nftables.chains import HOOKS
 from kubeproxy.kernel.rule_walk import Aim
 from kubeproxy.model.addresses import PROTOCOLS, pack
 from kubeproxy.model.plan import ServicePortKey

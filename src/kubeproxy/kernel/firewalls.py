@@ -15,10 +15,12 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from kubeproxy.kernel import nfnetlink, nft_chains, nfta, xtables
-from kubeproxy.kernel.netlink import Netlink, attributes
-from kubeproxy.kernel.nft_chains import HOOKS, TABLE_FAMILIES
+from kubeproxy.kernel.netlink.protocol import Netlink, attributes
+from kubeproxy.kernel.nftables import chains as nf_chains
+from kubeproxy.kernel.nftables import nfnetlink, nfta
+from kubeproxy.kernel.nftables.chains import HOOKS, TABLE_FAMILIES
 from kubeproxy.kernel.rule_walk import NEW, Aim, Fate, fate, is_established
+from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import Family, family_of
 
 _FAMILIES: Final = {word: number for number, word in TABLE_FAMILIES.items() if word in {"inet", "ip", "ip6"}}
@@ -79,11 +81,11 @@ class _Rule(NamedTuple):
 def chains() -> list[Chain]:
     """Return the chains of all nf_tables tables of IP. Raises NetlinkError."""
     with Netlink.open(nfnetlink.NETLINK_NETFILTER) as link:
-        there = list(nft_chains.chains(link))
+        there = list(nf_chains.chains(link))
     return [_chain(one) for one in there if TABLE_FAMILIES.get(one.family) in _FAMILIES]
 
 
-def _chain(one: nft_chains.Chain) -> Chain:
+def _chain(one: nf_chains.Chain) -> Chain:
     family = TABLE_FAMILIES[one.family]
     if one.base is None or one.kind != "filter":
         return Chain(family, one.table, one.name)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple, Self
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.netlink import (
+from kubeproxy.kernel.netlink.protocol import (
     NETLINK_NETFILTER,
     NLM_F_CREATE,
     NLM_F_EXCL,

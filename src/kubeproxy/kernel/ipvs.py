@@ -15,8 +15,8 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple, Self
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.genl import GENERIC, family_id
-from kubeproxy.kernel.netlink import (
+from kubeproxy.kernel.netlink.generic import GENERIC, family_id
+from kubeproxy.kernel.netlink.protocol import (
     NETLINK_GENERIC,
     Closing,
     Netlink,

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
-from kubeproxy.kernel import nfta
-from kubeproxy.kernel.netlink import attributes
+from kubeproxy.kernel.netlink.protocol import attributes
 from kubeproxy.kernel.nftables import expressions as x
+from kubeproxy.kernel.nftables import nfta
 from kubeproxy.kernel.nftables.fields import NETWORK, TRANSPORT
 
 _NFPROTO, _L4PROTO = 15, 16  # NFT_META_...

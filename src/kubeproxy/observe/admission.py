@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from kubeproxy.kernel.descriptors import shares
+from kubeproxy.kernel.proc.descriptors import shares
 from kubeproxy.observe.budget import Budget
 
 _PATIENCE: Final = 2.0  # seconds

@@ -17,7 +17,7 @@ from typing import Final
 
 from kubeproxy import __version__
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.port_holder import Process, holder
+from kubeproxy.kernel.proc.port_holder import Process, holder
 
 COMMAND: Final = "kube-proxy"
 PAUSE: Final = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Final
 
-from kubeproxy.kernel.tracked import Tracked
+from kubeproxy.kernel.conntrack.tracked import Tracked
 from kubeproxy.model.addresses import destination_text
 from kubeproxy.seeing.owners import Owners
 

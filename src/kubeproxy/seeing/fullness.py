@@ -8,8 +8,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from kubeproxy.kernel.tracked import TCP_STATES, Tracked
-from kubeproxy.kernel.tracking_counts import Level, Refusals
+from kubeproxy.kernel.conntrack.counts import Level, Refusals
+from kubeproxy.kernel.conntrack.tracked import TCP_STATES, Tracked
 from kubeproxy.model.addresses import PROTOCOL_NAMES, unpack
 from kubeproxy.seeing.users import MOST_CLIENTS, ServedPorts
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from kubeproxy.kernel.nft_chains import HOOKS, TABLE_FAMILIES, BaseChain
-from kubeproxy.kernel.nft_trace import ANSWERS, FORWARD, INPUT, POSTROUTING, PREROUTING, Headers, Step
+from kubeproxy.kernel.nftables.chains import HOOKS, TABLE_FAMILIES, BaseChain
+from kubeproxy.kernel.nftables.trace import ANSWERS, FORWARD, INPUT, POSTROUTING, PREROUTING, Headers, Step
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOLS, destination_text
 
 DROP, ACCEPT, STOLEN, QUEUE = 0, 1, 2, 3

@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from kubeproxy.kernel.tracked import Tracked
+from kubeproxy.kernel.conntrack.tracked import Tracked
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, Family, destination_text, unpack
 from kubeproxy.model.plan import NODEPORT_KEY, ServicePlan
 from kubeproxy.seeing.owners import Targets, keys_of

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kubeproxy.kernel.modules import ipvs_modules, release, require
+from kubeproxy.kernel.proc.modules import ipvs_modules, release, require
 from support.own_network import own_network
 
 

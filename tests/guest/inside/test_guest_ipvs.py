@@ -7,7 +7,6 @@ import errno
 import pytest
 
 from kubeproxy.errors import Unsupported
-from kubeproxy.kernel.genl import family_id
 from kubeproxy.kernel.ipvs import (
     ADD_DESTINATION,
     ADD_SERVICE,
@@ -23,7 +22,8 @@ from kubeproxy.kernel.ipvs import (
     RefusedError,
     Timeouts,
 )
-from kubeproxy.kernel.netlink import NETLINK_GENERIC, Netlink
+from kubeproxy.kernel.netlink.generic import family_id
+from kubeproxy.kernel.netlink.protocol import NETLINK_GENERIC, Netlink
 from support.virtual_servers import SCTP, UDP, real, server
 
 SERVERS = [

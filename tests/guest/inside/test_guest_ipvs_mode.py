@@ -24,11 +24,12 @@ from kubeproxy.backends.mode import Depth
 from kubeproxy.config.modes.ipvs import IPVS
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import Unsupported
-from kubeproxy.kernel import ipvs, xtables
+from kubeproxy.kernel import ipvs
 from kubeproxy.kernel.ipset import Ipsets
 from kubeproxy.kernel.ipvs import Ipvs, ServerKey, VirtualServer
-from kubeproxy.kernel.links import link_addresses, link_index
-from kubeproxy.kernel.sysctl import read_sysctl
+from kubeproxy.kernel.proc.sysctl import read_sysctl
+from kubeproxy.kernel.route.links import link_addresses, link_index
+from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import EndpointPort, ServicePort

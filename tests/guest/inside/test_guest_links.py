@@ -9,8 +9,9 @@ import time
 import pytest
 
 from kubeproxy.errors import ApplyError, Unsupported
-from kubeproxy.kernel.addresses import local_addresses
-from kubeproxy.kernel.links import (
+from kubeproxy.kernel.proc.modules import ipvs_modules, load, present, release, require
+from kubeproxy.kernel.route.addresses import local_addresses
+from kubeproxy.kernel.route.links import (
     add_addresses,
     delete_link,
     ensure_dummy,
@@ -18,7 +19,6 @@ from kubeproxy.kernel.links import (
     link_index,
     remove_addresses,
 )
-from kubeproxy.kernel.modules import ipvs_modules, load, present, release, require
 
 NAME = "kube-ipvs0"
 FOUR = {bytes([10, 96, n // 256, n % 256]) for n in range(1, 1501)}

@@ -14,7 +14,7 @@ from kubeproxy.backends.iptables.options import Options
 from kubeproxy.backends.iptables.render import INVALID_COUNTER, LOCALHOST_COUNTER
 from kubeproxy.backends.iptables.skeleton import CANARY_TABLES
 from kubeproxy.backends.mode import Depth
-from kubeproxy.kernel import iptables_variant, nfacct
+from kubeproxy.kernel.xtables import iptables_variant, nfacct
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Detector
 from support.fake_tables import Told

@@ -16,8 +16,8 @@ from kubeproxy.backends.leftovers import remove_iptables_rules
 from kubeproxy.backends.mode import Depth
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import iptables_variant, xtables, xtables_lock
-from kubeproxy.kernel.nft_compat import NftCompat
+from kubeproxy.kernel.xtables import iptables_variant, xtables, xtables_lock
+from kubeproxy.kernel.xtables.nft_compat import NftCompat
 from kubeproxy.model.addresses import Family
 from support.fake_tables import Told
 from support.iptables_cases import go_rules

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kubeproxy.backends.iptables.reading import CommandsReading
-from kubeproxy.kernel import iptables_variant
+from kubeproxy.kernel.xtables import iptables_variant
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import EndpointPort, ServicePort

@@ -10,9 +10,10 @@ from msgspec import structs
 
 from kubeproxy.backends.iptables.render import LOCALHOST_COUNTER
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import iptables_variant, nfacct, nfnetlink, xt_rules
-from kubeproxy.kernel.nft_compat import NftCompat
-from kubeproxy.kernel.xtables import Commands
+from kubeproxy.kernel.nftables import nfnetlink
+from kubeproxy.kernel.xtables import iptables_variant, nfacct, xt_rules
+from kubeproxy.kernel.xtables.nft_compat import NftCompat
+from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.model.addresses import Family
 from support.fake_tables import backend as fake_backend
 from support.iptables_kernel import OPTIONS, WORLD, check, opened, plans, state

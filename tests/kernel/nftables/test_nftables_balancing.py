@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from kubeproxy.backends.nftables.counting import KernelCounters, connections
-from kubeproxy.kernel.conntrack import Conntrack
+from kubeproxy.kernel.conntrack.udp_flows import Conntrack
 from kubeproxy.model import maglev
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.compile import compile_service

@@ -9,7 +9,7 @@ from threading import Event
 import pytest
 from msgspec import structs
 
-from kubeproxy.kernel import nft
+from kubeproxy.kernel.nftables import nft
 from support.cluster_objects import world
 from support.newer_nft import FAMILIES, typed_set
 from support.nftables_ground import resync, sync

@@ -12,9 +12,8 @@ from kubeproxy.backends.nftables.layout import TABLE, ChainName
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.userspace.layout import TABLE as USERSPACE
 from kubeproxy.backends.userspace.ruleset import Ruleset as UserspaceRuleset
-from kubeproxy.kernel import nfnetlink, nft
-from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
-from kubeproxy.kernel.nftables import compiling, expressions, listing, messages
+from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.nftables import compiling, expressions, listing, messages, nfnetlink, nft
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Detector, FamilyGlobals, Globals, Loopback
 from support.own_network import own_network

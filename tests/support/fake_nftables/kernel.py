@@ -9,10 +9,10 @@ from typing import TypeVar
 
 from kubeproxy.backends.nftables.layout import TABLE
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import nfnetlink
-from kubeproxy.kernel.netlink import NetlinkError
-from kubeproxy.kernel.nft_others import Heard
-from kubeproxy.kernel.nft_shapes import ChainShape
+from kubeproxy.kernel.netlink.protocol import NetlinkError
+from kubeproxy.kernel.nftables import nfnetlink
+from kubeproxy.kernel.nftables.others import Heard
+from kubeproxy.kernel.nftables.shapes import ChainShape
 from kubeproxy.model.addresses import Family
 from support.fake_nftables import netlink, text
 from support.fake_nftables.objects import Element, RefusedError, Set, Table

@@ -11,10 +11,9 @@ from functools import cache
 
 from msgspec.structs import replace
 
-from kubeproxy.kernel import nfnetlink
-from kubeproxy.kernel.netlink import HEADER, attributes
+from kubeproxy.kernel.netlink.protocol import HEADER, attributes
 from kubeproxy.kernel.nftables import expressions as x
-from kubeproxy.kernel.nftables import listing
+from kubeproxy.kernel.nftables import listing, nfnetlink
 from support.fake_nftables.objects import Element, RefusedError, Set, Table, Type
 from support.fake_nftables.transaction import Transaction
 

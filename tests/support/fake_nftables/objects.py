@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
-from kubeproxy.kernel.netlink import NetlinkError
+from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.model.addresses import pack, unpack
 
 PROTOCOLS = {"icmp": 1, "tcp": 6, "udp": 17, "sctp": 132}

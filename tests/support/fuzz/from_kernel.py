@@ -15,33 +15,23 @@ from typing import Any, Final
 from kubeproxy.backends.iptables.audit import by_chain
 from kubeproxy.backends.iptables.words import owner_of
 from kubeproxy.errors import KubeProxyError
-from kubeproxy.kernel import (
-    addresses,
-    conntrack,
-    genl,
-    nfnetlink,
-    nft_counters,
-    nft_counts,
-    nft_fetch,
-    nft_lookup,
-    nft_shapes,
-    nft_trace,
-    tracked,
-    tracking_counts,
-    tracking_events,
-    xtables,
-)
-from kubeproxy.kernel.announcements import Announcements
+from kubeproxy.kernel.conntrack import counts as tracking_counts
+from kubeproxy.kernel.conntrack import events, tracked, udp_flows
 from kubeproxy.kernel.ipset import Ipsets, SetKind
 from kubeproxy.kernel.ipvs import Ipvs, ServerKey
-from kubeproxy.kernel.modules import ModuleFiles, present
-from kubeproxy.kernel.netlink import HEADER, NLMSG_DONE, NLMSG_ERROR, Netlink, message
-from kubeproxy.kernel.nft_chains import chains
-from kubeproxy.kernel.nft_changes import Changes
-from kubeproxy.kernel.nft_others import Others
-from kubeproxy.kernel.port_holder import holder
-from kubeproxy.kernel.processes import descriptors, proxies
-from kubeproxy.kernel.route_changes import RouteChanges
+from kubeproxy.kernel.netlink import generic
+from kubeproxy.kernel.netlink.announcements import Announcements
+from kubeproxy.kernel.netlink.protocol import HEADER, NLMSG_DONE, NLMSG_ERROR, Netlink, message
+from kubeproxy.kernel.nftables import counters, counts, fetch, lookup, nfnetlink, shapes, trace
+from kubeproxy.kernel.nftables.chains import chains
+from kubeproxy.kernel.nftables.changes import Changes
+from kubeproxy.kernel.nftables.others import Others
+from kubeproxy.kernel.proc.modules import ModuleFiles, present
+from kubeproxy.kernel.proc.port_holder import holder
+from kubeproxy.kernel.proc.processes import descriptors, proxies
+from kubeproxy.kernel.route import addresses
+from kubeproxy.kernel.route.route_changes import RouteChanges
+from kubeproxy.kernel.xtables import xtables
 
 V4: Final = 2
 IPVS: Final = 0x25
@@ -127,24 +117,24 @@ def nf_tables(data: bytes) -> None:
         lambda: nfnetlink.rule_handles(V4, name, _link(answer)),
         lambda: nfnetlink.chain_rules(V4, name, "c", _link(answer)),
         lambda: nfnetlink.chains(V4, name, _link(answer)),
-        lambda: nft_shapes.chains(V4, name, _link(answer)),
-        lambda: nft_shapes.sets(V4, name, _link(answer)),
-        lambda: nft_shapes.listed(V4, name, "s", _link(answer)),
-        lambda: nft_shapes.within(answer),
+        lambda: shapes.chains(V4, name, _link(answer)),
+        lambda: shapes.sets(V4, name, _link(answer)),
+        lambda: shapes.listed(V4, name, "s", _link(answer)),
+        lambda: shapes.within(answer),
         lambda: nfnetlink.elements(V4, name, "s", _link(answer)),
         lambda: chains(_link(answer)),
-        lambda: nft_lookup.glance(V4, name, "s", _link(answer)),
-        lambda: nft_lookup.lookup(V4, name, "s", [bytes(8)], _link(answer), ranges=False),
-        lambda: nft_counts.counts(V4, name, "s", [bytes(8)], _link(answer)),
-        lambda: nft_counters.packets(V4, name, _link(answer)),
-        lambda: nft_fetch.Reader().read(_at_once(answer), [bytes(8)] * 2, {}, "s"),
+        lambda: lookup.glance(V4, name, "s", _link(answer)),
+        lambda: lookup.lookup(V4, name, "s", [bytes(8)], _link(answer), ranges=False),
+        lambda: counts.counts(V4, name, "s", [bytes(8)], _link(answer)),
+        lambda: counters.packets(V4, name, _link(answer)),
+        lambda: fetch.Reader().read(_at_once(answer), [bytes(8)] * 2, {}, "s"),
     )
 
 
-def _at_once(answer: bytes) -> nft_fetch.Answers:
+def _at_once(answer: bytes) -> fetch.Answers:
     """Return the same answer twice, as it is received with hundreds of others."""
-    one = answer[: nft_fetch._ROOM].ljust(nft_fetch._ROOM, b"\0")
-    return nft_fetch.Answers(one * 2, nft_fetch._KERNEL * 2, 2)
+    one = answer[: fetch._ROOM].ljust(fetch._ROOM, b"\0")
+    return fetch.Answers(one * 2, fetch._KERNEL * 2, 2)
 
 
 def nf_tables_announced(data: bytes) -> None:
@@ -153,7 +143,7 @@ def nf_tables_announced(data: bytes) -> None:
     answer = _answer(data, kinds)
     changes = Changes(Talker(answer).say(), 1, lambda _: True, b"KUBE")  # type: ignore[arg-type]
     others = Others(Talker(answer).say(), 1, "kube-proxy")  # type: ignore[arg-type]
-    traces = nft_trace.Traces(Announcements(_announcing(answer), "traces"))
+    traces = trace.Traces(Announcements(_announcing(answer), "traces"))
     _each(
         lambda: changes.between(0, 1),
         lambda: others.afresh(2, lambda: others._counted),
@@ -175,7 +165,7 @@ def _announcing(answer: bytes) -> Any:
 def connections(data: bytes) -> None:
     """Connection tracking: entries, events, counts."""
     answer = _answer(data, (0x100, 0x102, 0x104, 0x105))
-    layouts = conntrack._LAYOUTS
+    layouts = udp_flows._LAYOUTS
     _each(
         lambda: tracked.entries(_link(answer), 2),
         lambda: tracked.entries(_link(answer), 10),
@@ -183,7 +173,7 @@ def connections(data: bytes) -> None:
         lambda: tracking_counts.refusals(_link(answer)),
         lambda: _flows(layouts[2], answer),
         lambda: _flows(layouts[10], answer),
-        lambda: tracking_events.Events(Announcements(_announcing(answer), "x"), tracked.EVERYTHING).until(
+        lambda: events.Events(Announcements(_announcing(answer), "x"), tracked.EVERYTHING).until(
             time.monotonic() + 1e9
         ),
     )
@@ -193,7 +183,7 @@ def _flows(layout: Any, answer: bytes) -> None:
     for buffer in _link(answer).dump_all(0x101, b"", "flows"):
         for flow in layout.flows(buffer, None, ()):
             if flow is not None:
-                conntrack._identity(flow.entry)
+                udp_flows._identity(flow.entry)
 
 
 def routes(data: bytes) -> None:
@@ -215,7 +205,7 @@ def ipvs(data: bytes) -> None:
         lambda: Ipvs(_link(answer), IPVS).servers(),
         lambda: Ipvs(_link(answer), IPVS).destinations(ServerKey(V4, 6, bytes(4), 80)),
         lambda: Ipvs(_link(answer), IPVS).timeouts(),
-        lambda: genl.family_id(_link(_answer(data, (16,))), "IPVS"),
+        lambda: generic.family_id(_link(_answer(data, (16,))), "IPVS"),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kubeproxy.backends.leftovers import removal
-from kubeproxy.kernel.xtables import Table
+from kubeproxy.kernel.xtables.xtables import Table
 
 NAT = Table(
     "nat",

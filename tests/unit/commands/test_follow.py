@@ -8,8 +8,8 @@ import pytest
 
 from kubeproxy.commands import follow
 from kubeproxy.commands.follow import Follower, Known
-from kubeproxy.kernel.tracked import ANSWERED, Tracked
-from kubeproxy.kernel.tracking_events import Event
+from kubeproxy.kernel.conntrack.events import Event
+from kubeproxy.kernel.conntrack.tracked import ANSWERED, Tracked
 from kubeproxy.model.addresses import PROTOCOLS, pack
 from kubeproxy.seeing.users import ServedPorts, target_of
 from support.nftables_plans import plans_of

@@ -15,7 +15,8 @@ from kubeproxy.commands.offline import Offline
 from kubeproxy.commands.services import service_name
 from kubeproxy.control.client import Client
 from kubeproxy.errors import ConfigError
-from kubeproxy.kernel import firewalls, processes
+from kubeproxy.kernel import firewalls
+from kubeproxy.kernel.proc import processes
 from kubeproxy.model.addresses import Family
 
 SERVICE = {

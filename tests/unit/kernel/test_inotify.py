@@ -2,7 +2,7 @@
 
 import pytest
 
-from kubeproxy.kernel.inotify import IN_CLOSE_WRITE, IN_CREATE, IN_DELETE_SELF, IN_IGNORED, IN_OPEN, Inotify
+from kubeproxy.kernel.proc.inotify import IN_CLOSE_WRITE, IN_CREATE, IN_DELETE_SELF, IN_IGNORED, IN_OPEN, Inotify
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import xtables
+from kubeproxy.kernel.xtables import xtables
 
 
 @pytest.mark.parametrize(

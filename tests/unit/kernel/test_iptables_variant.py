@@ -7,8 +7,8 @@ import errno
 import pytest
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import iptables_variant, xtables
-from kubeproxy.kernel.xtables import Table
+from kubeproxy.kernel.xtables import iptables_variant, xtables
+from kubeproxy.kernel.xtables.xtables import Table
 
 HINT = Table("mangle", ("KUBE-IPTABLES-HINT",), ())
 

@@ -23,7 +23,7 @@ from kubeproxy.kernel.ipvs import (
     pieces,
 )
 from kubeproxy.kernel.ipvs import packed as packed_operation
-from kubeproxy.kernel.netlink import attribute, nested
+from kubeproxy.kernel.netlink.protocol import attribute, nested
 
 KINDS = {1: "address", 2: "port", 3: "forwarding", 4: "weight", 7: "active", 8: "inactive", 9: "persistent"}
 # Thresholds, family, tunnel type, port and flags, statistics.

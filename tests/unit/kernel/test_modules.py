@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kubeproxy.errors import Unsupported
-from kubeproxy.kernel.modules import ModuleFiles, ipvs_modules, kernel_version, load, present, release, require
+from kubeproxy.kernel.proc.modules import ModuleFiles, ipvs_modules, kernel_version, load, present, release, require
 
 RELEASE = "5.15.0-91-generic"
 

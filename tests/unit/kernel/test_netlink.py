@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.netlink import (
+from kubeproxy.kernel.netlink.protocol import (
     NETLINK_ROUTE,
     NLM_F_ACK_TLVS,
     NLM_F_CAPPED,

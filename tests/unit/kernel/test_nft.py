@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from kubeproxy.errors import Unsupported
-from kubeproxy.kernel import nft
+from kubeproxy.kernel.nftables import nft
 
 
 @pytest.mark.parametrize(

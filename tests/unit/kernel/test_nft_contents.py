@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubeproxy.kernel import nft_contents, nfta
-from kubeproxy.kernel.netlink import attribute
-from kubeproxy.kernel.nfnetlink import elements
-from kubeproxy.kernel.nft_contents import pairs
+from kubeproxy.kernel.netlink.protocol import attribute
+from kubeproxy.kernel.nftables import contents, nfta
+from kubeproxy.kernel.nftables.contents import pairs
+from kubeproxy.kernel.nftables.nfnetlink import elements
 
 
 def both_ways():
@@ -33,8 +33,8 @@ def dumped(monkeypatch):
         data = b"".join(lists)
         ends = [sum(map(len, lists[: n + 1])) for n in range(len(lists))]
         spans = [(data, end - len(each), end) for each, end in zip(lists, ends, strict=True)]
-        monkeypatch.setattr(nft_contents, "element_lists", lambda *_: iter(spans))
-        monkeypatch.setattr("kubeproxy.kernel.nfnetlink.element_lists", lambda *_: iter(spans))
+        monkeypatch.setattr(contents, "element_lists", lambda *_: iter(spans))
+        monkeypatch.setattr("kubeproxy.kernel.nftables.nfnetlink.element_lists", lambda *_: iter(spans))
         return both_ways()
 
     return dump
@@ -53,8 +53,8 @@ def test_at_once_is_as_one_by_one(data):
             for _ in range(draw(st.integers(0, 3)))
         ]
         spans = [(each, 0, len(each)) for each in lists]
-        patch.setattr(nft_contents, "element_lists", lambda *_: iter(spans))
-        patch.setattr("kubeproxy.kernel.nfnetlink.element_lists", lambda *_: iter(spans))
+        patch.setattr(contents, "element_lists", lambda *_: iter(spans))
+        patch.setattr("kubeproxy.kernel.nftables.nfnetlink.element_lists", lambda *_: iter(spans))
         at_once, one_by_one = both_ways()
         assert at_once == one_by_one
 

@@ -6,8 +6,8 @@ import errno
 
 import pytest
 
-from kubeproxy.kernel import nfnetlink, nft
-from kubeproxy.kernel.netlink import DumpInterruptedError, NetlinkError
+from kubeproxy.kernel.netlink.protocol import DumpInterruptedError, NetlinkError
+from kubeproxy.kernel.nftables import nfnetlink, nft
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT])

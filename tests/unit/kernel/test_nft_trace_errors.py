@@ -7,9 +7,9 @@ import errno
 import pytest
 
 from kubeproxy.errors import Unsupported
-from kubeproxy.kernel import nft_trace
-from kubeproxy.kernel.netlink import NetlinkError
-from kubeproxy.kernel.nft_trace import OUTPUT, Flow, Mark
+from kubeproxy.kernel.netlink.protocol import NetlinkError
+from kubeproxy.kernel.nftables import trace
+from kubeproxy.kernel.nftables.trace import OUTPUT, Flow, Mark
 
 FLOW = Flow(b"", b"\x0a\0\0\1", 6, 80, (OUTPUT,))
 
@@ -30,7 +30,7 @@ class Refusing:
 
 def refused(monkeypatch, code: int) -> Refusing:
     kernel = Refusing(code)
-    monkeypatch.setattr(nft_trace.Transactions, "open", lambda: kernel)
+    monkeypatch.setattr(trace.Transactions, "open", lambda: kernel)
     return kernel
 
 

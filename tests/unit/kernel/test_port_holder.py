@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.kernel import port_holder
-from kubeproxy.kernel.port_holder import Process, holder
+from kubeproxy.kernel.proc import port_holder
+from kubeproxy.kernel.proc.port_holder import Process, holder
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 LINE = "   0: {address}:{port:04X} 00000000:0000 {state} 00000000:00000000 00:00000000 00000000 0 0 {inode} 1 0\n"

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from kubeproxy.kernel import processes
+from kubeproxy.kernel.proc import processes
 
 
 @pytest.fixture

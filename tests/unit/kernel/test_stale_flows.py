@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubeproxy.kernel.conntrack import Conntrack, Flow, stale_flows
+from kubeproxy.kernel.conntrack.udp_flows import Conntrack, Flow, stale_flows
 
 
 def ip(text: str) -> bytes:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kubeproxy.errors import ApplyError, Unsupported
-from kubeproxy.kernel import sysctl
-from kubeproxy.kernel.sysctl import ConntrackConfig, apply_settings, conntrack_settings, read_sysctl, write_sysctl
+from kubeproxy.kernel.proc import sysctl
+from kubeproxy.kernel.proc.sysctl import ConntrackConfig, apply_settings, conntrack_settings, read_sysctl, write_sysctl
 
 LEAVE = ConntrackConfig(0, 0, 0, 0, False, 0, 0)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kubeproxy.kernel.tracking_walks import USUAL_BUCKETS, Table
+from kubeproxy.kernel.conntrack.walks import USUAL_BUCKETS, Table
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from kubeproxy.kernel.netlink import HEADER, NLMSG_ERROR, NetlinkError, message, messages
-from kubeproxy.kernel.nfnetlink import Transactions, chain_message
+from kubeproxy.kernel.netlink.protocol import HEADER, NLMSG_ERROR, NetlinkError, message, messages
+from kubeproxy.kernel.nftables.nfnetlink import Transactions, chain_message
 
 PARTS = [chain_message(2, "table", "chain")] * 3
 

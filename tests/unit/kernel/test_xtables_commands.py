@@ -10,8 +10,8 @@ import threading
 import pytest
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import xtables
-from kubeproxy.kernel.xtables import Commands
+from kubeproxy.kernel.xtables import xtables
+from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.model.addresses import Family
 
 COMMANDS = Commands("iptables-fake", Family.IPV4, True, (1, 8, 9))

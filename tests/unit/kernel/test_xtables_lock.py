@@ -14,9 +14,9 @@ from contextlib import contextmanager
 import pytest
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import xtables_lock
-from kubeproxy.kernel.lock_queue import Place
-from kubeproxy.kernel.xtables_lock import Lock
+from kubeproxy.kernel.xtables import xtables_lock
+from kubeproxy.kernel.xtables.lock_queue import Place
+from kubeproxy.kernel.xtables.xtables_lock import Lock
 from support.lock_files import is_free
 
 PATIENCE = 30.0

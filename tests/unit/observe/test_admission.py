@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubeproxy.kernel.descriptors import Shares, shares_of
+from kubeproxy.kernel.proc.descriptors import Shares, shares_of
 from kubeproxy.observe.admission import Admission, peer_of
 
 

@@ -9,7 +9,7 @@ import os
 import pytest
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.port_holder import Process
+from kubeproxy.kernel.proc.port_holder import Process
 from kubeproxy.observe.neighbours import PAUSE, Neighbours, TakenPort, user_agent
 
 OURS = os.getpid()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.kernel.tracked import ANSWERED, Tracked
-from kubeproxy.kernel.tracking_counts import Level, Refusals
+from kubeproxy.kernel.conntrack.counts import Level, Refusals
+from kubeproxy.kernel.conntrack.tracked import ANSWERED, Tracked
 from kubeproxy.model.addresses import PROTOCOLS, pack
 from kubeproxy.seeing.fullness import Fillers, fullness
 from kubeproxy.seeing.users import ServedPorts, target_of

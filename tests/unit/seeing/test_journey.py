@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kubeproxy.kernel.nft_chains import BaseChain
-from kubeproxy.kernel.nft_trace import FORWARD, INPUT, OUTPUT, POSTROUTING, PREROUTING, Headers, Step
+from kubeproxy.kernel.nftables.chains import BaseChain
+from kubeproxy.kernel.nftables.trace import FORWARD, INPUT, OUTPUT, POSTROUTING, PREROUTING, Headers, Step
 from kubeproxy.model.addresses import PROTOCOLS, pack
 from kubeproxy.seeing.journey import LEFT, Ruleset, Served, journeys, verdict
 

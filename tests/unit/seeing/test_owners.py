@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kubeproxy.kernel.tracked import Tracked
+from kubeproxy.kernel.conntrack.tracked import Tracked
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Replaced
 from kubeproxy.model.objects import ServicePort

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.kernel.tracked import ANSWERED, Tracked
+from kubeproxy.kernel.conntrack.tracked import ANSWERED, Tracked
 from kubeproxy.model.addresses import PROTOCOLS, Family, pack
 from kubeproxy.seeing import users
 from kubeproxy.seeing.users import Census, ServedPorts, target_of, uses

@@ -22,7 +22,7 @@ from kubeproxy.backends.iptables.restores import declarations
 from kubeproxy.backends.iptables.skeleton import CANARY, CANARY_TABLES, JUMPS
 from kubeproxy.backends.mode import Difference
 from kubeproxy.backends.rules import Jump
-from kubeproxy.kernel.xtables import Commands, Incompatible, RestoreError
+from kubeproxy.kernel.xtables.xtables import Commands, Incompatible, RestoreError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServiceName
 

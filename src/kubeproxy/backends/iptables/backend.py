@@ -28,10 +28,10 @@ from kubeproxy.backends.iptables.standing import Standing, read
 from kubeproxy.backends.iptables.watch import Watch, watch
 from kubeproxy.backends.mode import Depth, Difference
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.nft_compat import NftCompat
-from kubeproxy.kernel.sysctl import write_sysctl
-from kubeproxy.kernel.xtables import Commands, RestoreError, Writer, chain_of
-from kubeproxy.kernel.xtables_lock import NotReleasedError, Waited
+from kubeproxy.kernel.proc.sysctl import write_sysctl
+from kubeproxy.kernel.xtables.nft_compat import NftCompat
+from kubeproxy.kernel.xtables.xtables import Commands, RestoreError, Writer, chain_of
+from kubeproxy.kernel.xtables.xtables_lock import NotReleasedError, Waited
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName
 

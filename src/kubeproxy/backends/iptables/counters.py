@@ -8,7 +8,7 @@ from collections.abc import Callable
 from kubeproxy.backends.iptables.metrics import Metrics
 from kubeproxy.backends.iptables.render import INVALID_COUNTER, LOCALHOST_COUNTER
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import nfacct
+from kubeproxy.kernel.xtables import nfacct
 
 log = logging.getLogger("kubeproxy.iptables")
 

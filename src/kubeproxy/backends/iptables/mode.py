@@ -19,10 +19,10 @@ from kubeproxy.backends.iptables.weight import weigh
 from kubeproxy.backends.mode import Operations, Registry
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ApplyError, KubeProxyError, Unsupported
-from kubeproxy.kernel import iptables_variant, xtables
-from kubeproxy.kernel.iptables_info import TableInfo
-from kubeproxy.kernel.sysctl import TCP_BE_LIBERAL, read_sysctl, write_sysctl
-from kubeproxy.kernel.xtables import Commands, Incompatible, LockHeldError
+from kubeproxy.kernel.proc.sysctl import TCP_BE_LIBERAL, read_sysctl, write_sysctl
+from kubeproxy.kernel.xtables import iptables_variant, xtables
+from kubeproxy.kernel.xtables.iptables_info import TableInfo
+from kubeproxy.kernel.xtables.xtables import Commands, Incompatible, LockHeldError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
 

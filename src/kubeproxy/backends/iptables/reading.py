@@ -13,10 +13,10 @@ from kubeproxy.backends.iptables.render import INVALID_COUNTER, LOCALHOST_COUNTE
 from kubeproxy.backends.iptables.restores import declarations
 from kubeproxy.backends.iptables.skeleton import CANARY
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import iptables_variant, nfacct, xtables
-from kubeproxy.kernel.empty_network import in_empty_network
-from kubeproxy.kernel.xtables import Commands, target_of
-from kubeproxy.kernel.xtables_lock import nobodys_lock
+from kubeproxy.kernel.proc.empty_network import in_empty_network
+from kubeproxy.kernel.xtables import iptables_variant, nfacct, xtables
+from kubeproxy.kernel.xtables.xtables import Commands, target_of
+from kubeproxy.kernel.xtables.xtables_lock import nobodys_lock
 from kubeproxy.model.addresses import Family
 
 Chains = Mapping[str, list[str]]

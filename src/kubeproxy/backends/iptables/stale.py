@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
 from kubeproxy.backends.iptables.restores import declarations
-from kubeproxy.kernel.xtables import Commands, Incompatible, target_of
+from kubeproxy.kernel.xtables.xtables import Commands, Incompatible, target_of
 
 log = logging.getLogger("kubeproxy.iptables")
 

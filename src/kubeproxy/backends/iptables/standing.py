@@ -16,7 +16,7 @@ from kubeproxy.backends.iptables.restores import Chains
 from kubeproxy.backends.iptables.skeleton import CANARY_TABLES, JUMPS, OWN_CHAINS, Present
 from kubeproxy.backends.iptables.watch import Watch
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.xtables import Commands
+from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.model.addresses import Family
 
 log = logging.getLogger("kubeproxy.iptables")

@@ -17,12 +17,13 @@ from kubeproxy.backends.iptables.skeleton import CANARY, CANARY_TABLES, JUMPS, O
 from kubeproxy.backends.mode import Difference
 from kubeproxy.backends.rules import Jump
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import nfnetlink, xtables, xtables_lock
-from kubeproxy.kernel.compat_rules import has_jump
-from kubeproxy.kernel.iptables_info import TableInfo
-from kubeproxy.kernel.lock_watch import LockWatch, lock_watch
-from kubeproxy.kernel.nft_changes import ChainChange, Changes, listen
-from kubeproxy.kernel.xtables import Commands, Incompatible
+from kubeproxy.kernel.nftables import nfnetlink
+from kubeproxy.kernel.nftables.changes import ChainChange, Changes, listen
+from kubeproxy.kernel.xtables import xtables, xtables_lock
+from kubeproxy.kernel.xtables.compat_rules import has_jump
+from kubeproxy.kernel.xtables.iptables_info import TableInfo
+from kubeproxy.kernel.xtables.lock_watch import LockWatch, lock_watch
+from kubeproxy.kernel.xtables.xtables import Commands, Incompatible
 
 REST: Final = 20.0
 """Times as long as an audit took, none follows: it reads all rules."""

@@ -13,7 +13,7 @@ from kubeproxy.backends.iptables.contents import Contents
 from kubeproxy.backends.iptables.names import EXT, FW, SEP, SERVICE_PREFIXES, SVC, SVL
 from kubeproxy.backends.iptables.reading import Chains
 from kubeproxy.backends.iptables.render import Detail
-from kubeproxy.kernel.xtables import target_of
+from kubeproxy.kernel.xtables.xtables import target_of
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServiceName
 

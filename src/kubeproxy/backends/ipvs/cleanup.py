@@ -18,9 +18,11 @@ from kubeproxy.backends.ipvs.layout import SetId
 from kubeproxy.backends.leftovers import IPVS_CHAINS, chain_traces
 from kubeproxy.backends.mode import Keeps, Owns, Sight, Trace, keeps_nothing
 from kubeproxy.errors import ApplyError, Unsupported
-from kubeproxy.kernel import ipvs, links, xtables
+from kubeproxy.kernel import ipvs
 from kubeproxy.kernel.ipset import Ipsets
-from kubeproxy.kernel.netlink import NetlinkError
+from kubeproxy.kernel.netlink.protocol import NetlinkError
+from kubeproxy.kernel.route import links
+from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import Family
 
 log = logging.getLogger("kubeproxy.ipvs")

@@ -20,7 +20,7 @@ from kubeproxy.backends.ipvs.render import NodeAddresses, Virtual, Wish, render,
 from kubeproxy.backends.ipvs.state import State, untouched
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel.ipset import BITMAP_PORT, Entry
-from kubeproxy.kernel.xtables import chain_of, target_of
+from kubeproxy.kernel.xtables.xtables import chain_of, target_of
 from kubeproxy.model.addresses import Family, Range, destination_text, unpack, within
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName
 

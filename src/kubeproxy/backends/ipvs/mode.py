@@ -17,10 +17,11 @@ from kubeproxy.backends.ipvs.wire import NodeKernel, NodeView, printer
 from kubeproxy.backends.mode import RESTORE_FAILURES, Operations, Registry
 from kubeproxy.config.modes.ipvs import IPVS
 from kubeproxy.config.types import KubeProxyConfiguration
-from kubeproxy.kernel import iptables_variant, modules, xtables
 from kubeproxy.kernel.ipvs import Ipvs, Timeouts
-from kubeproxy.kernel.sysctl import apply_settings
-from kubeproxy.kernel.xtables import Commands
+from kubeproxy.kernel.proc import modules
+from kubeproxy.kernel.proc.sysctl import apply_settings
+from kubeproxy.kernel.xtables import iptables_variant, xtables
+from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.model.addresses import Family, Range, merge_ranges, parse_networks
 from kubeproxy.model.plan import Globals
 

@@ -12,7 +12,6 @@ from kubeproxy.backends.ipvs.chains import DROP_IN_NAT
 from kubeproxy.backends.ipvs.layout import Scheduler, scheduler_named
 from kubeproxy.config.modes.ipvs import IPVS
 from kubeproxy.errors import ApplyError, Unsupported
-from kubeproxy.kernel import iptables_variant, modules, xtables
 from kubeproxy.kernel.ipset import Ipsets
 from kubeproxy.kernel.ipvs import (
     ADD_SERVICE,
@@ -24,6 +23,8 @@ from kubeproxy.kernel.ipvs import (
     ServerKey,
     VirtualServer,
 )
+from kubeproxy.kernel.proc import modules
+from kubeproxy.kernel.xtables import iptables_variant, xtables
 from kubeproxy.model.addresses import Family
 
 TEST_SERVER: Final = ServerKey(socket.AF_INET, socket.IPPROTO_TCP, bytes((198, 51, 100, 0)), 20000)

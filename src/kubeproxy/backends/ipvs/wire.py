@@ -20,11 +20,13 @@ from kubeproxy.backends.ipvs.layout import MAX_ELEMENTS, Scheduler, SetId, kind_
 from kubeproxy.backends.mode import Counter
 from kubeproxy.backends.rules import Jump
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import compat_rules, ipvs, links, xtables
-from kubeproxy.kernel.addresses import AddressMonitor, local_addresses
-from kubeproxy.kernel.empty_network import in_empty_network
+from kubeproxy.kernel import ipvs
 from kubeproxy.kernel.ipset import Entry, Ipsets, SetCounts
-from kubeproxy.kernel.xtables_lock import nobodys_lock
+from kubeproxy.kernel.proc.empty_network import in_empty_network
+from kubeproxy.kernel.route import links
+from kubeproxy.kernel.route.addresses import AddressMonitor, local_addresses
+from kubeproxy.kernel.xtables import compat_rules, xtables
+from kubeproxy.kernel.xtables.xtables_lock import nobodys_lock
 from kubeproxy.model.addresses import Family, is_loopback
 
 log = logging.getLogger("kubeproxy.ipvs")

@@ -15,8 +15,8 @@ from kubeproxy.backends.nftables.render import Placed, pools
 from kubeproxy.backends.nftables.ruleset import AFFINITY_CLIENTS
 from kubeproxy.backends.nftables.table import Table
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import nfnetlink, nft_elements
-from kubeproxy.kernel.nft_fetch import Fetcher
+from kubeproxy.kernel.nftables import elements, nfnetlink
+from kubeproxy.kernel.nftables.fetch import Fetcher
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Pool
 
@@ -76,7 +76,7 @@ def messages(wanted: Sequence[Move], table: Table) -> list[bytes]:
                 before = clients.of(client_set(slot), move.pool)
                 moved = {key: client for key, client in moved.items() if key not in before}
         packed.setdefault(target, []).extend(
-            nft_elements.timed_element(client.key, client.timeout, client.expires) for client in moved.values()
+            elements.timed_element(client.key, client.timeout, client.expires) for client in moved.values()
         )
     return [
         message

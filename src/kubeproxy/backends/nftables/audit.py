@@ -26,8 +26,8 @@ from kubeproxy.backends.nftables.numbering import Numbers, list_key
 from kubeproxy.backends.nftables.render import Placed
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.table import Table
-from kubeproxy.kernel import nfnetlink
-from kubeproxy.kernel.nft_shapes import ChainShape, within
+from kubeproxy.kernel.nftables import nfnetlink
+from kubeproxy.kernel.nftables.shapes import ChainShape, within
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range
 from kubeproxy.model.plan import FrontendKind, Policy, Pool, ServicePlan
 

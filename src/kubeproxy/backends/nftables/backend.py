@@ -30,7 +30,7 @@ from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.table import Table
 from kubeproxy.backends.nftables.text import element_lines, interval_lines
 from kubeproxy.errors import ApplyError, ChangedByOthersError
-from kubeproxy.kernel import nfnetlink
+from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.model.addresses import Range
 from kubeproxy.model.gone import Departed
 from kubeproxy.model.plan import FamilyGlobals, Globals, Pool, ServiceName, ServicePlan

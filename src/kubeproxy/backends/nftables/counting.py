@@ -18,9 +18,9 @@ from kubeproxy.backends.nftables.layout import ENDPOINT_MAPS, TABLE, slot_bytes
 from kubeproxy.backends.nftables.numbering import Numbers
 from kubeproxy.backends.nftables.render import Placed, translate
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import nft_counts
-from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
-from kubeproxy.kernel.nft_counts import AT_ONCE, Count
+from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.nftables import counts
+from kubeproxy.kernel.nftables.counts import AT_ONCE, Count
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
 from kubeproxy.model.plan import Pool, ServiceName, ServicePlan, ServicePortKey
 
@@ -250,7 +250,7 @@ class KernelCounters:
 
     def read(self, name: str, keys: Sequence[bytes]) -> Sequence[Count]:
         """See Counters."""
-        return nft_counts.counts(self._family, TABLE, name, keys, self._link)
+        return counts.counts(self._family, TABLE, name, keys, self._link)
 
     def close(self) -> None:
         """See Counters."""

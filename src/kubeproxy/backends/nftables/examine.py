@@ -35,8 +35,8 @@ from kubeproxy.backends.nftables.view import SERVICE_CIDRS, Expected, View, expe
 from kubeproxy.backends.nftables.words import Words
 from kubeproxy.backends.table_view import complete, nodeport_findings, rule_findings
 from kubeproxy.errors import Unsupported
-from kubeproxy.kernel.listening import Listening, listening
-from kubeproxy.kernel.nft_lookup import Entries
+from kubeproxy.kernel.nftables.lookup import Entries
+from kubeproxy.kernel.proc.listening import Listening, listening
 from kubeproxy.model.addresses import Family, destination_text, pack, unpack
 from kubeproxy.model.plan import FamilyGlobals, Globals, Loopback, Pool, ServiceName, ServicePlan
 

@@ -15,8 +15,9 @@ from msgspec.structs import replace
 
 from kubeproxy.backends.nftables.layout import TABLE
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import modules, nft
-from kubeproxy.kernel.nft_flowtables import MOST_DEVICES, device_message
+from kubeproxy.kernel.nftables import nft
+from kubeproxy.kernel.nftables.flowtables import MOST_DEVICES, device_message
+from kubeproxy.kernel.proc import modules
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
 from kubeproxy.model.plan import Forwarding
 from kubeproxy.model.world import Settings

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from kubeproxy.backends.nftables.layout import TABLE, Layout, service_key
-from kubeproxy.kernel.nfnetlink import DELETE_ELEMENT, NEW_ELEMENT, Element, element_messages
-from kubeproxy.kernel.nft_elements import plain_element, timed_element
+from kubeproxy.kernel.nftables.elements import plain_element, timed_element
+from kubeproxy.kernel.nftables.nfnetlink import DELETE_ELEMENT, NEW_ELEMENT, Element, element_messages
 from kubeproxy.model.addresses import Family, destination_text
 from kubeproxy.model.gone import MOST, SECONDS, Departed
 

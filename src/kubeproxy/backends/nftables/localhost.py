@@ -21,8 +21,8 @@ from kubeproxy.backends.nftables.shares import STICKY_SLOTS, slot_counts
 from kubeproxy.backends.relay import tcp
 from kubeproxy.backends.relay.datapath import SWITCH_INTERVAL, DataPath
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import nft_counters
-from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.nftables import counters
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.gone import Departed
 from kubeproxy.model.plan import (
@@ -225,7 +225,7 @@ class TableCounters:
     def _read(self) -> Mapping[str, int]:
         try:
             self._link = self._link or Netlink.open(NETLINK_NETFILTER)
-            return nft_counters.packets(self._family, TABLE, self._link)
+            return counters.packets(self._family, TABLE, self._link)
         except ApplyError:
             if self._link is not None:
                 self._link.close()

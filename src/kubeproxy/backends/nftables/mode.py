@@ -14,8 +14,8 @@ from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.backends.nftables.view import KernelView
 from kubeproxy.backends.nftables.weight import weigh
 from kubeproxy.config.types import KubeProxyConfiguration
-from kubeproxy.kernel.interfaces import ethernet_interfaces, interface_changes
-from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.route.interfaces import ethernet_interfaces, interface_changes
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from kubeproxy.kernel import nft
+from kubeproxy.kernel.nftables import nft
 
 KERNEL = (5, 13)  # the oldest that the Go kube-proxy's nftables mode runs on
 

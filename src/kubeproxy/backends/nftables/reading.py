@@ -1,8 +1,8 @@
 """Reads the elements of our table back: endpoints, which nearly all are, by their keys, all others by dumps.
 
-A dump takes longer for each element the larger the set is (kernel/nft_fetch.py), and a hundred thousand elements take
-30 MB. So endpoints are read for some frontends at a time, as they are compared. Which slots a frontend may have
-follows from its class; the kernel's count of elements shows whether there are others.
+A dump takes longer for each element the larger the set is (kernel/nftables/fetch.py), and a hundred thousand
+elements take 30 MB. So endpoints are read for some frontends at a time, as they are compared. Which slots a frontend
+may have follows from its class; the kernel's count of elements shows whether there are others.
 """
 
 from __future__ import annotations

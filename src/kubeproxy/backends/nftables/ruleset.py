@@ -31,8 +31,7 @@ from kubeproxy.backends.nftables.layout import (
     tries,
 )
 from kubeproxy.backends.rules import pods_in_nft
-from kubeproxy.kernel import nfnetlink
-from kubeproxy.kernel.nftables import compiling, listing, messages
+from kubeproxy.kernel.nftables import compiling, listing, messages, nfnetlink
 from kubeproxy.kernel.nftables.messages import DYNAMIC, TIMEOUT, SetSpec
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.maglev import SEED, slot_of
@@ -114,7 +113,7 @@ class Ruleset:
             lines.append(gone.declaration(self.layout, self.name))
         if self._world.forwarding.protocols:
             lines.append(forwarding.declaration(self.name))
-        # By `typeof`, as all of them: what a newer nft notes of a `type` crashes older ones (kernel/nft.py).
+        # By `typeof`, as all of them: what a newer nft notes of a `type` crashes older ones (kernel/nftables/nft.py).
         lines.append(f"add set {self.name} {TRANSPORTS} {{ typeof meta l4proto ; elements = {{ {_TRANSPORTS} }} ; }}")
         lines.append(
             f"add set {self.name} service-cidrs {{ typeof {self.layout.ip} daddr ; flags interval ; auto-merge ; }}"

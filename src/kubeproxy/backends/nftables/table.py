@@ -12,11 +12,11 @@ from typing import Protocol, Self
 
 from kubeproxy.backends.nftables.layout import TABLE
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import nfnetlink, nft, nft_fetch, nft_shapes
-from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
-from kubeproxy.kernel.nft_contents import Pairs, pairs
-from kubeproxy.kernel.nft_others import Heard, Others, listen
-from kubeproxy.kernel.nft_shapes import ChainShape
+from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.nftables import fetch, nfnetlink, nft, shapes
+from kubeproxy.kernel.nftables.contents import Pairs, pairs
+from kubeproxy.kernel.nftables.others import Heard, Others, listen
+from kubeproxy.kernel.nftables.shapes import ChainShape
 from kubeproxy.model.addresses import Family
 
 
@@ -86,7 +86,7 @@ class KernelTable:
     """
 
     def __init__(
-        self, family: Family, transactions: nfnetlink.Transactions, reads: Netlink, fetcher: nft_fetch.Fetcher
+        self, family: Family, transactions: nfnetlink.Transactions, reads: Netlink, fetcher: fetch.Fetcher
     ) -> None:
         self.family = family
         self._transactions = transactions
@@ -100,7 +100,7 @@ class KernelTable:
         with ExitStack() as opened:
             transactions = opened.enter_context(closing(nfnetlink.Transactions.open()))
             reads = opened.enter_context(closing(Netlink.open(NETLINK_NETFILTER)))
-            table = cls(family, transactions, reads, nft_fetch.Fetcher.open())
+            table = cls(family, transactions, reads, fetch.Fetcher.open())
             opened.pop_all()
             return table
 
@@ -168,7 +168,7 @@ class KernelTable:
 
     def chains(self, table: str) -> Mapping[str, ChainShape]:
         """See Table."""
-        return nft_shapes.chains(self.family, table, self._reads)
+        return shapes.chains(self.family, table, self._reads)
 
     def rules(self, table: str) -> Sequence[nfnetlink.Rule]:
         """See Table."""
@@ -176,11 +176,11 @@ class KernelTable:
 
     def sets(self, table: str = TABLE) -> Mapping[str, bytes]:
         """See Table."""
-        return nft_shapes.sets(self.family, table, self._reads)
+        return shapes.sets(self.family, table, self._reads)
 
     def listed(self, table: str, name: str) -> frozenset[bytes]:
         """See Table."""
-        return nft_shapes.listed(self.family, table, name, self._reads)
+        return shapes.listed(self.family, table, name, self._reads)
 
     def elements(self, name: str) -> Iterable[nfnetlink.Element]:
         """See Table."""

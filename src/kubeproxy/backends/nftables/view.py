@@ -9,9 +9,9 @@ from kubeproxy.backends.nftables.layout import TABLE, TRANSPORTS, Kind, Layout, 
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.text import interval_lines
 from kubeproxy.backends.table_view import ElementsView, Rules, TableView
-from kubeproxy.kernel import nfnetlink, nft
-from kubeproxy.kernel.empty_network import in_empty_network
-from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.nftables import nfnetlink, nft
+from kubeproxy.kernel.proc.empty_network import in_empty_network
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FamilyGlobals, Globals
 

@@ -19,10 +19,10 @@ from kubeproxy.backends.relay.datapath import DataPath
 from kubeproxy.backends.userspace.layout import TABLE, Elements, elements, merged, packed
 from kubeproxy.backends.userspace.listeners import KINDS, Assignment, ListenerName, Listeners, assignments
 from kubeproxy.backends.userspace.ruleset import Ruleset
-from kubeproxy.kernel import nfnetlink, nft, nft_shapes
-from kubeproxy.kernel.addresses import SCOPE_UNIVERSE, local_addresses
-from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
-from kubeproxy.kernel.nft_shapes import ChainShape
+from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.nftables import nfnetlink, nft, shapes
+from kubeproxy.kernel.nftables.shapes import ChainShape
+from kubeproxy.kernel.route.addresses import SCOPE_UNIVERSE, local_addresses
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan, ServicePortKey
 
@@ -244,7 +244,7 @@ class UserspaceBackend:
         where = self.family, TABLE
         with Netlink.open(NETLINK_NETFILTER) as link:
             header, rules = nfnetlink.table(*where, link), nfnetlink.rule_handles(*where, link)
-            return Signature(header, rules, frozenset(nft_shapes.chains(*where, link).items()))
+            return Signature(header, rules, frozenset(shapes.chains(*where, link).items()))
 
 
 def landing_of(world: Globals, family: Family, local: Sequence[bytes]) -> bytes | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kubeproxy.backends.leftovers import table_traces
 from kubeproxy.backends.mode import Keeps, Owns, Sight, Trace, keeps_nothing
 from kubeproxy.backends.userspace.layout import TABLE
-from kubeproxy.kernel import nft
+from kubeproxy.kernel.nftables import nft
 
 
 def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:  # noqa: ARG001 - no chains of iptables

@@ -34,11 +34,11 @@ from kubeproxy.backends.userspace.layout import Kind as ShapeKind
 from kubeproxy.backends.userspace.listeners import KINDS, ListenerName, PoolKind, assignments
 from kubeproxy.backends.userspace.ruleset import Ruleset
 from kubeproxy.errors import ApplyError, Unsupported
-from kubeproxy.kernel import nft
-from kubeproxy.kernel.empty_network import in_empty_network
-from kubeproxy.kernel.listening import Listening
-from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
-from kubeproxy.kernel.nft_lookup import Entries
+from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.nftables import nft
+from kubeproxy.kernel.nftables.lookup import Entries
+from kubeproxy.kernel.proc.empty_network import in_empty_network
+from kubeproxy.kernel.proc.listening import Listening
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FrontendKind, ServiceName, ServicePlan
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from kubeproxy.backends import userspace
 from kubeproxy.backends.userspace.listeners import ListenerName, PoolKind
-from kubeproxy.kernel.nft_elements import interval_element, plain_element
+from kubeproxy.kernel.nftables.elements import interval_element, plain_element
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, Family, unpack
 from kubeproxy.model.plan import Action, Frontend, FrontendKind, ServicePlan
 

@@ -16,9 +16,9 @@ from kubeproxy.backends.userspace.udp import Sessions
 from kubeproxy.backends.userspace.weight import weigh
 from kubeproxy.config.modes.userspace import parse_port_range
 from kubeproxy.config.types import KubeProxyConfiguration
-from kubeproxy.kernel import nft
-from kubeproxy.kernel.listening import listening
-from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.nftables import nft
+from kubeproxy.kernel.proc.listening import listening
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FamilyGlobals, Globals
 

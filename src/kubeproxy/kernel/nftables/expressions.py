@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from msgspec import Struct
 
-from kubeproxy.kernel import nfta
-from kubeproxy.kernel.netlink import attribute, attributes, nested
+from kubeproxy.kernel.netlink.protocol import attribute, attributes, nested
+from kubeproxy.kernel.nftables import nfta
 
 VERDICT: Final = 0
 """The register of verdicts."""

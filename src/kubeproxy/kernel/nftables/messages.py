@@ -10,9 +10,11 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Final, NamedTuple
 
-from kubeproxy.kernel import nfta
-from kubeproxy.kernel.netlink import HEADER, NLM_F_CREATE, NLM_F_REQUEST, attribute, nested
-from kubeproxy.kernel.nfnetlink import (
+from kubeproxy.kernel.netlink.protocol import HEADER, NLM_F_CREATE, NLM_F_REQUEST, attribute, nested
+from kubeproxy.kernel.nftables import expressions as x
+from kubeproxy.kernel.nftables import nfta
+from kubeproxy.kernel.nftables.fields import FIELDS, INTEGER, MARK, PROTOCOL, Field, padded
+from kubeproxy.kernel.nftables.nfnetlink import (
     GENERIC,
     NEW_ELEMENT,
     NEW_SET,
@@ -20,8 +22,6 @@ from kubeproxy.kernel.nfnetlink import (
     rule_message,
     text_attribute,
 )
-from kubeproxy.kernel.nftables import expressions as x
-from kubeproxy.kernel.nftables.fields import FIELDS, INTEGER, MARK, PROTOCOL, Field, padded
 
 ANONYMOUS, CONSTANT, MAP, TIMEOUT, DYNAMIC = 1, 2, 8, 16, 32
 """Flags of sets (NFT_SET_...)."""

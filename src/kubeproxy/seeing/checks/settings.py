@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from kubeproxy.backends.mode import FlowsEnd, Room
-from kubeproxy.kernel.bridges import SYSCTL, Bridge
-from kubeproxy.kernel.processes import Descriptors
-from kubeproxy.kernel.sysctl import NF_CONNTRACK_MAX
+from kubeproxy.kernel.proc.processes import Descriptors
+from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX
+from kubeproxy.kernel.route.bridges import SYSCTL, Bridge
 from kubeproxy.model.addresses import Family
 from kubeproxy.seeing.finding import Finding, Severity
 

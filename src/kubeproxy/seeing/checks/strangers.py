@@ -9,7 +9,7 @@ from typing import Final
 from kubeproxy.backends.leftovers import is_ours
 from kubeproxy.backends.mode import FlowsEnd, Trace
 from kubeproxy.kernel.firewalls import Drop, Filter, RuleChain
-from kubeproxy.kernel.processes import ProxyProcess
+from kubeproxy.kernel.proc.processes import ProxyProcess
 from kubeproxy.model.addresses import Family, place_text
 from kubeproxy.seeing.finding import Finding, Severity
 

@@ -14,7 +14,7 @@ from msgspec import structs
 from kubeproxy.backends.iptables.names import chain_hash, chain_hashes, comment, port_name
 from kubeproxy.backends.iptables.options import Options
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.xtables import RestoreError
+from kubeproxy.kernel.xtables.xtables import RestoreError
 from kubeproxy.model.objects import ServicePort
 from kubeproxy.model.plan import Detector, ServicePortKey
 from support.fake_tables import FakeCommands, backend, named, normalised

@@ -8,8 +8,8 @@ import pytest
 
 from kubeproxy.backends.iptables import counters
 from kubeproxy.backends.iptables.options import Options
-from kubeproxy.kernel import nfacct
-from kubeproxy.kernel.netlink import Netlink, NetlinkError
+from kubeproxy.kernel.netlink.protocol import Netlink, NetlinkError
+from kubeproxy.kernel.xtables import nfacct
 from kubeproxy.model.addresses import Family
 from support.fake_tables import Told, backend
 from support.iptables_kernel import WORLD

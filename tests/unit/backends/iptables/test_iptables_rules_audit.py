@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kubeproxy.backends.iptables.audit import Saved, as_saved, survey
 from kubeproxy.backends.iptables.names import chain_hash
 from kubeproxy.backends.mode import Depth
-from kubeproxy.kernel.xtables import RestoreError
+from kubeproxy.kernel.xtables.xtables import RestoreError
 from kubeproxy.model.addresses import Family
 from support.fake_tables import FakeCommands, FakeTables, backend, normalised
 from support.iptables_plans import SHARED_CHAINS, V4, a, opened, plans

@@ -9,8 +9,8 @@ from kubeproxy.backends.iptables import mode
 from kubeproxy.config.modes.iptables import IPTables
 from kubeproxy.config.types import DetectLocal, KubeProxyConfiguration
 from kubeproxy.errors import ApplyError, Unsupported
-from kubeproxy.kernel import iptables_variant
-from kubeproxy.kernel.xtables import Commands, Incompatible, LockHeldError
+from kubeproxy.kernel.xtables import iptables_variant
+from kubeproxy.kernel.xtables.xtables import Commands, Incompatible, LockHeldError
 from kubeproxy.model.addresses import Family
 
 V4 = (Family.IPV4,)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.xtables import Incompatible
+from kubeproxy.kernel.xtables.xtables import Incompatible
 from kubeproxy.model.objects import ServicePort
 from support.fake_tables import FakeCommands, backend, named, normalised
 from support.iptables_plans import SHARED_CHAINS, V4, WORLD, a, opened, plans

@@ -14,7 +14,7 @@ from kubeproxy.backends.ipvs.mode import CONN_REUSE, OPERATIONS, STRICT_ARP, exc
 from kubeproxy.backends.leftovers import removal as remove_leftovers
 from kubeproxy.config.modes.ipvs import IPVS
 from kubeproxy.errors import ConfigError
-from kubeproxy.kernel.xtables import Commands, Table
+from kubeproxy.kernel.xtables.xtables import Commands, Table
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.plan import Detector
 from support.cluster_objects import world

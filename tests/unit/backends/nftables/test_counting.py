@@ -9,7 +9,7 @@ from kubeproxy.backends.nftables import counting
 from kubeproxy.backends.nftables.counting import ConnectionMetrics, Counting, Totals, connections
 from kubeproxy.backends.nftables.layout import ENDPOINT_MAPS, service_key, slot_bytes
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.nft_counts import Count
+from kubeproxy.kernel.nftables.counts import Count
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.objects import ServicePort
 from kubeproxy.observe.registry import Registry

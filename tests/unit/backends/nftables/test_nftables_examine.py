@@ -14,7 +14,7 @@ from kubeproxy.backends.nftables.text import interval_lines
 from kubeproxy.backends.nftables.view import SERVICE_CIDRS, KernelView, Skeleton, expected
 from kubeproxy.backends.table_view import ChainView
 from kubeproxy.errors import Unsupported
-from kubeproxy.kernel.netlink import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from kubeproxy.model.compile import compile_service
 from support.cluster_objects import address, dest, endpoint, parsed, service
 from support.nftables_disturbances import DISTURBANCES, disturbed

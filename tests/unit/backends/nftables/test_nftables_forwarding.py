@@ -12,7 +12,7 @@ from kubeproxy.backends.nftables import forwarding
 from kubeproxy.backends.nftables.forwarding import Devices, within
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.nft_flowtables import MOST_DEVICES
+from kubeproxy.kernel.nftables.flowtables import MOST_DEVICES
 from kubeproxy.model.plan import Forwarding
 from kubeproxy.model.world import Settings
 from support.nftables_plans import V4, WORLD

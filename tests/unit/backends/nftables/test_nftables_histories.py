@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from kubeproxy.backends.nftables import backend as backend_module
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.netlink import NetlinkError
+from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Loopback
 from support import cluster_strategies, nftables_packets, random_plans

@@ -10,8 +10,8 @@ import pytest
 from kubeproxy import modes
 from kubeproxy.backends.nftables import probe
 from kubeproxy.errors import Unsupported
-from kubeproxy.kernel import nfnetlink
-from kubeproxy.kernel.netlink import NetlinkError
+from kubeproxy.kernel.netlink.protocol import NetlinkError
+from kubeproxy.kernel.nftables import nfnetlink
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.netlink import NetlinkError
+from kubeproxy.kernel.netlink.protocol import NetlinkError
 from support.nftables_disturbances import disturbed
 from support.nftables_ground import FakeGround, resync, sync, without_slots
 from support.nftables_plans import plans_of, sticky

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kubeproxy.backends.nftables import backend as backend_module
-from kubeproxy.kernel import nfnetlink
+from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import ServicePort
 from kubeproxy.model.plan import FamilyGlobals, Globals

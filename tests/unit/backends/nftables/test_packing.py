@@ -10,8 +10,8 @@ from kubeproxy.backends.nftables import packing
 from kubeproxy.backends.nftables.layout import SHARED, VERDICT_MAPS, Layout, SetId
 from kubeproxy.backends.nftables.packing import Packers, Transaction
 from kubeproxy.backends.nftables.render import render, translate
-from kubeproxy.kernel import nfnetlink
-from kubeproxy.kernel.netlink import HEADER, attributes, messages
+from kubeproxy.kernel.netlink.protocol import HEADER, attributes, messages
+from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.model.addresses import Family
 from support.nftables_plans import placed
 from support.random_plans import histories

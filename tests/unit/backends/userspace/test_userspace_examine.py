@@ -11,7 +11,7 @@ from kubeproxy.backends.userspace.layout import elements, merged, shapes
 from kubeproxy.backends.userspace.listeners import assignments
 from kubeproxy.backends.userspace.ruleset import Ruleset
 from kubeproxy.errors import Unsupported
-from kubeproxy.kernel.listening import Listening
+from kubeproxy.kernel.proc.listening import Listening
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import ServicePort
 from support.nftables_plans import WORLD, plans_of

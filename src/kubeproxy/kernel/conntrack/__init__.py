@@ -1,0 +1,1 @@
+"""Connection tracking: its entries, its counts, and what it announces."""

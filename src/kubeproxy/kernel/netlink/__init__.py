@@ -1,0 +1,1 @@
+"""Netlink, as every family speaks it: headers, attributes, batches, multicast groups."""

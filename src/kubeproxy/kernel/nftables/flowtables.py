@@ -1,0 +1,37 @@
+"""Messages of nf_tables about flowtables: which interfaces one takes packets from.
+
+Source: include/uapi/linux/netfilter/nf_tables.h of Linux 6.18, nf_tables_parse_netdev_hooks of net/netfilter.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+from kubeproxy.kernel.netlink.protocol import HEADER, NLM_F_REQUEST, attribute, nested
+from kubeproxy.kernel.nftables.nfnetlink import GENERIC, NLM_F_CREATE, SUBSYSTEM, text_attribute
+
+_NEW_FLOWTABLE: Final = SUBSYSTEM << 8 | 22
+_TABLE, _NAME, _HOOK = 1, 2, 3
+_HOOK_NUMBER, _HOOK_PRIORITY, _HOOK_DEVICES = 1, 2, 3
+_DEVICE: Final = 1
+_INGRESS: Final = 0  # NF_NETDEV_INGRESS
+MOST_DEVICES: Final = 256
+"""Interfaces that one message may name: NFT_NETDEVICE_MAX."""
+
+
+def device_message(family: int, table: str, name: str, devices: Sequence[str]) -> bytes:
+    """Return the message that adds interfaces to a flowtable that is there; those that it has are fine.
+
+    The kernel refuses all when it does not have one of them, and takes those that go out by itself.
+    """
+    named = b"".join(text_attribute(_DEVICE, device) for device in devices)
+    hook = nested(
+        _HOOK,
+        attribute(_HOOK_NUMBER, struct.pack(">I", _INGRESS)),
+        attribute(_HOOK_PRIORITY, struct.pack(">i", 0)),
+        nested(_HOOK_DEVICES, named),
+    )
+    payload = GENERIC.pack(family, 0, 0) + text_attribute(_TABLE, table) + text_attribute(_NAME, name) + hook
+    return HEADER.pack(HEADER.size + len(payload), _NEW_FLOWTABLE, NLM_F_REQUEST | NLM_F_CREATE, 0, 0) + payload

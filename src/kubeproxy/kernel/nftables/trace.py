@@ -1,0 +1,317 @@
+"""The kernel's own tracing of packets through nf_tables: marks a flow for it, and reads what is announced.
+
+What marks packets stands in a table that belongs to a socket of this process (flags owner, Linux 5.12): it goes when
+that is closed, however the process ends. Sources: net/netfilter/nf_tables_trace.c, nft_rcv_nl_event of
+nf_tables_api.c and include/uapi/linux/netfilter/nf_tables.h of Linux 6.18.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple, Self
+
+from kubeproxy.errors import Unsupported
+from kubeproxy.kernel.netlink.announcements import Announcements
+from kubeproxy.kernel.netlink.protocol import (
+    NLM_F_CREATE,
+    NLM_F_REQUEST,
+    Closing,
+    Netlink,
+    NetlinkError,
+    attribute,
+    attributes,
+    message,
+    messages,
+    nested,
+    understood,
+)
+from kubeproxy.kernel.nftables import expressions as x
+from kubeproxy.kernel.nftables import nfta
+from kubeproxy.kernel.nftables.chains import HOOKS, BaseChain, chains
+from kubeproxy.kernel.nftables.fields import NETWORK, TRANSPORT
+from kubeproxy.kernel.nftables.messages import appended
+from kubeproxy.kernel.nftables.nfnetlink import (
+    GENERIC,
+    NEW_CHAIN,
+    NEW_TABLE,
+    SUBSYSTEM,
+    Transactions,
+    text_attribute,
+)
+
+_TRACE: Final = SUBSYSTEM << 8 | 17
+_GROUP: Final = 9  # NFNLGRP_NFTRACE
+_RECEIVE_BUFFER: Final = 4 << 20
+_OWNER: Final = 2  # NFT_TABLE_F_OWNER
+
+PREROUTING, INPUT, FORWARD, OUTPUT, POSTROUTING = range(5)
+
+REQUESTS: Final = "requests-"
+ANSWERS: Final = "answers-"
+"""How the names of the chains begin that mark packets."""
+_BEFORE_ALL: Final = -350  # before raw, which is at -300
+_TRACKED: Final = -190  # after connection tracking, which is at -200
+_TCP: Final = 6
+
+# A packet that begins a connection passes all the rules; of others a few suffice.
+_FIRST_PACKETS: Final = 20  # a second
+_OTHER_PACKETS: Final = 2
+
+# enum nft_meta_keys and nft_ct_keys
+_META_NFTRACE, _META_L4PROTO = 12, 16
+_CT_DIRECTION, _CT_SOURCE, _CT_DESTINATION, _CT_PROTOCOL, _CT_PORT = 1, 8, 9, 10, 12
+_REGISTER: Final = 1
+
+
+class Flow(NamedTuple):
+    """The packets to mark: from a packed address, or from anywhere (b''), to an address, protocol and port.
+
+    `hooks` are where they are met: PREROUTING, OUTPUT.
+    """
+
+    source: bytes
+    destination: bytes
+    protocol: int
+    port: int
+    hooks: tuple[int, ...]
+
+
+def _is(load: x.Expression, value: bytes) -> x.Rule:
+    """Return the match of what an expression loads into the register."""
+    return load, x.Compare(_REGISTER, 0, value)
+
+
+def _payload(base: int, offset: int, value: bytes) -> x.Rule:
+    return _is(x.Payload(base, offset, len(value), dreg=_REGISTER), value)
+
+
+def _ct(key: int, value: bytes, direction: int | None = None) -> x.Rule:
+    return _is(x.Ct(key, _REGISTER, direction), value)
+
+
+_FIRST_OF_TCP: Final[x.Rule] = (
+    x.Payload(TRANSPORT, 13, 1, dreg=_REGISTER),
+    x.Bitwise(_REGISTER, _REGISTER, 1, b"\x12", b"\0"),
+    x.Compare(_REGISTER, 0, b"\x02"),
+)
+"""Matches SYN without ACK."""
+
+
+def _traced(per_second: int) -> x.Rule:
+    """Return what sets the mark, on so many packets a second at most."""
+    return (
+        x.Limit(per_second, 1, per_second),
+        x.Immediate(_REGISTER, b"\1"),
+        x.Meta(_META_NFTRACE, sreg=_REGISTER),
+    )
+
+
+def _requests_of(flow: Flow) -> x.Rule:
+    source, destination = (12, 16) if len(flow.destination) == 4 else (8, 24)
+    return (
+        *_is(x.Meta(_META_L4PROTO, _REGISTER), bytes([flow.protocol])),
+        *(_payload(NETWORK, source, flow.source) if flow.source else ()),
+        *_payload(NETWORK, destination, flow.destination),
+        *_payload(TRANSPORT, 2, flow.port.to_bytes(2, "big")),
+    )
+
+
+def _answers_of(flow: Flow) -> x.Rule:
+    return (
+        *_ct(_CT_DIRECTION, b"\1"),
+        *_ct(_CT_PROTOCOL, bytes([flow.protocol]), 0),
+        *(_ct(_CT_SOURCE, flow.source, 0) if flow.source else ()),
+        *_ct(_CT_DESTINATION, flow.destination, 0),
+        *_ct(_CT_PORT, flow.port.to_bytes(2, "big"), 0),
+    )
+
+
+def marking(flow: Flow, table: str) -> list[bytes]:
+    """Return the messages that make the table which marks a flow, and the answers to it."""
+    family = 2 if len(flow.destination) == 4 else 10
+    head = GENERIC.pack(family, 0, 0)
+
+    def chain(name: str, hook: int, priority: int) -> bytes:
+        names = text_attribute(nfta.CHAIN_TABLE, table) + text_attribute(nfta.CHAIN_NAME, name)
+        number = attribute(nfta.HOOK_NUMBER, hook.to_bytes(4, "big"))
+        where = nested(nfta.CHAIN_HOOK, number, attribute(nfta.HOOK_PRIORITY, struct.pack(">i", priority)))
+        payload = head + names + where + text_attribute(nfta.CHAIN_TYPE, "filter")
+        return message(NEW_CHAIN, NLM_F_REQUEST | NLM_F_CREATE, 0, payload)
+
+    def rule(name: str, *parts: x.Expression) -> Iterator[bytes]:
+        return appended(family, table, name, parts)
+
+    owned = text_attribute(nfta.TABLE_NAME, table) + attribute(nfta.TABLE_FLAGS, _OWNER.to_bytes(4, "big"))
+    made = [message(NEW_TABLE, NLM_F_REQUEST | NLM_F_CREATE, 0, head + owned)]
+    for hook in flow.hooks:
+        name, requests = f"{REQUESTS}{HOOKS[hook]}", _requests_of(flow)
+        made.append(chain(name, hook, _BEFORE_ALL))
+        if flow.protocol == _TCP:
+            made += rule(name, *requests, *_FIRST_OF_TCP, *_traced(_FIRST_PACKETS))
+        made += rule(name, *requests, *_traced(_OTHER_PACKETS if flow.protocol == _TCP else _FIRST_PACKETS))
+    for hook in (PREROUTING, OUTPUT):
+        name = f"{ANSWERS}{HOOKS[hook]}"
+        made.append(chain(name, hook, _TRACKED))
+        made += rule(name, *_answers_of(flow), *_traced(_FIRST_PACKETS))
+    return made
+
+
+class Mark(Closing):
+    """Marks a flow while it is open."""
+
+    def __init__(self, transactions: Transactions, table: str) -> None:
+        self._transactions = transactions
+        self.table = table
+
+    @classmethod
+    def open(cls, flow: Flow) -> Self:
+        """Begin, in the caller's network namespace. Raises Unsupported where the kernel cannot, NetlinkError else."""
+        table = f"kube-proxy-trace-{os.getpid()}"
+        transactions = Transactions.open()
+        try:
+            transactions.commit(marking(flow, table))
+        except NetlinkError as error:
+            transactions.close()
+            if error.code in {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOENT, errno.EPROTONOSUPPORT}:
+                raise Unsupported(
+                    f"this kernel cannot trace packets ({error}): it needs Linux 5.12 with nf_tables and its limit"
+                ) from error
+            raise
+        return cls(transactions, table)
+
+    def close(self) -> None:
+        """Let go of the table, which removes it."""
+        self._transactions.close()
+
+
+class Headers(NamedTuple):
+    """A packet where it enters a hook: addresses packed, ports 0 where there are none, TCP flags, interfaces ('')."""
+
+    source: bytes
+    source_port: int
+    destination: bytes
+    destination_port: int
+    protocol: int
+    flags: int
+    came_by: int
+    leaves_by: int
+
+
+class Step(NamedTuple):
+    """One thing that a packet met: a rule that matched, or a chain's end ('policy') or that of a chain jumped to.
+
+    `packet` tells packets apart. `verdict` is the kernel's (0 drop, 1 accept, 2 stolen, 3 queue; below 0 it goes on),
+    `leads_to` the chain of a jump or goto. `headers` are given with the first step in each base chain.
+    """
+
+    packet: int
+    family: int
+    table: str
+    chain: str
+    handle: int
+    kind: str
+    verdict: int
+    leads_to: str = ""
+    headers: Headers | None = None
+
+
+_KINDS: Final = {1: "policy", 2: "return", 3: "rule"}
+
+
+class Traces(Closing):
+    """Listens to the traces of a network namespace, those that others asked for included.
+
+    `lost` counts how often some were lost.
+    """
+
+    def __init__(self, announced: Announcements) -> None:
+        self._announced = announced
+
+    @classmethod
+    def open(cls) -> Self:
+        """Listen from now on, in the caller's network namespace. Raises NetlinkError."""
+        return cls(Announcements.open("traces", (_GROUP,), _RECEIVE_BUFFER))
+
+    @property
+    def lost(self) -> int:
+        """How often some were lost."""
+        return self._announced.lost
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._announced.close()
+
+    def until(self, end: float) -> Iterator[Step]:
+        """Yield what packets meet until `end`, of time.monotonic(). Raises NetlinkError."""
+        with understood("traced packets"):
+            for data in self._announced.until(end):
+                for at in messages(data):
+                    if at.kind == _TRACE:
+                        yield read(data, at.start, at.end)
+
+
+def read(data: bytes, start: int, end: int) -> Step:
+    """Return the step in a message's payload."""
+    found = {kind: data[s:e] for kind, s, e in attributes(data, start + GENERIC.size, end)}
+    verdict, leads_to = _verdict(found.get(nfta.TRACE_VERDICT, b""))
+    kind = _KINDS.get(_number(found.get(nfta.TRACE_TYPE, b"")), "rule")
+    if kind == "policy":
+        verdict = _signed(found.get(nfta.TRACE_POLICY, b"\0\0\0\1"))
+    network = found.get(nfta.TRACE_NETWORK_HEADER, b"")
+    return Step(
+        _number(found.get(nfta.TRACE_ID, b"")),
+        data[start],
+        _name(found.get(nfta.TRACE_TABLE, b"")),
+        _name(found.get(nfta.TRACE_CHAIN, b"")),
+        _number(found.get(nfta.TRACE_RULE_HANDLE, b"")),
+        kind,
+        verdict,
+        leads_to,
+        _headers(network, found.get(nfta.TRACE_TRANSPORT_HEADER, b""), found) if network else None,
+    )
+
+
+def _verdict(data: bytes) -> tuple[int, str]:
+    parts = {kind: data[s:e] for kind, s, e in attributes(data, 0, len(data))}
+    return _signed(parts.get(nfta.VERDICT_CODE, b"\xff\xff\xff\xff")), _name(parts.get(nfta.VERDICT_CHAIN, b""))
+
+
+def _headers(network: bytes, transport: bytes, found: dict[int, bytes]) -> Headers | None:
+    version = network[0] >> 4
+    if version == 4 and len(network) >= 20:
+        source, destination, protocol = network[12:16], network[16:20], network[9]
+    elif version == 6 and len(network) >= 40:
+        source, destination, protocol = network[8:24], network[24:40], network[6]
+    else:
+        return None
+    ported = protocol in {6, 17, 132} and len(transport) >= 4
+    return Headers(
+        source,
+        _number(transport[0:2]) if ported else 0,
+        destination,
+        _number(transport[2:4]) if ported else 0,
+        protocol,
+        transport[13] if protocol == _TCP and len(transport) > 13 else 0,
+        _number(found.get(nfta.TRACE_IIF, b"")),
+        _number(found.get(nfta.TRACE_OIF, b"")),
+    )
+
+
+def _number(data: bytes) -> int:
+    return int.from_bytes(data, "big")
+
+
+def _signed(data: bytes) -> int:
+    return int.from_bytes(data, "big", signed=True)
+
+
+def _name(data: bytes) -> str:
+    return data.rstrip(b"\0").decode(errors="replace")
+
+
+def base_chains(link: Netlink) -> dict[tuple[int, str, str], BaseChain]:
+    """Return all chains that hang at a hook, by family, table and name. Raises ApplyError."""
+    return {(one.family, one.table, one.name): one.base for one in chains(link) if one.base is not None}

@@ -1,0 +1,1 @@
+"""Processes, modules, sysctls, files and sockets: what a kernel shows outside netlink."""

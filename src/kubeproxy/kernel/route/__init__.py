@@ -1,0 +1,1 @@
+"""Interfaces, addresses and routes of the network namespace, over rtnetlink."""

@@ -1,0 +1,1 @@
+"""iptables of both variants: rules, locks, and which variant a node uses."""

@@ -1,0 +1,76 @@
+"""Which variant of iptables this node uses: found as the Go kube-proxy's images find it.
+
+The kubelet leaves a hint chain in mangle, of the variant that the host uses; without one, the variant that has more
+rules, and nft when there are none. Source: kubernetes-sigs/iptables-wrappers, KEP-3178.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+from typing import Final, Literal
+
+from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.xtables import xtables
+from kubeproxy.kernel.xtables.xtables import Commands, Table
+from kubeproxy.model.addresses import Family
+
+HINTS: Final = frozenset({"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"})
+
+_TRIED_AGAIN: Final = (0.1, 0.4)
+"""Seconds before a command is started again that could not be, as for want of memory."""
+
+Variant = Literal["nft", "legacy", ""]
+
+
+@cache
+def chosen() -> Variant:
+    """Return the variant to use, '' when the commands are not told apart by name; the same for a process's life."""
+    return detect()
+
+
+def detect() -> Variant:
+    """Look which variant this node uses now."""
+    counts: dict[Variant, int] = {}
+    for variant in ("nft", "legacy"):
+        names = [name for name in xtables.installed() if name.endswith(f"-{variant}")]
+        if not names:
+            continue
+        rules, hinted = _survey(names)
+        if hinted:
+            return variant
+        counts[variant] = rules
+    if not counts:
+        return ""
+    return "legacy" if counts.get("legacy", -1) > counts.get("nft", -1) else "nft"
+
+
+def commands(family: Family, variant: Variant) -> Commands:
+    """Return a variant's commands. Raises ApplyError when they are missing."""
+    name = xtables.NAMES[family]
+    return xtables.commands(f"{name}-{variant}" if variant else name)
+
+
+def _survey(names: list[str]) -> tuple[int, bool]:
+    """Return how many rules there are, and whether there is a hint."""
+    rules, hinted = 0, False
+    for name in names:
+        tables = _tables(name)
+        rules += sum(len(table.rules) for table in tables)
+        hinted = hinted or any(table.name == "mangle" and HINTS.intersection(table.chains) for table in tables)
+    return rules, hinted
+
+
+def _tables(name: str) -> list[Table]:
+    """Return what a variant has; nothing if it does not work here, as where the kernel has none of it.
+
+    That is for a process's life, so that a command which only could not be started is tried again.
+    """
+    for pause in (*_TRIED_AGAIN, None):
+        try:
+            return list(xtables.tables(name))
+        except ApplyError as error:
+            if pause is None or not isinstance(error.__cause__, OSError):
+                break
+            time.sleep(pause)
+    return []

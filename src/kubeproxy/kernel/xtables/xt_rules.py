@@ -1,0 +1,367 @@
+"""iptables-restore input as nf_tables messages, in the form in which iptables-nft keeps its rules. Pure.
+
+Knows the rules that belong to Services and nothing more: input with any other in it is iptables-nft's to write. Matches
+are those of xtables (nft_compat) even where newer releases write expressions of
+nf_tables' own for them: every iptables-nft since 1.8.0 reads these back. Sources: iptables/nft*.c and extensions/ of
+iptables 1.8.9; include/uapi/linux/netfilter/{nf_tables,nf_tables_compat,xt_*,nf_nat}.h of Linux 6.18.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Final
+
+from kubeproxy.kernel.netlink.protocol import (
+    ATTRIBUTE,
+    HEADER,
+    NLA_F_NESTED,
+    NLM_F_CREATE,
+    NLM_F_REQUEST,
+    attribute,
+    nested,
+)
+from kubeproxy.kernel.nftables import nfta
+from kubeproxy.kernel.nftables.nfnetlink import (
+    DELETE_CHAIN,
+    DELETE_RULE,
+    NEW_CHAIN,
+    NEW_RULE,
+    NLM_F_APPEND,
+)
+from kubeproxy.model.addresses import PROTOCOLS, Family, pack
+
+
+class Unknown(Exception):  # noqa: N818 - not an error: somebody else knows
+    """The input has something that is not ours to write; the message says what."""
+
+
+def encode(text: str, family: Family) -> list[list[bytes]]:
+    """Return the messages of each table of the input, in order. Raises Unknown."""
+    found: list[list[bytes]] = []
+    table = _Table(family, "")
+    line = ""
+    try:
+        for line in text.splitlines():
+            if line.startswith("-A "):
+                table.append(line)
+            elif line.startswith(":"):
+                table.make(line)
+            elif line.startswith("-X "):
+                table.messages.append(table.message(DELETE_CHAIN, 0, line[3:]))
+            elif line.startswith("*"):
+                table = _Table(family, line[1:])
+            elif line == "COMMIT":
+                found.append(table.messages)
+            else:
+                raise Unknown(line)
+    except (ValueError, LookupError, OverflowError, struct.error) as error:
+        raise Unknown(line) from error
+    return found
+
+
+class _Table:
+    """The messages of one table, without sequence numbers."""
+
+    def __init__(self, family: Family, name: str) -> None:
+        self.messages: list[bytes] = []
+        self._family = family
+        self._start = struct.pack("=BBH", family, 0, 0) + attribute(nfta.RULE_TABLE, name.encode() + b"\0")
+
+    def message(self, kind: int, flags: int, chain: str) -> bytes:
+        """Return a message about a chain, or about all rules of it."""
+        name = nfta.CHAIN_NAME if kind in (NEW_CHAIN, DELETE_CHAIN) else nfta.RULE_CHAIN
+        payload = self._start + attribute(name, chain.encode() + b"\0")
+        return HEADER.pack(HEADER.size + len(payload), kind, NLM_F_REQUEST | flags, 0, 0) + payload
+
+    def make(self, line: str) -> None:
+        """Make a chain, or empty the one that is there."""
+        chain, _, rest = line[1:].partition(" ")
+        if not rest.startswith("- "):
+            raise Unknown(line)
+        self.messages += (self.message(NEW_CHAIN, NLM_F_CREATE, chain), self.message(DELETE_RULE, 0, chain))
+
+    def append(self, line: str) -> None:
+        """Append a rule to its chain."""
+        body, _, target = line.rpartition(" -j ")
+        if not body:
+            body, target = target, ""
+        head, *matches = body.split(" -m ")
+        chain, _, options = head[3:].partition(" ")
+        before, compat = _head(options, self._family)
+        parts = [before, *[_match(match, self._family) for match in matches], _COUNTER]
+        if target:
+            parts.append(_jump(target) if target.startswith("KUBE-") else _target(target, self._family))
+        expressions = b"".join(parts)
+        name = chain.encode() + b"\0"
+        payload = (
+            self._start
+            + ATTRIBUTE.pack(ATTRIBUTE.size + len(name), nfta.RULE_CHAIN)
+            + name
+            + bytes(-len(name) & 3)
+            + ATTRIBUTE.pack(ATTRIBUTE.size + len(expressions), nfta.RULE_EXPRESSIONS | NLA_F_NESTED)
+            + expressions
+            + compat
+        )
+        self.messages.append(HEADER.pack(HEADER.size + len(payload), NEW_RULE, _APPENDED, 0, 0) + payload)
+
+
+_APPENDED: Final = NLM_F_REQUEST | NLM_F_CREATE | NLM_F_APPEND
+
+
+# -- expressions of nf_tables ---------------------------------------------------------------------------------------
+
+
+_IIFNAME, _L4PROTO = 6, 16  # enum nft_meta_keys
+_VERDICT_REGISTER, _REGISTER = 0, 1  # enum nft_registers: NFT_REG_VERDICT, NFT_REG_1
+_SAME, _UNEQUAL = 0, 1  # enum nft_cmp_ops: NFT_CMP_EQ, NFT_CMP_NEQ
+_NETWORK_HEADER = 1  # NFT_PAYLOAD_NETWORK_HEADER
+
+
+def _number(kind: int, value: int) -> bytes:
+    return attribute(kind, value.to_bytes(4, "big"))
+
+
+def _expression(name: str, *attributes: bytes) -> bytes:
+    return nested(nfta.LIST_ELEM, attribute(nfta.EXPR_NAME, name.encode() + b"\0"), nested(nfta.EXPR_DATA, *attributes))
+
+
+def _compared(value: bytes, unequal: bool) -> bytes:
+    return _expression(
+        "cmp",
+        _number(nfta.CMP_SREG, _REGISTER),
+        _number(nfta.CMP_OP, _UNEQUAL if unequal else _SAME),
+        nested(nfta.CMP_DATA, attribute(nfta.DATA_VALUE, value)),
+    )
+
+
+def _meta(key: int) -> bytes:
+    return _expression("meta", _number(nfta.META_KEY, key), _number(nfta.META_DREG, _REGISTER))
+
+
+_COUNTER: Final = _expression(
+    "counter", attribute(nfta.COUNTER_BYTES, bytes(8)), attribute(nfta.COUNTER_PACKETS, bytes(8))
+)
+
+
+def _verdict(code: int, chain: bytes = b"") -> bytes:
+    verdict = _number(nfta.VERDICT_CODE, code & 0xFFFFFFFF)
+    if chain:
+        verdict += attribute(nfta.VERDICT_CHAIN, chain + b"\0")
+    data = nested(nfta.IMMEDIATE_DATA, nested(nfta.DATA_VERDICT, verdict))
+    return _expression("immediate", _number(nfta.IMMEDIATE_DREG, _VERDICT_REGISTER), data)
+
+
+@lru_cache(maxsize=1024)
+def _frame(length: int) -> tuple[bytes, bytes]:
+    """Return what stands around a name of so many bytes in a jump."""
+    whole = _verdict(-3, b"x" * length)  # NFT_JUMP
+    before = whole[: whole.index(b"x" * length)]
+    return before, whole[len(before) + length :]
+
+
+def _jump(chain: str) -> bytes:
+    name = chain.encode()
+    before, after = _frame(len(name))
+    return before + name + after
+
+
+@lru_cache(maxsize=4096)
+def _head(text: str, family: Family) -> tuple[bytes, bytes]:
+    """Return the expressions of the options that need no match, and the attribute that says the protocol."""
+    found: dict[str, bytes] = {}
+    compat = b""
+    unequal = False
+    words = text.split(" ") if text else []
+    options = iter(words)
+    for option in options:
+        if option == "!":
+            unequal = True
+            continue
+        value = next(options, "")
+        if option == "-p" and not unequal:
+            found[option], compat = _protocol(value)
+        elif option in ("-s", "-d"):
+            found[option] = _address(option, value, unequal, family)
+        elif option == "-i":
+            name = value.encode()
+            # Without its end it stands for all names that begin so.
+            found[option] = _meta(_IIFNAME) + _compared(name[:-1] if name.endswith(b"+") else name + b"\0", unequal)
+        else:
+            raise Unknown(text)
+        unequal = False
+    return b"".join([found[option] for option in ("-i", "-p", "-s", "-d") if option in found]), compat
+
+
+@lru_cache(maxsize=8)
+def _protocol(word: str) -> tuple[bytes, bytes]:
+    number = PROTOCOLS.get(word.upper())
+    if number is None:
+        raise Unknown(f"-p {word}")
+    return _meta(_L4PROTO) + _compared(bytes([number]), False), nested(
+        nfta.RULE_COMPAT, _number(nfta.RULE_COMPAT_PROTO, number), _number(nfta.RULE_COMPAT_FLAGS, 0)
+    )
+
+
+_OFFSETS: Final = {(Family.IPV4, "-s"): 12, (Family.IPV4, "-d"): 16, (Family.IPV6, "-s"): 8, (Family.IPV6, "-d"): 24}
+
+
+@lru_cache(maxsize=1024)
+def _load(family: Family, option: str, prefix: int) -> bytes:
+    size = family.address_size
+    load = _expression(
+        "payload",
+        _number(nfta.PAYLOAD_DREG, _REGISTER),
+        _number(nfta.PAYLOAD_BASE, _NETWORK_HEADER),
+        _number(nfta.PAYLOAD_OFFSET, _OFFSETS[family, option]),
+        _number(nfta.PAYLOAD_LEN, size),
+    )
+    if prefix == 8 * size:
+        return load
+    mask = (((1 << prefix) - 1) << (8 * size - prefix)).to_bytes(size, "big")
+    masked = _expression(
+        "bitwise",
+        _number(nfta.BITWISE_SREG, _REGISTER),
+        _number(nfta.BITWISE_DREG, _REGISTER),
+        _number(nfta.BITWISE_LEN, size),
+        nested(nfta.BITWISE_MASK, attribute(nfta.DATA_VALUE, mask)),
+        nested(nfta.BITWISE_XOR, attribute(nfta.DATA_VALUE, bytes(size))),
+    )
+    return load + masked
+
+
+_EQUAL: Final = {
+    (size, unequal): _compared(bytes(size), unequal)[:-size] for size in (4, 16) for unequal in (False, True)
+}
+
+
+def _address(option: str, text: str, unequal: bool, family: Family) -> bytes:
+    address, _, prefix = text.partition("/")
+    value = pack(address)
+    size = family.address_size
+    if value is None or len(value) != size or not prefix.isdecimal() or int(prefix) > 8 * size:
+        raise Unknown(f"{option} {text}")
+    length = int(prefix)
+    if length < 8 * size:  # without the bits of a host, as what it is compared with
+        shift = 8 * size - length
+        value = (int.from_bytes(value, "big") >> shift << shift).to_bytes(size, "big")
+    return _load(family, option, length) + _EQUAL[size, unequal] + value
+
+
+# -- matches and targets of xtables ----------------------------------------------------------------------------------
+
+
+def _xt(kind: str, name: str, revision: int, info: bytes) -> bytes:
+    """Return a match or a target; what it is told is aligned to eight bytes (XT_ALIGN)."""
+    info += bytes(-len(info) & 7)
+    return _expression(
+        kind,
+        attribute(nfta.MATCH_NAME, name.encode() + b"\0"),
+        _number(nfta.MATCH_REV, revision),
+        attribute(nfta.MATCH_INFO, info),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _match(text: str, family: Family) -> bytes:
+    name, _, options = text.partition(" ")
+    known = _MATCHES.get(name)
+    if known is None:
+        raise Unknown(f"-m {text}")
+    return known(options.split(" ") if options else [], family)
+
+
+def _comment(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - as all matches
+    text = " ".join(words[1:]).strip('"').encode()
+    if words[0] != "--comment" or len(text) > 255:
+        raise Unknown(f"-m comment {words}")
+    return _xt("match", "comment", 0, text.ljust(256, b"\0"))
+
+
+def _ports(protocol: str, words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - as all matches
+    if words and words[0] != "--dport":
+        raise Unknown(f"-m {protocol} {words}")
+    first, last = (int(words[1]), int(words[1])) if words else (0, 65535)
+    if protocol == "sctp":
+        flags = 2 if words else 0  # XT_SCTP_DEST_PORTS
+        chunks = b"\xff\0\0" * 4
+        return _xt("match", protocol, 0, struct.pack("=4H256xI12sIII", first, last, 0, 0, 0, chunks, 0, flags, 0))
+    return _xt("match", protocol, 0, struct.pack("=4HI", 0, 65535, first, last, 0))
+
+
+def _addrtype(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - as all matches
+    if len(words) != 2 or words[0] not in ("--src-type", "--dst-type") or words[1] != "LOCAL":
+        raise Unknown(f"-m addrtype {words}")
+    kinds = (1 << 2, 0) if words[0] == "--src-type" else (0, 1 << 2)  # XT_ADDRTYPE_LOCAL
+    return _xt("match", "addrtype", 1, struct.pack("=HHI", *kinds, 0))
+
+
+def _statistic(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - as all matches
+    if words[:3] != ["--mode", "random", "--probability"] or len(words) != 4:
+        raise Unknown(f"-m statistic {words}")
+    return _xt("match", "statistic", 0, struct.pack("=HHI16x", 0, 0, round(float(words[3]) * 0x80000000)))
+
+
+def _recent(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - as all matches
+    options = iter(words)
+    seconds, checks, name = 0, 0, ""
+    for option in options:
+        if option == "--seconds":
+            seconds = int(next(options, ""))
+        elif option == "--name":
+            name = next(options, "")
+        elif option in _RECENT:
+            checks |= _RECENT[option]
+        else:
+            raise Unknown(f"-m recent {words}")
+    return _xt(
+        "match", "recent", 1, struct.pack("=IIBB200sBx16s", seconds, 0, checks, 0, name.encode(), 0, b"\xff" * 16)
+    )
+
+
+def _nfacct(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - as all matches
+    option, name = words
+    if option != "--nfacct-name" or not 0 < len(name) < 32:  # NFACCT_NAME_MAX
+        raise Unknown(f"-m nfacct {words}")
+    return _xt("match", "nfacct", 0, struct.pack("=32s8x", name.encode()))
+
+
+_RECENT: Final = {"--set": 2, "--rcheck": 1, "--reap": 32}  # XT_RECENT_SET, _CHECK, _REAP
+
+_Match = Callable[[Sequence[str], Family], bytes]
+_MATCHES: Final[Mapping[str, _Match]] = {
+    "comment": _comment,
+    "addrtype": _addrtype,
+    "statistic": _statistic,
+    "recent": _recent,
+    "nfacct": _nfacct,
+} | {name.lower(): partial(_ports, name.lower()) for name in PROTOCOLS}
+
+_VERDICTS: Final = {"ACCEPT": _verdict(1), "DROP": _verdict(0), "RETURN": _verdict(-5)}
+
+
+def _target(text: str, family: Family) -> bytes:
+    if (verdict := _VERDICTS.get(text)) is not None:
+        return verdict
+    name, _, options = text.partition(" ")
+    if name == "DNAT" and options.startswith("--to-destination "):
+        return _dnat(options.removeprefix("--to-destination "), family)
+    if text == "REJECT":
+        code = 3 if family is Family.IPV4 else 4  # IPT_ICMP_PORT_UNREACHABLE, IP6T_ICMP6_PORT_UNREACH
+        return _xt("target", "REJECT", 0, struct.pack("=I", code))
+    raise Unknown(f"-j {text}")
+
+
+def _dnat(destination: str, family: Family) -> bytes:
+    address, _, port = destination.rpartition(":")
+    value = pack(address.strip("[]"))
+    if value is None or len(value) != family.address_size:
+        raise Unknown(f"-j DNAT --to-destination {destination}")
+    ends = int(port).to_bytes(2, "big") * 2
+    return _DNAT + (value.ljust(16, b"\0") * 2) + ends + bytes(8)
+
+
+_DNAT: Final = _xt("target", "DNAT", 2, bytes(48))[:-48] + struct.pack(
+    "=I", 3
+)  # NF_NAT_RANGE_MAP_IPS, _PROTO_SPECIFIED

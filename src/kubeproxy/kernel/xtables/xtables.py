@@ -1,0 +1,306 @@
+"""The iptables commands: what rules there are, and changing them in one restore. Nothing here knows Kubernetes.
+
+A node may have rules of both variants, nft and legacy, for both families; each that is installed is spoken to by its
+own name. Argument lists only, the text goes through standard input.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
+
+from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.nftables.nfnetlink import has_chain
+from kubeproxy.kernel.xtables.xtables_lock import NOT_WAITED, Start, Waited, lock
+from kubeproxy.model.addresses import Family
+
+_TIMEOUT: Final = 60.0
+_RESTORE_TIMEOUT: Final = 600.0  # 100,000 rules take iptables-legacy seconds, and a slow node ten times as long
+LOCK_PATIENCE: Final = 5  # seconds; the Go kube-proxy's -w 5
+_LOCK_NAMED: Final = (1, 8, 6)  # the first version that can be told of another lock file
+NAMES: Final = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
+VARIANTS: Final = ("iptables-nft", "iptables-legacy", "ip6tables-nft", "ip6tables-legacy")
+_PIPE: Final = 1 << 20
+_INCOMPATIBLE: Final = "is incompatible, use 'nft' tool"
+_LOCK_HELD: Final = "holding the xtables lock"
+_AS_WE_ARE: Final = Start()
+_ODD_BYTES: Final = "surrogateescape"  # others' comments may be any bytes; those of rules that are removed come back
+
+
+class RestoreError(ApplyError):
+    """iptables-restore refused; `said` is what it wrote to standard error."""
+
+    def __init__(self, command: str, said: str, status: int) -> None:
+        self.said = said
+        lines = said.strip().splitlines() or [f"exit status {status}"]
+        # What it could not do comes last, after the warnings.
+        super().__init__(f"{command}: {' / '.join(line.strip() for line in lines[-3:])}")
+
+
+class LockHeldError(ApplyError):
+    """Another program held the lock of legacy iptables all the time: what was asked is not known."""
+
+
+class Incompatible(ApplyError):  # noqa: N818 - what the command calls it
+    """A chain has rules of nft itself, which iptables-nft does not print. It writes others beside them."""
+
+
+class Table(NamedTuple):
+    """One table as iptables-save prints it: its chains, and its rules as '-A CHAIN ...' lines."""
+
+    name: str
+    chains: tuple[str, ...]
+    rules: tuple[str, ...]
+
+
+class Writer(Protocol):
+    """Takes the input of iptables-restore --noflush."""
+
+    @property
+    def chains_at_once(self) -> int:
+        """Return how many chains are best changed together."""
+
+    def prepared(self, text: str) -> Callable[[], Waited]:
+        """Return what changes the rules, each table in one step; what the text does not name stays.
+
+        What is returned says how long it waited for another program. It raises RestoreError, or ApplyError.
+        """
+
+    def close(self) -> None:
+        """Let go of the kernel."""
+
+
+class Commands(NamedTuple):
+    """One variant's commands for one family: `name` is iptables-nft, ip6tables-legacy, iptables ...
+
+    `uses_nft` says which variant it is, whatever the name. `version` is (1, 8, 9).
+    """
+
+    name: str
+    family: Family
+    uses_nft: bool
+    version: tuple[int, ...]
+
+    def restore(self, pieces: Iterable[str]) -> Waited:
+        """Change rules, each table in one step; what the text does not name stays.
+
+        The text may come piece by piece, and is parsed meanwhile; nothing happens when making it fails. Returns how
+        long another program held the lock of the legacy variant. Raises RestoreError, or ApplyError.
+        """
+        command = [f"{self.name}-restore", "--noflush", "-w", str(LOCK_PATIENCE)]
+        if self.uses_nft:
+            _stream(command, pieces)
+            return NOT_WAITED
+        with lock().held(LOCK_PATIENCE) as waited:
+            if self.obeys_lock:
+                _stream(command, pieces, lock().start())
+                return waited
+        _stream(command, pieces)
+        return waited
+
+    @property
+    def obeys_lock(self) -> bool:
+        """Return whether a restore can run while this process holds the lock of legacy iptables."""
+        return self.version >= _LOCK_NAMED
+
+    @property
+    def chains_at_once(self) -> int:
+        """See Writer: about 50 ms, of which the start of iptables-nft-restore is a twentieth."""
+        return 1000
+
+    def prepared(self, text: str) -> Callable[[], Waited]:
+        """See Writer."""
+        return partial(self.restore, [text])
+
+    def close(self) -> None:
+        """See Writer: a command holds nothing between its runs."""
+
+    def table(self, name: str) -> Table | None:
+        """Return a table, None when nothing is in it. Raises ApplyError."""
+        return next((table for table in _parse(_run([f"{self.name}-save", "-t", name])) if table.name == name), None)
+
+    def saved(self, table: str) -> Iterator[str]:
+        """Yield the lines that iptables-save prints of a table, while it does. Raises Incompatible, or ApplyError."""
+        for line in _printed([f"{self.name}-save", "-t", table]):
+            if line.startswith("# Table ") and _INCOMPATIBLE in line:
+                raise Incompatible(f"{self.name}-save: {line.strip()}")
+            yield line
+
+    def rules(self, table: str, chain: str) -> tuple[str, ...] | None:
+        """Return the rules of one chain as iptables-save prints them, None when there is no such chain.
+
+        Raises Incompatible, or ApplyError.
+        """
+        command = [self.name, "-w", str(LOCK_PATIENCE), "-t", table, "-S", chain]
+        done = _call(command)
+        if done.returncode == 1:
+            # iptables-nft 1.8.9 says the same of a chain that is missing.
+            if _INCOMPATIBLE in done.stderr and has_chain(self.family, table, chain):
+                raise Incompatible(done.stderr.strip())
+            return None
+        return tuple(line for line in _output(command, done).splitlines() if line.startswith("-A "))
+
+
+def installed() -> list[str]:
+    """Return the variants that this node has; plain 'iptables' and 'ip6tables' where they are not told apart."""
+    found = [variant for variant in VARIANTS if shutil.which(f"{variant}-save")]
+    return found or [name for name in NAMES.values() if shutil.which(f"{name}-save")]
+
+
+def installed_for(family: Family) -> list[str]:
+    """Return those of the installed variants that are of a family."""
+    return [variant for variant in installed() if variant.partition("-")[0] == NAMES[family]]
+
+
+def commands(name: str) -> Commands:
+    """Return what a command is. Raises ApplyError when it cannot be run."""
+    said = _run([name, "--version"])
+    found = re.search(r"v(\d+(?:\.\d+)+)", said)
+    version = tuple(int(part) for part in found[1].split(".")) if found else (0,)
+    family = Family.IPV6 if name.startswith("ip6") else Family.IPV4
+    return Commands(name, family, "nf_tables" in said, version)
+
+
+def tables(variant: str) -> Iterator[Table]:
+    """Yield the tables of a variant that have anything in them. Raises ApplyError."""
+    return _parse(_run([f"{variant}-save"]))
+
+
+def restore(variant: str, text: str) -> None:
+    """Change rules in one step a table; what the text does not name stays. Raises ApplyError."""
+    # Legacy iptables has one lock for all programs; -w waits for it instead of failing.
+    _run([f"{variant}-restore", "--noflush", "-w", str(LOCK_PATIENCE)], text)
+
+
+def _parse(text: str) -> Iterator[Table]:
+    name = ""
+    chains: list[str] = []
+    rules: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("*"):
+            name, chains, rules = line[1:], [], []
+        elif line.startswith(":"):
+            chains.append(line[1:].split(" ", 1)[0])
+        elif line.startswith("-A "):
+            rules.append(line)
+        elif line == "COMMIT":
+            yield Table(name, tuple(chains), tuple(rules))
+
+
+def _printed(command: list[str]) -> Iterator[str]:
+    """Yield the lines that a command prints. Raises ApplyError when it fails."""
+    with _running(command, _TIMEOUT, stdout=subprocess.PIPE) as (process, said):
+        assert process.stdout is not None  # noqa: S101 - for the type checker: it was asked for
+        with io.TextIOWrapper(process.stdout, encoding="utf-8", errors=_ODD_BYTES) as printed:
+            yield from printed
+        if status := process.wait():
+            lines = os.pread(said, 1 << 12, 0).decode(errors="replace").strip().splitlines()
+            raise ApplyError(f"{command[0]}: {' / '.join(lines[:3]) or f'exit status {status}'}")
+
+
+def _stream(command: list[str], pieces: Iterable[str], start: Start = _AS_WE_ARE) -> None:
+    """Run a command that reads the pieces. Raises RestoreError, or ApplyError when it cannot be run."""
+    ends = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "bufsize": 0}
+    environment = {"env": start.environment, "pass_fds": start.descriptors}
+    with _running(command, _RESTORE_TIMEOUT, **ends, **environment) as (process, said):
+        _feed(process, pieces)
+        if status := process.wait():
+            text = os.pread(said, 1 << 16, 0).decode(errors="replace")
+            if status == -9:
+                text = f"did not finish in {_RESTORE_TIMEOUT:.0f} s"
+            raise RestoreError(command[0], text, status)
+
+
+@contextmanager
+def _running(command: list[str], seconds: float, **how: Any) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Run a command for the body, for so many seconds at most; yield it and a file with its standard error.
+
+    Raises ApplyError when it cannot be run, be it that the system has no descriptor, process or thread left for it.
+    """
+    with ExitStack() as stack:
+        try:
+            said = os.memfd_create("stderr", os.MFD_CLOEXEC)
+            stack.callback(os.close, said)
+            process = stack.enter_context(subprocess.Popen(command, stderr=said, **how))
+            stack.callback(process.kill)
+            # A wait with a timeout polls, which would add up to 50 ms to each sync.
+            clock = threading.Timer(seconds, process.kill)
+            clock.start()
+        except OSError as error:
+            raise ApplyError(f"{command[0]}: {error.strerror}") from error
+        except RuntimeError as error:  # what Python says when no thread can be started
+            raise ApplyError(f"{command[0]}: {error}") from error
+        stack.callback(clock.cancel)
+        yield process, said
+
+
+def _feed(process: subprocess.Popen[bytes], pieces: Iterable[str]) -> None:
+    """Write the pieces and close the pipe; a process that ends early says itself why."""
+    pipe = process.stdin
+    assert pipe is not None  # noqa: S101 - for the type checker: it was asked for
+    number = pipe.fileno()
+    try:
+        for piece in pieces:
+            data = piece.encode(errors=_ODD_BYTES)
+            if len(data) > _PIPE // 16:
+                fcntl.fcntl(number, fcntl.F_SETPIPE_SZ, _PIPE)
+            view = memoryview(data)
+            while view:
+                view = view[os.write(number, view) :]
+    except BrokenPipeError:
+        pass
+    finally:
+        pipe.close()
+
+
+def removal(table: str, chains: Sequence[str], rules: Iterable[str]) -> str:
+    """Return the restore text that removes rules ("-A ...") and then chains of a table; '' for nothing."""
+    lines = [f":{chain} - [0:0]" for chain in chains]
+    lines += [f"-D {rule.removeprefix('-A ')}" for rule in rules]
+    lines += [f"-X {chain}" for chain in chains]
+    return "\n".join([f"*{table}", *lines, "COMMIT", ""]) if lines else ""
+
+
+def chain_of(rule: str) -> str:
+    """Return the chain that a rule is in."""
+    return rule.split(" ", 2)[1]
+
+
+def target_of(rule: str) -> str:
+    """Return where a rule leads, '' for nowhere."""
+    words = rule.split(" ")
+    before = words[-2::-1]  # backwards; the last word is no flag: a prefix for the log may be "-j"
+    for flag in ("-j", "-g"):
+        if flag in before:
+            return words[len(words) - 1 - before.index(flag)]
+    return ""
+
+
+def _run(command: list[str], text: str | None = None) -> str:
+    return _output(command, _call(command, text))
+
+
+def _call(command: list[str], text: str | None = None) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command, input=text, capture_output=True, encoding="utf-8", errors=_ODD_BYTES, check=False, timeout=_TIMEOUT
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ApplyError(f"{command[0]}: {error}") from error
+
+
+def _output(command: list[str], done: subprocess.CompletedProcess[str]) -> str:
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        kind = LockHeldError if _LOCK_HELD in done.stderr else ApplyError
+        raise kind(f"{command[0]}: {' / '.join(lines[:3])}")
+    return done.stdout
