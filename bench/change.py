@@ -129,12 +129,12 @@ def measure(size: str, pairs: int) -> dict[str, dict[str, float]]:
         for turn, step in enumerate(planned):
             if turn % YARDSTICK_EVERY == 0:
                 yardstick.measure()
-            before = len(recording.steps)
+            before = len(recording.batches)
             began = time.perf_counter()
             one(decoders, planner, backend, step.lines)
             seconds.append(time.perf_counter() - began)
-            if len(recording.steps) != before + 1:
-                raise RuntimeError(f"{step.case}: {len(recording.steps) - before} transactions instead of one")
+            if len(recording.batches) != before + 1:
+                raise RuntimeError(f"{step.case}: {len(recording.batches) - before} transactions instead of one")
     backend.close()
     found = _by_case(planned, seconds, _limits(recording))
     return {case: figures | {"yardstick": yardstick.seconds * 1e6} for case, figures in found.items()}

@@ -67,7 +67,7 @@ def measure(size: str, connections: Connections, pairs: int) -> dict[str, float]
     backend.close()
     return {
         "full": full * 1e3,
-        "commits": recording.seconds(kernel.Batch) * 1e3,
+        "commits": recording.seconds() * 1e3,
         "slab": (after["Slab"] - before["Slab"]) / 1e3,
         "percpu": float(after["Percpu"] - before["Percpu"]),
         "read": read * 1e3,

@@ -20,7 +20,7 @@ from kubeproxy.kernel.netlink.protocol import (
     SOL_NETLINK,
 )
 from kubeproxy.kernel.netlink.protocol import messages as split
-from kubeproxy.kernel.nftables import nfnetlink, nft
+from kubeproxy.kernel.nftables import nfnetlink
 
 _EDGE = 20  # nlmsghdr and nfgenmsg
 _BEGIN, _END = 16, 17  # NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END
@@ -34,27 +34,15 @@ class Batch(Struct):
     seconds: float = 0.0
 
 
-class Text(Struct):
-    """Ruleset text that was given to nft, and how many seconds that took."""
-
-    text: str
-    seconds: float = 0.0
-
-
 class Recording:
     """All that went to the kernel, in order."""
 
     def __init__(self) -> None:
-        self.steps: list[Batch | Text] = []
+        self.batches: list[Batch] = []
 
-    @property
-    def batches(self) -> list[Batch]:
-        """Return the transactions."""
-        return [step for step in self.steps if isinstance(step, Batch)]
-
-    def seconds(self, kind: type[Batch | Text]) -> float:
-        """Return how long one kind of step took in all."""
-        return sum(step.seconds for step in self.steps if isinstance(step, kind))
+    def seconds(self) -> float:
+        """Return how long all transactions took."""
+        return sum(batch.seconds for batch in self.batches)
 
     def bytes(self) -> int:
         """Return the length of all transactions."""
@@ -65,30 +53,21 @@ class Recording:
 def recorded() -> Iterator[Recording]:
     """Record, and time, what goes to the kernel."""
     recording = Recording()
-    commit, run = nfnetlink.Transactions.commit, nft.run
+    commit = nfnetlink.Transactions.commit
 
     def recording_commit(self: nfnetlink.Transactions, parts: Sequence[bytes]) -> None:
         batch = Batch(parts)
-        recording.steps.append(batch)
+        recording.batches.append(batch)
         began = time.perf_counter()
         commit(self, parts)
         batch.seconds = time.perf_counter() - began
 
-    def recording_run(text: str) -> None:
-        step = Text(text)
-        recording.steps.append(step)
-        began = time.perf_counter()
-        run(text)
-        step.seconds = time.perf_counter() - began
-
     patched: Any = nfnetlink.Transactions
     patched.commit = recording_commit
-    nft.run = recording_run
     try:
         yield recording
     finally:
         patched.commit = commit
-        nft.run = run
 
 
 def encoded(parts: Sequence[bytes]) -> bytes:
@@ -136,30 +115,21 @@ def replay(recording: Recording) -> tuple[float, float]:
 
     Returns the seconds of its transactions, and those of this process's CPU time.
     """
-    steps = [encoded(step.parts) if isinstance(step, Batch) else step.text for step in recording.steps]
+    encodings = [encoded(batch.parts) for batch in recording.batches]
     replayer = Replayer()
     try:
         seconds = cpu = 0.0
-        for step in steps:
-            if isinstance(step, str):
-                nft.run(step)
-            else:
-                spent = time.process_time()
-                seconds += replayer.send(step)
-                cpu += time.process_time() - spent
+        for data in encodings:
+            spent = time.process_time()
+            seconds += replayer.send(data)
+            cpu += time.process_time() - spent
         return seconds, cpu
     finally:
         replayer.close()
 
 
 def replay_side_by_side(recording: Recording) -> float:
-    """Put a recording into this namespace, each family by a thread of its own; return the seconds of its transactions.
-
-    What was given to nft is loaded first.
-    """
-    for step in recording.steps:
-        if isinstance(step, Text):
-            nft.run(step.text)
+    """Put a recording into this namespace, each family by a thread of its own; return the seconds it took."""
     families: dict[int, list[bytes]] = {}
     for batch in recording.batches:
         families.setdefault(batch.parts[0][HEADER.size], []).append(encoded(batch.parts))

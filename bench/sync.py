@@ -42,7 +42,7 @@ COLUMNS = (
     Column("held ms", "held", 0, spread=False),
     Column("MB", "megabytes", 1, spread=False),
 )
-STEPS = ("decode", "apply", "compile", "render", "commit", "skeleton")
+STEPS = ("decode", "apply", "compile", "render", "commit")
 
 
 def measure(size: str) -> dict[str, float]:
@@ -72,7 +72,7 @@ def measure(size: str) -> dict[str, float]:
         enter_new_namespace()
         replays.append(kernel.replay(recording))
     limit, limit_cpu = (median(r[n] for r in replays) for n in (0, 1))
-    commit, skeleton = recording.seconds(kernel.Batch), recording.seconds(kernel.Text)
+    commit = recording.seconds()
     found = {
         "ours": ours,
         "from_json": decode + ours,
@@ -87,9 +87,8 @@ def measure(size: str) -> dict[str, float]:
         "apply": keep + apply.seconds,
         "compile": take.seconds,
         "commit": commit,
-        "skeleton": skeleton,
         # The kernel commits while the next batch is rendered, so that this is what is left to wait for.
-        "render": max(0.0, ours - keep - apply.seconds - take.seconds - skeleton - commit),
+        "render": max(0.0, ours - keep - apply.seconds - take.seconds - commit),
     }
     if wanted.families == 2:
         enter_new_namespace()

@@ -34,7 +34,6 @@ from kubeproxy.model.world import Settings, Surroundings, build
 from lab.probes import http_get
 from lab.proxyprocess import HEALTH_PORT, METRICS_PORT
 from prove import dumps, packets, truth
-from prove.remembering import remember
 from prove.world import NO_FAULTS, UDP_IDLE, World
 from support.modes import GUEST
 
@@ -199,7 +198,6 @@ async def _verified(world: World) -> list[str]:
         facts = running.facts()
         try:
             with examiners(facts, facts.world.families) as kernel:
-                remember(kernel)
                 return [f"verify: {finding}" for finding in look(running.services, kernel, []).findings[:5]]
         except ApplyError as error:  # the table is being made anew
             return [f"verify: {error}"]

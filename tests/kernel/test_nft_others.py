@@ -9,7 +9,8 @@ import pytest
 from kubeproxy.kernel.netlink import announcements
 from kubeproxy.kernel.netlink.protocol import netfilter_socket
 from kubeproxy.kernel.nftables import nft, others
-from kubeproxy.kernel.nftables.nfnetlink import Transactions, chain_message
+from kubeproxy.kernel.nftables.messages import chain_message
+from kubeproxy.kernel.nftables.nfnetlink import Transactions
 from kubeproxy.kernel.nftables.others import listen
 from support.own_network import own_network
 

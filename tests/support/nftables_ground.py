@@ -51,7 +51,6 @@ class Ground(ABC):
     def __init__(self) -> None:
         self.before_commit: Callable[[], None] = lambda: None
         self.after_commit: Callable[[], None] = lambda: None
-        self.after_run: Callable[[], None] = lambda: None
         self.before_read: Callable[[], None] = lambda: None
         self.calls: list[str] = []
         self._open = ExitStack()
@@ -171,11 +170,6 @@ class Interposed:
         self._ground.before_commit()
         self._table.commit(messages)
         self._ground.after_commit()
-
-    def run(self, text):
-        self._ground.calls.append("run")
-        self._table.run(text)
-        self._ground.after_run()
 
 
 class FakeGround(Ground):

@@ -5,25 +5,18 @@ Reads only. What the elements mean is a mode's affair.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from kubeproxy.backends.examination import Finding, Kind
 from kubeproxy.kernel.netlink.protocol import Netlink
-from kubeproxy.kernel.nftables import lookup, nfnetlink, shapes
+from kubeproxy.kernel.nftables import lookup, nfnetlink, tables
 from kubeproxy.kernel.nftables.lookup import Entries
+from kubeproxy.kernel.nftables.tables import Chain
 from kubeproxy.model.addresses import Family, unpack
 
-
-class ChainView(NamedTuple):
-    """Where a chain hangs and its rules, in a form that two chains share that are alike."""
-
-    base: bytes
-    rules: Sequence[object]
-
-
-Rules = Mapping[str, ChainView]
+Rules = Mapping[str, Chain]
 """The chains of a table by name."""
 
 
@@ -64,17 +57,15 @@ class TableView:
 
     def sets(self) -> Collection[str]:
         """Return the names of sets and maps."""
-        return shapes.sets(self.family, self._table, self._link).keys()
+        return tables.read_sets(self.family, self._table, self._link)
+
+    def contents(self) -> tables.Contents:
+        """Return all of the table but the elements of its named sets."""
+        return tables.read(self.family, self._table, self._link)
 
     def rules(self) -> Rules:
-        """Return the chains with their rules, and what is in the sets that belong to these."""
-        place = self.family, self._table
-        hooks = shapes.chains(*place, self._link)
-        rules: dict[str, list[object]] = {chain: [] for chain in hooks}
-        for rule in nfnetlink.rules(*place, self._link):
-            inner = [shapes.listed(*place, name, self._link) for name in shapes.within(rule.raw)]
-            rules.setdefault(rule.chain, []).append((rule.expressions, inner))
-        return {chain: ChainView(hooks[chain].base if chain in hooks else b"", rules[chain]) for chain in rules}
+        """Return the chains with their rules."""
+        return self.contents().chains
 
     def elements(self, name: str) -> Entries:
         """See ElementsView."""
@@ -105,9 +96,9 @@ def rule_findings(wanted: Rules, present: Rules, where: str) -> Iterator[Finding
         ours, theirs = wanted.get(chain), present.get(chain)
         if ours is None or theirs is None:
             yield Finding(None, Kind.EXTRA if ours is None else Kind.MISSING, f"chain {chain}", where)
-        elif ours.base != theirs.base:
+        elif ours.hook != theirs.hook:
             yield Finding(None, Kind.DIFFERENT, f"hook, priority or policy of chain {chain}", where)
-        elif list(ours.rules) != list(theirs.rules):
+        elif ours.rules != theirs.rules:
             counts = (f"{len(each.rules)} rules" for each in (ours, theirs))
             yield Finding(None, Kind.DIFFERENT, f"the rules of chain {chain}", where, *counts)
 

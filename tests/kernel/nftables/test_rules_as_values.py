@@ -12,10 +12,12 @@ from kubeproxy.backends.nftables.layout import TABLE, ChainName
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.userspace.layout import TABLE as USERSPACE
 from kubeproxy.backends.userspace.ruleset import Ruleset as UserspaceRuleset
+from kubeproxy.kernel.netlink import protocol
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
-from kubeproxy.kernel.nftables import compiling, expressions, listing, messages, nfnetlink, nft
+from kubeproxy.kernel.nftables import compiling, expressions, listing, messages, nfnetlink, nft, nfta, tables
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Detector, FamilyGlobals, Globals, Loopback
+from support.nft_text import skeleton
 from support.own_network import own_network
 
 NETWORKS = {Family.IPV4: ("10.0.0.0/16", "10.0.0.0/15"), Family.IPV6: ("fd00::/64", "fd00::/61")}
@@ -44,7 +46,7 @@ def texts(family):
     """Each text that we load, with the name of its table."""
     landing = socket.inet_pton(family, "10.9.9.9" if family is Family.IPV4 else "fd00::9")
     for world in worlds(family):
-        yield Ruleset(family, world).skeleton(STICKY), TABLE
+        yield skeleton(Ruleset(family, world), STICKY), TABLE
         for address in (None, landing):
             ruleset = UserspaceRuleset(family, world, address)
             yield "\n".join([f"add table {ruleset.name}", *ruleset.skeleton()]) + "\n", USERSPACE
@@ -127,16 +129,31 @@ def test_what_is_written_over_netlink_comes_back_and_is_listed_as_what_nft_loads
     ruleset = Ruleset(family, worlds(family)[0])
     names = ruleset.needed(STICKY)
     with own_network():
-        nft.run(ruleset.skeleton(STICKY))
-        by_nft, listed = dumped(family, TABLE), list_table(ruleset)
+        nft.run(skeleton(ruleset, STICKY))
+        by_nft, listed, sets = dumped(family, TABLE), list_table(ruleset), notes(family)
     with own_network():
-        nft.run(ruleset.skeleton(()))
         with closing(nfnetlink.Transactions.open()) as transactions:
-            transactions.commit(ruleset.messages(names))
+            transactions.commit(ruleset.creation(names))
+        assert notes(family) == sets
+        with closing(Netlink.open(NETLINK_NETFILTER)) as link:
+            assert tables.read(family, TABLE, link) == ruleset.definition(names).contents
         assert dumped(family, TABLE) == by_nft
         assert list_table(ruleset) == listed
         nft.run(f"delete table {ruleset.name}\n")
         nft.run(listed)
+
+
+def notes(family):
+    """What the kernel has of each set, and what nft notes of it for itself; without handles and counts."""
+    found = {}
+    request = nfnetlink.GENERIC.pack(family, 0, 0) + nfnetlink.text_attribute(nfta.SET_TABLE, TABLE)
+    with closing(Netlink.open(NETLINK_NETFILTER)) as link:
+        for data in link.dump_all(nfnetlink.GET_SET, request, "sets"):
+            for at in protocol.messages(data):
+                if at.kind >> 8 == nfnetlink.SUBSYSTEM:
+                    parts = {kind: data[s:e] for kind, s, e in protocol.attributes(data, at.start + 4, at.end)}
+                    found[parts.pop(nfta.SET_NAME)] = {kind: parts.get(kind) for kind in (3, 4, 5, 6, 7, 9, 11, 13, 17)}
+    return {name: parts for name, parts in found.items() if not name.startswith(b"__") and name != b"transports\0"}
 
 
 def list_table(ruleset):

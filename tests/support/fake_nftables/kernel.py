@@ -10,9 +10,11 @@ from typing import TypeVar
 from kubeproxy.backends.nftables.layout import TABLE
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import NetlinkError
-from kubeproxy.kernel.nftables import nfnetlink
+from kubeproxy.kernel.nftables import compiling, nfnetlink
+from kubeproxy.kernel.nftables.expressions import Expression, Opaque
 from kubeproxy.kernel.nftables.others import Heard
 from kubeproxy.kernel.nftables.shapes import ChainShape
+from kubeproxy.kernel.nftables.tables import Chain, Contents
 from kubeproxy.model.addresses import Family
 from support.fake_nftables import netlink, text
 from support.fake_nftables.objects import Element, RefusedError, Set, Table
@@ -111,9 +113,6 @@ class FakeTable:
     def commit(self, messages: Sequence[bytes]) -> None:
         self.kernel.commit(messages)
 
-    def run(self, text: str) -> None:
-        self.kernel.run(text)
-
     def generation(self) -> int:
         return self.kernel.generation
 
@@ -138,23 +137,25 @@ class FakeTable:
         chains = table.chains.values() if table is not None else ()
         return tuple(rule.handle for chain in chains for rule in chain.rules)
 
-    def chains(self, table: str) -> dict[str, ChainShape]:
-        found = self._table(table)
+    def chains(self) -> dict[str, ChainShape]:
+        found = self._table(TABLE)
         chains = found.chains.values() if found is not None else ()
         return {chain.name: ChainShape(chain.handle, chain.hook.encode()) for chain in chains}
 
-    def rules(self, table: str) -> list[nfnetlink.Rule]:
-        found = self._table(table)
-        chains = found.chains.values() if found is not None else ()
-        return [nfnetlink.Rule(c.name, *netlink.expressions(rule.text)) for c in chains for rule in c.rules]
+    def contents(self) -> Contents:
+        found = self._table(TABLE)
+        if found is None:
+            return Contents({}, {})
+        word = WORDS[self.family]
+        chains = {
+            chain.name: Chain(netlink.hook_of(chain.hook), tuple(_rule(rule.text, word) for rule in chain.rules))
+            for chain in found.chains.values()
+        }
+        return Contents({each.name: each.form for each in found.sets.values()}, chains, frozenset(found.counters))
 
-    def sets(self, table: str = TABLE) -> dict[str, bytes]:
-        found = self._table(table)
-        sets = found.sets.values() if found is not None else ()
-        return {each.name: repr((each.key, each.value, each.interval, each.dynamic)).encode() for each in sets}
-
-    def listed(self, table: str, name: str) -> frozenset[bytes]:
-        raise NotImplementedError("what is within a rule is part of its text here")
+    def sets(self) -> list[str]:
+        found = self._table(TABLE)
+        return list(found.sets) if found is not None else []
 
     def count(self, name: str) -> int | None:
         return sum(1 for _ in self._set(name).alive(self.kernel.now)) if self.kernel.counts else None
@@ -201,6 +202,14 @@ def _state(table: Table | None) -> tuple[object, dict[str, dict[bytes, Element]]
     rules = [(chain.name, chain.hook, [rule.handle for rule in chain.rules]) for chain in table.chains.values()]
     elements = {name: dict(each.elements) for name, each in table.sets.items()}
     return (table.handle, table.dormant, rules, sorted(elements)), elements
+
+
+def _rule(text: str, ip: str) -> tuple[Expression, ...]:
+    """Return a rule as a value; one in other words than ours is one that is not described."""
+    try:
+        return compiling.rule(text, ip)
+    except (ValueError, KeyError, IndexError):
+        return (Opaque("unknown", text.encode()),)
 
 
 def _following(address: bytes) -> bytes:

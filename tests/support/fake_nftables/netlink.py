@@ -6,15 +6,16 @@ Attribute numbers are those of include/uapi/linux/netfilter/nf_tables.h. What th
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator
-from functools import cache
 
 from msgspec.structs import replace
 
 from kubeproxy.kernel.netlink.protocol import HEADER, attributes
 from kubeproxy.kernel.nftables import expressions as x
-from kubeproxy.kernel.nftables import listing, nfnetlink
-from support.fake_nftables.objects import Element, RefusedError, Set, Table, Type
+from kubeproxy.kernel.nftables import listing, nfnetlink, tables
+from kubeproxy.kernel.nftables.fields import VERDICTS
+from support.fake_nftables.objects import TYPES, Element, RefusedError, Set, Table, Type
 from support.fake_nftables.transaction import Transaction
 
 _GENERIC_SIZE = 4  # struct nfgenmsg
@@ -28,23 +29,37 @@ def execute(message: bytes, transaction: Transaction) -> None:
     length, kind, flags, _, _ = HEADER.unpack_from(message)
     assert length == len(message), "a message says how long it is"
     parts = _parts(message[HEADER.size + _GENERIC_SIZE :])
-    table = transaction.table(Table.FAMILIES[message[HEADER.size]], _text(parts[1]))
-    creating = bool(flags & nfnetlink.NLM_F_CREATE)
+    family, creating = Table.FAMILIES[message[HEADER.size]], bool(flags & nfnetlink.NLM_F_CREATE)
+    if kind == nfnetlink.NEW_TABLE:
+        transaction.add_table(family, _text(parts[1]), _text(parts[6][2:]), dormant=False)
+        return
+    table = transaction.table(family, _text(parts[1]))
     match kind:
+        case nfnetlink.DELETE_TABLE:
+            transaction.delete_table(table)
+        case nfnetlink.NEW_OBJECT if creating:
+            transaction.add_counter(table, _text(parts[2]))
+        case nfnetlink.DELETE_SET:
+            transaction.delete_set(table, table.set(_text(parts[2])))
         case nfnetlink.NEW_SET if creating:
             _add_set(transaction, table, parts)
         case nfnetlink.NEW_ELEMENT if creating and _text(parts[2]).startswith("__"):
             _fill(transaction, parts)
         case nfnetlink.NEW_ELEMENT if creating:
             target = table.set(_text(parts[2]))
+            if target.auto_merge:
+                transaction.merge(target, _ranges(target, parts[3]))
+                return
             for key, element in _elements(target, parts[3]):
                 transaction.add_element(table, target, key, element)
+        case nfnetlink.DELETE_ELEMENT if 3 not in parts:
+            transaction.flush_set(table.set(_text(parts[2])))
         case nfnetlink.DELETE_ELEMENT:
             target = table.set(_text(parts[2]))
             for key, _ in _elements(target, parts[3]):
                 transaction.delete_element(target, key)
         case nfnetlink.NEW_CHAIN if creating:
-            transaction.add_chain(table, _text(parts[3]), "")
+            transaction.add_chain(table, _text(parts[3]), _hook(parts))
         case nfnetlink.DELETE_CHAIN:
             transaction.delete_chain(table, table.chain(_text(parts[3])))
         case nfnetlink.NEW_RULE if creating and flags & nfnetlink.NLM_F_APPEND:
@@ -68,7 +83,8 @@ def _text(value: bytes) -> str:
 def _elements(target: Set, data: bytes) -> Iterator[tuple[bytes, Element]]:
     for _, start, end in attributes(data, 0, len(data)):
         parts = _parts(data[start:end])
-        key = b"".join(_parts(parts[number])[1] for number in (1, 10) if number in parts)
+        keys = (_parts(parts[number])[1] for number in (1, 10) if number in parts)
+        key = b"".join(key.ljust(target.key.size, b"\0") for key in keys)
         if target.interval and 10 not in parts:
             raise RefusedError(errno.EINVAL, f"an element of {target.name} has no end")
         until = int.from_bytes(parts[5], "big") if 5 in parts else None
@@ -86,31 +102,67 @@ def _value(parts: Parts) -> bytes:
 
 # -- sets ----------------------------------------------------------------------------------------------------------
 
-_TYPES = {7: "ipv4_addr", 8: "ipv6_addr", 12: "inet_proto", 13: "inet_service", 4: "integer"}
-_DYNAMIC = 32
-
 
 def _number(value: bytes) -> int:
     return int.from_bytes(value, "big")
 
 
 def _add_set(transaction: Transaction, table: Table, parts: Parts) -> None:
-    """Make a set of clients, or begin one that belongs to a rule: no others come as messages."""
-    name, flags, kind = _text(parts[2]), _number(parts[3]), _number(parts[4])
+    """Make a set, or begin one that belongs to a rule."""
+    name, flags = _text(parts[2]), _number(parts[3])
     if name.startswith("__"):
         transaction.inline[_number(parts[10])] = x.Inline(
-            kind, _number(parts[5]), _number(parts.get(6, b"")), frozenset()
+            _number(parts[4]), _number(parts[5]), _number(parts.get(6, b"")), frozenset()
         )
         return
-    fields = []
-    while kind:
-        fields.insert(0, _TYPES[kind & 63])
-        kind >>= 6
-    size = _number(_parts(parts[9])[1])
-    timeout = _number(parts[11])
-    transaction.add_set(
-        table, Set(name, Type(tuple(fields)), dynamic=bool(flags & _DYNAMIC), timeout=timeout, size=size)
-    )
+    data = _number(parts.get(6, b""))
+    new = Set(name, _type(_number(parts[4])), verdicts=data == VERDICTS)
+    new.value = _type(data) if data and not new.verdicts else None
+    new.interval, new.dynamic = bool(flags & tables.INTERVAL), bool(flags & tables.DYNAMIC)
+    new.timeout = _number(parts.get(11, b"")) if flags & tables.TIMEOUT else None
+    new.size = _number(_parts(parts[9])[1]) if 9 in parts and 1 in _parts(parts[9]) else None
+    new.auto_merge = b"\2\4\1\0\0\0" in parts[13]
+    new.counted = 17 in parts
+    transaction.add_set(table, new)
+
+
+def _type(number: int) -> Type:
+    fields: list[str] = []
+    while number:
+        fields.insert(0, TYPES[number & 63])
+        number >>= 6
+    return Type(tuple(fields))
+
+
+def _ranges(target: Set, data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield first and last values: an element with the flag is the value behind a last one."""
+    first = None
+    for _, start, end in attributes(data, 0, len(data)):
+        parts = _parts(data[start:end])
+        key = _parts(parts[1])[1]
+        if 3 in parts and first is not None:
+            yield first, (int.from_bytes(key, "big") - 1).to_bytes(len(key), "big")
+        first = None if 3 in parts else key
+    if first is not None:
+        yield first, b"\xff" * target.key.size
+
+
+_HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
+
+
+def _hook(parts: Parts) -> str:
+    if 4 not in parts:
+        return ""
+    hook = _parts(parts[4])
+    priority = int.from_bytes(hook[2], "big", signed=True)
+    policy = "" if _number(parts[5]) else " policy drop ;"
+    return f"type {_text(parts[7])} hook {_HOOKS[_number(hook[1])]} priority {priority} ;{policy}"
+
+
+def hook_of(text: str) -> tables.Hook | None:
+    """Return a base chain's hook, of nft's words."""
+    found = re.match(r"type (\w+) hook (\w+) priority (-?\d+)", text)
+    return found and tables.Hook(found[1], _HOOKS.index(found[2]), int(found[3]), "drop" in text)
 
 
 def _fill(transaction: Transaction, parts: Parts) -> None:
@@ -127,12 +179,3 @@ def _whole(expression: x.Expression, transaction: Transaction) -> x.Expression:
     if isinstance(expression, x.Lookup) and expression.set in {"__map%d", "__set%d"}:
         return replace(expression, set=transaction.inline.pop(min(transaction.inline)))
     return expression
-
-
-# -- rules ---------------------------------------------------------------------------------------------------------
-
-
-@cache
-def expressions(text: str) -> tuple[tuple[object, ...], bytes]:
-    """Return a rule in a form to be compared, and what stands for the bytes that the kernel sends."""
-    return (text,), text.encode()

@@ -12,10 +12,15 @@ from functools import cached_property
 from typing import ClassVar
 
 from kubeproxy.kernel.netlink.protocol import NetlinkError
+from kubeproxy.kernel.nftables.fields import VERDICTS
+from kubeproxy.kernel.nftables.tables import CONCATENATION, COUNTED, DYNAMIC, INTERVAL, MAP, TIMEOUT, SetForm
 from kubeproxy.model.addresses import pack, unpack
 
 PROTOCOLS = {"icmp": 1, "tcp": 6, "udp": 17, "sctp": 132}
 _PROTOCOL_NAMES = {number: name for name, number in PROTOCOLS.items()}
+TYPES = {7: "ipv4_addr", 8: "ipv6_addr", 12: "inet_proto", 13: "inet_service", 4: "integer"}
+"""By number, as the kernel notes them."""
+_NUMBERS = {name: number for number, name in TYPES.items()}
 _SIZES = {"ipv4_addr": 4, "ipv6_addr": 16, "inet_proto": 1, "inet_service": 2, "integer": 4}
 
 
@@ -39,6 +44,11 @@ class Type:
     @cached_property
     def size(self) -> int:
         return sum(_padded(_SIZES[name]) for name in self.fields)
+
+    @property
+    def number(self) -> int:
+        """Return the number of a type: six bits for each field."""
+        return sum(_NUMBERS[name] << 6 * at for at, name in enumerate(reversed(self.fields)))
 
     @property
     def value_size(self) -> int:
@@ -111,9 +121,28 @@ class Set:
     interval: bool = False
     dynamic: bool = False
     auto_merge: bool = False
+    counted: bool = False  # each element
     timeout: int | None = None  # milliseconds; None when elements stay
     size: int | None = None
     elements: dict[bytes, Element] = field(default_factory=dict)
+
+    @property
+    def form(self) -> SetForm:
+        """Return what the kernel says that it is."""
+        value = self.value or Type(())
+        flags = {INTERVAL: self.interval, MAP: self.keyword == "map", TIMEOUT: self.timeout is not None}
+        flags |= {DYNAMIC: self.dynamic, COUNTED: self.counted}
+        ranges = self.interval and len(self.key.fields) > 1
+        return SetForm(
+            sum(flag for flag, is_set in flags.items() if is_set) | (CONCATENATION if ranges else 0),
+            self.key.number,
+            self.key.value_size,
+            VERDICTS if self.verdicts else value.number,
+            value.value_size if value.fields else 0,
+            self.size or 0,
+            self.timeout or 0,
+            tuple(_SIZES[name] for name in self.key.fields) if ranges else (),
+        )
 
     @property
     def keyword(self) -> str:

@@ -119,7 +119,7 @@ def _add_set(transaction: Transaction, table: Table, rest: str) -> None:
             case "size":
                 new.size = int(value)
             case "counter":
-                pass  # of each element; nothing reads them here
+                new.counted = True  # each element; nothing reads them here
             case "auto-merge":
                 new.auto_merge = True
             case "elements":

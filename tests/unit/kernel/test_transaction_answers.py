@@ -10,7 +10,8 @@ import threading
 import pytest
 
 from kubeproxy.kernel.netlink.protocol import HEADER, NLMSG_ERROR, NetlinkError, message, messages
-from kubeproxy.kernel.nftables.nfnetlink import Transactions, chain_message
+from kubeproxy.kernel.nftables.messages import chain_message
+from kubeproxy.kernel.nftables.nfnetlink import Transactions
 
 PARTS = [chain_message(2, "table", "chain")] * 3
 

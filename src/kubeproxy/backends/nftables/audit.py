@@ -12,6 +12,7 @@ from kubeproxy.backends.elements import Elements
 from kubeproxy.backends.nftables.layout import (
     NUMBER_MAPS,
     POOL_MAPS,
+    SERVICE_CIDRS,
     TABLE,
     TRANSPORTS,
     ChainName,
@@ -26,8 +27,9 @@ from kubeproxy.backends.nftables.numbering import Numbers, list_key
 from kubeproxy.backends.nftables.render import Placed
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.table import Table
-from kubeproxy.kernel.nftables import nfnetlink
-from kubeproxy.kernel.nftables.shapes import ChainShape, within
+from kubeproxy.kernel.nftables import messages, nfnetlink
+from kubeproxy.kernel.nftables.shapes import ChainShape
+from kubeproxy.kernel.nftables.tables import Contents, Definition
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range
 from kubeproxy.model.plan import FrontendKind, Policy, Pool, ServicePlan
 
@@ -42,7 +44,7 @@ class Signature(NamedTuple):
 
 def signature(table: Table) -> Signature:
     """Return the signature of our table."""
-    return Signature(table.header(), table.rule_handles(), frozenset(table.chains(TABLE).items()))
+    return Signature(table.header(), table.rule_handles(), frozenset(table.chains().items()))
 
 
 Edges = frozenset[tuple[bytes, bool]]
@@ -51,7 +53,7 @@ Edges = frozenset[tuple[bytes, bool]]
 
 def service_cidrs(table: Table) -> Edges:
     """Return the edges of the ranges of service CIDRs."""
-    found = frozenset([(element.key, element.ends) for element in table.elements("service-cidrs")])
+    found = frozenset([(element.key, element.ends) for element in table.elements(SERVICE_CIDRS)])
     return found - {(bytes(table.family.address_size), True)}  # nft says so that nothing is before the first one
 
 
@@ -68,7 +70,7 @@ def edges(ranges: Iterable[Range]) -> Edges:
 
 def affinity_chains(table: Table) -> set[ChainName]:
     """Return the chains of session affinity that the table has."""
-    names = map(parse_chain_name, table.chains(TABLE))
+    names = map(parse_chain_name, table.chains())
     return {name for name in names if name is not None}
 
 
@@ -80,33 +82,22 @@ def ranges_by_list(actual: Elements, family: Family) -> dict[bytes, list[bytes]]
     return ranges
 
 
-def intact(ruleset: Ruleset, table: Table) -> bool:
-    """Return whether chains, rules and sets are what we would load, by loading that beside the table without effect.
-
-    Chains of session affinity depend on what Services there once were, and so do the sets of clients, which stay when
-    their chains go: those that exist are compared.
+def wanted(ruleset: Ruleset, found: Contents) -> Definition:
+    """Return what a table should be. Chains of session affinity depend on what Services there once were, and so do the
+    sets of clients, which stay when their chains go: it has those that are there.
     """
-    scratch, sets = ruleset.scratch(), table.sets()
-    clients = scratch.client_sets(slot for name in sets if (slot := slot_of_clients(name)) is not None)
-    skeleton = scratch.skeleton(affinity_chains(table)) + "\n".join(clients) + "\n"
-    table.run(f"add table {scratch.name}\ndelete table {scratch.name}\n{skeleton}")
-    try:
-        copied = table.sets(scratch.table).items()
-        named = {name: kind for name, kind in copied if not name.startswith("__")}
-        return named.items() <= sets.items() and _by_chain(table, TABLE) == _by_chain(table, scratch.table)
-    finally:
-        table.run(f"delete table {scratch.name}\n")
+    chains = (name for name in map(parse_chain_name, found.chains) if name is not None)
+    return ruleset.definition(chains, (slot for name in found.sets if (slot := slot_of_clients(name)) is not None))
 
 
-def _by_chain(table: Table, name: str) -> dict[str, tuple[bytes, list[object]]]:
-    """Return where each chain of a table hangs, and its rules with what is in the sets that belong to them."""
-    found: dict[str, tuple[bytes, list[object]]] = {
-        chain: (shape.base, []) for chain, shape in table.chains(name).items()
-    }
-    for rule in table.rules(name):
-        inner = [table.listed(name, each) for each in within(rule.raw)]
-        found.setdefault(rule.chain, (b"", []))[1].append((rule.expressions, inner))
-    return found
+def repairs(ruleset: Ruleset, found: Contents) -> list[bytes] | None:
+    """Return the messages that make chains, rules and sets what they should be, [] where they are, None where sets that
+    have the elements of Services are others: then rules and elements have to change at once.
+    """
+    definition = wanted(ruleset, found)
+    if any(found.sets.get(spec.name) != spec.form for spec in definition.sets if spec.name in ruleset.layout.shapes):
+        return None
+    return messages.changes(ruleset.family, TABLE, found, definition)
 
 
 def transports(table: Table) -> bool:

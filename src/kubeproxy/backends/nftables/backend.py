@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple
 
@@ -22,15 +22,14 @@ from kubeproxy.backends.nftables.counting import Counting
 from kubeproxy.backends.nftables.forwarding import Devices
 from kubeproxy.backends.nftables.gone import GONE, GoneEndpoints
 from kubeproxy.backends.nftables.handover import groups
-from kubeproxy.backends.nftables.layout import SHARED, TABLE, TRANSPORTS, VERDICT_MAPS, ChainName, SetId
+from kubeproxy.backends.nftables.layout import SERVICE_CIDRS, SHARED, TABLE, TRANSPORTS, VERDICT_MAPS, ChainName, SetId
 from kubeproxy.backends.nftables.numbering import Numbers, list_key
 from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, chain_names
 from kubeproxy.backends.nftables.render import Placed, changed, place_all, render, translate
-from kubeproxy.backends.nftables.ruleset import Ruleset
+from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset
 from kubeproxy.backends.nftables.table import Table
-from kubeproxy.backends.nftables.text import element_lines, interval_lines
 from kubeproxy.errors import ApplyError, ChangedByOthersError
-from kubeproxy.kernel.nftables import nfnetlink
+from kubeproxy.kernel.nftables import messages, nfnetlink
 from kubeproxy.model.addresses import Range
 from kubeproxy.model.gone import Departed
 from kubeproxy.model.plan import FamilyGlobals, Globals, Pool, ServiceName, ServicePlan
@@ -93,7 +92,7 @@ class NftablesBackend:
         """Take changed globals in; return whether the table itself is another one now, so that a resync is due."""
         self._ours = world.of(self.family) or FamilyGlobals()
         ruleset = Ruleset(self.family, world)
-        changed = ruleset.comment() != self._ruleset.comment()
+        changed = ruleset.texts() != self._ruleset.texts()
         self._ruleset = ruleset
         return changed
 
@@ -202,10 +201,10 @@ class NftablesBackend:
             self._nodeport_ips = wanted
         ranges = self._ours.service_cidrs
         if ranges != self._service_cidrs:
-            name = self._ruleset.name
+            place, edges = (self.family, TABLE, SERVICE_CIDRS), audit.edges(ranges)
             if ranges or self._service_cidr_edges:
-                self._run([f"flush set {name} service-cidrs", *interval_lines(name, "service-cidrs", ranges)])
-            self._service_cidrs, self._service_cidr_edges = ranges, audit.edges(ranges)
+                self._transact([messages.emptied(*place), *messages.ranges(*place, edges)])
+            self._service_cidrs, self._service_cidr_edges = ranges, edges
         return transaction.elements
 
     def _ensure_chains(self, names: Iterable[ChainName]) -> None:
@@ -264,7 +263,7 @@ class NftablesBackend:
             self._lost()
             self._load()
             yield from self.sync(wanted.items())
-        elif not header.dormant and header.comment == self._ruleset.comment() and self._intact():
+        elif not header.dormant and header.comment.startswith(COMMENT) and self._repaired():
             self._chains = audit.affinity_chains(self._table)
             actual = reading.frontends_and_sets(self._table, self._ruleset.layout.shapes)
             if self._gone is not None:
@@ -273,7 +272,7 @@ class NftablesBackend:
             self._nodeport_ips = frozenset(actual.pop(SetId.NODEPORT_IPS))
             self._service_cidr_edges = audit.service_cidrs(self._table)
             if not audit.transports(self._table):
-                self._run(self._ruleset.transports())
+                self._transact([messages.emptied(self.family, TABLE, TRANSPORTS), *self._ruleset.transports()])
             ours = self._ours.service_cidrs
             self._service_cidrs = ours if audit.edges(ours) == self._service_cidr_edges else None
             yield from self._adopt(wanted, actual)
@@ -291,10 +290,25 @@ class NftablesBackend:
         """See backends.mode.Gradual."""
         return len(self._placed)
 
+    def _repaired(self) -> bool:
+        """Make chains and rules ours, as of the signature, and return True; False where only another table is that."""
+        self._signature = audit.signature(self._table)
+        changes = audit.repairs(self._ruleset, self._table.contents())
+        if not changes:
+            return changes is not None
+        log.info("Writing the rules that differ table=%r messages=%d", self._ruleset.name, len(changes))
+        try:
+            self._transact(changes)
+        except ApplyError as error:
+            log.debug("Rules that differ cannot be written one by one error=%r", str(error))
+            return False
+        self._sign()
+        return True
+
     def _intact(self) -> bool:
         """Return whether chains and rules are ours, as of the signature."""
         self._signature = audit.signature(self._table)
-        return audit.intact(self._ruleset, self._table)
+        return audit.repairs(self._ruleset, self._table.contents()) == []
 
     def _sign(self) -> None:
         """Take the signature of what we just made. Raises ChangedByOthersError when that is not what is there."""
@@ -310,7 +324,7 @@ class NftablesBackend:
     def _load(self) -> None:
         """Make the table, empty of Services."""
         self._chains = set()
-        self._run([self._ruleset.without_scratch(), self._ruleset.skeleton(self._chains)])
+        self._transact(self._ruleset.creation())
         self._sign()
         self._nodeport_ips = frozenset()
         self._service_cidrs, self._service_cidr_edges = None, frozenset()
@@ -381,25 +395,25 @@ class NftablesBackend:
 
     def _replace(self, wanted: Wanted) -> int:
         """Load the table with all elements in place of the one that is there, in one transaction."""
-        ruleset, ours = self._ruleset, self._ours
-        total: Elements = {SetId.NODEPORT_IPS: dict.fromkeys(ours.nodeport_ips or (), b"")}
+        ours, place = self._ours, (self.family, TABLE)
+        total = Transaction(self._packers, self._users)
+        for address in ours.nodeport_ips or ():
+            total.add(SetId.NODEPORT_IPS, address, b"")
         for name, plans in wanted.items():
             self._placed[name] = placed = place_all(plans, (), self._numbers)
-            for set_id, entries in render(placed).items():
-                total.setdefault(set_id, {}).update(entries)
-                if set_id in self._users:
-                    self._users[set_id].update(entries.keys())
-        self._chains = ruleset.needed(_chains_of(total))
-        count = sum(len(entries) for entries in total.values())
-        log.info("Replacing the table that is there table=%r elements=%d", ruleset.name, count)
-        text = [ruleset.without_scratch(), f"delete table {ruleset.name}", ruleset.skeleton(self._chains)]
-        text += element_lines(ruleset.layout, ruleset.name, total)
-        text += interval_lines(ruleset.name, "service-cidrs", ours.service_cidrs)
-        self._run(text)
+            total.next_service()
+            for item in placed:
+                translate(item, total)
+        self._chains = self._ruleset.needed(total.chains())
+        log.info("Replacing the table that is there table=%r elements=%d", self._ruleset.name, total.elements)
+        elements = messages.ranges(*place, SERVICE_CIDRS, audit.edges(ours.service_cidrs))
+        elements += total.messages()
+        removal = [messages.table_message(*place, COMMENT), nfnetlink.table_removal(*place)]
+        self._transact([*removal, *self._ruleset.creation(self._chains, elements)])
         self._sign()
         self._nodeport_ips = frozenset(ours.nodeport_ips or ())
         self._service_cidrs, self._service_cidr_edges = ours.service_cidrs, audit.edges(ours.service_cidrs)
-        return count
+        return total.elements
 
     # -- what other programs do -------------------------------------------------------------------------------------
 
@@ -444,16 +458,13 @@ class NftablesBackend:
             return which
         if not audit.transports(self._table):
             return TRANSPORTS
-        return "" if audit.service_cidrs(self._table) == self._service_cidr_edges else "service-cidrs"
+        return "" if audit.service_cidrs(self._table) == self._service_cidr_edges else SERVICE_CIDRS
 
     # -- the kernel -------------------------------------------------------------------------------------------------
 
     def _transact(self, parts: list[bytes]) -> None:
         if parts:
             self._table.commit(parts)
-
-    def _run(self, lines: Sequence[str]) -> None:
-        self._table.run("\n".join(lines) + "\n")
 
 
 class _Slots:

@@ -13,12 +13,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from kubeproxy.backends.examination import Finding, Kind, Plans
+from kubeproxy.backends.nftables import audit
 from kubeproxy.backends.nftables.gone import GONE, endpoint_key
 from kubeproxy.backends.nftables.layout import (
     ENDPOINT_MAPS,
     NUMBER_MAPS,
     POOL_MAPS,
     POOLS_OF,
+    SERVICE_CIDRS,
     SHARED,
     TRANSPORTS,
     Layout,
@@ -30,14 +32,13 @@ from kubeproxy.backends.nftables.layout import (
 from kubeproxy.backends.nftables.localhost import LOOPBACK, wishes
 from kubeproxy.backends.nftables.numbering import Numbers
 from kubeproxy.backends.nftables.render import Table, place_all, translate
-from kubeproxy.backends.nftables.ruleset import Ruleset, client_number
-from kubeproxy.backends.nftables.view import SERVICE_CIDRS, Expected, View, expected
+from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset, client_number
+from kubeproxy.backends.nftables.view import View
 from kubeproxy.backends.nftables.words import Words
 from kubeproxy.backends.table_view import complete, nodeport_findings, rule_findings
-from kubeproxy.errors import Unsupported
 from kubeproxy.kernel.nftables.lookup import Entries
 from kubeproxy.kernel.proc.listening import Listening, listening
-from kubeproxy.model.addresses import Family, destination_text, pack, unpack
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, pack, unpack
 from kubeproxy.model.plan import FamilyGlobals, Globals, Loopback, Pool, ServiceName, ServicePlan
 
 Actual = Mapping[str, Entries]
@@ -98,7 +99,7 @@ def _numbered(key: bytes, numbers: Mapping[bytes, bytes]) -> bytes:
 class NftablesExaminer:
     """See backends.examination.Examiner."""
 
-    def __init__(self, view: View, world: Globals, expect: Expected = expected) -> None:
+    def __init__(self, view: View, world: Globals) -> None:
         self.family = view.family
         self._view = view
         self._world = world
@@ -106,7 +107,6 @@ class NftablesExaminer:
         self._ruleset = Ruleset(self.family, world)
         self._layout: Layout = self._ruleset.layout
         self._words = Words(self._layout)
-        self._expect = expect
         self._caveats: list[str] = []
 
     def close(self) -> None:
@@ -217,27 +217,23 @@ class NftablesExaminer:
             return Finding(None, Kind.MISSING, "the whole table: no Service is served", where)
         if header.dormant:
             return Finding(None, Kind.DIFFERENT, "the table is dormant: no Service is served", where)
-        if header.comment != self._ruleset.comment():
-            what = "the table is another program's, or of another version or configuration"
-            return Finding(None, Kind.DIFFERENT, what, where, self._ruleset.comment(), header.comment or "no comment")
+        if not header.comment.startswith(COMMENT):
+            what = "the table is another program's"
+            return Finding(None, Kind.DIFFERENT, what, where, COMMENT, header.comment or "no comment")
         if missing := self._layout.shapes.keys() - self._view.sets():
             return Finding(None, Kind.MISSING, f"sets of the table: {', '.join(sorted(missing))}", where)
         return None
 
     def _skeleton(self) -> Iterator[Finding]:
         """Compare chains, rules and service CIDRs."""
-        present = self._view.skeleton()
-        try:
-            wanted = self._expect(self._ruleset, self._world, present.rules)
-        except Unsupported as error:
-            self._caveats.append(f"the rules of table {self._ruleset.name} were not compared: {error}")
-            return
+        present = self._view.contents()
         where = f"table {self._ruleset.name}"
-        yield from rule_findings(wanted.rules, present.rules, where)
-        if wanted.service_cidrs != present.service_cidrs:
+        yield from rule_findings(audit.wanted(self._ruleset, present).chains, present.chains, where)
+        found = frozenset(self._view.elements(SERVICE_CIDRS)) - {bytes(self.family.address_size)}
+        if found != {key for key, _ in audit.edges(self._ours.service_cidrs)}:
             ranges = ", ".join(f"{unpack(a)} to {unpack(b)}" for a, b in self._ours.service_cidrs) or "none"
             yield Finding(None, Kind.DIFFERENT, "the ServiceCIDRs", f"set {SERVICE_CIDRS} of {where}", ranges, "others")
-        if wanted.transports != present.transports:
+        if {key[0] for key in self._view.elements(TRANSPORTS)} != PROTOCOL_NAMES.keys():
             what = f"set {TRANSPORTS} of {where}"
             yield Finding(None, Kind.DIFFERENT, "the protocols that are served", what, "TCP, UDP, SCTP", "others")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from socket import IPPROTO_TCP, IPPROTO_UDP
 from typing import Final, Protocol
 
@@ -15,8 +16,9 @@ from msgspec.structs import replace
 
 from kubeproxy.backends.nftables.layout import TABLE
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.nftables import nft
-from kubeproxy.kernel.nftables.flowtables import MOST_DEVICES, device_message
+from kubeproxy.kernel.nftables import compiling, messages, nfnetlink
+from kubeproxy.kernel.nftables.flowtables import MOST_DEVICES, flowtable_message
+from kubeproxy.kernel.nftables.tables import Chain, Definition, Hook
 from kubeproxy.kernel.proc import modules
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
 from kubeproxy.model.plan import Forwarding
@@ -31,16 +33,7 @@ FORGETS_FORWARDED: Final = (6, 4)
 """The kernel from which on entries of connection tracking can be removed while their packets go past the rules (commit
 9b7c68b3911a): before, the UDP flows of an endpoint that is gone could not, and would go there for ever."""
 
-_PROBE: Final = """add table ip {0}
-add flowtable ip {0} {1} {{ hook ingress priority filter ; }}
-add chain ip {0} probe {{ type filter hook forward priority 0 ; }}
-add rule ip {0} probe meta l4proto tcp flow add @{1}
-"""
-
-
-def declaration(name: str) -> str:
-    """Return the line that makes the flowtable in a table, by its family and name; its interfaces come later."""
-    return f"add flowtable {name} {FLOWTABLE} {{ hook ingress priority filter ; }}"
+_PROBE: Final = f"{TABLE}-probe"
 
 
 def rules(forwarding: Forwarding) -> dict[str, tuple[str, ...]]:
@@ -60,8 +53,7 @@ def within(settings: Settings) -> Settings:
     if not wanted.protocols:
         return settings
     try:
-        nft.run(_PROBE.format(f"{TABLE}-probe", FLOWTABLE))
-        nft.run(f"delete table ip {TABLE}-probe\n")
+        _probe()
     except ApplyError as error:
         log.warning(
             "Connections are not fast forwarded: this kernel has no flowtables (CONFIG_NFT_FLOW_OFFLOAD) error=%r",
@@ -75,6 +67,17 @@ def within(settings: Settings) -> Settings:
         )
         return replace(settings, forwarding=Forwarding(wanted.after, (IPPROTO_TCP,)))
     return settings
+
+
+def _probe() -> None:
+    """Hand connections over to a flowtable, in a table of its own that is removed at once. Raises NetlinkError."""
+    place = Family.IPV4, _PROBE
+    rule = compiling.rule(f"meta l4proto tcp flow add @{FLOWTABLE}", "ip")
+    probe = Definition((), {"probe": Chain(Hook("filter", 2, 0), (rule,))}, flowtables=(FLOWTABLE,))
+    with closing(nfnetlink.Transactions.open()) as transactions:
+        made = [messages.table_message(*place, ""), *messages.objects(*place, probe)]
+        transactions.commit([*made, *messages.rules(*place, probe.chains)])
+        transactions.commit([nfnetlink.table_removal(*place)])
 
 
 class Monitor(Protocol):
@@ -124,7 +127,7 @@ class Devices:
 
     def _added(self, fresh: Mapping[int, str], commit: Callable[[list[bytes]], None]) -> Mapping[int, str]:
         try:
-            commit([device_message(self._family, TABLE, FLOWTABLE, list(fresh.values()))])
+            commit([flowtable_message(self._family, TABLE, FLOWTABLE, list(fresh.values()))])
         except ApplyError as error:
             if len(fresh) > 1:  # one of them may be gone by now
                 each = [self._added({index: name}, commit) for index, name in fresh.items()]

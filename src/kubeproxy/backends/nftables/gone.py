@@ -13,6 +13,7 @@ from typing import Final
 from kubeproxy.backends.nftables.layout import TABLE, Layout, service_key
 from kubeproxy.kernel.nftables.elements import plain_element, timed_element
 from kubeproxy.kernel.nftables.nfnetlink import DELETE_ELEMENT, NEW_ELEMENT, Element, element_messages
+from kubeproxy.kernel.nftables.tables import TIMEOUT, SetSpec
 from kubeproxy.model.addresses import Family, destination_text
 from kubeproxy.model.gone import MOST, SECONDS, Departed
 
@@ -23,10 +24,10 @@ GONE: Final = "gone-endpoints"
 _NAMED: Final = 3
 
 
-def declaration(layout: Layout, name: str) -> str:
-    """Return the line that makes the set in a table, by its family and name."""
-    typeof = f"{layout.ip} daddr . meta l4proto . th dport"
-    return f"add set {name} {GONE} {{ typeof {typeof} ; flags timeout ; timeout {SECONDS}s ; }}"
+def declaration(layout: Layout) -> SetSpec:
+    """Return the set."""
+    key = (f"{layout.ip} daddr", "meta l4proto", "th dport")
+    return SetSpec(GONE, key, flags=TIMEOUT, timeout=SECONDS * 1000)
 
 
 def rules(layout: Layout) -> dict[str, tuple[str, ...]]:

@@ -13,12 +13,13 @@ from math import ceil, log
 from typing import Final, NamedTuple
 
 from kubeproxy.backends import nftables
+from kubeproxy.kernel.nftables.tables import INTERVAL, VERDICT, SetSpec
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
 from kubeproxy.model.plan import Policy
 
 TABLE: Final = nftables.TABLE
 SCRATCH: Final = f"{TABLE}-check"
-"""Without effect, and only for a moment: what the kernel makes of our text. A proxy that is killed then leaves it."""
+"""A table that earlier versions made for a moment, and that one which is killed then leaves."""
 
 EXACT: Final = 8
 """Up to so many endpoints each number is a class of its own."""
@@ -127,6 +128,9 @@ SHARED: Final = (SetId.CLUSTER_IPS, SetId.HAIRPIN)
 """Sets whose elements several service ports ask for: they stay until the last one lets go."""
 
 
+SERVICE_CIDRS: Final = "service-cidrs"
+"""The set of the ranges that cluster IPs are from."""
+
 TRANSPORTS: Final = "transports"
 """The set of the protocols that are served: nft wants to see one before a port is read."""
 
@@ -163,17 +167,11 @@ class Kind(IntEnum):
 
 
 class SetShape(NamedTuple):
-    """A set's name, its type as nft spells it, the fields of its key, and what it maps to."""
+    """A set as it is declared, the fields of its key, and what it maps to."""
 
-    name: str
-    typeof: str
+    spec: SetSpec
     fields: tuple[str, ...]  # address, protocol, port, slot
     kind: Kind
-
-    @property
-    def keyword(self) -> str:
-        """Return 'map' or 'set'."""
-        return "set" if self.kind in {Kind.PLAIN, Kind.INTERVAL} else "map"
 
     def key_size(self, family: Family) -> int:
         """Return the bytes of a key; every field fills whole 4-byte registers."""
@@ -217,20 +215,20 @@ class Layout:
             "port": "th dport",
             "slot": "numgen random mod 2",
         }
-        typeof = " . ".join(words[f] for f in fields)
-        kind = Kind.PLAIN
+        kind, flags = Kind.PLAIN, 0
+        data: tuple[str, ...] = ()
         if name in ENDPOINT_MAPS:
-            kind, typeof = Kind.DESTINATION, f"{typeof} : {self.ip} daddr . th dport"
+            kind, data = Kind.DESTINATION, (f"{self.ip} daddr", "th dport")
         elif name in VERDICT_MAPS:
-            kind, typeof = Kind.VERDICT, f"{typeof} : verdict"
+            kind, data = Kind.VERDICT, VERDICT
         elif name in NUMBER_MAPS:
-            kind, typeof = Kind.NUMBER, f"{typeof} : {self.ip} daddr"
+            kind, data = Kind.NUMBER, (f"{self.ip} daddr",)
         elif name in CLASS_MAPS:
-            kind, typeof = Kind.CLASS, f"{typeof} : th dport"
+            kind, data = Kind.CLASS, ("th dport",)
         elif name == SetId.FIREWALL_ALLOW:
-            kind = Kind.INTERVAL
-        fields = tuple("address" if f == "source" else f for f in fields)
-        return SetShape(name, typeof, fields, kind)
+            kind, flags = Kind.INTERVAL, INTERVAL
+        spec = SetSpec(name, tuple([words[f] for f in fields]), data, flags)
+        return SetShape(spec, tuple(["address" if f == "source" else f for f in fields]), kind)
 
 
 _CLIENTS: Final = "clients-"

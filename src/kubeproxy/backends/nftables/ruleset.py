@@ -1,13 +1,13 @@
-"""The text of our table: sets, base chains, static rules, and the chains that all Services with N endpoints share.
+"""Our table: sets, base chains, static rules, and the chains that all Services with N endpoints share.
 
-Pure: from the globals and chain names to nft's own language. Nothing here grows with the number of Services.
+Pure: from the globals and chain names to a definition. Rules are written in nft's own language, and compiled. Nothing
+here grows with the number of Services.
 Hooks and priorities are those of the Go kube-proxy v1.36.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from kubeproxy.backends.nftables import forwarding, gone
@@ -20,7 +20,7 @@ from kubeproxy.backends.nftables.layout import (
     EXACT,
     HASHED,
     POOLS_OF,
-    SCRATCH,
+    SERVICE_CIDRS,
     TABLE,
     TRANSPORTS,
     ChainName,
@@ -31,16 +31,31 @@ from kubeproxy.backends.nftables.layout import (
     tries,
 )
 from kubeproxy.backends.rules import pods_in_nft
-from kubeproxy.kernel.nftables import compiling, listing, messages, nfnetlink
-from kubeproxy.kernel.nftables.messages import DYNAMIC, TIMEOUT, SetSpec
-from kubeproxy.model.addresses import Family
+from kubeproxy.kernel.nftables import compiling, messages
+from kubeproxy.kernel.nftables.elements import plain_element
+from kubeproxy.kernel.nftables.nfnetlink import NEW_ELEMENT, element_messages
+from kubeproxy.kernel.nftables.tables import (
+    COUNTED,
+    DYNAMIC,
+    INTERVAL,
+    TIMEOUT,
+    Chain,
+    Definition,
+    Hook,
+    SetSpec,
+)
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
 from kubeproxy.model.maglev import SEED, slot_of
 from kubeproxy.model.plan import FamilyGlobals, Globals, Hashing, HashKey, Loopback
+
+COMMENT: Final = "rules of kube-proxy"
+"""What the comment of our table begins with; that of the Go kube-proxy's is "rules for kube-proxy"."""
 
 _SERVICE: Final = "{ip} daddr . meta l4proto . th dport"
 _NODEPORT: Final = "meta l4proto . th dport"
 _TRANSPORTS: Final = "tcp, udp, sctp"
 _LOOPBACK: Final = {Family.IPV4: "127.0.0.0/8", Family.IPV6: "::1"}
+_SAMPLES: Final = ("cluster", "policy-local", "local-pick")
 _NODEPORTS: Final = (
     SetId.EXTERNAL_NODEPORTS,
     SetId.POLICY_LOCAL_NODEPORTS,
@@ -52,73 +67,74 @@ _NODEPORTS: Final = (
 
 
 class Ruleset:
-    """The text of one family's table under given globals."""
+    """One family's table under given globals: what it consists of, but for the elements of Services."""
 
-    def __init__(self, family: Family, world: Globals, table: str = TABLE) -> None:
+    def __init__(self, family: Family, world: Globals) -> None:
         ours = world.of(family)
         self.family = family
         self.layout = Layout(family)
         self._ours = ours if ours is not None else FamilyGlobals()
         self._world = world
-        self.table = table
         self._mark = f"{world.masquerade_mark:#x}"
 
     @property
     def name(self) -> str:
         """Return the table as nft names it: 'ip kube-proxy' or 'ip6 kube-proxy'."""
-        return f"{self.layout.ip} {self.table}"
+        return f"{self.layout.ip} {TABLE}"
 
-    def comment(self) -> str:
-        """Return the table's comment: a fingerprint of everything static, so that a restart knows its own table."""
-        text = "\n".join((*self._sets(), *self._rules(), *self.chains(self._samples()))).replace(self.name, TABLE)
-        return f"rules of kube-proxy, layout {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    def texts(self) -> tuple[object, ...]:
+        """Return what tells two tables apart: it is alike for two worlds between which nothing but elements changes."""
+        samples = (ChainName(nodeport, t, 2, 5) for nodeport in (False, True) for t in _SAMPLES)
+        return self.sets(), self.chains(samples)
 
-    def skeleton(self, chains: Iterable[ChainName]) -> str:
-        """Return the text that makes the table, empty of Services, with the chains that are needed."""
-        dormant = "" if self.table == TABLE else "flags dormant ; "
-        lines = [f'add table {self.name} {{ {dormant}comment "{self.comment()}" ; }}']
-        lines += self._sets()
-        lines += (f"add chain {self.name} {chain}" for chain in self._static())
-        lines += self.chains(self.needed(chains))
-        lines += self._rules()
-        return "\n".join(lines) + "\n"
+    def chains(self, names: Iterable[ChainName]) -> dict[str, tuple[Hook | None, Sequence[str]]]:
+        """Return the hooks and rules, as text, of all chains: those that every table has, and these with all that they
+        lead to.
+        """
+        found: dict[str, tuple[Hook | None, Sequence[str]]] = {
+            name: (hook, rules) for name, hook, rules in self._base_chains()
+        }
+        found |= {name: (None, rules) for name, rules in self._static().items()}
+        return found | {str(name): (None, self._chain_rules(name)) for name in sorted(self.needed(names))}
 
-    def transports(self) -> list[str]:
-        """Return the lines that fill the set of transports anew."""
-        name = f"{self.name} {TRANSPORTS}"
-        return [f"flush set {name}", f"add element {name} {{ {_TRANSPORTS} }}"]
+    def definition(self, chains: Iterable[ChainName], slots: Iterable[int] = ()) -> Definition:
+        """Return the table, empty of Services, with the chains that are needed; with sets of clients of more slots."""
+        names = self.needed(chains)
+        clients = map(self._clients, sorted({*_slots_with_clients(names), *slots}))
+        made = {name: self._chain(rules, hook) for name, (hook, rules) in self.chains(names).items()}
+        counters = () if self._ours.loopback is Loopback.NOTHING else tuple(COUNTERS)
+        flowtables = (forwarding.FLOWTABLE,) if self._world.forwarding.protocols else ()
+        return Definition((*self.sets(), *clients), made, counters, flowtables)
 
-    def scratch(self) -> Ruleset:
-        """Return the same ruleset under another name and without effect, to see how the kernel would list it."""
-        return Ruleset(self.family, self._world, SCRATCH)
+    def creation(self, chains: Iterable[ChainName] = (), elements: Iterable[bytes] = ()) -> list[bytes]:
+        """Return the messages that make the table where there is none, with these elements.
 
-    def without_scratch(self) -> str:
-        """Return the text that removes such a table if there is one."""
-        return f"add table {self.layout.ip} {SCRATCH}\ndelete table {self.layout.ip} {SCRATCH}"
+        Rules come last: the kernel checks a new element against each rule of its map.
+        """
+        place, made = (self.family, TABLE), self.definition(chains)
+        head = [messages.table_message(*place, COMMENT), *messages.objects(*place, made), *self.transports()]
+        return [*head, *elements, *messages.rules(*place, made.chains)]
 
-    def _samples(self) -> set[ChainName]:
-        kinds = ("cluster", "policy-local", "local-pick")
-        return self.needed(ChainName(nodeport, t, 2, 5) for nodeport in (False, True) for t in kinds)
+    def transports(self) -> list[bytes]:
+        """Return the messages that fill the set of transports."""
+        elements = [plain_element(bytes([protocol])) for protocol in PROTOCOL_NAMES]
+        return element_messages(NEW_ELEMENT, self.family, TABLE, TRANSPORTS, elements)
 
-    def _sets(self) -> list[str]:
-        lines = []
-        for shape in self.layout.shapes.values():
-            more = "flags interval ; " if shape.kind is Kind.INTERVAL else ""
-            if shape.kind is Kind.DESTINATION and self._world.connections == "counted":
-                more = "counter ; "  # of each element: the packets that were sent there are first ones of connections
-            lines.append(f"add {shape.keyword} {self.name} {shape.name} {{ typeof {shape.typeof} ; {more}}}")
-        if self._ours.loopback is not Loopback.NOTHING:
-            lines += (f"add counter {self.name} {name}" for name in COUNTERS)
+    def _chain(self, rules: Iterable[str], hook: Hook | None = None) -> Chain:
+        return Chain(hook, tuple([compiling.rule(text, self.layout.ip) for text in rules]))
+
+    def sets(self) -> list[SetSpec]:
+        """Return the sets that every table has."""
+        counted = self._world.connections == "counted"  # packets sent to an endpoint are first ones of connections
+        found = [
+            shape.spec._replace(flags=COUNTED) if counted and shape.kind is Kind.DESTINATION else shape.spec
+            for shape in self.layout.shapes.values()
+        ]
         if self._world.orphans == "reset":
-            lines.append(gone.declaration(self.layout, self.name))
-        if self._world.forwarding.protocols:
-            lines.append(forwarding.declaration(self.name))
-        # By `typeof`, as all of them: what a newer nft notes of a `type` crashes older ones (kernel/nftables/nft.py).
-        lines.append(f"add set {self.name} {TRANSPORTS} {{ typeof meta l4proto ; elements = {{ {_TRANSPORTS} }} ; }}")
-        lines.append(
-            f"add set {self.name} service-cidrs {{ typeof {self.layout.ip} daddr ; flags interval ; auto-merge ; }}"
-        )
-        return lines
+            found.append(gone.declaration(self.layout))
+        found.append(SetSpec(TRANSPORTS, ("meta l4proto",)))
+        found.append(SetSpec(SERVICE_CIDRS, (f"{self.layout.ip} daddr",), flags=INTERVAL, merges=True))
+        return found
 
     def _static(self) -> dict[str, tuple[str, ...]]:
         """Return the chains that do not depend on any Service, by name, with their rules."""
@@ -260,33 +276,24 @@ class Ruleset:
         picks = (f"jump {to}" for to in (*[attempt] * tries(size), settled))
         return {chain: (back, *picks, first), attempt: (pick,)}
 
-    def _rules(self) -> list[str]:
-        lines = []
-        for chain, hook, rules in self._base_chains():
-            lines.append(f"add chain {self.name} {chain} {{ {hook} }}")
-            lines += (f"add rule {self.name} {chain} {rule}" for rule in rules)
-        static = self._static().items()
-        lines += (f"add rule {self.name} {chain} {rule}" for chain, rules in static for rule in rules)
-        return lines
-
-    def _base_chains(self) -> list[tuple[str, str, tuple[str, ...]]]:
+    def _base_chains(self) -> list[tuple[str, Hook, tuple[str, ...]]]:
         new, untranslated = "ct state new jump", "ct state new ct status & dnat == 0 jump"
         # What was translated goes to an endpoint, which is no frontend.
         checks = (f"{untranslated} service-endpoints-check", f"{untranslated} cluster-ips-check")
         first = (f"{new} firewall-check", *((gone.CHECK,) if self._world.orphans == "reset" else ()))
         return [
-            ("filter-prerouting-pre-dnat", "type filter hook prerouting priority -110 ;", first),
-            ("filter-output-pre-dnat", "type filter hook output priority -110 ;", first),
+            ("filter-prerouting-pre-dnat", Hook("filter", 0, -110), first),
+            ("filter-output-pre-dnat", Hook("filter", 3, -110), first),
             (
                 "filter-input",
-                "type filter hook input priority 0 ;",
+                Hook("filter", 1, 0),
                 (f"{untranslated} nodeport-endpoints-check", f"{untranslated} service-endpoints-check"),
             ),
-            ("filter-forward", "type filter hook forward priority 0 ;", (*checks, *self._fast_jump())),
-            ("filter-output", "type filter hook output priority 0 ;", (*checks, *self._loopback_jump())),
-            ("nat-prerouting", "type nat hook prerouting priority -100 ;", ("jump services",)),
-            ("nat-output", "type nat hook output priority -100 ;", ("jump services",)),
-            ("nat-postrouting", "type nat hook postrouting priority 100 ;", ("jump masquerading",)),
+            ("filter-forward", Hook("filter", 2, 0), (*checks, *self._fast_jump())),
+            ("filter-output", Hook("filter", 3, 0), (*checks, *self._loopback_jump())),
+            ("nat-prerouting", Hook("nat", 0, -100), ("jump services",)),
+            ("nat-output", Hook("nat", 3, -100), ("jump services",)),
+            ("nat-postrouting", Hook("nat", 4, 100), ("jump masquerading",)),
         ]
 
     def _fast_jump(self) -> tuple[str, ...]:
@@ -315,13 +322,10 @@ class Ruleset:
 
     def messages(self, names: Iterable[ChainName]) -> list[bytes]:
         """Return the messages that make exactly these chains, and the sets that they need."""
-        ordered, place = sorted(names), (self.family, self.table)
-        found = [messages.made_set(*place, self._clients(slot)) for slot in _slots_with_clients(ordered)]
-        found += [nfnetlink.chain_message(*place, str(name)) for name in ordered]
-        for name in ordered:
-            for text in self._chain_rules(name):
-                found += messages.appended(*place, str(name), compiling.rule(text, self.layout.ip))
-        return found
+        ordered, place = sorted(names), (self.family, TABLE)
+        chains = {str(name): self._chain(self._chain_rules(name)) for name in ordered}
+        made = Definition(tuple(map(self._clients, _slots_with_clients(ordered))), chains)
+        return [*messages.objects(*place, made), *messages.rules(*place, chains)]
 
     def _clients(self, slot: int) -> SetSpec:
         """Return the set of clients that stay with a slot. See _client_key for what they are kept by.
@@ -329,15 +333,7 @@ class Ruleset:
         numgen stands for jhash, whose type is the same: nft 1.0.6 crashes when it lists a set that was made of that.
         """
         key = "numgen random mod 2", f"{self.layout.ip} daddr"
-        return SetSpec(client_set(slot), key, TIMEOUT | DYNAMIC, AFFINITY_CLIENTS, AFFINITY_TIMEOUT)
-
-    def chains(self, names: Iterable[ChainName]) -> list[str]:
-        """Return the lines that make exactly these chains, and the sets that they need."""
-        ordered = sorted(names)
-        lines = self.client_sets(_slots_with_clients(ordered))
-        lines += (f"add chain {self.name} {name}" for name in ordered)
-        lines += (f"add rule {self.name} {name} {rule}" for name in ordered for rule in self._chain_rules(name))
-        return lines
+        return SetSpec(client_set(slot), key, (), TIMEOUT | DYNAMIC, AFFINITY_CLIENTS, AFFINITY_TIMEOUT)
 
     def _chain_rules(self, name: ChainName) -> list[str]:
         onwards = [f"goto {target}" for target in _leads_to(name)]
@@ -406,16 +402,6 @@ class Ruleset:
         rules = [f"{self._client_key} @{client_set(slot)} goto {target}" for slot, target in enumerate(targets)]
         verdicts = ", ".join(f"{slot} : goto {target}" for slot, target in enumerate(targets))
         return [to_number, *rules, f"numgen random mod {name.endpoints} vmap {{ {verdicts} }}"]
-
-    def client_sets(self, slots: Iterable[int]) -> list[str]:
-        """Return the lines that make the sets of clients of these slots."""
-        return [f"add set {self.name} {spec.name} {{ {_declaration(spec)} }}" for spec in map(self._clients, slots)]
-
-
-def _declaration(spec: SetSpec) -> str:
-    """Return what nft's text says of a set of clients."""
-    timeout = listing.duration(spec.timeout)
-    return f"typeof {' . '.join(spec.key)} ; size {spec.size} ; flags dynamic,timeout ; timeout {timeout} ;"
 
 
 AFFINITY_TIMEOUT: Final = 3 * 3600 * 1000

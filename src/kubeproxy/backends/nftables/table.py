@@ -6,25 +6,24 @@ live here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import errno
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from typing import Protocol, Self
 
 from kubeproxy.backends.nftables.layout import TABLE
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
-from kubeproxy.kernel.nftables import fetch, nfnetlink, nft, shapes
+from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink, NetlinkError
+from kubeproxy.kernel.nftables import fetch, nfnetlink, shapes, tables
 from kubeproxy.kernel.nftables.contents import Pairs, pairs
 from kubeproxy.kernel.nftables.others import Heard, Others, listen
 from kubeproxy.kernel.nftables.shapes import ChainShape
+from kubeproxy.kernel.nftables.tables import Contents
 from kubeproxy.model.addresses import Family
 
 
 class Table(Protocol):
-    """Transactions, and reading back. All calls block shortly and raise ApplyError.
-
-    Where a method takes the name of a table, that is our own one or its scratch copy.
-    """
+    """Transactions, and reading back. All calls block shortly and raise ApplyError."""
 
     family: Family
 
@@ -33,9 +32,6 @@ class Table(Protocol):
 
     def commit(self, messages: Sequence[bytes]) -> None:
         """Commit netlink messages as one transaction. Raises NetlinkError when the kernel refuses, with its errno."""
-
-    def run(self, text: str) -> None:
-        """Commit nft's text as one transaction."""
 
     def afresh(self) -> None:
         """Forget what others did so far: the table is about to be looked at whole."""
@@ -55,17 +51,14 @@ class Table(Protocol):
     def rule_handles(self) -> tuple[int, ...]:
         """Return the handles of our table's rules: none is ever used again."""
 
-    def chains(self, table: str) -> Mapping[str, ChainShape]:
-        """Return a table's chains by name."""
+    def chains(self) -> Mapping[str, ChainShape]:
+        """Return our table's chains by name."""
 
-    def rules(self, table: str) -> Sequence[nfnetlink.Rule]:
-        """Return a table's rules, chain by chain."""
+    def contents(self) -> Contents:
+        """Return all of our table but the elements of its named sets."""
 
-    def sets(self, table: str = TABLE) -> Mapping[str, bytes]:
-        """Return a table's sets and maps by name, and what they are: two that are alike have the same bytes."""
-
-    def listed(self, table: str, name: str) -> frozenset[bytes]:
-        """Return the elements of one of a table's sets, to be compared. Raises as `elements`."""
+    def sets(self) -> Collection[str]:
+        """Return the names of our table's sets and maps."""
 
     def elements(self, name: str) -> Iterable[nfnetlink.Element]:
         """Return the elements of one of our table's sets. Raises NetlinkError with code ENOENT when it is missing."""
@@ -114,25 +107,18 @@ class KernelTable:
 
     def commit(self, messages: Sequence[bytes]) -> None:
         """See Table."""
-        self._transactions.commit(messages)
-        if self._others is not None:
-            self._others.ours()
-
-    def run(self, text: str) -> None:
-        """See Table."""
         try:
-            with self.not_listening():  # nft has a socket of its own
-                nft.run(text)
-            if self._others is not None:
-                self._others.ours()
-        except ApplyError as error:
-            header = self.header()
+            self._transactions.commit(messages)
+        except NetlinkError as error:
+            header = self.header() if error.code == errno.EPERM else None
             if header is None or not header.owner:
                 raise
             raise ApplyError(
                 f"the table {TABLE} of {self.family.label} belongs to another program (flags owner), the one with the"
                 f" netlink port or process id {header.owner}: end that program, and the table goes with it"
             ) from error
+        if self._others is not None:
+            self._others.ours()
 
     def generation(self) -> int:
         """Return the number of the ruleset's generation: each transaction of any program adds one."""
@@ -166,21 +152,17 @@ class KernelTable:
         """See Table."""
         return nfnetlink.rule_handles(self.family, TABLE, self._reads)
 
-    def chains(self, table: str) -> Mapping[str, ChainShape]:
+    def chains(self) -> Mapping[str, ChainShape]:
         """See Table."""
-        return shapes.chains(self.family, table, self._reads)
+        return shapes.chains(self.family, TABLE, self._reads)
 
-    def rules(self, table: str) -> Sequence[nfnetlink.Rule]:
+    def contents(self) -> Contents:
         """See Table."""
-        return nfnetlink.rules(self.family, table, self._reads)
+        return tables.read(self.family, TABLE, self._reads)
 
-    def sets(self, table: str = TABLE) -> Mapping[str, bytes]:
+    def sets(self) -> Collection[str]:
         """See Table."""
-        return shapes.sets(self.family, table, self._reads)
-
-    def listed(self, table: str, name: str) -> frozenset[bytes]:
-        """See Table."""
-        return shapes.listed(self.family, table, name, self._reads)
+        return tables.read_sets(self.family, TABLE, self._reads)
 
     def elements(self, name: str) -> Iterable[nfnetlink.Element]:
         """See Table."""

@@ -36,7 +36,7 @@ class Words:
 
     def where(self, set_id: str) -> str:
         """Return a set or map, and its table, as nft names them."""
-        return f"{self._layout.shapes[set_id].keyword} {set_id} of table {self._layout.ip} kube-proxy"
+        return f"{self._layout.shapes[set_id].spec.keyword} {set_id} of table {self._layout.ip} kube-proxy"
 
     def front(self, set_id: str, key: bytes) -> str:
         """Return what an element is about: a frontend, or an address where its set has no ports."""

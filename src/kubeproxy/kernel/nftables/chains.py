@@ -38,11 +38,11 @@ class Chain(NamedTuple):
     drops: bool
 
 
-def chains(link: Netlink) -> Iterator[Chain]:
-    """Yield the chains of all tables of all families. Raises NetlinkError."""
+def chains(link: Netlink, family: int = 0) -> Iterator[Chain]:
+    """Yield the chains of all tables of a family, of all families for 0. Raises NetlinkError."""
     what = "the chains of nf_tables"
     with understood(what):
-        for data in link.dump_all(GET_CHAIN, GENERIC.pack(0, 0, 0), what):
+        for data in link.dump_all(GET_CHAIN, GENERIC.pack(family, 0, 0), what):
             for at in messages(data):
                 if at.kind >> 8 == SUBSYSTEM:
                     yield _chain(data[at.start], _parts(data, at.start + GENERIC.size, at.end))

@@ -5,14 +5,9 @@ Source: include/uapi/linux/netfilter/nf_tables.h and net/netfilter/nf_tables_api
 
 from __future__ import annotations
 
-from typing import Final
-
 from kubeproxy.kernel.netlink.protocol import Netlink, attribute, attributes, messages, understood
 from kubeproxy.kernel.nftables import nfta
-from kubeproxy.kernel.nftables.nfnetlink import GENERIC, SUBSYSTEM
-
-_NEW_OBJECT: Final = SUBSYSTEM << 8 | 18  # NFT_MSG_NEWOBJ
-_GET_OBJECT: Final = SUBSYSTEM << 8 | 19  # NFT_MSG_GETOBJ
+from kubeproxy.kernel.nftables.nfnetlink import GENERIC, GET_OBJECT, NEW_OBJECT
 
 
 @understood("counters of nf_tables")
@@ -21,9 +16,9 @@ def packets(family: int, table: str, link: Netlink) -> dict[str, int]:
     header = GENERIC.pack(family, 0, 0)
     name = table.encode() + b"\0"
     found: dict[str, int] = {}
-    for data in link.dump_all(_GET_OBJECT, header + attribute(nfta.OBJ_TABLE, name), f"the counters of table {table}"):
+    for data in link.dump_all(GET_OBJECT, header + attribute(nfta.OBJ_TABLE, name), f"the counters of table {table}"):
         for at in messages(data):
-            if at.kind != _NEW_OBJECT:
+            if at.kind != NEW_OBJECT:
                 continue
             parts = {kind: (start, end) for kind, start, end in attributes(data, at.start + len(header), at.end)}
             if nfta.OBJ_DATA not in parts or data[slice(*parts[nfta.OBJ_TABLE])] != name:

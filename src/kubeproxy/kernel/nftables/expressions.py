@@ -464,3 +464,19 @@ _IGNORED: Final = {"counter": (1, 2, 3), "dynset": (8,), "limit": (6,), "lookup"
 @lru_cache(maxsize=64)
 def _required(kind: type[Expression]) -> frozenset[str]:
     return frozenset(kind.__struct_fields__) - _defaults(kind).keys()
+
+
+def names_of(rule: Rule) -> set[str]:
+    """Return the names of the sets and chains that a rule refers to."""
+    found = set()
+    for each in rule:
+        values: list[object] = []
+        match each:
+            case Lookup(set=Inline(elements=elements)):
+                values += [data for _, data in elements]
+            case Lookup(set=str(name)) | Update(set=name):
+                found.add(name)
+            case Immediate(value=value):
+                values.append(value)
+        found |= {value.chain for value in values if isinstance(value, RuleVerdict)}
+    return found

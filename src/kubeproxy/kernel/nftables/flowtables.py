@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from kubeproxy.kernel.netlink.protocol import HEADER, NLM_F_REQUEST, attribute, nested
-from kubeproxy.kernel.nftables.nfnetlink import GENERIC, NLM_F_CREATE, SUBSYSTEM, text_attribute
+from kubeproxy.kernel.nftables.nfnetlink import GENERIC, NEW_FLOWTABLE, NLM_F_CREATE, text_attribute
 
-_NEW_FLOWTABLE: Final = SUBSYSTEM << 8 | 22
 _TABLE, _NAME, _HOOK = 1, 2, 3
 _HOOK_NUMBER, _HOOK_PRIORITY, _HOOK_DEVICES = 1, 2, 3
 _DEVICE: Final = 1
@@ -21,8 +20,8 @@ MOST_DEVICES: Final = 256
 """Interfaces that one message may name: NFT_NETDEVICE_MAX."""
 
 
-def device_message(family: int, table: str, name: str, devices: Sequence[str]) -> bytes:
-    """Return the message that adds interfaces to a flowtable that is there; those that it has are fine.
+def flowtable_message(family: int, table: str, name: str, devices: Sequence[str]) -> bytes:
+    """Return the message that makes a flowtable, or adds interfaces to one; those that it has are fine.
 
     The kernel refuses all when it does not have one of them, and takes those that go out by itself.
     """
@@ -31,7 +30,7 @@ def device_message(family: int, table: str, name: str, devices: Sequence[str]) -
         _HOOK,
         attribute(_HOOK_NUMBER, struct.pack(">I", _INGRESS)),
         attribute(_HOOK_PRIORITY, struct.pack(">i", 0)),
-        nested(_HOOK_DEVICES, named),
+        nested(_HOOK_DEVICES, named) if devices else b"",
     )
     payload = GENERIC.pack(family, 0, 0) + text_attribute(_TABLE, table) + text_attribute(_NAME, name) + hook
-    return HEADER.pack(HEADER.size + len(payload), _NEW_FLOWTABLE, NLM_F_REQUEST | NLM_F_CREATE, 0, 0) + payload
+    return HEADER.pack(HEADER.size + len(payload), NEW_FLOWTABLE, NLM_F_REQUEST | NLM_F_CREATE, 0, 0) + payload

@@ -53,10 +53,14 @@ DELETE_RULE: Final = SUBSYSTEM << 8 | 8
 GET_RULE: Final = SUBSYSTEM << 8 | 7
 NEW_SET: Final = SUBSYSTEM << 8 | 9
 GET_SET: Final = SUBSYSTEM << 8 | 10
+DELETE_SET: Final = SUBSYSTEM << 8 | 11
 NEW_ELEMENT: Final = SUBSYSTEM << 8 | 12
 GET_ELEMENT: Final = SUBSYSTEM << 8 | 13
 DELETE_ELEMENT: Final = SUBSYSTEM << 8 | 14
 GET_GENERATION: Final = SUBSYSTEM << 8 | 16
+NEW_OBJECT: Final = SUBSYSTEM << 8 | 18
+GET_OBJECT: Final = SUBSYSTEM << 8 | 19
+NEW_FLOWTABLE: Final = SUBSYSTEM << 8 | 22
 _BATCH_BEGIN: Final = 16
 _BATCH_END: Final = 17
 
@@ -130,20 +134,25 @@ def table_removal(family: int, name: str) -> bytes:
     return HEADER.pack(HEADER.size + len(payload), DELETE_TABLE, NLM_F_REQUEST, 0, 0) + payload
 
 
-def chain_message(family: int, table: str, chain: str) -> bytes:
-    """Return the message that makes a chain without a hook."""
-    names = text_attribute(nfta.CHAIN_TABLE, table) + text_attribute(nfta.CHAIN_NAME, chain)
-    payload = GENERIC.pack(family, 0, 0) + names
-    return HEADER.pack(HEADER.size + len(payload), NEW_CHAIN, NLM_F_REQUEST | NLM_F_CREATE, 0, 0) + payload
-
-
 def chain_removals(family: int, table: str, names: Iterable[str]) -> list[bytes]:
     """Return the messages that remove chains, which may lead to each other, with their rules."""
-    where = GENERIC.pack(family, 0, 0) + text_attribute(nfta.RULE_TABLE, table)
     chains = list(names)
-    payloads = [(DELETE_RULE, where + text_attribute(nfta.RULE_CHAIN, chain)) for chain in chains]  # all rules of it
-    payloads += [(DELETE_CHAIN, where + text_attribute(nfta.CHAIN_NAME, chain)) for chain in chains]
-    return [HEADER.pack(HEADER.size + len(p), kind, NLM_F_REQUEST, 0, 0) + p for kind, p in payloads]
+    rules = [rules_removal(family, table, chain) for chain in chains]
+    return [*rules, *(chain_removal(family, table, chain) for chain in chains)]
+
+
+def rules_removal(family: int, table: str, chain: str) -> bytes:
+    """Return the message that removes all rules of a chain."""
+    names = text_attribute(nfta.RULE_TABLE, table) + text_attribute(nfta.RULE_CHAIN, chain)
+    payload = GENERIC.pack(family, 0, 0) + names
+    return HEADER.pack(HEADER.size + len(payload), DELETE_RULE, NLM_F_REQUEST, 0, 0) + payload
+
+
+def chain_removal(family: int, table: str, chain: str) -> bytes:
+    """Return the message that removes a chain, to which nothing leads any more."""
+    names = text_attribute(nfta.CHAIN_TABLE, table) + text_attribute(nfta.CHAIN_NAME, chain)
+    payload = GENERIC.pack(family, 0, 0) + names
+    return HEADER.pack(HEADER.size + len(payload), DELETE_CHAIN, NLM_F_REQUEST, 0, 0) + payload
 
 
 def rule_message(family: int, table: str, chain: str, expressions: bytes) -> bytes:

@@ -39,9 +39,12 @@ SET_DATA_TYPE: Final = 6
 SET_DATA_LENGTH: Final = 7
 SET_DESC: Final = 9
 SET_DESC_SIZE: Final = 1
+SET_DESC_CONCAT: Final = 2
+SET_FIELD_LENGTH: Final = 1
 SET_ID: Final = 10
 SET_TIMEOUT: Final = 11
 SET_USERDATA: Final = 13
+SET_EXPR: Final = 17
 SET_COUNT: Final = 20
 
 SET_ELEM_LIST_TABLE: Final = 1
@@ -82,6 +85,7 @@ TRACE_POLICY: Final = 16
 
 OBJ_TABLE: Final = 1
 OBJ_NAME: Final = 2
+OBJ_TYPE: Final = 3
 OBJ_DATA: Final = 4
 
 # Expressions, each with a name and attributes of its own.

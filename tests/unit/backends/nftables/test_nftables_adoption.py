@@ -169,14 +169,3 @@ def test_tables_of_other_names_and_families_are_left_alone(ground):
     resync(ground.start(), {})
     assert ground.tables() == {"inet kube-proxy", "ip kube-proxy", "ip mine", "ip6 kube-proxy"}
     assert ground.chains(V6).keys() == {"c"}
-
-
-@pytest.mark.parametrize("there", ["nothing", "another table", "our table"])
-def test_a_scratch_table_that_a_killed_proxy_left_is_removed(ground, there):
-    if there == "our table":
-        resync(ground.start(), cluster("a"))
-    elif there == "another table":
-        ground.disturb("add table ip kube-proxy")
-    ground.disturb("add table ip kube-proxy-check", "add chain ip kube-proxy-check some")
-    resync(ground.start(), cluster("a"))
-    assert ground.tables() == {"ip kube-proxy"}

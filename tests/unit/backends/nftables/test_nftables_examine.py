@@ -8,12 +8,8 @@ import pytest
 
 from kubeproxy.backends.examination import Kind
 from kubeproxy.backends.nftables.examine import NftablesExaminer
-from kubeproxy.backends.nftables.layout import TABLE, TRANSPORTS, parse_chain_name
 from kubeproxy.backends.nftables.ruleset import client_number
-from kubeproxy.backends.nftables.text import interval_lines
-from kubeproxy.backends.nftables.view import SERVICE_CIDRS, KernelView, Skeleton, expected
-from kubeproxy.backends.table_view import ChainView
-from kubeproxy.errors import Unsupported
+from kubeproxy.backends.nftables.view import KernelView
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from kubeproxy.model.compile import compile_service
 from support.cluster_objects import address, dest, endpoint, parsed, service
@@ -33,12 +29,7 @@ class TableView:
     def __init__(self, table) -> None:
         self._table = table
         self.header, self.sets, self.close = table.header, table.sets, table.close
-
-    def skeleton(self) -> Skeleton:
-        chains = {name: ChainView(shape.base, []) for name, shape in self._table.chains(TABLE).items()}
-        for rule in self._table.rules(TABLE):
-            chains[rule.chain].rules.append(rule.expressions)
-        return Skeleton(chains, frozenset(self.elements(SERVICE_CIDRS)), frozenset(self.elements(TRANSPORTS)))
+        self.contents = table.contents
 
     def elements(self, name):
         return {element.key: element.data for element in self._table.elements(name)}
@@ -48,19 +39,10 @@ class TableView:
         return {key: there[key] for key in keys if key in there}
 
 
-def on_the_fake(ruleset, world, chains) -> Skeleton:
-    names = {name for chain in chains if (name := parse_chain_name(chain)) is not None}
-    with FakeGround.fresh() as elsewhere:
-        elsewhere.disturb(
-            ruleset.skeleton(names), *interval_lines(ruleset.name, SERVICE_CIDRS, world.of(V4).service_cidrs)
-        )
-        return TableView(elsewhere.table(V4)).skeleton()
-
-
-def examiner(ground, expect=None) -> NftablesExaminer:
+def examiner(ground) -> NftablesExaminer:
     if isinstance(ground, FakeGround):
-        return NftablesExaminer(TableView(ground.table(V4)), WORLD, expect or on_the_fake)
-    return NftablesExaminer(KernelView(V4, Netlink.open(NETLINK_NETFILTER)), WORLD, expect or expected)
+        return NftablesExaminer(TableView(ground.table(V4)), WORLD)
+    return NftablesExaminer(KernelView(V4, Netlink.open(NETLINK_NETFILTER)), WORLD)
 
 
 def everything(ground, plans) -> list:
@@ -200,18 +182,6 @@ def test_another_programs_table(ground):
         assert (finding.kind, finding.present) == (Kind.DIFFERENT, "mine")
     ground.disturb("delete table ip kube-proxy")
     assert [finding.kind for finding in everything(ground, plans)] == [Kind.MISSING]
-
-
-def test_what_cannot_be_compared_is_told(ground):
-    def refuse(*_) -> Skeleton:
-        raise Unsupported("no rights")
-
-    plans = cluster("a")
-    resync(ground.start(), plans)
-    ground.disturb("flush chain ip kube-proxy services")
-    with closing(examiner(ground, refuse)) as made:
-        assert list(made.everything(plans)) == []
-        assert made.caveats() == ["the rules of table ip kube-proxy were not compared: no rights"]
 
 
 def test_with_weights_the_number_of_slots_counts_and_their_order_does_not(ground):

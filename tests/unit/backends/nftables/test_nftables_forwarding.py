@@ -15,14 +15,15 @@ from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nftables.flowtables import MOST_DEVICES
 from kubeproxy.model.plan import Forwarding
 from kubeproxy.model.world import Settings
+from support.nft_text import skeleton
 from support.nftables_plans import V4, WORLD
 
 BOTH = Forwarding(20, (IPPROTO_TCP, IPPROTO_UDP))
 
 
 def test_only_where_asked_for_is_there_a_flowtable():
-    assert "flow" not in Ruleset(V4, WORLD).skeleton(())
-    text = Ruleset(V4, replace(WORLD, forwarding=BOTH)).skeleton(()).splitlines()
+    assert "flow" not in skeleton(Ruleset(V4, WORLD))
+    text = skeleton(Ruleset(V4, replace(WORLD, forwarding=BOTH))).splitlines()
     assert "add flowtable ip kube-proxy fast { hook ingress priority filter ; }" in text
     (jump,) = [line for line in text if "jump fast-forward" in line]
     assert jump == "add rule ip kube-proxy filter-forward ct status dnat ct original packets >= 20 jump fast-forward"
@@ -125,11 +126,11 @@ def test_no_message_has_more_than_the_kernel_takes(devices):
     ],
 )
 def test_what_the_kernel_cannot_do_is_said_and_left_out(monkeypatch, caplog, release, refusal, left, said):
-    def run(text):
+    def run():
         if refusal is not None:
             raise refusal
 
-    monkeypatch.setattr(forwarding.nft, "run", run)
+    monkeypatch.setattr(forwarding, "_probe", run)
     monkeypatch.setattr(forwarding.modules, "release", lambda: release)
     with caplog.at_level(logging.WARNING):
         found = within(Settings("node", (V4,), forwarding=BOTH))
@@ -139,6 +140,6 @@ def test_what_the_kernel_cannot_do_is_said_and_left_out(monkeypatch, caplog, rel
 
 
 def test_who_does_not_ask_is_not_looked_at(monkeypatch):
-    monkeypatch.setattr(forwarding.nft, "run", pytest.fail)
+    monkeypatch.setattr(forwarding, "_probe", pytest.fail)
     settings = Settings("node", (V4,))
     assert within(settings) is settings

@@ -103,7 +103,7 @@ class Trouble:
     def __init__(self, ground):
         self.ground = ground
         self.lost = self.unread = -1
-        ground.after_commit = ground.after_run = self._lose
+        ground.after_commit = self._lose
         ground.before_read = self._fail
 
     def go(self, step):

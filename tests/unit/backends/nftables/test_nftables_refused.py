@@ -68,7 +68,7 @@ def test_a_transaction_that_is_refused_anywhere_leaves_nothing_behind(how):
             def note(ground=ground, transactions=transactions):
                 transactions.append(whole(ground))
 
-            ground.after_commit = ground.after_run = note
+            ground.after_commit = note
             ground.kernel.refuse(messages, errno.ENOMEM)
             try:
                 CHANGES[how](ground, backend)
@@ -92,7 +92,7 @@ def test_after_an_answer_that_is_lost_a_full_sync_mends_what_is_not_known(how):
                 if left[0] == -1:
                     raise NetlinkError(errno.ETIMEDOUT, "no answer from nf_tables")
 
-            ground.after_commit = ground.after_run = lose
+            ground.after_commit = lose
             try:
                 CHANGES[how](ground, backend)
             except NetlinkError:

@@ -2,7 +2,6 @@
 
 import itertools
 import re
-from collections import defaultdict
 
 import pytest
 
@@ -15,10 +14,7 @@ MAPS = ["endpoints", "local-endpoints", "nodeport-endpoints", "local-nodeport-en
 
 
 def rules(family):
-    found = defaultdict(list)
-    for chain, rule in re.findall(r"^add rule \S+ \S+ (\S+) (.*)", Ruleset(family, world()).skeleton([]), re.MULTILINE):
-        found[chain].append(rule)
-    return found
+    return {chain: list(rules) for chain, (_, rules) in Ruleset(family, world()).chains([]).items()}
 
 
 @pytest.fixture(scope="module", params=list(Family))

@@ -1,5 +1,6 @@
 """The text of the table: what it depends on, what it does not, and names that come back as they were."""
 
+import itertools
 import re
 
 import pytest
@@ -18,18 +19,16 @@ from kubeproxy.backends.nftables.layout import (
     SetId,
     class_of,
     client_set,
-    list_number,
     parse_chain_name,
-    pool_number,
     service_key,
     slot_bytes,
 )
 from kubeproxy.backends.nftables.render import render
 from kubeproxy.backends.nftables.ruleset import Ruleset
-from kubeproxy.backends.nftables.text import element_lines, interval_lines
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import Detector, FamilyGlobals, Globals, Loopback, Policy
+from kubeproxy.model.plan import Detector, FamilyGlobals, Globals, Loopback
 from support.cluster_objects import world
+from support.nft_text import skeleton
 from support.nftables_plans import placed
 from support.random_plans import histories
 
@@ -67,38 +66,22 @@ DYNAMIC = {
 }
 
 
-def test_every_static_fact_is_in_the_comment():
-    comments = {Ruleset(V4, globals_).comment() for globals_ in STATIC.values()}
-    assert len(comments) == len(STATIC)
+def test_every_static_fact_is_in_what_tells_tables_apart():
+    texts = [Ruleset(V4, globals_).texts() for globals_ in STATIC.values()]
+    assert all(one != two for one, two in itertools.combinations(texts, 2))
 
 
 @pytest.mark.parametrize("fact", DYNAMIC)
 def test_other_facts_leave_the_table_as_it_is(fact):
     one, two = Ruleset(V4, BASE), Ruleset(V4, DYNAMIC[fact])
-    assert one.comment() == two.comment()
-    assert one.skeleton([]) == two.skeleton([])
-
-
-def test_the_comment_is_the_same_for_the_scratch_table():
-    ruleset = Ruleset(V4, BASE)
-    assert ruleset.scratch().comment() == ruleset.comment()
-    assert ruleset.scratch().name != ruleset.name
-
-
-@pytest.mark.parametrize("family", [V4, V6])
-def test_the_comment_says_whose_it_is_and_fits_the_kernel(family):
-    comment = Ruleset(family, BASE).comment()
-    assert comment.startswith("rules of kube-proxy")
-    assert len(comment) < 128  # NFT_USERDATA_MAXLEN with the type and the length, libnftnl
+    assert one.texts() == two.texts()
+    assert one.definition([]) == two.definition([])
 
 
 @pytest.mark.parametrize("fact", STATIC)
-def test_text_changes_exactly_with_the_comment(fact):
-    def body(ruleset):
-        return ruleset.skeleton([]).replace(ruleset.comment(), "")
-
+def test_the_table_changes_exactly_with_what_tells_tables_apart(fact):
     base, other = Ruleset(V4, BASE), Ruleset(V4, STATIC[fact])
-    assert (body(base) == body(other)) is (base.comment() == other.comment())
+    assert (base.definition([]) == other.definition([])) is (base.texts() == other.texts())
 
 
 # -- what the text does not depend on ------------------------------------------------------------------------------
@@ -119,14 +102,14 @@ def test_services_without_affinity_need_no_chains(history):
     ruleset = Ruleset(family, globals_)
     plain = {name: found for name, found in plans.items() if not any(p.affinity or p.balance for p in found)}
     assert chains_of(plain) == set()
-    assert ruleset.skeleton(chains_of(plain)) == ruleset.skeleton([])
+    assert ruleset.definition(chains_of(plain)) == ruleset.definition([])
 
 
 @given(histories(max_size=1))
 def test_chains_are_named_by_counts_and_never_by_services(history):
     globals_, (plans,) = history
     (family,) = globals_.families
-    text = Ruleset(family, globals_).skeleton(chains_of(plans))
+    text = skeleton(Ruleset(family, globals_), chains_of(plans))
     for plan in (plan for found in plans.values() for plan in found):
         assert not re.search(rf"\b{plan.key.name}\b", text)
         assert plan.key.namespace not in text
@@ -137,7 +120,7 @@ def test_every_verdict_leads_to_a_chain_of_the_skeleton(history):
     globals_, (plans,) = history
     (family,) = globals_.families
     ruleset = Ruleset(family, globals_)
-    text = ruleset.skeleton(chains_of(plans))
+    text = skeleton(ruleset, chains_of(plans))
     made = set(re.findall(r"^add chain \S+ \S+ (\S+)", text, re.MULTILINE))
     assert {str(name) for name in chains_of(plans)} <= made
     assert set(re.findall(r"\b(?:goto|jump) ([^\s,]+)", text)) <= made
@@ -149,9 +132,8 @@ def test_every_set_that_a_rule_reads_is_made_and_every_set_is_read(family):
         "ipv4": replace(BASE.ipv4, loopback=Loopback.REFUSED),
         "ipv6": replace(BASE.ipv6, loopback=Loopback.REFUSED),
     }
-    text = Ruleset(family, replace(BASE, **parts)).skeleton(
-        ChainName(nodeport, kind, 3, 30) for nodeport in (False, True) for kind in ("external", "local-pick")
-    )
+    chains = (ChainName(nodeport, kind, 3, 30) for nodeport in (False, True) for kind in ("external", "local-pick"))
+    text = skeleton(Ruleset(family, replace(BASE, **parts)), chains)
     made = re.findall(r"^add (?:set|map) \S+ \S+ (\S+)", text, re.MULTILINE)
     assert len(made) == len(set(made))
     assert set(re.findall(r"@([a-z0-9-]+)", text)) == set(made)
@@ -160,7 +142,7 @@ def test_every_set_that_a_rule_reads_is_made_and_every_set_is_read(family):
 @pytest.mark.parametrize("family", [V4, V6])
 def test_the_static_rules_have_no_verdicts_to_validate_but_their_own(family):
     """Each verdict in an element costs the kernel a look at all rules it leads to, at every change of the map."""
-    text = Ruleset(family, BASE).skeleton([])
+    text = skeleton(Ruleset(family, BASE))
     assert set(re.findall(r"vmap @(\S+)", text)) == set(VERDICT_MAPS)
 
 
@@ -184,7 +166,7 @@ def test_chain_names_are_unambiguous(one, two):
     assert (str(one) == str(two)) is (one == two)
 
 
-STATIC_CHAINS = re.findall(r"^add chain \S+ \S+ (\S+)", Ruleset(V4, BASE).skeleton([]), re.MULTILINE)
+STATIC_CHAINS = list(Ruleset(V4, BASE).chains([]))
 
 
 @pytest.mark.parametrize(
@@ -258,47 +240,3 @@ def test_key_sizes(family):
         assert shapes[class_map].data_size(family) == 2
     assert shapes[SetId.HAIRPIN].key_size(family) == 2 * size
     assert shapes[SetId.FIREWALL_ALLOW].key_size(family) == 2 * size
-
-
-def test_elements_as_text():
-    transport = b"\x06\0\0\0" + b"\x00\x50\0\0"
-    one, two = b"\x0a\0\0\1", b"\x0a\0\0\xff"
-    lines = element_lines(
-        Layout(V4),
-        "ip kube-proxy",
-        {
-            SetId.ENDPOINTS: {one + transport + b"\2\0\0\0": two + b"\x1f\x90\0\0"},
-            SetId.AFFINITY_SERVICES: {one + transport: b"cluster-3-30s"},
-            SetId.AFFINITY_POOLS: {one + transport: pool_number(7, Policy.LOCAL, V4)},
-            SetId.LOCAL_SERVICES: {one + transport: b"\1\0"},
-            SetId.CLUSTER_IPS: {one: b""},
-            SetId.FIREWALL_LISTS: {one + transport: list_number(7, V4)},
-            SetId.FIREWALL_ALLOW: {list_number(7, V4) + one + list_number(7, V4) + two: b"",
-                                   list_number(7, V4) + two + list_number(7, V4) + two: b""},
-        },
-    )  # fmt: skip
-    head = "add element ip kube-proxy"
-    assert list(lines) == [
-        f"{head} endpoints {{ 10.0.0.1 . tcp . 80 . 2 : 10.0.0.255 . 8080 }}",
-        f"{head} session-services {{ 10.0.0.1 . tcp . 80 : goto cluster-3-30s }}",
-        f"{head} session-pools {{ 10.0.0.1 . tcp . 80 : 0.0.0.15 }}",
-        f"{head} local-services {{ 10.0.0.1 . tcp . 80 : 256 }}",
-        f"{head} cluster-ips {{ 10.0.0.1 }}",
-        f"{head} firewall-lists {{ 10.0.0.1 . tcp . 80 : 0.0.0.14 }}",
-        f"{head} firewall-allow {{ 0.0.0.14 . 10.0.0.1-10.0.0.255, 0.0.0.14 . 10.0.0.255 }}",
-    ]
-
-
-def test_many_elements_as_text_are_some_lines():
-    addresses = {number.to_bytes(4, "big"): b"" for number in range(1, 1201)}
-    lines = list(element_lines(Layout(V4), "ip t", {SetId.CLUSTER_IPS: addresses, SetId.NODEPORT_IPS: {}}))
-    assert [line.count(", ") + 1 for line in lines] == [500, 500, 200]
-    assert lines[-1].endswith(", 0.0.4.176 }")
-
-
-def test_ranges_as_text():
-    one, two = b"\x0a\0\0\1", b"\x0a\0\0\xff"
-    assert interval_lines("ip t", "s", ()) == []
-    assert interval_lines("ip t", "s", ((one, one), (one, two))) == [
-        "add element ip t s { 10.0.0.1, 10.0.0.1-10.0.0.255 }"
-    ]

@@ -13,6 +13,7 @@ from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Forwarding, Loopback
 from support.cluster_objects import world
+from support.nft_text import skeleton
 
 BASE_CHAINS = {
     "filter-prerouting-pre-dnat": "type filter hook prerouting priority -110",
@@ -51,7 +52,7 @@ def everything():
     for loopback in Loopback:
         for addresses in places:
             one = replace(full, ipv4=replace(full.ipv4, nodeport_ips=addresses, loopback=loopback))
-            yield Ruleset(Family.IPV4, one).skeleton(chains)
+            yield skeleton(Ruleset(Family.IPV4, one), chains)
 
 
 @pytest.fixture(scope="module")

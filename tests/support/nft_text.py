@@ -1,0 +1,40 @@
+"""Tables of nftables mode in nft's text, for tests that read their rules, or that have nft load them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kubeproxy.backends.nftables.layout import ChainName
+from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset
+from kubeproxy.kernel.nftables import listing
+from kubeproxy.kernel.nftables.tables import COUNTED, DYNAMIC, INTERVAL, TIMEOUT, SetSpec
+
+_HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
+
+
+def skeleton(ruleset: Ruleset, chains: Iterable[ChainName] = ()) -> str:
+    """Return the text that makes a table, empty of Services, with the chains that are needed."""
+    name, names = ruleset.name, ruleset.needed(chains)
+    made, texts = ruleset.definition(names), ruleset.chains(names)
+    lines = [f'add table {name} {{ comment "{COMMENT}" ; }}']
+    lines += (f"add counter {name} {counter}" for counter in made.counters)
+    lines += (f"add flowtable {name} {each} {{ hook ingress priority filter ; }}" for each in made.flowtables)
+    lines += (f"add {spec.keyword} {name} {spec.name} {{ {declaration(spec)} }}" for spec in made.sets)
+    lines.append(f"add element {name} transports {{ tcp, udp, sctp }}")
+    for chain, (hook, _) in texts.items():
+        place = f" {{ type {hook.kind} hook {_HOOKS[hook.number]} priority {hook.priority} ; }}" if hook else ""
+        lines.append(f"add chain {name} {chain}{place}")
+    lines += (f"add rule {name} {chain} {rule}" for chain, (_, rules) in texts.items() for rule in rules)
+    return "\n".join(lines) + "\n"
+
+
+def declaration(spec: SetSpec) -> str:
+    """Return what nft's text says of a set."""
+    flags = {"interval": INTERVAL, "dynamic": DYNAMIC, "timeout": TIMEOUT}
+    said = [f"typeof {' . '.join(spec.key)}" + (f" : {' . '.join(spec.data)}" if spec.data else "")]
+    said += [f"size {spec.size}"] if spec.size else []
+    said += ["flags " + ",".join(named)] if (named := [w for w, flag in flags.items() if spec.flags & flag]) else []
+    said += [f"timeout {listing.duration(spec.timeout)}"] if spec.timeout else []
+    said += ["counter"] if spec.flags & COUNTED else []
+    said += ["auto-merge"] if spec.merges else []
+    return " ; ".join(said) + " ;"
