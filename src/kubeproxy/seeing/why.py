@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from msgspec import Struct, to_builtins
 
 from kubeproxy.model.absence import Absent
-from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, destination_text, place_text, unpack
+from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, destination_text, family_of, place_text, unpack
 from kubeproxy.model.answer import Answer, Outcome, Packet, Step, answer
 from kubeproxy.model.plan import FrontendKind, Globals, ServicePlan
 from kubeproxy.seeing.question import NODE
@@ -131,7 +131,7 @@ def _told(subject: Subject, packet: Packet, made: Answer, there: Elsewhere | Non
         ),
         missing=tuple(_missing(one) for one in made.absent),
         affinity=made.affinity,
-        fixes=(where,) if where else tuple(_fixes(packet, made)),
+        fixes=(where,) if where else tuple(_fixes(packet, made, subject.planner.world)),
         elsewhere=there,
     )
 
@@ -154,14 +154,15 @@ def _places(subject: Subject, plan: ServicePlan) -> dict[bytes, tuple[str, str]]
     }
 
 
-def _fixes(packet: Packet, made: Answer) -> Iterator[str]:
+def _fixes(packet: Packet, made: Answer, world: Globals) -> Iterator[str]:
     """Yield what would let the connection pass, in the words of objects and fields."""
     if made.outcome is Outcome.FORWARDED or made.outcome is Outcome.HEALTH:
         return
     blocking = {step.field for step in made.steps if not step.passes}
-    if "spec.loadBalancerSourceRanges" in blocking and packet.source is not None:
-        bits = 32 if len(packet.source) == 4 else 128
-        yield f"add {unpack(packet.source)}/{bits} to spec.loadBalancerSourceRanges"
+    if "spec.loadBalancerSourceRanges" in blocking:
+        ours = world.of(family_of(packet.destination))
+        for source in (ours.node_ips if ours is not None else ()) if packet.source is None else (packet.source,):
+            yield f"add {unpack(source)}/{8 * len(source)} to spec.loadBalancerSourceRanges"
     if made.plan is None or made.frontend is None:
         yield from _address_fixes(packet, blocking)
         return

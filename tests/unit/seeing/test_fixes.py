@@ -13,7 +13,7 @@ from kubeproxy.model.planner import Planner
 from kubeproxy.seeing.question import packet
 from kubeproxy.seeing.subject import Subject
 from kubeproxy.seeing.why import explain
-from support.cluster_objects import NODE_IPS, service, world
+from support.cluster_objects import NODE_IPS, endpoint, endpoint_slice, service, world
 
 
 class _Mode:
@@ -45,6 +45,20 @@ def subject() -> Subject:
 )
 def test_a_fix_names_the_field(subject, target, fix):
     assert explain(subject, packet(subject, "node", target)).why.fixes == (fix,)
+
+
+@pytest.mark.parametrize(
+    ("source", "allowed"), [("node", f"{NODE_IPS[Family.IPV4]}/32"), ("198.51.100.9", "198.51.100.9/32")]
+)
+def test_who_is_kept_out_by_source_ranges_is_named_in_the_fix(source, allowed):
+    planner = Planner(world())
+    guarded = service(type="LoadBalancer", ingress=["203.0.113.1"], load_balancer_source_ranges=["10.9.0.0/16"])
+    planner.apply([Replaced("services", [guarded]), Replaced("endpointslices", [endpoint_slice(endpoint("10.1.0.7"))])])
+    planner.take()
+    mode: Mode = _Mode()  # type: ignore[assignment]
+    there = Subject(planner, mode, lambda: {Family.IPV4: [pack(NODE_IPS[Family.IPV4]) or b""]})
+    why = explain(there, packet(there, source, "203.0.113.1:80")).why
+    assert (why.outcome, why.fixes) == ("dropped", (f"add {allowed} to spec.loadBalancerSourceRanges",))
 
 
 def test_what_is_nobodys_has_no_fix(subject):
