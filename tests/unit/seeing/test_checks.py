@@ -331,6 +331,27 @@ def test_the_fix_follows_from_the_cause(trouble, fix):
     assert fix in refused.fix
 
 
+@pytest.mark.parametrize(
+    ("resource", "synced", "why"),
+    [
+        ("services", True, "traffic flows on what was known last"),
+        (
+            "services",
+            False,
+            "nothing is known of Services yet, and this run has programmed nothing: rules of a run before",
+        ),
+        ("endpointslices", False, "nothing is known of Services yet"),
+        ("nodes", False, "traffic flows on what was known last"),
+    ],
+)
+@pytest.mark.parametrize("trouble", ["", "10.0.0.1:6443: refused"])
+def test_before_the_first_list_no_traffic_flows_on_what_is_known(resource, synced, why, trouble):
+    lost = watched(resource, synced=synced, connected=False, stale=0 if trouble else 61)
+    (found,) = contact.reached(reach(watched("servicecidrs"), lost, trouble=trouble))
+    said = why.replace("known last", "known 61 seconds ago") if synced and not trouble else why
+    assert found.why.startswith(said)
+
+
 def test_no_fix_removes_the_rules_of_a_stopped_proxy_without_naming_the_consequence():
     (stopped,) = strangers.left_over([Trace("table ip kube-proxy", V4)], "")
     (running,) = strangers.left_over([Trace("table ip kube-proxy", V4)], "iptables")

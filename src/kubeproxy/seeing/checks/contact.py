@@ -18,6 +18,8 @@ _SOON: Final = {"client": 7 * 86400.0, "authority": 30 * 86400.0, "server": 7 * 
 _LAST_PART: Final = 0.1
 """Of a life: what does not live for long is renewed later, a kubelet's certificate with a tenth of it left."""
 
+_NEEDED: Final = frozenset({"services", "endpointslices"})
+"""What was listed before anything is programmed."""
 _NAMES: Final = {
     "client": "the kubeconfig's client certificate",
     "authority": "the kubeconfig's certificate authority",
@@ -37,6 +39,8 @@ def reached(reach: Reach) -> Iterator[Finding]:
     age = max((one.stale for one in reach.watched if one.synced), default=0.0)
     known = f"{duration(age)} ago" if age > QUIET else "last"
     effect = f"traffic flows on what was known {known}; changes of Services and endpoints do not get here"
+    if any(one.resource in _NEEDED and not one.synced for one in reach.watched):
+        effect = "nothing is known of Services yet, and this run has programmed nothing: rules of a run before stay"
     if reach.trouble:
         yield Finding(
             severity=Severity.BROKEN,
