@@ -61,6 +61,13 @@ def absent(
                     yield Absent(destination, name, *_reason(endpoint, node, zone, local_only=local_only))
 
 
+def lacks_port(slices: Iterable[Slice], key: ServicePortKey) -> bool:
+    """Return whether there are endpoints of a service port's family, and none of them has the port."""
+    pieces = [piece for piece in slices if piece.family is key.family and (piece.particular or piece.nodes)]
+    named = (key.port_name, key.protocol)
+    return bool(pieces) and all((port.name, port.protocol) != named for piece in pieces for port in piece.ports)
+
+
 def departed(gone: Iterable[bytes], key: ServicePortKey) -> Iterator[Absent]:
     """Yield the endpoints that are gone for good, as gone.Departed has them, of a port's family and protocol."""
     reason = "it is gone: it was terminating when it left the slices; connections to it are reset"

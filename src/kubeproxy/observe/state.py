@@ -12,6 +12,7 @@ from heapq import merge
 from ipaddress import ip_address, summarize_address_range
 from typing import Any, Final, Protocol
 
+from kubeproxy.model.absence import lacks_port
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, place_text, unpack
 from kubeproxy.model.compile import of_another_proxy, skipped
 from kubeproxy.model.endpoints import Slice
@@ -157,9 +158,9 @@ class ProgrammedState:
         if reason:
             found["reason"] = reason
         if service is not None and not planner.is_dirty(name):
-            found["ports"] = [_port(plan) for plan in means.plans]
+            found["ports"] = [_port(plan, pieces.values()) for plan in means.plans]
         if state not in {"programmed", "ignored"}:
-            found["committed"] = [_port(plan) for plan in self._committed(name)]
+            found["committed"] = [_port(plan, pieces.values()) for plan in self._committed(name)]
         _add_rest(found, means)
         return found
 
@@ -254,7 +255,7 @@ def _at(address: bytes, port: int) -> str:
     return place_text(address, port) if address else f"*:{port}"
 
 
-def _port(plan: ServicePlan) -> Json:
+def _port(plan: ServicePlan, pieces: Collection[Slice]) -> Json:
     found: Json = {
         "name": plan.key.port_name,
         "protocol": PROTOCOL_NAMES[plan.key.protocol],
@@ -267,6 +268,9 @@ def _port(plan: ServicePlan) -> Json:
         used = {*plan.cluster, *plan.local, *(plan.balance.drained if plan.balance is not None else ())}
         if (others := tuple(one for one in plan.serving if one not in used)) or plan.balance is None:
             found["otherEndpoints"] = _pool(others)
+    if not plan.usable and lacks_port(pieces, plan.key):
+        name = f"named {plan.key.port_name}" if plan.key.port_name else "without a name"
+        found["reason"] = f"no endpoint has a port {name} ({PROTOCOL_NAMES[plan.key.protocol]})"
     if plan.affinity:
         found["affinitySeconds"] = plan.affinity
     if plan.balance is not None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from kubeproxy.backlog import Standing
 from kubeproxy.model.addresses import Family
@@ -120,6 +121,31 @@ WEB = service(
 )
 WEB_ENDPOINTS = endpoints("web", "10.244.0.1", "10.244.1.2", version="8", draining=("10.244.1.3",))
 OPEN = {"fromPods": "endpoints", "fromNode": "endpoints, masqueraded", "fromOutside": "local endpoints"}
+
+
+@pytest.mark.parametrize(
+    ("ports", "reason"),
+    [
+        ([], "no endpoint has a port named web (TCP)"),
+        ([EndpointPort(8080, "http")], "no endpoint has a port named web (TCP)"),
+        ([EndpointPort(8080, "web", "UDP")], "no endpoint has a port named web (TCP)"),
+        ([EndpointPort(8080, "web")], None),
+    ],
+)
+def test_a_named_target_port_that_no_container_has_is_the_reason_for_no_endpoints(ports, reason):
+    slices = replace(endpoints("web", "10.244.0.1"), ports=ports)
+    kit = Kit(service("web", ports=[ServicePort(port=80, name="web")]), slices)
+    (port,) = kit.one()["ports"]
+    assert port.get("reason") == reason
+    assert bool(port["endpoints"]) == (reason is None)
+    assert ("    endpoints    none: no endpoint has a port named web (TCP)\n" in kit.ask("format=text")[1]) == bool(
+        reason
+    )
+
+
+def test_a_service_that_no_slice_has_endpoints_for_has_no_reason_of_a_port():
+    kit = Kit(service("web"), endpoints("web"))
+    assert "reason" not in kit.one()["ports"][0]
 
 
 def test_a_programmed_service():
