@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from kubeproxy import modes
 from kubeproxy.commands import NO, UNKNOWN, YES, output
 from kubeproxy.commands.checkup import Node, Report, look_at
-from kubeproxy.commands.source import Running, Source, source
+from kubeproxy.commands.source import Running, Source, UnreadError, source
 from kubeproxy.config.options import build_options
 from kubeproxy.config.pflag import parse
 from kubeproxy.config.types import KubeProxyConfiguration
@@ -50,12 +50,13 @@ def examine(given: argparse.Namespace) -> tuple[Node, Report]:
         asked = source(given)
         node = replace(of_proxy(asked), node_ports=asked.has_node_ports())
     except KubeProxyError as error:
-        silence = str(error)
+        before = [error.finding] if isinstance(error, UnreadError) else []
+        silence = "" if before else str(error)
         config = KubeProxyConfiguration()
         try:
             config = _meant(given)
         except ConfigError as mistake:
-            before = list(identity.configured(given.config or "the flags", str(mistake), ()))
+            before += identity.configured(given.config or "the flags", str(mistake), ())
         node = Node(None, 0, modes.named(config.active_mode), config)
     report = look_at(node)
     report.findings = [*before, *report.findings]

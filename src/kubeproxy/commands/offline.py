@@ -6,18 +6,21 @@ import argparse
 import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from msgspec.structs import replace
 
 from kubeproxy import host, modes
 from kubeproxy.api.source import Reach
+from kubeproxy.commands.source import UnreadError
 from kubeproxy.config.options import Options, build_options
 from kubeproxy.config.pflag import parse
 from kubeproxy.control import wire
 from kubeproxy.control.client import NoAnswerError, RefusedError
 from kubeproxy.control.desk import Desk, Progress
 from kubeproxy.control.wire import Facts, Held
+from kubeproxy.errors import ConfigError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event
 from kubeproxy.model.plan import NOTHING, ServiceName, ServicePlan
@@ -25,13 +28,17 @@ from kubeproxy.model.planner import Planner
 from kubeproxy.model.world import Settings, Surroundings, build
 from kubeproxy.observe.metrics import Metrics
 from kubeproxy.observe.state import UNWATCHED, ProgrammedState
+from kubeproxy.seeing.checks import contact
 from kubeproxy.seeing.question import QuestionError
 from kubeproxy.seeing.subject import Subject
 from kubeproxy.seeing.why import Explained
-from kubeproxy.sources import open_sources
+from kubeproxy.sources import Sources, open_sources
 
 PATIENCE = 30.0
 """Seconds to wait for the objects."""
+
+UNREACHED = 5.0
+"""Seconds to wait for a server that is out of reach."""
 
 _FLAGS = ("config", "manifests", "kubeconfig", "proxy_mode", "hostname_override")
 
@@ -124,7 +131,7 @@ def _local(settings: Settings) -> Mapping[Family, list[bytes]]:
 async def _read(options: Options, settings: Settings) -> tuple[Planner, Reach | None]:
     """Return a planner that has everything, and how the API server was reached.
 
-    Raises NoAnswerError when that takes too long, and SourceError.
+    Raises NoAnswerError when that takes too long, UnreadError when it cannot get better, and SourceError.
     """
     planner = Planner(build(settings, Surroundings()))
     complete = asyncio.Event()
@@ -134,30 +141,47 @@ async def _read(options: Options, settings: Settings) -> tuple[Planner, Reach | 
         if planner.complete and (planner.nodes or not sources.knows_nodes):
             complete.set()
 
-    sources = open_sources(options, settings.node_name, deliver, Metrics())
+    try:
+        sources = open_sources(options, settings.node_name, deliver, Metrics())
+    except ConfigError as error:
+        if options.manifests:
+            raise
+        raise UnreadError(contact.unread(None, str(error))) from error
     work = [asyncio.ensure_future(part) for part in sources.work().values()]
     try:
         async with asyncio.timeout(PATIENCE):
-            ended = asyncio.ensure_future(complete.wait())
+            ended = asyncio.ensure_future(_listed(complete, sources))
             await asyncio.wait([ended, *work], return_when=asyncio.FIRST_COMPLETED)
             for part in work:
                 if part.done():
                     part.result()
             await ended
             # Of resources that no plan waits for, such as ServiceCIDRs; a status has no event.
-            while _awaits_lists(sources.reach()):  # noqa: ASYNC110
+            while planner.complete and _awaits_lists(sources.reach()):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
     except TimeoutError:
-        if not planner.complete:
-            why = sources.stale() or "no answer"
-            raise NoAnswerError(f"the objects could not be read within {PATIENCE:.0f} s: {why}") from None
+        pass
     finally:
         reach = sources.reach()
         for part in work:
             part.cancel()
         await asyncio.gather(*work, return_exceptions=True)
         await sources.close()
+    if not planner.complete:
+        late = f"the objects could not be read within {PATIENCE:.0f} s"
+        raise UnreadError(contact.unread(reach, late)) if reach is not None else NoAnswerError(late)
     return planner, reach
+
+
+async def _listed(complete: asyncio.Event, sources: Sources) -> None:
+    """Return once everything is there, or somebody has to mend something for it to come."""
+    begun = time.monotonic()
+    while not complete.is_set():
+        reach = sources.reach()
+        if reach is not None and (contact.hopeless(reach) or (reach.trouble and time.monotonic() - begun > UNREACHED)):
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(complete.wait(), 0.05)
 
 
 def _awaits_lists(reach: Reach | None) -> bool:

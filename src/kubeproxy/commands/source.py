@@ -11,7 +11,16 @@ from kubeproxy.control.client import Client, NoAnswerError
 from kubeproxy.control.wire import Facts, Held
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.seeing.checks import contact
+from kubeproxy.seeing.finding import Finding
 from kubeproxy.seeing.why import Explained
+
+
+class UnreadError(NoAnswerError):
+    """The objects cannot be read; `finding` says why, and what mends it."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(f"{finding.what}. Fix: {finding.fix}")
+        self.finding = finding
 
 
 class Source(Protocol):

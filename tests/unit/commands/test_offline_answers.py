@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from kubeproxy.api.source import Reach
+from kubeproxy.api.source import Reach, Watched
 from kubeproxy.backends.mode import Mode, Trace
+from kubeproxy.commands import doctor, offline
+from kubeproxy.commands.checkup import Report
 from kubeproxy.commands.main import parser_of, run
 from kubeproxy.commands.offline import Offline
 from kubeproxy.commands.services import service_name
@@ -134,3 +139,67 @@ def test_the_doctor_takes_itself_for_no_proxy(
     else:
         assert (status, "no kube-proxy runs here" in out) == (1, True)
         assert "rules without a proxy that answers: nf_tables table ip kube-proxy" in out
+
+
+class OutOfReach:
+    """An API server of which nothing comes but troubles: of the connection, or of each list."""
+
+    knows_nodes = True
+
+    def __init__(self, trouble: str, *lists: str) -> None:
+        names = ("services", "endpointslices", "nodes")
+        each = dict(zip(names, lists or [""] * 3, strict=True)).items()
+        watched = [Watched(resource=name, synced=False, connected=False, stale=0, trouble=text) for name, text in each]
+        self._reach = Reach(server="https://h:6443", trouble=trouble, watched=tuple(watched), certificates={})
+
+    def work(self) -> dict[str, Coroutine[Any, Any, None]]:
+        return {"watch": asyncio.Event().wait()}  # type: ignore[dict-item]
+
+    def reach(self) -> Reach:
+        return self._reach
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("sources", "what", "fix"),
+    [
+        (OutOfReach("h:6443: connection refused"), "h:6443: connection refused", "https://h:6443 is reachable"),
+        (OutOfReach(TROUBLE + ".crt"), TROUBLE, "put the authority that signed"),
+        (OutOfReach("h: the server's certificate is not for h: give an address"), "is not for h", "tls-server-name a"),
+        (OutOfReach("h: the server's certificate has expired, or the"), "has expired", "renew the API server's"),
+        (OutOfReach("", *["Unauthorized (code 401)"] * 3), "Unauthorized (code 401)", "have it name a valid one"),
+        (OutOfReach("", *["forbidden (code 403)"] * 3), "forbidden (code 403)", "bind the identity of the kubeconfig"),
+    ],
+)
+def test_who_waits_for_what_does_not_come_is_told_the_fix(
+    sources: OutOfReach,
+    what: str,
+    fix: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(offline, "open_sources", lambda *_: sources)
+    monkeypatch.setattr(offline, "UNREACHED", 0.0)
+    monkeypatch.setattr(offline, "PATIENCE", 1e9)
+    monkeypatch.setattr(doctor, "look_at", lambda _: Report([], []))
+    assert run(["doctor", "-o", "json", "--kubeconfig", "k"]) == 1
+    (found,) = json.loads(capfd.readouterr().out)["findings"]
+    assert (found["severity"], what in found["what"], fix in found["fix"]) == ("broken", True, True), found
+    assert run(["why", "node", "10.96.0.10:80", "--kubeconfig", "k"]) == 2
+    said = capfd.readouterr().err
+    assert (what in said, f"Fix: {found['fix']}" in said) == (True, True)
+
+
+@pytest.mark.parametrize("content", [None, "nonsense", "[]"])
+def test_a_file_that_is_no_kubeconfig_is_told_with_a_fix(
+    content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "look_at", lambda _: Report([], []))
+    file = tmp_path / "kubeconfig"
+    if content is not None:
+        file.write_text(content)
+    assert run(["doctor", "-o", "json", "--kubeconfig", str(file)]) == 1
+    (found,) = json.loads(capfd.readouterr().out)["findings"]
+    assert (str(file) in found["what"], "kubectl --kubeconfig FILE" in found["fix"]) == (True, True)

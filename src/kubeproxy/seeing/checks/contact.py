@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from msgspec import structs
+
 from kubeproxy.api.source import STALE, Reach, Watched
 from kubeproxy.api.x509 import Validity
 from kubeproxy.seeing.finding import Finding, Severity, duration
@@ -72,6 +74,22 @@ def reached(reach: Reach) -> Iterator[Finding]:
         )
 
 
+def hopeless(reach: Reach) -> bool:
+    """Return whether waiting brings no list that is missing: somebody has to mend the kubeconfig, rights or server."""
+    if _fix(reach.trouble):
+        return True
+    missing = [one for one in reach.watched if one.resource in {*_NEEDED, "nodes"} and not one.synced]
+    return bool(missing) and all(_fix(one.trouble) for one in missing)
+
+
+def unread(reach: Reach | None, trouble: str) -> Finding:
+    """Return why nothing could be read with a kubeconfig; `trouble` says it where the server's answers do not."""
+    for finding in reached(reach) if reach is not None else ():
+        return structs.replace(finding, why=_UNREAD)
+    fix = "name a kubeconfig with which `kubectl --kubeconfig FILE get services` answers"
+    return Finding(severity=Severity.BROKEN, about="api", what=trouble, why=_UNREAD, fix=fix)
+
+
 def outdated(reach: Reach) -> Iterator[Finding]:
     """Look whether what is known may be old by now; a short while without the server changes no answer."""
     if any(one.stale > QUIET or not one.synced for one in reach.watched):
@@ -82,19 +100,28 @@ def _gravity(one: Watched) -> tuple[bool, float]:
     return not one.synced, one.stale
 
 
+_UNREAD: Final = "nothing of the cluster can be read, so nothing can be said of Services and this Node"
 _REFUSED_CREDENTIALS: Final = "(code 401)"  # as StatusError says it
+_CREDENTIALS: Final = (
+    "the API server does not accept the kubeconfig's token or certificate: have it name a valid one of this cluster; a "
+    "replaced token file is read again by itself"
+)
 _FIXES: Final = {
-    _REFUSED_CREDENTIALS: "the API server does not accept the kubeconfig's token or certificate: have it name a valid "
-    "one of this cluster; a replaced token file is read again by itself",
+    _REFUSED_CREDENTIALS: _CREDENTIALS,
+    "does not accept our credentials": _CREDENTIALS,
     "(code 403)": "bind the identity of the kubeconfig to the ClusterRole of this kube-proxy (kube-proxy-py in "
     "deploy/kustomize, or system:node-proxier), which may list and watch these resources",
     "certificate is not signed by": "put the authority that signed the server's certificate into the kubeconfig "
     "(certificate-authority): `kubectl config view --raw` of a kubeconfig that works has it",
+    "certificate is not for": "have the kubeconfig's server be an address that is in the server's certificate, or its "
+    "tls-server-name a name that is",
+    "certificate has expired": _RENEWALS["server"],
+    "does not speak TLS": "correct the kubeconfig's server: its scheme, address and port",
 }
 
 
 def _fix(trouble: str) -> str:
-    """Return the fix of a cause that the words of its error name, '' for another one."""
+    """Return the fix of a cause that does not go by itself, as the words of its error name it; '' for another one."""
     return next((fix for words, fix in _FIXES.items() if words in trouble), "")
 
 
