@@ -9,7 +9,7 @@ import pytest
 from kubeproxy.backends import leftovers
 from kubeproxy.backends.mode import Sight
 from kubeproxy.kernel import firewalls
-from kubeproxy.kernel.route.routes import way_out
+from kubeproxy.kernel.route.routes import source_for, way_out
 from kubeproxy.kernel.rule_walk import Aim
 from kubeproxy.model.addresses import Family
 from support.iptables_cases import go_rules
@@ -257,3 +257,6 @@ def test_which_way_answers_leave():
         assert way_out(source, bytes((10, 9, 0, 7))) == "here"
         assert way_out(source, bytes((198, 51, 100, 1))) == ""
         assert way_out(b"\xfd\x09" + bytes(13) + b"\1", b"\xfd\x09" + bytes(13) + b"\7") == "here"
+        assert source_for(bytes((10, 9, 0, 7))) == source
+        assert source_for(bytes((198, 51, 100, 1))) is None
+        assert source_for(b"\xfd\x09" + bytes(13) + b"\7") == b"\xfd\x09" + bytes(13) + b"\1"

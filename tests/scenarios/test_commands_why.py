@@ -104,14 +104,15 @@ async def test_what_stops_a_connection_beside_the_proxy_is_told(live: Live) -> N
     await live.eventually(fine)
 
 
-async def test_a_client_with_affinity_is_shown_its_endpoint(live: Live) -> None:
-    live.service("kept", "a1 a2 b1", sessionAffinity="ClientIP")
-    front = live.front("kept")
+@pytest.mark.parametrize("client", ["pod", "node"])
+async def test_a_client_with_affinity_is_shown_its_endpoint(client: str, live: Live) -> None:
+    live.service(f"kept-by-{client}", "a1 a2 b1", sessionAffinity="ClientIP")
+    front = live.front(f"kept-by-{client}")
     await live.programmed(front, "a1 a2 b1")
-    asked = ("why", live.ips["pod"]["IPv4"], f"{front.address}:80")
+    asked = ("why", live.ips["pod"]["IPv4"] if client == "pod" else "node", f"{front.address}:80")
     status, text = await live.ask(*asked)
     assert (status, text.count("  -  33.3% to ")) == (0, 3), text
-    (answer,) = await live.cluster.probes("pod", "tcp", *front, 1)
+    (answer,) = await live.cluster.probes(client, "tcp", *front, 1)
     assert isinstance(answer, Answer)
     place = f"{live.ips[answer.pod]['IPv4']}:3000"
     status, text = await live.ask(*asked)

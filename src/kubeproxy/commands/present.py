@@ -13,11 +13,13 @@ from kubeproxy.commands import output
 from kubeproxy.commands.findings import REPAIR, text
 from kubeproxy.commands.kernel import examiners
 from kubeproxy.commands.looks import look as look_at
+from kubeproxy.commands.probe import place
 from kubeproxy.commands.source import Source
 from kubeproxy.control.wire import Facts
 from kubeproxy.errors import ApplyError, Unsupported
+from kubeproxy.kernel.route.routes import source_for
 from kubeproxy.model.addresses import destination_text, pack
-from kubeproxy.seeing.why import Explained, Why
+from kubeproxy.seeing.why import THIS_NODE, Explained, Why
 
 _SHOWN = 10
 
@@ -47,16 +49,20 @@ def remembered(asked: Source, explained: Explained) -> str | None:
     """Return the endpoint at which session affinity keeps the client of an answer, '' where it has none yet, and None
     where there is no affinity, or nobody can tell. Raises KubeProxyError.
     """
-    plan, client = explained.plan, pack(explained.why.source)
-    if plan is None or not explained.why.affinity or client is None:
+    plan, why = explained.plan, explained.why
+    if plan is None or not why.affinity:
         return None
     try:
+        front = pack(place(why.destination.partition("/")[0])[0])
+        client = source_for(front or b"") if why.source == THIS_NODE else pack(why.source)
+        if client is None:
+            return None
         with examiners(asked.facts(), [plan.key.family]) as kernel:
             telling = [each for each in kernel if isinstance(each, Remembering)]
             found = {destination_text(one) for each in telling for one in each.remembered(plan, client)}
     except (ApplyError, Unsupported):
         return None
-    return next((one.address for one in explained.why.endpoints if one.address in found), "") if telling else None
+    return next((one.address for one in why.endpoints if one.address in found), "") if telling else None
 
 
 def affinity(why: Why, kept: str | None) -> Iterator[Line]:
