@@ -90,18 +90,64 @@ async def test_what_stops_a_connection_beside_the_proxy_is_told(live: Live) -> N
         assert (status, f"chain leave: {drops} output" in text) == (1, True), text
     finally:
         await live.nft("delete table inet early")
-    await live.run("iptables-nft", "-t", "nat", "-N", "KUBE-SVC-AAAAAAAAAAAAAAAA")
-    try:
-        left = "x  left by another kube-proxy: 1 chains KUBE-... of iptables-nft"
-        await live.eventually(lambda: stopped(left, modes="nftables userspace"))
-    finally:
-        await live.cluster.exec("node", ["iptables-nft", "-t", "nat", "-X", "KUBE-SVC-AAAAAAAAAAAAAAAA"])
 
     async def fine() -> str:
         status, text = await live.ask(*asked)
         return "" if status == 0 else text
 
     await live.eventually(fine)
+
+
+async def test_what_another_kube_proxy_left_for_an_address_is_told(live: Live) -> None:
+    if live.mode.name not in {"nftables", "userspace"}:
+        return  # the chains are its own there
+    live.service("usurped", "a1")
+    front = live.front("usurped")
+    await live.expect(front, {"pod": "a1"})
+    stale, unknown, free = "KUBE-SVC-AAAAAAAAAAAAAAAA", "10.96.200.200", "10.96.200.201"
+    for rule in (
+        f"-N {stale}",
+        "-N KUBE-SERVICES",
+        f"-A KUBE-SERVICES -d {unknown}/32 -p tcp -m tcp --dport 80 -j {stale}",
+    ):
+        await live.run("iptables-nft", "-t", "nat", *rule.split())
+    left = "x  left by another kube-proxy: 2 chains KUBE-... of iptables-nft, with rules for "
+
+    async def asked(target: str, *, caught: bool, passes: bool) -> str:
+        status, text = await live.ask("why", live.ips["pod"]["IPv4"], target)
+        said = (f"{left}{target}: " in text, "Fix: see that no other kube-proxy runs" in text)
+        return "" if (status, said) == (0 if passes and not caught else 1, (caught, caught)) else text
+
+    try:
+        await live.eventually(lambda: asked(f"{unknown}:80", caught=True, passes=False))
+        assert not await asked(f"{unknown}:81", caught=False, passes=False)
+        assert not await asked(f"{free}:80", caught=False, passes=False)
+        await live.eventually(lambda: asked(f"{front.address}:80", caught=False, passes=True))
+        jump = f"KUBE-SERVICES -d {front.address}/32 -p tcp -m tcp --dport 80 -j {stale}"
+        await live.run("iptables-nft", "-t", "nat", "-A", *jump.split())
+        await live.eventually(lambda: asked(f"{front.address}:80", caught=True, passes=True))
+    finally:
+        for rule in ("-F KUBE-SERVICES", "-X KUBE-SERVICES", f"-X {stale}"):
+            await live.run("iptables-nft", "-t", "nat", *rule.split())
+
+
+async def test_a_table_that_another_kube_proxy_left_for_an_address_is_told(live: Live) -> None:
+    if live.mode.name != "iptables-nft":
+        return  # the table is its own there
+    await live.nft("add table ip kube-proxy")
+    await live.nft("add chain ip kube-proxy services")
+    await live.nft(
+        "add map ip kube-proxy service-ips { type ipv4_addr . inet_proto . inet_service : verdict; "
+        "elements = { 10.96.200.200 . tcp . 80 : goto services } }"
+    )
+    try:
+        status, text = await live.ask("why", "node", "10.96.200.200:80")
+        left = "x  left by another kube-proxy: nf_tables table ip kube-proxy, with rules for 10.96.200.200:80: "
+        assert (status, left in text) == (1, True), text
+        status, text = await live.ask("why", "node", "10.96.200.201:80")
+        assert (status, "left by" in text) == (1, False), text
+    finally:
+        await live.nft("delete table ip kube-proxy")
 
 
 @pytest.mark.parametrize("client", ["pod", "node"])

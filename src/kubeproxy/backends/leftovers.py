@@ -8,16 +8,24 @@ CleanupLeftovers of iptables and ipvs mode.
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from functools import partial
+from itertools import pairwise
 from typing import Final
 
 from kubeproxy.backends.mode import Keeps, Sight, Trace, keeps_nothing
 from kubeproxy.errors import ApplyError, Unsupported
-from kubeproxy.kernel.firewalls import RuleChain
+from kubeproxy.kernel.firewalls import IP_FAMILIES, RuleChain
+from kubeproxy.kernel.netlink.protocol import Netlink, NetlinkError
+from kubeproxy.kernel.nftables.chains import TABLE_FAMILIES
+from kubeproxy.kernel.nftables.lookup import lookup
+from kubeproxy.kernel.nftables.nfnetlink import NETLINK_NETFILTER
+from kubeproxy.kernel.nftables.shapes import sets
+from kubeproxy.kernel.rule_walk import Aim
 from kubeproxy.kernel.xtables import xtables
-from kubeproxy.model.addresses import Family
+from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, Family, family_of, unpack
 
 log = logging.getLogger("kubeproxy.backends")
 
@@ -52,18 +60,65 @@ def is_ours(chain: str) -> bool:
 
 def chain_traces(chains: Iterable[RuleChain]) -> list[Trace]:
     """Return how many chains there are of each family in each variant of iptables."""
-    counts = Counter((chain.variant, chain.family) for chain in chains)
+    found: defaultdict[tuple[str, Family], set[RuleChain]] = defaultdict(set)
+    for chain in chains:
+        found[chain.variant, chain.family].add(chain)
     return [
-        Trace(f"{count} chains KUBE-... of {xtables.NAMES[family]}-{variant}", family)
-        for (variant, family), count in sorted(counts.items())
+        Trace(f"{len(each)} chains KUBE-... of {name}", family, partial(_chains_catch, name, each))
+        for (variant, family), each in sorted(found.items())
+        for name in (f"{xtables.NAMES[family]}-{variant}",)
     ]
+
+
+def _chains_catch(name: str, chains: Collection[RuleChain], aim: Aim) -> bool:
+    """Return whether rules in these chains, or that lead to them, are for the address and port of a packet.
+
+    They may be, where they cannot be read.
+    """
+    names = {chain.name for chain in chains}
+    wanted = {"-d": f"{unpack(aim.destination)}/{8 * len(aim.destination)}", "--dport": str(aim.port)}
+    wanted["-p"] = PROTOCOL_NAMES[aim.protocol].lower()
+    try:
+        for table in {chain.table for chain in chains}:
+            for line in xtables.commands(name).saved(table):
+                words = line.split()
+                given = dict(pairwise(words))
+                if (
+                    not line.startswith("-A ")
+                    or names.isdisjoint((words[1], given.get("-j", "")))
+                    or given.get("!") == "-d"
+                ):
+                    continue
+                named = "-d" in given or (words[1] == "KUBE-NODEPORTS" and "--dport" in given)
+                if named and all(given.get(flag, value) == value for flag, value in wanted.items()):
+                    return True
+    except (ApplyError, Unsupported):
+        return True
+    return False
 
 
 def table_traces(sight: Sight, table: str) -> list[Trace]:
     """Return the tables of a name, of those that have chains."""
     families = {chain.family for chain in sight.nf_tables if chain.table == table}
-    known = {"ip": Family.IPV4, "ip6": Family.IPV6}
-    return [Trace(f"nf_tables table {family} {table}", known.get(family)) for family in sorted(families)]
+    return [
+        Trace(f"nf_tables table {family} {table}", IP_FAMILIES.get(family), partial(_table_catches, family, table))
+        for family in sorted(families)
+    ]
+
+
+def _table_catches(family: str, table: str, aim: Aim) -> bool:
+    """Return whether a map or set of a table has the address and port of a packet, or its NodePort."""
+    if IP_FAMILIES.get(family) not in {None, family_of(aim.destination)}:
+        return False
+    number = next(number for number, word in TABLE_FAMILIES.items() if word == family)
+    port = bytes((aim.protocol, 0, 0, 0)) + PORT_BYTES[aim.port] + bytes(2)
+    with Netlink.open(NETLINK_NETFILTER) as link:
+        for name in sets(number, table, link):
+            for key in (aim.destination + port, port) if not name.startswith("affinity-") else ():
+                with suppress(NetlinkError):  # its keys are of another kind
+                    if lookup(number, table, name, [key], link, ranges=False):
+                        return True
+    return False
 
 
 def remove_iptables_rules(keeps: Keeps = keeps_nothing) -> list[str]:

@@ -19,6 +19,7 @@ from kubeproxy.config.modes.description import ModeConfig
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel.conntrack.tracked import DESTINATION_TRANSLATED
 from kubeproxy.kernel.firewalls import Chain, RuleChain
+from kubeproxy.kernel.rule_walk import Aim
 from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.gone import Departed
@@ -164,11 +165,12 @@ class Sight(NamedTuple):
 
 class Trace(NamedTuple):
     """Something in the kernel that a mode has put there, ours or the Go kube-proxy's: what, in words, and its family,
-    None for both.
+    None for both. `catches` says whether it has rules for a packet as it comes; it raises ApplyError.
     """
 
     what: str
     family: Family | None
+    catches: Callable[[Aim], bool] = lambda _: True
 
 
 class Weight(NamedTuple):

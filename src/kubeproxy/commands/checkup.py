@@ -34,7 +34,7 @@ from kubeproxy.kernel.route.addresses import SCOPE_UNIVERSE, Address, local_addr
 from kubeproxy.kernel.route.bridges import SYS, bridges
 from kubeproxy.kernel.route.routes import way_out
 from kubeproxy.kernel.rule_walk import Aim
-from kubeproxy.model.addresses import Family, family_of, pack, unpack
+from kubeproxy.model.addresses import Family, family_of, pack, place_text, unpack
 from kubeproxy.model.plan import FamilyGlobals
 from kubeproxy.release import build
 from kubeproxy.seeing.checks import contact, identity, programming, settings, strangers
@@ -143,6 +143,18 @@ def look_at_knowledge(node: Node) -> Report:
         report.look("kernel", lambda: programming.standing(standings))
         if reach is not None:
             report.look("API server", lambda: contact.outdated(reach))
+    return report
+
+
+def look_at_answer(node: Node) -> Report:
+    """Look at what a connection meets that the proxy does not forward: what it knows, and what others left for it."""
+    report = look_at_knowledge(node)
+
+    def left() -> Iterator[Finding]:
+        chains = firewalls.chains()
+        return _left(node, Sight(chains, firewalls.iptables_chains(chains)))
+
+    report.look("rules of other kube-proxies", left)
     return report
 
 
@@ -266,16 +278,10 @@ def _able(node: Node) -> Iterator[Finding]:
 
 
 def _rules(node: Node, sight: Sight) -> Iterator[Finding]:
-    owns = node.mode.operations().owns
     if node.running:
         traces = node.mode.traces(sight)
         yield from programming.there(traces, node.families, node.mode.name)
-    left = [] if node.running else node.mode.traces(sight)
-    left += [trace for mode in modes.every() if mode.name != node.mode.name for trace in mode.traces(sight, owns)]
-    if node.running or not processes.proxies():
-        left = [trace for trace in left if node.concerns(trace.family)]
-        yield from strangers.left_over(left, node.mode.name if node.running else "")
-    yield from strangers.both_variants(chain for chain in sight.xtables if node.concerns(chain.family))
+    yield from _left(node, sight)
     ours = frozenset(mode.table for mode in modes.every() if mode.table)
     filters = [*firewalls.filters(sight.nf_tables, ours), *firewalls.legacy_filters()]
     filters = [
@@ -290,6 +296,22 @@ def _rules(node: Node, sight: Sight) -> Iterator[Finding]:
     sure = {(one.where, one.chain) for one in drops}
     filters = [one for one in filters if (one.where, one.chain) not in sure]
     yield from strangers.firewalls(filters, node.mode.flows_end, bool(node.mode.interface))
+
+
+def _left(node: Node, sight: Sight) -> Iterator[Finding]:
+    """Look for what other kube-proxies left: for one connection, what has rules for it."""
+    owns, aim = node.mode.operations().owns, next(iter(node.early.values()), None)
+    left = [] if node.running else node.mode.traces(sight)
+    left += [trace for mode in modes.every() if mode.name != node.mode.name for trace in mode.traces(sight, owns)]
+    if node.running or not processes.proxies():
+        left = [one for one in left if node.concerns(one.family) and (aim is None or one.catches(aim))]
+        place = place_text(aim.destination, aim.port) if aim is not None else ""
+        yield from strangers.left_over(left, node.mode.name if node.running else "", place)
+    twice = list(strangers.both_variants(chain for chain in sight.xtables if node.concerns(chain.family)))
+    if twice and aim is not None:
+        there = [trace for mode in modes.every() for trace in mode.traces(sight) if trace.catches(aim)]
+        twice = twice if len(there) > 1 else []
+    yield from twice
 
 
 def _other_proxies(node: Node) -> Iterator[Finding]:

@@ -21,12 +21,11 @@ from msgspec.structs import replace
 from kubeproxy import host, modes
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.commands import NO, UNKNOWN, YES, doctor, output, present, probe
-from kubeproxy.commands.checkup import Node, Report, look_at_knowledge, look_at_way
+from kubeproxy.commands.checkup import Node, Report, look_at_answer, look_at_way
 from kubeproxy.commands.source import Source, knowing, source
 from kubeproxy.kernel.nftables.chains import HOOKS
 from kubeproxy.kernel.rule_walk import Aim
-from kubeproxy.model.addresses import PROTOCOLS, pack
-from kubeproxy.model.plan import ServicePortKey
+from kubeproxy.model.addresses import PROTOCOLS, family_of, pack
 from kubeproxy.seeing.question import addressed
 from kubeproxy.seeing.why import THIS_NODE, Explained, Missing, Target, Why, fields
 
@@ -129,7 +128,7 @@ def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) 
     if why.elsewhere is not None or (plan is None and not asked.running):
         return Told(why)
     if plan is None:
-        return Told(why, around=look_at_knowledge(doctor.of_proxy(asked)))
+        return Told(why, around=look_at_answer(_way(asked, why)))
     kept = present.remembered(asked, explained) if asked.running else None
     if kept:
         why = replace(why, endpoints=tuple(replace(one, share=1.0) for one in why.endpoints if one.address == kept))
@@ -137,28 +136,30 @@ def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) 
     held = tuple(present.affinity(why, kept))
     if not asked.running:
         return Told(why, held, probes=probes)
-    node = _way(asked, why, plan.key)
-    around = look_at_way(node) if why.forwarded else look_at_knowledge(node)
+    node = _way(asked, why)
+    around = look_at_way(node) if why.forwarded else look_at_answer(node)
     return Told(why, (*held, *present.look(asked, explained)), around, probes)
 
 
-def _way(asked: Source, why: Why, key: ServicePortKey) -> Node:
+def _way(asked: Source, why: Why) -> Node:
     """Return what is to be looked at for a connection: what begins or ends on the node is not forwarded by it.
 
     Where connections end at the proxy, its own ones to the endpoints begin here.
     """
-    node, family = doctor.of_proxy(asked), key.family
+    where, _, protocol = why.destination.partition("/")
+    front, port = probe.place(where)
+    target = Aim(None, pack(front) or b"", PROTOCOLS[protocol.upper()], port)
+    node, family = doctor.of_proxy(asked), family_of(target.destination)
     local = host.packed_local_addresses((family,), modes.interfaces())[family]
     source = pack(why.source) if why.source != THIS_NODE else None
     client = source if node.mode.flows_end is FlowsEnd.ENDPOINTS else None
     ends = [(pack(where), port) for where, port in (probe.place(one.address) for one in why.endpoints[: probe.MOST])]
     begins_here = client is None or client in local
     crosses = not begins_here and any(address not in local for address, _ in ends)
-    aims = [Aim(client, address, key.protocol, port) for address, port in ends if address is not None]
+    aims = [Aim(client, address, target.protocol, port) for address, port in ends if address is not None]
     hooks = frozenset(HOOKS) - {"output" if crosses else "forward"}
-    front, port = probe.place(why.destination.partition("/")[0])
     first = "output" if source is None or source in local else "prerouting"
-    early = {first: Aim(source, pack(front) or b"", key.protocol, port)}
+    early = {first: target._replace(source=source)}
     return replace(node, family=family, hooks=hooks, aims=aims if begins_here or crosses else (), early=early)
 
 

@@ -13,6 +13,7 @@ from kubeproxy.commands.present import Line
 from kubeproxy.commands.probe import Probe
 from kubeproxy.commands.why import Told, tell
 from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.kernel import firewalls
 from kubeproxy.kernel.firewalls import Drop, Filter
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
@@ -101,7 +102,9 @@ class Asked:
         return SimpleNamespace(standings=(), reach=reach, mode="nftables", configuration=KubeProxyConfiguration)
 
 
-def test_an_answer_of_old_objects_says_how_old_they_are():
+def test_an_answer_of_old_objects_says_how_old_they_are(monkeypatch):
+    monkeypatch.setattr(firewalls, "chains", list)
+    monkeypatch.setattr(firewalls, "iptables_chains", lambda _: [])
     told = tell(Asked(), Explained(why("not ours"), None, Globals("node-a")))
     (line,) = told.lines
     assert (told.status, line.mark, "what was known 8 minutes ago" in line.text) == (1, "x", True)

@@ -22,8 +22,9 @@ from kubeproxy.kernel import ipvs
 from kubeproxy.kernel.ipset import Ipsets
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.route import links
+from kubeproxy.kernel.rule_walk import Aim
 from kubeproxy.kernel.xtables import xtables
-from kubeproxy.model.addresses import Family
+from kubeproxy.model.addresses import Family, family_of
 
 log = logging.getLogger("kubeproxy.ipvs")
 
@@ -47,9 +48,13 @@ def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:  # noqa: ARG001 - no oth
 
 def traces(sight: Sight, owns: Owns) -> list[Trace]:
     """Return the interface and the chains that are there; the virtual servers go with the interface."""
-    interface = [Trace(f"interface {INTERFACE}", None)] if links.link_index(INTERFACE) is not None else []
+    interface = [Trace(f"interface {INTERFACE}", None, _catches)] if links.link_index(INTERFACE) is not None else []
     chains = (c for c in sight.xtables if c.name in IPVS_CHAINS and not owns(c.table, c.name))
     return [*interface, *chain_traces(chains)]
+
+
+def _catches(aim: Aim) -> bool:
+    return aim.destination in links.link_addresses(INTERFACE, family_of(aim.destination))
 
 
 def _remove_servers() -> list[str]:

@@ -33,14 +33,18 @@ def second(others: Iterable[tuple[ProxyProcess, str]], mode: str) -> Iterator[Fi
         )
 
 
-def left_over(traces: Iterable[Trace], mode: str) -> Iterator[Finding]:
-    """Look for rules of modes that do not run; `mode` is the running one, '' if no proxy answers."""
+def left_over(traces: Iterable[Trace], mode: str, place: str = "") -> Iterator[Finding]:
+    """Look for rules of modes that do not run; `mode` is the running one, '' if no proxy answers.
+
+    `place` is the address and port that they are for, if it is known.
+    """
+    caught = f", with rules for {place}" * bool(place)
     for trace in traces:
         if mode:
             yield Finding(
                 severity=Severity.DEGRADED,
                 about="leftovers",
-                what=f"left by another kube-proxy: {trace.what}",
+                what=f"left by another kube-proxy: {trace.what}{caught}",
                 why="connections may still be sent to endpoints that are long gone",
                 fix="see that no other kube-proxy runs, then restart this one: it removes what is not its own",
             )
