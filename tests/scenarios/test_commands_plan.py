@@ -41,6 +41,10 @@ async def test_a_smaller_pod_network_that_holds_all_pods_changes_nothing(live: L
     assert (status, len(seen["fields"]), seen["shifts"]) == (0, 1, [])
     status, seen = await outlook(live, "--cluster-cidr", "10.244.128.0/17")
     assert (status, bool(seen["shifts"])) == (1, True)
+    here, there = live.ips["a1"]["IPv4"], live.ips["b1"]["IPv4"]
+    who = [text for one in seen["shifts"] for text in one["who"]]
+    assert any(text.startswith("pods on this node by ") and here in text and there not in text for text in who), who
+    assert any(text.startswith("pods on other nodes by ") and there in text and here not in text for text in who), who
 
 
 async def test_addresses_that_begin_and_cease_to_answer(live: Live, tmp_path: Path) -> None:

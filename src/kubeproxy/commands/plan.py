@@ -132,10 +132,11 @@ def _outlook(asked: Source, facts: Facts, now: KubeProxyConfiguration, new: Kube
     node = [*alone, *_sysctls(mode, new), *_written(old_mode, mode, before, after, local)]
     if not same:
         node += _removed(old_mode, mode, unknown)
+    pods = known_pods(slices, pod_cidrs(facts.node), facts.world.node_name, local)
     return Outlook(
         mode=mode.name,
         fields=tuple(differences(now, new)),
-        shifts=tuple(shifts(*sides, local, known_pods(slices, pod_cidrs(facts.node), local))),
+        shifts=tuple(shifts(*sides, local, pods)),
         remarks=tuple(remarks(*sides, same_mode=same)),
         node=tuple(node),
         connections=lasting(*(side.habits for side in sides), same_mode=same),

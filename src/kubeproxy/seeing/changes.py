@@ -86,16 +86,25 @@ Local = Mapping[Family, Sequence[bytes]]
 """The node's own addresses, packed."""
 
 
-def known_pods(slices: Iterable[Slice], cidrs: Iterable[str], local: Local) -> list[bytes]:
-    """Return addresses of pods, packed: endpoints' but for this node's own, and one of each of its pod networks."""
+class KnownPod(NamedTuple):
+    """A pod, or a network of such: an address of it, how it is called, and its Node, '' where nobody knows."""
+
+    address: bytes
+    words: str
+    node: str
+
+
+def known_pods(slices: Iterable[Slice], cidrs: Iterable[str], node: str, local: Local) -> list[KnownPod]:
+    """Return the pods that are known: endpoints but for this node's own addresses, and the pod networks of `node`."""
     own = {address for addresses in local.values() for address in addresses}
-    found = {each.address for piece in slices for each in piece.endpoints} - own
-    networks = (parse_network(cidr) for cidr in cidrs)
-    return [*sorted(found), *(_late(network) for network in networks if network)]
+    found = {each.address: each.node for piece in slices for each in piece.endpoints if each.address not in own}
+    networks = ((cidr, parse_network(cidr)) for cidr in cidrs)
+    named = [KnownPod(address, unpack(address), where) for address, where in sorted(found.items())]
+    return [*named, *(KnownPod(_late(network), cidr, node) for cidr, network in networks if network)]
 
 
-def shifts(before: Side, after: Side, local: Local, pods: Sequence[bytes] = ()) -> list[Shift]:
-    """Return what changes for clients; `pods` are addresses of such, as far as they are known."""
+def shifts(before: Side, after: Side, local: Local, pods: Sequence[KnownPod] = ()) -> list[Shift]:
+    """Return what changes for clients; `pods` are such, as far as they are known."""
     found: dict[tuple[str, str, str, str], dict[str, None]] = {}
     indices = Index(before.planner), Index(after.planner)
     here = {address for addresses in local.values() for address in addresses}
@@ -162,7 +171,7 @@ def _packets(
                 yield where, client, packet
 
 
-def _clients(family: Family, before: Side, after: Side, pods: Sequence[bytes]) -> list[Client]:
+def _clients(family: Family, before: Side, after: Side, pods: Sequence[KnownPod]) -> list[Client]:
     """Return who asks: this node, somebody outside, and a pod as either configuration recognises it.
 
     Of pods that are known, those count that the two recognise otherwise; else one that each recognises is made up.
@@ -171,12 +180,22 @@ def _clients(family: Family, before: Side, after: Side, pods: Sequence[bytes]) -
     detectors = dict.fromkeys((side.planner.world.of(family) or FamilyGlobals()).detector for side in (before, after))
     if len(detectors) == 1:
         return found + [pod for detector in detectors if (pod := _pod("pods", detector, family)) is not None]
-    known = [pod for pod in pods if len(pod) == family.address_size]
+    known = [one for one in pods if len(one.address) == family.address_size]
     if known and all(detector.kind == "network" for detector in detectors):
-        by_words = {" and ".join(d.words for d in detectors if d.holds(pod, "")): pod for pod in known}
-        return found + [Client(f"pods by {words}", pod) for words, pod in by_words.items() if words]
+        groups: dict[tuple[str, str], list[KnownPod]] = {}
+        for one in known:
+            words = " and ".join(d.words for d in detectors if d.holds(one.address, ""))
+            where = "this node" if one.node == before.planner.world.node_name else "other nodes"
+            groups.setdefault((f"pods on {where}" if one.node else "pods", words), []).append(one)
+        return found + [_known(f"{who} by {words}", each) for (who, words), each in groups.items() if words]
     made_up = (_pod(f"pods by {detector.words}", detector, family) for detector in detectors)
     return found + [pod for pod in made_up if pod is not None]
+
+
+def _known(words: str, pods: Sequence[KnownPod]) -> Client:
+    """Return pods that each configuration recognises alike as one client, named; the first one asks for all."""
+    more = f", and {len(pods) - _SHOWN} more" if len(pods) > _SHOWN else ""
+    return Client(f"{words} ({', '.join(pod.words for pod in pods[:_SHOWN])}{more})", pods[0].address)
 
 
 def _pod(words: str, detector: Detector, family: Family) -> Client | None:

@@ -12,8 +12,8 @@ from kubeproxy.model.habits import Affinity, Habits
 from kubeproxy.model.objects import EndpointPort, Service, ServicePort
 from kubeproxy.model.plan import Detector
 from kubeproxy.model.planner import Planner
-from kubeproxy.seeing.changes import Shift, Side, known_pods, lasting, remarks, shifts
-from support.cluster_objects import NODE_IPS, endpoint, endpoint_slice, service, world
+from kubeproxy.seeing.changes import KnownPod, Shift, Side, known_pods, lasting, remarks, shifts
+from support.cluster_objects import HERE, NODE_IPS, THERE, endpoint, endpoint_slice, service, world
 
 V4 = Family.IPV4
 OWN, OTHER = pack(NODE_IPS[V4]), pack("192.0.2.99")
@@ -85,26 +85,45 @@ def recognising(network: str) -> Side:
     return Side(planned, Habits())
 
 
+NETWORK = "the pod network 10.244.0.0/16"
+
+
 @pytest.mark.parametrize(
     ("pods", "said_of"),
     [
-        (["10.244.1.1"], []),
-        (["10.244.1.1", "10.244.200.1"], ["pods by the pod network 10.244.0.0/16"]),
-        ([], ["pods by the pod network 10.244.0.0/16"]),  # nobody knows where they are
+        ({"10.244.1.1": HERE}, []),
+        ({"10.244.1.1": HERE, "10.244.200.1": HERE}, [f"pods on this node by {NETWORK} (10.244.200.1)"]),
+        ({"10.244.1.1": HERE, "10.244.200.1": THERE}, [f"pods on other nodes by {NETWORK} (10.244.200.1)"]),
+        (
+            {"10.244.200.1": HERE, "10.244.200.2": HERE, "10.244.201.1": THERE, "10.244.202.1": ""},
+            [
+                f"pods on this node by {NETWORK} (10.244.200.1, 10.244.200.2)",
+                f"pods on other nodes by {NETWORK} (10.244.201.1)",
+                f"pods by {NETWORK} (10.244.202.1)",
+            ],
+        ),
+        (
+            {f"10.244.200.{end}": HERE for end in range(1, 8)},
+            [f"pods on this node by {NETWORK} ({', '.join(f'10.244.200.{n}' for n in range(1, 6))}, and 2 more)"],
+        ),
+        ({}, [f"pods by {NETWORK}"]),  # nobody knows where they are
     ],
-    ids=["all in both", "one in the former alone", "none is known"],
+    ids=["all in both", "one here", "one of another node", "here, there and somewhere", "many", "none is known"],
 )
 def test_a_pod_network_that_is_cut_matters_to_pods_outside_of_it(pods, said_of):
     before, after = recognising("10.244.0.0/16"), recognising("10.244.0.0/17")
-    made = shifts(before, after, LOCAL, [pack(pod) for pod in pods])
+    made = shifts(before, after, LOCAL, [KnownPod(pack(pod), pod, node) for pod, node in pods.items()])
     assert [list(one.who) for one in made if one.where == ("IPv4 cluster IPs",)] == [said_of] * bool(said_of)
     assert bool(made) is bool(said_of)
 
 
-def test_pods_that_are_known_are_endpoints_and_one_of_the_nodes_network():
-    pieces = [SLICE, endpoint_slice(endpoint("10.244.2.1"), endpoint(NODE_IPS[V4]), ports=PORTS)]
-    pods = [pack(address) for address in ("10.244.1.1", "10.244.2.1", "10.244.7.254")]
-    assert known_pods(map(parse_slice, pieces), ["10.244.7.0/24"], LOCAL) == pods
+def test_pods_that_are_known_are_endpoints_and_the_nodes_network():
+    pieces = [SLICE, endpoint_slice(endpoint("10.244.2.1", HERE), endpoint(NODE_IPS[V4]), ports=PORTS)]
+    assert known_pods(map(parse_slice, pieces), ["10.244.7.0/24"], HERE, LOCAL) == [
+        KnownPod(pack("10.244.1.1"), "10.244.1.1", THERE),
+        KnownPod(pack("10.244.2.1"), "10.244.2.1", HERE),
+        KnownPod(pack("10.244.7.254"), "10.244.7.0/24", HERE),
+    ]
 
 
 def test_other_endpoints():
