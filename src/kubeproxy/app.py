@@ -271,7 +271,6 @@ class App:
             self._health,
             self._sources,
             self._events,
-            self._local_addresses,
             self._output,
             self._lifetime.fail,
             self._watched,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
 from msgspec import Struct
@@ -23,8 +23,8 @@ FIRST_RETRY = 0.05
 SLOWEST_RETRY = 10.0
 _UDP = socket.IPPROTO_UDP
 PART = 2000  # Services that are looked at at once: 2 ms
-ON_THE_LOOP = 40_000
-"""Endpoints before and after, counted for each frontend, up to which changes are committed on the event loop: 20 ms."""
+LARGE = 40_000
+"""Endpoints before and after, counted for each frontend, above which changes of Services wait for each other: 20 ms."""
 MOST_TRIGGERS = 100  # of one Service, while the kernel refuses: more would say nothing new of the latency
 
 
@@ -91,7 +91,7 @@ class Backlog:
         Where an address changes hands it is all of them, as that is one transaction.
         """
         changes = list(self.changes.values())
-        later = {change.name for change in changes if weight(change, self.family) > ON_THE_LOOP}
+        later = {change.name for change in changes if weight(change, self.family) > LARGE}
         if len(later) > 1 and not _hand_over(changes, self.family):
             later.discard(next(change.name for change in changes if change.name in later))
             return [change for change in changes if change.name not in later]
@@ -168,15 +168,6 @@ class Backlog:
         if plans and plans[0].key.family is family is plans[-1].key.family:
             return plans
         return tuple([plan for plan in plans if plan.key.family is family])
-
-
-def takes_long(changes: Collection[Change], family: Family) -> bool:
-    """Return whether a backend may hold the event loop with this: many elements, or chains that are made first."""
-    for change in changes:
-        for plan in (*change.before.plans, *change.after.plans):
-            if plan.affinity or plan.balance is not None:
-                return True
-    return sum(weight(change, family) for change in changes) > ON_THE_LOOP
 
 
 def weight(change: Change, family: Family) -> int:

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from msgspec import Struct
 
 from kubeproxy.backends.mode import Backend, Difference, Resetting
-from kubeproxy.backlog import Backlog, Standing, note, retries, takes_long
+from kubeproxy.backlog import Backlog, Standing, note, retries
 from kubeproxy.errors import ApplyError, ChangedByOthersError, Unsupported
 from kubeproxy.inspection import Inspector
 from kubeproxy.intake import Intake
@@ -30,7 +30,7 @@ from kubeproxy.model.planner import Change, Counts, Planner
 from kubeproxy.model.world import Settings, Surroundings, build, pod_cidrs, primary_family
 from kubeproxy.observer import Commit, Observer, ServiceProblem
 from kubeproxy.progress import Progress
-from kubeproxy.turns import exhaust, in_turns
+from kubeproxy.turns import exhaust, in_turns, to_its_end
 
 log = logging.getLogger("kubeproxy.engine")
 
@@ -64,15 +64,16 @@ class Engine:
         self.planner = Planner(build(settings, Surroundings()), Departures() if settings.orphans == "reset" else None)
         self.ready = asyncio.Event()
         self.progress: Progress | None = None  # of the full sync under way, if there is one
+        self.local_addresses: Mapping[Family, Sequence[bytes]] = {}  # the node's, packed, as they were read last
         self._backends = backends
         self._families = [backend.family for backend in backends]
         self._observer = observer
         self._pace = pace
-        self._local_addresses = local_addresses
+        self._read_addresses = local_addresses
         self._node_patience = node_patience
         self._servers = servers
         self._wake = asyncio.Event()
-        self._kernel = asyncio.Lock()  # a backend does one thing at a time, in a thread or not
+        self._kernel = asyncio.Lock()  # a backend does one thing at a time
         self._intake = Intake(self.planner, observer.noticed)
         self._backlogs = {family: Backlog(family) for family in self._families}
         self._inspector = Inspector(backends, self._backlogs, pace.period, self._kernel, self._convicted)
@@ -172,7 +173,7 @@ class Engine:
                 await self._wait(inspection)
                 began = time.monotonic()
                 try:
-                    world_changed = self._update_world()
+                    world_changed = await self._update_world()
                 except ApplyError as error:
                     log.error("Cannot read the local addresses error=%r", str(error))
                     await asyncio.sleep(backoff.failed())
@@ -251,21 +252,30 @@ class Engine:
             "other address come first"
         )
 
-    def _update_world(self) -> bool:
+    async def _update_world(self) -> bool:
         """Take the node's part of the plans up to date; return whether it changed. Raises ApplyError."""
         if not self._surroundings_changed:
             return False
+        self._surroundings_changed = False  # it may change meanwhile
+        try:
+            return await self._look_around()
+        except ApplyError:
+            self._surroundings_changed = True
+            raise
+
+    async def _look_around(self) -> bool:
+        self.local_addresses = await to_its_end(self._read_addresses)
         cidrs = [cidr for cidrs in self.planner.service_cidrs.values() for cidr in cidrs]
         node = self.planner.nodes.get(self.settings.node_name)
         self._check_family(node)
-        world = build(self.settings, Surroundings(node, cidrs, self._local_addresses(), self._servers()))
+        world = build(self.settings, Surroundings(node, cidrs, self.local_addresses, self._servers()))
         if world == self._world:
-            self._surroundings_changed = False
             return False
-        for backend in self._backends:  # one that cannot take it leaves it new to all of them
-            if backend.set_world(world):
-                self._backlogs[backend.family].stale = True
-        self._world, self._surroundings_changed = world, False
+        async with self._kernel:
+            for backend in self._backends:  # one that cannot take it leaves it new to all of them
+                if await to_its_end(backend.set_world, world):
+                    self._backlogs[backend.family].stale = True
+        self._world = world
         self.planner.set_world(world)
         self._observer.world(world)
         return True
@@ -347,17 +357,16 @@ class Engine:
         family, began = backend.family, time.monotonic()
         full, backlog.stale = backlog.stale, False  # it may be asked for meanwhile
         compiled = self.planner.compiled
-        whole = full or world_changed or backend.blocking  # where each sync costs the same, whatever is in it
+        whole = full or world_changed or backend.at_once
         portion = list(backlog.changes.values()) if whole else backlog.portion()
         try:
             async with self._kernel:
                 if full:
                     with Progress(backend, len(compiled)) as self.progress:
                         # It only touches the backend and what was compiled; nobody else changes that meanwhile.
-                        await exhaust(_resync(backend, backlog, compiled), in_thread=True)
+                        await exhaust(_resync(backend, backlog, compiled))
                 else:
-                    in_thread = backend.blocking or takes_long(portion, family)
-                    await exhaust(backend.sync(backlog.plans(portion)), in_thread=in_thread)
+                    await exhaust(backend.sync(backlog.plans(portion)))
         except ApplyError as error:
             log.error("Sync failed family=%s error=%r", family.label, str(error))
             asyncio.get_running_loop().call_later(backlog.refused(str(error)), self._try_again, backlog)

@@ -310,10 +310,7 @@ class FlowCleaner:
         """Remove what is wrong; return whether that was possible."""
         began = time.monotonic()
         try:
-            addresses = self._nodeport_ips[family]
-            if addresses is None:
-                addresses = tuple(self._local_addresses()[family])
-            deleted = await to_its_end(self._remove, family, wanted, addresses)
+            deleted = await to_its_end(self._remove, family, wanted, self._nodeport_ips[family])
         except ApplyError as error:
             log.error("Cannot clean stale UDP flows family=%s error=%r", family.label, str(error))
             return False
@@ -323,7 +320,8 @@ class FlowCleaner:
             log.info("Removed stale UDP flows family=%s count=%d", family.label, deleted)
         return True
 
-    def _remove(self, family: Family, wanted: Mapping[Key, Suspects], node_addresses: Sequence[bytes]) -> int:
+    def _remove(self, family: Family, wanted: Mapping[Key, Suspects], chosen: Sequence[bytes] | None) -> int:
+        node_addresses = chosen if chosen is not None else tuple(self._local_addresses()[family])
         number: Literal[2, 10] = 2 if family is Family.IPV4 else 10
         exactly = translations(wanted, node_addresses)
         deleted = self._conntrack.forget(number, exactly, len(wanted)) if exactly is not None else None

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,7 +24,6 @@ from kubeproxy.control.pages import control_pages
 from kubeproxy.control.places import Places
 from kubeproxy.engine import Engine
 from kubeproxy.errors import ApplyError
-from kubeproxy.model.addresses import Family
 from kubeproxy.model.world import Settings
 from kubeproxy.observe import logs
 from kubeproxy.observe.admission import Admission
@@ -58,8 +57,7 @@ COMMANDS_AT_ONCE = 16
 class Served(NamedTuple):
     """The parts of the program that answers come from.
 
-    `local_addresses` are the node's, packed; `fail` ends the program; `watched` has somebody hear of changes, or
-    nobody.
+    `fail` ends the program; `watched` has somebody hear of changes, or nobody.
     """
 
     options: Options
@@ -70,7 +68,6 @@ class Served(NamedTuple):
     health: ProxyHealth
     sources: Sources
     events: EventRecorder
-    local_addresses: Callable[[], Mapping[Family, Sequence[bytes]]]
     output: logs.Output
     fail: Callable[[ApplyError], None]
     watched: Callable[[Audience | None], None]
@@ -154,7 +151,7 @@ class Servers:
         served, engine = self._served, self._served.engine
         return Desk(
             served.options,
-            Subject(engine.planner, served.mode, served.local_addresses),
+            Subject(engine.planner, served.mode, lambda: engine.local_addresses),
             Progress(lambda: engine.queued, engine.committed, lambda: engine.standings),
             self._state,
             served.health.unready,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -31,23 +33,24 @@ async def in_turns(steps: Iterable[T]) -> AsyncIterator[T]:
             end = end_of_turn()
 
 
-async def exhaust(transactions: Iterator[int], *, in_thread: bool) -> None:
-    """Commit one transaction after the other, letting the loop run in between.
+async def exhaust(transactions: Iterator[int]) -> None:
+    """Commit one transaction after the other, in a thread: another program may hold the kernel's locks for seconds.
 
-    What may wait for long is done in a thread, so that health is answered meanwhile. Who is cancelled leaves no
-    transactions half done: what a generator does at its end, it has done.
+    Who is cancelled waits for the transaction that is under way, and leaves none half done: what a generator does at
+    its end, it has done.
     """
-    try:
-        if in_thread:
-            while await to_its_end(next, transactions, None) is not None:
-                pass
-            return
-        next(transactions, None)
-        for _ in transactions:
-            await asyncio.sleep(0)
-    finally:
-        if isinstance(transactions, Generator):
-            transactions.close()
+    stopped = threading.Event()
+
+    def commit() -> None:
+        try:
+            for _ in transactions:
+                if stopped.is_set():
+                    return
+        finally:
+            if isinstance(transactions, Generator):
+                transactions.close()
+
+    await _in_thread(commit, stopped.set)
 
 
 async def to_its_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -55,11 +58,16 @@ async def to_its_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
 
     A thread cannot be stopped, and what it works with, sockets and other threads, is closed when nobody waits any more.
     """
-    doing = asyncio.create_task(asyncio.to_thread(work, *args, **kwargs))
+    return await _in_thread(partial(work, *args, **kwargs), lambda: None)
+
+
+async def _in_thread(work: Callable[[], T], cancelled: Callable[[], None]) -> T:
+    doing = asyncio.get_running_loop().run_in_executor(None, work)
     try:
         await asyncio.wait([doing])
         return doing.result()
     except asyncio.CancelledError:
+        cancelled()
         while not doing.done():
             with suppress(asyncio.CancelledError):  # once more: it is on its way already
                 await asyncio.wait([doing])

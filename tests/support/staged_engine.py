@@ -74,7 +74,7 @@ READY = (*LISTS, node())
 class FakeBackend:
     """Keeps what it was told, as a kernel would; refuses when told to."""
 
-    blocking = False
+    at_once = False
 
     def __init__(self, family):
         self.family = family
@@ -89,9 +89,10 @@ class FakeBackend:
         self.altered = self.altered_elements = None  # a Difference, or an error
         self.looks = []
         self.kept_up = 0
-        self.before_step = lambda: None
+        self.before_step = self.before_world = lambda: None
 
     def set_world(self, world):
+        self.before_world()
         if self.world_failures and self.world_failures.pop(0):
             raise self.mood
         self.worlds.append(world)
@@ -181,6 +182,7 @@ class Stage:
         self.backends = [FakeBackend(family) for family in families]
         self.notes = Notes()
         self.addresses = {V4: [], V6: []}
+        self.before_addresses = lambda: None
         self.engine = Engine(
             Settings(node_name=NODE, families=families, **options),
             self.backends,
@@ -192,6 +194,7 @@ class Stage:
         self.task = None
 
     def _local_addresses(self):
+        self.before_addresses()
         if isinstance(self.addresses, Exception):
             raise self.addresses
         return self.addresses
@@ -227,7 +230,7 @@ class Stage:
     def idle(self):
         engine = self.engine
         waiting = any(b.changes or b.stale or b.resting for b in engine._backlogs.values())
-        return engine._intake.is_empty and not (waiting or engine._wake.is_set())
+        return engine._intake.is_empty and not (waiting or engine._wake.is_set() or engine._kernel.locked())
 
     def programmed(self, backend=None):
         return {name[1]: plans for name, plans in (backend or self.backend).state.items()}

@@ -40,7 +40,7 @@ spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [{port: 80, proto
 class MemoryBackend:
     """Keeps the plans of one family."""
 
-    blocking = False
+    at_once = False
 
     def __init__(self, family, written):
         self.family = family

@@ -26,7 +26,7 @@ def test_who_is_cancelled_waits_for_the_thread(fails, times):
         ended.append("more")
 
     async def main():
-        work = asyncio.create_task(exhaust(transactions(), in_thread=True))
+        work = asyncio.create_task(exhaust(transactions()))
         await asyncio.to_thread(begun.wait, 30)
         for _ in range(times):
             work.cancel()
@@ -40,8 +40,7 @@ def test_who_is_cancelled_waits_for_the_thread(fails, times):
     assert ended == [True]
 
 
-@pytest.mark.parametrize("in_thread", [False, True])
-def test_who_is_cancelled_has_ended_what_was_begun(in_thread):
+def test_who_is_cancelled_has_ended_what_was_begun():
     """As a socket that did not listen to the transactions and is to listen again, before it is closed."""
     steps, begun = [], threading.Event()
 
@@ -56,7 +55,7 @@ def test_who_is_cancelled_has_ended_what_was_begun(in_thread):
     held = transactions()
 
     async def main():
-        work = asyncio.create_task(exhaust(held, in_thread=in_thread))
+        work = asyncio.create_task(exhaust(held))
         await asyncio.to_thread(begun.wait, 30)
         work.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -52,11 +52,14 @@ class Difference(NamedTuple):
 
 
 class Backend(Protocol):
-    """What a mode does for one family. All calls block and raise ApplyError; none is made beside another one."""
+    """What a mode does for one family. All calls block and raise ApplyError; none is made beside another one.
+
+    None but `close` is made on the event loop: other programs may hold the kernel's locks for seconds.
+    """
 
     family: Family
-    blocking: bool
-    """Whether a sync of few changes may take long as well, so that it must not hold the event loop."""
+    at_once: bool
+    """Whether a sync costs the same whatever is in it, so that large Services do not wait for each other."""
 
     def set_world(self, world: Globals) -> bool:
         """Take changed globals in; return whether a resync is due. Raises ApplyError: then they come once more."""

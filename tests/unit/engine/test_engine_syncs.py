@@ -13,7 +13,7 @@ from kubeproxy.errors import Unsupported
 from kubeproxy.model.addresses import pack
 from kubeproxy.model.events import Replaced
 from kubeproxy.model.objects import Annotations
-from support.staged_engine import LISTS, READY, V4, V6, endpoints, gone, node, play, service, started
+from support.staged_engine import LISTS, READY, V4, V6, cidr, endpoints, gone, node, play, service, started
 
 _sleep = asyncio.sleep
 
@@ -237,16 +237,27 @@ def test_at_least_the_minimum_between_two_syncs(monkeypatch):
     play(scene, pace=Pace(minimum=5.0))
 
 
-@pytest.mark.parametrize("affinity", ["None", "ClientIP"])
-def test_what_may_take_long_is_committed_in_a_thread(affinity):
+@pytest.mark.parametrize("change", [endpoints("a", 1), gone("a"), cidr("10.96.0.0/16")])
+def test_the_loop_goes_on_while_the_kernel_is_waited_for(change):
+    """Another program may hold its locks: a commit, the node's addresses, and what a backend reads of a new world."""
+
     async def scene(stage):
-        await started(stage, service("a", session_affinity=affinity))
-        threads = []
-        stage.backend.before_step = lambda: threads.append(threading.current_thread())
-        stage.tell(endpoints("a", 1))
+        await started(stage, service("a"))
+        turns, free = [], threading.Event()
+
+        def wait():
+            turns.append(free.wait(30))
+
+        stage.backend.before_step = stage.before_addresses = stage.backend.before_world = wait
+        stage.tell(change)
+        await _sleep(0.02)
+        stage.engine.addresses_changed()
+        for _ in range(20):
+            await _sleep(0.001)
+        free.set()
         await stage.settled()
-        assert threads
-        assert {thread is threading.main_thread() for thread in threads} == {affinity == "None"}
+        assert len(turns) >= 2
+        assert all(turns)
 
     play(scene)
 
@@ -274,22 +285,9 @@ def test_changes_of_many_tables_are_in_several_syncs_and_those_of_others_between
     play(scene)
 
 
-def test_what_took_long_to_come_goes_in_a_thread():
-    async def scene(stage):
-        await started(stage, service("a", session_affinity="ClientIP"), endpoints("a", 1))
-        threads = []
-        stage.backend.before_step = lambda: threads.append(threading.current_thread())
-        stage.tell(gone("a"))
-        await stage.settled()
-        assert threads
-        assert threading.main_thread() not in threads
-
-    play(scene)
-
-
 def test_others_wait_for_one_large_service_and_not_for_all(monkeypatch):
     """Each is in a transaction of its own; what is small goes with the first of them that is tried."""
-    monkeypatch.setattr(backlog_module, "ON_THE_LOOP", 3)
+    monkeypatch.setattr(backlog_module, "LARGE", 3)
 
     async def scene(stage):
         await started(stage, *(service(name, number) for number, name in enumerate("abcd", 1)))
@@ -316,7 +314,7 @@ def test_others_wait_for_one_large_service_and_not_for_all(monkeypatch):
 
 
 def test_large_services_that_wait_do_not_wait_for_the_next_sync_period(monkeypatch):
-    monkeypatch.setattr(backlog_module, "ON_THE_LOOP", 3)
+    monkeypatch.setattr(backlog_module, "LARGE", 3)
 
     async def scene(stage):
         await started(stage, service("a"), service("b", 2))
@@ -330,7 +328,7 @@ def test_large_services_that_wait_do_not_wait_for_the_next_sync_period(monkeypat
 
 
 def test_large_services_between_which_an_address_changes_hands_go_together(monkeypatch):
-    monkeypatch.setattr(backlog_module, "ON_THE_LOOP", 3)
+    monkeypatch.setattr(backlog_module, "LARGE", 3)
 
     async def scene(stage):
         await started(stage, service("a"), endpoints("a", 1, 2, 3, 4), endpoints("b", 1, 2, 3, 4))

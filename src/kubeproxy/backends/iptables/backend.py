@@ -56,7 +56,7 @@ _NAT_SERVICES, _NAT_NODEPORTS = 4, 5
 class IptablesBackend:
     """Programs one family. `sync` writes what changed, `resync` everything, and removes what belongs to no Service."""
 
-    blocking = True
+    at_once = True
 
     def __init__(
         self,

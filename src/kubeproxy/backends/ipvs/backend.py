@@ -111,7 +111,7 @@ class Kernel(Protocol):
 class IpvsBackend:
     """Programs one family. `sync` is incremental, `resync` compares everything with what the kernel really has."""
 
-    blocking = False
+    at_once = False
 
     def __init__(
         self,

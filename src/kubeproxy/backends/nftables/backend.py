@@ -49,7 +49,7 @@ Wanted = Mapping[ServiceName, tuple[ServicePlan, ...]]
 class NftablesBackend:
     """Programs one family. `sync` is incremental, `resync` compares everything with what the kernel really has."""
 
-    blocking = False
+    at_once = False
 
     def __init__(
         self,

@@ -238,7 +238,7 @@ class RelayingBackend:
 
     def __init__(self, backend: Backend, relay: LocalhostRelay, world: Globals) -> None:
         self.family = backend.family
-        self.blocking = backend.blocking
+        self.at_once = backend.at_once
         self._backend = backend
         self._relay = relay
         self._relays = _relays(world, self.family)

@@ -49,7 +49,7 @@ AGAIN: Final = 100
 class UserspaceBackend:
     """See backends.mode.Backend."""
 
-    blocking = True  # it waits for the data path's thread to listen
+    at_once = False
 
     def __init__(
         self,

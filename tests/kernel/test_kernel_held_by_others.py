@@ -1,0 +1,147 @@
+"""The engine before a kernel that another program keeps busy: the event loop goes on, by which health is answered.
+
+It is counted how often the loop has its turn during the longest commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import threading
+import time
+
+import pytest
+
+from bench.companion import Companion
+from kubeproxy import modes
+from kubeproxy.backends.ipvs.backend import IpvsBackend
+from kubeproxy.backends.ipvs.layout import Scheduler
+from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.engine import Engine, Pace
+from kubeproxy.model.world import Settings
+from kubeproxy.observe.registry import Registry
+from support import iptables_kernel
+from support.cluster_objects import world
+from support.fake_kernel import FakeKernel
+from support.staged_engine import NODE, READY, V4, Notes, endpoints, service
+
+STRANGERS = 200_000
+"""Elements that another program loads at once, again and again: it holds the mutex of nf_tables for that long."""
+LONG = 0.25
+"""Seconds of a commit that has waited for somebody; its own part is a millisecond, or some where it runs a program."""
+TURNS = 5
+TRIES = 5000
+
+
+class SlowKernel(FakeKernel):
+    """A kernel of IPVS that does nothing before it is let."""
+
+    def __init__(self):
+        super().__init__()
+        self.free = threading.Event()
+        self.free.set()
+
+    def operate(self, operations):
+        assert self.free.wait(30), "the event loop did not go on"
+        super().operate(operations)
+
+
+class Ticks:
+    """Counts the turns of the event loop."""
+
+    def __init__(self):
+        self.count = 0
+        self._task = asyncio.create_task(self._tick())
+
+    async def _tick(self):
+        while True:
+            await asyncio.sleep(0.001)
+            self.count += 1
+
+
+@contextlib.asynccontextmanager
+async def running(backend):
+    """Run an engine with one Service, whose commits are then timed by the function that is returned: turns, seconds."""
+    notes = Notes()
+    engine = Engine(Settings(node_name=NODE, families=(V4,)), [backend], notes, Pace(), lambda: {V4: []}, 0.0)
+    task, ticks = asyncio.create_task(engine.run()), Ticks()
+
+    async def commit(number, meanwhile=lambda turns: None):
+        before, began, done = ticks.count, time.monotonic(), len(notes.commits)
+        engine.arrive([endpoints("web", number)])
+        while len(notes.commits) == done:
+            assert not task.done(), task
+            assert not notes.of("refused"), notes.of("refused")
+            await asyncio.sleep(0.001)
+            meanwhile(ticks.count - before)
+        return ticks.count - before, time.monotonic() - began
+
+    try:
+        engine.arrive([*READY, service("web")])
+        await engine.ready.wait()
+        yield commit
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        ticks._task.cancel()
+        backend.close()
+
+
+def opened(mode):
+    """Return a backend; of iptables by the name of the variant."""
+    if mode in ("nft", "legacy"):
+        return iptables_kernel.opened(mode)
+    if mode == "ipvs":
+        return IpvsBackend(V4, world(families=[V4]), SlowKernel(), Scheduler("rr"))
+    (backend,) = (
+        modes.named(mode).operations().open(KubeProxyConfiguration(mode=mode), world(families=[V4]), Registry())
+    )
+    return backend
+
+
+@pytest.mark.parametrize("mode", ["nftables", "userspace", "nft"])
+def test_the_mutex_of_nf_tables(netns, mode):
+    async def main():
+        async with running(opened(mode)) as commit:
+            stranger = Companion("bench.stranger", str(STRANGERS))
+            try:
+                longest = (0, 0.0)
+                for number in range(TRIES):
+                    longest = max(longest, await commit(1 + number % 200), key=lambda each: each[1])
+                    if longest[1] > LONG:
+                        break
+            finally:
+                stranger.close()
+        assert longest[1] > LONG, "nobody was waited for"
+        assert longest[0] >= TURNS
+
+    asyncio.run(main())
+
+
+def test_the_lock_of_iptables(netns, tmp_path, monkeypatch):
+    lock = tmp_path / "xtables.lock"
+    monkeypatch.setenv("XTABLES_LOCKFILE", str(lock))
+
+    async def main():
+        async with running(opened("legacy")) as commit:
+            with lock.open() as held:
+                fcntl.flock(held, fcntl.LOCK_EX)
+                turns, _ = await commit(1, lambda turns: turns > TURNS and fcntl.flock(held, fcntl.LOCK_UN))
+                assert turns > TURNS
+
+    asyncio.run(main())
+
+
+def test_a_kernel_of_ipvs_that_takes_its_time():
+    backend = opened("ipvs")
+
+    async def main():
+        async with running(backend) as commit:
+            free = backend._kernel.free
+            free.clear()
+            turns, _ = await commit(1, lambda turns: turns > TURNS and free.set())
+            assert turns > TURNS
+
+    asyncio.run(main())
