@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from kubeproxy.backends.iptables.contents import Contents
-from kubeproxy.backends.iptables.names import SEP, SERVICE_PREFIXES
+from kubeproxy.backends.iptables.names import COPY, SEP, SERVICE_PREFIXES
 from kubeproxy.backends.iptables.render import Detail
 from kubeproxy.backends.iptables.restores import declarations
 from kubeproxy.backends.iptables.skeleton import CANARY, CANARY_TABLES, JUMPS
@@ -29,8 +29,6 @@ from kubeproxy.model.plan import ServiceName
 MOST_PLACES: Final = 20
 """Chains that are read one by one, as iptables-nft does in 3 ms; it takes a second for 36,000 rules."""
 MOST: Final = 1000  # chains that are looked at closely in one audit
-_COPY: Final = f"{SEP}AUDIT-"
-"""How copies are named: no Service's chain has a name like this, and a full sync removes what a crash left of them."""
 
 _UNORDERED: Final = frozenset({"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-PROXY-FIREWALL"})
 """Chains in which the order of Services depends on what changed when."""
@@ -255,7 +253,7 @@ class Audit:
         """Return those that do differ, by how iptables-save prints copies of what was written."""
         if not suspects or any(hash(suspect.place) not in seen.names for suspect in suspects):
             return suspects
-        copies = {f"{_COPY}{n}": suspect for n, suspect in enumerate(suspects)}
+        copies = {f"{COPY}{n}": suspect for n, suspect in enumerate(suspects)}
         tables = sorted({suspect.place[0] for suspect in suspects})
         try:
             self._restore(tables, copies, _written)

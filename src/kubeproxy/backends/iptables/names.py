@@ -24,6 +24,9 @@ SEP: Final = "KUBE-SEP-"
 SERVICE_PREFIXES: Final = (FW, "KUBE-XLB-", EXT, SVL, SVC, SEP)
 """Chains that belong to a Service, those that lead to others before these; KUBE-XLB- is EXT's name before 1.24."""
 
+COPY: Final = f"{SEP}AUDIT-"
+"""How copies of chains are named that an audit makes: no Service's chain has a name like this."""
+
 _ALPHABET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567".ljust(256)  # RFC 4648
 _HASHED: Final = 10  # bytes of a digest that are used: 16 characters of five bits
 _AT_ONCE: Final = 64

@@ -61,7 +61,7 @@ def one_restore(work: Work) -> Iterator[str]:
         if len(services) == _PIECE:
             yield _blocks(services)
             services = []
-    after = work.after.get("nat", "") + work.jumps.get("nat", "") + _deletion(work.deleted())
+    after = work.after.get("nat", "") + work.jumps.get("nat", "") + deletion(work.deleted())
     yield f"{_blocks(services)}{after}COMMIT\n"
     yield _input({"filter": work.after.get("filter", "") + work.jumps.get("filter", "")})
 
@@ -92,10 +92,10 @@ def _several_restores(work: Work, chunk: int) -> Iterator[str]:
         services.append(chains)
         count += len(chains.names)
     deleted = work.deleted()
-    after = work.after.get("nat", "") + _deletion(deleted[:chunk])
+    after = work.after.get("nat", "") + deletion(deleted[:chunk])
     yield _input({"nat": _blocks(services) + after, "filter": work.after.get("filter", "")})
     for start in range(chunk, len(deleted), chunk):
-        yield _input({"nat": _deletion(deleted[start : start + chunk])})
+        yield _input({"nat": deletion(deleted[start : start + chunk])})
     yield _input(work.jumps)
 
 
@@ -114,5 +114,6 @@ def _blocks(services: Sequence[Chains]) -> str:
     return declarations(names) + "".join([chains.rules for chains in services])
 
 
-def _deletion(chains: Sequence[str]) -> str:
+def deletion(chains: Collection[str]) -> str:
+    """Return the lines that empty chains and remove them."""
     return declarations(chains) + "".join([f"-X {chain}\n" for chain in chains])

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple, Protocol
 
+from kubeproxy.backends.iptables.names import COPY
 from kubeproxy.backends.iptables.render import INVALID_COUNTER
-from kubeproxy.backends.iptables.restores import declarations
+from kubeproxy.backends.iptables.restores import declarations, deletion
 from kubeproxy.backends.rules import Jump
 from kubeproxy.model.addresses import Family, unpack
 
@@ -134,13 +135,17 @@ def fixed_chains(settings: Settings) -> dict[tuple[str, str], str]:
 
 
 def foundation(table: str, standing: Stands, settings: Settings) -> str:
-    """Return what writes the chains that no Service changes, as far as a table does not have them so already."""
+    """Return what writes the chains that no Service changes, as far as a table does not have them so already.
+
+    Copies that an audit left in it, as it was killed or refused, go; those in nat do with the chains of no Service.
+    """
     chains = {CANARY: "", KUBELET_FIREWALL: ""} if table == "filter" else {CANARY: ""}
     missing = {chain: "" for chain in chains if chain not in standing.present.chains}
     fixed = {chain: rules for (place, chain), rules in fixed_chains(settings).items() if place == table}
     differing = missing | {chain: rules for chain, rules in fixed.items() if not standing.holds(chain, rules)}
     kubelets = kubelet_rules(settings, standing.present) if table == "filter" else ""
-    return declarations(differing) + kubelets + "".join(differing.values())
+    left = [chain for chain in standing.present.chains if chain.startswith(COPY)] if table == "filter" else ()
+    return declarations(differing) + kubelets + "".join(differing.values()) + deletion(left)
 
 
 def nodeport_rules(settings: Settings) -> str:

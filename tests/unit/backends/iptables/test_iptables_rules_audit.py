@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kubeproxy.backends.iptables.audit import Saved, as_saved, survey
 from kubeproxy.backends.iptables.names import chain_hash
 from kubeproxy.backends.mode import Depth
+from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.xtables.xtables import RestoreError
 from kubeproxy.model.addresses import Family
 from support.fake_tables import FakeCommands, FakeTables, backend, normalised
@@ -169,6 +170,31 @@ def test_after_an_audit_none_follows_for_a_while(monkeypatch):
 )
 def test_rules_as_they_are_printed(rule, printed):
     assert as_saved(rule, Family.IPV4) == printed
+
+
+@pytest.mark.parametrize("uses_nft", [True, False], ids=["nft", "legacy"])
+@pytest.mark.parametrize("place", [("filter", "KUBE-FORWARD"), ("nat", WEB)], ids=["filter", "nat"])
+def test_a_copy_that_could_not_be_removed_goes_with_the_repair(monkeypatch, place, uses_nft):
+    """As when another program holds the lock just then, or the proxy is killed."""
+    state = {a("web"): plans("web", 1, "10.244.0.1")}
+    made = opened(state, uses_nft=uses_nft)
+    whole = set(made.tables.chains)
+    restore = FakeTables.restore
+
+    def locked(self, text):
+        if "-X KUBE-SEP-AUDIT-0" in text:
+            raise ApplyError("another program has held the iptables lock")
+        restore(self, text)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FakeTables, "restore", locked)
+        made.tables.chains[place].pop()
+        with pytest.raises(ApplyError):
+            audited(made)
+        assert (place[0], "KUBE-SEP-AUDIT-0") in made.tables.chains
+    list(made.resync(state))
+    assert set(made.tables.chains) == whole
+    assert audited(made) == ""
 
 
 # -- chains of Services that are gone ------------------------------------------------------------------------------
