@@ -7,12 +7,16 @@ to chance.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from enum import IntEnum
 
 from msgspec import Struct, structs
 
-from kubeproxy.model.plan import ServiceName
+from kubeproxy.model.addresses import Family, pack
+from kubeproxy.model.objects import Service
+from kubeproxy.model.plan import WRITTEN, Frontend, FrontendKind, ServiceName, ServicePlan
+
+_CLUSTER_IP = FrontendKind.CLUSTER  # looked up once, as in model.compile
 
 
 class Right(IntEnum):
@@ -121,3 +125,28 @@ class Claims:
         waiting.insert(at, claimant)
         self._owner[key] = waiting[0]
         return at == 0
+
+
+def parted(plans: tuple[ServicePlan, ...], family: Family) -> tuple[Sequence[bytes], Sequence[Frontend]]:
+    """Return the keys that the API server gave a Service in a family, and the frontends that somebody wrote into it."""
+    if not plans or (len(plans) == 1 and plans[0].key.family is not family):
+        return (), ()
+    if len(plans) == 1 and len(plans[0].frontends) == 1 and plans[0].frontends[0].kind is _CLUSTER_IP:
+        return [plans[0].frontends[0].key], ()
+    allocated: list[bytes] = []
+    written: list[Frontend] = []
+    for plan in plans:
+        if plan.key.family is family:
+            for frontend in plan.frontends:
+                if frontend.kind in WRITTEN:
+                    written.append(frontend)
+                else:
+                    allocated.append(frontend.key)
+    return allocated, written
+
+
+def written_addresses(service: Service) -> set[bytes | None]:
+    """Return the packed addresses that somebody wrote into a Service."""
+    status = service.status.load_balancer if service.status else None
+    ingress = (status.ingress if status else None) or ()
+    return {pack(text) for text in (*(service.spec.external_ips or ()), *(each.ip for each in ingress if each.ip))}

@@ -6,7 +6,7 @@ events and how they are bundled does not matter: the plans depend on the last st
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, KeysView, Mapping, Sequence
 from sys import intern
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.balancing import asks, entries, expected_entries, slow_start
 from kubeproxy.model.budget import FairOrder, NodeBudget
-from kubeproxy.model.claims import Claimant, Claims, Right
+from kubeproxy.model.claims import Claimant, Claims, Right, parted, written_addresses
 from kubeproxy.model.compile import compiling
 from kubeproxy.model.endpoints import PackedSlice, Slice, packed, parse_slice
 from kubeproxy.model.events import Deleted, Event, Placed, Rejected, Replaced, Upserted
@@ -27,7 +27,6 @@ from kubeproxy.model.plan import (
     WRITTEN,
     Compiled,
     Frontend,
-    FrontendKind,
     Globals,
     Problem,
     ServiceName,
@@ -47,7 +46,7 @@ STEP = 50
 """Objects, or Services, after which a long piece of work can be interrupted: under a millisecond, or a few if large."""
 
 
-_ALLOCATED, _CLUSTER_IP = Right.ALLOCATED, FrontendKind.CLUSTER  # looked up once, as in model.compile
+_ALLOCATED = Right.ALLOCATED  # looked up once, as in model.compile
 
 
 class Trigger(NamedTuple):
@@ -91,7 +90,7 @@ class Planner:
         self.service_cidrs: dict[str, tuple[str, ...]] = {}
         self.compiled: dict[ServiceName, Compiled] = {}
         self.counts = Counts()
-        self.deferred = False  # whether the last `taking` left some dirty for the next one
+        self.deferred: list[ServiceName] = []  # those that the last `taking` left dirty for the next one
         self._wanted: dict[ServiceName, Compiled] = {}
         self._service_of: dict[ServiceName, ServiceName] = {}
         self._claims: dict[Family, Claims] = {family: Claims() for family in Family}
@@ -212,6 +211,12 @@ class Planner:
             yield from self._compile(name, moved)
             if not done % STEP:
                 yield []
+        if (giver := self._giver(dirty.keys())) is not None:
+            self.deferred.remove(giver)
+            self._dirty.pop(giver, None)
+            dirty[giver] = None
+            triggers[giver] = self._triggers.pop(giver, [])
+            yield from self._compile(giver, moved)
         for claims, keys in moved.items():  # once for all, as each may have many who ask for it
             for key in keys:
                 dirty.update(dict.fromkeys(claims.asking(key)))
@@ -243,12 +248,28 @@ class Planner:
         """
         dirty, self._dirty = self._dirty, {}
         dirty.update(dict.fromkeys(self._budget.settle()))
+        self.deferred = []
         if self.compiled:  # the first time nothing is left out: it may be served already
             costs = self._budget.costs(dirty.keys())
-            for name in self._order.deferred({name: cost for name, cost in costs.items() if name in self.services}):
+            self.deferred += self._order.deferred({name: cost for name, cost in costs.items() if name in self.services})
+            for name in self.deferred:
                 self._dirty[name] = dirty.pop(name)
-        self.deferred = bool(self._dirty)
         return dirty
+
+    def _giver(self, taken: KeysView[ServiceName]) -> ServiceName | None:
+        """Return one of those that wait which has an address that it no longer asks for and that one of these asks for.
+
+        No more than one a turn, as what waits is costly.
+        """
+        for name in self.deferred:
+            service = self.services.get(name)
+            asked = written_addresses(service) if service is not None else ()
+            for plan in self._wanted.get(name, NOTHING).plans:
+                given = (f.key for f in plan.frontends if f.kind in WRITTEN and f.address not in asked)
+                claims = self._claims[plan.key.family]
+                if any(not taken.isdisjoint(claims.asking(key)) for key in given):
+                    return name
+        return None
 
     def _compile(self, name: ServiceName, moved: Mapping[Claims, set[bytes]]) -> Generator[tuple[()], None, None]:
         """Compile one Service in steps and claim its frontends; add the keys to `moved` that changed hands."""
@@ -269,8 +290,8 @@ class Planner:
         if old.plans == fresh.plans and before == after and name not in ipv4.written and name not in ipv6.written:
             return
         for family, claims in self._claims.items():
-            held, _ = _parted(old.plans, family)
-            asked, written = _parted(fresh.plans, family)
+            held, _ = parted(old.plans, family)
+            asked, written = parted(fresh.plans, family)
             if (held or asked) and (held != asked or before != after):
                 moved[claims] |= claims.replace(before, after, held, asked)
             if written or name in claims.written:
@@ -462,24 +483,6 @@ def _nodeport_addresses(world: Globals, family: Family) -> Collection[bytes]:
     if ours is None:
         return ()
     return ours.node_ips if ours.nodeport_ips is None else ours.nodeport_ips
-
-
-def _parted(plans: tuple[ServicePlan, ...], family: Family) -> tuple[Sequence[bytes], Sequence[Frontend]]:
-    """Return the keys that the API server gave a Service in a family, and the frontends that somebody wrote into it."""
-    if not plans or (len(plans) == 1 and plans[0].key.family is not family):
-        return (), ()
-    if len(plans) == 1 and len(plans[0].frontends) == 1 and plans[0].frontends[0].kind is _CLUSTER_IP:
-        return [plans[0].frontends[0].key], ()
-    allocated: list[bytes] = []
-    written: list[Frontend] = []
-    for plan in plans:
-        if plan.key.family is family:
-            for frontend in plan.frontends:
-                if frontend.kind in WRITTEN:
-                    written.append(frontend)
-                else:
-                    allocated.append(frontend.key)
-    return allocated, written
 
 
 def _important_first(names: dict[ServiceName, None]) -> Iterable[ServiceName]:

@@ -5,7 +5,9 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
+from kubeproxy.model.addresses import pack
 from kubeproxy.model.balancing import NO_ROOM, entries
 from kubeproxy.model.budget import SHARES, TURN, FairOrder
 from kubeproxy.model.events import Deleted
@@ -250,3 +252,19 @@ def test_an_address_of_a_large_service_that_is_gone_is_its_heirs_at_once():
     found = subject.compiled["default", "heir"]
     assert found.plans
     assert not found.problems
+
+
+def test_an_address_that_a_large_service_gave_away_does_not_wait_for_its_turn():
+    """Its new Service would refuse it for as long as the others take, though nobody else asks for it any more."""
+    address = "203.0.113.1"
+    many = [hashing(f"noisy-{n:02}", created=n, algorithm="maglev-4093") for n in range(1, 20)]
+    changed = hashing("former", created=50, algorithm="maglev-4093")
+    former = structs.replace(changed, spec=structs.replace(changed.spec, external_ips=[address]))
+    heir = service("heir", "10.96.200.1", created="2024-01-02T00:00:00Z")
+    subject = planner(*many, former, heir, *map(slice_of, (*many, former)))
+    asking = service("heir", "10.96.200.1", created="2024-01-02T00:00:00Z", external_ips=[address])
+    changes = taken(subject, *map(upserted, (*(slice_of(each, 3) for each in many), changed, asking)))
+    assert subject.deferred
+    assert pack(address) in {f.address for plan in changes["heir"].after.plans for f in plan.frontends}
+    assert not changes["heir"].after.problems
+    assert "former" in changes
