@@ -64,6 +64,7 @@ class Backlog:
         self.stale = True
         self.besides = False
         self.resting = False
+        self._let_go = False  # whether the last portion left large changes out, for others to go first
         self._backoff = retries()
         self._clock = clock
         self._committed_at: float | None = None
@@ -86,16 +87,18 @@ class Backlog:
         )
 
     def portion(self) -> list[Change]:
-        """Return what to commit next: the changes but for large ones, and the oldest of these: others wait for one.
+        """Return what to commit next: the changes but for large ones, and then these one after the other, oldest first.
 
-        Where an address changes hands it is all of them, as that is one transaction.
+        A large one lets others go before it once, and takes with it what has come since: so neither waits for more than
+        one of the other kind. Where an address changes hands it is all of them, as that is one transaction.
         """
         changes = list(self.changes.values())
-        later = {change.name for change in changes if weight(change, self.family) > LARGE}
-        if len(later) > 1 and not _hand_over(changes, self.family):
-            later.discard(next(change.name for change in changes if change.name in later))
-            return [change for change in changes if change.name not in later]
-        return changes
+        large = [change.name for change in changes if weight(change, self.family) > LARGE]
+        if len(large) == len(changes) == 1 or (large and _hand_over(changes, self.family)):
+            large = []
+        self._let_go = not self._let_go and 0 < len(large) < len(changes)
+        later = set(large if self._let_go else large[1:])
+        return [change for change in changes if change.name not in later]
 
     def committed(self, changes: Sequence[Change]) -> None:
         """Take that the kernel has these changes of what was queued, and all that was queued before them."""

@@ -286,7 +286,7 @@ def test_changes_of_many_tables_are_in_several_syncs_and_those_of_others_between
 
 
 def test_others_wait_for_one_large_service_and_not_for_all(monkeypatch):
-    """Each is in a transaction of its own; what is small goes with the first of them that is tried."""
+    """Each is in a transaction of its own. What is small goes before them, and then with the next one."""
     monkeypatch.setattr(backlog_module, "LARGE", 3)
 
     async def scene(stage):
@@ -297,18 +297,27 @@ def test_others_wait_for_one_large_service_and_not_for_all(monkeypatch):
         stage.tell_during_sync(endpoints("d", 2))
         stage.tell(*large, endpoints("d", 1))
         await stage.settled()
-        assert [names for _, names in stage.backend.calls] == [["a", "d"], ["b", "d"], ["c"]]
-        assert [[c.name[1] for c in changes] for (changes,) in stage.notes.of("settled")] == [
-            ["a", "d"],
-            ["b", "d"],
-            ["c"],
-        ]
-        assert [[c.name[1] for c in commit.changes] for commit in stage.notes.commits] == [
-            ["a", "d"],
-            ["b", "d"],
-            ["c"],
-        ]
+        commits = [["d"], ["a", "d"], ["b"], ["c"]]
+        assert [names for _, names in stage.backend.calls] == commits
+        assert [[c.name[1] for c in changes] for (changes,) in stage.notes.of("settled")] == commits
+        assert [[c.name[1] for c in commit.changes] for commit in stage.notes.commits] == commits
         assert not stage.engine.queued
+
+    play(scene)
+
+
+def test_what_comes_while_a_large_service_is_committed_waits_for_no_other_commit_of_it(monkeypatch):
+    """As one whose endpoint becomes ready and unready again and again: others waited for two of its commits."""
+    monkeypatch.setattr(backlog_module, "LARGE", 3)
+
+    async def scene(stage):
+        await started(stage, service("large"), service("a", 2))
+        for number in (1, 2):
+            stage.backend.calls.clear()
+            stage.tell_during_sync(endpoints("a", number), endpoints("large", 1, 2, 3, 4 + number))
+            stage.tell(endpoints("large", 1, 2, 3, 9))
+            await stage.settled()
+            assert [names for _, names in stage.backend.calls] == [["large"], ["a"], ["large"]]
 
     play(scene)
 
