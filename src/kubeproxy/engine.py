@@ -189,6 +189,7 @@ class Engine:
                 await asyncio.sleep(max(0.0, self._pace.minimum - (time.monotonic() - began)))
         finally:
             inspection.cancel()
+            await asyncio.wait([inspection])  # a look under way ends before the backends are closed
 
     async def _wait(self, inspection: asyncio.Task[None]) -> None:
         """Return when there is something to sync and it may be synced. Raises what ended the inspections."""
