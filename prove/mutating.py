@@ -54,10 +54,13 @@ MUTATIONS: dict[str, Mutation] = {
         "model/endpoints.py", "if not e.ready and e.serving and e.terminating}", "if not e.ready}"
     ),
     "a refused transaction is taken for done": Mutation(
-        "kernel/nfnetlink.py", "if code and complaint is None and at.sequence", "if False and at.sequence", "answers"
+        "kernel/nftables/nfnetlink.py",
+        "if code and complaint is None and at.sequence",
+        "if False and at.sequence",
+        "answers",
     ),
     "an answer of ENOBUFS is taken for success": Mutation(
-        "kernel/nfnetlink.py",
+        "kernel/nftables/nfnetlink.py",
         "if code and complaint is None and at.sequence",
         "if code not in (0, errno.ENOBUFS) and complaint is None and at.sequence",
         "answers",
