@@ -10,11 +10,12 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, KeysView, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, KeysView, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, Literal, NamedTuple, TypeVar
+from typing import Final, Literal, NamedTuple
 
 from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.conntrack.tracked import target_of
 from kubeproxy.kernel.conntrack.udp_flows import Conntrack, Endpoints, Translation
 from kubeproxy.model.addresses import PORT_BYTES, Family
 from kubeproxy.model.plan import Compiled, Frontend, FrontendKind, Globals, ServiceName, ServicePlan, ServicePortKey
@@ -188,27 +189,24 @@ def translations(wanted: Mapping[Key, Suspects], node_addresses: Iterable[bytes]
             return None
         for address in (key.address,) if key.address else addresses:
             itself = address + PORT_BYTES[key.port]
-            found += (Translation(address, key.port, endpoint or itself) for endpoint in lost - serving)
+            found += (Translation(itself, endpoint or itself) for endpoint in lost - serving)
     return found
 
 
-Frontends = TypeVar("Frontends", bound=Hashable)
-
-
-class _Now(Mapping[Frontends, Endpoints]):
+class _Now(Mapping[bytes, Endpoints]):
     """Who serves frontends at the moment: that changes while the kernel's table is read, and flows to it begin."""
 
-    def __init__(self, wanted: Mapping[Key, Suspects], keys: Mapping[Frontends, Key]) -> None:
+    def __init__(self, wanted: Mapping[Key, Suspects], keys: Mapping[bytes, Key]) -> None:
         self._wanted, self._keys = wanted, keys
 
-    def __getitem__(self, name: Frontends) -> Endpoints:
+    def __getitem__(self, name: bytes) -> Endpoints:
         return self._wanted[self._keys[name]].serving
 
-    def keys(self) -> KeysView[Frontends]:
+    def keys(self) -> KeysView[bytes]:
         """Return the frontends; each flow that is read is looked up here."""
         return self._keys.keys()
 
-    def __iter__(self) -> Iterator[Frontends]:
+    def __iter__(self) -> Iterator[bytes]:
         return iter(self._keys)
 
     def __len__(self) -> int:
@@ -327,6 +325,6 @@ class FlowCleaner:
         deleted = self._conntrack.forget(number, exactly, len(wanted)) if exactly is not None else None
         if deleted is not None:
             return deleted
-        services = _Now(wanted, {(key.address, key.port): key for key in wanted if key.address})
-        nodeports = _Now(wanted, {key.port: key for key in wanted if not key.address})
+        services = _Now(wanted, {target_of(key.address, UDP, key.port): key for key in wanted if key.address})
+        nodeports = _Now(wanted, {PORT_BYTES[key.port]: key for key in wanted if not key.address})
         return self._conntrack.clean(number, services, nodeports, frozenset(node_addresses))

@@ -12,10 +12,12 @@ from typing import NamedTuple, TypeVar
 import msgspec
 import pytest
 
+from kubeproxy.kernel.conntrack import tracked as tracked_entries
 from kubeproxy.kernel.conntrack import udp_flows
+from kubeproxy.kernel.conntrack.tracked import ID, target_of
 from kubeproxy.kernel.conntrack.udp_flows import Conntrack, Flow, Translation
 from kubeproxy.kernel.conntrack.walks import Table
-from kubeproxy.kernel.netlink.protocol import NetlinkError
+from kubeproxy.kernel.netlink.protocol import NetlinkError, attribute
 from support.namespaces import inside, namespace, run
 
 
@@ -118,8 +120,19 @@ def node() -> Iterator[Node]:
         yield Node(name, stack)
 
 
+def end(address: str, port: int) -> bytes:
+    return ip(address) + port.to_bytes(2)
+
+
+def target(address: str, port: int) -> bytes:
+    return target_of(ip(address), socket.IPPROTO_UDP, port)
+
+
+NODEPORT = (30053).to_bytes(2)
+
+
 def serving(endpoint: str) -> frozenset[bytes]:
-    return frozenset({ip(endpoint) + (5353).to_bytes(2)})
+    return frozenset({end(endpoint, 5353)})
 
 
 @pytest.mark.parametrize("family", [V4, V6], ids=["IPv4", "IPv6"])
@@ -128,12 +141,12 @@ def test_after_cleaning_the_next_packet_goes_to_the_new_endpoint(node: Node, fam
     client = node.socket(family, (family.node, 40000))
     node.serve(family, old)
     assert node.ask(client, family.vip, 53) == old
-    assert node.clean(family, {(ip(family.vip), 53): serving(old)}) == 0
+    assert node.clean(family, {target(family.vip, 53): serving(old)}) == 0
     node.serve(family, new)
     assert node.ask(client, family.vip, 53) == old, "without cleaning, the tracked flow stays"
-    assert node.clean(family, {(ip(family.vip), 53): serving(new)}) == 1
+    assert node.clean(family, {target(family.vip, 53): serving(new)}) == 1
     assert node.ask(client, family.vip, 53) == new
-    assert node.clean(family, {(ip(family.vip), 53): serving(new)}) == 0
+    assert node.clean(family, {target(family.vip, 53): serving(new)}) == 0
 
 
 @pytest.mark.parametrize("family", [V4, V6], ids=["IPv4", "IPv6"])
@@ -141,10 +154,9 @@ def test_flows_are_read_with_both_directions(node: Node, family: Family) -> None
     node.serve(family, family.endpoints[0])
     node.ask(node.socket(family, (family.node, 40000)), family.vip, 53)
     (flow,) = node.flows(family)
-    assert (flow.source, flow.source_port) == (ip(family.node), 40000)
-    assert (flow.destination, flow.destination_port) == (ip(family.vip), 53)
-    assert (flow.reply_source, flow.reply_source_port) == (ip(family.endpoints[0]), 5353)
-    assert flow.family == family.number
+    assert flow.client == end(family.node, 40000)
+    assert flow.target == target(family.vip, 53)
+    assert flow.server == end(family.endpoints[0], 5353)
     other = V6 if family is V4 else V4
     assert node.flows(other) == []
 
@@ -155,18 +167,17 @@ def test_a_service_without_endpoints_loses_its_flows_and_others_keep_theirs(node
     for address, port in ((V4.vip, 53), (V4.node, 30053), (V4.endpoints[0], 5353)):
         assert node.ask(client, address, port) == V4.endpoints[0]
     assert len(node.flows(V4)) == 3
-    assert node.clean(V4, {(ip(V4.vip), 53): frozenset()}) == 1
-    left = {(flow.destination, flow.destination_port) for flow in node.flows(V4)}
-    assert left == {(ip(V4.node), 30053), (ip(V4.endpoints[0]), 5353)}
+    assert node.clean(V4, {target(V4.vip, 53): frozenset()}) == 1
+    assert {flow.target for flow in node.flows(V4)} == {target(V4.node, 30053), target(V4.endpoints[0], 5353)}
 
 
 def test_nodeports_count_on_node_addresses_only(node: Node) -> None:
     node.serve(V4, V4.endpoints[0])
     client = node.socket(V4, (V4.node, 40000))
     node.ask(client, V4.node, 30053)
-    assert node.clean(V4, nodeports={30053: frozenset()}, node_addresses={ip("192.0.2.99")}) == 0
-    assert node.clean(V4, nodeports={30053: serving(V4.endpoints[0])}, node_addresses={ip(V4.node)}) == 0
-    assert node.clean(V4, nodeports={30053: frozenset()}, node_addresses={ip(V4.node)}) == 1
+    assert node.clean(V4, nodeports={NODEPORT: frozenset()}, node_addresses={ip("192.0.2.99")}) == 0
+    assert node.clean(V4, nodeports={NODEPORT: serving(V4.endpoints[0])}, node_addresses={ip(V4.node)}) == 0
+    assert node.clean(V4, nodeports={NODEPORT: frozenset()}, node_addresses={ip(V4.node)}) == 1
 
 
 def test_tcp_is_neither_read_nor_touched(node: Node) -> None:
@@ -184,7 +195,7 @@ def test_tcp_is_neither_read_nor_touched(node: Node) -> None:
         )
         client.send(b"x")
         assert node.flows(V4) == []
-        assert node.clean(V4, {(ip(V4.node), 53): frozenset()}) == 0
+        assert node.clean(V4, {target(V4.node, 53): frozenset()}) == 0
 
 
 def test_a_flow_of_another_zone_is_deleted_in_its_zone(node: Node) -> None:
@@ -192,8 +203,8 @@ def test_a_flow_of_another_zone_is_deleted_in_its_zone(node: Node) -> None:
     client = node.socket(V4, (V4.node, 40000))
     assert node.ask(client, V4.vip, 53) == V4.endpoints[0]
     assert len(node.flows(V4)) >= 1
-    assert node.clean(V4, {(ip(V4.vip), 53): frozenset()}) == 1
-    assert node.flows(V4, {(ip(V4.vip), 53)}) == []
+    assert node.clean(V4, {target(V4.vip, 53): frozenset()}) == 1
+    assert node.flows(V4, {target(V4.vip, 53)}) == []
 
 
 def identities(flows: list[Flow]) -> list[bytes]:
@@ -211,7 +222,7 @@ def test_a_newer_flow_of_the_same_tuple_is_left_alone(node: Node) -> None:
     node.ask(client, V4.vip, 53)
     (new,) = node.flows(V4)
     # Its id is made from its address in memory, which may be the old one's: another id stands for the old flow.
-    mark = udp_flows.attribute(udp_flows._CTA_ID, b"")[2:4]
+    mark = attribute(ID, b"")[2:4]
     at = new.entry.index(b"\x08\x00" + mark) + 4
     older = msgspec.structs.replace(new, entry=new.entry[:at] + b"\1\2\3\4" + new.entry[at + 4 :])
     assert tracked(node.name, lambda tracking: tracking.delete([older])) == 0
@@ -229,7 +240,7 @@ def test_the_kernel_filters_and_reading_everything_find_the_same(
         node.ask(client, family.node, 30053)
         client.sendto(b"?", (family.vip, 54))
         client.sendto(b"?", (family.endpoints[0], 53))
-    keys, ports = {(ip(family.vip), 53): None}, {30053: None}
+    keys, ports = {target(family.vip, 53): None}, {NODEPORT: None}
     with monkeypatch.context() as dear:
         dear.setattr(Table, "everything", lambda _: math.inf)
         filtered = identities(node.flows(family, keys, ports))
@@ -249,15 +260,15 @@ def test_a_translation_is_forgotten_and_nothing_else(node: Node) -> None:
     node.ask(node.socket(V4, (V4.node, 40011)), V4.node, 30053)
     early = node.socket(V4, (V4.node, 40012))
     early.sendto(b"?", (V4.vip, 54))
-    before = {flow.source_port for flow in node.flows(V4)}
-    gone = [Translation(ip(V4.vip), 53, endpoint), Translation(ip(V4.vip), 54, ip(V4.vip) + (54).to_bytes(2))]
+    before = {flow.client for flow in node.flows(V4)}
+    gone = [Translation(end(V4.vip, 53), endpoint), Translation(end(V4.vip, 54), end(V4.vip, 54))]
     assert tracked(node.name, lambda tracking: tracking.forget(2, gone, 2)) == 4
-    assert {flow.source_port for flow in node.flows(V4)} == before - {40000, 40001, 40002, 40012}
+    assert {flow.client for flow in node.flows(V4)} == before - {end(V4.node, 40000 + i) for i in (0, 1, 2, 12)}
     assert tracked(node.name, lambda tracking: tracking.forget(2, gone, 2)) == 0
     assert tracked(node.name, lambda tracking: tracking.forget(2, [], 0)) == 0
-    many = [Translation(ip(V4.vip), 53, other[:-2] + port.to_bytes(2)) for port in range(1000)]
+    many = [Translation(end(V4.vip, 53), other[:-2] + port.to_bytes(2)) for port in range(1000)]
     assert tracked(node.name, lambda tracking: tracking.forget(2, many, 1)) is None, "a dump takes less"
-    assert tracked(node.name, lambda tracking: tracking.forget(10, [Translation(ip(V6.vip), 53, b"")], 1)) is None
+    assert tracked(node.name, lambda tracking: tracking.forget(10, [Translation(end(V6.vip, 53), b"")], 1)) is None
 
 
 def test_a_kernel_that_deletes_whole_tuples_only_is_not_asked_again(
@@ -265,8 +276,8 @@ def test_a_kernel_that_deletes_whole_tuples_only_is_not_asked_again(
 ) -> None:
     node.serve(V4, V4.endpoints[0])
     node.ask(node.socket(V4, (V4.node, 40000)), V4.vip, 53)
-    gone = [Translation(ip(V4.vip), 53, ip(V4.endpoints[0]) + (5353).to_bytes(2))]
-    monkeypatch.setattr(udp_flows, "_CTA_FILTER", udp_flows._CTA_ZONE)  # which is of another size: refused as unknown
+    gone = [Translation(end(V4.vip, 53), end(V4.endpoints[0], 5353))]
+    monkeypatch.setattr(tracked_entries, "FILTER", tracked_entries.ZONE)  # which is of another size: refused as unknown
 
     def twice(tracking: Conntrack) -> list[int | None]:
         first = tracking.forget(2, gone, 2)
@@ -280,16 +291,16 @@ def test_a_kernel_that_deletes_whole_tuples_only_is_not_asked_again(
 def test_messages_of_an_unusual_layout_are_read_the_long_way(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.serve(V4, V4.endpoints[0])
     node.ask(node.socket(V4, (V4.node, 40000)), V4.vip, 53)
-    (usual,) = node.flows(V4, {(ip(V4.vip), 53): None})
-    monkeypatch.setattr(udp_flows._LAYOUTS[2], "original", b"\xff")
-    (found,) = node.flows(V4, {(ip(V4.vip), 53): None})
+    (usual,) = node.flows(V4, {target(V4.vip, 53): None})
+    monkeypatch.setattr(tracked_entries.LAYOUTS[2], "head", b"\xff")
+    (found,) = node.flows(V4, {target(V4.vip, 53): None})
     assert msgspec.structs.replace(found, entry=b"") == msgspec.structs.replace(usual, entry=b"")
     assert identities([found]) == identities([usual])
-    assert node.flows(V4, {(ip(V4.vip), 54): None}) == []
+    assert node.flows(V4, {target(V4.vip, 54): None}) == []
     assert len(node.flows(V4)) == 1
 
 
 def test_a_refused_deletion_is_an_error(node: Node) -> None:
-    broken = Flow(2, b"", 0, b"", 0, b"", 0, b"\x08\x00\x01\x80\x00\x00\x00\x00")
+    broken = Flow(target(V4.vip, 53), b"", b"", b"\x08\x00\x01\x80\x00\x00\x00\x00")
     with pytest.raises(NetlinkError, match="cannot delete 1 of 1 stale UDP flows"):
         tracked(node.name, lambda tracking: tracking.delete([broken]))

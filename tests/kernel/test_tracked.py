@@ -11,10 +11,16 @@ import pytest
 
 from kubeproxy.kernel.conntrack.counts import level, refusals
 from kubeproxy.kernel.conntrack.events import Events, filter_program
-from kubeproxy.kernel.conntrack.tracked import ANSWERED, DESTINATION_TRANSLATED, Wanted, entries, entries_to
+from kubeproxy.kernel.conntrack.tracked import (
+    ANSWERED,
+    DESTINATION_TRANSLATED,
+    Wanted,
+    entries,
+    entries_to,
+    target_of,
+)
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from kubeproxy.model.addresses import PROTOCOLS, pack
-from kubeproxy.seeing.users import target_of
 
 RULES = """
 table ip t {

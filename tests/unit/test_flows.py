@@ -20,6 +20,7 @@ from kubeproxy.flows import (
     suspects,
     translations,
 )
+from kubeproxy.kernel.conntrack.tracked import target_of
 from kubeproxy.kernel.conntrack.udp_flows import Translation
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import (
@@ -77,6 +78,8 @@ def change(before, after, name="web"):
 
 
 FRONT = Key(VIP, 53)
+TARGET = target_of(VIP, flows.UDP, 53)
+NODEPORT = (30053).to_bytes(2)
 
 
 @pytest.mark.parametrize(
@@ -136,20 +139,20 @@ def test_every_frontend_counts():
     found = suspects([change(before, after)], V4, certain=True)
     assert found.keys() == {FRONT, Key(EXTERNAL, 53), Key(b"", 30053)}
     assert translations(found, [NODE]) == [
-        Translation(VIP, 53, A),
-        Translation(EXTERNAL, 53, A),
-        Translation(NODE, 30053, A),
+        Translation(VIP + b"\0\x35", A),
+        Translation(EXTERNAL + b"\0\x35", A),
+        Translation(NODE + NODEPORT, A),
     ]
 
 
 def test_an_added_external_ip_is_a_new_frontend():
     found = suspects([change(meaning(A), meaning(A, external=[EXTERNAL]))], V4, certain=True)
-    assert translations(found, []) == [Translation(EXTERNAL, 53, EXTERNAL + b"\0\x35")]
+    assert translations(found, []) == [Translation(EXTERNAL + b"\0\x35", EXTERNAL + b"\0\x35")]
 
 
 def test_an_external_ip_that_a_service_loses_is_no_frontend_any_more():
     found = suspects([change(meaning(A, external=[EXTERNAL]), meaning(A))], V4, certain=True)
-    assert translations(found, []) == [Translation(EXTERNAL, 53, A)]
+    assert translations(found, []) == [Translation(EXTERNAL + b"\0\x35", A)]
 
 
 @pytest.mark.parametrize("policy", [SERVED, LOCAL])
@@ -160,7 +163,7 @@ def test_flows_stay_that_go_to_an_endpoint_which_serves_whatever_policies_and_so
 
 
 def test_what_serves_again_is_not_wrong():
-    assert translations({FRONT: Suspects(frozenset({A}), frozenset({A, B}))}, []) == [Translation(VIP, 53, B)]
+    assert translations({FRONT: Suspects(frozenset({A}), frozenset({A, B}))}, []) == [Translation(VIP + b"\0\x35", B)]
     assert translations({FRONT: Suspects(frozenset({A}), None)}, []) is None
 
 
@@ -229,7 +232,7 @@ def wanted(cleaner, now):
 
 def test_a_second_look_knows_what_serves_by_then(cleaner):
     cleaner.changed([change(meaning(A), meaning(B))], full=False)
-    assert wanted(cleaner, 0.0) == [Translation(VIP, 53, A)]
+    assert wanted(cleaner, 0.0) == [Translation(VIP + b"\0\x35", A)]
     cleaner.changed([change(meaning(B), meaning(A, B))], full=False)
     assert cleaner.due(V4, SECOND_LOOK - 0.1) == {}
     assert cleaner.due(V4, SECOND_LOOK) == {FRONT: Suspects(frozenset({A, B}), frozenset({A}))}
@@ -238,11 +241,11 @@ def test_a_second_look_knows_what_serves_by_then(cleaner):
 
 def test_every_change_has_a_second_look_of_its_own(cleaner):
     cleaner.changed([change(meaning(A), meaning(B))], full=False)
-    assert wanted(cleaner, 0.0) == [Translation(VIP, 53, A)]
+    assert wanted(cleaner, 0.0) == [Translation(VIP + b"\0\x35", A)]
     cleaner.changed([change(meaning(B), meaning(C))], full=False)
-    assert wanted(cleaner, 0.3) == [Translation(VIP, 53, B)]
-    assert wanted(cleaner, 0.5) == [Translation(VIP, 53, A)]
-    assert wanted(cleaner, 0.8) == [Translation(VIP, 53, B)]
+    assert wanted(cleaner, 0.3) == [Translation(VIP + b"\0\x35", B)]
+    assert wanted(cleaner, 0.5) == [Translation(VIP + b"\0\x35", A)]
+    assert wanted(cleaner, 0.8) == [Translation(VIP + b"\0\x35", B)]
     assert cleaner.due(V4, 3600.0) == {}
 
 
@@ -293,10 +296,10 @@ def test_a_look_under_way_knows_what_serves_by_then():
     wanted = cleaner._underway[V4] = cleaner.due(V4, 0.0)
     cleaner._remove(V4, wanted, ())
     ((services, _),) = notes.calls
-    assert services == {(VIP, 53): frozenset()}
+    assert services == {TARGET: frozenset()}
     ports.append(1053)
     cleaner.changed([change(NOTHING, meaning(A))], full=False)
-    assert NODE + bytes((4, 29)) in services[VIP, 53]
+    assert NODE + bytes((4, 29)) in services[TARGET]
 
 
 def test_two_looks_at_once_are_for_what_both_are_for():
@@ -318,7 +321,7 @@ def test_a_recheck_looks_at_all_udp_flows_and_no_others(soon):
         task.cancel()
         return notes.calls
 
-    assert asyncio.run(scene())[0] == ({(VIP, 53): frozenset({A})}, {})
+    assert asyncio.run(scene())[0] == ({TARGET: frozenset({A})}, {})
 
 
 def test_nothing_is_looked_for_when_nothing_went(soon):
@@ -327,7 +330,7 @@ def test_nothing_is_looked_for_when_nothing_went(soon):
 
 def test_a_kernel_that_cannot_forget_is_read(soon):
     found = cleaned(change(meaning(A, nodeport=30053), meaning(B, nodeport=30053)), forgets=False, looks=[2])
-    assert found == [({(VIP, 53): {B}}, {30053: {B}})] * 2
+    assert found == [({TARGET: {B}}, {NODEPORT: {B}})] * 2
 
 
 def flaky(answer):

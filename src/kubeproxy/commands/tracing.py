@@ -17,7 +17,7 @@ from kubeproxy import modes
 from kubeproxy.backends.mode import FlowsEnd, Mode
 from kubeproxy.control.client import NoAnswerError
 from kubeproxy.errors import ApplyError, Unsupported
-from kubeproxy.kernel.conntrack.tracked import entries_to
+from kubeproxy.kernel.conntrack.tracked import entries_to, target_of
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from kubeproxy.kernel.nftables import nft
 from kubeproxy.kernel.nftables.chains import TABLE_FAMILIES, BaseChain
@@ -26,7 +26,6 @@ from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import PROTOCOLS, destination_text, unpack
 from kubeproxy.model.answer import Packet
 from kubeproxy.seeing.journey import DROP, LEFT, Journey, RuleKey, Ruleset, Served, Verdict, journeys, verdict
-from kubeproxy.seeing.users import target_of
 
 MOST_STEPS = 20_000
 """Steps that are kept; a packet meets 10 to 100."""

@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct, field
 
 from kubeproxy.kernel.conntrack.tracked import Tracked
-from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, Family, destination_text, unpack
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, unpack
 from kubeproxy.model.plan import NODEPORT_KEY, ServicePlan
 from kubeproxy.seeing.owners import Targets, keys_of
 
@@ -220,8 +220,3 @@ def uses(port: ServedPort, seconds: float, pods: Mapping[bytes, str]) -> PortUse
 def target_text(target: bytes) -> str:
     """Return 'address:port' of what a client sent to."""
     return destination_text(target[:-NODEPORT_KEY] + target[-2:])
-
-
-def target_of(address: bytes, protocol: int, port: int) -> bytes:
-    """Return the target of a connection to an address and port."""
-    return address + bytes([protocol]) + PORT_BYTES[port]

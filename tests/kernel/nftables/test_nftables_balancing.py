@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from kubeproxy.backends.nftables.counting import KernelCounters, connections
+from kubeproxy.kernel.conntrack.tracked import target_of
 from kubeproxy.kernel.conntrack.udp_flows import Conntrack
 from kubeproxy.model import maglev
 from kubeproxy.model.addresses import Family
@@ -114,8 +115,8 @@ def test_a_drained_endpoint_gets_no_connection_and_keeps_those_that_it_has():
 def tracked():
     """The endpoint of each connection, by its client's port."""
     with Conntrack() as conntrack:
-        flows = conntrack.udp_flows(Family.IPV4, [(address(SERVICE[Family.IPV4]), 80)], [])
-        return {flow.source_port: flow.reply_source for flow in flows}
+        flows = conntrack.udp_flows(Family.IPV4, [target_of(address(SERVICE[Family.IPV4]), socket.IPPROTO_UDP, 80)])
+        return {int.from_bytes(flow.client[-2:]): flow.server[:-2] for flow in flows}
 
 
 @pytest.mark.parametrize("family", list(Family))

@@ -165,25 +165,24 @@ def _announcing(answer: bytes) -> Any:
 def connections(data: bytes) -> None:
     """Connection tracking: entries, events, counts."""
     answer = _answer(data, (0x100, 0x102, 0x104, 0x105))
-    layouts = udp_flows._LAYOUTS
     _each(
         lambda: tracked.entries(_link(answer), 2),
         lambda: tracked.entries(_link(answer), 10),
         lambda: tracking_counts.level(_link(answer)),
         lambda: tracking_counts.refusals(_link(answer)),
-        lambda: _flows(layouts[2], answer),
-        lambda: _flows(layouts[10], answer),
+        lambda: _flows(2, answer),
+        lambda: _flows(10, answer),
         lambda: events.Events(Announcements(_announcing(answer), "x"), tracked.EVERYTHING).until(
             time.monotonic() + 1e9
         ),
     )
 
 
-def _flows(layout: Any, answer: bytes) -> None:
+def _flows(family: int, answer: bytes) -> None:
     for buffer in _link(answer).dump_all(0x101, b"", "flows"):
-        for flow in layout.flows(buffer, None, ()):
-            if flow is not None:
-                udp_flows._identity(flow.entry)
+        for ends in tracked.LAYOUTS[family].entries(buffer, b"\x11"):
+            if ends is not None:
+                udp_flows._identity(buffer[ends.start : ends.end])
 
 
 def routes(data: bytes) -> None:

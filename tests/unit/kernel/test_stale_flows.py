@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kubeproxy.kernel.conntrack.tracked import target_of
 from kubeproxy.kernel.conntrack.udp_flows import Conntrack, Flow, stale_flows
 
 
@@ -20,18 +21,21 @@ def endpoint(address: str, port: int) -> bytes:
     return ip(address) + port.to_bytes(2)
 
 
+def target(address: str, port: int) -> bytes:
+    return target_of(ip(address), socket.IPPROTO_UDP, port)
+
+
 def flow(destination: str, port: int, reply: str, reply_port: int, source: str = "10.244.0.9") -> Flow:
-    family = 10 if ":" in destination else 2
-    return Flow(family, ip(source), 40000, ip(destination), port, ip(reply), reply_port, b"")
+    return Flow(target(destination, port), endpoint(source, 40000), endpoint(reply, reply_port), b"")
 
 
 SERVICES = {
-    (ip("10.96.0.10"), 53): frozenset({endpoint("10.244.1.2", 5353), endpoint("10.244.1.3", 5353)}),
-    (ip("10.96.0.11"), 53): frozenset[bytes](),
-    (ip("192.0.2.2"), 31000): frozenset({endpoint("10.244.1.9", 1)}),
-    (ip("fd00::10"), 53): frozenset({endpoint("fd01::2", 5353)}),
+    target("10.96.0.10", 53): frozenset({endpoint("10.244.1.2", 5353), endpoint("10.244.1.3", 5353)}),
+    target("10.96.0.11", 53): frozenset[bytes](),
+    target("192.0.2.2", 31000): frozenset({endpoint("10.244.1.9", 1)}),
+    target("fd00::10", 53): frozenset({endpoint("fd01::2", 5353)}),
 }
-NODEPORTS = {30053: frozenset({endpoint("10.244.1.2", 5353)}), 31000: frozenset({endpoint("10.244.1.2", 5353)})}
+NODEPORTS = {port.to_bytes(2): frozenset({endpoint("10.244.1.2", 5353)}) for port in (30053, 31000)}
 NODE = {ip("192.0.2.2"), ip("127.0.0.1")}
 
 
@@ -59,17 +63,19 @@ def test_a_flow_is_stale_when_its_replies_come_from_no_serving_endpoint(entry: F
 
 
 ADDRESSES = st.sampled_from([ip(f"10.0.0.{n}") for n in range(4)])
-PORTS = st.integers(1, 4)
+PORTS = st.integers(1, 4).map(lambda port: port.to_bytes(2))
+TARGETS = st.builds(lambda a, p: a + b"\x11" + p, ADDRESSES, PORTS)
+ENDS = st.builds(bytes.__add__, ADDRESSES, PORTS)
 FLOWS = st.lists(
-    st.builds(Flow, st.just(socket.AF_INET.value), ADDRESSES, PORTS, ADDRESSES, PORTS, ADDRESSES, PORTS, st.just(b"")),
+    st.builds(Flow, TARGETS, ENDS, ENDS, st.just(b"")),
     max_size=20,
 )
-ENDPOINTS = st.frozensets(st.builds(lambda a, p: a + p.to_bytes(2), ADDRESSES, PORTS), max_size=4)
+ENDPOINTS = st.frozensets(ENDS, max_size=4)
 
 
 @given(
     FLOWS,
-    st.dictionaries(st.tuples(ADDRESSES, PORTS), ENDPOINTS),
+    st.dictionaries(TARGETS, ENDPOINTS),
     st.dictionaries(PORTS, ENDPOINTS),
     st.frozensets(ADDRESSES),
 )
@@ -77,17 +83,17 @@ def test_changed_services_one_by_one_find_what_all_at_once_find(flows, services,
     at_once = stale_flows(flows, services, nodeports, node)
     one_by_one = [f for key, value in services.items() for f in stale_flows(flows, {key: value}, {}, node)]
     by_port = [f for port, value in nodeports.items() for f in stale_flows(flows, {}, {port: value}, node)]
-    own = [f for f in by_port if (f.destination, f.destination_port) not in services]
+    own = [f for f in by_port if f.target not in services]
     assert sorted(map(id, at_once)) == sorted(map(id, one_by_one + own))
 
 
 def test_what_begins_to_serve_while_flows_are_read_keeps_its_flows(monkeypatch) -> None:
-    services = {(ip("10.96.0.10"), 53): frozenset[bytes]()}
+    services = {target("10.96.0.10", 53): frozenset[bytes]()}
     old, fresh = flow("10.96.0.10", 53, "10.244.1.2", 5353), flow("10.96.0.10", 53, "10.244.1.3", 5353)
 
     def read(*_):
         yield from (old, fresh)
-        services[ip("10.96.0.10"), 53] = frozenset({endpoint("10.244.1.3", 5353)})
+        services[target("10.96.0.10", 53)] = frozenset({endpoint("10.244.1.3", 5353)})
 
     tracking = Conntrack()
     deleted: list[Flow] = []

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from kubeproxy.kernel.conntrack.counts import Level, Refusals
-from kubeproxy.kernel.conntrack.tracked import ANSWERED, Tracked
+from kubeproxy.kernel.conntrack.tracked import ANSWERED, Tracked, target_of
 from kubeproxy.model.addresses import PROTOCOLS, pack
 from kubeproxy.seeing.fullness import Fillers, fullness
-from kubeproxy.seeing.users import ServedPorts, target_of
+from kubeproxy.seeing.users import ServedPorts
 from support.nftables_plans import plans_of
 
 TCP, UDP = PROTOCOLS["TCP"], PROTOCOLS["UDP"]

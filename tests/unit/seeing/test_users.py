@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.kernel.conntrack.tracked import ANSWERED, Tracked
+from kubeproxy.kernel.conntrack.tracked import ANSWERED, Tracked, target_of
 from kubeproxy.model.addresses import PROTOCOLS, Family, pack
 from kubeproxy.seeing import users
-from kubeproxy.seeing.users import Census, ServedPorts, target_of, uses
+from kubeproxy.seeing.users import Census, ServedPorts, uses
 from support.nftables_plans import EVERYTHING, V4, plans_of
 
 TCP, UDP = PROTOCOLS["TCP"], PROTOCOLS["UDP"]

@@ -11,7 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
-from kubeproxy.kernel.conntrack.tracked import EVERYTHING, ID, LAYOUTS, STATUS, SUBSYSTEM, Tracked, Wanted
+from kubeproxy.kernel.conntrack.tracked import (
+    EVERYTHING,
+    FIRST_ATTRIBUTE,
+    ID,
+    LAYOUTS,
+    STATUS,
+    SUBSYSTEM,
+    Tracked,
+    Wanted,
+)
 from kubeproxy.kernel.netlink.announcements import Announcements
 from kubeproxy.kernel.netlink.protocol import HEADER, Closing, understood
 from kubeproxy.kernel.netlink.socket_filter import IF_EQUAL, LOAD_WORD, attach, keeping
@@ -21,7 +30,6 @@ _DELETE: Final = SUBSYSTEM | 2  # IPCTNL_MSG_CT_DELETE
 BEGINNINGS: Final = 1  # NFNLGRP_CONNTRACK_NEW
 ENDS: Final = 3  # NFNLGRP_CONNTRACK_DESTROY
 _RECEIVE_BUFFER: Final = 8 << 20  # some 8,000 events, more than a second of a busy node
-_FIRST_ATTRIBUTE: Final = HEADER.size + 4  # struct nfgenmsg
 
 _FIND_ATTRIBUTE: Final = 0xFFFFF000 + 12  # SKF_AD_OFF + SKF_AD_NLATTR
 # Classic BPF, linux/bpf_common.h: what an instruction does.
@@ -95,11 +103,11 @@ class Events(Closing):
 
 def read(data: bytes) -> Event | None:
     """Return the event in a message, None where it is about something that has no ports."""
-    length, kind, _, _, _ = HEADER.unpack_from(data)
+    kind = HEADER.unpack_from(data)[1]
     family = data[HEADER.size]
     if kind not in (_NEW, _DELETE) or family not in LAYOUTS:
         return None
-    entry = LAYOUTS[family].read(data, _FIRST_ATTRIBUTE, length)
+    entry = LAYOUTS[family].read(data)
     return Event(kind == _DELETE, family, entry) if entry is not None else None
 
 
@@ -116,7 +124,7 @@ def filter_program(wanted: Wanted, one_in: int) -> bytes:
 def _attribute(kind: int) -> list[tuple[int, int]]:
     """Return the steps that load the value of an attribute of four bytes."""
     return [
-        (_LOAD, _FIRST_ATTRIBUTE),
+        (_LOAD, FIRST_ATTRIBUTE),
         (_LOAD_INDEX, kind),
         (LOAD_WORD, _FIND_ATTRIBUTE),
         (_TO_INDEX, 0),
