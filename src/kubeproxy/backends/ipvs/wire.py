@@ -251,7 +251,7 @@ class NodeKernel(NodeView):
         for table, ours in rules.tables.items():
             for chain in (*ours, *{jump.chain: None for jump in JUMPS if jump.table == table}):
                 found += [
-                    f"{table} {chain} {compat_rules.uncounted(rule).hex()}"
+                    f"{table} {chain} {compat_rules.uncounted(rule)}"
                     for rule in compat_rules.expressions(self._family, table, chain)
                     if chain in ours or any(compat_rules.leads_to(rule, target) for target in ours)
                 ]

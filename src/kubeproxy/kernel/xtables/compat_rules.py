@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kubeproxy.kernel.netlink.protocol import attributes
-from kubeproxy.kernel.nftables import nfta
+from kubeproxy.kernel.netlink.protocol import understood
+from kubeproxy.kernel.nftables.expressions import PacketCount, Rule, parse
 from kubeproxy.kernel.nftables.nfnetlink import chain_rules
 
 
@@ -24,11 +24,7 @@ def has_jump(family: int, table: str, chain: str, target: str) -> bool:
     return any(leads_to(rule, target) for rule in expressions(family, table, chain))
 
 
-def uncounted(rule: bytes) -> bytes:
-    """Return a rule's expressions without those that count packets."""
-    found = []
-    for _, first, last in attributes(rule, 0, len(rule)):
-        parts = {kind: (s, e) for kind, s, e in attributes(rule, first, last)}
-        if rule[slice(*parts.get(nfta.EXPR_NAME, (0, 0)))] != b"counter\0":
-            found.append(rule[first:last])
-    return b"".join(found)
+@understood("rules of nf_tables")
+def uncounted(rule: bytes) -> Rule:
+    """Return a rule without the expressions that count packets."""
+    return tuple(expression for expression in parse(rule) if not isinstance(expression, PacketCount))

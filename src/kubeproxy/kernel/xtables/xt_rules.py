@@ -22,6 +22,7 @@ from kubeproxy.kernel.netlink.protocol import (
     attribute,
     nested,
 )
+from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import nfta
 from kubeproxy.kernel.nftables.nfnetlink import (
     DELETE_CHAIN,
@@ -114,51 +115,32 @@ _APPENDED: Final = NLM_F_REQUEST | NLM_F_CREATE | NLM_F_APPEND
 
 
 _IIFNAME, _L4PROTO = 6, 16  # enum nft_meta_keys
-_VERDICT_REGISTER, _REGISTER = 0, 1  # enum nft_registers: NFT_REG_VERDICT, NFT_REG_1
-_SAME, _UNEQUAL = 0, 1  # enum nft_cmp_ops: NFT_CMP_EQ, NFT_CMP_NEQ
+_REGISTER = 1  # NFT_REG_1
 _NETWORK_HEADER = 1  # NFT_PAYLOAD_NETWORK_HEADER
+_COUNTER: Final = x.pack(x.PacketCount())
 
 
 def _number(kind: int, value: int) -> bytes:
     return attribute(kind, value.to_bytes(4, "big"))
 
 
-def _expression(name: str, *attributes: bytes) -> bytes:
-    return nested(nfta.LIST_ELEM, attribute(nfta.EXPR_NAME, name.encode() + b"\0"), nested(nfta.EXPR_DATA, *attributes))
-
-
 def _compared(value: bytes, unequal: bool) -> bytes:
-    return _expression(
-        "cmp",
-        _number(nfta.CMP_SREG, _REGISTER),
-        _number(nfta.CMP_OP, _UNEQUAL if unequal else _SAME),
-        nested(nfta.CMP_DATA, attribute(nfta.DATA_VALUE, value)),
-    )
+    return x.pack(x.Compare(_REGISTER, x.OPERATORS.index("!=" if unequal else "=="), value))
 
 
 def _meta(key: int) -> bytes:
-    return _expression("meta", _number(nfta.META_KEY, key), _number(nfta.META_DREG, _REGISTER))
+    return x.pack(x.Meta(key, _REGISTER))
 
 
-_COUNTER: Final = _expression(
-    "counter", attribute(nfta.COUNTER_BYTES, bytes(8)), attribute(nfta.COUNTER_PACKETS, bytes(8))
-)
-
-
-def _verdict(code: int, chain: bytes = b"") -> bytes:
-    verdict = _number(nfta.VERDICT_CODE, code & 0xFFFFFFFF)
-    if chain:
-        verdict += attribute(nfta.VERDICT_CHAIN, chain + b"\0")
-    data = nested(nfta.IMMEDIATE_DATA, nested(nfta.DATA_VERDICT, verdict))
-    return _expression("immediate", _number(nfta.IMMEDIATE_DREG, _VERDICT_REGISTER), data)
+def _verdict(code: int, chain: str = "") -> bytes:
+    return x.pack(x.Immediate(x.VERDICT, x.RuleVerdict(code, chain)))
 
 
 @lru_cache(maxsize=1024)
 def _frame(length: int) -> tuple[bytes, bytes]:
     """Return what stands around a name of so many bytes in a jump."""
-    whole = _verdict(-3, b"x" * length)  # NFT_JUMP
-    before = whole[: whole.index(b"x" * length)]
-    return before, whole[len(before) + length :]
+    before, _, after = _verdict(x.JUMP, "x" * length).partition(b"x" * length)
+    return before, after
 
 
 def _jump(chain: str) -> bytes:
@@ -210,25 +192,11 @@ _OFFSETS: Final = {(Family.IPV4, "-s"): 12, (Family.IPV4, "-d"): 16, (Family.IPV
 @lru_cache(maxsize=1024)
 def _load(family: Family, option: str, prefix: int) -> bytes:
     size = family.address_size
-    load = _expression(
-        "payload",
-        _number(nfta.PAYLOAD_DREG, _REGISTER),
-        _number(nfta.PAYLOAD_BASE, _NETWORK_HEADER),
-        _number(nfta.PAYLOAD_OFFSET, _OFFSETS[family, option]),
-        _number(nfta.PAYLOAD_LEN, size),
-    )
+    load = x.pack(x.Payload(_NETWORK_HEADER, _OFFSETS[family, option], size, _REGISTER))
     if prefix == 8 * size:
         return load
     mask = (((1 << prefix) - 1) << (8 * size - prefix)).to_bytes(size, "big")
-    masked = _expression(
-        "bitwise",
-        _number(nfta.BITWISE_SREG, _REGISTER),
-        _number(nfta.BITWISE_DREG, _REGISTER),
-        _number(nfta.BITWISE_LEN, size),
-        nested(nfta.BITWISE_MASK, attribute(nfta.DATA_VALUE, mask)),
-        nested(nfta.BITWISE_XOR, attribute(nfta.DATA_VALUE, bytes(size))),
-    )
-    return load + masked
+    return load + x.pack(x.Bitwise(_REGISTER, _REGISTER, size, mask, bytes(size)))
 
 
 _EQUAL: Final = {
@@ -255,12 +223,8 @@ def _address(option: str, text: str, unequal: bool, family: Family) -> bytes:
 def _xt(kind: str, name: str, revision: int, info: bytes) -> bytes:
     """Return a match or a target; what it is told is aligned to eight bytes (XT_ALIGN)."""
     info += bytes(-len(info) & 7)
-    return _expression(
-        kind,
-        attribute(nfta.MATCH_NAME, name.encode() + b"\0"),
-        _number(nfta.MATCH_REV, revision),
-        attribute(nfta.MATCH_INFO, info),
-    )
+    parts = attribute(nfta.MATCH_NAME, name.encode() + b"\0"), _number(nfta.MATCH_REV, revision)
+    return x.pack(x.Opaque(kind, b"".join(parts) + attribute(nfta.MATCH_INFO, info)))
 
 
 @lru_cache(maxsize=4096)
@@ -338,7 +302,7 @@ _MATCHES: Final[Mapping[str, _Match]] = {
     "nfacct": _nfacct,
 } | {name.lower(): partial(_ports, name.lower()) for name in PROTOCOLS}
 
-_VERDICTS: Final = {"ACCEPT": _verdict(1), "DROP": _verdict(0), "RETURN": _verdict(-5)}
+_VERDICTS: Final = {"ACCEPT": _verdict(x.ACCEPT), "DROP": _verdict(x.DROP), "RETURN": _verdict(x.RETURN)}
 
 
 def _target(text: str, family: Family) -> bytes:
