@@ -11,7 +11,7 @@ from kubeproxy.kernel.netlink.protocol import netfilter_socket
 from kubeproxy.kernel.nftables import nft, others
 from kubeproxy.kernel.nftables.messages import chain_message
 from kubeproxy.kernel.nftables.nfnetlink import Transactions
-from kubeproxy.kernel.nftables.others import listen
+from kubeproxy.kernel.nftables.others import listen_to_table
 from support.own_network import own_network
 
 V4, V6 = 2, 10
@@ -49,7 +49,7 @@ class Listening:
 def listening():
     with own_network(), closing(Transactions.open()) as link:
         nft.run(TABLES)
-        with closing(listen("ours")) as others:
+        with closing(listen_to_table("ours")) as others:
             others.leave_out(link.port)
             yield Listening(link, others)
 

@@ -20,7 +20,7 @@ from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.layout import NUMBER_MAPS, TABLE, VERDICT_MAPS, SetId
 from kubeproxy.backends.nftables.table import KernelTable, Table
 from kubeproxy.kernel.nftables import nfnetlink, nft
-from kubeproxy.kernel.nftables.others import listen
+from kubeproxy.kernel.nftables.others import listen_to_table
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
 from support.cluster_objects import NODE_IPS
@@ -224,7 +224,7 @@ class KernelGround(Ground):
         nft.run("\n".join(lines) + "\n")
 
     def disturb_unheard(self, *lines: str) -> None:
-        others = listen(TABLE)
+        others = listen_to_table(TABLE)
         with closing(others), closing(self.table(V4)) as table, others.not_listening(table.generation):
             self.disturb(*lines)
 

@@ -24,8 +24,7 @@ from kubeproxy.kernel.netlink.announcements import Announcements
 from kubeproxy.kernel.netlink.protocol import HEADER, NLMSG_DONE, NLMSG_ERROR, Netlink, message
 from kubeproxy.kernel.nftables import counters, counts, fetch, lookup, nfnetlink, shapes, trace
 from kubeproxy.kernel.nftables.chains import chains
-from kubeproxy.kernel.nftables.changes import Changes
-from kubeproxy.kernel.nftables.others import Others
+from kubeproxy.kernel.nftables.others import Interest, Others
 from kubeproxy.kernel.proc.modules import ModuleFiles, present
 from kubeproxy.kernel.proc.port_holder import holder
 from kubeproxy.kernel.proc.processes import descriptors, proxies
@@ -141,11 +140,11 @@ def nf_tables_announced(data: bytes) -> None:
     """Changes of nf_tables, and traces of packets, as they are announced."""
     kinds = (0xA00, 0xA02, 0xA03, 0xA05, 0xA06, 0xA08, 0xA0F, 0xA11)
     answer = _answer(data, kinds)
-    changes = Changes(Talker(answer).say(), 1, lambda _: True, b"KUBE")  # type: ignore[arg-type]
-    others = Others(Talker(answer).say(), 1, "kube-proxy")  # type: ignore[arg-type]
+    chains = Others(Talker(answer).say(), 1, Interest(b"KUBE"))  # type: ignore[arg-type]
+    others = Others(Talker(answer).say(), 1, Interest(b"kube-proxy\0", "kube-proxy"))  # type: ignore[arg-type]
     traces = trace.Traces(Announcements(_announcing(answer), "traces"))
     _each(
-        lambda: changes.between(0, 1),
+        lambda: chains.taken(2, lambda: chains._counted),
         lambda: others.afresh(2, lambda: others._counted),
         lambda: others.heard(2, lambda: others._counted),
         lambda: traces.until(time.monotonic() + 1e9),

@@ -18,7 +18,7 @@ from kubeproxy.backends.mode import Difference
 from kubeproxy.backends.rules import Jump
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nftables import nfnetlink
-from kubeproxy.kernel.nftables.changes import ChainChange, Changes, listen
+from kubeproxy.kernel.nftables.others import ChainChange, Interest, Others, listen
 from kubeproxy.kernel.xtables import xtables, xtables_lock
 from kubeproxy.kernel.xtables.compat_rules import has_jump
 from kubeproxy.kernel.xtables.iptables_info import TableInfo
@@ -76,12 +76,11 @@ class NftWatch:
 
     rest = REST
 
-    def __init__(self, commands: Commands, transactions: nfnetlink.Transactions, changes: Changes) -> None:
+    def __init__(self, commands: Commands, transactions: nfnetlink.Transactions, others: Others) -> None:
         self._commands = commands
         self._family = commands.family
         self._transactions = transactions
-        self._changes = changes
-        self._generation = -1  # up to which everything is noted or our own
+        self._others = others
         self._noted: set[Place] = set()
         self._unknown = False  # whether there is more than what is noted
         self.places: frozenset[Place] | None = None
@@ -91,12 +90,12 @@ class NftWatch:
     @classmethod
     def open(cls, commands: Commands) -> Self:
         """Return one for the network namespace of the caller. Raises ApplyError."""
-        return cls(commands, nfnetlink.Transactions.open(), listen(_concerns, b"KUBE-"))
+        return cls(commands, nfnetlink.Transactions.open(), listen(Interest(b"KUBE-", concerns=_concerns)))
 
     def close(self) -> None:
         """See Watch."""
         self._transactions.close()
-        self._changes.close()
+        self._others.close()
 
     def present(self, table: str) -> Present:
         """See Watch."""
@@ -113,20 +112,16 @@ class NftWatch:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """See Watch."""
-        self._generation = self._transactions.generation()
+        self._others.afresh(self._family, self._transactions.generation)
         self._noted, self._unknown = set(), False
         yield
 
     @contextmanager
     def own_change(self, commits: int) -> Iterator[None]:
         """See Watch."""
-        before = self._transactions.generation()
-        if self._generation >= 0:
-            self._note(before)
-        self._generation = before
-        with self._changes.own(before, commits):
+        with self._others.not_listening(self._transactions.generation):
             yield
-        self._generation = before + commits  # each table is a transaction
+            self._others.ours(commits)  # each table is a transaction
 
     def expect(self, counts: Mapping[Place, int]) -> None:
         """See Watch."""
@@ -136,23 +131,19 @@ class NftWatch:
 
     def touched(self) -> bool:
         """See Watch."""
-        self._note(self._transactions.generation())
+        self._note()
         return self._unknown or bool(self._noted)
 
-    def _note(self, generation: int) -> None:
-        """Note what others changed up to a generation."""
-        if generation == self._generation:
-            return
-        found = self._changes.between(self._generation, generation)
-        self._generation = generation
-        ours = [change for change in found or () if change.family == self._family]
-        if found is None or any(not change.chain for change in ours):
+    def _note(self) -> None:
+        """Note what others changed so far."""
+        heard = self._others.taken(self._family, self._transactions.generation)
+        if not heard.complete or any(not chain for _, chain in heard.chains):
             self._unknown = True
-        self._noted.update((change.table, change.chain) for change in ours)
+        self._noted |= heard.chains
 
     def inspect(self) -> Difference | None:
         """See Watch."""
-        self._note(self._transactions.generation())
+        self._note()
         unknown = self._unknown or len(self._noted) > MOST_PLACES
         if difference := self._compare() if unknown else self._missing(j for j in JUMPS if j[:2] in self._noted):
             return difference

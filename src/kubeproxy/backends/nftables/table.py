@@ -16,7 +16,7 @@ from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink, NetlinkError
 from kubeproxy.kernel.nftables import fetch, nfnetlink, shapes, tables
 from kubeproxy.kernel.nftables.contents import Pairs, pairs
-from kubeproxy.kernel.nftables.others import Heard, Others, listen
+from kubeproxy.kernel.nftables.others import Heard, Others, listen_to_table
 from kubeproxy.kernel.nftables.shapes import ChainShape
 from kubeproxy.kernel.nftables.tables import Contents
 from kubeproxy.model.addresses import Family
@@ -127,7 +127,7 @@ class KernelTable:
     def afresh(self) -> None:
         """See Table."""
         if self._others is None:
-            self._others = listen(TABLE)
+            self._others = listen_to_table(TABLE)
             self._others.leave_out(self._transactions.port)
         self._others.afresh(self.family, self.generation)
 
