@@ -13,8 +13,9 @@ LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 
 def bundle(wheel: Path, folder: Path, out: Path) -> None:
-    """Write the archive: the installer as its entry point, the unit, our wheel, and the wheels that it needs."""
-    files = {"__main__.py": HERE / "install.py", "kube-proxy.service": HERE.parent / "systemd/kube-proxy.service"}
+    """Write the archive: the installer as its entry point, what it installs, and the wheels, ours among them."""
+    files = {"__main__.py": HERE / "install.py", "manual.py": HERE / "manual.py"}
+    files["kube-proxy.service"] = HERE.parent / "systemd/kube-proxy.service"
     files[f"wheels/any/{wheel.name}"] = wheel
     files |= {f"wheels/{one.parent.name}/{one.name}": one for one in sorted(folder.glob("*/*.whl"))}
     fresh = out.with_name(out.name + ".new")

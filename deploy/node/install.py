@@ -76,7 +76,7 @@ def wheels_of(archive: zipfile.ZipFile, tag: str) -> list[str]:
 def release_of(archive: zipfile.ZipFile, wheels: list[str]) -> str:
     """Return the name of the release's folder: version, Python, and a hash of all that goes into it."""
     seen = hashlib.sha256()
-    for name in [*wheels, "kube-proxy.service", "__main__.py"]:
+    for name in [*wheels, "kube-proxy.service", "manual.py", "__main__.py"]:
         seen.update(name.encode() + b"\0" + hashlib.sha256(archive.read(name)).digest())
     version = PurePosixPath(wheels[0]).name.split("-")[1]
     return f"{version}-py{sys.version_info[0]}.{sys.version_info[1]}-{seen.hexdigest()[:12]}"
@@ -112,8 +112,8 @@ def build(archive: zipfile.ZipFile, wheels: list[str], folder: Path, final: str)
     launcher.chmod(0o755)
     (folder / "share").mkdir()
     (folder / "share/kube-proxy.service").write_bytes(archive.read("kube-proxy.service"))
-    here = str(folder / "bin/python")
-    subprocess.run([here, "-I", "-m", "kubeproxy.commands.papers", str(folder / "share")], check=True)
+    command = [folder / "bin/python", "-I", "-", folder / "share"]
+    subprocess.run(command, input=archive.read("manual.py"), check=True)
     compileall.compile_dir(packages, quiet=1, stripdir=str(folder), prependdir=final)
 
 

@@ -5,8 +5,8 @@ SHELL is bash, zsh or fish. An installed kube-proxy has its files where the shel
   . <(kube-proxy completion bash)
   kube-proxy completion fish | source
 
-With the word names it prints the Services that begin with the next word, for these scripts: by asking the running
-proxy, and nothing at all when none answers.
+These scripts ask with LINE, the command line as far as it is typed, at each press of Tab: then what may follow is
+printed instead, Services by asking the running proxy, and none of them when none answers.
 """
 
 from __future__ import annotations
@@ -14,8 +14,12 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Iterable, Iterator
+from textwrap import shorten
+from typing import Final
 
-from kubeproxy.commands import YES
+from kubeproxy.commands import COMMANDS, YES
+from kubeproxy.commands.parsers import PROXY, parser_of, summary, values
 from kubeproxy.config.flags import BY_NAME
 from kubeproxy.control.listener import connect
 
@@ -23,24 +27,139 @@ PATIENCE = 1.0
 """Seconds that somebody who pressed Tab waits for a proxy."""
 _NAME = re.compile(r"[\w.-]+/[\w.-]+(:\w+(/(udp|sctp))?)?", re.ASCII)
 """What is shown of the answer: a shell gets nothing that means more to it than letters."""
+_PATHS = {"FILE": ":file", "PATH": ":file", "FOLDER": ":folder"}
+"""Answers that make the script propose files of the shell's folder, by the name of the value."""
+
+_BASH = """\
+# Completion of kube-proxy for bash, made by: kube-proxy completion bash
+
+_kube_proxy() {
+    # Cut at blanks alone: readline cuts at = and : as well, which options and names have, and replaces what is behind.
+    local line=${COMP_LINE:0:COMP_POINT} found=()
+    local whole=${line##*[[:space:]]}
+    local cut=${whole%"${whole##*[=:]}"}
+    mapfile -t found < <(kube-proxy completion bash "$line" 2>/dev/null)
+    case ${found[0]} in
+    :file) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "${whole#--*=}") ;;
+    :folder) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "${whole#--*=}") ;;
+    *)
+        [[ ${found[0]} != *: ]] || compopt -o nospace
+        found=("${found[@]%%$'\\t'*}")
+        [[ $cut != *= || $COMP_WORDBREAKS == *=* ]] || cut=''
+        [[ $cut != *: || $COMP_WORDBREAKS == *:* ]] || cut=''
+        COMPREPLY=("${found[@]#"$cut"}")
+        ;;
+    esac
+}
+
+complete -F _kube_proxy kube-proxy
+"""
+_ZSH = """\
+#compdef kube-proxy
+# Completion of kube-proxy for zsh, made by: kube-proxy completion zsh
+
+_kube_proxy() {
+    local line="${(j: :)words[1,CURRENT-1]} $PREFIX"
+    local -a found shown
+    found=(${(f)"$(_call_program words kube-proxy completion zsh ${(q)line} 2>/dev/null)"})
+    case $found[1] in
+    :file) compset -P '--*='; _files ;;
+    :folder) compset -P '--*='; _files -/ ;;
+    *)
+        shown=("${(@)found/$'\\t'/  -- }")
+        found=("${(@)found%%$'\\t'*}")
+        if [[ $found[1] == *: ]]; then compadd -S '' -a found; else compadd -l -d shown -a found; fi
+        ;;
+    esac
+}
+
+if [[ $funcstack[1] == _kube[-_]proxy ]]; then _kube_proxy "$@"; else compdef _kube_proxy kube-proxy; fi
+"""
+_FISH = """\
+# Completion of kube-proxy for fish, made by: kube-proxy completion fish
+
+function __kube_proxy
+    set -l found (kube-proxy completion fish (commandline -cp | string collect) 2>/dev/null)
+    set -l option (string match -r -- '^--[^=]*=' (commandline -ct))
+    set -l path (string replace -r -- '^--[^=]*=' '' (commandline -ct))
+    switch "$found[1]"
+        case :file
+            printf "$option%s\\n" (__fish_complete_path "$path")
+        case :folder
+            printf "$option%s\\n" (__fish_complete_directories "$path" '')
+        case '*'
+            printf '%s\\n' $found
+    end
+end
+
+complete -c kube-proxy -f -a '(__kube_proxy)'
+"""
+SCRIPTS: Final = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own arguments."""
-    parser.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "fish", "names"), help="bash, zsh or fish")
-    parser.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="for names: what they begin with")
+    parser.add_argument("shell", metavar="SHELL", choices=tuple(SCRIPTS), help="bash, zsh or fish")
+    parser.add_argument("line", metavar="LINE", nargs="?", help="print what may follow this, for the scripts")
 
 
 def run(given: argparse.Namespace) -> int:
     """Answer; return the exit code."""
-    if given.shell == "names":
-        for name in names(given.prefix, BY_NAME["control-socket"].default):
-            sys.stdout.write(name + "\n")
-        return YES
-    from kubeproxy.commands import shells  # noqa: PLC0415 - names are asked for while somebody waits
-
-    sys.stdout.write(shells.SCRIPTS[given.shell]())
+    if given.line is None:
+        sys.stdout.write(SCRIPTS[given.shell])
+    else:
+        sys.stdout.writelines(f"{one}\n" for one in following(given.line))
     return YES
+
+
+def following(line: str) -> list[str]:
+    """Return what may stand where a command line ends, each as a word, or as a word, a tab and what it is for.
+
+    Instead of files, one of the answers of _PATHS alone.
+    """
+    *before, last = [*line.split()[1:], *([""] if line[-1:].isspace() else [])] or [""]
+    name = before.pop(0) if before and before[0] in COMMANDS else PROXY
+    if not before and name == PROXY and not last.startswith("-"):
+        return _beginning(last, COMMANDS.items())
+    parser = parser_of(name)
+    options = parser._option_string_actions
+    pending, place = None, 0
+    for word in before:
+        if pending is None and not word.startswith("-"):
+            place += 1
+        option = options.get(word) if pending is None else None
+        pending = option if option is not None and option.nargs != 0 else None
+    if pending is not None:
+        return list(_proposed(pending, last))
+    start, equals, value = last.partition("=")
+    if equals and start in options:
+        return [one if one.startswith(":") else f"{start}={one}" for one in _proposed(options[start], value)]
+    if last.startswith("-"):
+        long = {max(one.option_strings, key=len): summary(one) for one in options.values()}
+        return _beginning(last, long.items())
+    positions = parser._get_positional_actions()
+    return list(_proposed(positions[place], last)) if place < len(positions) else []
+
+
+def _beginning(prefix: str, words: Iterable[tuple[str, str]]) -> list[str]:
+    return [f"{word}\t{_short(text)}" for word, text in words if word.startswith(prefix)]
+
+
+def _short(text: str) -> str:
+    """Return the first sentence, or as much of it as a shell shows beside a word."""
+    return shorten(text.partition(". ")[0].rstrip("."), 90, placeholder="…")
+
+
+def _proposed(action: argparse.Action, prefix: str) -> Iterator[str]:
+    """Yield what a value may be that begins with a prefix."""
+    name = action.metavar
+    if name in _PATHS:
+        yield _PATHS[name]
+    elif name == "TARGET" or (name == "NAME" and not action.option_strings):
+        end = ":" if name == "TARGET" and ":" not in prefix else ""
+        yield from (f"{one}{end}" for one in names(prefix, BY_NAME["control-socket"].default))
+    else:
+        yield from (word for word in values(action) if word.startswith(prefix))
 
 
 def names(prefix: str, path: str) -> list[str]:

@@ -17,6 +17,7 @@ from kubeproxy.commands import doctor, offline
 from kubeproxy.commands.checkup import Report
 from kubeproxy.commands.main import parser_of, run
 from kubeproxy.commands.offline import Offline
+from kubeproxy.commands.parsers import parser_of
 from kubeproxy.commands.services import service_name
 from kubeproxy.control.client import Client
 from kubeproxy.errors import ConfigError

@@ -8,7 +8,7 @@ import pytest
 
 from bench.__main__ import ALL as BENCHMARKS
 from kubeproxy.commands import COMMANDS
-from kubeproxy.commands.main import parser_of
+from kubeproxy.commands.parsers import parser_of
 from kubeproxy.config.flags import BY_NAME
 from kubeproxy.observe.health import ProxyHealth
 from kubeproxy.observe.metrics import Metrics

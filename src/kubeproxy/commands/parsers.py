@@ -1,0 +1,87 @@
+"""The command lines as argparse has them: of each subcommand, and of the proxy itself.
+
+A subcommand reads its arguments by its parser. Completion and the manual pages are made of all of them, so that
+neither knows an option by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+from importlib import import_module
+from typing import Final
+
+from kubeproxy.commands import ALONE, COMMANDS, HIDDEN
+from kubeproxy.config.flags import BY_NAME, FLAGS, GROUPS
+from kubeproxy.config.modes import MODES
+from kubeproxy.config.pflag import SHORTHANDS, shown_default
+
+PROXY: Final = ""
+"""The name of the proxy itself, among those of subcommands."""
+_VALUES = {
+    "proxy-mode": tuple(MODES),
+    "detect-local-mode": ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"),
+    "logging-format": ("text", "json"),
+    "source": ("node",),  # or any address
+}
+_PATHS = {"config": "FILE", "kubeconfig": "FILE", "write-config-to": "FILE", "manifests": "FOLDER"}
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """Return the parser of a subcommand's arguments, or one that has the flags of the proxy and is not run."""
+    if name == PROXY:
+        return _proxy()
+    module, about = import_module(f"kubeproxy.commands.{name}"), {**COMMANDS, **HIDDEN}[name]
+    parser = argparse.ArgumentParser(
+        prog=f"kube-proxy {name}",
+        description=f"{about[0].upper()}{about[1:]}.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=module.__doc__.partition("\n\n")[2] if module.__doc__ else None,
+    )
+    module.arguments(parser)
+    if name not in ALONE:
+        _source_arguments(parser)
+    return parser
+
+
+def values(action: argparse.Action) -> tuple[str, ...]:
+    """Return the words that a value may be, as far as they are known; () when it may be anything."""
+    name = max(action.option_strings, key=len, default=action.dest).lstrip("-")
+    if action.help == argparse.SUPPRESS and BY_NAME[name].kind == "bool":
+        return ("true", "false")
+    return tuple(action.choices or _VALUES.get(name, ()))
+
+
+def summary(action: argparse.Action) -> str:
+    """Return what an argument is for; a flag of the proxy that --help of a command leaves out has its own text."""
+    return BY_NAME[action.dest.replace("_", "-")].usage if action.help == argparse.SUPPRESS else action.help or ""
+
+
+def _source_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add where the answer comes from: a running proxy, or objects that are read for this one question."""
+    group = parser.add_argument_group("where to ask")
+    socket = BY_NAME["control-socket"].default
+    group.add_argument(
+        "--control-socket", metavar="PATH", default=socket, help=f"the running proxy's (default {socket})"
+    )
+    group.add_argument("--manifests", metavar="FOLDER", help="ask no proxy: read the objects from these files")
+    group.add_argument("--kubeconfig", metavar="FILE", help="ask no proxy: read the objects from this API server")
+    group.add_argument("--config", metavar="FILE", help="with one of these: the proxy's configuration file")
+    group.add_argument("--proxy-mode", metavar="MODE", help="with one of these: the mode, unless the file says it")
+    group.add_argument("--hostname-override", metavar="NAME", help="with one of these: the Node, instead of this host")
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="for people, or for programs")
+
+
+def _proxy() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("kube-proxy", add_help=False, description="The Kubernetes network proxy of a node")
+    short = {name: f"-{letter}" for letter, name in SHORTHANDS.items()}
+    for title in GROUPS:
+        group = parser.add_argument_group(title)
+        for flag in (one for one in FLAGS if one.group == title and not one.hidden):
+            names = [short[flag.name]] if flag.name in short else []
+            default = "" if flag.default in {"", "false"} else f" (default {shown_default(flag)})"
+            about = flag.usage + default
+            if flag.kind == "bool" or flag.name in {"help", "version"}:
+                group.add_argument(*names, f"--{flag.name}", action="store_true", help=about)
+            else:
+                group.add_argument(*names, f"--{flag.name}", metavar=_PATHS.get(flag.name, flag.kind), help=about)
+    return parser
