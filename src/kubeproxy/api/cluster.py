@@ -20,6 +20,7 @@ from kubeproxy.api.credentials import Credentials, KeyPair
 from kubeproxy.api.reasons import os_reason, tls_words
 from kubeproxy.api.x509 import Validity, validities
 from kubeproxy.errors import ConfigError
+from kubeproxy.model.addresses import host_port
 
 log = logging.getLogger("kubeproxy.api")
 
@@ -35,8 +36,7 @@ class Server(NamedTuple):
     @property
     def authority(self) -> str:
         """host:port as in a Host header, IPv6 addresses in brackets."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
+        return host_port(self.host, self.port)
 
     @property
     def url(self) -> str:
@@ -171,7 +171,7 @@ class Proxy(NamedTuple):
     @property
     def authority(self) -> str:
         """host:port, IPv6 addresses in brackets."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return host_port(self.host, self.port)
 
     def __repr__(self) -> str:
         return f"{self.scheme}://{self.authority}"

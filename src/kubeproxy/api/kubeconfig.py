@@ -22,6 +22,7 @@ from kubeproxy.api.impersonation import impersonation
 from kubeproxy.api.proxy import proxy_of
 from kubeproxy.config.yaml_text import load_yaml
 from kubeproxy.errors import ConfigError
+from kubeproxy.model.addresses import host_port
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Where the kubelet mounts a pod's service account."""
@@ -108,8 +109,7 @@ def in_cluster(*, environ: Mapping[str, str] = os.environ, service_account: str 
     for path in (token, authority):
         if not Path(path).is_file():
             raise ConfigError(f"kubeconfig: not given, and the service account has no {path}; is it mounted?")
-    bracketed = f"[{host}]" if ":" in host else host
-    server = parse_server(f"https://{bracketed}:{port}", "KUBERNETES_SERVICE_HOST, KUBERNETES_SERVICE_PORT")
+    server = parse_server(f"https://{host_port(host, port)}", "KUBERNETES_SERVICE_HOST, KUBERNETES_SERVICE_PORT")
     trust = Trust(ca_file=authority, cluster_field="service account")
     return Cluster(server, trust, TokenFile(token), proxy_of(server, "", "", environ))
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, place_text
+from kubeproxy.model import addresses
+from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServiceName, ServicePlan
 
 Plans = Mapping[ServiceName, tuple[ServicePlan, ...]]
@@ -68,7 +69,5 @@ class Remembering(Protocol):
 
 def front_text(address: bytes, protocol: int, port: int) -> str:
     """Return a frontend as people write it: 10.96.0.1:80/tcp, [fd00::1]:80/tcp, NodePort 30080/tcp without address."""
-    name = PROTOCOL_NAMES.get(protocol, str(protocol)).lower()
-    if not address:
-        return f"NodePort {port}/{name}"
-    return f"{place_text(address, port)}/{name}"
+    text = addresses.front_text(address, port, protocol)
+    return text if address else f"NodePort {text.removeprefix('*:')}"

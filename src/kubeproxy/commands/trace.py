@@ -22,7 +22,7 @@ from kubeproxy.commands.flows import seconds
 from kubeproxy.commands.source import Source, knowing, source
 from kubeproxy.commands.tracing import Limits, Traced, look
 from kubeproxy.control.client import NoAnswerError, RefusedError
-from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, destination_text, unpack
+from kubeproxy.model.addresses import front_text, unpack
 from kubeproxy.model.answer import Packet
 from kubeproxy.seeing.journey import Journey
 from kubeproxy.seeing.question import QuestionError, addressed
@@ -76,8 +76,7 @@ def _question(given: argparse.Namespace, asked: Source) -> Packet:
 def show(packet: Packet, traced: Traced) -> None:
     """Print what became of a flow, for people: each way that packets went once, and the verdict."""
     source_ = unpack(packet.source) if packet.source is not None else "this node"
-    where = destination_text(packet.destination + PORT_BYTES[packet.port])
-    output.say(f"trace {source_} -> {where}/{PROTOCOL_NAMES[packet.protocol].lower()}")
+    output.say(f"trace {source_} -> {front_text(packet.destination, packet.port, packet.protocol)}")
     ways = {(one.direction, one.refusal, tuple(_lines(one))): one for one in reversed(traced.journeys)}
     shown = sorted(ways.values(), key=traced.journeys.index)[:_SHOWN]
     for one in shown:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import ipaddress
 import re
 
+from kubeproxy.model.addresses import host_port
+
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -56,7 +58,7 @@ def with_port(text: str, port: int) -> str:
     bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     if parse_ip(bare) is None:
         return text
-    return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
+    return host_port(bare, port)
 
 
 def is_ipv6(text: str) -> bool:

@@ -13,8 +13,7 @@ from kubeproxy.backlog import Standing
 from kubeproxy.config.options import Options
 from kubeproxy.config.write import describe
 from kubeproxy.control.wire import Facts, Held, Objects
-from kubeproxy.model.addresses import PROTOCOL_NAMES
-from kubeproxy.model.plan import NOTHING, Frontend, FrontendKind, ServiceName, ServicePlan
+from kubeproxy.model.plan import NOTHING, FrontendKind, ServiceName, ServicePlan
 from kubeproxy.model.planner import Change
 from kubeproxy.observe.state import ProgrammedState
 from kubeproxy.observe.state_query import Query
@@ -34,11 +33,6 @@ class Progress(Struct, frozen=True):
 
 _PROPOSED = 1000
 """Services that a shell shows at most."""
-
-
-def _port_text(frontend: Frontend) -> str:
-    protocol = PROTOCOL_NAMES[frontend.protocol].lower()
-    return f"{frontend.port}" if protocol == "tcp" else f"{frontend.port}/{protocol}"
 
 
 class Desk:
@@ -138,7 +132,7 @@ class Desk:
             return sorted(one for one in found if one.startswith(prefix))[:_PROPOSED]
         space, _, own = name.partition("/")
         compiled = self._subject.planner.compiled.get((space, own), NOTHING)
-        ports = {_port_text(frontend) for plan in compiled.plans for frontend in plan.frontends}
+        ports = {one.port_text.lower().removesuffix("/tcp") for plan in compiled.plans for one in plan.frontends}
         return [f"{name}:{one}" for one in sorted(ports) if one.startswith(port)]
 
     def _service(self, name: ServiceName) -> Held | None:

@@ -84,8 +84,18 @@ def destination_text(destination: bytes) -> str:
 
 
 def place_text(address: bytes, port: int) -> str:
-    """Return 'address:port' or '[address]:port' of a packed address and a port."""
-    return destination_text(address + PORT_BYTES[port])
+    """Return 'address:port' or '[address]:port' of a packed address and a port; '*:port' without an address."""
+    return destination_text(address + PORT_BYTES[port]) if address else f"*:{port}"
+
+
+def front_text(address: bytes, port: int, protocol: int) -> str:
+    """Return a place with its protocol, as 10.96.0.10:53/udp."""
+    return f"{place_text(address, port)}/{PROTOCOL_NAMES.get(protocol, str(protocol)).lower()}"
+
+
+def host_port(host: str, port: int | str) -> str:
+    """Return 'host:port', of an IPv6 address '[host]:port'."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @lru_cache(maxsize=1024)

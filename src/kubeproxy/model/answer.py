@@ -470,14 +470,7 @@ def _named(plan: ServicePlan) -> str:
 
 def _offers(name: ServiceName, plans: Iterable[ServicePlan], address: bytes) -> str:
     """Return which ports a Service has at an address."""
-    ports = sorted(
-        {
-            f"{frontend.port}/{PROTOCOL_NAMES[frontend.protocol]}"
-            for plan in plans
-            for frontend in plan.frontends
-            if frontend.address == address
-        }
-    )
+    ports = sorted({frontend.port_text for plan in plans for frontend in plan.frontends if frontend.address == address})
     return f"{'/'.join(name)} has {', '.join(ports)} there"
 
 

@@ -78,6 +78,11 @@ class Frontend(Struct, frozen=True, gc=False):
         """Return the port that clients use."""
         return int.from_bytes(self.key[-2:], "big")
 
+    @property
+    def port_text(self) -> str:
+        """Return the port with its protocol, as 53/UDP."""
+        return f"{self.port}/{PROTOCOL_NAMES[self.protocol]}"
+
     def __str__(self) -> str:
         address = unpack(self.address) if self.address else "nodePort"
         return f"{self.kind.name.lower()} {address} {PROTOCOL_NAMES[self.protocol]} {self.port}"

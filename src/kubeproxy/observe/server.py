@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Final
 
 from kubeproxy.errors import ApplyError
+from kubeproxy.model.addresses import host_port
 from kubeproxy.observe.admission import PROCESS, Admission
 from kubeproxy.observe.connection import Connection
 from kubeproxy.observe.http import Handler
@@ -219,6 +220,4 @@ class HttpServer:
 
 
 def _shown(host: str, port: int) -> str:
-    if "/" in host:  # a unix socket
-        return host
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return host if "/" in host else host_port(host, port)  # a unix socket has a path

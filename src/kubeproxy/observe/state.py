@@ -251,10 +251,6 @@ def _pool(pool: Pool) -> list[str]:
     return [destination_text(destination) for destination in pool]
 
 
-def _at(address: bytes, port: int) -> str:
-    return place_text(address, port) if address else f"*:{port}"
-
-
 def _port(plan: ServicePlan, pieces: Collection[Slice]) -> Json:
     found: Json = {
         "name": plan.key.port_name,
@@ -295,7 +291,7 @@ def _frontend(plan: ServicePlan, frontend: Frontend) -> Json:
     traffic, sources = plan.traffic(frontend), plan.sources(frontend)
     found: Json = {
         "kind": frontend.kind.name.lower(),
-        "address": _at(frontend.address, frontend.port),
+        "address": place_text(frontend.address, frontend.port),
         "fromPods": _ACTIONS[traffic.pod],
         "fromNode": _ACTIONS[traffic.node],
         "fromOutside": _ACTIONS[traffic.outside],

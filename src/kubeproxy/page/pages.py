@@ -16,7 +16,7 @@ from kubeproxy.config.page import PageAccess
 from kubeproxy.control.desk import Desk
 from kubeproxy.control.places import Places, Zones, with_zones
 from kubeproxy.control.wire import Objects
-from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, Family, destination_text, pack, unpack
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, pack, place_text, unpack
 from kubeproxy.model.plan import Globals, ServiceName
 from kubeproxy.observe.http import JSON, TEXT, Handler, Headers, Request, Response
 from kubeproxy.observe.pages import takes_gzip
@@ -155,7 +155,7 @@ def _endpoints(found: Iterable[Objects], zones: Zones) -> Iterator[dict[str, Any
             for endpoint in piece.endpoints:
                 for port in piece.ports or (None,):
                     yield {
-                        "address": destination_text(endpoint.address + PORT_BYTES[port.port])
+                        "address": place_text(endpoint.address, port.port)
                         if port is not None
                         else unpack(endpoint.address),
                         "port": port and port.name,

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from kubeproxy.kernel.nftables.chains import HOOKS, TABLE_FAMILIES, BaseChain
 from kubeproxy.kernel.nftables.trace import ANSWERS, FORWARD, INPUT, POSTROUTING, PREROUTING, Headers, Step
-from kubeproxy.model.addresses import PORT_BYTES, PROTOCOLS, destination_text
+from kubeproxy.model.addresses import PROTOCOLS, place_text
 
 DROP, ACCEPT, STOLEN, QUEUE = 0, 1, 2, 3
 LEFT = "left by another kube-proxy: "
@@ -118,8 +118,8 @@ def _journey(runs: Sequence[_Run], ruleset: Ruleset, own_table: str) -> Journey:
     return Journey(
         "answer" if answer else "request",
         _refusal(first),
-        _place(first.source, first.source_port),
-        _place(first.destination, first.destination_port),
+        place_text(first.source, first.source_port),
+        place_text(first.destination, first.destination_port),
         met,
         lost,
         _last(runs, ruleset),
@@ -139,7 +139,7 @@ def _met(run: _Run, ruleset: Ruleset) -> Met:
         HOOKS[base.hook] if base is not None and base.hook < len(HOOKS) else "",
         f"{TABLE_FAMILIES.get(step.family, step.family)} {step.table}",
         step.chain,
-        _place(run.headers.destination, run.headers.destination_port),
+        place_text(run.headers.destination, run.headers.destination_port),
         tuple(dict.fromkeys(_words(run, ruleset))),
         _verdict(run.steps[-1].verdict),
     )
@@ -194,10 +194,6 @@ def _last(runs: Sequence[_Run], ruleset: Ruleset) -> str:
         if base is not None and base.hook < len(HOOKS):
             return HOOKS[base.hook]
     return ""
-
-
-def _place(address: bytes, port: int) -> str:
-    return destination_text(address + PORT_BYTES[port])
 
 
 class Served(NamedTuple):

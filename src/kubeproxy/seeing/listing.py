@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import NamedTuple
 
-from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, place_text
+from kubeproxy.model.addresses import PORT_BYTES, front_text
 from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.objects import Service
-from kubeproxy.model.plan import Frontend, Policy, ServicePlan
+from kubeproxy.model.plan import Policy, ServicePlan
 
 
 class Count(NamedTuple):
@@ -19,15 +19,11 @@ class Count(NamedTuple):
     total: int
 
 
-def frontend_text(frontend: Frontend) -> str:
-    """Return where clients find a frontend, as 10.96.0.10:53/udp; a NodePort is on any address, *."""
-    where = place_text(frontend.address, frontend.port) if frontend.address else f"*:{frontend.port}"
-    return f"{where}/{PROTOCOL_NAMES[frontend.protocol].lower()}"
-
-
 def addresses(plans: Iterable[ServicePlan]) -> Iterator[str]:
-    """Yield where clients find a Service, once what is the same in both families."""
-    yield from dict.fromkeys(frontend_text(frontend) for plan in plans for frontend in plan.frontends)
+    """Yield where clients find a Service, once what both families have; a NodePort is on any address, *."""
+    yield from dict.fromkeys(
+        front_text(one.address, one.port, one.protocol) for plan in plans for one in plan.frontends
+    )
 
 
 def endpoints(slices: Iterable[Slice]) -> Count:

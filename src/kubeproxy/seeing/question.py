@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from kubeproxy.model.addresses import PROTOCOL_NAMES, PROTOCOLS, Family, family_of, pack, unpack
+from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, unpack
 from kubeproxy.model.answer import Packet
 from kubeproxy.model.compile import skipped
 from kubeproxy.model.plan import Frontend, FrontendKind, ServiceName, ServicePlan
@@ -125,7 +125,7 @@ def _service_address(
             return frontend.address, str(frontend.port)
     if offered and port.isdigit():
         return offered[0][1].address, port
-    ports = [f"{plan.key.port_name} {_number(frontend)}".strip() for plan, frontend in offered]
+    ports = [f"{plan.key.port_name} {frontend.port_text}".strip() for plan, frontend in offered]
     if ports:
         wrong = f"no {protocol} port {port}" if port else "no port in this question"
         raise QuestionError(f"Service {service} has {wrong}; it has {', '.join(dict.fromkeys(ports))} (spec.ports)")
@@ -138,7 +138,3 @@ def _cluster_ips(plans: tuple[ServicePlan, ...], family: Family | None) -> Itera
         for frontend in plan.frontends:
             if frontend.kind is FrontendKind.CLUSTER and family in {None, plan.key.family}:
                 yield plan, frontend
-
-
-def _number(frontend: Frontend) -> str:
-    return f"{frontend.port}/{PROTOCOL_NAMES[frontend.protocol]}"

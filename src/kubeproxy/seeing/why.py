@@ -7,7 +7,14 @@ from collections.abc import Collection, Iterator
 from msgspec import Struct, to_builtins
 
 from kubeproxy.model.absence import Absent
-from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, destination_text, family_of, place_text, unpack
+from kubeproxy.model.addresses import (
+    PORT_BYTES,
+    PROTOCOL_NAMES,
+    destination_text,
+    family_of,
+    front_text,
+    unpack,
+)
 from kubeproxy.model.answer import Answer, Outcome, Packet, Step, answer
 from kubeproxy.model.plan import FrontendKind, Globals, ServicePlan
 from kubeproxy.seeing.question import NODE
@@ -114,7 +121,7 @@ def explain(subject: Subject, packet: Packet) -> Explained:
 def _told(subject: Subject, packet: Packet, made: Answer, there: Elsewhere | None) -> Why:
     plan = made.plan
     source = unpack(packet.source) if packet.source is not None else THIS_NODE
-    destination = f"{place_text(packet.destination, packet.port)}/{PROTOCOL_NAMES[packet.protocol].lower()}"
+    destination = front_text(packet.destination, packet.port, packet.protocol)
     where = f"ask on {there.node or _ITS_NODE}: `kube-proxy why {source} {destination}`" if there is not None else ""
     places = _places(subject, plan) if plan is not None else {}
     return Why(

@@ -15,7 +15,7 @@ from kubeproxy.api.source import Reach, Watched
 from kubeproxy.backends.mode import Mode, Trace
 from kubeproxy.commands import doctor, offline
 from kubeproxy.commands.checkup import Report
-from kubeproxy.commands.main import parser_of, run
+from kubeproxy.commands.main import run
 from kubeproxy.commands.offline import Offline
 from kubeproxy.commands.parsers import parser_of
 from kubeproxy.commands.services import service_name
