@@ -11,12 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
-from msgspec import Struct
-
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.balancing import entries
 from kubeproxy.model.plan import NOTHING, Compiled, Frontend, ServiceName, ServicePlan
 from kubeproxy.model.planner import Change
+from kubeproxy.observe.standing import Standing
 from kubeproxy.pacing import Backoff
 
 FIRST_RETRY = 0.05
@@ -26,24 +25,6 @@ PART = 2000  # Services that are looked at at once: 2 ms
 LARGE = 40_000
 """Endpoints before and after, counted for each frontend, above which changes of Services wait for each other: 20 ms."""
 MOST_TRIGGERS = 100  # of one Service, while the kernel refuses: more would say nothing new of the latency
-
-
-class Standing(Struct, frozen=True):
-    """What is known of one family's kernel. Times are seconds since the epoch, None for never.
-
-    `committed_at`: when it last took what was queued. `inspected_at`: when all of it was last looked at, in an
-    inspection or by a full sync, and nothing differed, or nothing any more. `sound_since`: since when it has, as far as
-    anybody knows, what was committed; None when it does not. `refusal`: why it refused what is queued, if it did.
-    `difference`: what another program changed, until it is repaired. `queued`: how many Services' changes wait for it.
-    """
-
-    family: Family
-    committed_at: float | None = None
-    inspected_at: float | None = None
-    sound_since: float | None = None
-    refusal: str | None = None
-    difference: str | None = None
-    queued: int = 0
 
 
 def retries() -> Backoff:

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from msgspec import Struct
 
 from kubeproxy.backends.mode import Backend, Difference, Resetting
-from kubeproxy.backlog import Backlog, Standing, note, retries
+from kubeproxy.backlog import Backlog, note, retries
 from kubeproxy.errors import ApplyError, ChangedByOthersError, Unsupported
 from kubeproxy.inspection import Inspector
 from kubeproxy.intake import Intake
@@ -28,6 +28,7 @@ from kubeproxy.model.objects import Node
 from kubeproxy.model.plan import NOTHING, Compiled, Globals, ServiceName, ServicePlan
 from kubeproxy.model.planner import Change, Counts, Planner
 from kubeproxy.model.world import Settings, Surroundings, build, pod_cidrs, primary_family
+from kubeproxy.observe.standing import Standing
 from kubeproxy.observer import Commit, Observer, ServiceProblem
 from kubeproxy.progress import Progress
 from kubeproxy.turns import exhaust, in_turns, to_its_end

@@ -18,7 +18,7 @@ from kubeproxy.config.addresses import split_host_port
 from kubeproxy.config.gates import gate_enabled
 from kubeproxy.config.options import Options
 from kubeproxy.config.write import describe, in_effect
-from kubeproxy.control.desk import Desk, Progress
+from kubeproxy.control.desk import Desk
 from kubeproxy.control.listener import discard, listen
 from kubeproxy.control.pages import control_pages
 from kubeproxy.control.places import Places
@@ -36,7 +36,7 @@ from kubeproxy.observe.pages import flags_text, metrics_pages, status_text
 from kubeproxy.observe.profiling import LEVEL_PAGE, profiling_pages
 from kubeproxy.observe.server import HttpServer
 from kubeproxy.observe.slis import SLIS_PAGE
-from kubeproxy.observe.state import ProgrammedState
+from kubeproxy.observe.state import KernelProgress, ProgrammedState
 from kubeproxy.observer import Audience
 from kubeproxy.page import PATHS
 from kubeproxy.release import commit
@@ -85,14 +85,8 @@ class Servers:
         self._neighbours = Neighbours(config.active_mode, (page[0], int(page[1])), self._other_proxy)
         self._started = time.time()
         engine = served.engine
-        self._state = ProgrammedState(
-            config.active_mode,
-            engine.planner,
-            lambda: engine.queued,
-            engine.committed,
-            served.health,
-            lambda: engine.standings,
-        )
+        kernel = KernelProgress(lambda: engine.queued, engine.committed, lambda: engine.standings)
+        self._state = ProgrammedState(config.active_mode, engine.planner, kernel, served.health)
         self._page: Whole | None = None
 
     def open(self) -> None:
@@ -152,9 +146,7 @@ class Servers:
         return Desk(
             served.options,
             Subject(engine.planner, served.mode, lambda: engine.local_addresses),
-            Progress(lambda: engine.queued, engine.committed, lambda: engine.standings),
             self._state,
-            served.health.unready,
             served.sources.reach,
             self._started,
         )
@@ -190,15 +182,7 @@ class Servers:
             from kubeproxy.page.whole import Whole  # noqa: PLC0415 - a proxy that nobody looks at does without
 
             served = self._served
-            self._page = Whole(
-                served.options,
-                served.engine,
-                self._desk,
-                self._places,
-                self._state.verdict,
-                served.health.unready,
-                served.watched,
-            )
+            self._page = Whole(served.options, served.engine, self._desk, self._places, served.watched)
         return self._page.handlers[request.path](request)
 
     def _facts(self) -> Mapping[str, str]:

@@ -2,11 +2,12 @@
 
 import pytest
 
-from kubeproxy.backlog import Backlog, Standing
+from kubeproxy.backlog import Backlog
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.objects import Annotations
 from kubeproxy.model.plan import NOTHING
 from kubeproxy.model.planner import Change
+from kubeproxy.observe.standing import Standing
 from support.cluster_objects import HERE, endpoint, endpoint_slice, service
 from unit.model.test_planner import planner
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -16,10 +15,8 @@ from kubeproxy.api.source import Reach
 from kubeproxy.commands.source import UnreadError
 from kubeproxy.config.options import Options, build_options
 from kubeproxy.config.pflag import parse
-from kubeproxy.control import wire
-from kubeproxy.control.client import NoAnswerError, RefusedError
-from kubeproxy.control.desk import Desk, Progress
-from kubeproxy.control.wire import Facts, Held
+from kubeproxy.control.client import NoAnswerError
+from kubeproxy.control.desk import Desk
 from kubeproxy.errors import ConfigError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event
@@ -27,11 +24,9 @@ from kubeproxy.model.plan import NOTHING, ServiceName, ServicePlan
 from kubeproxy.model.planner import Planner
 from kubeproxy.model.world import Settings, Surroundings, build
 from kubeproxy.observe.metrics import Metrics
-from kubeproxy.observe.state import UNWATCHED, ProgrammedState
+from kubeproxy.observe.state import KernelProgress, ProgrammedState
 from kubeproxy.seeing.checks import contact
-from kubeproxy.seeing.question import QuestionError
 from kubeproxy.seeing.subject import Subject
-from kubeproxy.seeing.why import Explained
 from kubeproxy.sources import Sources, open_sources
 
 PATIENCE = 30.0
@@ -43,64 +38,23 @@ UNREACHED = 5.0
 _FLAGS = ("config", "manifests", "kubeconfig", "proxy_mode", "hostname_override")
 
 
-class Offline:
-    """A stand-in for a proxy of these arguments. Raises KubeProxyError when the objects cannot be read."""
+def desk(arguments: argparse.Namespace) -> Desk:
+    """Return what answers as a proxy of these arguments would. Raises KubeProxyError without the objects."""
+    options = _options(arguments)
+    settings = host.settings(options.config, balancing_entries=options.balancing_entries)
+    mode = modes.named(options.config.active_mode)
+    planner, reach = asyncio.run(_read(options, settings))
+    addresses = _local(settings)
+    node = planner.nodes.get(settings.node_name)
+    cidrs = [cidr for cidrs in planner.service_cidrs.values() for cidr in cidrs]
+    planner.set_world(build(settings, Surroundings(node, cidrs, addresses)))
+    planner.take()
 
-    running = False
+    def compiled(name: ServiceName) -> tuple[ServicePlan, ...]:
+        return planner.compiled.get(name, NOTHING).plans
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        self.options = _options(arguments)
-        settings = host.settings(self.options.config, balancing_entries=self.options.balancing_entries)
-        self._mode = modes.named(self.options.config.active_mode)
-        self.planner, self._reach = asyncio.run(_read(self.options, settings))
-        addresses = _local(settings)
-        node = self.planner.nodes.get(settings.node_name)
-        cidrs = [cidr for cidrs in self.planner.service_cidrs.values() for cidr in cidrs]
-        self.planner.set_world(build(settings, Surroundings(node, cidrs, addresses)))
-        self.planner.take()
-        subject = Subject(self.planner, self._mode, lambda: addresses)
-        progress = Progress(dict, self._compiled, tuple)
-        state = ProgrammedState(self._mode.name, self.planner, dict, self._compiled, _Planned(), tuple)
-        self._desk = Desk(self.options, subject, progress, state, dict, lambda: self._reach, time.time())
-
-    def facts(self) -> Facts:
-        """See Source."""
-        return self._desk.facts()
-
-    def why(self, source: str, target: str, interface: str = "") -> Explained:
-        """See Source."""
-        try:
-            return self._desk.why(source, target, interface)
-        except QuestionError as error:
-            raise RefusedError(str(error)) from error
-
-    def services(self, names: Sequence[ServiceName] = ()) -> Iterator[Held]:
-        """See Source."""
-        for held in self._desk.services(names or self._desk.names):
-            yield replace(held, state=_planned(held.state))
-
-    def service(self, name: ServiceName) -> dict[str, Any]:
-        """See Source."""
-        made = self._desk.detail(name)
-        if made is None:
-            raise RefusedError(f"no Service {'/'.join(name)} that is watched: {UNWATCHED}")
-        return made | {"state": _planned(made["state"])}
-
-    def has_node_ports(self) -> bool:
-        """See Source."""
-        return self._desk.has_node_ports()
-
-    def objects(self) -> Iterator[wire.Objects]:
-        """See Source."""
-        return self._desk.objects(self._desk.watched)
-
-    def _compiled(self, name: ServiceName) -> tuple[ServicePlan, ...]:
-        return self.planner.compiled.get(name, NOTHING).plans
-
-
-def _planned(state: str) -> str:
-    """Return a Service's state where no kernel is spoken of: nothing is programmed by who only reads."""
-    return "planned" if state == "programmed" else state
+    state = ProgrammedState(mode.name, planner, KernelProgress(dict, compiled, tuple, "planned"), _Planned())
+    return Desk(options, Subject(planner, mode, lambda: addresses), state, lambda: reach, time.time())
 
 
 class _Planned:

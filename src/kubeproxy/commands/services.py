@@ -12,13 +12,13 @@ from collections.abc import Iterator
 
 from kubeproxy.commands import NO, YES, output
 from kubeproxy.commands.source import Source, knowing, source
-from kubeproxy.control.client import RefusedError
 from kubeproxy.control.wire import Held
 from kubeproxy.errors import ConfigError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.observe.state_text import service_text
 from kubeproxy.seeing.listing import addresses
+from kubeproxy.seeing.question import QuestionError
 
 _LONGEST = 63 + 1 + 253
 """Of a namespace, a slash and a name of any object; that of a Service is shorter."""
@@ -57,7 +57,7 @@ _FINE = ("programmed", "planned", "ignored")
 def _one(asked: Source, name: ServiceName, form: str) -> int:
     try:
         detail = asked.service(name)
-    except RefusedError as error:
+    except QuestionError as error:
         if form == "json":
             output.json({"namespace": name[0], "name": name[1], "state": "unknown", "reason": str(error)})
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from kubeproxy.control import wire
 from kubeproxy.control.client import Client, NoAnswerError
@@ -13,6 +13,9 @@ from kubeproxy.model.plan import ServiceName
 from kubeproxy.seeing.checks import contact
 from kubeproxy.seeing.finding import Finding
 from kubeproxy.seeing.why import Explained
+
+if TYPE_CHECKING:
+    from kubeproxy.control.desk import Desk
 
 
 class UnreadError(NoAnswerError):
@@ -23,33 +26,6 @@ class UnreadError(NoAnswerError):
         self.finding = finding
 
 
-class Source(Protocol):
-    """Who answers. Every call may raise KubeProxyError.
-
-    `running` says whether that is a proxy that runs here, so that the kernel should have what it says.
-    """
-
-    running: bool
-
-    def facts(self) -> Facts:
-        """Return what holds for the whole proxy."""
-
-    def why(self, source: str, target: str, interface: str = "") -> Explained:
-        """Return what becomes of a connection."""
-
-    def services(self, names: Sequence[ServiceName] = ()) -> Iterator[Held]:
-        """Yield those of these Services that are known, all when none is named."""
-
-    def service(self, name: ServiceName) -> dict[str, Any]:
-        """Return all of a Service, as /debug/state has it. Raises RefusedError when it is unknown."""
-
-    def has_node_ports(self) -> bool:
-        """Return whether any Service has a NodePort."""
-
-    def objects(self) -> Iterator[wire.Objects]:
-        """Yield what the plans of all Services are made of."""
-
-
 AT_ONCE = 100
 """Services that are named in one request."""
 MANY = 1000
@@ -57,23 +33,23 @@ MANY = 1000
 
 
 class Running:
-    """The proxy behind a socket."""
+    """The proxy behind a socket; its answers are those of control.desk.Desk. Every call may raise KubeProxyError."""
 
-    running = True
+    running: Final = True
 
     def __init__(self, client: Client) -> None:
         self.client = client
 
     def facts(self) -> Facts:
-        """See Source."""
+        """See Desk."""
         return self.client.ask("/facts", Facts)
 
     def why(self, source: str, target: str, interface: str = "") -> Explained:
-        """See Source."""
+        """See Desk."""
         return self.client.ask("/why", Explained, source=source, target=target, interface=interface)
 
     def services(self, names: Sequence[ServiceName] = ()) -> Iterator[Held]:
-        """See Source."""
+        """See Desk."""
         if len(names) > MANY:
             wanted = frozenset(names)
             yield from (held for held in self.services() if held.name in wanted)
@@ -84,16 +60,20 @@ class Running:
             yield from self.client.stream("/services", Held, [("name", "/".join(name)) for name in asked])
 
     def service(self, name: ServiceName) -> dict[str, Any]:
-        """See Source."""
+        """See Desk."""
         return self.client.ask("/service", dict[str, Any], name="/".join(name))
 
     def has_node_ports(self) -> bool:
-        """See Source."""
+        """See Desk."""
         return self.client.ask("/node-ports", bool)
 
     def objects(self) -> Iterator[wire.Objects]:
-        """See Source."""
+        """See Desk."""
         return self.client.stream("/objects", wire.Objects, [])
+
+
+Source: TypeAlias = "Running | Desk"
+"""What a command asks: the proxy that runs here, or the objects that were read for this one question."""
 
 
 def knowing(asked: Source) -> Facts:
@@ -112,7 +92,7 @@ def knowing(asked: Source) -> Facts:
 def source(arguments: argparse.Namespace) -> Source:
     """Return whom the arguments name. Raises KubeProxyError."""
     if arguments.manifests or arguments.kubeconfig:
-        from kubeproxy.commands.offline import Offline  # noqa: PLC0415 - it needs much that a question does not
+        from kubeproxy.commands.offline import desk  # noqa: PLC0415 - it needs much that a question does not
 
-        return Offline(arguments)
+        return desk(arguments)
     return Running(Client(arguments.control_socket))

@@ -21,7 +21,7 @@ from kubeproxy.commands import NO, UNKNOWN, YES, output
 from kubeproxy.commands.flows import seconds
 from kubeproxy.commands.source import Source, knowing, source
 from kubeproxy.commands.tracing import Limits, Traced, look
-from kubeproxy.control.client import NoAnswerError, RefusedError
+from kubeproxy.control.client import NoAnswerError
 from kubeproxy.model.addresses import front_text, unpack
 from kubeproxy.model.answer import Packet
 from kubeproxy.seeing.journey import Journey
@@ -67,10 +67,7 @@ def _question(given: argparse.Namespace, asked: Source) -> Packet:
         return addressed(given.source, given.target)
     knowing(asked)
     destination = asked.why(given.source, given.target).why.destination
-    try:
-        return addressed(given.source, destination)
-    except QuestionError as error:
-        raise RefusedError(str(error)) from error
+    return addressed(given.source, destination)
 
 
 def show(packet: Packet, traced: Traced) -> None:

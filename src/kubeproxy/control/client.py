@@ -13,6 +13,7 @@ from kubeproxy.control.listener import connect, server
 from kubeproxy.control.wire import LENGTH
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.release import SAME_BUILD
+from kubeproxy.seeing.question import QuestionError
 
 T = TypeVar("T")
 
@@ -24,10 +25,6 @@ _OTHER = f"the proxy's answer cannot be read ({{}}), as it runs another version 
 
 class NoAnswerError(KubeProxyError):
     """The proxy could not be asked; the message says what to do."""
-
-
-class RefusedError(KubeProxyError):
-    """The proxy answered that the question cannot be answered; the message is its own."""
 
 
 class _Connection(HTTPConnection):
@@ -46,7 +43,7 @@ class Client:
         self.path = path
 
     def ask(self, page: str, kind: type[T], **parameters: str) -> T:
-        """Return one answer. Raises NoAnswerError or RefusedError."""
+        """Return one answer. Raises NoAnswerError or QuestionError."""
         response = self._request(page, list(parameters.items()))
         try:
             return msgspec.msgpack.decode(response.read(), type=kind)
@@ -56,7 +53,7 @@ class Client:
             raise NoAnswerError(f"the proxy's answer broke off: {error}") from error
 
     def stream(self, page: str, kind: type[T], parameters: list[tuple[str, str]]) -> Iterator[T]:
-        """Yield the parts of a long answer as they come. Raises NoAnswerError or RefusedError."""
+        """Yield the parts of a long answer as they come. Raises NoAnswerError or QuestionError."""
         response = self._request(page, parameters)
         decoder = msgspec.msgpack.Decoder(kind)
         try:
@@ -75,7 +72,7 @@ class Client:
             return 0
 
     def text(self, page: str, **parameters: str) -> bytes:
-        """Return an answer as it is sent. Raises NoAnswerError or RefusedError."""
+        """Return an answer as it is sent. Raises NoAnswerError or QuestionError."""
         return self._request(page, list(parameters.items())).read()
 
     def _request(self, page: str, parameters: list[tuple[str, str]]) -> HTTPResponse:
@@ -85,7 +82,7 @@ class Client:
             connection.request("GET", page + query, headers={"Connection": "close"})
             response = connection.getresponse()
             if response.status != 200:
-                raise RefusedError(response.read().decode(errors="replace").strip())
+                raise QuestionError(response.read().decode(errors="replace").strip())
         except (OSError, HTTPException) as error:
             raise NoAnswerError(self._trouble(error)) from error
         return response

@@ -3,60 +3,45 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
-
-from msgspec import Struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 from kubeproxy.api.source import Reach
-from kubeproxy.backlog import Standing
 from kubeproxy.config.options import Options
 from kubeproxy.config.write import describe
 from kubeproxy.control.wire import Facts, Held, Objects
-from kubeproxy.model.plan import NOTHING, FrontendKind, ServiceName, ServicePlan
-from kubeproxy.model.planner import Change
-from kubeproxy.observe.state import ProgrammedState
+from kubeproxy.model.plan import NOTHING, FrontendKind, ServiceName
+from kubeproxy.observe.state import ProgrammedState, unwatched
 from kubeproxy.observe.state_query import Query
 from kubeproxy.release import build
-from kubeproxy.seeing.question import packet
+from kubeproxy.seeing.question import QuestionError, packet
 from kubeproxy.seeing.subject import Subject
 from kubeproxy.seeing.why import Explained, explain
-
-
-class Progress(Struct, frozen=True):
-    """How far the kernel is: what waits for it, what it last took of a Service, and how each family stands."""
-
-    queued: Callable[[], Mapping[ServiceName, Change]]
-    committed: Callable[[ServiceName], Sequence[ServicePlan]]
-    standings: Callable[[], tuple[Standing, ...]]
-
 
 _PROPOSED = 1000
 """Services that a shell shows at most."""
 
 
 class Desk:
-    """Answers questions. `state` is what /debug/state shows.
-
-    `unready` says why the proxy is not ready, by part; `reach` how the API server is reached; `started` is since the
-    epoch.
+    """Answers questions. `state` is what /debug/state shows, `reach` how the API server is reached; `started` is since
+    the epoch.
     """
+
+    running: Final = False
+    """Whether a proxy is asked that runs here, so that the kernel should have what it says."""
 
     def __init__(
         self,
         options: Options,
         subject: Subject,
-        progress: Progress,
         state: ProgrammedState,
-        unready: Callable[[], Mapping[str, str]],
         reach: Callable[[], Reach | None],
         started: float,
     ) -> None:
+        self.state = state
         self._options = options
         self._subject = subject
-        self._progress = progress
-        self._state = state
-        self._unready = unready
+        self._kernel = state.kernel
         self._reach = reach
         self._started = started
 
@@ -73,12 +58,12 @@ class Desk:
             manifests=options.manifests,
             config=describe(options.config),
             world=planner.world,
-            standings=self._progress.standings(),
-            unready=self._unready(),
+            standings=self._kernel.standings(),
+            unready=self.state.health.unready(),
             listed=planner.complete,
             services=len(planner.services),
             endpoint_slices=planner.objects.endpoints,
-            pending=len(self._progress.queued()) + planner.dirty,
+            pending=len(self._kernel.queued()) + planner.dirty,
             reach=self._reach(),
             node=planner.nodes.get(planner.world.node_name),
         )
@@ -96,13 +81,16 @@ class Desk:
         """Return what becomes of a connection; see seeing.question for the texts. Raises QuestionError."""
         return explain(self._subject, packet(self._subject, source, target, interface))
 
-    def services(self, names: Iterable[ServiceName]) -> Iterator[Held]:
-        """Yield those of these Services that are known."""
-        return (held for name in names if (held := self._service(name)) is not None)
+    def services(self, names: Sequence[ServiceName] = ()) -> Iterator[Held]:
+        """Yield those of these Services that are known, all when none is named."""
+        return (held for name in names or self.names if (held := self._service(name)) is not None)
 
-    def detail(self, name: ServiceName) -> dict[str, Any] | None:
-        """Return all of a Service, as /debug/state has it; None when it is unknown."""
-        return self._state.service(name)
+    def service(self, name: ServiceName) -> dict[str, Any]:
+        """Return all of a Service, as /debug/state has it. Raises QuestionError when it is unknown."""
+        made = self.state.service(name)
+        if made is None:
+            raise QuestionError(unwatched(name))
+        return made
 
     @property
     def watched(self) -> list[ServiceName]:
@@ -110,15 +98,15 @@ class Desk:
         planner = self._subject.planner
         return list({**planner.services, **planner.slices})
 
-    def objects(self, names: Iterable[ServiceName]) -> Iterator[Objects]:
-        """Yield what the plans of these Services are made of."""
-        planner = self._subject.planner
+    def objects(self, names: Sequence[ServiceName] = ()) -> Iterator[Objects]:
+        """Yield what the plans of these Services are made of, of all when none is named."""
+        planner, names = self._subject.planner, names or self.watched
         return (Objects(name, planner.services.get(name), planner.slices.get(name, {})) for name in names)
 
     @property
     def names(self) -> list[ServiceName]:
         """All Services, those included that are gone while their rules are not."""
-        return list({**self._subject.planner.services, **self._progress.queued()})
+        return list({**self._subject.planner.services, **self._kernel.queued()})
 
     def has_address(self, name: ServiceName, address: bytes) -> bool:
         """Return whether a Service has a packed address, of a frontend or of an endpoint, ready or not."""
@@ -136,9 +124,9 @@ class Desk:
         return [f"{name}:{one}" for one in sorted(ports) if one.startswith(port)]
 
     def _service(self, name: ServiceName) -> Held | None:
-        planner, queued = self._subject.planner, self._progress.queued()
+        planner, queued = self._subject.planner, self._kernel.queued()
         service, compiled = planner.services.get(name), planner.compiled.get(name, NOTHING)
-        verdict = self._state.verdict(name)
+        verdict = self.state.verdict(name)
         if verdict is None:
             return None
         waits = name in queued or planner.is_dirty(name)
@@ -148,7 +136,7 @@ class Desk:
             reason=verdict[1],
             version=service.metadata.resource_version if service is not None else None,
             slices={piece: held.version for piece, held in planner.slices.get(name, {}).items()},
-            plans=tuple(self._progress.committed(name)),
+            plans=tuple(self._kernel.committed(name)),
             wanted=compiled.plans if waits else None,
             health=compiled.health,
             problems=compiled.problems,

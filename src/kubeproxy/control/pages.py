@@ -15,7 +15,6 @@ from kubeproxy.control.places import Places, with_zones
 from kubeproxy.control.wire import stream
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.observe.http import TEXT, Handler, Request, Response
-from kubeproxy.observe.state import UNWATCHED
 from kubeproxy.seeing.question import QuestionError
 
 _PACKED = (("Content-Type", "application/msgpack"),)
@@ -47,10 +46,10 @@ def control_pages(desk: Desk, places: Places) -> dict[str, Handler]:
 
     def service(request: Request) -> Response:
         namespace, _, name = dict(_parameters(request)).get("name", "").partition("/")
-        made = desk.detail((namespace, name))
-        if made is None:
-            return Response(404, TEXT, f"no Service {namespace}/{name} that is watched: {UNWATCHED}".encode())
-        return Response(200, _PACKED, msgspec.msgpack.encode(made))
+        try:
+            return Response(200, _PACKED, msgspec.msgpack.encode(desk.service((namespace, name))))
+        except QuestionError as error:
+            return Response(404, TEXT, str(error).encode())
 
     def names(request: Request) -> Response:
         prefix = dict(_parameters(request)).get("prefix", "")

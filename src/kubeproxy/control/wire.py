@@ -9,12 +9,12 @@ import msgspec
 from msgspec import Struct
 
 from kubeproxy.api.source import Reach
-from kubeproxy.backlog import Standing
 from kubeproxy.config.decode import decode
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.objects import Node, Service
 from kubeproxy.model.plan import Globals, HealthCheck, Problem, ServiceName, ServicePlan
+from kubeproxy.observe.standing import Standing
 
 LENGTH = 4
 """Bytes before each part of a stream that say how long it is, in network order."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from typing import Any, Final
+
+from msgspec import Struct
 
 from kubeproxy.model.addresses import Family
 from kubeproxy.observe.health import timestamp
@@ -11,28 +13,22 @@ WORST_FIRST: Final = ("refused", "differs", "pending")
 """The states of a family that is not known to have what it took."""
 
 
-class Standing(Protocol):
-    """What is known of one family's kernel: see backlog.Standing."""
+class Standing(Struct, frozen=True):
+    """What is known of one family's kernel. Times are seconds since the epoch, None for never.
 
-    @property
-    def family(self) -> Family:
-        """Return which one."""
+    `committed_at`: when it last took what was queued. `inspected_at`: when all of it was last looked at, in an
+    inspection or by a full sync, and nothing differed, or nothing any more. `sound_since`: since when it has, as far as
+    anybody knows, what was committed; None when it does not. `refusal`: why it refused what is queued, if it did.
+    `difference`: what another program changed, until it is repaired. `queued`: how many Services' changes wait for it.
+    """
 
-    @property
-    def inspected_at(self) -> float | None:
-        """Return when it was last seen to have all that it took."""
-
-    @property
-    def sound_since(self) -> float | None:
-        """Return since when it has that, None when it is not known to."""
-
-    @property
-    def refusal(self) -> str | None:
-        """Return why it refused what is queued."""
-
-    @property
-    def difference(self) -> str | None:
-        """Return what another program changed."""
+    family: Family
+    committed_at: float | None = None
+    inspected_at: float | None = None
+    sound_since: float | None = None
+    refusal: str | None = None
+    difference: str | None = None
+    queued: int = 0
 
 
 def trouble(standing: Standing) -> tuple[str, str] | None:

@@ -10,7 +10,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from heapq import merge
 from ipaddress import ip_address, summarize_address_range
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
+
+from msgspec import Struct
 
 from kubeproxy.model.absence import lacks_port
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, place_text, unpack
@@ -62,28 +64,25 @@ class Health(Protocol):
         """Return when everything queued was programmed the last time, None for never."""
 
 
-class ProgrammedState:
-    """Answers /debug/state.
-
-    `queued` are the Services with changes on their way to the kernel, `committed` says what it last took of a Service,
-    `standings` how each family's kernel stands now.
+class KernelProgress(Struct, frozen=True):
+    """How far the kernel is: the Services with changes on their way to it, the plans that it last took of a Service,
+    and how each family stands. `complete` is the state of a Service of which nothing is missing.
     """
 
-    def __init__(
-        self,
-        mode: str,
-        planner: Planner,
-        queued: Callable[[], Mapping[ServiceName, Change]],
-        committed: Callable[[ServiceName], Sequence[ServicePlan]],
-        health: Health,
-        standings: Callable[[], Iterable[Standing]],
-    ) -> None:
+    queued: Callable[[], Mapping[ServiceName, Change]]
+    committed: Callable[[ServiceName], Sequence[ServicePlan]]
+    standings: Callable[[], tuple[Standing, ...]]
+    complete: Literal["programmed", "planned"] = "programmed"
+
+
+class ProgrammedState:
+    """Answers /debug/state."""
+
+    def __init__(self, mode: str, planner: Planner, kernel: KernelProgress, health: Health) -> None:
+        self.kernel = kernel
+        self.health = health
         self._mode = mode
         self._planner = planner
-        self._queued = queued
-        self._committed = committed
-        self._health = health
-        self._standings = standings
 
     def handle(self, request: Request) -> Response:
         """Answer a request; see docs/operating.md."""
@@ -92,19 +91,19 @@ class ProgrammedState:
         except ValueError as error:
             return _refusal(400, str(error))
         if query.namespace and query.name and self.verdict((query.namespace, query.name)) is None:
-            return _refusal(404, f"no Service {query.namespace}/{query.name} that is watched: {UNWATCHED}")
+            return _refusal(404, unwatched((query.namespace, query.name)))
         return Response(200, TEXT if query.text else JSON, self._pieces(query))
 
     def node(self) -> Json:
         """Return what holds for all Services."""
-        world, unready = self._planner.world, self._health.unready()
-        kernels = {standing.family: shown(standing) for standing in self._standings()}
+        world, unready = self._planner.world, self.health.unready()
+        kernels = {standing.family: shown(standing) for standing in self.kernel.standings()}
         families: Json = {}
         for family in world.families:
             ours = world.of(family) or FamilyGlobals()
             families[family.label] = {
                 **kernels[family],
-                "lastSynced": self._health.last_updated(family.label),
+                "lastSynced": self.health.last_updated(family.label),
                 "nodeAddresses": _texts(ours.node_ips),
                 "nodePortAddresses": "all but loopback" if ours.nodeport_ips is None else _texts(ours.nodeport_ips),
                 "podTraffic": _detector(ours.detector),
@@ -118,16 +117,16 @@ class ProgrammedState:
             "unready": unready,
             "families": families,
             "serviceCount": len(self._planner.services),
-            "pendingCount": len(self._queued()) + self._planner.dirty,
+            "pendingCount": len(self.kernel.queued()) + self._planner.dirty,
         }
 
     def verdict(self, name: ServiceName) -> tuple[str, str] | None:
         """Return the state of a Service, and the reason of one that needs any; None when it is unknown."""
-        planner, queued = self._planner, name in self._queued()
+        planner, queued = self._planner, name in self.kernel.queued()
         service, compiled = planner.services.get(name), planner.compiled.get(name)
         if service is None and not queued and not _proxy_names(planner.slices.get(name, {})):
             return None
-        plans = (*(compiled or NOTHING).plans, *self._committed(name))
+        plans = (*(compiled or NOTHING).plans, *self.kernel.committed(name))
         unsound = self._unsound({plan.key.family for plan in plans})
         reasons = "; ".join(f"{family}: {why}" for _, family, why in unsound)
         if service is None and queued:
@@ -138,7 +137,7 @@ class ProgrammedState:
             return "pending", ""
         if not (compiled or NOTHING).plans:
             return "ignored", self._why_ignored(name)
-        return "programmed", ""
+        return self.kernel.complete, ""
 
     def service(self, name: ServiceName) -> Json | None:
         """Return what is programmed for a Service, None when it is unknown."""
@@ -159,14 +158,14 @@ class ProgrammedState:
             found["reason"] = reason
         if service is not None and not planner.is_dirty(name):
             found["ports"] = [_port(plan, pieces.values()) for plan in means.plans]
-        if state not in {"programmed", "ignored"}:
-            found["committed"] = [_port(plan, pieces.values()) for plan in self._committed(name)]
+        if state not in {self.kernel.complete, "ignored"}:
+            found["committed"] = [_port(plan, pieces.values()) for plan in self.kernel.committed(name)]
         _add_rest(found, means)
         return found
 
     def _unsound(self, families: Collection[Family]) -> list[tuple[str, str, str]]:
         """Return state, label and reason of those of some families whose kernel may lack what it took."""
-        standings = self._standings() if families else ()
+        standings = self.kernel.standings() if families else ()
         return [
             (wrong[0], standing.family.label, wrong[1])
             for standing in standings
@@ -187,7 +186,7 @@ class ProgrammedState:
             yield (query.namespace, query.name)
             return
         planner = self._planner
-        known = list({**planner.services, **self._queued(), **planner.slices})
+        known = list({**planner.services, **self.kernel.queued(), **planner.slices})
         runs = []
         for start in range(0, len(known), _RUN):
             runs.append(sorted(filter(query.covers, known[start : start + _RUN])))
@@ -223,10 +222,12 @@ class ProgrammedState:
         yield bytes(batch)
 
 
-UNWATCHED: Final = (
-    "there is none, it is headless (spec.clusterIP is None), or another proxy's"
-    " (label service.kubernetes.io/service-proxy-name)"
-)
+def unwatched(name: ServiceName) -> str:
+    """Return why there is no answer for a Service that is unknown."""
+    return (
+        f"no Service {name[0]}/{name[1]} that is watched: there is none, it is headless (spec.clusterIP is None), or"
+        " another proxy's (label service.kubernetes.io/service-proxy-name)"
+    )
 
 
 def _refusal(status: int, text: str) -> Response:

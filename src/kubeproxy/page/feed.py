@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
@@ -20,6 +20,7 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event
 from kubeproxy.model.planner import Change
 from kubeproxy.observer import Audience
+from kubeproxy.page.beside import Beside
 from kubeproxy.page.news import News
 
 log = logging.getLogger("kubeproxy.page")
@@ -73,22 +74,6 @@ class Page:
         return pieces or (b"" if self.behind else _COMMENT)
 
 
-class Looks(Protocol):
-    """What is looked at beside, while pages are open."""
-
-    async def run(self) -> None:
-        """Look until cancelled."""
-
-    def settled(self, changes: Sequence[Change]) -> None:
-        """Hear of changes that settled."""
-
-    def troubled(self) -> None:
-        """Hear that a family got or lost a trouble."""
-
-    def look_again(self) -> float:
-        """Look for problems as soon as may be; return in how many seconds that is."""
-
-
 class Feed:
     """Tells pages, an observer.Audience meanwhile. Opened by the first page and closed on the event loop.
 
@@ -101,7 +86,7 @@ class Feed:
         news: News,
         facts: Callable[[], dict[str, Any]],
         listen: Callable[[Audience | None], None],
-        looks: Callable[[Callable[[str, Any], None]], Looks],
+        looks: Callable[[Callable[[str, Any], None]], Beside],
     ) -> None:
         self.news = news
         self._facts = facts

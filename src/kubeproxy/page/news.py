@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil
 from typing import Any, Final, NamedTuple
 
-from kubeproxy.backlog import Standing
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Deleted, Event, Placed, Replaced, Upserted
 from kubeproxy.model.objects import EndpointSlice, Service
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.planner import Change, Planner
 from kubeproxy.observe.own_metrics import NETFILTER, conntrack
+from kubeproxy.observe.standing import Standing
 from kubeproxy.page.rows import Rows, what
 
 MOST_ROWS: Final = 200

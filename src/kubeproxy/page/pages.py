@@ -20,7 +20,6 @@ from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, pack, place_text, 
 from kubeproxy.model.plan import Globals, ServiceName
 from kubeproxy.observe.http import JSON, TEXT, Handler, Headers, Request, Response
 from kubeproxy.observe.pages import takes_gzip
-from kubeproxy.observe.state import UNWATCHED
 from kubeproxy.observe.text import clean, printable
 from kubeproxy.page import ROOT
 from kubeproxy.page.access import Content, refusal
@@ -124,10 +123,10 @@ def _parameters(request: Request) -> dict[str, str]:
 def _service(request: Request, desk: Desk, places: Places) -> Response:
     namespace, _, name = _parameters(request).get("name", "").rpartition("/")
     service = (namespace or "default", name)
-    made = desk.detail(service)
-    if made is None:
-        return _refused(404, f"no Service {namespace or 'default'}/{name} that is watched: {UNWATCHED}")
-
+    try:
+        made = desk.service(service)
+    except QuestionError as error:
+        return _refused(404, str(error))
     found = list(desk.objects([service]))
 
     def answer(zones: Zones) -> bytes:

@@ -19,11 +19,9 @@ from kubeproxy.page.news import News
 from kubeproxy.page.pages import facts, page_pages
 from kubeproxy.page.rows import Row, Rows
 
-Verdict = Callable[[ServiceName], tuple[str, str] | None]
-
 
 class Whole:
-    """The page of one proxy. `watched` has somebody hear of changes, or nobody; `verdict` says a Service's state."""
+    """The page of one proxy. `watched` has somebody hear of changes, or nobody."""
 
     def __init__(
         self,
@@ -31,13 +29,11 @@ class Whole:
         engine: Engine,
         desk: Desk,
         places: Places,
-        verdict: Verdict,
-        unready: Callable[[], Mapping[str, str]],
         watched: Callable[[Audience | None], None],
     ) -> None:
         planner = engine.planner
-        rows = Rows(planner, verdict)
-        news = News(planner, rows, lambda: engine.queued, lambda: engine.standings, unready)
+        rows = Rows(planner, desk.state.verdict)
+        news = News(planner, rows, lambda: engine.queued, lambda: engine.standings, desk.state.health.unready)
 
         def row(name: ServiceName) -> Row | None:
             return rows.one(name, news.seen(name))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from kubeproxy.errors import KubeProxyError
 from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, unpack
 from kubeproxy.model.answer import Packet
 from kubeproxy.model.compile import skipped
 from kubeproxy.model.plan import Frontend, FrontendKind, ServiceName, ServicePlan
-from kubeproxy.observe.state import UNWATCHED
+from kubeproxy.observe.state import unwatched
 from kubeproxy.seeing.subject import Subject
 
 NODE = "node"
@@ -18,8 +19,8 @@ _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """The name of a namespace or of a Service (RFC 1123)."""
 
 
-class QuestionError(ValueError):
-    """What is asked cannot be understood; the message says what would be."""
+class QuestionError(KubeProxyError):
+    """There is no answer to a question; the message says why, and what can be asked."""
 
 
 def packet(subject: Subject, source: str, target: str, interface: str = "") -> Packet:
@@ -113,8 +114,7 @@ def _service_address(
     known = subject.planner.services.get(name)
     if compiled is None or known is None:
         raise QuestionError(
-            f"no Service {service} that is watched: {UNWATCHED}; "
-            f"`kubectl -n {name[0]} get service {name[1]} --show-labels` tells which"
+            f"{unwatched(name)}; `kubectl -n {name[0]} get service {name[1]} --show-labels` tells which"
         )
     if reason := skipped(known):
         raise QuestionError(f"Service {service} has nothing to connect to here: {reason}")

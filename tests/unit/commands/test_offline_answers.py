@@ -16,7 +16,7 @@ from kubeproxy.backends.mode import Mode, Trace
 from kubeproxy.commands import doctor, offline
 from kubeproxy.commands.checkup import Report
 from kubeproxy.commands.main import run
-from kubeproxy.commands.offline import Offline
+from kubeproxy.commands.offline import desk
 from kubeproxy.commands.parsers import parser_of
 from kubeproxy.commands.services import service_name
 from kubeproxy.control.client import Client
@@ -89,7 +89,7 @@ TROUBLE = "https://h:6443: certificate is not signed by the authority"
 @pytest.fixture
 def unlisted(folder: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy whose API server is out of reach since it started."""
-    facts = Offline(parser_of("services").parse_args(folder)).facts()
+    facts = desk(parser_of("services").parse_args(folder)).facts()
     reach = Reach(server="https://h:6443", trouble=TROUBLE, watched=(), certificates={})
     facts = replace(facts, listed=False, manifests="", reach=reach)
 

@@ -8,7 +8,6 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from kubeproxy.backlog import Standing
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Deleted, Replaced, Upserted
 from kubeproxy.model.objects import (
@@ -32,7 +31,8 @@ from kubeproxy.observe import state as module
 from kubeproxy.observe.health import ProxyHealth
 from kubeproxy.observe.http import Request
 from kubeproxy.observe.metrics import Metrics
-from kubeproxy.observe.state import ProgrammedState
+from kubeproxy.observe.standing import Standing
+from kubeproxy.observe.state import KernelProgress, ProgrammedState
 from kubeproxy.release import build
 
 WORLD = Globals(
@@ -78,7 +78,10 @@ class Kit:
         self.standings = {family: Standing(family, 900.0, 950.0, 900.0) for family in Family}
         self.health = ProxyHealth(Metrics(), 30.0, wall_clock=lambda: 1795238047.5)
         self.state = ProgrammedState(
-            "nftables", self.planner, lambda: self.unapplied, self.committed, self.health, self.standings.values
+            "nftables",
+            self.planner,
+            KernelProgress(lambda: self.unapplied, self.committed, lambda: tuple(self.standings.values())),
+            self.health,
         )
         self.planner.apply([Replaced("services", [], frozenset()), Replaced("endpointslices", [], frozenset())])
         self.apply(*objects)
@@ -275,7 +278,7 @@ def test_states():
     kit.unapplied = {}
     assert kit.ask("namespace=default&name=web") == (
         404,
-        f"no Service default/web that is watched: {module.UNWATCHED}\n",
+        module.unwatched(("default", "web")) + "\n",
     )
 
 

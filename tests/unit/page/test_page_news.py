@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from kubeproxy.backlog import Standing
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Deleted, Replaced, Upserted
 from kubeproxy.model.objects import (
@@ -24,6 +23,7 @@ from kubeproxy.model.objects import (
 )
 from kubeproxy.model.plan import FamilyGlobals, Globals
 from kubeproxy.model.planner import Planner
+from kubeproxy.observe.standing import Standing
 from kubeproxy.page import news as module
 from kubeproxy.page.news import MOST_CHANGES, MOST_ROWS, News
 from kubeproxy.page.rows import Rows

@@ -27,6 +27,7 @@ from kubeproxy.model.plan import FamilyGlobals
 from kubeproxy.observe.admission import Admission
 from kubeproxy.observe.http import Request, routes
 from kubeproxy.observe.server import HttpServer
+from kubeproxy.observe.state import unwatched
 from kubeproxy.page import PATHS
 from kubeproxy.page import feed as feed_module
 from kubeproxy.page.asking import UnansweredError
@@ -54,8 +55,10 @@ class FakeDesk:
             world=world, version="1", mode="nftables", pid=1, started=2.0, services=250, endpoint_slices=3, unready={}
         )
 
-    def detail(self, name):
-        return {"namespace": name[0], "name": name[1], "state": "programmed"} if name in self.names else None
+    def service(self, name):
+        if name not in self.names:
+            raise QuestionError(unwatched(name))
+        return {"namespace": name[0], "name": name[1], "state": "programmed"}
 
     def objects(self, names):
         meta = ObjectMeta(name="s1-x", namespace="default", labels=Labels("s1"))

@@ -7,12 +7,12 @@ import pytest
 from kubeproxy.api.source import Reach, Watched
 from kubeproxy.api.x509 import Validity
 from kubeproxy.backends.mode import FlowsEnd, Trace
-from kubeproxy.backlog import Standing
 from kubeproxy.kernel.firewalls import Filter, RuleChain
 from kubeproxy.kernel.proc.processes import Descriptors, ProxyProcess
 from kubeproxy.kernel.route.bridges import Bridge
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
+from kubeproxy.observe.standing import Standing
 from kubeproxy.seeing.checks import contact, identity, programming, settings, strangers
 from kubeproxy.seeing.checks.settings import Setting, Way
 from kubeproxy.seeing.finding import Finding, Severity, duration, worst_first

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from kubeproxy.backends.mode import Trace
-from kubeproxy.backlog import Standing
 from kubeproxy.model.addresses import Family
+from kubeproxy.observe.standing import Standing
 from kubeproxy.release import SAME_BUILD
 from kubeproxy.seeing.finding import Finding, Severity, duration
 
