@@ -7,13 +7,13 @@ from kubeproxy.api.client import ApiClient
 from kubeproxy.api.cluster import Cluster, Trust, parse_server
 from kubeproxy.api.credentials import Credentials
 from kubeproxy.api.recovery import WatchListSupport
-from kubeproxy.api.source import Pace
+from kubeproxy.api.source import ListPace
 from kubeproxy.api.targets import targets
 from kubeproxy.api.watch import Reflector
 from kubeproxy.model.events import Deleted, Rejected, Replaced, Upserted
 from support.scripted import Server, eventually, kind_at, listed
 
-PACE = Pace(first=0.02, first_connect=0.01, cap=0.1, quiet=0.15, relist=0.01, short_watch=0.02, absent=0.05)
+PACE = ListPace(first=0.02, first_connect=0.01, cap=0.1, quiet=0.15, relist=0.01, short_watch=0.02, absent=0.05)
 SERVICES, SLICES, NODES, CIDRS = targets("node-a")
 
 

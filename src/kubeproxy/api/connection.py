@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import httptools
 
-from kubeproxy.api.patience import Progress
+from kubeproxy.api.patience import AnswerProgress
 from kubeproxy.api.reasons import os_reason
 from kubeproxy.api.status import ConnectionFailed, MalformedAnswer
 
@@ -72,14 +72,14 @@ class Exchange:
         return self.status >= 200 and not {"content-length", "transfer-encoding"} & self.headers.keys()
 
 
-class Connection(asyncio.Protocol):
+class ApiConnection(asyncio.Protocol):
     """An open connection. `start` begins an exchange; `reusable` says whether another may follow.
 
     `context` is the TLS context it was made with; `last_received` is on the loop's clock; `lost` is done when the
     transport is closed.
     """
 
-    def __init__(self, peer: str, on_lost: Callable[[Connection], None]) -> None:
+    def __init__(self, peer: str, on_lost: Callable[[ApiConnection], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._peer = peer
         self._on_lost = on_lost
@@ -92,7 +92,7 @@ class Connection(asyncio.Protocol):
         self._complete = False
         self._keep_alive = True
         self.last_received = self._loop.time()
-        self._body_progress = Progress(0.0, self.last_received)
+        self._body_progress = AnswerProgress(0.0, self.last_received)
         self.received_any = False
         self.context: object = None
         self.lost: asyncio.Future[None] = self._loop.create_future()
@@ -108,7 +108,7 @@ class Connection(asyncio.Protocol):
         self._overhead = 0
         self._complete = self.received_any = False
         self.last_received = self._loop.time()
-        self._body_progress = Progress(exchange.idle_timeout, self.last_received)
+        self._body_progress = AnswerProgress(exchange.idle_timeout, self.last_received)
         self._timer = self._loop.call_later(exchange.idle_timeout, self._check_idle)
         self._transport.write(request)
 

@@ -68,7 +68,7 @@ class _Bookmark(Struct):
     kind: str = ""
 
 
-class Page(NamedTuple):
+class ListPage(NamedTuple):
     """One page of a list: its objects, what of them was rejected, and where the list goes on ('' at its end)."""
 
     objects: list[Object]
@@ -77,7 +77,7 @@ class Page(NamedTuple):
     continue_token: str
 
 
-class Changes(NamedTuple):
+class WatchChanges(NamedTuple):
     """What complete lines of a watch said.
 
     `version` is the newest resourceVersion seen ('' for none); `initial_end` that the bookmark ending the initial
@@ -113,7 +113,7 @@ _objects: dict[type[Object], msgspec.json.Decoder[Object]] = {
 }
 
 
-def decode_page(resource: Resource, data: bytes | bytearray, with_zones: Collection[ServiceName] = ()) -> Page:
+def decode_page(resource: Resource, data: bytes | bytearray, with_zones: Collection[ServiceName] = ()) -> ListPage:
     """Decode one page of a list of `resource`. Raises MalformedAnswer when `data` is no list of it.
 
     A list of another kind may be as good JSON, and without items it would say that everything is gone. Slices of the
@@ -128,7 +128,7 @@ def decode_page(resource: Resource, data: bytes | bytearray, with_zones: Collect
 
 def _decode_page(
     resource: Resource, data: bytes | bytearray, decoder: msgspec.json.Decoder[_List[Object]], kind: type[Object]
-) -> Page:
+) -> ListPage:
     try:
         page = decoder.decode(data)
     except (ValueError, RecursionError):
@@ -137,10 +137,10 @@ def _decode_page(
     objects = page.items if page.items is not None else []
     if not all(found.metadata.name for found in objects):
         return _decode_page_by_item(resource, data, kind)
-    return Page(objects, [], page.metadata.resource_version or "", page.metadata.continue_ or "")
+    return ListPage(objects, [], page.metadata.resource_version or "", page.metadata.continue_ or "")
 
 
-def _with_zones(page: Page, data: bytes | bytearray, names: Collection[tuple[str, str]]) -> Page:
+def _with_zones(page: ListPage, data: bytes | bytearray, names: Collection[tuple[str, str]]) -> ListPage:
     """Return a page of slices with some of them, by namespace and name, as PlacedSlices: decoded once more."""
     again = _decode_page("endpointslices", data, _placed_list, PlacedSlice)
     placed = {name: found for found in again.objects if (name := identity(found)) in names}
@@ -181,14 +181,14 @@ class WatchDecoder:
         self._with_zones = with_zones if resource == "endpointslices" else ()
         self._tail = bytearray()
 
-    def feed(self, data: bytes) -> Changes:
+    def feed(self, data: bytes) -> WatchChanges:
         """Take the next bytes; return what the lines completed by them say."""
         end = data.rfind(b"\n")
         if end < 0:
             self._tail += data
             if len(self._tail) > MAX_LINE:
-                return Changes([], "", False, MalformedAnswer(f"a watch line is longer than {MAX_LINE} bytes"))
-            return Changes([], "", False, None)
+                return WatchChanges([], "", False, MalformedAnswer(f"a watch line is longer than {MAX_LINE} bytes"))
+            return WatchChanges([], "", False, None)
         lines = data[:end].split(b"\n")
         if self._tail:
             lines[0] = bytes(self._tail) + lines[0]
@@ -196,13 +196,13 @@ class WatchDecoder:
         self._tail += data[end + 1 :]
         return self._decode(lines)
 
-    def finish(self) -> Changes:
+    def finish(self) -> WatchChanges:
         """The stream ended: decode what follows the last newline, or report that it was cut off."""
         rest = bytes(self._tail)
         self._tail = bytearray()
         return self._decode([rest])
 
-    def _decode(self, lines: list[bytes]) -> Changes:
+    def _decode(self, lines: list[bytes]) -> WatchChanges:
         events: list[Event] = []
         version = ""
         initial_end = False
@@ -212,10 +212,10 @@ class WatchDecoder:
             try:
                 seen, ended = _decode_line(self._resource, line, events, self._with_zones)
             except SourceError as error:
-                return Changes(events, version, initial_end, error)
+                return WatchChanges(events, version, initial_end, error)
             version = seen or version
             initial_end = initial_end or ended
-        return Changes(events, version, initial_end, None)
+        return WatchChanges(events, version, initial_end, None)
 
 
 def _decode_line(
@@ -286,7 +286,7 @@ def _decode_raw_line(data: bytes) -> _Line[Raw]:
         raise MalformedAnswer(f"a watch line of {len(data)} bytes is no event: {error}") from error
 
 
-def _decode_page_by_item(resource: Resource, data: bytes | bytearray, kind: type[Object]) -> Page:
+def _decode_page_by_item(resource: Resource, data: bytes | bytearray, kind: type[Object]) -> ListPage:
     try:
         try:
             page = _raw_list.decode(data)
@@ -302,7 +302,7 @@ def _decode_page_by_item(resource: Resource, data: bytes | bytearray, kind: type
         if found is not None:
             objects.append(found)
         rejected += problems
-    return Page(objects, rejected, page.metadata.resource_version or "", page.metadata.continue_ or "")
+    return ListPage(objects, rejected, page.metadata.resource_version or "", page.metadata.continue_ or "")
 
 
 def _check_kind(resource: Resource, kind: str, suffix: str = "") -> None:

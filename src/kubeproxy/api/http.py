@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import kubeproxy
 from kubeproxy.api.cluster import Cluster
-from kubeproxy.api.connection import OBJECT, BytesSink, Connection, Exchange
+from kubeproxy.api.connection import OBJECT, ApiConnection, BytesSink, Exchange
 from kubeproxy.api.credentials import Headers
 from kubeproxy.api.names import is_looked_up
 from kubeproxy.api.proxy import open_tunnel
@@ -52,7 +52,7 @@ class Finished(NamedTuple):
 OnRequest = Callable[[Finished], None]
 
 
-class Response(NamedTuple):
+class ApiResponse(NamedTuple):
     """A successful answer; header names are lower case."""
 
     status: int
@@ -99,8 +99,8 @@ class HttpClient:
         self._user_agent = user_agent()
         self._route = cluster.server.authority + (f" through {cluster.proxy}" if cluster.proxy else "")
         self.places = Route()
-        self._idle: list[Connection] = []
-        self._open: set[Connection] = set()
+        self._idle: list[ApiConnection] = []
+        self._open: set[ApiConnection] = set()
 
     async def request(
         self,
@@ -111,7 +111,7 @@ class HttpClient:
         content_type: str = "application/json",
         timeout: float = REQUEST_TIMEOUT,
         most: int = OBJECT,
-    ) -> Response:
+    ) -> ApiResponse:
         """Send a request and return its whole answer, of `most` bytes.
 
         `path` starts with a slash and carries its query. Raises StatusError for any status but 2xx, and other
@@ -125,7 +125,7 @@ class HttpClient:
         finally:
             watch.stop()
         self._raise_for_status(exchange, headers)
-        return Response(exchange.status, exchange.headers, exchange.body)
+        return ApiResponse(exchange.status, exchange.headers, exchange.body)
 
     async def stream(
         self,
@@ -208,7 +208,7 @@ class HttpClient:
             self._keep(connection)
             return exchange
 
-    async def _connect(self) -> tuple[Connection, bool]:
+    async def _connect(self) -> tuple[ApiConnection, bool]:
         context = await self.cluster.tls_context()
         loop = asyncio.get_running_loop()
         while self._idle:
@@ -234,12 +234,12 @@ class HttpClient:
         connection.context = context
         return connection, False
 
-    async def _dial(self, context: ssl.SSLContext | None) -> Connection:
+    async def _dial(self, context: ssl.SSLContext | None) -> ApiConnection:
         """Open a connection to the server or, where there is a proxy, to that one or through it."""
         proxy, server = self.cluster.proxy, self.cluster.server
 
-        def make() -> Connection:
-            return Connection(server.authority, self._lost)
+        def make() -> ApiConnection:
+            return ApiConnection(server.authority, self._lost)
 
         host, port = (proxy.host, proxy.port) if proxy else (server.host, server.port)
         happy = None if _is_address(host) else _HAPPY_EYEBALLS_DELAY
@@ -252,13 +252,13 @@ class HttpClient:
         )
         return connection
 
-    def _keep(self, connection: Connection) -> None:
+    def _keep(self, connection: ApiConnection) -> None:
         if connection.reusable and len(self._idle) < _MAX_IDLE:
             self._idle.append(connection)
         else:
             connection.abort()
 
-    def _lost(self, connection: Connection) -> None:
+    def _lost(self, connection: ApiConnection) -> None:
         self._open.discard(connection)
         self._idle = [kept for kept in self._idle if kept is not connection]
 

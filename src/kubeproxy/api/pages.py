@@ -23,13 +23,13 @@ class ListMeta(Struct):
     continue_: str | None = msgspec.field(default=None, name="continue")
 
 
-class Page(Protocol):
+class ItemList(Protocol):
     """A kind of list, with its items as whoever asks wants them."""
 
     metadata: ListMeta
 
 
-P = TypeVar("P", bound=Page)
+P = TypeVar("P", bound=ItemList)
 
 
 async def pages(client: ApiClient, path: str, query: Mapping[str, str], kind: type[P]) -> AsyncIterator[P]:

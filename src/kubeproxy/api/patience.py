@@ -9,8 +9,8 @@ import asyncio
 import random
 from typing import Final
 
-from kubeproxy.api.decode import Changes
-from kubeproxy.api.source import Pace
+from kubeproxy.api.decode import WatchChanges
+from kubeproxy.api.source import ListPace
 from kubeproxy.api.status import NoInitialEnd, OutOfStep
 from kubeproxy.errors import SourceError
 
@@ -18,7 +18,7 @@ LEAST_PROGRESS: Final = 16 << 10
 """Bytes in which an answer that is no watch must get on, within the patience for it: 0.5 KB/s with that of http.py."""
 
 
-class Progress:
+class AnswerProgress:
     """Whether an answer gets on: its beginning, its end or LEAST_PROGRESS more bytes within `patience` seconds.
 
     Silence alone is no measure: a peer that sends a byte each second would hold whoever waits for ever.
@@ -48,7 +48,7 @@ class Silence:
     that send no bookmarks silence says less: the patience doubles whenever a list had to be asked for.
     """
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: ListPace) -> None:
         self._pace = pace
         self._patience = pace.silence
         self._left = self._draw()
@@ -83,12 +83,12 @@ class Silence:
 class StreamClock:
     """When a stream is given up: a list that is silent or trickles, or a watch that is silent for too long."""
 
-    def __init__(self, pace: Pace, silence: Silence) -> None:
+    def __init__(self, pace: ListPace, silence: Silence) -> None:
         self.deadline = asyncio.timeout(None)
         self._loop = asyncio.get_running_loop()
         self._quiet = pace.quiet
         self._silence = silence
-        self._progress = Progress(pace.trickle, self._loop.time())
+        self._progress = AnswerProgress(pace.trickle, self._loop.time())
         self._silent_since: float | None = None
 
     def opened(self, *, listing: bool) -> None:
@@ -98,7 +98,7 @@ class StreamClock:
         else:
             self._watch_on()
 
-    def received(self, count: int, changes: Changes, *, listing: bool) -> None:
+    def received(self, count: int, changes: WatchChanges, *, listing: bool) -> None:
         """So many bytes came, which completed lines that say this; `listing` tells whether the list is still open."""
         now = self._loop.time()
         if listing:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from kubeproxy.api.cluster import Cluster, Proxy, Server
-from kubeproxy.api.connection import Connection
+from kubeproxy.api.connection import ApiConnection
 from kubeproxy.api.reasons import os_reason
 from kubeproxy.api.status import ConnectionFailed
 from kubeproxy.config.addresses import parse_cidr, parse_ip, split_host_port
@@ -147,10 +147,10 @@ async def open_tunnel(
     proxy: Proxy,
     cluster: Cluster,
     context: ssl.SSLContext,
-    make: Callable[[], Connection],
+    make: Callable[[], ApiConnection],
     user_agent: str,
     happy_eyeballs: float | None,
-) -> Connection:
+) -> ApiConnection:
     """Return a connection to the https server of a cluster through a proxy.
 
     An https proxy is checked by the cluster's certificate authorities, as in Go. Raises ConnectionFailed and OSError;

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kubeproxy.api.client import ApiClient
-from kubeproxy.api.source import Pace, ResourceStatus
+from kubeproxy.api.source import ListPace, ResourceStatus
 from kubeproxy.api.status import (
     BadRequest,
     ConnectionFailed,
@@ -29,7 +29,7 @@ from kubeproxy.api.status import (
     VersionTooLarge,
     waiting_wished,
 )
-from kubeproxy.api.targets import Target
+from kubeproxy.api.targets import WatchTarget
 from kubeproxy.api.trouble import Trouble
 from kubeproxy.errors import SourceError
 from kubeproxy.pacing import Backoff
@@ -59,7 +59,7 @@ class Asking:
     server's cache ("0"), later ones must not be older than what is known, and "" asks for the newest.
     """
 
-    def __init__(self, target: Target, support: WatchListSupport) -> None:
+    def __init__(self, target: WatchTarget, support: WatchListSupport) -> None:
         self.fields = target.fields
         self.list_needed = True
         self.list_from = "0"
@@ -82,11 +82,11 @@ class Recovery:
 
     def __init__(
         self,
-        target: Target,
+        target: WatchTarget,
         status: ResourceStatus,
         client: ApiClient,
         support: WatchListSupport,
-        pace: Pace,
+        pace: ListPace,
         absent: Callable[[], None],
     ) -> None:
         self.asking = Asking(target, support)

@@ -38,7 +38,7 @@ class ResourceStatus:
         return 0.0 if self.connected or self.absent else max(0.0, now - self.last_contact)
 
 
-class Watched(Struct, frozen=True, kw_only=True):
+class WatchStanding(Struct, frozen=True, kw_only=True):
     """How the source of one resource stands, for who asks: as ResourceStatus, with its staleness in seconds."""
 
     resource: str
@@ -55,13 +55,13 @@ class Reach(Struct, frozen=True, kw_only=True):
 
     server: str
     trouble: str
-    watched: tuple[Watched, ...]
+    watched: tuple[WatchStanding, ...]
     certificates: Mapping[str, Validity]
 
 
-def watched(status: ResourceStatus, now: float) -> Watched:
+def watched(status: ResourceStatus, now: float) -> WatchStanding:
     """Return how a source stands at `now`, of time.monotonic()."""
-    return Watched(
+    return WatchStanding(
         resource=status.resource,
         synced=status.synced,
         connected=status.connected or status.absent,
@@ -89,7 +89,7 @@ def why_stale(statuses: Iterable[ResourceStatus], unreachable: str, now: float) 
     return None
 
 
-class Pace(Struct, frozen=True, kw_only=True):
+class ListPace(Struct, frozen=True, kw_only=True):
     """Times in seconds, and the page size, of listing and watching. The defaults are for clusters."""
 
     page: int = 500

@@ -14,7 +14,7 @@ NO_HEADLESS: Final = "!service.kubernetes.io/headless"
 NO_CLUSTER_IP_NONE: Final = "spec.clusterIP!=None"
 
 
-class Target(Struct, frozen=True, kw_only=True):
+class WatchTarget(Struct, frozen=True, kw_only=True):
     """What one reflector watches. `optional`: the server may lack it (404). `api_group` is for RBAC messages.
 
     `most` is how many bytes a list of it may have.
@@ -30,10 +30,10 @@ class Target(Struct, frozen=True, kw_only=True):
     most: int
 
 
-def targets(node_name: str) -> tuple[Target, ...]:
+def targets(node_name: str) -> tuple[WatchTarget, ...]:
     """Return what kube-proxy v1.36 watches (cmd/kube-proxy/app/server.go)."""
     return (
-        Target(
+        WatchTarget(
             resource="services",
             most=LIST,
             path="/api/v1/services",
@@ -41,14 +41,14 @@ def targets(node_name: str) -> tuple[Target, ...]:
             labels=NO_PROXY_NAME,
             fields=NO_CLUSTER_IP_NONE,
         ),
-        Target(
+        WatchTarget(
             resource="endpointslices",
             most=LIST,
             path="/apis/discovery.k8s.io/v1/endpointslices",
             api_group="discovery.k8s.io",
             labels=NO_HEADLESS,
         ),
-        Target(
+        WatchTarget(
             resource="nodes",
             most=OBJECT,
             path="/api/v1/nodes",
@@ -56,7 +56,7 @@ def targets(node_name: str) -> tuple[Target, ...]:
             fields=f"metadata.name={node_name}",
             fields_needed=True,
         ),
-        Target(
+        WatchTarget(
             resource="servicecidrs",
             most=LIST,
             path="/apis/networking.k8s.io/v1/servicecidrs",

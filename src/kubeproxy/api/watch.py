@@ -14,12 +14,12 @@ from collections.abc import Collection, Iterable
 from urllib.parse import quote, urlencode
 
 from kubeproxy.api.client import ApiClient
-from kubeproxy.api.decode import Changes, WatchDecoder, decode_page, identity, kept_identities
+from kubeproxy.api.decode import WatchChanges, WatchDecoder, decode_page, identity, kept_identities
 from kubeproxy.api.patience import Silence, StreamClock
 from kubeproxy.api.recovery import Recovery, WatchListSupport
-from kubeproxy.api.source import Pace, ResourceStatus
+from kubeproxy.api.source import ListPace, ResourceStatus
 from kubeproxy.api.status import Gone, MalformedAnswer, NoInitialEnd, OutOfStep
-from kubeproxy.api.targets import Target, targets
+from kubeproxy.api.targets import WatchTarget, targets
 from kubeproxy.api.zones import Zones
 from kubeproxy.errors import SourceError
 from kubeproxy.model.endpoints import PackedSlice
@@ -42,10 +42,10 @@ class ApiSource:
         node_name: str,
         sink: Sink,
         *,
-        pace: Pace | None = None,
+        pace: ListPace | None = None,
         support: WatchListSupport | None = None,
     ) -> None:
-        support, pace = support or WatchListSupport(), pace or Pace()
+        support, pace = support or WatchListSupport(), pace or ListPace()
         watched = {target.resource: target for target in targets(node_name)}
         self._zones = zones = Zones(client, watched["endpointslices"], sink, pace)
         sinks: dict[Resource, Sink] = {"services": zones.take_services, "endpointslices": zones.take_slices}
@@ -105,11 +105,11 @@ class Reflector:
     def __init__(
         self,
         client: ApiClient,
-        target: Target,
+        target: WatchTarget,
         sink: Sink,
         *,
         support: WatchListSupport,
-        pace: Pace,
+        pace: ListPace,
         with_zones: Collection[ServiceName] = (),
     ) -> None:
         self.target = target
@@ -252,7 +252,7 @@ class Reflector:
 
     # What was received.
 
-    def _take(self, changes: Changes) -> None:
+    def _take(self, changes: WatchChanges) -> None:
         """Deliver what the watch said, then remember how far that is, then raise its error if it has one."""
         initial, known = self._initial, self.status.resource_version
         if initial is not None:

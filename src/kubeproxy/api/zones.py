@@ -15,9 +15,9 @@ from urllib.parse import quote, urlencode
 
 from kubeproxy.api.client import ApiClient
 from kubeproxy.api.decode import decode_page, identity
-from kubeproxy.api.source import Pace, ResourceStatus
+from kubeproxy.api.source import ListPace, ResourceStatus
 from kubeproxy.api.status import MalformedAnswer, waiting_wished
-from kubeproxy.api.targets import Target
+from kubeproxy.api.targets import WatchTarget
 from kubeproxy.api.trouble import Trouble
 from kubeproxy.errors import SourceError
 from kubeproxy.model.balancing import weighs_zones
@@ -45,7 +45,7 @@ class Zones:
     `services` are those that weigh by zone: decoders are to look at it for each slice. `target` is that of slices.
     """
 
-    def __init__(self, client: ApiClient, target: Target, sink: Sink, pace: Pace) -> None:
+    def __init__(self, client: ApiClient, target: WatchTarget, sink: Sink, pace: ListPace) -> None:
         self.services: set[ServiceName] = set()
         self._client = client
         self._target = target

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from kubeproxy.api.connection import Connection, Exchange
+from kubeproxy.api.connection import ApiConnection, Exchange
 from kubeproxy.api.credentials import ExecConfig, ExecPlugin
 from kubeproxy.api.decode import WatchDecoder, decode_object, decode_page
 from kubeproxy.api.documents import read_documents
@@ -132,7 +132,7 @@ def answers(data: bytes) -> None:
 async def _answer(how: int, data: bytes) -> None:
     step = 1 + (how >> 1 & 63)
     transport = Deaf()
-    connection = Connection("server", lambda _: None)
+    connection = ApiConnection("server", lambda _: None)
     connection.connection_made(transport)
     decoder = WatchDecoder("services")
 

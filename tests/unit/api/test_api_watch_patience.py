@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from kubeproxy.api.patience import Silence
-from kubeproxy.api.source import Pace
+from kubeproxy.api.source import ListPace
 from support.scripted import bookmark, event, eventually, service
 from support.watch_scripts import PACE, fails, kinds, lists, scripted, watch, watches
 
@@ -82,7 +82,7 @@ def test_bookmarks_break_the_silence_and_cut_lines_do_not():
 
 
 def test_silence_of_servers_without_bookmarks_is_met_with_more_patience():
-    silence = Silence(Pace(silence=100.0, longest_silence=350.0))
+    silence = Silence(ListPace(silence=100.0, longest_silence=350.0))
     patience = []
     for _ in range(4):
         patience.append(silence.left)

@@ -11,7 +11,7 @@ from kubeproxy.api.client import ApiClient
 from kubeproxy.api.cluster import Cluster, Trust, parse_server
 from kubeproxy.api.credentials import Credentials
 from kubeproxy.api.recovery import WatchListSupport
-from kubeproxy.api.source import Pace
+from kubeproxy.api.source import ListPace
 from kubeproxy.api.watch import ApiSource, Reflector
 from support.scripted import Server, eventually, service
 from support.watch_scripts import PACE, SERVICES, Seen, lists, watches
@@ -83,6 +83,6 @@ def test_a_bug_in_the_sink_does_not_end_the_watch(caplog):
 
 
 def test_delays_are_those_of_client_go():
-    backoff = Pace().backoff(0.8)
+    backoff = ListPace().backoff(0.8)
     for n, middle in enumerate([0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]):
         assert 0.5 * middle <= backoff.failed() <= 1.5 * middle, n

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.api.source import Reach, Watched
+from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.api.versions import Versions
 from kubeproxy.backends.examination import Kind
 from kubeproxy.commands import newest
@@ -18,7 +18,9 @@ class Facts:
         server="https://api",
         trouble="",
         certificates=(),
-        watched=(Watched(resource="endpointslices", synced=True, connected=False, stale=12.4, trouble="no route"),),
+        watched=(
+            WatchStanding(resource="endpointslices", synced=True, connected=False, stale=12.4, trouble="no route"),
+        ),
     )
 
 

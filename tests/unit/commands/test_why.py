@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kubeproxy.api.source import Reach, Watched
+from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.backends.mode import FlowsEnd, Trace
 from kubeproxy.commands.checkup import Report
 from kubeproxy.commands.present import Line
@@ -27,7 +27,7 @@ def why(outcome="forwarded", elsewhere=None):
 
 
 def gone(seconds):
-    watched = Watched(resource="services", synced=True, connected=False, stale=seconds)
+    watched = WatchStanding(resource="services", synced=True, connected=False, stale=seconds)
     return contact.outdated(Reach(server="https://h", trouble="h: refused", watched=(watched,), certificates={}))
 
 
@@ -97,7 +97,7 @@ class Asked:
     running = True
 
     def facts(self):
-        watched = (Watched(resource="services", synced=True, connected=False, stale=480.0),)
+        watched = (WatchStanding(resource="services", synced=True, connected=False, stale=480.0),)
         reach = Reach(server="https://h", trouble="h: refused", watched=watched, certificates={})
         return SimpleNamespace(standings=(), reach=reach, mode="nftables", configuration=KubeProxyConfiguration)
 

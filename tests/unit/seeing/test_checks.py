@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.api.source import Reach, Watched
+from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.api.x509 import Validity
 from kubeproxy.backends.mode import FlowsEnd, Trace
 from kubeproxy.kernel.firewalls import Filter, RuleChain
@@ -25,7 +25,7 @@ YEAR = 365 * DAY
 
 
 def watched(resource="services", synced=True, connected=True, stale=0.0, trouble=""):
-    return Watched(resource=resource, synced=synced, connected=connected, stale=stale, trouble=trouble)
+    return WatchStanding(resource=resource, synced=synced, connected=connected, stale=stale, trouble=trouble)
 
 
 def reach(*each, trouble=""):

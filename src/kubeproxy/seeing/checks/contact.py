@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec import structs
 
-from kubeproxy.api.source import STALE, Reach, Watched
+from kubeproxy.api.source import STALE, Reach, WatchStanding
 from kubeproxy.api.x509 import Validity
 from kubeproxy.seeing.finding import Finding, Severity, duration
 
@@ -54,7 +54,7 @@ def reached(reach: Reach) -> Iterator[Finding]:
             "stand between?",
         )
         return
-    troubled: dict[str, list[Watched]] = {}
+    troubled: dict[str, list[WatchStanding]] = {}
     for one in reach.watched:
         if not (one.connected or (one.synced and one.stale <= QUIET)):
             # Of one cause there is one finding, whatever resource it concerns.
@@ -96,7 +96,7 @@ def outdated(reach: Reach) -> Iterator[Finding]:
         yield from reached(reach)
 
 
-def _gravity(one: Watched) -> tuple[bool, float]:
+def _gravity(one: WatchStanding) -> tuple[bool, float]:
     return not one.synced, one.stale
 
 
