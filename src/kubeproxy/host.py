@@ -17,7 +17,7 @@ from typing import NamedTuple
 from kubeproxy.config.addresses import split_host_port
 from kubeproxy.config.gates import gate_enabled
 from kubeproxy.config.modes.description import EVERY_ADDRESS, spelled_out
-from kubeproxy.config.types import Conntrack, KubeProxyConfiguration
+from kubeproxy.config.types import ConntrackSettings, KubeProxyConfiguration
 from kubeproxy.errors import ConfigError, Unsupported
 from kubeproxy.kernel.proc.sysctl import ConntrackConfig, apply_settings, conntrack_settings
 from kubeproxy.kernel.route.addresses import local_addresses
@@ -145,7 +145,7 @@ def packed_local_addresses(wanted: Sequence[Family], without: AbstractSet[str]) 
     }
 
 
-def conntrack_sysctls(conntrack: Conntrack) -> list[tuple[str, int]]:
+def conntrack_sysctls(conntrack: ConntrackSettings) -> list[tuple[str, int]]:
     """Return the sysctls that a conntrack block asks for on this machine, in order."""
     wanted = ConntrackConfig(
         max_per_core=conntrack.max_per_core,
@@ -159,7 +159,7 @@ def conntrack_sysctls(conntrack: Conntrack) -> list[tuple[str, int]]:
     return conntrack_settings(wanted, os.cpu_count() or 1)
 
 
-def tune(conntrack: Conntrack, oom_score_adj: int) -> None:
+def tune(conntrack: ConntrackSettings, oom_score_adj: int) -> None:
     """Set the sysctls and the OOM score that the configuration asks for. Raises ApplyError or Unsupported."""
     written = apply_settings(conntrack_sysctls(conntrack))
     if written:

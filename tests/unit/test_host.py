@@ -8,7 +8,7 @@ import pytest
 
 from kubeproxy import host
 from kubeproxy.config import Duration, load_text
-from kubeproxy.config.types import Conntrack
+from kubeproxy.config.types import ConntrackSettings
 from kubeproxy.errors import ConfigError, Unsupported
 from kubeproxy.model.addresses import Family, family_of, pack
 from kubeproxy.model.objects import Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
@@ -157,7 +157,9 @@ def test_a_family_that_lacks_something_for_a_moment_is_served(monkeypatch):
 def test_the_place_in_an_oom(caplog):
     """Nobody may be kept from running by it: in a container the score can often not be lowered."""
     now = int(Path("/proc/self/oom_score_adj").read_text(encoding="ascii"))
-    untouched = Conntrack(max_per_core=0, tcp_established_timeout=Duration(0), tcp_close_wait_timeout=Duration(0))
+    untouched = ConntrackSettings(
+        max_per_core=0, tcp_established_timeout=Duration(0), tcp_close_wait_timeout=Duration(0)
+    )
     host.tune(untouched, now)
     assert not caplog.records
     host.tune(untouched, -1001)

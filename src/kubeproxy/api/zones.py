@@ -21,7 +21,7 @@ from kubeproxy.api.targets import WatchTarget
 from kubeproxy.api.trouble import Trouble
 from kubeproxy.errors import SourceError
 from kubeproxy.model.balancing import weighs_zones
-from kubeproxy.model.events import Deleted, Event, Placed, Replaced, Sink, Upserted
+from kubeproxy.model.events import Deleted, Event, Replaced, Sink, Upserted, ZonedSlice
 from kubeproxy.model.objects import PlacedSlice, Service
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.pacing import TokenBucket
@@ -172,7 +172,7 @@ class Zones:
             where = f"{path}?{urlencode(query, quote_via=quote, safe='')}"
             response = await self._client.http.request("GET", where, most=self._target.most)
             page = decode_page(self._target.resource, response.body, self.services)
-            found = {identity(one): Placed(one) for one in page.objects if isinstance(one, PlacedSlice)}
+            found = {identity(one): ZonedSlice(one) for one in page.objects if isinstance(one, PlacedSlice)}
             self._sink([*found.values(), *[one for one in page.rejected if (one.namespace, one.name) in found]])
             if not page.continue_token:
                 return

@@ -34,7 +34,7 @@ class Gate(NamedTuple):
     locked: bool
 
 
-class State(NamedTuple):
+class GateState(NamedTuple):
     """A gate as it is set."""
 
     name: str
@@ -210,9 +210,9 @@ def gate_enabled(gates: Mapping[str, bool], name: str) -> bool:
     return gates.get(name, usual)
 
 
-def gate_states(gates: Mapping[str, bool]) -> Iterator[State]:
+def gate_states(gates: Mapping[str, bool]) -> Iterator[GateState]:
     """Every gate with what it is when these valid ones are set."""
-    return (State(name, gate.stage, gate_enabled(gates, name)) for name, gate in GATES.items())
+    return (GateState(name, gate.stage, gate_enabled(gates, name)) for name, gate in GATES.items())
 
 
 def proxy_gates() -> Iterator[tuple[str, str]]:

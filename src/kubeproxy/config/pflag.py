@@ -30,7 +30,7 @@ from kubeproxy.errors import ConfigError
 SHORTHANDS = {"v": "v", "h": "help"}
 
 
-class Kind(NamedTuple):
+class ValueKind(NamedTuple):
     """How the values of a kind are read and shown; joined: how a further occurrence adds to the value, if it does."""
 
     parse: Callable[[str], Any]
@@ -88,22 +88,22 @@ def _show_bool(value: bool) -> str:
     return "true" if value else "false"
 
 
-KINDS: Mapping[str, Kind] = {
-    "string": Kind(str),
-    "ProxyMode": Kind(str),
-    "LocalMode": Kind(str),
-    "bool": Kind(parse_bool, _show_bool),
-    "version": Kind(_version),
-    "int32": Kind(parse_int32),
-    "float32": Kind(parse_float, lambda value: f"{value:g}"),
-    "Level": Kind(parse_level),
-    "duration": Kind(Duration.parse),
-    "quantity": Kind(parse_quantity),
-    "ip": Kind(_ip),
-    "ipport": Kind(_ip_port),
-    "strings": Kind(parse_list, show_list, lambda old, new: old + new),
-    "mapStringBool": Kind(parse_bool_map, show_bool_map, lambda old, new: {**old, **new}),
-    "pattern=N,...": Kind(parse_patterns, show_patterns, lambda old, new: old + new),
+KINDS: Mapping[str, ValueKind] = {
+    "string": ValueKind(str),
+    "ProxyMode": ValueKind(str),
+    "LocalMode": ValueKind(str),
+    "bool": ValueKind(parse_bool, _show_bool),
+    "version": ValueKind(_version),
+    "int32": ValueKind(parse_int32),
+    "float32": ValueKind(parse_float, lambda value: f"{value:g}"),
+    "Level": ValueKind(parse_level),
+    "duration": ValueKind(Duration.parse),
+    "quantity": ValueKind(parse_quantity),
+    "ip": ValueKind(_ip),
+    "ipport": ValueKind(_ip_port),
+    "strings": ValueKind(parse_list, show_list, lambda old, new: old + new),
+    "mapStringBool": ValueKind(parse_bool_map, show_bool_map, lambda old, new: {**old, **new}),
+    "pattern=N,...": ValueKind(parse_patterns, show_patterns, lambda old, new: old + new),
 }
 _WITHOUT_VALUE = frozenset(("bool", "version"))
 

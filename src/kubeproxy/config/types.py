@@ -72,7 +72,7 @@ class Logging(ConfigStruct, frozen=True, kw_only=True):
     options: LogOptions = field(default_factory=LogOptions)
 
 
-class Conntrack(ConfigStruct, frozen=True, kw_only=True):
+class ConntrackSettings(ConfigStruct, frozen=True, kw_only=True):
     """Connection tracking limits and timeouts; 0 leaves the kernel's value, which is not the same as unset."""
 
     max_per_core: int = 32768
@@ -130,7 +130,7 @@ class KubeProxyConfiguration(ConfigStruct, frozen=True, kw_only=True):
     cluster_cidr: str = ""
     node_port_addresses: tuple[str, ...] = ()
     oom_score_adj: int = -999
-    conntrack: Conntrack = field(default_factory=Conntrack)
+    conntrack: ConntrackSettings = field(default_factory=ConntrackSettings)
     config_sync_period: Duration = Duration(15 * 60)
     port_range: str = ""
     udp_idle_timeout: Duration = Duration(0.25)

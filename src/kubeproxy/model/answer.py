@@ -25,7 +25,7 @@ from kubeproxy.model.addresses import (
     within,
 )
 from kubeproxy.model.balancing import NO_WISHES, wishes
-from kubeproxy.model.choosing import Client, carried, counted, shares, told
+from kubeproxy.model.choosing import ClientAddress, carried, counted, shares, told
 from kubeproxy.model.habits import Habits
 from kubeproxy.model.plan import (
     Action,
@@ -90,7 +90,7 @@ class Notice(Enum):
     UNKNOWN = "whatever is behind the address without a proxy"
 
 
-class Step(NamedTuple):
+class AnswerStep(NamedTuple):
     """One thing that decides: whether it lets the connection pass, in words, and the field that it comes from."""
 
     passes: bool
@@ -114,7 +114,7 @@ class Answer(Struct, frozen=True):
     """
 
     outcome: Outcome
-    steps: tuple[Step, ...]
+    steps: tuple[AnswerStep, ...]
     notice: Notice
     plan: ServicePlan | None = None
     frontend: Frontend | None = None
@@ -191,7 +191,7 @@ class _Question:
         self._planner = planner
         self._candidates = candidates
         self._packet = packet
-        self._client = Client(packet.source, packet.source_port)
+        self._client = ClientAddress(packet.source, packet.source_port)
         self._local = local
         self._habits = habits
         self._family = family_of(packet.destination)
@@ -212,7 +212,7 @@ class _Question:
         if owned is None or owned[0].external.outside.forwards:
             return None
         plan, frontend = owned
-        step = Step(
+        step = AnswerStep(
             False, f"{self._where()} is closed: a NodePort of {_named(plan)}, which nobody serves", "spec.ports"
         )
         refused = plan.external.outside is Action.REJECT
@@ -232,11 +232,14 @@ class _Question:
             shared = shares(carried(plan), pool, plan.policies.external, self._client)
             choices = tuple(Choice(one, share, masqueraded=True) for one, share in shared)
             sharing = told(carried(plan), plan.policies.external, self._client)
-            steps = (Step(True, text, _NODEPORTS), *[Step(True, words, "metadata.annotations") for words in sharing])
+            steps = (
+                AnswerStep(True, text, _NODEPORTS),
+                *[AnswerStep(True, words, "metadata.annotations") for words in sharing],
+            )
             return Answer(Outcome.FORWARDED, steps, Notice.ENDPOINT, plan, frontend, choices, plan.remembers)
         reason = "no endpoint that may serve it is there" if relayed else _NOT_RELAYED[care]
         text = f"{self._where()} is a NodePort of {_named(plan)} on loopback: {reason}"
-        return self._ended(plan, frontend, Outcome.REFUSED, [Step(False, text, _NODEPORTS)], ())
+        return self._ended(plan, frontend, Outcome.REFUSED, [AnswerStep(False, text, _NODEPORTS)], ())
 
     def _frontend(self, key: bytes) -> tuple[ServicePlan, Frontend] | None:
         name = self._planner.owner(self._family, key)
@@ -265,8 +268,8 @@ class _Question:
             if check is not None and count is not None and check.port == self._packet.port:
                 text = f"port {check.port} of this node is the health check of {'/'.join(name)}"
                 steps = (
-                    Step(True, text, "spec.healthCheckNodePort"),
-                    Step(count > 0, f"{count} ready endpoints are on this node"),
+                    AnswerStep(True, text, "spec.healthCheckNodePort"),
+                    AnswerStep(count > 0, f"{count} ready endpoints are on this node"),
                 )
                 return Answer(Outcome.HEALTH, steps, Notice.ANSWER, local_endpoints=count)
         return None
@@ -278,21 +281,21 @@ class _Question:
         if here:
             plans = [plan for _, compiled in here for plan in compiled.plans if plan.key.family is self._family]
             text = f"{where}: no such port; {_offers(here[0][0], plans, self._packet.destination)}"
-            steps = (Step(False, text, "spec.ports"),)
+            steps = (AnswerStep(False, text, "spec.ports"),)
             kinds = self._habits.refuses_ports
             if any(_has(plan, self._packet.destination, kinds) for plan in plans):
                 return Answer(Outcome.REFUSED, steps, self._refusal())
             return Answer(Outcome.NOT_OURS, steps, Notice.UNKNOWN)
         if within(self._packet.destination, self._ours.service_cidrs):
             text = f"{where}: an address of the cluster's Services that none here has (another proxy may serve it)"
-            steps = (Step(False, text, "spec.clusterIPs"),)
+            steps = (AnswerStep(False, text, "spec.clusterIPs"),)
             if self._habits.drops_unowned:
                 return Answer(Outcome.DROPPED, steps, Notice.TIMEOUT)
             return Answer(Outcome.NOT_OURS, steps, Notice.UNKNOWN)
-        steps = (self._no_nodeport() or Step(False, f"{where}: no Service has this address and port"),)
+        steps = (self._no_nodeport() or AnswerStep(False, f"{where}: no Service has this address and port"),)
         return Answer(Outcome.NOT_OURS, steps, Notice.UNKNOWN)
 
-    def _no_nodeport(self) -> Step | None:
+    def _no_nodeport(self) -> AnswerStep | None:
         """Return that the port is a NodePort which this address of the node does not answer, None if it is none."""
         owned = self._frontend(self._tail)
         destination = self._packet.destination
@@ -301,7 +304,7 @@ class _Question:
         chosen = self._ours.nodeport_ips
         where = "all but loopback" if chosen is None else ", ".join(map(unpack, chosen)) or "no address"
         text = f"{self._where()}: a NodePort of {_named(owned[0])}, but not on this address: they answer on {where}"
-        return Step(False, text, _NODEPORTS)
+        return AnswerStep(False, text, _NODEPORTS)
 
     def _services_here(self) -> Iterator[tuple[ServiceName, Compiled]]:
         for name in self._candidates.at(self._packet.destination):
@@ -318,8 +321,8 @@ class _Question:
         side, recognised = self._side()
         kind, field = _KINDS[frontend.kind]
         steps = [
-            Step(True, f"{self._where()} is the {kind} of {_named(plan)}", field),
-            Step(True, f"the client is {side.value}: {recognised}"),
+            AnswerStep(True, f"{self._where()} is the {kind} of {_named(plan)}", field),
+            AnswerStep(True, f"the client is {side.value}: {recognised}"),
         ]
         action = self._action(plan.traffic(frontend), side)
         turned_away = self._turned_away(plan, frontend, side, steps)
@@ -328,23 +331,23 @@ class _Question:
             return self._ended(plan, frontend, Outcome.DROPPED, steps, missing)
         field = f"spec.{'internal' if frontend.kind is FrontendKind.CLUSTER else 'external'}TrafficPolicy"
         if action is Action.REJECT:
-            steps.append(Step(False, "no endpoint anywhere takes new connections"))
+            steps.append(AnswerStep(False, "no endpoint anywhere takes new connections"))
             if side is Side.NODE and frontend.kind is not FrontendKind.CLUSTER and not self._refuses_node(frontend):
                 return self._ended(plan, frontend, Outcome.NOT_OURS, steps, missing)
             return self._ended(plan, frontend, Outcome.REFUSED, steps, missing)
         if action is Action.DROP:
-            steps.append(Step(False, "policy Local, and none of the Service's endpoints is on this node", field))
+            steps.append(AnswerStep(False, "policy Local, and none of the Service's endpoints is on this node", field))
             return self._ended(plan, frontend, Outcome.DROPPED, steps, missing)
         pool = plan.local if action.picks_local else plan.cluster
         nearby = "those of this node" if action.picks_local else "all that are chosen from"
-        steps.append(Step(True, f"policy {plan.policy(frontend).name.title()}: {counted(pool)}, {nearby}", field))
+        steps.append(AnswerStep(True, f"policy {plan.policy(frontend).name.title()}: {counted(pool)}, {nearby}", field))
         policy = Policy.LOCAL if action.picks_local else Policy.CLUSTER
         choices = tuple(self._choices(plan, policy, action, side))
         sharing = told(plan, policy, self._client)
-        steps += [Step(True, text, "metadata.annotations") for text in sharing]
+        steps += [AnswerStep(True, text, "metadata.annotations") for text in sharing]
         if plan.affinity:
             text = f"a client that comes again within {plan.affinity} s gets the same endpoint"
-            steps.append(Step(True, text, "spec.sessionAffinityConfig.clientIP.timeoutSeconds"))
+            steps.append(AnswerStep(True, text, "spec.sessionAffinityConfig.clientIP.timeoutSeconds"))
         return Answer(
             Outcome.FORWARDED, tuple(steps), Notice.ENDPOINT, plan, frontend, choices, plan.affinity, absent=missing
         )
@@ -367,7 +370,7 @@ class _Question:
         plan: ServicePlan,
         frontend: Frontend,
         outcome: Outcome,
-        steps: Iterable[Step],
+        steps: Iterable[AnswerStep],
         missing: tuple[Absent, ...],
     ) -> Answer:
         notices = {Outcome.REFUSED: self._refusal(), Outcome.DROPPED: Notice.TIMEOUT, Outcome.NOT_OURS: Notice.UNKNOWN}
@@ -394,7 +397,7 @@ class _Question:
             return Side.OUTSIDE, f"{source} is not this node's, and nothing tells pods apart (see clusterCIDR)"
         return Side.OUTSIDE, f"{source} is neither a pod's nor this node's"
 
-    def _turned_away(self, plan: ServicePlan, frontend: Frontend, side: Side, steps: list[Step]) -> bool:
+    def _turned_away(self, plan: ServicePlan, frontend: Frontend, side: Side, steps: list[AnswerStep]) -> bool:
         """Note what the source ranges say, if there are any; return whether they keep the client out."""
         allowed = plan.sources(frontend)
         if allowed is None:
@@ -404,7 +407,7 @@ class _Question:
         ranges = ", ".join(network_text(network) for network in plan.source_ranges or ()) or "none that can be read"
         who = side.value if self._packet.source is None else unpack(self._packet.source)
         text = f"{who} is {'' if fine else 'not '}among the source ranges ({ranges})"
-        steps.append(Step(fine, text, "spec.loadBalancerSourceRanges"))
+        steps.append(AnswerStep(fine, text, "spec.loadBalancerSourceRanges"))
         return not fine
 
     def _choices(self, plan: ServicePlan, policy: Policy, action: Action, side: Side) -> Iterator[Choice]:

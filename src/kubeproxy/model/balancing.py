@@ -152,7 +152,7 @@ def _unreadable(reason: str) -> _ByPlace:
     return _ByPlace({}, {}, (Problem(WEIGHTS, f"{reason}; no weight of this annotation counts"),))
 
 
-class Port(NamedTuple):
+class WeightedPort(NamedTuple):
     """A service port, as slices name it."""
 
     name: str
@@ -202,7 +202,7 @@ def balanced(
     Where all endpoints of a pool have weight 0 they take connections evenly, as terminating ones do that have nobody
     beside them: a drain moves connections, it does not refuse them.
     """
-    weights = _weights(slices, Port(plan.key.port_name, plan.key.protocol), asked)
+    weights = _weights(slices, WeightedPort(plan.key.port_name, plan.key.protocol), asked)
     if growth:
         _grow(weights, plan, growth)
     near, far = _shares(plan.local, weights), _shares(plan.cluster, weights)
@@ -274,7 +274,7 @@ def _shares(pool: Pool, weights: Mapping[bytes, int]) -> _Shares:
     return _Shares(kept, found if len(set(found)) > 1 else (), frozenset(kept))
 
 
-def _weights(slices: Iterable[Slice], port: Port, asked: Wishes) -> dict[bytes, int]:
+def _weights(slices: Iterable[Slice], port: WeightedPort, asked: Wishes) -> dict[bytes, int]:
     """Return the weight of each destination that has less than all of it; of several the smallest counts."""
     found: dict[bytes, int] = {}
     nodes, zones = asked.nodes, asked.zones

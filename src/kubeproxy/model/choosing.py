@@ -15,14 +15,14 @@ from kubeproxy.model import maglev
 from kubeproxy.model.plan import Hashing, HashKey, Policy, Pool, ServicePlan
 
 
-class Client(NamedTuple):
+class ClientAddress(NamedTuple):
     """Who asks: a packed address, None if the node picks one of its own; 0 where the port is unknown."""
 
     address: bytes | None
     port: int
 
 
-def shares(plan: ServicePlan, pool: Pool, policy: Policy, client: Client) -> Iterable[tuple[bytes, float]]:
+def shares(plan: ServicePlan, pool: Pool, policy: Policy, client: ClientAddress) -> Iterable[tuple[bytes, float]]:
     """Return who of a pool may be picked, with the probability of each."""
     weights, hashing = plan.weights(policy), plan.balance.hashing if plan.balance is not None else None
     if hashing is None:
@@ -40,7 +40,7 @@ def carried(plan: ServicePlan) -> ServicePlan:
     return plan if plan.balance is None else replace(plan, balance=replace(plan.balance, hashing=None))
 
 
-def told(plan: ServicePlan, policy: Policy, client: Client) -> Iterator[str]:
+def told(plan: ServicePlan, policy: Policy, client: ClientAddress) -> Iterator[str]:
     """Yield how connections are shared, where that is not evenly."""
     weights = plan.weights(policy)
     if weights:
@@ -58,12 +58,12 @@ def counted(endpoints: Collection[bytes]) -> str:
     return f"{len(endpoints)} endpoint{'s' * (len(endpoints) != 1)}"
 
 
-def _slot(hashing: Hashing, client: Client) -> int | None:
+def _slot(hashing: Hashing, client: ClientAddress) -> int | None:
     """Return the slot of a client in a table, None where not enough is known of it."""
     return maglev.slot_of(hashing, client.address, client.port) if client.address is not None else None
 
 
-def _hashed(hashing: Hashing, client: Client) -> str:
+def _hashed(hashing: Hashing, client: ClientAddress) -> str:
     decides = "address decides" if hashing.key is HashKey.CLIENT else "address and port decide"
     slot = _slot(hashing, client)
     where = f"which is slot {slot} of {hashing.size}" if slot is not None else f"by a table of {hashing.size} slots"

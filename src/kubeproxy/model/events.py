@@ -32,7 +32,7 @@ class Upserted(Struct, frozen=True):
     object: Object
 
 
-class Placed(Struct, frozen=True):
+class ZonedSlice(Struct, frozen=True):
     """An EndpointSlice that is known, once more and with the zones of its endpoints.
 
     It counts only while its version is the one that is known: of any other the watch says all there is.
@@ -68,7 +68,7 @@ class Rejected(Struct, frozen=True):
     reason: str
 
 
-Event = Replaced | Upserted | Placed | Deleted | Rejected
+Event = Replaced | Upserted | ZonedSlice | Deleted | Rejected
 
 Sink = Callable[[Sequence[Event]], None]
 """Takes the events of one read together, on the event loop's thread; must return quickly and never raise."""

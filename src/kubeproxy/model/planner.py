@@ -18,7 +18,7 @@ from kubeproxy.model.budget import FairOrder, NodeBudget
 from kubeproxy.model.claims import Claimant, Claims, Right, parted, written_addresses
 from kubeproxy.model.compile import compiling
 from kubeproxy.model.endpoints import PackedSlice, Slice, packed, parse_slice
-from kubeproxy.model.events import Deleted, Event, Placed, Rejected, Replaced, Upserted
+from kubeproxy.model.events import Deleted, Event, Rejected, Replaced, Upserted, ZonedSlice
 from kubeproxy.model.gone import Departures
 from kubeproxy.model.objects import EndpointSlice, Node, Object, PlacedSlice, Resource, Service
 from kubeproxy.model.plan import (
@@ -151,7 +151,7 @@ class Planner:
                 self._delete(event.resource, (event.namespace, event.name))
             elif isinstance(event, Replaced):
                 yield from self._replace(event)
-            elif isinstance(event, Placed):
+            elif isinstance(event, ZonedSlice):
                 self._place(event.object)
             else:
                 rejected.append(event)

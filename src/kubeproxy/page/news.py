@@ -12,7 +12,7 @@ from math import ceil
 from typing import Any, Final, NamedTuple
 
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.events import Deleted, Event, Placed, Replaced, Upserted
+from kubeproxy.model.events import Deleted, Event, Replaced, Upserted, ZonedSlice
 from kubeproxy.model.objects import EndpointSlice, Service
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.planner import Change, Planner
@@ -95,7 +95,7 @@ class News:
 
     def _service(self, event: Event) -> ServiceName | None:
         """Return the Service that an event is about."""
-        if isinstance(event, Upserted | Placed):
+        if isinstance(event, Upserted | ZonedSlice):
             about, namespace = event.object, event.object.metadata.namespace or ""
             if isinstance(about, Service):
                 return (namespace, about.metadata.name)

@@ -15,7 +15,7 @@ from kubeproxy.model.addresses import (
     front_text,
     unpack,
 )
-from kubeproxy.model.answer import Answer, Outcome, Packet, Step, answer
+from kubeproxy.model.answer import Answer, AnswerStep, Outcome, Packet, answer
 from kubeproxy.model.plan import FrontendKind, Globals, ServicePlan
 from kubeproxy.seeing.question import NODE
 from kubeproxy.seeing.subject import Subject
@@ -59,7 +59,7 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
     client_sees: str
     service: str = ""
     port: str = ""
-    steps: tuple[Step, ...] = ()
+    steps: tuple[AnswerStep, ...] = ()
     endpoints: tuple[Target, ...] = ()
     missing: tuple[Missing, ...] = ()
     affinity: int = 0

@@ -10,7 +10,7 @@ from kubeproxy.api.cluster import Cluster, Trust, parse_server
 from kubeproxy.api.credentials import Credentials
 from kubeproxy.api.recovery import WatchListSupport
 from kubeproxy.api.watch import ApiSource
-from kubeproxy.model.events import Placed, Replaced
+from kubeproxy.model.events import Replaced, ZonedSlice
 from kubeproxy.model.objects import PlacedSlice
 from support.scripted import Server, event, eventually, kind_at, listed, service
 from support.watch_scripts import PACE, Seen, running
@@ -91,7 +91,7 @@ def replaced(seen, resource):
 
 
 def placed(seen):
-    return [found.object.metadata.name for found in seen.raw if isinstance(found, Placed)]
+    return [found.object.metadata.name for found in seen.raw if isinstance(found, ZonedSlice)]
 
 
 def test_who_weighs_by_no_zone_is_asked_for_nothing_more():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kubeproxy.config import Duration, KubeProxyConfiguration, describe, differences, dump, load_text, write_file
 from kubeproxy.config.modes.iptables import IPTables
 from kubeproxy.config.modes.nftables import NFTables
-from kubeproxy.config.types import Conntrack, Logging, VModuleItem
+from kubeproxy.config.types import ConntrackSettings, Logging, VModuleItem
 from kubeproxy.config.write import in_effect, with_values
 from kubeproxy.errors import ConfigError
 
@@ -27,7 +27,7 @@ configs = st.builds(
     ),
     iptables=st.builds(IPTables, masquerade_bit=st.integers(0, 31), min_sync_period=st.just(Duration(1))),
     nftables=st.builds(NFTables, masquerade_all=st.booleans(), sync_period=periods),
-    conntrack=st.builds(Conntrack, max_per_core=st.integers(0, 9), tcp_established_timeout=periods),
+    conntrack=st.builds(ConntrackSettings, max_per_core=st.integers(0, 9), tcp_established_timeout=periods),
     config_sync_period=periods,
     udp_idle_timeout=periods,
     node_port_addresses=st.lists(st.sampled_from(["10.0.0.0/8", "fd00::/8"])).map(tuple),

@@ -10,7 +10,7 @@ from kubeproxy.config.modes import MODES
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.answer import Packet, answer
 from kubeproxy.model.compile import compile_service
-from kubeproxy.model.events import Placed
+from kubeproxy.model.events import ZonedSlice
 from kubeproxy.model.objects import Annotations, EndpointPort, ServicePort
 from kubeproxy.model.plan import ROOM, Balance, Policy
 from kubeproxy.model.planner import Counts
@@ -253,7 +253,7 @@ def test_why_names_the_zone_that_is_drained():
 
 
 def placing(*endpoints, version="5", **more):
-    return Placed(endpoint_slice(*endpoints, placed=PLACES, version=version, **more))
+    return ZonedSlice(endpoint_slice(*endpoints, placed=PLACES, version=version, **more))
 
 
 def test_zones_of_the_slice_that_is_known_count():
