@@ -30,7 +30,7 @@ from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.planner import Change
 from kubeproxy.observe.health import ProxyHealth
 from kubeproxy.observe.http import routes
-from kubeproxy.observe.metrics import Metrics
+from kubeproxy.observe.metrics import ProxyMetrics
 from kubeproxy.observe.server import HttpServer
 
 SIZE = "1kx10"
@@ -148,7 +148,7 @@ Attack = Callable[[Scene], AsyncIterator[None]]
 
 async def pipelining(_: Scene) -> AsyncIterator[None]:
     """Send requests without end on 100 connections of another address to the health port."""
-    metrics = Metrics()
+    metrics = ProxyMetrics()
     server = HttpServer("healthz", routes(ProxyHealth(metrics, 30.0).routes()))
     server.start([HEALTH])
     loop, clients = asyncio.get_running_loop(), Companion("bench.flood", *map(str, HEALTH), str(CONNECTIONS))

@@ -33,7 +33,7 @@ from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Replaced
 from kubeproxy.model.planner import Planner
-from kubeproxy.observe.registry import Counter
+from kubeproxy.observe.registry import CounterMetric
 
 SIZES = ("100x10", "1kx10", "5kx10")
 _SO_PROTOCOL = 38
@@ -149,7 +149,7 @@ def inside(size: objects.Size, pairs: int) -> dict[str, float]:
 def _backend() -> IpvsBackend:
     enter_new_namespace()
     scheduler = scheduler_named(_PLAIN)
-    kernel = NodeKernel.open(Family.IPV4, scheduler, probe.variant(Family.IPV4), Counter())
+    kernel = NodeKernel.open(Family.IPV4, scheduler, probe.variant(Family.IPV4), CounterMetric())
     return IpvsBackend(Family.IPV4, proxy.world(), kernel, scheduler)
 
 

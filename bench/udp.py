@@ -28,7 +28,7 @@ from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, NLM_F_CREATE, N
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event, Replaced, Upserted
 from kubeproxy.model.planner import Planner
-from kubeproxy.observe.metrics import Metrics
+from kubeproxy.observe.metrics import ProxyMetrics
 
 OTHERS = (0, 1_000, 10_000, 100_000)
 KINDS = {"one of ten replaced": 1, "all ten replaced": 10}
@@ -70,7 +70,7 @@ def measure(others: int, going: int, changes: int) -> dict[str, float]:
 
 async def _measured(link: Netlink, others: int, going: int, changes: int) -> dict[str, float]:
     planner = Planner(proxy.world())
-    cleaner = Telling(Metrics(), [Family.IPV4], proxy.local_addresses)
+    cleaner = Telling(ProxyMetrics(), [Family.IPV4], proxy.local_addresses)
     cleaner.looks = asyncio.Queue()
     cleaner.world(proxy.world())
     planner.apply(

@@ -22,7 +22,7 @@ from kubeproxy.control.wire import Facts
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink, attributes
 from kubeproxy.kernel.nftables import nfnetlink, nfta
 from kubeproxy.model.plan import ServicePlan
-from kubeproxy.observe.registry import Registry
+from kubeproxy.observe.registry import MetricRegistry
 from lab.netns import run_in_new
 from prove.truth import Plans
 from support.nftables_ground import KernelGround, without_slots
@@ -62,7 +62,7 @@ def asked(facts: Facts, plans: Plans) -> bytes:
 
 
 def _fresh(mode: str, facts: Facts, plans: Plans) -> Dump:
-    backends = modes.named(facts.mode).operations().open(facts.configuration(), facts.world, Registry())
+    backends = modes.named(facts.mode).operations().open(facts.configuration(), facts.world, MetricRegistry())
     try:
         for backend in backends:
             of_family = {n: tuple(p for p in found if p.key.family is backend.family) for n, found in plans.items()}

@@ -26,7 +26,7 @@ from kubeproxy.commands.looks import look
 from kubeproxy.commands.source import Running
 from kubeproxy.config.decode import decode
 from kubeproxy.control.client import Client
-from kubeproxy.control.wire import Facts, Held
+from kubeproxy.control.wire import Facts, ProgrammedService
 from kubeproxy.errors import ApplyError, KubeProxyError
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.planner import Planner
@@ -49,7 +49,7 @@ class Scene(NamedTuple):
     """What the judges compare: what the proxy says, and what should be."""
 
     facts: Facts
-    held: Mapping[ServiceName, Held]
+    held: Mapping[ServiceName, ProgrammedService]
     planner: Planner
 
 

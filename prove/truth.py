@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from kubeproxy.api.decode import decode_object
-from kubeproxy.control.wire import Held
+from kubeproxy.control.wire import ProgrammedService
 from kubeproxy.model.events import Replaced, Upserted
 from kubeproxy.model.objects import EndpointSlice, Object, Resource, Service
 from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
@@ -52,7 +52,7 @@ def plans(planner: Planner) -> Plans:
     return {name: compiled.plans for name, compiled in planner.compiled.items() if compiled.plans}
 
 
-def unknown(store: Store, held: Mapping[ServiceName, Held]) -> list[str]:
+def unknown(store: Store, held: Mapping[ServiceName, ProgrammedService]) -> list[str]:
     """Return which newest versions of objects the proxy does not have, and which it has that are gone."""
     wanted: dict[ServiceName, str] = {}
     for record in watched(store, "services"):

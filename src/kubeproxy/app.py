@@ -42,7 +42,7 @@ from kubeproxy.model.world import Settings, pod_cidrs, primary_family
 from kubeproxy.observe import logs
 from kubeproxy.observe.events import EventRecorder, ObjectReference
 from kubeproxy.observe.health import ProxyHealth, eligible
-from kubeproxy.observe.metrics import Metrics
+from kubeproxy.observe.metrics import ProxyMetrics
 from kubeproxy.observe.service_health import ServiceHealth
 from kubeproxy.observe.systemd import Notifier
 from kubeproxy.observer import Audience
@@ -146,7 +146,7 @@ async def opened(
     Raises ConfigError, Unsupported or ApplyError.
     """
     config, operations = options.config, mode.operations()
-    metrics = Metrics()
+    metrics = ProxyMetrics()
     if mode.refusals:
         metrics.count_refusals(*mode.refusals)
     metrics.begin(family.label for family in settings.families)
@@ -225,7 +225,7 @@ class App:
         settings: Settings,
         mode: Mode,
         output: logs.Output,
-        metrics: Metrics,
+        metrics: ProxyMetrics,
         sources: Sources,
         backends: Sequence[Backend],
     ) -> None:

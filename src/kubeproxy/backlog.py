@@ -15,7 +15,7 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.balancing import entries
 from kubeproxy.model.plan import NOTHING, Compiled, Frontend, ServiceName, ServicePlan
 from kubeproxy.model.planner import Change
-from kubeproxy.observe.standing import Standing
+from kubeproxy.observe.standing import FamilyStanding
 from kubeproxy.pacing import Backoff
 
 FIRST_RETRY = 0.05
@@ -55,9 +55,9 @@ class Backlog:
         self._difference: str | None = None
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> FamilyStanding:
         """Return what is known of this family's kernel."""
-        return Standing(
+        return FamilyStanding(
             self.family,
             self._committed_at,
             self._inspected_at,

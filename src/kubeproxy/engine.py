@@ -28,7 +28,7 @@ from kubeproxy.model.objects import Node
 from kubeproxy.model.plan import NOTHING, Compiled, Globals, ServiceName, ServicePlan
 from kubeproxy.model.planner import Change, Counts, Planner
 from kubeproxy.model.world import Settings, Surroundings, build, pod_cidrs, primary_family
-from kubeproxy.observe.standing import Standing
+from kubeproxy.observe.standing import FamilyStanding
 from kubeproxy.observer import Commit, Observer, ServiceProblem
 from kubeproxy.progress import Progress
 from kubeproxy.turns import exhaust, in_turns, to_its_end
@@ -105,11 +105,11 @@ class Engine:
         return [plan for backlog in self._backlogs.values() for plan in backlog.committed_plans(name, compiled)]
 
     @property
-    def standings(self) -> tuple[Standing, ...]:
+    def standings(self) -> tuple[FamilyStanding, ...]:
         """What is known of each family's kernel."""
         return tuple(map(self.standing, self._families))
 
-    def standing(self, family: Family) -> Standing:
+    def standing(self, family: Family) -> FamilyStanding:
         """Return what is known of a family's kernel."""
         return self._backlogs[family].standing
 

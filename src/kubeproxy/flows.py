@@ -20,7 +20,7 @@ from kubeproxy.kernel.conntrack.udp_flows import Conntrack, Endpoints, Translati
 from kubeproxy.model.addresses import PORT_BYTES, Family
 from kubeproxy.model.plan import Compiled, Frontend, FrontendKind, Globals, ServiceName, ServicePlan, ServicePortKey
 from kubeproxy.model.planner import Change
-from kubeproxy.observe.metrics import Metrics
+from kubeproxy.observe.metrics import ProxyMetrics
 from kubeproxy.turns import to_its_end
 
 log = logging.getLogger("kubeproxy.flows")
@@ -223,7 +223,7 @@ class FlowCleaner:
 
     def __init__(
         self,
-        metrics: Metrics,
+        metrics: ProxyMetrics,
         families: Sequence[Family],
         local_addresses: Callable[[], Mapping[Family, Iterable[bytes]]],
         conntrack: Conntrack | None = None,

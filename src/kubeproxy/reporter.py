@@ -20,8 +20,8 @@ from kubeproxy.model.planner import Change, Counts
 from kubeproxy.observe.events import EventRecorder, ObjectReference
 from kubeproxy.observe.health import ProxyHealth
 from kubeproxy.observe.logs import level
-from kubeproxy.observe.metrics import Metrics
-from kubeproxy.observe.service_health import LocalEndpoints, Place, ServiceHealth
+from kubeproxy.observe.metrics import ProxyMetrics
+from kubeproxy.observe.service_health import HealthCheckAddress, LocalEndpoints, ServiceHealth
 from kubeproxy.observer import Audience, Commit, Notice, ServiceProblem
 
 log = logging.getLogger("kubeproxy.reporter")
@@ -42,7 +42,7 @@ class Reporter:
 
     def __init__(
         self,
-        metrics: Metrics,
+        metrics: ProxyMetrics,
         health: ProxyHealth,
         service_health: ServiceHealth,
         events: EventRecorder,
@@ -213,10 +213,10 @@ def _without_local(compiled: Compiled) -> Iterable[tuple[str, Family]]:
             yield "external", plan.key.family
 
 
-def _ports(checks: Mapping[ServiceName, HealthCheck]) -> dict[Place, LocalEndpoints]:
+def _ports(checks: Mapping[ServiceName, HealthCheck]) -> dict[HealthCheckAddress, LocalEndpoints]:
     """Return what each port serves; of two Services with the same port the first by name has it."""
-    ports: dict[Place, LocalEndpoints] = {}
+    ports: dict[HealthCheckAddress, LocalEndpoints] = {}
     for (namespace, name), check in sorted(checks.items()):
         for family, count in check.counts:
-            ports.setdefault(Place(family, check.port), LocalEndpoints(namespace, name, count))
+            ports.setdefault(HealthCheckAddress(family, check.port), LocalEndpoints(namespace, name, count))
     return ports

@@ -30,7 +30,7 @@ from kubeproxy.observe.admission import Admission
 from kubeproxy.observe.events import EventRecorder, ObjectReference
 from kubeproxy.observe.health import ProxyHealth
 from kubeproxy.observe.http import Handler, Request, Response, routes
-from kubeproxy.observe.metrics import KUBERNETES, Metrics
+from kubeproxy.observe.metrics import KUBERNETES, ProxyMetrics
 from kubeproxy.observe.neighbours import Neighbours, TakenPort
 from kubeproxy.observe.pages import flags_text, metrics_pages, status_text
 from kubeproxy.observe.profiling import LEVEL_PAGE, profiling_pages
@@ -64,7 +64,7 @@ class Served(NamedTuple):
     settings: Settings
     mode: Mode
     engine: Engine
-    metrics: Metrics
+    metrics: ProxyMetrics
     health: ProxyHealth
     sources: Sources
     events: EventRecorder

@@ -16,7 +16,7 @@ from kubeproxy.config.options import Options
 from kubeproxy.model.events import Sink
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.observe.events import Post
-from kubeproxy.observe.metrics import Metrics
+from kubeproxy.observe.metrics import ProxyMetrics
 from kubeproxy.pacing import TokenBucket
 from kubeproxy.startup_taint import Patch
 
@@ -72,7 +72,7 @@ class Sources(Protocol):
         """Let go of connections."""
 
 
-def open_sources(options: Options, node_name: str, sink: Sink, metrics: Metrics) -> Sources:
+def open_sources(options: Options, node_name: str, sink: Sink, metrics: ProxyMetrics) -> Sources:
     """Return the source that the options name. Raises ConfigError."""
     if options.manifests:
         return ManifestSources(options.manifests, node_name, sink)
@@ -84,7 +84,7 @@ class ApiSources:
 
     knows_nodes = True
 
-    def __init__(self, options: Options, node_name: str, sink: Sink, metrics: Metrics) -> None:
+    def __init__(self, options: Options, node_name: str, sink: Sink, metrics: ProxyMetrics) -> None:
         from kubeproxy.api.client import ApiClient  # noqa: PLC0415 - the manifests mode needs no client
         from kubeproxy.api.kubeconfig import load_cluster  # noqa: PLC0415
         from kubeproxy.api.recovery import WatchListSupport  # noqa: PLC0415
@@ -191,7 +191,7 @@ class RateLimit:
         return wait
 
 
-def _finished(metrics: Metrics, request: Finished) -> None:
+def _finished(metrics: ProxyMetrics, request: Finished) -> None:
     rest, series = metrics.rest, (request.method, request.host)
     rest.requests.labels(request.code, *series).inc()
     rest.duration.labels(*series).observe(request.seconds)
@@ -200,7 +200,7 @@ def _finished(metrics: Metrics, request: Finished) -> None:
         rest.response_size.labels(*series).observe(request.received)
 
 
-def _waited(metrics: Metrics, host: str, method: str, seconds: float) -> None:
+def _waited(metrics: ProxyMetrics, host: str, method: str, seconds: float) -> None:
     metrics.rest.rate_limiter_duration.labels(method, host).observe(seconds)
 
 

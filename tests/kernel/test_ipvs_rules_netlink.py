@@ -9,7 +9,7 @@ from kubeproxy.backends.ipvs.layout import scheduler_named
 from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import Family
-from kubeproxy.observe.registry import Counter
+from kubeproxy.observe.registry import CounterMetric
 from support.cluster_objects import world
 from support.namespaces import run
 
@@ -18,7 +18,7 @@ COMMANDS = {Family.IPV4: "iptables-nft", Family.IPV6: "ip6tables-nft"}
 
 def kernel(family: Family) -> NodeKernel:
     """One that is asked for rules alone."""
-    return NodeKernel(family, scheduler_named("rr"), COMMANDS[family], None, None, None, Counter())
+    return NodeKernel(family, scheduler_named("rr"), COMMANDS[family], None, None, None, CounterMetric())
 
 
 def write_jumps(family: Family, without: int = -1) -> None:

@@ -38,7 +38,7 @@ from kubeproxy.model.plan import (
     Traffic,
 )
 from kubeproxy.model.planner import Change
-from kubeproxy.observe.metrics import Metrics
+from kubeproxy.observe.metrics import ProxyMetrics
 
 V4, V6 = Family.IPV4, Family.IPV6
 UDP, TCP = 17, 6
@@ -195,7 +195,7 @@ def cleaned(*steps, forgets=True, looks):
     """Tell a cleaner of changes, waiting for so many looks after each; return what it looked for."""
 
     async def scene():
-        notes, metrics = Notes(forgets=forgets), Metrics()
+        notes, metrics = Notes(forgets=forgets), ProxyMetrics()
         cleaner = FlowCleaner(metrics, [V4], dict, notes)
         task = asyncio.create_task(cleaner.run())
         for step, count in zip(steps, looks, strict=True):
@@ -223,7 +223,7 @@ def test_there_is_a_second_look(soon):
 
 @pytest.fixture
 def cleaner():
-    return FlowCleaner(Metrics(), [V4], dict, Notes())
+    return FlowCleaner(ProxyMetrics(), [V4], dict, Notes())
 
 
 def wanted(cleaner, now):
@@ -255,7 +255,7 @@ def test_after_a_full_sync_any_flow_may_be_wrong(cleaner):
 
 
 def relaying(*ports):
-    return FlowCleaner(Metrics(), [V4], dict, Notes(), relays={V4: lambda _: ports})
+    return FlowCleaner(ProxyMetrics(), [V4], dict, Notes(), relays={V4: lambda _: ports})
 
 
 def test_flows_to_a_listener_of_the_proxy_are_told_by_its_port():
@@ -291,7 +291,7 @@ def test_flows_to_a_listener_that_closed_or_is_another_ones_go():
 def test_a_look_under_way_knows_what_serves_by_then():
     """A Service that is made anew while the kernel's table is read has another listener, and flows to it."""
     notes, ports = Notes(), []
-    cleaner = FlowCleaner(Metrics(), [V4], dict, notes, relays={V4: lambda _: ports})
+    cleaner = FlowCleaner(ProxyMetrics(), [V4], dict, notes, relays={V4: lambda _: ports})
     cleaner.changed([change(meaning(A), NOTHING)], full=False)
     wanted = cleaner._underway[V4] = cleaner.due(V4, 0.0)
     cleaner._remove(V4, wanted, ())
@@ -312,7 +312,7 @@ def test_two_looks_at_once_are_for_what_both_are_for():
 def test_a_recheck_looks_at_all_udp_flows_and_no_others(soon):
     async def scene():
         notes = Notes()
-        cleaner = FlowCleaner(Metrics(), [V4], dict, notes)
+        cleaner = FlowCleaner(ProxyMetrics(), [V4], dict, notes)
         cleaner.recheck(
             {("ns", "udp"): meaning(A), ("ns", "tcp"): meaning(B, protocol=TCP, vip=EXTERNAL), ("ns", "none"): NOTHING}
         )
@@ -372,7 +372,7 @@ def test_what_the_kernel_refused_to_remove_is_looked_for_again(again):
             return taking_notes(family, wanted, frontends)
 
         notes.forget = forget
-        cleaner = FlowCleaner(Metrics(), [V4], dict, notes)
+        cleaner = FlowCleaner(ProxyMetrics(), [V4], dict, notes)
         cleaner.changed([change(meaning(A), meaning(B))], full=False)
         return await looked_for(cleaner, notes.calls, until=lambda: notes.calls)
 
@@ -382,7 +382,7 @@ def test_what_the_kernel_refused_to_remove_is_looked_for_again(again):
 def test_addresses_that_cannot_be_read_end_nothing(again):
     async def scene():
         notes = Notes()
-        cleaner = FlowCleaner(Metrics(), [V4], flaky({V4: [NODE]}), notes)
+        cleaner = FlowCleaner(ProxyMetrics(), [V4], flaky({V4: [NODE]}), notes)
         cleaner.world(Globals("node-a", ipv4=FamilyGlobals(nodeport_ips=None), ipv6=None))
         cleaner.changed([change(meaning(A, nodeport=30053), meaning(B, nodeport=30053))], full=False)
         return await looked_for(cleaner, notes.calls, until=lambda: notes.calls)
@@ -391,7 +391,7 @@ def test_addresses_that_cannot_be_read_end_nothing(again):
 
 
 def test_a_family_is_told_of_its_own_syncs_only():
-    cleaner = FlowCleaner(Metrics(), [V4, V6], dict, Notes())
+    cleaner = FlowCleaner(ProxyMetrics(), [V4, V6], dict, Notes())
     six = meaning(A, family=V6, vip=bytes(16))
     cleaner.changed([change(meaning(A), NOTHING), change(six, NOTHING, "six")], full=False, families=[V4])
     assert cleaner.due(V4, 0.0).keys() == {FRONT}
@@ -424,7 +424,7 @@ def test_a_family_that_is_committed_while_another_is_cleaned_does_not_wait(monke
         return await real(0.01, result)
 
     async def scene():
-        cleaner = FlowCleaner(Metrics(), [V6, V4], dict, Notes())  # the turn of V6 is over then
+        cleaner = FlowCleaner(ProxyMetrics(), [V6, V4], dict, Notes())  # the turn of V6 is over then
         loop = asyncio.get_running_loop()
 
         def clean(family, wanted, addresses):

@@ -24,7 +24,7 @@ from kubeproxy.model.plan import (
 )
 from kubeproxy.model.planner import Change, Counts
 from kubeproxy.observe.events import ObjectReference
-from kubeproxy.observe.metrics import Metrics
+from kubeproxy.observe.metrics import ProxyMetrics
 from kubeproxy.observer import Commit
 from kubeproxy.reporter import Reporter
 from support.cluster_objects import world
@@ -35,7 +35,7 @@ NODE_PORT = Frontend(FrontendKind.NODEPORT, bytes([6, 0x75, 0x30]))
 DROPPED, REJECTED = (Traffic(action, action, action) for action in (Action.DROP, Action.REJECT))
 
 
-def made(metrics: Metrics) -> Reporter:
+def made(metrics: ProxyMetrics) -> Reporter:
     return Reporter(metrics, Mock(), Mock(), Mock(), Mock(), ObjectReference("Node", "node-a"))
 
 
@@ -68,7 +68,7 @@ def meaning(policies: Policies, *, local=(), traffic=DROPPED, frontends=(CLUSTER
     ],
 )
 def test_services_without_local_endpoints_are_counted(plans, internal, external):
-    metrics = Metrics()
+    metrics = ProxyMetrics()
     reporter = made(metrics)
 
     def counts():
@@ -83,7 +83,7 @@ def test_services_without_local_endpoints_are_counted(plans, internal, external)
 @pytest.mark.parametrize(("families", "services"), [((Family.IPV4,), 3), ((Family.IPV4, Family.IPV6), 6)])
 def test_changes_count_in_each_family_as_in_the_go_kube_proxy(families, services):
     """A slice is of one family only."""
-    metrics = Metrics()
+    metrics = ProxyMetrics()
     reporter = made(metrics)
     reporter.world(world(families=families))
     reporter.counted(Counts(3, 5), Counts(1, 2))
@@ -92,7 +92,7 @@ def test_changes_count_in_each_family_as_in_the_go_kube_proxy(families, services
 
 
 def test_all_objects_count_again_with_every_resync():
-    metrics = Metrics()
+    metrics = ProxyMetrics()
     reporter = made(metrics)
     reporter.world(world())
     asked = []
@@ -133,7 +133,7 @@ TWO_PORTS = Compiled(
 
 
 def test_services_and_endpoints_are_counted_with_each_change():
-    metrics = Metrics()
+    metrics = ProxyMetrics()
     reporter = made(metrics)
     own = metrics.own
 
@@ -151,7 +151,7 @@ def test_services_and_endpoints_are_counted_with_each_change():
 
 
 def test_repairs_are_counted():
-    metrics = Metrics()
+    metrics = ProxyMetrics()
     reporter = made(metrics)
     assert metrics.own.repairs.value == 0
     reporter.noticed(Difference("rules were changed"))
@@ -160,7 +160,7 @@ def test_repairs_are_counted():
 
 def test_what_is_tried_again_counts_as_queued_unless_a_change_was_queued_before():
     """So that the alarm about changes that wait is raised by a repair that the kernel refuses as well."""
-    metrics = Metrics()
+    metrics = ProxyMetrics()
     reporter = made(metrics)
     queued, synced = metrics.last_queued.labels("IPv4"), metrics.last_sync.labels("IPv4")
     reporter.queued([Family.IPV4])

@@ -8,14 +8,14 @@ from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
 from kubeproxy.observe.events import ObjectReference
 from kubeproxy.observe.health import ProxyHealth
-from kubeproxy.observe.metrics import Metrics
+from kubeproxy.observe.metrics import ProxyMetrics
 from kubeproxy.observer import Commit
 from kubeproxy.reporter import Reporter
 
 
 def test_a_repair_that_fails_for_two_sync_periods_is_unhealthy():
     now = [0.0]
-    metrics = Metrics()
+    metrics = ProxyMetrics()
     health = ProxyHealth(metrics, 30.0, clock=lambda: now[0])
     reporter = Reporter(metrics, health, Mock(), Mock(), Mock(), ObjectReference("Node", "node-a"))
     reporter.committed(Commit(Family.IPV4, full=True))

@@ -10,14 +10,14 @@ from kubeproxy import sources
 from kubeproxy.config.options import Options
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import SourceError
-from kubeproxy.observe.metrics import Metrics
+from kubeproxy.observe.metrics import ProxyMetrics
 from kubeproxy.sources import RateLimit
 
 
 def test_nobody_waits_for_zones_from_a_server_that_is_out_of_reach():
     async def main():
         options = Options(config=KubeProxyConfiguration(), master="http://127.0.0.1:1")
-        source = sources.ApiSources(options, "node-a", lambda events: None, Metrics())
+        source = sources.ApiSources(options, "node-a", lambda events: None, ProxyMetrics())
         try:
             with pytest.raises(SourceError):
                 await source.zones(("default", "web"))

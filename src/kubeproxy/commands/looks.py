@@ -13,10 +13,10 @@ from itertools import chain
 from msgspec import Struct
 
 from kubeproxy.backends.examination import Examiner, Finding
-from kubeproxy.control.wire import Held
+from kubeproxy.control.wire import ProgrammedService
 from kubeproxy.model.plan import ServiceName, ServicePlan
 
-Ask = Callable[[Sequence[ServiceName]], Iterable[Held]]
+Ask = Callable[[Sequence[ServiceName]], Iterable[ProgrammedService]]
 """Asks the proxy for Services, for all of them when none is named."""
 
 LOOKS = 6
@@ -58,7 +58,7 @@ def look(ask: Ask, examiners: Sequence[Examiner], names: Sequence[ServiceName]) 
 
 
 def _settled(
-    ask: Ask, examiners: Sequence[Examiner], suspects: Mapping[ServiceName, Held], first: Iterable[Finding]
+    ask: Ask, examiners: Sequence[Examiner], suspects: Mapping[ServiceName, ProgrammedService], first: Iterable[Finding]
 ) -> tuple[list[Finding], list[ServiceName]]:
     """Return what differs of Services that seem to differ, and those for which that cannot be told."""
     before = _by_service(first)
@@ -100,7 +100,7 @@ def _strays(
     return still
 
 
-def _known(ask: Ask, names: Iterable[ServiceName]) -> dict[ServiceName, Held]:
+def _known(ask: Ask, names: Iterable[ServiceName]) -> dict[ServiceName, ProgrammedService]:
     """Return the Services that the proxy still has, and that are not on their way."""
     wanted = list(names)
     return {one.name: one for one in ask(wanted) if one.wanted is None} if wanted else {}

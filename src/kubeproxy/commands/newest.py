@@ -10,7 +10,7 @@ from kubeproxy.api.versions import Versions, versions
 from kubeproxy.backends.examination import Finding, Kind
 from kubeproxy.commands import api
 from kubeproxy.commands.looks import Ask
-from kubeproxy.control.wire import Facts, Held
+from kubeproxy.control.wire import Facts, ProgrammedService
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.model.plan import ServiceName
 
@@ -65,7 +65,7 @@ def _staleness(facts: Facts) -> str:
     return f"; its watches heard nothing of {', '.join(stale)}" if stale else ""
 
 
-def _differences(read: Read, held: Mapping[ServiceName, Held], stale: str) -> Iterator[Finding]:
+def _differences(read: Read, held: Mapping[ServiceName, ProgrammedService], stale: str) -> Iterator[Finding]:
     for name in sorted(read.keys() | {n for n, one in held.items() if one.version is not None}):
         there, ours = read.get(name), held.get(name)
         if there is None:

@@ -23,7 +23,7 @@ from kubeproxy.model.events import Event
 from kubeproxy.model.plan import NOTHING, ServiceName, ServicePlan
 from kubeproxy.model.planner import Planner
 from kubeproxy.model.world import Settings, Surroundings, build
-from kubeproxy.observe.metrics import Metrics
+from kubeproxy.observe.metrics import ProxyMetrics
 from kubeproxy.observe.state import KernelProgress, ProgrammedState
 from kubeproxy.seeing.checks import contact
 from kubeproxy.seeing.subject import Subject
@@ -96,7 +96,7 @@ async def _read(options: Options, settings: Settings) -> tuple[Planner, Reach | 
             complete.set()
 
     try:
-        sources = open_sources(options, settings.node_name, deliver, Metrics())
+        sources = open_sources(options, settings.node_name, deliver, ProxyMetrics())
     except ConfigError as error:
         if options.manifests:
             raise

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from kubeproxy.commands import NO, YES, output
 from kubeproxy.commands.source import Source, knowing, source
-from kubeproxy.control.wire import Held
+from kubeproxy.control.wire import ProgrammedService
 from kubeproxy.errors import ConfigError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServiceName
@@ -70,18 +70,18 @@ def _one(asked: Source, name: ServiceName, form: str) -> int:
     return YES if detail["state"] in _FINE else NO
 
 
-def _addresses(held: Held) -> Iterator[str]:
+def _addresses(held: ProgrammedService) -> Iterator[str]:
     return addresses(held.plans if held.wanted is None else held.wanted)
 
 
-def _endpoints(held: Held) -> int:
+def _endpoints(held: ProgrammedService) -> int:
     by_family: dict[Family, set[bytes]] = {}
     for plan in held.plans:
         by_family.setdefault(plan.key.family, set()).update(plan.cluster)
     return max(map(len, by_family.values()), default=0)
 
 
-def _row(held: Held) -> dict[str, object]:
+def _row(held: ProgrammedService) -> dict[str, object]:
     return {
         "namespace": held.name[0],
         "name": held.name[1],
@@ -95,5 +95,5 @@ def _row(held: Held) -> dict[str, object]:
     }
 
 
-def _cells(held: Held) -> tuple[str, ...]:
+def _cells(held: ProgrammedService) -> tuple[str, ...]:
     return ("/".join(held.name), held.state, str(_endpoints(held)), " ".join(_addresses(held)))

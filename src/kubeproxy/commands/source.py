@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from kubeproxy.control import wire
 from kubeproxy.control.client import Client, NoAnswerError
-from kubeproxy.control.wire import Facts, Held
+from kubeproxy.control.wire import Facts, ProgrammedService
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.seeing.checks import contact
 from kubeproxy.seeing.finding import Finding
@@ -48,7 +48,7 @@ class Running:
         """See Desk."""
         return self.client.ask("/why", Explained, source=source, target=target, interface=interface)
 
-    def services(self, names: Sequence[ServiceName] = ()) -> Iterator[Held]:
+    def services(self, names: Sequence[ServiceName] = ()) -> Iterator[ProgrammedService]:
         """See Desk."""
         if len(names) > MANY:
             wanted = frozenset(names)
@@ -57,7 +57,7 @@ class Running:
         # A request line has 16 KiB at most; no names at all are one request, for all Services.
         for start in range(0, len(names) or 1, AT_ONCE):
             asked = names[start : start + AT_ONCE]
-            yield from self.client.stream("/services", Held, [("name", "/".join(name)) for name in asked])
+            yield from self.client.stream("/services", ProgrammedService, [("name", "/".join(name)) for name in asked])
 
     def service(self, name: ServiceName) -> dict[str, Any]:
         """See Desk."""

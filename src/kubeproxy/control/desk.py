@@ -9,7 +9,7 @@ from typing import Any, Final
 from kubeproxy.api.source import Reach
 from kubeproxy.config.options import Options
 from kubeproxy.config.write import describe
-from kubeproxy.control.wire import Facts, Held, Objects
+from kubeproxy.control.wire import Facts, Objects, ProgrammedService
 from kubeproxy.model.plan import NOTHING, FrontendKind, ServiceName
 from kubeproxy.observe.state import ProgrammedState, unwatched
 from kubeproxy.observe.state_query import Query
@@ -81,7 +81,7 @@ class Desk:
         """Return what becomes of a connection; see seeing.question for the texts. Raises QuestionError."""
         return explain(self._subject, packet(self._subject, source, target, interface))
 
-    def services(self, names: Sequence[ServiceName] = ()) -> Iterator[Held]:
+    def services(self, names: Sequence[ServiceName] = ()) -> Iterator[ProgrammedService]:
         """Yield those of these Services that are known, all when none is named."""
         return (held for name in names or self.names if (held := self._service(name)) is not None)
 
@@ -123,14 +123,14 @@ class Desk:
         ports = {one.port_text.lower().removesuffix("/tcp") for plan in compiled.plans for one in plan.frontends}
         return [f"{name}:{one}" for one in sorted(ports) if one.startswith(port)]
 
-    def _service(self, name: ServiceName) -> Held | None:
+    def _service(self, name: ServiceName) -> ProgrammedService | None:
         planner, queued = self._subject.planner, self._kernel.queued()
         service, compiled = planner.services.get(name), planner.compiled.get(name, NOTHING)
         verdict = self.state.verdict(name)
         if verdict is None:
             return None
         waits = name in queued or planner.is_dirty(name)
-        return Held(
+        return ProgrammedService(
             name=name,
             state=verdict[0],
             reason=verdict[1],

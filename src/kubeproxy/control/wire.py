@@ -14,7 +14,7 @@ from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.objects import Node, Service
 from kubeproxy.model.plan import Globals, HealthCheck, Problem, ServiceName, ServicePlan
-from kubeproxy.observe.standing import Standing
+from kubeproxy.observe.standing import FamilyStanding
 
 LENGTH = 4
 """Bytes before each part of a stream that say how long it is, in network order."""
@@ -36,7 +36,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     manifests: str
     config: Mapping[str, Any]
     world: Globals
-    standings: tuple[Standing, ...]
+    standings: tuple[FamilyStanding, ...]
     unready: Mapping[str, str]
     listed: bool = True
     services: int
@@ -51,7 +51,7 @@ class Facts(Struct, frozen=True, kw_only=True):
         return decode(tree).config
 
 
-class Held(Struct, frozen=True, kw_only=True):
+class ProgrammedService(Struct, frozen=True, kw_only=True):
     """A Service as the proxy has it.
 
     `state` and `reason` are those of /debug/state. `version` is its resourceVersion, `slices` those of its

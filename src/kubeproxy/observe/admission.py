@@ -19,7 +19,7 @@ _MAPPED: Final = b"\0" * 10 + b"\xff" * 2  # ::ffff:0:0/96, IPv4 on a socket of 
 _SUBNET: Final = 8  # bytes of an IPv6 address that one client has to itself
 
 
-class Held(Protocol):
+class OpenConnection(Protocol):
     """An open connection."""
 
     def abort(self) -> None:
@@ -33,9 +33,9 @@ class Admission:
         self.listening = 0
         self.budget = Budget()
         self._most = most
-        self._peers: dict[bytes, dict[Held, None]] = {}
-        self._peer_of: dict[Held, bytes] = {}
-        self._leaving: set[Held] = set()
+        self._peers: dict[bytes, dict[OpenConnection, None]] = {}
+        self._peer_of: dict[OpenConnection, bytes] = {}
+        self._leaving: set[OpenConnection] = set()
 
     @property
     def connected(self) -> int:
@@ -64,18 +64,18 @@ class Admission:
         """Whether a client's requests already wait for so long that one more connection of it would only wait."""
         return self.budget.delay(peer_of(address)) > _PATIENCE
 
-    def enter(self, connection: Held, address: str) -> None:
+    def enter(self, connection: OpenConnection, address: str) -> None:
         """Count a connection in that was accepted from this address."""
         peer = peer_of(address)
         self._peers.setdefault(peer, {})[connection] = None
         self._peer_of[connection] = peer
 
-    def leave(self, connection: Held) -> None:
+    def leave(self, connection: OpenConnection) -> None:
         """Count a connection out whose socket is closed. Safe to call twice."""
         self._leaving.discard(connection)
         self._forget(connection)
 
-    def _forget(self, connection: Held) -> None:
+    def _forget(self, connection: OpenConnection) -> None:
         peer = self._peer_of.pop(connection, None)
         if peer is not None:
             crowd = self._peers[peer]

@@ -58,7 +58,7 @@ class _Asked(NamedTuple):
     body: bytes
 
 
-class Connection(asyncio.Protocol):
+class ServerConnection(asyncio.Protocol):
     """One client's connection. The parser's callbacks (on_...) are called from data_received.
 
     `lost` is called when it is gone, `lasting` when it begins an answer that ends only with it; `names` are those by
@@ -70,8 +70,8 @@ class Connection(asyncio.Protocol):
     def __init__(
         self,
         handler: Handler,
-        lost: Callable[[Connection], None],
-        lasting: Callable[[Connection], None] = lambda _: None,
+        lost: Callable[[ServerConnection], None],
+        lasting: Callable[[ServerConnection], None] = lambda _: None,
         names: Collection[str] = (),
         budget: Budget | None = None,
     ) -> None:

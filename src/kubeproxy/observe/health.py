@@ -15,7 +15,7 @@ import msgspec
 
 from kubeproxy.model.objects import Node
 from kubeproxy.observe.http import JSON, Handler, Request, Response
-from kubeproxy.observe.metrics import Metrics
+from kubeproxy.observe.metrics import ProxyMetrics
 from kubeproxy.observe.text import json_bytes
 
 TO_BE_DELETED_TAINT: Final = "ToBeDeletedByClusterAutoscaler"
@@ -44,7 +44,7 @@ class ProxyHealth:
 
     def __init__(
         self,
-        metrics: Metrics,
+        metrics: ProxyMetrics,
         sync_period: float,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,

@@ -19,7 +19,7 @@ from typing import Final
 
 from kubeproxy import __version__
 from kubeproxy.observe.own_metrics import OwnMetrics
-from kubeproxy.observe.registry import Counter, MetricFamily, Registry, Single
+from kubeproxy.observe.registry import CounterMetric, MetricFamily, MetricRegistry, Single
 from kubeproxy.release import commit
 
 KUBERNETES: Final = ("1", "36")
@@ -36,12 +36,12 @@ ROTATION_BUCKETS: Final = (600, 1800, 3600, 14400, 86400, 604800, 2592000, 77760
 FAMILY: Final = "ip_family"  # IPv4 or IPv6
 
 
-class Metrics:
+class ProxyMetrics:
     """All metrics of one proxy, handed to whoever counts. Those with labels are families: `.labels(...)`."""
 
     def __init__(self) -> None:
-        self.registry = Registry()
-        self.refusals: list[MetricFamily[Counter]] = []
+        self.registry = MetricRegistry()
+        self.refusals: list[MetricFamily[CounterMetric]] = []
         self._sync(self.registry)
         self._changes(self.registry)
         self.count_refusals(
@@ -94,7 +94,7 @@ class Metrics:
             for counter in self.refusals:
                 counter.labels(family)
 
-    def _sync(self, registry: Registry) -> None:
+    def _sync(self, registry: MetricRegistry) -> None:
         self.sync_duration = registry.histogram(
             "kubeproxy_sync_proxy_rules_duration_seconds",
             "[ALPHA] SyncProxyRules latency in seconds",
@@ -136,7 +136,7 @@ class Metrics:
             FAMILY,
         )
 
-    def _changes(self, registry: Registry) -> None:
+    def _changes(self, registry: MetricRegistry) -> None:
         self.endpoint_changes_pending = registry.gauge(
             "kubeproxy_sync_proxy_rules_endpoint_changes_pending", "[ALPHA] Pending proxy rules Endpoint changes"
         ).labels()
@@ -176,7 +176,7 @@ def _by_stability(helps: Iterable[str]) -> Mapping[str, int]:
     return Counts(found[1] for text in helps if (found := _STABILITY.match(text)))
 
 
-def _registered(registry: Registry) -> MetricFamily[Counter]:
+def _registered(registry: MetricRegistry) -> MetricFamily[CounterMetric]:
     """Make component-base's metrics about metrics. None of ours is hidden or can be disabled."""
     for what in ("disabled", "hidden"):
         registry.counter(f"{what}_metrics_total", f"[BETA] The count of {what} metrics.").labels()
@@ -190,7 +190,7 @@ def _registered(registry: Registry) -> MetricFamily[Counter]:
 class RestClientMetrics:
     """The rest_client_ metrics of component-base, for the API client."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: MetricRegistry) -> None:
         self.duration = registry.histogram(
             "rest_client_request_duration_seconds",
             "[ALPHA] Request latency in seconds. Broken down by verb, and host.",
@@ -233,7 +233,7 @@ class RestClientMetrics:
         )
         self._exec_plugins(registry)
 
-    def _exec_plugins(self, registry: Registry) -> None:
+    def _exec_plugins(self, registry: MetricRegistry) -> None:
         self.exec_calls = registry.counter(
             "rest_client_exec_plugin_call_total",
             "[ALPHA] Number of calls to an exec plugin, partitioned by the type of event encountered (no_error,"

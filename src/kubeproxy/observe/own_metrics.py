@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from kubeproxy.observe.registry import Registry, Single
+from kubeproxy.observe.registry import MetricRegistry, Single
 
 NETFILTER: Final = Path("/proc/sys/net/netfilter")
 
@@ -26,7 +26,7 @@ _CONNTRACK: Final = (
 class OwnMetrics:
     """Those of one proxy, in its registry. Gauges of Services and endpoints have the label ip_family."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: MetricRegistry) -> None:
         self.ready = registry.gauge(
             "kubeproxy_ready", "Whether /readyz says that the proxy does its work: 1 or 0 (not in the Go kube-proxy)"
         ).labels()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from kubeproxy.observe.http import JSON, TEXT, Handler, Headers, Request, Response
-from kubeproxy.observe.metrics import Metrics
+from kubeproxy.observe.metrics import ProxyMetrics
 from kubeproxy.observe.registry import CONTENT_TYPE
 from kubeproxy.observe.slis import health_pages
 from kubeproxy.observe.text import clean, printable
@@ -28,7 +28,7 @@ _WARNING: Final = (
 
 
 def metrics_pages(
-    metrics: Metrics,
+    metrics: ProxyMetrics,
     proxy_mode: Callable[[], str],
     configz: Callable[[], bytes] | None = None,
     statusz: Callable[[], str] | None = None,

@@ -24,7 +24,7 @@ class Child(Protocol):
 C = TypeVar("C", bound=Child)
 
 
-class Counter:
+class CounterMetric:
     """A number that only grows."""
 
     __slots__ = ("_function", "value")
@@ -54,7 +54,7 @@ class Counter:
         return (("", "", self.value),)
 
 
-class Gauge:
+class GaugeMetric:
     """A number that goes up and down; or a function that tells it when it is asked for."""
 
     __slots__ = ("_function", "value")
@@ -156,11 +156,13 @@ Single = tuple[str, str, str, float]
 """A series without labels that is read when rendering: name, kind, help, value."""
 
 
-class Registry:
+class MetricRegistry:
     """The families of one program, created explicitly: there is no global one."""
 
     def __init__(self) -> None:
-        self._families: dict[str, MetricFamily[Counter] | MetricFamily[Gauge] | MetricFamily[Histogram]] = {}
+        self._families: dict[
+            str, MetricFamily[CounterMetric] | MetricFamily[GaugeMetric] | MetricFamily[Histogram]
+        ] = {}
         self._collectors: list[Callable[[], Iterable[Single]]] = []
 
     @property
@@ -168,13 +170,13 @@ class Registry:
         """The help texts of all families, whether or not they have a series."""
         return [family.help for family in self._families.values()]
 
-    def counter(self, name: str, text: str, *labels: str) -> MetricFamily[Counter]:
+    def counter(self, name: str, text: str, *labels: str) -> MetricFamily[CounterMetric]:
         """Make a family of counters; the name ends with _total by convention."""
-        return self._add(MetricFamily(name, "counter", text, labels, Counter))
+        return self._add(MetricFamily(name, "counter", text, labels, CounterMetric))
 
-    def gauge(self, name: str, text: str, *labels: str) -> MetricFamily[Gauge]:
+    def gauge(self, name: str, text: str, *labels: str) -> MetricFamily[GaugeMetric]:
         """Make a family of gauges."""
-        return self._add(MetricFamily(name, "gauge", text, labels, Gauge))
+        return self._add(MetricFamily(name, "gauge", text, labels, GaugeMetric))
 
     def histogram(self, name: str, text: str, bounds: Sequence[float], *labels: str) -> MetricFamily[Histogram]:
         """Make a family of histograms with these ascending upper bounds; the last one, infinity, is added."""
@@ -200,7 +202,7 @@ class Registry:
         return family
 
 
-F = TypeVar("F", MetricFamily[Counter], MetricFamily[Gauge], MetricFamily[Histogram])
+F = TypeVar("F", MetricFamily[CounterMetric], MetricFamily[GaugeMetric], MetricFamily[Histogram])
 
 
 def escape_label(value: str) -> str:

@@ -16,7 +16,7 @@ from typing import Final
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import host_port
 from kubeproxy.observe.admission import PROCESS, Admission
-from kubeproxy.observe.connection import Connection
+from kubeproxy.observe.connection import ServerConnection
 from kubeproxy.observe.http import Handler
 
 _log = logging.getLogger("kubeproxy.observe")
@@ -83,7 +83,7 @@ class HttpServer:
         self._admission = admission
         self._names = names
         self._sockets: list[socket.socket] = []
-        self._connections: set[Connection] = set()
+        self._connections: set[ServerConnection] = set()
         self._retries: set[asyncio.Task[None]] = set()
         self._accepting: set[asyncio.Task[None]] = set()
         self._stopped = False
@@ -189,12 +189,12 @@ class HttpServer:
                 continue
             accepted.setblocking(False)
             budget = self._admission.budget
-            connection = Connection(self._handler, self._lost, self._admission.leave, self._names, budget)
+            connection = ServerConnection(self._handler, self._lost, self._admission.leave, self._names, budget)
             self._connections.add(connection)
             self._admission.enter(connection, client)
             self._spawn(self._adopt(connection, accepted), self._accepting)
 
-    async def _adopt(self, connection: Connection, accepted: socket.socket) -> None:
+    async def _adopt(self, connection: ServerConnection, accepted: socket.socket) -> None:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted)
         except OSError:
@@ -214,7 +214,7 @@ class HttpServer:
                 _log.info("Serving %s on %s at last", self.name, ", ".join(_shown(*a) for a in addresses))
                 return
 
-    def _lost(self, connection: Connection) -> None:
+    def _lost(self, connection: ServerConnection) -> None:
         self._connections.discard(connection)
         self._admission.leave(connection)
 

@@ -40,7 +40,7 @@ class LocalEndpoints(NamedTuple):
     endpoints: int
 
 
-class Place(NamedTuple):
+class HealthCheckAddress(NamedTuple):
     """Where a health check is answered: a port, on the addresses of a family that NodePorts answer on."""
 
     family: Family
@@ -64,11 +64,11 @@ class ServiceHealth:
         self._healthy = healthy
         self._failed = failed
         self._retry = retry
-        self._wanted: Mapping[Place, LocalEndpoints] = {}
+        self._wanted: Mapping[HealthCheckAddress, LocalEndpoints] = {}
         self._addresses: Mapping[Family, tuple[str, ...]] = {}
-        self._servers: dict[Place, list[HttpServer]] = {}
+        self._servers: dict[HealthCheckAddress, list[HttpServer]] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        self._reported: set[Place] = set()
+        self._reported: set[HealthCheckAddress] = set()
 
     def listen_on(self, addresses: Mapping[Family, Sequence[str] | None]) -> None:
         """Serve on these node addresses instead (None: on all of a family); open ports move when they differ.
@@ -85,7 +85,7 @@ class ServiceHealth:
                 self._close(place)
         self.sync(self._wanted)
 
-    def sync(self, wanted: Mapping[Place, LocalEndpoints]) -> None:
+    def sync(self, wanted: Mapping[HealthCheckAddress, LocalEndpoints]) -> None:
         """Open, close and update the ports so that exactly these are served."""
         self._wanted = dict(wanted)
         served = {place for place in wanted if self._addresses.get(place.family)}
@@ -100,7 +100,7 @@ class ServiceHealth:
             self._close(place)
         await asyncio.gather(*self._closing)
 
-    def _open(self, place: Place) -> None:
+    def _open(self, place: HealthCheckAddress) -> None:
         service, (family, port) = self._wanted[place], place
         name = f"{service.namespace}/{service.name}"
         _log.info("Opening health check port=%d family=%s service=%s", port, family.label, name)
@@ -111,7 +111,7 @@ class ServiceHealth:
             group.append(server)
             server.start_retrying([(address, port)], lambda error: self._report(place, error), self._retry)
 
-    def _close(self, place: Place) -> None:
+    def _close(self, place: HealthCheckAddress) -> None:
         _log.info("Closing health check port=%d family=%s", place.port, place.family.label)
         for server in self._servers.pop(place):
             server.close()  # the address is free when this returns, for another Service or another program
@@ -120,14 +120,14 @@ class ServiceHealth:
             task.add_done_callback(self._closing.discard)
         self._reported.discard(place)
 
-    def _report(self, place: Place, error: ApplyError) -> None:
+    def _report(self, place: HealthCheckAddress, error: ApplyError) -> None:
         service = self._wanted.get(place)
         if service is not None and place not in self._reported:
             self._reported.add(place)
             _log.warning("%s; trying again every %g s", error, self._retry)
             self._failed(service.namespace, service.name, place.port, str(error))
 
-    def _answer(self, place: Place) -> Response:
+    def _answer(self, place: HealthCheckAddress) -> Response:
         service = self._wanted[place]
         healthy = self._healthy()
         headers = (*JSON, ("X-Load-Balancing-Endpoint-Weight", str(service.endpoints)))

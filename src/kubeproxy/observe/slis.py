@@ -11,7 +11,7 @@ from typing import Final
 from urllib.parse import parse_qs
 
 from kubeproxy.observe.http import TEXT, Handler, Headers, Request, Response, read_only
-from kubeproxy.observe.registry import CONTENT_TYPE, Registry
+from kubeproxy.observe.registry import CONTENT_TYPE, MetricRegistry
 
 SLIS_PAGE: Final = "/metrics/slis"
 _PING: Final = "ping"
@@ -20,7 +20,7 @@ _METRICS: Final[Headers] = (("Content-Type", CONTENT_TYPE),)
 
 def health_pages() -> Mapping[str, Handler]:
     """Return the pages by path; DELETE of SLIS_PAGE forgets what was counted."""
-    registry = Registry()
+    registry = MetricRegistry()
     result = registry.gauge(
         "kubernetes_healthcheck", "[STABLE] This metric records the result of a single healthcheck.", *("name", "type")
     )

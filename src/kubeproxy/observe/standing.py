@@ -13,7 +13,7 @@ WORST_FIRST: Final = ("refused", "differs", "pending")
 """The states of a family that is not known to have what it took."""
 
 
-class Standing(Struct, frozen=True):
+class FamilyStanding(Struct, frozen=True):
     """What is known of one family's kernel. Times are seconds since the epoch, None for never.
 
     `committed_at`: when it last took what was queued. `inspected_at`: when all of it was last looked at, in an
@@ -31,7 +31,7 @@ class Standing(Struct, frozen=True):
     queued: int = 0
 
 
-def trouble(standing: Standing) -> tuple[str, str] | None:
+def trouble(standing: FamilyStanding) -> tuple[str, str] | None:
     """Return the state and the reason of a family that may lack what it took, None for one that is whole."""
     if standing.refusal is not None:
         return "refused", standing.refusal
@@ -40,7 +40,7 @@ def trouble(standing: Standing) -> tuple[str, str] | None:
     return None if standing.sound_since is not None else ("pending", "not yet compared with the kernel")
 
 
-def shown(standing: Standing) -> dict[str, Any]:
+def shown(standing: FamilyStanding) -> dict[str, Any]:
     """Return the fields of a family."""
     wrong = trouble(standing)
     since, seen = standing.sound_since, standing.inspected_at

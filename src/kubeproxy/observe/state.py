@@ -33,7 +33,7 @@ from kubeproxy.model.plan import (
 )
 from kubeproxy.model.planner import Change, Planner
 from kubeproxy.observe.http import JSON, TEXT, Request, Response
-from kubeproxy.observe.standing import WORST_FIRST, Standing, shown, trouble
+from kubeproxy.observe.standing import WORST_FIRST, FamilyStanding, shown, trouble
 from kubeproxy.observe.state_query import Query, parse_query
 from kubeproxy.observe.state_text import node_text, service_text
 from kubeproxy.observe.text import clean, json_bytes, printable
@@ -71,7 +71,7 @@ class KernelProgress(Struct, frozen=True):
 
     queued: Callable[[], Mapping[ServiceName, Change]]
     committed: Callable[[ServiceName], Sequence[ServicePlan]]
-    standings: Callable[[], tuple[Standing, ...]]
+    standings: Callable[[], tuple[FamilyStanding, ...]]
     complete: Literal["programmed", "planned"] = "programmed"
 
 

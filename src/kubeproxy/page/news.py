@@ -17,7 +17,7 @@ from kubeproxy.model.objects import EndpointSlice, Service
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.planner import Change, Planner
 from kubeproxy.observe.own_metrics import NETFILTER, conntrack
-from kubeproxy.observe.standing import Standing
+from kubeproxy.observe.standing import FamilyStanding
 from kubeproxy.page.rows import Rows, what
 
 MOST_ROWS: Final = 200
@@ -50,7 +50,7 @@ class News:
         planner: Planner,
         rows: Rows,
         queued: Callable[[], Mapping[ServiceName, Change]],
-        standings: Callable[[], Sequence[Standing]],
+        standings: Callable[[], Sequence[FamilyStanding]],
         unready: Callable[[], Mapping[str, str]],
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
@@ -209,7 +209,7 @@ def _spread(lags: Sequence[float]) -> Message | None:
     return {"p50": round(p50, 2), "p99": round(p99, 2), "max": round(lags[-1], 2)}
 
 
-def _family(standing: Standing) -> Message:
+def _family(standing: FamilyStanding) -> Message:
     return {
         "family": standing.family.label,
         "refusal": standing.refusal,

@@ -34,7 +34,7 @@ from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import EndpointPort, ServicePort
 from kubeproxy.model.plan import Detector
-from kubeproxy.observe.registry import Counter
+from kubeproxy.observe.registry import CounterMetric
 from support.cluster_objects import HERE, endpoint, parsed, service, world
 from support.namespaces import namespace, run
 from support.places import ROOT
@@ -130,7 +130,7 @@ def test_a_scheduler_that_the_kernel_does_not_have_is_told() -> None:
 def test_every_scheduler_is_taken_and_read_back(name: str) -> None:
     OPERATIONS.check(KubeProxyConfiguration(mode="ipvs", ipvs=IPVS(scheduler=name)), [V4])
     key = server_key(pack(VIPS[V4]), socket.IPPROTO_TCP, 80)
-    with closing(NodeKernel.open(V4, scheduler_named(name), "", Counter())) as kernel:
+    with closing(NodeKernel.open(V4, scheduler_named(name), "", CounterMetric())) as kernel:
         kernel.operate([Operation(Verb.ADD_SERVICE, key, affinity=30)])
         assert kernel.servers()[key] == ActualServer(30, True, {})
         kernel.operate([Operation(Verb.DELETE_SERVICE, key)])

@@ -14,7 +14,7 @@ from kubeproxy.config.load import read_text
 from kubeproxy.config.page import page_access
 from kubeproxy.config.pflag import parse
 from kubeproxy.config.write import dump
-from kubeproxy.observe.connection import Connection
+from kubeproxy.observe.connection import ServerConnection
 from kubeproxy.observe.http import TEXT, Request, Response, routes
 from kubeproxy.observe.pages import takes_gzip
 from kubeproxy.observe.state_query import parse_query
@@ -107,7 +107,7 @@ def requests(data: bytes) -> None:
 async def _ask(how: int, data: bytes) -> None:
     transport = Deaf(sockname=(_LOOPBACK, 1), peername=(_LOOPBACK, 2))
     lost = []
-    connection = Connection(_HANDLER, lost.append)
+    connection = ServerConnection(_HANDLER, lost.append)
     connection.connection_made(transport)
     step = 1 + (how & 63)
     pieces = [data[at : at + step] for at in range(0, min(len(data), 64 * step), step)] + [data[64 * step :]]

@@ -6,7 +6,7 @@ import pytest
 
 from kubeproxy.backends.examination import Finding, Kind
 from kubeproxy.commands import looks
-from kubeproxy.control.wire import Held
+from kubeproxy.control.wire import ProgrammedService
 
 A, B = ("default", "a"), ("default", "b")
 LOST = Finding(A, Kind.MISSING, "endpoint 10.0.0.1:80 of 10.96.0.1:80/tcp", "map endpoints")
@@ -43,8 +43,8 @@ def _next(said):
     return said.pop(0) if len(said) > 1 else said[0]
 
 
-def held(name, version="1", wanted=None) -> Held:
-    return Held(name=name, state="programmed", version=version, slices={}, plans=(), wanted=wanted)
+def held(name, version="1", wanted=None) -> ProgrammedService:
+    return ProgrammedService(name=name, state="programmed", version=version, slices={}, plans=(), wanted=wanted)
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.api.versions import Versions
 from kubeproxy.backends.examination import Kind
 from kubeproxy.commands import newest
-from kubeproxy.control.wire import Held
+from kubeproxy.control.wire import ProgrammedService
 
 A = ("default", "a")
 
@@ -24,8 +24,8 @@ class Facts:
     )
 
 
-def held(version="5", **slices) -> Held:
-    return Held(name=A, state="programmed", version=version, slices=slices, plans=())
+def held(version="5", **slices) -> ProgrammedService:
+    return ProgrammedService(name=A, state="programmed", version=version, slices=slices, plans=())
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from kubeproxy.commands.source import Running
 from kubeproxy.control.client import Client
-from kubeproxy.control.wire import Held
+from kubeproxy.control.wire import ProgrammedService
 from kubeproxy.observe.connection import REQUEST_BYTES
 
 LONG = "n" * 63
@@ -21,10 +21,10 @@ class Server:
     def __init__(self) -> None:
         self.requests: list[int] = []
 
-    def stream(self, page: str, kind: Any, parameters: list[tuple[str, str]]) -> list[Held]:
+    def stream(self, page: str, kind: Any, parameters: list[tuple[str, str]]) -> list[ProgrammedService]:
         self.requests.append(sum(len(f"&{key}={value}") + 2 for key, value in parameters))
         names = [tuple(value.split("/")) for _, value in parameters] or EVERY
-        return [Held(name=name, state="programmed", version="1", slices={}, plans=()) for name in names]
+        return [ProgrammedService(name=name, state="programmed", version="1", slices={}, plans=()) for name in names]
 
 
 @pytest.mark.parametrize(("count", "requests"), [(0, 1), (1, 1), (100, 1), (101, 2), (1000, 10), (1001, 1), (3000, 1)])

@@ -8,7 +8,7 @@ import pytest
 
 from kubeproxy.commands import verify
 from kubeproxy.control import client
-from kubeproxy.control.wire import Facts, Held, part
+from kubeproxy.control.wire import Facts, ProgrammedService, part
 from kubeproxy.errors import KubeProxyError
 
 
@@ -28,7 +28,7 @@ def test_an_answer_without_what_this_version_needs(monkeypatch: pytest.MonkeyPat
     asked = client.Client("/run/control.sock")
     monkeypatch.setattr(asked, "_request", lambda *_: Answer(body if streamed == "streamed" else body[4:]))
     with pytest.raises(client.NoAnswerError, match="restart the proxy, or ask by the command of its own container"):
-        list(asked.stream("/services", Held, [])) if streamed == "streamed" else asked.ask("/facts", Facts)
+        list(asked.stream("/services", ProgrammedService, [])) if streamed == "streamed" else asked.ask("/facts", Facts)
 
 
 def test_verify_compares_nothing_beside_a_proxy_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from kubeproxy.commands import COMMANDS
 from kubeproxy.commands.parsers import parser_of
 from kubeproxy.config.flags import BY_NAME
 from kubeproxy.observe.health import ProxyHealth
-from kubeproxy.observe.metrics import Metrics
+from kubeproxy.observe.metrics import ProxyMetrics
 from kubeproxy.observe.pages import metrics_pages
 from kubeproxy.observe.profiling import profiling_pages
 from lab.__main__ import _parser as lab_parser
@@ -129,7 +129,7 @@ def test_the_commands_take_their_arguments() -> None:
 
 def test_pages_exist_on_the_port_that_is_asked() -> None:
     nothing = dict.fromkeys(("configz", "statusz", "flagz", "state"), lambda: "")
-    metrics = Metrics()
+    metrics = ProxyMetrics()
     pages = {
         "10249": {*metrics_pages(metrics, str, **nothing), *profiling_pages(lambda _: None)},  # type: ignore[arg-type]
         "10256": set(ProxyHealth(metrics, 30.0).routes()),
@@ -157,7 +157,7 @@ def test_what_is_installed_exists() -> None:
 
 
 def test_metrics_of_these_names_exist() -> None:
-    known = metric_names() | set(re.findall(r"^# TYPE (\w+)", Metrics().render().decode(), re.MULTILINE))
+    known = metric_names() | set(re.findall(r"^# TYPE (\w+)", ProxyMetrics().render().decode(), re.MULTILINE))
     named = [
         (place, name)
         for place, text in shown()

@@ -19,7 +19,7 @@ import pytest
 from kubeproxy.errors import ApplyError
 from kubeproxy.observe import connection, server
 from kubeproxy.observe.admission import Admission
-from kubeproxy.observe.connection import Connection
+from kubeproxy.observe.connection import ServerConnection
 from kubeproxy.observe.http import TEXT, Request, Response, routes
 from kubeproxy.observe.server import HttpServer, bind
 
@@ -243,7 +243,7 @@ def test_one_connection_gets_one_answer_in_a_turn_of_the_event_loop(monkeypatch:
         near.setblocking(False)
         with near, far:
             loop = asyncio.get_running_loop()
-            _, protocol = await loop.connect_accepted_socket(lambda: Connection(count, lambda _: None), near)
+            _, protocol = await loop.connect_accepted_socket(lambda: ServerConnection(count, lambda _: None), near)
             for _ in range(3):
                 answered = 0
                 protocol.data_received(get("/hello", headers="") * 3)
@@ -465,9 +465,9 @@ def test_running_out_of_file_descriptors_is_waited_out(caplog: pytest.LogCapture
 
 
 def test_connections_leave_nothing_for_the_garbage_collector() -> None:
-    made: list[weakref.ref[Connection]] = []
+    made: list[weakref.ref[ServerConnection]] = []
 
-    def noted(one: Connection) -> Connection:
+    def noted(one: ServerConnection) -> ServerConnection:
         made.append(weakref.ref(one))
         return one
 
@@ -481,7 +481,7 @@ def test_connections_leave_nothing_for_the_garbage_collector() -> None:
         writer.transport.abort()
 
     with collecting_nothing(), pytest.MonkeyPatch.context() as noting:
-        noting.setattr(server, "Connection", lambda *given: noted(Connection(*given)))
+        noting.setattr(server, "ServerConnection", lambda *given: noted(ServerConnection(*given)))
         serve(talk)
         assert len(made) >= 5
         assert [one for one in made if one() is not None] == []

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from kubeproxy import modes
 from kubeproxy.backends.iptables import metrics as iptables
-from kubeproxy.observe.metrics import PROGRAMMING_BUCKETS, Metrics
+from kubeproxy.observe.metrics import PROGRAMMING_BUCKETS, ProxyMetrics
 from kubeproxy.observe.own_metrics import conntrack
-from kubeproxy.observe.registry import Registry, number_text
+from kubeproxy.observe.registry import MetricRegistry, number_text
 
 
 def test_each_kind_is_written_as_prometheus_expects() -> None:
-    registry = Registry()
+    registry = MetricRegistry()
     registry.counter("b_total", "Counts.\nTwo \\ lines").labels().inc(3)
     gauge = registry.gauge("a", "Help", "z", "path")
     gauge.labels("1", 'C:\\"x"\n').set(-0.5)
@@ -44,7 +44,7 @@ def test_each_kind_is_written_as_prometheus_expects() -> None:
 
 
 def test_a_family_without_series_is_not_shown() -> None:
-    registry = Registry()
+    registry = MetricRegistry()
     family = registry.counter("a_total", "Help", "code")
     assert registry.render() == b""
     family.labels("200").inc()
@@ -53,7 +53,7 @@ def test_a_family_without_series_is_not_shown() -> None:
 
 
 def test_wrong_use_is_an_error() -> None:
-    registry = Registry()
+    registry = MetricRegistry()
     family = registry.counter("a_total", "Help", "code")
     with pytest.raises(ValueError, match="a_total has the labels code, got 0 values"):
         family.labels()
@@ -64,7 +64,7 @@ def test_wrong_use_is_an_error() -> None:
 
 
 def test_a_counter_takes_over_a_total_of_the_kernel() -> None:
-    counter = Registry().counter("a_total", "Help").labels()
+    counter = MetricRegistry().counter("a_total", "Help").labels()
     counter.reached(5)
     counter.reached(3)
     assert counter.value == 5
@@ -171,7 +171,7 @@ KUBE_PROXY = {
 }  # fmt: skip
 
 
-def conntrack_of(metrics: Metrics, folder: Path) -> None:
+def conntrack_of(metrics: ProxyMetrics, folder: Path) -> None:
     """Have a folder say how full connection tracking is, instead of a kernel, which may have none."""
     (folder / "nf_conntrack_count").write_text("17\n")
     (folder / "nf_conntrack_max").write_text("262144\n")
@@ -179,7 +179,7 @@ def conntrack_of(metrics: Metrics, folder: Path) -> None:
 
 
 def test_how_full_connection_tracking_is(tmp_path: Path) -> None:
-    metrics = Metrics()
+    metrics = ProxyMetrics()
     conntrack_of(metrics, tmp_path)
     text = metrics.render().decode()
     assert "\nkubeproxy_conntrack_entries 17\n" in text
@@ -188,7 +188,7 @@ def test_how_full_connection_tracking_is(tmp_path: Path) -> None:
 
 
 def test_refusals_are_there_from_the_start() -> None:
-    metrics = Metrics()
+    metrics = ProxyMetrics()
     metrics.count_refusals("memory_refusals_total", "Help")
     metrics.begin(["IPv4"])
     text = metrics.render().decode()
@@ -198,7 +198,7 @@ def test_refusals_are_there_from_the_start() -> None:
 
 
 def test_metrics_are_counted_by_their_stability_whoever_registers_them() -> None:
-    metrics = Metrics()
+    metrics = ProxyMetrics()
 
     def alpha() -> int:
         text = metrics.render().decode()
@@ -211,7 +211,7 @@ def test_metrics_are_counted_by_their_stability_whoever_registers_them() -> None
 
 
 def test_certificates_are_those_in_use() -> None:
-    metrics = Metrics()
+    metrics = ProxyMetrics()
     metrics.own.show_certificates({"client": 4e9, "authority": 5e9})
     metrics.own.show_certificates({"authority": 6e9})
     text = metrics.render().decode()
@@ -220,7 +220,7 @@ def test_certificates_are_those_in_use() -> None:
 
 
 def test_all_metrics_have_their_names_and_labels(tmp_path: Path) -> None:
-    metrics = Metrics()
+    metrics = ProxyMetrics()
     conntrack_of(metrics, tmp_path)
     iptables.Metrics(metrics.registry, ())
     for mode in modes.every():
@@ -239,13 +239,13 @@ def test_all_metrics_have_their_names_and_labels(tmp_path: Path) -> None:
 
 
 def test_what_has_no_label_is_there_from_the_start_but_not_what_only_iptables_has() -> None:
-    text = Metrics().render().decode()
+    text = ProxyMetrics().render().decode()
     assert "\nkubeproxy_sync_proxy_rules_service_changes_total 0\n" in text
     assert "iptables" not in text
 
 
 def test_buckets_are_those_of_kube_proxy() -> None:
-    metrics = Metrics()
+    metrics = ProxyMetrics()
     metrics.sync_duration.labels("IPv4").observe(0.003)
     bounds = re.findall(r'sync_proxy_rules_duration_seconds_bucket{.*le="(.*?)"}', metrics.render().decode())
     assert bounds == [
@@ -259,7 +259,7 @@ def test_buckets_are_those_of_kube_proxy() -> None:
 def test_what_runs_at_once_is_counted() -> None:
     async def ask() -> str:
         waiting = [asyncio.create_task(asyncio.sleep(60)) for _ in range(3)]
-        text = Metrics().render().decode()
+        text = ProxyMetrics().render().decode()
         for task in waiting:
             task.cancel()
         return text
@@ -270,7 +270,7 @@ def test_what_runs_at_once_is_counted() -> None:
 
 
 def test_feature_gates_are_shown_with_their_stage() -> None:
-    metrics = Metrics()
+    metrics = ProxyMetrics()
     metrics.show_features([("AllAlpha", "ALPHA", False), ("NFTablesProxyMode", "", True)])
     text = metrics.render().decode()
     assert '\nkubernetes_feature_enabled{name="AllAlpha",stage="ALPHA"} 0\n' in text
@@ -278,7 +278,7 @@ def test_feature_gates_are_shown_with_their_stage() -> None:
 
 
 def test_staleness_is_asked_for_at_each_scrape() -> None:
-    metrics, ages = Metrics(), iter((7.5, 0.0))
+    metrics, ages = ProxyMetrics(), iter((7.5, 0.0))
     metrics.own.follow_staleness("services", lambda: next(ages))
     for shown in ("7.5", "0"):
         assert f'kubeproxy_source_staleness_seconds{{resource="services"}} {shown}\n' in metrics.render().decode()

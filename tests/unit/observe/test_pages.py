@@ -7,13 +7,13 @@ import gzip
 import pytest
 
 from kubeproxy.observe.http import Request, routes
-from kubeproxy.observe.metrics import Metrics
+from kubeproxy.observe.metrics import ProxyMetrics
 from kubeproxy.observe.pages import flags_text, metrics_pages, status_text
 
 
 def test_each_path_shows_what_was_handed_in() -> None:
     pages = metrics_pages(
-        Metrics(), lambda: "nftables", lambda: b'{"kubeproxy.config.k8s.io":{}}', lambda: "status", lambda: "v=2\n"
+        ProxyMetrics(), lambda: "nftables", lambda: b'{"kubeproxy.config.k8s.io":{}}', lambda: "status", lambda: "v=2\n"
     )
     answers = {path: routes(pages)(Request("GET", path, "")) for path in (*pages, "/debug/pprof")}
     assert {path: (r.status, dict(r.headers)["Content-Type"]) for path, r in answers.items()} == {
@@ -43,7 +43,7 @@ def test_each_path_shows_what_was_handed_in() -> None:
 
 def test_pages_that_nobody_fills_are_not_there() -> None:
     always = {"/metrics", "/metrics/slis", "/healthz", "/healthz/ping", "/proxyMode"}
-    assert set(metrics_pages(Metrics(), lambda: "ipvs")) == always
+    assert set(metrics_pages(ProxyMetrics(), lambda: "ipvs")) == always
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_pages_that_nobody_fills_are_not_there() -> None:
     [("gzip", True), ("deflate, gzip;q=1.0, *;q=0.5", True), ("gzip; q=0", False), ("", False), ("br", False)],
 )
 def test_metrics_are_compressed_for_those_who_take_it(accepted: str, zipped: bool) -> None:
-    response = metrics_pages(Metrics(), lambda: "ipvs")["/metrics"](
+    response = metrics_pages(ProxyMetrics(), lambda: "ipvs")["/metrics"](
         Request("GET", "/metrics", "", accept_encoding=accepted)
     )
     assert isinstance(response.body, bytes)

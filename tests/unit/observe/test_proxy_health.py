@@ -10,7 +10,7 @@ import pytest
 from kubeproxy.model.objects import Node, NodeSpec, ObjectMeta, Taint
 from kubeproxy.observe.health import ProxyHealth, eligible
 from kubeproxy.observe.http import Request
-from kubeproxy.observe.metrics import Metrics
+from kubeproxy.observe.metrics import ProxyMetrics
 
 EPOCH = 1795238047.5  # 2026-11-21T05:14:07.5Z
 
@@ -32,12 +32,12 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def metrics() -> Metrics:
-    return Metrics()
+def metrics() -> ProxyMetrics:
+    return ProxyMetrics()
 
 
 @pytest.fixture
-def health(clock: Clock, metrics: Metrics) -> ProxyHealth:
+def health(clock: Clock, metrics: ProxyMetrics) -> ProxyHealth:
     return ProxyHealth(metrics, 30, clock.monotonic, clock.wall)
 
 
@@ -112,7 +112,7 @@ def test_the_body_tells_when_each_family_was_updated(health: ProxyHealth, clock:
 
 
 def test_an_ineligible_node_fails_healthz_only_and_each_answer_is_counted(
-    health: ProxyHealth, metrics: Metrics
+    health: ProxyHealth, metrics: ProxyMetrics
 ) -> None:
     health.updated("IPv4")
     health.node_eligible = False

@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from kubeproxy.model.addresses import Family
-from kubeproxy.observe.service_health import LocalEndpoints, Place, ServiceHealth
+from kubeproxy.observe.service_health import HealthCheckAddress, LocalEndpoints, ServiceHealth
 
 V4, V6 = Family.IPV4, Family.IPV6
 
@@ -65,7 +65,7 @@ def test_the_answer_is_that_of_kube_proxy(endpoints: int, healthy: bool, status:
     async def work(kit: Kit) -> None:
         (port,) = free_ports(1)
         kit.healthy = healthy
-        kit.health.sync({Place(V4, port): LocalEndpoints("shop", "web", endpoints)})
+        kit.health.sync({HealthCheckAddress(V4, port): LocalEndpoints("shop", "web", endpoints)})
         answer = await get(port)
         assert answer is not None
         assert answer[0] == status
@@ -84,7 +84,7 @@ def test_the_answer_is_that_of_kube_proxy(endpoints: int, healthy: bool, status:
 def test_any_method_is_answered(path: str) -> None:
     async def work(kit: Kit) -> None:
         (port,) = free_ports(1)
-        kit.health.sync({Place(V4, port): LocalEndpoints("shop", "web", 1)})
+        kit.health.sync({HealthCheckAddress(V4, port): LocalEndpoints("shop", "web", 1)})
         wanted = await get(port)
         assert wanted is not None
         assert wanted[0] == 200
@@ -99,14 +99,19 @@ def test_any_method_is_answered(path: str) -> None:
 def test_ports_open_change_and_close() -> None:
     async def work(kit: Kit) -> None:
         one, two = free_ports(2)
-        kit.health.sync({Place(V4, one): LocalEndpoints("a", "x", 1), Place(V4, two): LocalEndpoints("a", "y", 0)})
+        kit.health.sync(
+            {
+                HealthCheckAddress(V4, one): LocalEndpoints("a", "x", 1),
+                HealthCheckAddress(V4, two): LocalEndpoints("a", "y", 0),
+            }
+        )
         assert [(await get(port))[0] for port in (one, two)] == [200, 503]
         server = kit.health._servers[V4, two]
-        kit.health.sync({Place(V4, two): LocalEndpoints("a", "y", 5)})
+        kit.health.sync({HealthCheckAddress(V4, two): LocalEndpoints("a", "y", 5)})
         assert await get(one) is None
         assert (await get(two))[1]["X-Load-Balancing-Endpoint-Weight"] == "5"
         # The port goes to another Service without being closed.
-        kit.health.sync({Place(V4, two): LocalEndpoints("b", "z", 1)})
+        kit.health.sync({HealthCheckAddress(V4, two): LocalEndpoints("b", "z", 1)})
         assert b'"name": "z"' in (await get(two))[2]
         assert kit.health._servers[V4, two] is server
         kit.health.sync({})
@@ -119,7 +124,7 @@ def test_ports_open_change_and_close() -> None:
 def test_a_closed_port_is_free_at_once_and_its_connections_end() -> None:
     async def work(kit: Kit) -> None:
         (port,) = free_ports(1)
-        kit.health.sync({Place(V4, port): LocalEndpoints("a", "x", 1)})
+        kit.health.sync({HealthCheckAddress(V4, port): LocalEndpoints("a", "x", 1)})
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET / HTTP/1.1\r\n\r\n")
         await reader.readuntil(b"true\n}")
@@ -138,12 +143,18 @@ def test_a_taken_port_is_told_once_and_tried_again_without_disturbing_others() -
         free, busy = free_ports(2)
         with socket.create_server(("127.0.0.1", busy)):
             kit.health.sync(
-                {Place(V4, busy): LocalEndpoints("shop", "web", 1), Place(V4, free): LocalEndpoints("a", "x", 1)}
+                {
+                    HealthCheckAddress(V4, busy): LocalEndpoints("shop", "web", 1),
+                    HealthCheckAddress(V4, free): LocalEndpoints("a", "x", 1),
+                }
             )
             assert (await get(free))[0] == 200
             await asyncio.sleep(0.1)
             kit.health.sync(
-                {Place(V4, busy): LocalEndpoints("shop", "web", 2), Place(V4, free): LocalEndpoints("a", "x", 1)}
+                {
+                    HealthCheckAddress(V4, busy): LocalEndpoints("shop", "web", 2),
+                    HealthCheckAddress(V4, free): LocalEndpoints("a", "x", 1),
+                }
             )
         ((namespace, name, port, why),) = kit.failures
         assert (namespace, name, port) == ("shop", "web", busy)
@@ -160,7 +171,7 @@ def test_a_taken_port_that_is_not_wanted_any_more_is_left_alone() -> None:
     async def work(kit: Kit) -> None:
         (busy,) = free_ports(1)
         with socket.create_server(("127.0.0.1", busy)):
-            kit.health.sync({Place(V4, busy): LocalEndpoints("shop", "web", 1)})
+            kit.health.sync({HealthCheckAddress(V4, busy): LocalEndpoints("shop", "web", 1)})
             kit.health.sync({})
         await asyncio.sleep(0.1)
         assert await get(busy) is None
@@ -171,7 +182,7 @@ def test_a_taken_port_that_is_not_wanted_any_more_is_left_alone() -> None:
 def test_ports_move_with_the_node_addresses() -> None:
     async def work(kit: Kit) -> None:
         (port,) = free_ports(1)
-        kit.health.sync({Place(V4, port): LocalEndpoints("a", "x", 1)})
+        kit.health.sync({HealthCheckAddress(V4, port): LocalEndpoints("a", "x", 1)})
         assert await get(port, "::1") is None
         kit.health.listen_on({V4: ["127.0.0.2"], V6: ["::1"]})
         assert await get(port) is None
@@ -189,13 +200,18 @@ def test_each_family_has_its_own_port_with_its_own_count(addresses) -> None:
     async def work(kit: Kit) -> None:
         kit.health.listen_on(addresses)
         (port,) = free_ports(1)
-        kit.health.sync({Place(V4, port): LocalEndpoints("a", "x", 2), Place(V6, port): LocalEndpoints("a", "x", 0)})
+        kit.health.sync(
+            {
+                HealthCheckAddress(V4, port): LocalEndpoints("a", "x", 2),
+                HealthCheckAddress(V6, port): LocalEndpoints("a", "x", 0),
+            }
+        )
         answers = [await get(port, host) for host in ("127.0.0.1", "::1")]
         assert [(status, head["X-Load-Balancing-Endpoint-Weight"]) for status, head, _ in answers] == [
             (200, "2"),
             (503, "0"),
         ]
-        kit.health.sync({Place(V6, port): LocalEndpoints("a", "x", 1)})
+        kit.health.sync({HealthCheckAddress(V6, port): LocalEndpoints("a", "x", 1)})
         assert await get(port) is None
         assert (await get(port, "::1"))[0] == 200
         assert kit.failures == []
@@ -207,7 +223,7 @@ def test_networks_that_match_no_address_mean_no_port() -> None:
     async def work(kit: Kit) -> None:
         kit.health.listen_on({V4: [], V6: ["::1"]})
         (port,) = free_ports(1)
-        kit.health.sync({Place(family, port): LocalEndpoints("a", "x", 1) for family in Family})
+        kit.health.sync({HealthCheckAddress(family, port): LocalEndpoints("a", "x", 1) for family in Family})
         assert await get(port) is None
         assert (await get(port, "::1"))[0] == 200
         kit.health.listen_on({V4: ["127.0.0.1"], V6: []})
@@ -221,7 +237,7 @@ def test_nothing_is_opened_before_the_addresses_are_known() -> None:
     async def work(kit: Kit) -> None:
         health = ServiceHealth(lambda: True, lambda *told: kit.failures.append(told))
         (port,) = free_ports(1)
-        health.sync({Place(V4, port): LocalEndpoints("a", "x", 1)})
+        health.sync({HealthCheckAddress(V4, port): LocalEndpoints("a", "x", 1)})
         assert await get(port) is None
         health.listen_on({V4: ["127.0.0.1"]})
         assert (await get(port))[0] == 200

@@ -30,8 +30,8 @@ from kubeproxy.model.planner import Change, Planner
 from kubeproxy.observe import state as module
 from kubeproxy.observe.health import ProxyHealth
 from kubeproxy.observe.http import Request
-from kubeproxy.observe.metrics import Metrics
-from kubeproxy.observe.standing import Standing
+from kubeproxy.observe.metrics import ProxyMetrics
+from kubeproxy.observe.standing import FamilyStanding
 from kubeproxy.observe.state import KernelProgress, ProgrammedState
 from kubeproxy.release import build
 
@@ -75,8 +75,8 @@ class Kit:
     def __init__(self, *objects):
         self.planner = Planner(WORLD)
         self.unapplied = {}
-        self.standings = {family: Standing(family, 900.0, 950.0, 900.0) for family in Family}
-        self.health = ProxyHealth(Metrics(), 30.0, wall_clock=lambda: 1795238047.5)
+        self.standings = {family: FamilyStanding(family, 900.0, 950.0, 900.0) for family in Family}
+        self.health = ProxyHealth(ProxyMetrics(), 30.0, wall_clock=lambda: 1795238047.5)
         self.state = ProgrammedState(
             "nftables",
             self.planner,
@@ -208,7 +208,7 @@ def test_weights_and_who_is_drained():
 def test_the_node():
     kit = Kit(WEB)
     kit.health.updated("IPv4")
-    kit.standings[Family.IPV6] = Standing(Family.IPV6, refusal="no memory")
+    kit.standings[Family.IPV6] = FamilyStanding(Family.IPV6, refusal="no memory")
     page = kit.page("limit=0")
     assert page["version"] == build()
     del page["services"], page["version"], page["unready"]
@@ -282,9 +282,9 @@ def test_states():
     )
 
 
-REFUSED = Standing(Family.IPV4, 900.0, 950.0, refusal="owned by firewalld")
-DIFFERS = Standing(Family.IPV4, 900.0, 950.0, difference="elements were deleted")
-BOTH = Standing(Family.IPV4, 900.0, 950.0, refusal="owned by firewalld", difference="the table is another one")
+REFUSED = FamilyStanding(Family.IPV4, 900.0, 950.0, refusal="owned by firewalld")
+DIFFERS = FamilyStanding(Family.IPV4, 900.0, 950.0, difference="elements were deleted")
+BOTH = FamilyStanding(Family.IPV4, 900.0, 950.0, refusal="owned by firewalld", difference="the table is another one")
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ BOTH = Standing(Family.IPV4, 900.0, 950.0, refusal="owned by firewalld", differe
         (REFUSED, "refused", "IPv4: owned by firewalld"),
         (DIFFERS, "differs", "IPv4: elements were deleted"),
         (BOTH, "refused", "IPv4: owned by firewalld"),
-        (Standing(Family.IPV4, 900.0), "pending", "IPv4: not yet compared with the kernel"),
+        (FamilyStanding(Family.IPV4, 900.0), "pending", "IPv4: not yet compared with the kernel"),
     ],
 )
 def test_nothing_is_programmed_that_the_kernel_is_not_known_to_have(standing, state, reason):
@@ -312,7 +312,7 @@ def test_nothing_is_programmed_that_the_kernel_is_not_known_to_have(standing, st
 
 def test_another_familys_trouble_is_none_of_a_services():
     kit = Kit(WEB, WEB_ENDPOINTS)
-    kit.standings[Family.IPV6] = Standing(Family.IPV6, refusal="no memory")
+    kit.standings[Family.IPV6] = FamilyStanding(Family.IPV6, refusal="no memory")
     assert kit.one()["state"] == "programmed"
 
 
@@ -468,7 +468,7 @@ default/web: programmed, version 7
 
 def test_text_is_for_people():
     kit = Kit(WEB, WEB_ENDPOINTS)
-    kit.standings[Family.IPV6] = Standing(Family.IPV6, refusal="no memory")
+    kit.standings[Family.IPV6] = FamilyStanding(Family.IPV6, refusal="no memory")
     status, text = kit.ask("format=text")
     head, _, rest = text.partition("\n")
     assert status == 200
@@ -487,7 +487,7 @@ def test_names_and_messages_forge_no_lines():
     """An API server's message, or a name that nobody checked, stands where it belongs and in one line."""
     forged = "x\nIPv4: last synced now\x1b[1A\u202e"
     kit = Kit(service("web", version=forged))
-    kit.standings[Family.IPV4] = Standing(Family.IPV4, refusal=forged)
+    kit.standings[Family.IPV4] = FamilyStanding(Family.IPV4, refusal=forged)
     kit.health.ready_when("api", lambda: forged)
     _, text = kit.ask("format=text")
     lines = text.split("\n")

@@ -23,7 +23,7 @@ from kubeproxy.model.objects import (
 )
 from kubeproxy.model.plan import FamilyGlobals, Globals
 from kubeproxy.model.planner import Planner
-from kubeproxy.observe.standing import Standing
+from kubeproxy.observe.standing import FamilyStanding
 from kubeproxy.page import news as module
 from kubeproxy.page.news import MOST_CHANGES, MOST_ROWS, News
 from kubeproxy.page.rows import Rows
@@ -59,7 +59,7 @@ class Node:
         self.now = 0.0
         self.planner = Planner(WORLD)
         self.planner.apply([Replaced("services", ()), Replaced("endpointslices", ())])
-        self.standing = Standing(Family.IPV4, sound_since=1.0)
+        self.standing = FamilyStanding(Family.IPV4, sound_since=1.0)
         self.gone: set[str] = set()
         rows = Rows(self.planner, self._verdict)
         self.news = News(

@@ -12,7 +12,7 @@ from kubeproxy.kernel.proc.processes import Descriptors, ProxyProcess
 from kubeproxy.kernel.route.bridges import Bridge
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
-from kubeproxy.observe.standing import Standing
+from kubeproxy.observe.standing import FamilyStanding
 from kubeproxy.seeing.checks import contact, identity, programming, settings, strangers
 from kubeproxy.seeing.checks.settings import Setting, Way
 from kubeproxy.seeing.finding import Finding, Severity, duration, worst_first
@@ -93,19 +93,22 @@ CASES: dict = {
     "clocks agree": (contact.agreeing(-29.0), []),
     "clock behind": (contact.agreeing(600.0), [(DEGRADED, "this node's clock is 10 minutes behind the API server's")]),
     "clock ahead": (contact.agreeing(-45.0), [(DEGRADED, "this node's clock is 45 seconds ahead of the API server's")]),
-    "sound": (programming.standing([Standing(V4, sound_since=1.0), Standing(V6, sound_since=1.0, queued=3)]), []),
+    "sound": (
+        programming.standing([FamilyStanding(V4, sound_since=1.0), FamilyStanding(V6, sound_since=1.0, queued=3)]),
+        [],
+    ),
     "refused": (
         programming.standing(
-            [Standing(V4, refusal="No space left on device", queued=2), Standing(V6, sound_since=1.0)]
+            [FamilyStanding(V4, refusal="No space left on device", queued=2), FamilyStanding(V6, sound_since=1.0)]
         ),
         [(BROKEN, "the kernel refuses changes of IPv4: No space left on device")],
     ),
     "changed by others": (
-        programming.standing([Standing(V6, difference="the chain services is missing")]),
+        programming.standing([FamilyStanding(V6, difference="the chain services is missing")]),
         [(DEGRADED, "another program changed rules of IPv6: the chain services is missing")],
     ),
     "never sound": (
-        programming.standing([Standing(V4)]),
+        programming.standing([FamilyStanding(V4)]),
         [(DEGRADED, "the kernel was never known to have all of IPv4")],
     ),
     "not ready": (programming.unready({"api": "no list"}), [(BROKEN, "the proxy is not ready: no list")]),

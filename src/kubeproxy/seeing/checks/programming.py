@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from kubeproxy.backends.mode import Trace
 from kubeproxy.model.addresses import Family
-from kubeproxy.observe.standing import Standing
+from kubeproxy.observe.standing import FamilyStanding
 from kubeproxy.release import SAME_BUILD
 from kubeproxy.seeing.finding import Finding, Severity, duration
 
 
-def standing(standings: Iterable[Standing]) -> Iterator[Finding]:
+def standing(standings: Iterable[FamilyStanding]) -> Iterator[Finding]:
     """Look how each family's kernel stands, as the proxy has seen it."""
     for one in standings:
         label = one.family.label

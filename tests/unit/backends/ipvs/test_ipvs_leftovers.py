@@ -12,7 +12,7 @@ from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.ipset import Entry, IpsetError, Ipsets, SetCounts
 from kubeproxy.model.addresses import Family
-from kubeproxy.observe.registry import Counter
+from kubeproxy.observe.registry import CounterMetric
 
 
 def refuse(code):
@@ -72,7 +72,7 @@ def test_a_small_set_gets_room(left):
         servers=None,
         sets=sets,
         monitor=None,
-        restore_failures=Counter(),
+        restore_failures=CounterMetric(),
     )
     try:
         kernel._prepare_set(name, SetId.CLUSTER_IP, SetCounts(1, 65536, 2))

@@ -10,7 +10,7 @@ from kubeproxy.backends.ipvs.layout import scheduler_named
 from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
-from kubeproxy.observe.registry import Counter
+from kubeproxy.observe.registry import CounterMetric
 from support.cluster_objects import world
 
 
@@ -24,7 +24,7 @@ def test_rules_that_iptables_restore_refuses_are_counted(monkeypatch):
             raise error
 
     monkeypatch.setattr(wire.xtables, "restore", restore)
-    failures = Counter()
+    failures = CounterMetric()
     kernel = NodeKernel(family, scheduler_named("rr"), "iptables-nft", None, None, None, failures)
     rules = Rules(family, world())
     kernel.write_rules(rules, (), ())

@@ -12,7 +12,7 @@ from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nftables.counts import Count
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.objects import ServicePort
-from kubeproxy.observe.registry import Registry
+from kubeproxy.observe.registry import MetricRegistry
 from support.nftables_plans import placed, plans_of
 
 V4 = Family.IPV4
@@ -47,7 +47,7 @@ class Proxy:
     def __init__(self, monkeypatch, **plans):
         self.now = 1000.0
         monkeypatch.setattr(counting.time, "monotonic", lambda: self.now)
-        self.kernel, self.registry = Kernel(), Registry()
+        self.kernel, self.registry = Kernel(), MetricRegistry()
         self.counting = Counting(V4, self.kernel, ConnectionMetrics(self.registry))
         self.placed = {("default", name): tuple(placed(found)) for name, found in plans.items()}
 

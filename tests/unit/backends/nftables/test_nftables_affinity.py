@@ -6,7 +6,7 @@ from kubeproxy.backends.nftables.affinity import ClientGauges
 from kubeproxy.backends.nftables.ruleset import AFFINITY_CLIENTS
 from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import ClientIPConfig, EndpointPort, ServicePort, SessionAffinityConfig
-from kubeproxy.observe.registry import Registry, number_text
+from kubeproxy.observe.registry import MetricRegistry, number_text
 from support.cluster_objects import HERE, endpoint, parsed, service
 from support.nftables_ground import resync, sync
 from support.nftables_plans import EVERYTHING, V4, WORLD, plans_of, sticky
@@ -49,7 +49,7 @@ def test_clients_stay_with_their_endpoint_when_it_moves_to_another_slot(ground):
 
 
 def test_metrics_say_how_full_the_fullest_set_of_clients_is(ground):
-    backend, registry = ground.start(), Registry()
+    backend, registry = ground.start(), MetricRegistry()
     gauges, table = ClientGauges(registry), ground.table(V4)
     gauges.look(table)
     resync(backend, {("default", "a"): sticky("a", 1, 2, seconds=3000)})
