@@ -38,7 +38,7 @@ from kubeproxy.model.addresses import Family, family_of, pack, place_text, unpac
 from kubeproxy.model.plan import FamilyGlobals
 from kubeproxy.release import build
 from kubeproxy.seeing.checks import contact, identity, programming, settings, strangers
-from kubeproxy.seeing.finding import Finding, Severity, worst_first
+from kubeproxy.seeing.finding import Diagnosis, Severity, worst_first
 
 GREETING_PATIENCE = 1.0
 """Seconds that the API server may take: a healthy node is looked at within two."""
@@ -50,7 +50,7 @@ _OUTRANKED = ("hostnameOverride:", "logging.")
 """Fields for which flags may stand before the file."""
 
 
-class Node(Struct, frozen=True):
+class CheckedNode(Struct, frozen=True):
     """Whom to look at: the proxy's facts, None if none answers, and its number in our view, 0 for none.
 
     `running` says whether the facts are those of a proxy that runs, and not of a stand-in that only reads objects.
@@ -95,13 +95,13 @@ class Node(Struct, frozen=True):
         return seen if self.pid and text.startswith("/") and seen.exists() else Path(text)
 
 
-class Report(Struct):
+class Checkup(Struct):
     """What is wrong, worst first, and what could not be looked at, in sentences."""
 
-    findings: list[Finding]
+    findings: list[Diagnosis]
     unknown: list[str]
 
-    def look(self, what: str, findings: Callable[[], Iterable[Finding]]) -> bool:
+    def look(self, what: str, findings: Callable[[], Iterable[Diagnosis]]) -> bool:
         """Take findings in; return whether there are any."""
         try:
             seen = list(findings())
@@ -112,9 +112,9 @@ class Report(Struct):
         return bool(seen)
 
 
-def look_at(node: Node) -> Report:
+def look_at(node: CheckedNode) -> Checkup:
     """Look at everything."""
-    report = Report([], [])
+    report = Checkup([], [])
     if node.facts is not None:
         _look_at_proxy(report, node, node.facts)
     _look_at_way(report, node)
@@ -126,7 +126,7 @@ def look_at(node: Node) -> Report:
     return report
 
 
-def look_at_way(node: Node) -> Report:
+def look_at_way(node: CheckedNode) -> Checkup:
     """Look at what else decides about a connection that the proxy forwards, and at what it knows."""
     report = look_at_knowledge(node)
     _look_at_way(report, node)
@@ -134,9 +134,9 @@ def look_at_way(node: Node) -> Report:
     return report
 
 
-def look_at_knowledge(node: Node) -> Report:
+def look_at_knowledge(node: CheckedNode) -> Checkup:
     """Look whether what the proxy knows is old, and whether the kernel takes it."""
-    report = Report([], [])
+    report = Checkup([], [])
     if node.facts is not None:
         facts, reach = node.facts, node.facts.reach
         standings = [one for one in facts.standings if node.concerns(one.family)]
@@ -146,11 +146,11 @@ def look_at_knowledge(node: Node) -> Report:
     return report
 
 
-def look_at_answer(node: Node) -> Report:
+def look_at_answer(node: CheckedNode) -> Checkup:
     """Look at what a connection meets that the proxy does not forward: what it knows, and what others left for it."""
     report = look_at_knowledge(node)
 
-    def left() -> Iterator[Finding]:
+    def left() -> Iterator[Diagnosis]:
         chains = firewalls.chains()
         return _left(node, Sight(chains, firewalls.iptables_chains(chains)))
 
@@ -158,7 +158,7 @@ def look_at_answer(node: Node) -> Report:
     return report
 
 
-def _look_at_way(report: Report, node: Node) -> None:
+def _look_at_way(report: Checkup, node: CheckedNode) -> None:
     try:
         chains = firewalls.chains()
         sight = Sight(chains, firewalls.iptables_chains(chains))
@@ -174,7 +174,7 @@ def _look_at_way(report: Report, node: Node) -> None:
     report.look("conntrack", _conntrack)
 
 
-def _look_at_proxy(report: Report, node: Node, facts: Facts) -> None:
+def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts) -> None:
     covered = set()
     if facts.reach is not None:
         reach = facts.reach
@@ -203,7 +203,7 @@ def _look_at_proxy(report: Report, node: Node, facts: Facts) -> None:
 # -- the API server ----------------------------------------------------------------------------------------------------
 
 
-def _greeted(node: Node, reach: Reach) -> Iterator[Finding]:
+def _greeted(node: CheckedNode, reach: Reach) -> Iterator[Diagnosis]:
     assert node.facts is not None  # noqa: S101 - who calls has a proxy
     path = node.config.client_connection.kubeconfig
     cluster = load_cluster(str(node.path(path)) if path else "", node.facts.master)
@@ -224,7 +224,7 @@ def _greeted(node: Node, reach: Reach) -> Iterator[Finding]:
         yield from contact.agreeing(greeting.ahead)
 
 
-def _registered(node: Node, facts: Facts) -> Iterator[Finding]:
+def _registered(node: CheckedNode, facts: Facts) -> Iterator[Diagnosis]:
     yield from identity.registered(facts.node, facts.world.node_name, socket.gethostname().lower())
     if facts.node is not None:
         local = host.packed_local_addresses(tuple(Family), modes.interfaces())
@@ -235,7 +235,7 @@ def _registered(node: Node, facts: Facts) -> Iterator[Finding]:
 # -- the proxy ---------------------------------------------------------------------------------------------------------
 
 
-def _configured(node: Node, path: str) -> Iterator[Finding]:
+def _configured(node: CheckedNode, path: str) -> Iterator[Diagnosis]:
     try:
         config, _ = read_text(node.path(path).read_text(encoding="utf-8"))
     except (ConfigError, UnicodeDecodeError) as error:
@@ -247,7 +247,7 @@ def _configured(node: Node, path: str) -> Iterator[Finding]:
         yield from identity.configured(path, "", lines)
 
 
-def _ports(node: Node) -> Iterator[identity.Port]:
+def _ports(node: CheckedNode) -> Iterator[identity.ListeningPort]:
     listened = [one for family in Family for one in listening(family, socket.IPPROTO_TCP)]
     fields = (
         ("healthzBindAddress", node.config.healthz_bind_address),
@@ -259,10 +259,10 @@ def _ports(node: Node) -> Iterator[identity.Port]:
             number = int(place[1])
             bound = any(one.port == number for one in listened)
             who = holder(number, "kube-proxy") if bound else None
-            yield identity.Port(field, address, bound, (who.pid, who.command) if who is not None else None)
+            yield identity.ListeningPort(field, address, bound, (who.pid, who.command) if who is not None else None)
 
 
-def _able(node: Node) -> Iterator[Finding]:
+def _able(node: CheckedNode) -> Iterator[Diagnosis]:
     bind = pack(node.config.bind_address) or b""
     primary = family_of(bind) if any(bind) else None
     look = partial(node.mode.operations().look, node.config)
@@ -277,7 +277,7 @@ def _able(node: Node) -> Iterator[Finding]:
 # -- other programs ----------------------------------------------------------------------------------------------------
 
 
-def _rules(node: Node, sight: Sight) -> Iterator[Finding]:
+def _rules(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
     if node.running:
         traces = node.mode.traces(sight)
         yield from programming.there(traces, node.families, node.mode.name)
@@ -298,7 +298,7 @@ def _rules(node: Node, sight: Sight) -> Iterator[Finding]:
     yield from strangers.firewalls(filters, node.mode.flows_end, bool(node.mode.interface))
 
 
-def _left(node: Node, sight: Sight) -> Iterator[Finding]:
+def _left(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
     """Look for what other kube-proxies left: for one connection, what has rules for it."""
     owns, aim = node.mode.operations().owns, next(iter(node.early.values()), None)
     left = [] if node.running else node.mode.traces(sight)
@@ -314,7 +314,7 @@ def _left(node: Node, sight: Sight) -> Iterator[Finding]:
     yield from twice
 
 
-def _other_proxies(node: Node) -> Iterator[Finding]:
+def _other_proxies(node: CheckedNode) -> Iterator[Diagnosis]:
     if node.running:
         others = [process for process in processes.proxies() if process.pid != node.pid]
         yield from strangers.second([(process, _mode_of(process)) for process in others], node.mode.name)
@@ -335,12 +335,12 @@ def _mode_of(process: processes.ProxyProcess) -> str:
 # -- the node ----------------------------------------------------------------------------------------------------------
 
 
-def _forwarding(node: Node) -> list[settings.Setting]:
+def _forwarding(node: CheckedNode) -> list[settings.Setting]:
     keys = [settings.FORWARDING[family] for family in node.families]
     return [settings.Setting(key, 1, _number(key)) for key in keys]
 
 
-def _entrances(node: Node) -> Iterator[Finding]:
+def _entrances(node: CheckedNode) -> Iterator[Diagnosis]:
     """Look at interfaces that do not forward: those of one connection, or all.
 
     Linux asks the interface by which a packet comes in for IPv4, and for IPv6 all of them together
@@ -367,7 +367,7 @@ def _entrances(node: Node) -> Iterator[Finding]:
     yield from settings.entrances([name for name in closed if name not in served], Severity.NOTE)
 
 
-def _served(node: Node) -> frozenset[str]:
+def _served(node: CheckedNode) -> frozenset[str]:
     """Return interfaces with an address of the Node or of pods, and those that have none, but a route (to a pod)."""
     addresses = local_addresses(Family.IPV4)
     parts = [part for family, part in node.parts if family is Family.IPV4]
@@ -376,7 +376,7 @@ def _served(node: Node) -> frozenset[str]:
     return frozenset(known | routed - {one.interface for one in addresses})
 
 
-def _sysctls(node: Node) -> Iterator[Finding]:
+def _sysctls(node: CheckedNode) -> Iterator[Diagnosis]:
     if not node.running:
         return  # nobody has set the others
     wanted = [*host.conntrack_sysctls(node.config.conntrack), *node.mode.operations().sysctls(node.config)]
@@ -396,17 +396,17 @@ def _number(key: str) -> int | None:
         return None
 
 
-def _conntrack() -> Iterator[Finding]:
+def _conntrack() -> Iterator[Diagnosis]:
     count, limit = int(read_sysctl("net/netfilter/nf_conntrack_count")), int(read_sysctl(NF_CONNTRACK_MAX))
     return settings.filled(settings.tracked(count, limit), "conntrack")
 
 
-def _rooms(node: Node) -> Iterator[Finding]:
+def _rooms(node: CheckedNode) -> Iterator[Diagnosis]:
     for room in node.mode.operations().rooms(node.families):
         yield from settings.filled(room, "room")
 
 
-def _ways(node: Node) -> Iterator[settings.Way]:
+def _ways(node: CheckedNode) -> Iterator[settings.InterfacePath]:
     """Yield the interfaces by which clients of other networks may come, where packets are filtered strictly."""
     part = node.facts.world.ipv4 if node.facts is not None else None
     inner = modes.interfaces() | {bridge.name for bridge in bridges()} | {"lo"}
@@ -420,10 +420,10 @@ def _ways(node: Node) -> Iterator[settings.Way]:
         if filtering == settings.STRICT:
             out = way_out(address.ip, _ELSEWHERE)
             is_node = address.ip in part.node_ips
-            yield settings.Way(address.interface, unpack(address.ip), filtering, out, is_node)
+            yield settings.InterfacePath(address.interface, unpack(address.ip), filtering, out, is_node)
 
 
-def _bridges(node: Node) -> Iterator[Finding]:
+def _bridges(node: CheckedNode) -> Iterator[Diagnosis]:
     of_pods = [
         (address.interface, family)
         for family, part in node.parts

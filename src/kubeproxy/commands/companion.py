@@ -22,17 +22,17 @@ import msgspec
 from kubeproxy import host, modes
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.commands import UNKNOWN, YES, doctor, why
-from kubeproxy.commands.sampling import Budget, Sampled
+from kubeproxy.commands.sampling import ProcessorShare, Sampled
 from kubeproxy.commands.source import knowing, source
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel.conntrack.events import BEGINNINGS, NOT_ANNOUNCED, Events, announced
 from kubeproxy.kernel.conntrack.tracked import Wanted
 from kubeproxy.model.addresses import Family
-from kubeproxy.page.wire import COMPLETE, Fronts, Node
+from kubeproxy.page.wire import COMPLETE, FollowedNode, Fronts
 from kubeproxy.seeing.beginnings import Beginnings
 from kubeproxy.seeing.owners import Owners, nodeport_addresses
 
-PAGE: Final = Budget(0.01, 0.003)
+PAGE: Final = ProcessorShare(0.01, 0.003)
 """What following connections may take of a processor, for people who only look on."""
 _EACH: Final = 1.0
 """Seconds between two lines of flows."""
@@ -113,7 +113,7 @@ class Lines:
 
 def _flows(lines: Lines) -> None:
     """Follow beginnings. Raises EOFError at the end of the lines, and ApplyError."""
-    node = msgspec.json.decode(lines.next(), type=Node)
+    node = msgspec.json.decode(lines.next(), type=FollowedNode)
     mode = modes.named(node.mode)
     asked = {Family(number): given for number, given in node.nodeports.items()}
     owners = Owners(nodeport_addresses(asked, host.packed_local_addresses(tuple(Family), modes.interfaces())))

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from kubeproxy import modes
 from kubeproxy.commands import NO, UNKNOWN, YES, output
-from kubeproxy.commands.checkup import Node, Report, look_at
+from kubeproxy.commands.checkup import CheckedNode, Checkup, look_at
 from kubeproxy.commands.source import Running, Source, UnreadError, source
 from kubeproxy.config.options import build_options
 from kubeproxy.config.pflag import parse
@@ -23,7 +23,7 @@ from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ConfigError, KubeProxyError
 from kubeproxy.kernel.proc import processes
 from kubeproxy.seeing.checks import identity
-from kubeproxy.seeing.finding import Finding, Severity
+from kubeproxy.seeing.finding import Diagnosis, Severity
 
 _MARKS = {Severity.BROKEN: output.BAD, Severity.DEGRADED: output.BAD, Severity.NOTE: output.NOTE}
 _UNSEEN = "?"
@@ -42,9 +42,9 @@ def run(given: argparse.Namespace) -> int:
     return UNKNOWN if report.unknown else YES
 
 
-def examine(given: argparse.Namespace) -> tuple[Node, Report]:
+def examine(given: argparse.Namespace) -> tuple[CheckedNode, Checkup]:
     """Look; return at whom, and what was found."""
-    before: list[Finding] = []
+    before: list[Diagnosis] = []
     silence = ""
     try:
         asked = source(given)
@@ -57,7 +57,7 @@ def examine(given: argparse.Namespace) -> tuple[Node, Report]:
             config = _meant(given)
         except ConfigError as mistake:
             before += identity.configured(given.config or "the flags", str(mistake), ())
-        node = Node(None, 0, modes.named(config.active_mode), config)
+        node = CheckedNode(None, 0, modes.named(config.active_mode), config)
     report = look_at(node)
     report.findings = [*before, *report.findings]
     if silence:
@@ -69,7 +69,7 @@ def examine(given: argparse.Namespace) -> tuple[Node, Report]:
     return node, report
 
 
-def answer(node: Node, report: Report) -> dict[str, object]:
+def answer(node: CheckedNode, report: Checkup) -> dict[str, object]:
     """Return what was found for programs."""
     return {
         "mode": node.mode.name,
@@ -79,12 +79,12 @@ def answer(node: Node, report: Report) -> dict[str, object]:
     }
 
 
-def of_proxy(asked: Source) -> Node:
+def of_proxy(asked: Source) -> CheckedNode:
     """Return what is to be looked at on the node of a proxy. Raises KubeProxyError."""
     facts = asked.facts()
     config = facts.configuration()
     pid = asked.client.pid() if isinstance(asked, Running) else 0
-    return Node(facts, pid, modes.named(facts.mode), config, asked.running)
+    return CheckedNode(facts, pid, modes.named(facts.mode), config, asked.running)
 
 
 def _unasked() -> str:
@@ -101,7 +101,7 @@ def _meant(given: argparse.Namespace) -> KubeProxyConfiguration:
     return build_options(parse([f"--{name}={value}" for name, value in flags.items() if value])).config
 
 
-def _print(given: argparse.Namespace, node: Node, report: Report) -> None:
+def _print(given: argparse.Namespace, node: CheckedNode, report: Checkup) -> None:
     wrong = [finding for finding in report.findings if finding.is_wrong]
     if given.output == "json":
         output.json(answer(node, report))
@@ -125,7 +125,7 @@ def _print(given: argparse.Namespace, node: Node, report: Report) -> None:
         output.marked(_UNSEEN, text)
 
 
-def row(finding: Finding) -> dict[str, str]:
+def row(finding: Diagnosis) -> dict[str, str]:
     """Return a finding for programs."""
     return {
         "severity": finding.severity.name.lower(),

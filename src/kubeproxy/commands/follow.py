@@ -27,7 +27,7 @@ _RENEWAL_SHARE = 0.05
 """How much of the time may go into asking."""
 
 
-class Line(Struct, frozen=True, omit_defaults=True, rename="camel"):
+class FlowEvent(Struct, frozen=True, omit_defaults=True, rename="camel"):
     """A beginning or an end. `time` is RFC 3339, `seconds` how long it lasted, None if nobody saw it begin."""
 
     time: str
@@ -139,7 +139,7 @@ class Follower:
         self._known = known
         self._began: dict[bytes, float] = {}
 
-    def line(self, event: Event) -> Line | None:
+    def line(self, event: Event) -> FlowEvent | None:
         """Return what an event says, None if it is not about a Service that is followed."""
         entry, known = event.entry, self._known
         port = known.port(entry.target)
@@ -155,7 +155,7 @@ class Follower:
             self._began[entry.mark] = now
             if len(self._began) > MOST_REMEMBERED:
                 del self._began[next(iter(self._began))]
-        return Line(
+        return FlowEvent(
             datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds"),
             "end" if event.ended else "begin",
             port.service,

@@ -36,7 +36,7 @@ from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.plan import Globals
 from kubeproxy.model.planner import Planner
 from kubeproxy.model.world import Settings, Surroundings, build, pod_cidrs, primary_family
-from kubeproxy.seeing.changes import Local, Shift, Side, known_pods, lasting, remarks, shifts
+from kubeproxy.seeing.changes import ConfiguredNode, Local, Shift, known_pods, lasting, remarks, shifts
 
 _OF_ALL = frozenset({"config", "kubeconfig", "hostname-override", "proxy-mode"})
 """Flags that every command has."""
@@ -127,7 +127,7 @@ def _outlook(asked: Source, facts: Facts, now: KubeProxyConfiguration, new: Kube
             planner.adopt(services, {each.name: each.slices} if each.slices else {})
     before.take()
     after.take()
-    sides = Side(before, old_mode.habits), Side(after, mode.habits)
+    sides = ConfiguredNode(before, old_mode.habits), ConfiguredNode(after, mode.habits)
     same = mode.name == old_mode.name
     node = [*alone, *_sysctls(mode, new), *_written(old_mode, mode, before, after, local)]
     if not same:

@@ -24,14 +24,14 @@ from kubeproxy.seeing.why import THIS_NODE, Explained, Why
 _SHOWN = 10
 
 
-class Line(Struct, frozen=True):
+class MarkedLine(Struct, frozen=True):
     """A line for people, and its mark (see commands.output)."""
 
     mark: str
     text: str
 
 
-def look(asked: Source, explained: Explained) -> tuple[Line, ...]:
+def look(asked: Source, explained: Explained) -> tuple[MarkedLine, ...]:
     """Read what the kernel has for the Service of an answer, which has a plan. Raises KubeProxyError."""
     assert explained.plan is not None  # noqa: S101 - the caller looked
     key, facts = explained.plan.key, asked.facts()
@@ -39,9 +39,9 @@ def look(asked: Source, explained: Explained) -> tuple[Line, ...]:
         with examiners(facts, [key.family]) as kernel:
             seen = look_at(asked.services, kernel, [(key.namespace, key.name)])
     except (ApplyError, Unsupported) as error:
-        return (Line(output.NOTE, f"what the kernel has could not be read: {error}"),)
+        return (MarkedLine(output.NOTE, f"what the kernel has could not be read: {error}"),)
     if seen.on_their_way or seen.restless:
-        return (Line(output.NOTE, f"a change of {key.namespace}/{key.name} is on its way into the kernel"),)
+        return (MarkedLine(output.NOTE, f"a change of {key.namespace}/{key.name} is on its way into the kernel"),)
     return tuple(_lines(explained.why, facts, seen.findings))
 
 
@@ -65,36 +65,38 @@ def remembered(asked: Source, explained: Explained) -> str | None:
     return next((one.address for one in why.endpoints if one.address in found), "") if telling else None
 
 
-def affinity(why: Why, kept: str | None) -> Iterator[Line]:
+def affinity(why: Why, kept: str | None) -> Iterator[MarkedLine]:
     """Say where session affinity keeps a client, as `remembered` returned it."""
     if kept:
-        yield Line(output.OK, f"session affinity keeps this client at {kept} (read now)")
+        yield MarkedLine(output.OK, f"session affinity keeps this client at {kept} (read now)")
     elif kept is not None:
-        yield Line(output.NOTE, "session affinity keeps this client at no endpoint yet (read now)")
+        yield MarkedLine(output.NOTE, "session affinity keeps this client at no endpoint yet (read now)")
     elif why.forwarded and why.affinity:
-        yield Line(output.NOTE, "a client that session affinity keeps at one of these endpoints gets that one alone")
+        yield MarkedLine(
+            output.NOTE, "a client that session affinity keeps at one of these endpoints gets that one alone"
+        )
 
 
-def fixes(lines: Sequence[Line]) -> Iterator[str]:
+def fixes(lines: Sequence[MarkedLine]) -> Iterator[str]:
     """Yield what would help the kernel."""
     if any(line.mark == output.BAD for line in lines):
         yield REPAIR
 
 
-def _lines(why: Why, facts: Facts, findings: Sequence[Finding]) -> Iterator[Line]:
+def _lines(why: Why, facts: Facts, findings: Sequence[Finding]) -> Iterator[MarkedLine]:
     lacking = {f"{finding.what} " for finding in findings if finding.kind is Kind.MISSING}
     count = len(why.endpoints)
     there = sum(not any(f"endpoint {one.address} " in what for what in lacking) for one in why.endpoints)
     mark = output.BAD if findings else output.OK
     if not count:
         words = "is not what the kernel has" if findings else "is what the kernel has"
-        yield Line(mark, f"{why.outcome} {words} (read now)")
+        yield MarkedLine(mark, f"{why.outcome} {words} (read now)")
     elif modes.named(facts.mode).flows_end is FlowsEnd.PROXY:
         words = "do not lead" if findings else "lead"
-        yield Line(mark, f"the kernel's rules {words} to the proxy's listener as planned (read now)")
+        yield MarkedLine(mark, f"the kernel's rules {words} to the proxy's listener as planned (read now)")
     else:
-        yield Line(mark, f"{there} of {count} ready endpoints are in the kernel (read now)")
+        yield MarkedLine(mark, f"{there} of {count} ready endpoints are in the kernel (read now)")
     for finding in findings[:_SHOWN]:
-        yield Line(output.BAD, text(finding))
+        yield MarkedLine(output.BAD, text(finding))
     if len(findings) > _SHOWN:
-        yield Line(output.NOTE, f"and {len(findings) - _SHOWN} more differences; kube-proxy verify has them")
+        yield MarkedLine(output.NOTE, f"and {len(findings) - _SHOWN} more differences; kube-proxy verify has them")

@@ -41,7 +41,7 @@ class Probe(Struct, frozen=True, rename="camel"):
         return bool(self.problem)
 
 
-class Line(Struct, frozen=True):
+class ProbeResult(Struct, frozen=True):
     """A line for people."""
 
     text: str
@@ -60,16 +60,16 @@ def all_of(endpoints: Sequence[Target], protocol: int) -> tuple[Probe, ...]:
         return tuple(pool.map(attempt, chosen))
 
 
-def lines(probes: Sequence[Probe]) -> Iterator[Line]:
+def lines(probes: Sequence[Probe]) -> Iterator[ProbeResult]:
     """Yield what to print: those that were reached in one line, each other one in its own."""
     reached = [one for one in probes if not one.failed]
     if reached:
         each = ", ".join(f"{one.address} {one.seconds * 1000:.1f} ms" for one in reached)
         what = "TCP" if reached[0].protocol == "TCP" else "UDP (nothing refused it)"
-        yield Line(f"{what} from this node: {each}", failed=False)
+        yield ProbeResult(f"{what} from this node: {each}", failed=False)
     for one in probes:
         if one.failed:
-            yield Line(f"{one.protocol} from this node to {one.address}: {one.problem}", failed=True)
+            yield ProbeResult(f"{one.protocol} from this node to {one.address}: {one.problem}", failed=True)
 
 
 def fixes(probes: Sequence[Probe]) -> Iterator[str]:

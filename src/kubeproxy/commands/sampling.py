@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from kubeproxy.kernel.conntrack.events import Event, Events
 
 
-class Budget(NamedTuple):
+class ProcessorShare(NamedTuple):
     """Shares of one processor: above `busy` only every other connection is heard of that was before, below `idle`
     twice as many are.
     """
@@ -22,7 +22,7 @@ class Budget(NamedTuple):
     idle: float
 
 
-COMMAND: Final = Budget(0.4, 0.12)
+COMMAND: Final = ProcessorShare(0.4, 0.12)
 """What somebody may use who runs a command and waits for it."""
 LOOK: Final = 0.25
 """Seconds between looks at the processor's time."""
@@ -37,7 +37,7 @@ class Sampled:
         events: Events,
         changed: Callable[[int], None] = lambda _: None,
         spent: Callable[[], float] = time.process_time,
-        budget: Budget = COMMAND,
+        budget: ProcessorShare = COMMAND,
     ) -> None:
         self._events = events
         self._changed = changed

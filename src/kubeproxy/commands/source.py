@@ -11,7 +11,7 @@ from kubeproxy.control.client import Client, NoAnswerError
 from kubeproxy.control.wire import Facts, ProgrammedService
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.seeing.checks import contact
-from kubeproxy.seeing.finding import Finding
+from kubeproxy.seeing.finding import Diagnosis
 from kubeproxy.seeing.why import Explained
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class UnreadError(NoAnswerError):
     """The objects cannot be read; `finding` says why, and what mends it."""
 
-    def __init__(self, finding: Finding) -> None:
+    def __init__(self, finding: Diagnosis) -> None:
         super().__init__(f"{finding.what}. Fix: {finding.fix}")
         self.finding = finding
 

@@ -25,7 +25,7 @@ from kubeproxy.kernel.nftables.trace import OUTPUT, PREROUTING, REQUESTS, Flow, 
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import PROTOCOLS, destination_text, unpack
 from kubeproxy.model.answer import Packet
-from kubeproxy.seeing.journey import DROP, LEFT, Journey, RuleKey, Ruleset, Served, Verdict, journeys, verdict
+from kubeproxy.seeing.journey import DROP, LEFT, Journey, KnownRules, RuleKey, TracedReply, Verdict, journeys, verdict
 
 MOST_STEPS = 20_000
 """Steps that are kept; a packet meets 10 to 100."""
@@ -48,7 +48,7 @@ class Traced(Struct, frozen=True, rename="camel"):
     """
 
     journeys: tuple[Journey, ...]
-    served: tuple[Served, ...]
+    served: tuple[TracedReply, ...]
     verdict: Verdict
     lost: int
     legacy: int
@@ -58,7 +58,7 @@ def look(packet: Packet, limits: Limits, mode: Mode | None) -> Traced:
     """Follow packets of a flow; `mode` is the running proxy's, None if none says so. Raises KubeProxyError."""
     heard = _listen(packet, limits)
     decision = partial(_decision, mode)
-    ruleset = Ruleset(_texts(heard.steps, decision), heard.base_chains, decision)
+    ruleset = KnownRules(_texts(heard.steps, decision), heard.base_chains, decision)
     found = tuple(journeys(heard.steps, ruleset, heard.table))
     served = tuple(_served(packet, found))
     proxied = mode is not None and mode.flows_end is FlowsEnd.PROXY
@@ -147,14 +147,14 @@ def _texts(steps: Sequence[Step], decision: Callable[[str, str], str | None]) ->
     return texts
 
 
-def _served(packet: Packet, found: Sequence[Journey]) -> list[Served]:
+def _served(packet: Packet, found: Sequence[Journey]) -> list[TracedReply]:
     """Return what connection tracking has of the traced connections."""
     clients = {one.source for one in found if one.direction == "request"}
     target = target_of(packet.destination, packet.protocol, packet.port)
     family = 2 if len(packet.destination) == 4 else 10
     with Netlink.open(NETLINK_NETFILTER) as link:
         return [
-            Served(destination_text(entry.server), entry.answered)
+            TracedReply(destination_text(entry.server), entry.answered)
             for entry in entries_to(link, family, packet.protocol, packet.port)
             if entry.target == target and destination_text(entry.client) in clients
         ]

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from kubeproxy import host, modes
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.commands import NO, UNKNOWN, YES, doctor, output, present, probe
-from kubeproxy.commands.checkup import Node, Report, look_at_answer, look_at_way
+from kubeproxy.commands.checkup import CheckedNode, Checkup, look_at_answer, look_at_way
 from kubeproxy.commands.source import Source, knowing, source
 from kubeproxy.kernel.nftables.chains import HOOKS
 from kubeproxy.kernel.rule_walk import Aim
@@ -70,8 +70,8 @@ class Told(Struct, frozen=True):
     """
 
     why: Why
-    held: tuple[present.Line, ...] = ()
-    around: Report = field(default_factory=lambda: Report([], []))
+    held: tuple[present.MarkedLine, ...] = ()
+    around: Checkup = field(default_factory=lambda: Checkup([], []))
     probes: tuple[probe.Probe, ...] = ()
 
     @property
@@ -81,16 +81,16 @@ class Told(Struct, frozen=True):
         return self.why.heading + ", but not all is well (x)" * wrong
 
     @property
-    def lines(self) -> Iterator[present.Line]:
+    def lines(self) -> Iterator[present.MarkedLine]:
         """What was looked at, in lines."""
         yield from self.held
         for finding in self.around.findings:
             mark = output.BAD if finding.stops_connections else output.NOTE
-            yield present.Line(mark, f"{finding.what}: {finding.why}")
+            yield present.MarkedLine(mark, f"{finding.what}: {finding.why}")
         for text in self.around.unknown:
-            yield present.Line(output.NOTE, f"could not be looked at: {text}")
+            yield present.MarkedLine(output.NOTE, f"could not be looked at: {text}")
         for line in probe.lines(self.probes):
-            yield present.Line(output.BAD if line.failed else output.OK, line.text)
+            yield present.MarkedLine(output.BAD if line.failed else output.OK, line.text)
 
     @property
     def fixes(self) -> list[str]:
@@ -141,7 +141,7 @@ def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) 
     return Told(why, (*held, *present.look(asked, explained)), around, probes)
 
 
-def _way(asked: Source, why: Why) -> Node:
+def _way(asked: Source, why: Why) -> CheckedNode:
     """Return what is to be looked at for a connection: what begins or ends on the node is not forwarded by it.
 
     Where connections end at the proxy, its own ones to the endpoints begin here.

@@ -13,7 +13,7 @@ import msgspec
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.planner import Change, Planner
 from kubeproxy.page.companion import Companion
-from kubeproxy.page.wire import COMPLETE, Fronts, Node
+from kubeproxy.page.wire import COMPLETE, FollowedNode, Fronts
 from kubeproxy.seeing.owners import Keys, keys_by_port
 from kubeproxy.turns import in_turns
 
@@ -93,7 +93,7 @@ class Flows:
         planner = self._planner
         parts = {family: planner.world.of(family) for family in planner.world.families}
         nodeports = {int(family): ours.nodeport_ips for family, ours in parts.items() if ours is not None}
-        yield msgspec.json.encode(Node(self._mode, nodeports)) + b"\n"
+        yield msgspec.json.encode(FollowedNode(self._mode, nodeports)) + b"\n"
         names = list(planner.compiled)
         for start in range(0, len(names), _STEP):
             yield b"".join(

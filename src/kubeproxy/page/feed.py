@@ -46,7 +46,7 @@ def event(kind: str, data: bytes) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
 
-class Page:
+class OpenPage:
     """An open page: what it was not sent yet, and whether it skipped something."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Feed:
         self._facts = facts
         self._listen = listen
         self._looks = looks(self.tell)
-        self._pages: set[Page] = set()
+        self._pages: set[OpenPage] = set()
         self._stirred = asyncio.Event()
         self._kept: dict[str, bytes] = {}
         self._pending: dict[str, bytes] = {}
@@ -114,7 +114,7 @@ class Feed:
         """Yield what a page is sent, for as long as it is open."""
         if self.is_full:
             return
-        page = Page()
+        page = OpenPage()
         self._pages.add(page)
         self._open()
         try:

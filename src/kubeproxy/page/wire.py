@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import Struct
 
 
-class Node(Struct, frozen=True):
+class FollowedNode(Struct, frozen=True):
     """The first line: the mode, and the packed addresses of NodePorts by family's number, None for all local ones."""
 
     mode: str

@@ -35,14 +35,14 @@ _NOTHING: Final = "not answered by Services"
 _WORDS: Final = {Outcome.NOT_OURS: _NOTHING, Outcome.DROPPED: "dropped without an answer"}
 
 
-class Side(NamedTuple):
+class ConfiguredNode(NamedTuple):
     """The node as one configuration makes it: its plans, compiled, and the habits of its mode."""
 
     planner: Planner
     habits: Habits
 
 
-class Client(NamedTuple):
+class ClientKind(NamedTuple):
     """Who connects: in words, from which address (None for this node's own), by which interface."""
 
     words: str
@@ -103,7 +103,7 @@ def known_pods(slices: Iterable[Slice], cidrs: Iterable[str], node: str, local: 
     return [*named, *(KnownPod(_late(network), cidr, node) for cidr, network in networks if network)]
 
 
-def shifts(before: Side, after: Side, local: Local, pods: Sequence[KnownPod] = ()) -> list[Shift]:
+def shifts(before: ConfiguredNode, after: ConfiguredNode, local: Local, pods: Sequence[KnownPod] = ()) -> list[Shift]:
     """Return what changes for clients; `pods` are such, as far as they are known."""
     found: dict[tuple[str, str, str, str], dict[str, None]] = {}
     indices = Index(before.planner), Index(after.planner)
@@ -129,7 +129,7 @@ def _folded(found: Mapping[tuple[str, str, str, str], Iterable[str]]) -> list[Sh
     return [Shift(tuple(places), who, old, new, names) for (who, old, new, names), places in folded.items()]
 
 
-def _met(side: Side, packet: Packet, here: set[bytes], index: Index) -> _Met:
+def _met(side: ConfiguredNode, packet: Packet, here: set[bytes], index: Index) -> _Met:
     made = answer(side.planner, packet, here, side.habits, index)
     if made.outcome is not Outcome.FORWARDED:
         return _Met(_WORDS.get(made.outcome, made.outcome.value))
@@ -141,8 +141,8 @@ def _met(side: Side, packet: Packet, here: set[bytes], index: Index) -> _Met:
 
 
 def _questions(
-    name: ServiceName, sides: Iterable[Side], clients: Mapping[Family, Sequence[Client]], local: Local
-) -> Iterator[tuple[str, Client, Packet]]:
+    name: ServiceName, sides: Iterable[ConfiguredNode], clients: Mapping[Family, Sequence[ClientKind]], local: Local
+) -> Iterator[tuple[str, ClientKind, Packet]]:
     """Yield what to ask of a Service: where the connection goes, who makes it, its first packet."""
     asked: set[tuple[Family, bytes]] = set()
     for side in sides:
@@ -156,8 +156,8 @@ def _questions(
 
 
 def _packets(
-    frontend: Frontend, family: Family, clients: Sequence[Client], local: Local
-) -> Iterator[tuple[str, Client, Packet]]:
+    frontend: Frontend, family: Family, clients: Sequence[ClientKind], local: Local
+) -> Iterator[tuple[str, ClientKind, Packet]]:
     sctp = f" ({PROTOCOL_NAMES[frontend.protocol]})" if frontend.protocol == socket.IPPROTO_SCTP else ""
     if frontend.kind is not FrontendKind.NODEPORT:
         places = [(f"{family.label} {_KINDS[frontend.kind]}{sctp}", frontend.address)]
@@ -171,12 +171,14 @@ def _packets(
                 yield where, client, packet
 
 
-def _clients(family: Family, before: Side, after: Side, pods: Sequence[KnownPod]) -> list[Client]:
+def _clients(
+    family: Family, before: ConfiguredNode, after: ConfiguredNode, pods: Sequence[KnownPod]
+) -> list[ClientKind]:
     """Return who asks: this node, somebody outside, and a pod as either configuration recognises it.
 
     Of pods that are known, those count that the two recognise otherwise; else one that each recognises is made up.
     """
-    found = [Client("this node", None), Client("outside", _OUTSIDE[family])]
+    found = [ClientKind("this node", None), ClientKind("outside", _OUTSIDE[family])]
     detectors = dict.fromkeys((side.planner.world.of(family) or FamilyGlobals()).detector for side in (before, after))
     if len(detectors) == 1:
         return found + [pod for detector in detectors if (pod := _pod("pods", detector, family)) is not None]
@@ -192,19 +194,19 @@ def _clients(family: Family, before: Side, after: Side, pods: Sequence[KnownPod]
     return found + [pod for pod in made_up if pod is not None]
 
 
-def _known(words: str, pods: Sequence[KnownPod]) -> Client:
+def _known(words: str, pods: Sequence[KnownPod]) -> ClientKind:
     """Return pods that each configuration recognises alike as one client, named; the first one asks for all."""
     more = f", and {len(pods) - _SHOWN} more" if len(pods) > _SHOWN else ""
-    return Client(f"{words} ({', '.join(pod.words for pod in pods[:_SHOWN])}{more})", pods[0].address)
+    return ClientKind(f"{words} ({', '.join(pod.words for pod in pods[:_SHOWN])}{more})", pods[0].address)
 
 
-def _pod(words: str, detector: Detector, family: Family) -> Client | None:
+def _pod(words: str, detector: Detector, family: Family) -> ClientKind | None:
     if detector.kind == "network":
         network = parse_network(detector.value)
         if network is None or len(network[0]) != family.address_size:
             return None
-        return Client(words, _late(network))
-    return Client(words, _OUTSIDE[family], detector.value) if detector.implemented else None
+        return ClientKind(words, _late(network))
+    return ClientKind(words, _OUTSIDE[family], detector.value) if detector.implemented else None
 
 
 def _late(network: Range) -> bytes:
@@ -216,7 +218,7 @@ def _late(network: Range) -> bytes:
 # -- what answers do not say -------------------------------------------------------------------------------------------
 
 
-def remarks(before: Side, after: Side, *, same_mode: bool) -> Iterator[str]:
+def remarks(before: ConfiguredNode, after: ConfiguredNode, *, same_mode: bool) -> Iterator[str]:
     """Yield in what else clients notice the change, in sentences with the number of Services that this concerns."""
     old, new = before.habits, after.habits
     plans = [plan for compiled in after.planner.compiled.values() for plan in compiled.plans]

@@ -19,7 +19,7 @@ class Severity(IntEnum):
     """It may matter, if something does not work. By itself it is nothing wrong."""
 
 
-class Finding(Struct, frozen=True, kw_only=True):
+class Diagnosis(Struct, frozen=True, kw_only=True):
     """What is so, why it matters, and what mends it. `about` is the check that found it, one word for programs."""
 
     severity: Severity
@@ -39,7 +39,7 @@ class Finding(Struct, frozen=True, kw_only=True):
         return self.severity is not Severity.NOTE
 
 
-def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+def worst_first(findings: Iterable[Diagnosis]) -> list[Diagnosis]:
     """Return findings by severity, and in their order otherwise."""
     return sorted(findings, key=lambda finding: finding.severity)
 

@@ -24,7 +24,7 @@ RuleKey = tuple[int, str, str, int]
 """A rule: family of its table, table, chain, handle."""
 
 
-class Ruleset(NamedTuple):
+class KnownRules(NamedTuple):
     """What is known of the rules that packets met.
 
     `decision` says what a chain (table, name) of ours decides, beginning with LEFT where the running proxy has no such
@@ -71,7 +71,7 @@ class _Run(NamedTuple):
     steps: list[Step]
 
 
-def journeys(steps: Iterable[Step], ruleset: Ruleset, own_table: str) -> list[Journey]:
+def journeys(steps: Iterable[Step], ruleset: KnownRules, own_table: str) -> list[Journey]:
     """Return the journeys that steps tell of, in the order in which they began; `own_table` marked the packets."""
     packets: list[list[_Run]] = []
     places: dict[int, int] = {}
@@ -110,7 +110,7 @@ def _continued(packets: Sequence[Sequence[_Run]], headers: Headers) -> int:
     return len(packets)
 
 
-def _journey(runs: Sequence[_Run], ruleset: Ruleset, own_table: str) -> Journey:
+def _journey(runs: Sequence[_Run], ruleset: KnownRules, own_table: str) -> Journey:
     first = runs[0].headers
     answer = _marks(runs, own_table)[0].startswith(ANSWERS)
     met = tuple(_met(run, ruleset) for run in runs if run.steps[0].table != own_table)
@@ -132,7 +132,7 @@ def _refusal(headers: Headers) -> str:
     return "reset" if headers.protocol == PROTOCOLS["TCP"] and headers.flags & _RST else ""
 
 
-def _met(run: _Run, ruleset: Ruleset) -> Met:
+def _met(run: _Run, ruleset: KnownRules) -> Met:
     step = run.steps[0]
     base = ruleset.base_chains.get((step.family, step.table, step.chain))
     return Met(
@@ -145,7 +145,7 @@ def _met(run: _Run, ruleset: Ruleset) -> Met:
     )
 
 
-def _words(run: _Run, ruleset: Ruleset) -> Iterator[str]:
+def _words(run: _Run, ruleset: KnownRules) -> Iterator[str]:
     """Yield what matched: what our chains decide, and the rules of others. That chains are left over is said once."""
     said = ""
     for step in run.steps:
@@ -157,11 +157,11 @@ def _words(run: _Run, ruleset: Ruleset) -> Iterator[str]:
             yield f'rule "{_text(step, ruleset)}"'
 
 
-def _leads_to_ours(step: Step, ruleset: Ruleset) -> bool:
+def _leads_to_ours(step: Step, ruleset: KnownRules) -> bool:
     return bool(step.leads_to) and ruleset.decision(step.table, step.leads_to) is not None
 
 
-def _text(step: Step, ruleset: Ruleset) -> str:
+def _text(step: Step, ruleset: KnownRules) -> str:
     return ruleset.texts.get((step.family, step.table, step.chain, step.handle), f"handle {step.handle}")
 
 
@@ -169,7 +169,7 @@ def _verdict(code: int) -> str:
     return {DROP: "dropped", ACCEPT: "accepted", STOLEN: "taken", QUEUE: "queued for a program"}.get(code, "goes on")
 
 
-def _lost(run: _Run, ruleset: Ruleset) -> str:
+def _lost(run: _Run, ruleset: KnownRules) -> str:
     """Return who ended a packet's journey in this chain, '' if nobody did."""
     step = run.steps[-1]
     if step.verdict not in {DROP, QUEUE}:
@@ -186,7 +186,7 @@ def _lost(run: _Run, ruleset: Ruleset) -> str:
     return f'{done} by rule "{text}" of {where}, {whose}{why}'
 
 
-def _last(runs: Sequence[_Run], ruleset: Ruleset) -> str:
+def _last(runs: Sequence[_Run], ruleset: KnownRules) -> str:
     """Return the last hook that a packet was seen at, '' if none is known."""
     for run in reversed(runs):
         step = run.steps[0]
@@ -196,7 +196,7 @@ def _last(runs: Sequence[_Run], ruleset: Ruleset) -> str:
     return ""
 
 
-class Served(NamedTuple):
+class TracedReply(NamedTuple):
     """What connection tracking has of a traced connection: who answers it, and whether anybody did."""
 
     endpoint: str
@@ -211,7 +211,7 @@ class Verdict(Struct, frozen=True, rename="camel"):
 
 
 def verdict(
-    found: Sequence[Journey], served: Sequence[Served], ruleset: Ruleset, protocol: int, *, proxied: bool
+    found: Sequence[Journey], served: Sequence[TracedReply], ruleset: KnownRules, protocol: int, *, proxied: bool
 ) -> Verdict:
     """Return what became of a flow; where it is `proxied`, what answers is the proxy on this node."""
     others = next((text for one in found if one.direction == "request" and (text := _by_others(one, served))), "")
@@ -219,7 +219,7 @@ def verdict(
     return Verdict(made.text + others, made.passed)
 
 
-def _by_others(request: Journey, served: Sequence[Served]) -> str:
+def _by_others(request: Journey, served: Sequence[TracedReply]) -> str:
     """Return that rules chose the destination that the running proxy does not have, '' if it was not so."""
     ends = [met.destination for met in request.met[1:]] + [one.endpoint for one in served[-1:]]
     for met, then in zip(request.met, ends, strict=False):
@@ -232,7 +232,7 @@ def _by_others(request: Journey, served: Sequence[Served]) -> str:
 
 
 def _became(
-    found: Sequence[Journey], served: Sequence[Served], ruleset: Ruleset, protocol: int, *, proxied: bool
+    found: Sequence[Journey], served: Sequence[TracedReply], ruleset: KnownRules, protocol: int, *, proxied: bool
 ) -> Verdict:
     if not found:
         text = "no packet of this flow came by: have the client send meanwhile, or wait longer (--seconds)"
@@ -257,7 +257,7 @@ def _became(
     return _unanswered(served, last, protocol)
 
 
-def _refused(answer: Journey, served: Sequence[Served]) -> Verdict:
+def _refused(answer: Journey, served: Sequence[TracedReply]) -> Verdict:
     """Return what it means that nothing but a refusal came back."""
     asked = f" for {served[-1].endpoint}" if served else ""
     if answer.refusal == "reset":
@@ -274,7 +274,7 @@ def _answered(endpoint: str, *, proxied: bool) -> Verdict:
     return Verdict(f"{text}; its own connection to an endpoint is another flow", passed=True)
 
 
-def _unanswered(served: Sequence[Served], last: str, protocol: int) -> Verdict:
+def _unanswered(served: Sequence[TracedReply], last: str, protocol: int) -> Verdict:
     if not served:
         return Verdict("nothing here dropped it, and connection tracking has no such connection (any more)", None)
     where = "was delivered on this node" if last == HOOKS[INPUT] else "left this node"

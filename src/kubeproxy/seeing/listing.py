@@ -12,7 +12,7 @@ from kubeproxy.model.objects import Service
 from kubeproxy.model.plan import Policy, ServicePlan
 
 
-class Count(NamedTuple):
+class EndpointCount(NamedTuple):
     """Endpoints by address and port: those that are ready, and all."""
 
     ready: int
@@ -26,7 +26,7 @@ def addresses(plans: Iterable[ServicePlan]) -> Iterator[str]:
     )
 
 
-def endpoints(slices: Iterable[Slice]) -> Count:
+def endpoints(slices: Iterable[Slice]) -> EndpointCount:
     """Count the endpoints of a Service's slices. What stands in two slices while it moves counts once, and so does what
     has an address of each family: the family that has more of them is counted.
 
@@ -35,13 +35,13 @@ def endpoints(slices: Iterable[Slice]) -> Count:
     pieces = list(slices)
     if len(pieces) == 1 and pieces[0].particular is None:  # nearly always
         count = sum(map(len, pieces[0].destinations))
-        return Count(count, count)
+        return EndpointCount(count, count)
     families = {piece.family for piece in pieces}
     each = [_counted(piece for piece in pieces if piece.family is family) for family in families]
-    return max(each, key=lambda count: (count.total, count.ready), default=Count(0, 0))
+    return max(each, key=lambda count: (count.total, count.ready), default=EndpointCount(0, 0))
 
 
-def _counted(slices: Iterable[Slice]) -> Count:
+def _counted(slices: Iterable[Slice]) -> EndpointCount:
     ready: set[bytes] = set()
     known: set[bytes] = set()
     for piece in slices:
@@ -54,7 +54,7 @@ def _counted(slices: Iterable[Slice]) -> Count:
             ready.update([one.address + number for one in piece.particular if one.ready])
         if not piece.ports:
             known.update([one.address for one in piece.particular])
-    return Count(len(ready), len(known | ready))
+    return EndpointCount(len(ready), len(known | ready))
 
 
 def flags(plans: Iterable[ServicePlan], slices: Iterable[Slice]) -> str:

@@ -22,7 +22,7 @@ MOST_CLIENTS: Final = 1 << 16
 _NOBODY: Final = b""
 
 
-class Count(Struct):
+class ConnectionCount(Struct):
     """Connections: `open` ones, those `closing` that the kernel still remembers, and those `unanswered` among the open
     ones; `began` are those that began while it was listened.
     """
@@ -45,9 +45,9 @@ class ServedPort(Struct, eq=False):
     port: str
     family: Family
     endpoints: frozenset[bytes]
-    total: Count = field(default_factory=Count)
-    by_endpoint: dict[bytes, Count] = field(default_factory=dict)
-    by_client: dict[bytes, Count] = field(default_factory=dict)
+    total: ConnectionCount = field(default_factory=ConnectionCount)
+    by_endpoint: dict[bytes, ConnectionCount] = field(default_factory=dict)
+    by_client: dict[bytes, ConnectionCount] = field(default_factory=dict)
 
 
 class ServedPorts(Targets[ServedPort]):
@@ -95,14 +95,14 @@ class Census:
             return
         counts = [port.total, self._client(port, entry.client[:-2])]
         if self._own is None:
-            counts.append(port.by_endpoint.setdefault(entry.server, Count()))
+            counts.append(port.by_endpoint.setdefault(entry.server, ConnectionCount()))
         _count(counts, entry, silent=silent)
 
     def _add_own(self, entry: Tracked, *, silent: bool) -> None:
         """Count a connection of the node itself to an endpoint, which is the proxy's on behalf of a client."""
         port = self._ports.served_by(entry.target) if self._own is not None else None
         if port is not None and entry.client[:-2] in (self._own or ()):
-            counts = [port.by_endpoint.setdefault(entry.server, Count())]
+            counts = [port.by_endpoint.setdefault(entry.server, ConnectionCount())]
             _count(counts, entry, silent=silent)
             if silent:
                 port.total.unanswered += 1
@@ -113,22 +113,22 @@ class Census:
         if port is not None:
             port.total.began += weight
             if self._own is None:
-                port.by_endpoint.setdefault(entry.server, Count()).began += weight
+                port.by_endpoint.setdefault(entry.server, ConnectionCount()).began += weight
         elif self._own is not None and entry.client[:-2] in self._own:
             port = self._ports.served_by(entry.target)
             if port is not None:
-                port.by_endpoint.setdefault(entry.server, Count()).began += weight
+                port.by_endpoint.setdefault(entry.server, ConnectionCount()).began += weight
 
-    def _client(self, port: ServedPort, client: bytes) -> Count:
+    def _client(self, port: ServedPort, client: bytes) -> ConnectionCount:
         count = port.by_client.get(client)
         if count is None:
             self._clients += 1
             where = client if self._clients <= MOST_CLIENTS else _NOBODY
-            count = port.by_client.setdefault(where, Count())
+            count = port.by_client.setdefault(where, ConnectionCount())
         return count
 
 
-def _count(counts: Iterable[Count], entry: Tracked, *, silent: bool) -> None:
+def _count(counts: Iterable[ConnectionCount], entry: Tracked, *, silent: bool) -> None:
     for count in counts:
         if entry.over:
             count.closing += 1
@@ -180,7 +180,7 @@ def uses(port: ServedPort, seconds: float, pods: Mapping[bytes, str]) -> PortUse
     """Return what was counted of a service port, the most used first; `pods` has names by packed address."""
     total = port.total
     known = sum(count.open + count.closing for count in port.by_endpoint.values())
-    everyone = {endpoint: Count() for endpoint in port.endpoints} | port.by_endpoint
+    everyone = {endpoint: ConnectionCount() for endpoint in port.endpoints} | port.by_endpoint
     ranked = sorted(everyone.items(), key=lambda item: (item[1].rank, item[0]))
     clients = sorted(port.by_client.items(), key=lambda item: (item[1].rank, item[0]))
     return PortUse(

@@ -8,8 +8,8 @@ import pytest
 
 from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.backends.mode import FlowsEnd, Trace
-from kubeproxy.commands.checkup import Report
-from kubeproxy.commands.present import Line
+from kubeproxy.commands.checkup import Checkup
+from kubeproxy.commands.present import MarkedLine
 from kubeproxy.commands.probe import Probe
 from kubeproxy.commands.why import Told, tell
 from kubeproxy.config.types import KubeProxyConfiguration
@@ -66,7 +66,7 @@ STALE = strangers.left_over([Trace("40 chains KUBE-... of iptables-nft", Family.
     ],
 )
 def test_what_else_decides_on_the_node_is_told_and_counts(findings, status, line):
-    told = Told(why(), around=Report(list(findings), []))
+    told = Told(why(), around=Checkup(list(findings), []))
     lines = [one.text for one in told.lines]
     assert [one.startswith(line or "") for one in lines] == [True] * (line is not None)
     assert told.status == status
@@ -80,9 +80,9 @@ def test_what_else_decides_on_the_node_is_told_and_counts(findings, status, line
     [
         (Told(why("dropped")), 1),
         (Told(why("answered by the proxy")), 0),
-        (Told(why(), held=(Line("x", "missing"),)), 1),
+        (Told(why(), held=(MarkedLine("x", "missing"),)), 1),
         (Told(why(), probes=(Probe("10.0.0.2:80", "TCP", 0.1), Probe("10.0.0.3:80", "TCP", 0.1, "refused", True))), 1),
-        (Told(why(), around=Report([], ["rules: no right"])), 0),
+        (Told(why(), around=Checkup([], ["rules: no right"])), 0),
         (Told(why(elsewhere=Elsewhere("node-b", "it is", "nodeName"))), 2),
         (Told(why("dropped", Elsewhere("", "it is", "spec.podCIDRs"))), 2),
     ],

@@ -12,7 +12,7 @@ from kubeproxy.model.habits import Affinity, Habits
 from kubeproxy.model.objects import EndpointPort, Service, ServicePort
 from kubeproxy.model.plan import Detector
 from kubeproxy.model.planner import Planner
-from kubeproxy.seeing.changes import KnownPod, Shift, Side, known_pods, lasting, remarks, shifts
+from kubeproxy.seeing.changes import ConfiguredNode, KnownPod, Shift, known_pods, lasting, remarks, shifts
 from support.cluster_objects import HERE, NODE_IPS, THERE, endpoint, endpoint_slice, service, world
 
 V4 = Family.IPV4
@@ -39,11 +39,11 @@ def planner(*objects, external="served", nodeports=(NODE_IPS[V4],)) -> Planner:
     return made
 
 
-def side(*objects, habits: Habits | None = None, **globals_) -> Side:
-    return Side(planner(*objects, **globals_), habits or Habits())
+def side(*objects, habits: Habits | None = None, **globals_) -> ConfiguredNode:
+    return ConfiguredNode(planner(*objects, **globals_), habits or Habits())
 
 
-def said(before: Side, after: Side) -> list[str]:
+def said(before: ConfiguredNode, after: ConfiguredNode) -> list[str]:
     return [one.text for one in shifts(before, after, LOCAL)]
 
 
@@ -77,12 +77,12 @@ def test_habits_of_another_mode(habits, text):
     assert any(one.startswith(text) for one in texts) if text else texts == []
 
 
-def recognising(network: str) -> Side:
+def recognising(network: str) -> ConfiguredNode:
     made = planner(WEB, SLICE, nodeports=None).world
     planned = Planner(replace(made, ipv4=replace(made.ipv4, detector=Detector("network", network))))
     planned.apply([Replaced("services", [WEB]), Replaced("endpointslices", [SLICE])])
     planned.take()
-    return Side(planned, Habits())
+    return ConfiguredNode(planned, Habits())
 
 
 NETWORK = "the pod network 10.244.0.0/16"

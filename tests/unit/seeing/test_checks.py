@@ -14,8 +14,8 @@ from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
 from kubeproxy.observe.standing import FamilyStanding
 from kubeproxy.seeing.checks import contact, identity, programming, settings, strangers
-from kubeproxy.seeing.checks.settings import Setting, Way
-from kubeproxy.seeing.finding import Finding, Severity, duration, worst_first
+from kubeproxy.seeing.checks.settings import InterfacePath, Setting
+from kubeproxy.seeing.finding import Diagnosis, Severity, duration, worst_first
 
 V4, V6 = Family.IPV4, Family.IPV6
 BROKEN, DEGRADED, NOTE = Severity.BROKEN, Severity.DEGRADED, Severity.NOTE
@@ -155,11 +155,13 @@ CASES: dict = {
         settings.changed_back([Setting("net/netfilter/nf_conntrack_max", 200, 100)]),
         [(DEGRADED, "net.netfilter.nf_conntrack_max is 100, it should be 200")],
     ),
-    "loose filter": (settings.filtered_ways([Way("eth0", "10.0.0.1", 2, "eth1", True)]), []),
-    "strict filter": (settings.filtered_ways([Way("eth0", "10.0.0.1", 1, "eth0", True)]), []),
-    "strict filter, no way out": (settings.filtered_ways([Way("eth0", "10.0.0.1", 1, "", True)]), []),
+    "loose filter": (settings.filtered_ways([InterfacePath("eth0", "10.0.0.1", 2, "eth1", True)]), []),
+    "strict filter": (settings.filtered_ways([InterfacePath("eth0", "10.0.0.1", 1, "eth0", True)]), []),
+    "strict filter, no way out": (settings.filtered_ways([InterfacePath("eth0", "10.0.0.1", 1, "", True)]), []),
     "strict filter in the way": (
-        settings.filtered_ways([Way("eth0", "10.0.0.1", 1, "eth1", True), Way("eth2", "10.2.0.1", 1, "eth1", False)]),
+        settings.filtered_ways(
+            [InterfacePath("eth0", "10.0.0.1", 1, "eth1", True), InterfacePath("eth2", "10.2.0.1", 1, "eth1", False)]
+        ),
         [
             (DEGRADED, "net.ipv4.conf.eth0.rp_filter is strict (1), but answers from 10.0.0.1 on eth0 leave by eth1"),
             (NOTE, "net.ipv4.conf.eth2.rp_filter is strict (1)"),
@@ -219,18 +221,21 @@ CASES: dict = {
         [(DEGRADED, "/c differs from what runs: mode: 1 -> 2; x: 1 -> 2")],
     ),
     "ports": (
-        identity.listening([identity.Port("healthzBindAddress", ":1", True, (7, "kube-proxy"))], 7),
+        identity.listening([identity.ListeningPort("healthzBindAddress", ":1", True, (7, "kube-proxy"))], 7),
         [],
     ),
     "port of nobody": (
-        identity.listening([identity.Port("metricsBindAddress", ":1", False)], 7),
+        identity.listening([identity.ListeningPort("metricsBindAddress", ":1", False)], 7),
         [(DEGRADED, "metricsBindAddress: :1 is not the proxy's: nobody listens there")],
     ),
     "port of another": (
-        identity.listening([identity.Port("healthzBindAddress", ":1", True, (8, "nginx"))], 7),
+        identity.listening([identity.ListeningPort("healthzBindAddress", ":1", True, (8, "nginx"))], 7),
         [(DEGRADED, "healthzBindAddress: :1 is not the proxy's: process nginx (pid 8) listens there")],
     ),
-    "port of a process that hides": (identity.listening([identity.Port("healthzBindAddress", ":1", True)], 7), []),
+    "port of a process that hides": (
+        identity.listening([identity.ListeningPort("healthzBindAddress", ":1", True)], 7),
+        [],
+    ),
     "alone": (strangers.second([], "nftables"), []),
     "not alone": (
         strangers.second([(ProxyProcess(8, (), False), ""), (ProxyProcess(9, (), True), "ipvs")], "nftables"),
@@ -304,7 +309,7 @@ def test_what_facts_say(case):
 
 def test_the_worst_comes_first():
     rows = [
-        Finding(severity=severity, about=about, what="w", why="y", fix="f")
+        Diagnosis(severity=severity, about=about, what="w", why="y", fix="f")
         for severity, about in ((NOTE, "1"), (BROKEN, "2"), (DEGRADED, "3"), (BROKEN, "4"))
     ]
     assert [one.about for one in worst_first(rows)] == ["2", "4", "3", "1"]

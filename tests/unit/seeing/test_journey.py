@@ -5,7 +5,7 @@ from __future__ import annotations
 from kubeproxy.kernel.nftables.chains import BaseChain
 from kubeproxy.kernel.nftables.trace import FORWARD, INPUT, OUTPUT, POSTROUTING, PREROUTING, Headers, Step
 from kubeproxy.model.addresses import PROTOCOLS, pack
-from kubeproxy.seeing.journey import LEFT, Ruleset, Served, journeys, verdict
+from kubeproxy.seeing.journey import LEFT, KnownRules, TracedReply, journeys, verdict
 
 OWN = "kube-proxy-trace-1"
 INET, IP = 1, 2
@@ -21,7 +21,7 @@ BASE = {
     (IP, "ours", "output"): BaseChain(OUTPUT, 0),
     (IP, "left", "nat"): BaseChain(OUTPUT, -100),
 }
-RULES = Ruleset(
+RULES = KnownRules(
     {(INET, "firewall", "forward", 4): "tcp dport 8080 drop", (IP, "ours", "refuse", 9): "reject with tcp reset"},
     BASE,
     lambda table, chain: {"ours": "", "left": LEFT}[table] + f"about {chain}" if table in {"ours", "left"} else None,
@@ -48,7 +48,7 @@ def picked(packet: int) -> list[Step]:
 
 def told(*steps: list[Step], served=(), protocol: int = TCP, proxied: bool = False):
     found = journeys([step for part in steps for step in part], RULES, OWN)
-    return found, verdict(found, [Served(*one) for one in served], RULES, protocol, proxied=proxied)
+    return found, verdict(found, [TracedReply(*one) for one in served], RULES, protocol, proxied=proxied)
 
 
 def dropped(packet: int) -> list[Step]:

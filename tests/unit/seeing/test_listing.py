@@ -9,7 +9,7 @@ from kubeproxy.model.endpoints import parse_slice
 from kubeproxy.model.events import Replaced
 from kubeproxy.model.objects import EndpointPort, EndpointSlice, Labels, ObjectMeta, ServicePort, SliceEndpoint
 from kubeproxy.model.planner import Planner
-from kubeproxy.seeing.listing import Count, addresses, endpoints
+from kubeproxy.seeing.listing import EndpointCount, addresses, endpoints
 from support.cluster_objects import endpoint, endpoint_slice, service, world
 
 PORTS = [EndpointPort(port=8080, name="http", protocol="TCP")]
@@ -28,20 +28,20 @@ def test_a_nodeport_of_both_families_is_one_place() -> None:
 
 
 def test_a_pod_with_an_address_of_each_family_counts_once() -> None:
-    assert endpoints([parse_slice(FOUR), parse_slice(SIX)]) == Count(2, 3)
-    assert endpoints([parse_slice(SIX)]) == Count(2, 2)
-    assert endpoints([]) == Count(0, 0)
+    assert endpoints([parse_slice(FOUR), parse_slice(SIX)]) == EndpointCount(2, 3)
+    assert endpoints([parse_slice(SIX)]) == EndpointCount(2, 2)
+    assert endpoints([]) == EndpointCount(0, 0)
 
 
 @pytest.mark.parametrize(
     ("ports", "count"),
     [
-        ([EndpointPort(80, "http")], Count(3, 3)),
-        ([EndpointPort(80, "http"), EndpointPort(81, "metrics")], Count(6, 6)),
-        ([], Count(0, 3)),  # as where no container has the named targetPort
+        ([EndpointPort(80, "http")], EndpointCount(3, 3)),
+        ([EndpointPort(80, "http"), EndpointPort(81, "metrics")], EndpointCount(6, 6)),
+        ([], EndpointCount(0, 3)),  # as where no container has the named targetPort
     ],
 )
-def test_endpoints_are_counted_by_address_and_port(ports: list[EndpointPort], count: Count) -> None:
+def test_endpoints_are_counted_by_address_and_port(ports: list[EndpointPort], count: EndpointCount) -> None:
     meta = ObjectMeta(name="web-x", namespace="default", labels=Labels("web"))
     entries = [SliceEndpoint([f"10.0.0.{number}"], None, "b") for number in (1, 2, 3)]
     piece = parse_slice(EndpointSlice(meta, "IPv4", entries, ports))

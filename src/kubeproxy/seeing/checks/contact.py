@@ -9,7 +9,7 @@ from msgspec import structs
 
 from kubeproxy.api.source import STALE, Reach, WatchStanding
 from kubeproxy.api.x509 import Validity
-from kubeproxy.seeing.finding import Finding, Severity, duration
+from kubeproxy.seeing.finding import Diagnosis, Severity, duration
 
 QUIET: Final = 60.0
 """Seconds without a watch that are normal: a new list after an error takes less."""
@@ -36,7 +36,7 @@ _RENEWALS: Final = {
 }
 
 
-def reached(reach: Reach) -> Iterator[Finding]:
+def reached(reach: Reach) -> Iterator[Diagnosis]:
     """Look whether the server answers, and whether changes of every resource arrive."""
     age = max((one.stale for one in reach.watched if one.synced), default=0.0)
     known = f"{duration(age)} ago" if age > QUIET else "last"
@@ -44,7 +44,7 @@ def reached(reach: Reach) -> Iterator[Finding]:
     if any(one.resource in _NEEDED and not one.synced for one in reach.watched):
         effect = "nothing is known of Services yet, and this run has programmed nothing: rules of a run before stay"
     if reach.trouble:
-        yield Finding(
+        yield Diagnosis(
             severity=Severity.BROKEN,
             about="api",
             what=f"the API server cannot be reached at {reach.trouble}",
@@ -65,7 +65,7 @@ def reached(reach: Reach) -> Iterator[Finding]:
         what = f"no watch of {names} for {duration(one.stale)}"
         if not one.synced:
             what = f"no list of {names} came yet, for {duration(one.stale)}"
-        yield Finding(
+        yield Diagnosis(
             severity=Severity.BROKEN if not one.synced or one.stale > STALE else Severity.DEGRADED,
             about="api",
             what=what + (f": {one.trouble}" if one.trouble else ""),
@@ -82,15 +82,15 @@ def hopeless(reach: Reach) -> bool:
     return bool(missing) and all(_fix(one.trouble) for one in missing)
 
 
-def unread(reach: Reach | None, trouble: str) -> Finding:
+def unread(reach: Reach | None, trouble: str) -> Diagnosis:
     """Return why nothing could be read with a kubeconfig; `trouble` says it where the server's answers do not."""
     for finding in reached(reach) if reach is not None else ():
         return structs.replace(finding, why=_UNREAD)
     fix = "name a kubeconfig with which `kubectl --kubeconfig FILE get services` answers"
-    return Finding(severity=Severity.BROKEN, about="api", what=trouble, why=_UNREAD, fix=fix)
+    return Diagnosis(severity=Severity.BROKEN, about="api", what=trouble, why=_UNREAD, fix=fix)
 
 
-def outdated(reach: Reach) -> Iterator[Finding]:
+def outdated(reach: Reach) -> Iterator[Diagnosis]:
     """Look whether what is known may be old by now; a short while without the server changes no answer."""
     if any(one.stale > QUIET or not one.synced for one in reach.watched):
         yield from reached(reach)
@@ -125,14 +125,14 @@ def _fix(trouble: str) -> str:
     return next((fix for words, fix in _FIXES.items() if words in trouble), "")
 
 
-def expiring(certificates: Mapping[str, Validity], now: float) -> Iterator[Finding]:
+def expiring(certificates: Mapping[str, Validity], now: float) -> Iterator[Diagnosis]:
     """Look how long certificates and tokens last, by client, authority, server, token; `now` is of the epoch."""
     for name, (begins, end) in certificates.items():
         left = end - now
         soon = min(_SOON[name], _LAST_PART * (end - begins))
         if left > soon:
             continue
-        yield Finding(
+        yield Diagnosis(
             severity=Severity.BROKEN if left <= 0 else Severity.DEGRADED,
             about="certificates",
             what=f"{_NAMES[name]} expired {duration(-left)} ago"
@@ -143,11 +143,11 @@ def expiring(certificates: Mapping[str, Validity], now: float) -> Iterator[Findi
         )
 
 
-def agreeing(skew: float) -> Iterator[Finding]:
+def agreeing(skew: float) -> Iterator[Diagnosis]:
     """Look how many seconds the API server's clock is ahead of ours, negative when it is behind."""
     if abs(skew) > SKEW:
         which = "behind" if skew > 0 else "ahead of"
-        yield Finding(
+        yield Diagnosis(
             severity=Severity.DEGRADED,
             about="clock",
             what=f"this node's clock is {duration(abs(skew))} {which} the API server's",

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from kubeproxy.model.addresses import pack, unpack
 from kubeproxy.model.objects import Node
 from kubeproxy.model.world import pod_cidrs
-from kubeproxy.seeing.finding import Finding, Severity
+from kubeproxy.seeing.finding import Diagnosis, Severity
 
 _WHY_NAME: Final = (
     "endpoints of this node are not known as its own: local traffic policies find none, zones and pod networks are "
@@ -16,7 +16,7 @@ _WHY_NAME: Final = (
 )
 
 
-class Port(NamedTuple):
+class ListeningPort(NamedTuple):
     """A port that the proxy should listen on: the field that says so, its address, and who listens there.
 
     `holder` is the process, by number and name, None when that cannot be seen; `bound` whether anybody listens.
@@ -28,11 +28,11 @@ class Port(NamedTuple):
     holder: tuple[int, str] | None = None
 
 
-def registered(node: Node | None, name: str, host: str) -> Iterator[Finding]:
+def registered(node: Node | None, name: str, host: str) -> Iterator[Diagnosis]:
     """Look whether there is a Node of this name; `host` is what this machine calls itself."""
     if node is None:
         called = f"; this host is called {host}" if host != name else ""
-        yield Finding(
+        yield Diagnosis(
             severity=Severity.BROKEN,
             about="node",
             what=f"there is no Node {name}",
@@ -41,7 +41,7 @@ def registered(node: Node | None, name: str, host: str) -> Iterator[Finding]:
         )
 
 
-def addressed(node: Node, local: Collection[bytes]) -> Iterator[Finding]:
+def addressed(node: Node, local: Collection[bytes]) -> Iterator[Diagnosis]:
     """Look whether the Node's addresses are this machine's; `local` are the machine's, packed."""
     name = node.metadata.name
     entries = (node.status.addresses if node.status is not None else None) or ()
@@ -50,7 +50,7 @@ def addressed(node: Node, local: Collection[bytes]) -> Iterator[Finding]:
         for kind in ("InternalIP", "ExternalIP")
     )
     if not internal and not external:
-        yield Finding(
+        yield Diagnosis(
             severity=Severity.DEGRADED,
             about="node",
             what=f"Node {name} has no InternalIP and no ExternalIP",
@@ -59,7 +59,7 @@ def addressed(node: Node, local: Collection[bytes]) -> Iterator[Finding]:
         )
     elif internal and not any(address in local for address in internal):
         shown = ", ".join(map(unpack, internal))
-        yield Finding(
+        yield Diagnosis(
             severity=Severity.BROKEN,
             about="node",
             what=f"Node {name} has the addresses {shown}, and this machine has none of them",
@@ -69,10 +69,10 @@ def addressed(node: Node, local: Collection[bytes]) -> Iterator[Finding]:
         )
 
 
-def networked(node: Node, local_mode: str) -> Iterator[Finding]:
+def networked(node: Node, local_mode: str) -> Iterator[Diagnosis]:
     """Look whether pods' traffic can be told from others' where that hangs on the Node's podCIDRs."""
     if local_mode == "NodeCIDR" and not pod_cidrs(node):
-        yield Finding(
+        yield Diagnosis(
             severity=Severity.DEGRADED,
             about="node",
             what=f"Node {node.metadata.name} has no podCIDRs, and detectLocalMode is NodeCIDR",
@@ -81,10 +81,10 @@ def networked(node: Node, local_mode: str) -> Iterator[Finding]:
         )
 
 
-def configured(path: str, mistakes: str, difference: Sequence[str]) -> Iterator[Finding]:
+def configured(path: str, mistakes: str, difference: Sequence[str]) -> Iterator[Diagnosis]:
     """Look at the configuration file on disk: what is wrong in it ('' for nothing), and in what it differs."""
     if mistakes:
-        yield Finding(
+        yield Diagnosis(
             severity=Severity.DEGRADED,
             about="configuration",
             what=f"the configuration file cannot be used: {mistakes}",
@@ -92,7 +92,7 @@ def configured(path: str, mistakes: str, difference: Sequence[str]) -> Iterator[
             fix=f"correct {path}; `kube-proxy plan --config FILE` checks a file, and says what it would change",
         )
     elif difference:
-        yield Finding(
+        yield Diagnosis(
             severity=Severity.DEGRADED,
             about="configuration",
             what=f"{path} differs from what runs: {'; '.join(difference)}",
@@ -101,14 +101,14 @@ def configured(path: str, mistakes: str, difference: Sequence[str]) -> Iterator[
         )
 
 
-def listening(ports: Sequence[Port], pid: int) -> Iterator[Finding]:
+def listening(ports: Sequence[ListeningPort], pid: int) -> Iterator[Diagnosis]:
     """Look whether the proxy, of this number, listens where it should."""
     for port in ports:
         if port.bound and (port.holder is None or port.holder[0] == pid):
             continue
         who = f"process {port.holder[1]} (pid {port.holder[0]})" if port.holder else "nobody"
         health = port.field.startswith("healthz")
-        yield Finding(
+        yield Diagnosis(
             severity=Severity.DEGRADED,
             about="ports",
             what=f"{port.field}: {port.address} is not the proxy's: {who} listens there",

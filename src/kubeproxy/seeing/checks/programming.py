@@ -8,15 +8,15 @@ from kubeproxy.backends.mode import Trace
 from kubeproxy.model.addresses import Family
 from kubeproxy.observe.standing import FamilyStanding
 from kubeproxy.release import SAME_BUILD
-from kubeproxy.seeing.finding import Finding, Severity, duration
+from kubeproxy.seeing.finding import Diagnosis, Severity, duration
 
 
-def standing(standings: Iterable[FamilyStanding]) -> Iterator[Finding]:
+def standing(standings: Iterable[FamilyStanding]) -> Iterator[Diagnosis]:
     """Look how each family's kernel stands, as the proxy has seen it."""
     for one in standings:
         label = one.family.label
         if one.refusal is not None:
-            yield Finding(
+            yield Diagnosis(
                 severity=Severity.BROKEN,
                 about="kernel",
                 what=f"the kernel refuses changes of {label}: {one.refusal}",
@@ -24,7 +24,7 @@ def standing(standings: Iterable[FamilyStanding]) -> Iterator[Finding]:
                 fix="do what the refusal says; the proxy tries again by itself, at the latest after 10 s",
             )
         elif one.difference is not None:
-            yield Finding(
+            yield Diagnosis(
                 severity=Severity.DEGRADED,
                 about="kernel",
                 what=f"another program changed rules of {label}: {one.difference}",
@@ -32,7 +32,7 @@ def standing(standings: Iterable[FamilyStanding]) -> Iterator[Finding]:
                 fix="find the program; `kube-proxy verify` shows what differs now",
             )
         elif one.sound_since is None:
-            yield Finding(
+            yield Diagnosis(
                 severity=Severity.DEGRADED,
                 about="kernel",
                 what=f"the kernel was never known to have all of {label}",
@@ -41,10 +41,10 @@ def standing(standings: Iterable[FamilyStanding]) -> Iterator[Finding]:
             )
 
 
-def unready(reasons: Mapping[str, str]) -> Iterator[Finding]:
+def unready(reasons: Mapping[str, str]) -> Iterator[Diagnosis]:
     """Look why the proxy says that it is not ready; `reasons` are those that no other check has a word for."""
     for reason in reasons.values():
-        yield Finding(
+        yield Diagnosis(
             severity=Severity.BROKEN,
             about="ready",
             what=f"the proxy is not ready: {reason}",
@@ -53,12 +53,12 @@ def unready(reasons: Mapping[str, str]) -> Iterator[Finding]:
         )
 
 
-def there(traces: Iterable[Trace], families: Iterable[Family], mode: str) -> Iterator[Finding]:
+def there(traces: Iterable[Trace], families: Iterable[Family], mode: str) -> Iterator[Diagnosis]:
     """Look whether something of the running mode is in the kernel for each family."""
     known = {trace.family for trace in traces}
     for family in families:
         if family not in known and None not in known:
-            yield Finding(
+            yield Diagnosis(
                 severity=Severity.BROKEN,
                 about="kernel",
                 what=f"nothing of {mode} mode is in the kernel for {family.label}",
@@ -68,10 +68,10 @@ def there(traces: Iterable[Trace], families: Iterable[Family], mode: str) -> Ite
             )
 
 
-def versions(running: str, ours: str, started: float, now: float) -> Iterator[Finding]:
+def versions(running: str, ours: str, started: float, now: float) -> Iterator[Diagnosis]:
     """Look whether the proxy that runs is the one that is installed."""
     if running != ours:
-        yield Finding(
+        yield Diagnosis(
             severity=Severity.NOTE,
             about="version",
             what=f"the proxy runs version {running} for {duration(now - started)}, this command is {ours}",
@@ -80,10 +80,10 @@ def versions(running: str, ours: str, started: float, now: float) -> Iterator[Fi
         )
 
 
-def able(lack: str) -> Iterator[Finding]:
+def able(lack: str) -> Iterator[Diagnosis]:
     """Look what this node lacks for the mode: the words of Unsupported, '' for nothing."""
     if lack:
-        yield Finding(
+        yield Diagnosis(
             severity=Severity.BROKEN,
             about="node",
             what=lack.partition(": ")[0],
@@ -92,10 +92,10 @@ def able(lack: str) -> Iterator[Finding]:
         )
 
 
-def half_able(lack: str, family: str) -> Iterator[Finding]:
+def half_able(lack: str, family: str) -> Iterator[Diagnosis]:
     """Look what this node lacks for the family that is not `family`, as `able`."""
     if lack:
-        yield Finding(
+        yield Diagnosis(
             severity=Severity.DEGRADED,
             about="node",
             what=lack.partition(": ")[0],

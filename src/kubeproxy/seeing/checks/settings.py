@@ -10,7 +10,7 @@ from kubeproxy.kernel.proc.processes import Descriptors
 from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX
 from kubeproxy.kernel.route.bridges import SYSCTL, Bridge
 from kubeproxy.model.addresses import Family
-from kubeproxy.seeing.finding import Finding, Severity
+from kubeproxy.seeing.finding import Diagnosis, Severity
 
 FULL, FILLING = 0.95, 0.8
 FORWARDING: Final = {Family.IPV4: "net/ipv4/ip_forward", Family.IPV6: "net/ipv6/conf/all/forwarding"}
@@ -28,7 +28,7 @@ class Setting(NamedTuple):
     actual: int | None
 
 
-class Way(NamedTuple):
+class InterfacePath(NamedTuple):
     """An interface with an address that clients use, its reverse path filter, and where answers of it leave."""
 
     interface: str
@@ -38,11 +38,11 @@ class Way(NamedTuple):
     is_node: bool
 
 
-def forwarding(settings: Iterable[Setting], flows_end: FlowsEnd) -> Iterator[Finding]:
+def forwarding(settings: Iterable[Setting], flows_end: FlowsEnd) -> Iterator[Diagnosis]:
     """Look whether this node forwards packets; a mode that ends connections itself needs that for no Service."""
     for one in settings:
         if one.actual == 0 and flows_end is FlowsEnd.ENDPOINTS:
-            yield Finding(
+            yield Diagnosis(
                 severity=Severity.BROKEN,
                 about="sysctl",
                 what=f"{_name(one.key)} is 0",
@@ -52,12 +52,12 @@ def forwarding(settings: Iterable[Setting], flows_end: FlowsEnd) -> Iterator[Fin
             )
 
 
-def entrances(interfaces: Sequence[str], severity: Severity) -> Iterator[Finding]:
+def entrances(interfaces: Sequence[str], severity: Severity) -> Iterator[Diagnosis]:
     """Report interfaces from which this node forwards no IPv4 packets, though it forwards those of others."""
     if interfaces:
         names = [_name(f"net/ipv4/conf/{interface}/forwarding") for interface in interfaces]
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        yield Finding(
+        yield Diagnosis(
             severity=severity,
             about="sysctl",
             what=f"{', '.join(names[:_SHOWN])}{more} {'are' if len(names) > 1 else 'is'} 0",
@@ -67,12 +67,12 @@ def entrances(interfaces: Sequence[str], severity: Severity) -> Iterator[Finding
         )
 
 
-def changed_back(settings: Iterable[Setting]) -> Iterator[Finding]:
+def changed_back(settings: Iterable[Setting]) -> Iterator[Diagnosis]:
     """Look whether what the configuration or the mode sets is still so; a larger conntrack table is fine."""
     for one in settings:
         enough = one.key == NF_CONNTRACK_MAX and one.actual is not None and one.actual >= one.wanted
         if one.actual is not None and one.actual != one.wanted and not enough:
-            yield Finding(
+            yield Diagnosis(
                 severity=Severity.DEGRADED,
                 about="sysctl",
                 what=f"{_name(one.key)} is {one.actual}, it should be {one.wanted}",
@@ -91,11 +91,11 @@ def _effect(key: str) -> str:
     return "the mode needs it: connections to Services fail without"
 
 
-def filtered_ways(ways: Iterable[Way]) -> Iterator[Finding]:
+def filtered_ways(ways: Iterable[InterfacePath]) -> Iterator[Diagnosis]:
     """Look whether a strict reverse path filter drops what clients send to an address of this node."""
     for one in ways:
         if one.filter == STRICT and one.out and one.out != one.interface:
-            yield Finding(
+            yield Diagnosis(
                 severity=Severity.DEGRADED if one.is_node else Severity.NOTE,
                 about="sysctl",
                 what=f"net.ipv4.conf.{one.interface}.rp_filter is strict (1), but answers from {one.address} on "
@@ -106,7 +106,9 @@ def filtered_ways(ways: Iterable[Way]) -> Iterator[Finding]:
             )
 
 
-def bridged(bridges: Iterable[Bridge], of_pods: Sequence[tuple[str, Family]], flows_end: FlowsEnd) -> Iterator[Finding]:
+def bridged(
+    bridges: Iterable[Bridge], of_pods: Sequence[tuple[str, Family]], flows_end: FlowsEnd
+) -> Iterator[Diagnosis]:
     """Look whether what pods of a bridge send each other passes the rules.
 
     `of_pods` are interfaces with a pod network's address, and its family.
@@ -116,7 +118,7 @@ def bridged(bridges: Iterable[Bridge], of_pods: Sequence[tuple[str, Family]], fl
     known = {bridge.name: bridge.filtered for bridge in bridges}
     for name, family in of_pods:
         if name in known and family not in known[name]:
-            yield Finding(
+            yield Diagnosis(
                 severity=Severity.BROKEN,
                 about="sysctl",
                 what=f"{SYSCTL[family]} is off, and pods of this node are on the bridge {name}",
@@ -138,10 +140,10 @@ def tracked(count: int, limit: int) -> Room:
     )
 
 
-def filled(room: Room, about: str) -> Iterator[Finding]:
+def filled(room: Room, about: str) -> Iterator[Diagnosis]:
     """Look whether something is nearly full."""
     if room.limit > 0 and room.used >= FILLING * room.limit:
-        yield Finding(
+        yield Diagnosis(
             severity=Severity.BROKEN if room.used >= FULL * room.limit else Severity.DEGRADED,
             about=about,
             what=f"{room.name} is {room.used / room.limit:.0%} full: {room.used} of {room.limit}",
@@ -150,11 +152,11 @@ def filled(room: Room, about: str) -> Iterator[Finding]:
         )
 
 
-def opened(descriptors: Descriptors, pid: int) -> Iterator[Finding]:
+def opened(descriptors: Descriptors, pid: int) -> Iterator[Diagnosis]:
     """Look how many files the proxy has open."""
     used, limit = descriptors
     if used >= FILLING * limit:
-        yield Finding(
+        yield Diagnosis(
             severity=Severity.BROKEN if used >= FULL * limit else Severity.DEGRADED,
             about="descriptors",
             what=f"the proxy (pid {pid}) has {used} files open of {limit} that it may",

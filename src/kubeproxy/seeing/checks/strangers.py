@@ -11,19 +11,19 @@ from kubeproxy.backends.mode import FlowsEnd, Trace
 from kubeproxy.kernel.firewalls import Drop, Filter, RuleChain
 from kubeproxy.kernel.proc.processes import ProxyProcess
 from kubeproxy.model.addresses import Family, place_text
-from kubeproxy.seeing.finding import Finding, Severity
+from kubeproxy.seeing.finding import Diagnosis, Severity
 
 _FORWARDED: Final = frozenset({"prerouting", "forward", "postrouting"})
 _IN_THE_WAY: Final = _FORWARDED | {"input"}
 
 
-def second(others: Iterable[tuple[ProxyProcess, str]], mode: str) -> Iterator[Finding]:
+def second(others: Iterable[tuple[ProxyProcess, str]], mode: str) -> Iterator[Diagnosis]:
     """Look for other kube-proxies, each with its mode, '' if that cannot be told; `mode` is the running one's."""
     for process, theirs in others:
         kind = "another kube-proxy of this program" if process.ours else "the Go kube-proxy"
         shown = f" in {theirs} mode" if theirs else ""
         same = "each removes what the other one wrote" if theirs == mode else "both translate the same connections"
-        yield Finding(
+        yield Diagnosis(
             severity=Severity.BROKEN,
             about="proxies",
             what=f"{kind} runs here too (pid {process.pid}){shown}",
@@ -33,7 +33,7 @@ def second(others: Iterable[tuple[ProxyProcess, str]], mode: str) -> Iterator[Fi
         )
 
 
-def left_over(traces: Iterable[Trace], mode: str, place: str = "") -> Iterator[Finding]:
+def left_over(traces: Iterable[Trace], mode: str, place: str = "") -> Iterator[Diagnosis]:
     """Look for rules of modes that do not run; `mode` is the running one, '' if no proxy answers.
 
     `place` is the address and port that they are for, if it is known.
@@ -41,7 +41,7 @@ def left_over(traces: Iterable[Trace], mode: str, place: str = "") -> Iterator[F
     caught = f", with rules for {place}" * bool(place)
     for trace in traces:
         if mode:
-            yield Finding(
+            yield Diagnosis(
                 severity=Severity.DEGRADED,
                 about="leftovers",
                 what=f"left by another kube-proxy: {trace.what}{caught}",
@@ -49,7 +49,7 @@ def left_over(traces: Iterable[Trace], mode: str, place: str = "") -> Iterator[F
                 fix="see that no other kube-proxy runs, then restart this one: it removes what is not its own",
             )
         else:
-            yield Finding(
+            yield Diagnosis(
                 severity=Severity.DEGRADED,
                 about="leftovers",
                 what=f"rules without a proxy that answers: {trace.what}",
@@ -59,7 +59,7 @@ def left_over(traces: Iterable[Trace], mode: str, place: str = "") -> Iterator[F
             )
 
 
-def both_variants(chains: Iterable[RuleChain]) -> Iterator[Finding]:
+def both_variants(chains: Iterable[RuleChain]) -> Iterator[Diagnosis]:
     """Look for a kube-proxy's chains in both variants of iptables."""
     counts: defaultdict[Family, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
     for chain in chains:
@@ -68,7 +68,7 @@ def both_variants(chains: Iterable[RuleChain]) -> Iterator[Finding]:
     for family, by_variant in counts.items():
         if len(by_variant) > 1:
             shown = " and ".join(f"{count} in {variant}" for variant, count in sorted(by_variant.items()))
-            yield Finding(
+            yield Diagnosis(
                 severity=Severity.DEGRADED,
                 about="leftovers",
                 what=f"both variants of iptables have a kube-proxy's {family.label} chains: {shown}",
@@ -77,14 +77,14 @@ def both_variants(chains: Iterable[RuleChain]) -> Iterator[Finding]:
             )
 
 
-def dropping(drops: Iterable[Drop]) -> Iterator[Finding]:
+def dropping(drops: Iterable[Drop]) -> Iterator[Diagnosis]:
     """Look for chains of other programs that drop one connection for sure, on its way to these endpoints."""
     by_chain: dict[tuple[str, str, str], list[str]] = {}
     for one in drops:
         place = place_text(one.destination, one.port)
         by_chain.setdefault((one.where, one.chain, one.hook), []).append(place)
     for (where, chain, hook), places in by_chain.items():
-        yield Finding(
+        yield Diagnosis(
             severity=Severity.BROKEN,
             about="firewall",
             what=f"{where}, chain {chain}: drops what goes to {', '.join(places)} at the hook {hook}",
@@ -93,7 +93,7 @@ def dropping(drops: Iterable[Drop]) -> Iterator[Finding]:
         )
 
 
-def firewalls(filters: Sequence[Filter], flows_end: FlowsEnd, ends_here: bool) -> Iterator[Finding]:
+def firewalls(filters: Sequence[Filter], flows_end: FlowsEnd, ends_here: bool) -> Iterator[Diagnosis]:
     """Look for chains of other programs that drop what goes to endpoints.
 
     `ends_here`: the mode takes connections in as the node's own, as one with an interface for Services does.
@@ -102,7 +102,7 @@ def firewalls(filters: Sequence[Filter], flows_end: FlowsEnd, ends_here: bool) -
     for one in filters:
         through = one.hook in _FORWARDED or (one.hook == "input" and (flows_end is FlowsEnd.PROXY or ends_here))
         if one.closes and not one.accepts and through:
-            yield Finding(
+            yield Diagnosis(
                 severity=Severity.BROKEN,
                 about="firewall",
                 what=f"{one.where}, chain {one.chain}: drops all new connections at the hook {one.hook}",
@@ -114,7 +114,7 @@ def firewalls(filters: Sequence[Filter], flows_end: FlowsEnd, ends_here: bool) -
             noted.setdefault(one.where, []).append(one)
     for where, chains in noted.items():
         shown = ", ".join(f"{chain.chain} at {chain.hook}" for chain in chains)
-        yield Finding(
+        yield Diagnosis(
             severity=Severity.NOTE,
             about="firewall",
             what=f"{where} may drop packets too: {shown}",
