@@ -48,7 +48,6 @@ class Backlog:
         self._let_go = False  # whether the last portion left large changes out, for others to go first
         self._backoff = retries()
         self._clock = clock
-        self._committed_at: float | None = None
         self._inspected_at: float | None = None
         self._sound_since: float | None = None
         self._refusal: str | None = None
@@ -59,7 +58,6 @@ class Backlog:
         """Return what is known of this family's kernel."""
         return FamilyStanding(
             self.family,
-            self._committed_at,
             self._inspected_at,
             self._sound_since,
             self._refusal,
@@ -83,7 +81,7 @@ class Backlog:
 
     def committed(self, changes: Sequence[Change]) -> None:
         """Take that the kernel has these changes of what was queued, and all that was queued before them."""
-        self._committed_at = now = self._clock()
+        now = self._clock()
         self._refusal = None
         if not self.stale:  # else something was seen when this sync was under way already
             self._difference = None

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import EndpointPort, ServicePort
 from support.cluster_objects import HERE, address, endpoint, parsed, service, world
+from support.compiled import compile_service
 
 V4, V6 = Family.IPV4, Family.IPV6
 CLUSTER_IP = {V4: "10.96.0.1", V6: "fd00:96::1"}

@@ -8,9 +8,9 @@ from kubeproxy.backends.iptables.backend import SHARED, IptablesBackend
 from kubeproxy.backends.iptables.options import Options
 from kubeproxy.kernel.xtables import iptables_variant
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import ServicePort
 from support.cluster_objects import HERE, endpoint, parsed, service, world
+from support.compiled import compile_service
 from support.fake_tables import BUILT_IN, Told, normalised
 from support.fake_tables import backend as fake_backend
 from support.fake_tables import parsed as saved

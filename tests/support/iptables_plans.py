@@ -6,9 +6,9 @@ from msgspec import structs
 
 from kubeproxy.backends.iptables.backend import SHARED
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import ServicePort
 from support.cluster_objects import HERE, endpoint, parsed, service, world
+from support.compiled import compile_service
 from support.fake_tables import backend
 
 V4 = Family.IPV4

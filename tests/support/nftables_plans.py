@@ -3,9 +3,9 @@
 from kubeproxy.backends.nftables.numbering import Numbers
 from kubeproxy.backends.nftables.render import place_all
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import ClientIPConfig, EndpointPort, ServicePort, SessionAffinityConfig
 from support.cluster_objects import HERE, endpoint, parsed, service, world
+from support.compiled import compile_service
 
 V4, V6 = Family.IPV4, Family.IPV6
 WORLD = world(families=[V4])

@@ -7,10 +7,10 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import Annotations, ClientIPConfig, EndpointPort, ServicePort, SessionAffinityConfig
 from kubeproxy.model.plan import Detector, Globals, ServicePlan
 from support.cluster_objects import HERE, THERE, draining, endpoint, parsed, service, world
+from support.compiled import compile_service
 
 Plans = dict[tuple[str, str], tuple[ServicePlan, ...]]
 

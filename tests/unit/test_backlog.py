@@ -36,7 +36,7 @@ def test_commits_and_looks_have_their_times_and_soundness_lasts(backlog, now):
     backlog.inspected()
     now[0] = 120.0
     backlog.committed(backlog.portion())
-    assert backlog.standing == FamilyStanding(V4, committed_at=120.0, inspected_at=110.0, sound_since=100.0)
+    assert backlog.standing == FamilyStanding(V4, inspected_at=110.0, sound_since=100.0)
 
 
 def test_a_refusal_stands_until_a_commit(backlog, now):
@@ -45,10 +45,10 @@ def test_a_refusal_stands_until_a_commit(backlog, now):
     assert backlog.refused("busy") > 0
     assert backlog.stale
     assert backlog.resting
-    assert backlog.standing == FamilyStanding(V4, committed_at=100.0, inspected_at=100.0, refusal="busy")
+    assert backlog.standing == FamilyStanding(V4, inspected_at=100.0, refusal="busy")
     now[0], backlog.stale = 120.0, False
     backlog.committed(backlog.portion())
-    assert backlog.standing == FamilyStanding(V4, committed_at=120.0, inspected_at=120.0, sound_since=120.0)
+    assert backlog.standing == FamilyStanding(V4, inspected_at=120.0, sound_since=120.0)
 
 
 def test_a_difference_stands_until_a_full_sync(backlog, now):
@@ -56,16 +56,12 @@ def test_a_difference_stands_until_a_full_sync(backlog, now):
     now[0] = 110.0
     backlog.differs("rules were changed")
     assert backlog.stale
-    assert backlog.standing == FamilyStanding(
-        V4, committed_at=100.0, inspected_at=100.0, difference="rules were changed"
-    )
+    assert backlog.standing == FamilyStanding(V4, inspected_at=100.0, difference="rules were changed")
     backlog.committed(backlog.portion())  # of a sync that was under way already
-    assert backlog.standing == FamilyStanding(
-        V4, committed_at=110.0, inspected_at=100.0, difference="rules were changed"
-    )
+    assert backlog.standing == FamilyStanding(V4, inspected_at=100.0, difference="rules were changed")
     now[0], backlog.stale = 120.0, False
     backlog.committed(backlog.portion())
-    assert backlog.standing == FamilyStanding(V4, committed_at=120.0, inspected_at=120.0, sound_since=120.0)
+    assert backlog.standing == FamilyStanding(V4, inspected_at=120.0, sound_since=120.0)
 
 
 def test_what_is_queued_is_counted_until_it_is_committed(backlog):

@@ -1,4 +1,4 @@
-"""The few requests that are no watch: this Node, events, the server's version. And whether the server answers.
+"""The few requests that are no watch: this Node, the server's version. And whether the server answers.
 
 Thin: one method a request, errors are those of http.py.
 """
@@ -85,14 +85,6 @@ class ApiClient:
             raise MalformedAnswer(f"node {name}: {rejected[0].field}: {rejected[0].reason}")
         return node
 
-    async def create_event(self, namespace: str, event: dict[str, Any]) -> Any:
-        """POST an events.k8s.io/v1 Event and return it as stored."""
-        return await self.request_json("POST", _events(namespace), event)
-
-    async def patch_event(self, namespace: str, name: str, patch: dict[str, Any]) -> Any:
-        """Merge `patch` into an Event, such as a new series.count, and return it as stored."""
-        return await self.request_json("PATCH", f"{_events(namespace)}/{quote(name, safe='')}", patch)
-
     async def version(self) -> str:
         """Return the server's gitVersion, such as 'v1.36.2'."""
         answer = await self.request_json("GET", "/version")
@@ -102,7 +94,3 @@ class ApiClient:
     async def close(self) -> None:
         """Close all connections."""
         await self.http.close()
-
-
-def _events(namespace: str) -> str:
-    return f"/apis/events.k8s.io/v1/namespaces/{quote(namespace, safe='')}/events"

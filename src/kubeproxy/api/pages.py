@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from typing import Final, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
@@ -23,24 +23,26 @@ class ListMeta(Struct):
     continue_: str | None = msgspec.field(default=None, name="continue")
 
 
-class ItemList(Protocol):
-    """A kind of list, with its items as whoever asks wants them."""
+T = TypeVar("T")
+
+
+class ItemList(Struct, Generic[T]):
+    """A list, with its items as whoever asks wants them."""
 
     metadata: ListMeta
+    items: list[T] | None = None
 
 
-P = TypeVar("P", bound=ItemList)
-
-
-async def pages(client: ApiClient, path: str, query: Mapping[str, str], kind: type[P]) -> AsyncIterator[P]:
-    """Yield the pages of a list. Raises SourceError."""
+async def items(client: ApiClient, path: str, query: Mapping[str, str], kind: type[T]) -> AsyncIterator[T]:
+    """Yield the items of a list, which is read a page at a time. Raises SourceError."""
     following: str | None = ""
     while following is not None:
         asked = {**query, "limit": str(_PAGE)} | ({"continue": following} if following else {})
         response = await client.http.request("GET", f"{path}?{urlencode(asked)}", most=LIST)
         try:
-            page = msgspec.json.decode(response.body, type=kind)
+            page = msgspec.json.decode(response.body, type=ItemList[kind])  # type: ignore[valid-type]
         except msgspec.MsgspecError as error:
             raise MalformedAnswer(f"the answer to GET {path} cannot be read: {error}") from error
-        yield page
+        for item in page.items or ():
+            yield item
         following = page.metadata.continue_ or None

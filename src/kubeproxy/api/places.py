@@ -1,48 +1,57 @@
-"""The zones of a Service's endpoints, for people who ask: one list, a page at a time; nothing is watched.
+"""Zones of endpoints and names of pods, as EndpointSlices have them: for people who ask; nothing is watched.
 
-Slices are decoded without zones, but for Services that weigh by them (zones.py).
+The proxy decodes slices without names, and without zones but for Services that weigh by them (zones.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from urllib.parse import quote
 
 from msgspec import Struct
 
 from kubeproxy.api.client import ApiClient
-from kubeproxy.api.pages import ListMeta, pages
+from kubeproxy.api.pages import items
 from kubeproxy.model.addresses import pack
 from kubeproxy.model.plan import ServiceName
 
 
-class _Endpoint(Struct):
+class _Reference(Struct):
+    name: str | None = None
+    namespace: str | None = None
+
+
+class _Endpoint(Struct, rename="camel"):
     addresses: list[str] | None = None
     zone: str | None = None
+    target_ref: _Reference | None = None
 
 
 class _Slice(Struct):
     endpoints: list[_Endpoint] | None = None
 
 
-class _List(Struct):
-    metadata: ListMeta
-    items: list[_Slice] | None = None
-
-
 async def zones_of(client: ApiClient, service: ServiceName) -> Mapping[bytes, str]:
     """Return the zones of a Service's endpoints by packed address, of those that have one. Raises SourceError."""
-    namespace, name = service
-    path = f"/apis/discovery.k8s.io/v1/namespaces/{quote(namespace, safe='')}/endpointslices"
-    zones: dict[bytes, str] = {}
-    async for page in pages(client, path, {"labelSelector": f"kubernetes.io/service-name={name}"}, _List):
-        zones.update(_zones(endpoint for piece in page.items or () for endpoint in piece.endpoints or ()))
-    return zones
+    return {address: one.zone async for address, one in _endpoints(client, service) if one.zone}
 
 
-def _zones(endpoints: Iterable[_Endpoint]) -> Iterable[tuple[bytes, str]]:
-    for endpoint in endpoints:
-        for text in (endpoint.addresses or ()) if endpoint.zone else ():
-            address = pack(text)
-            if address is not None and endpoint.zone:
-                yield address, endpoint.zone
+async def pod_names(client: ApiClient, service: ServiceName | None) -> Mapping[bytes, str]:
+    """Return NAMESPACE/NAME of pods by packed address: those of a Service, or of all. Raises SourceError."""
+    names: dict[bytes, str] = {}
+    async for address, one in _endpoints(client, service):
+        pod = one.target_ref
+        if pod is not None and pod.name:
+            names[address] = f"{pod.namespace}/{pod.name}" if pod.namespace else pod.name
+    return names
+
+
+async def _endpoints(client: ApiClient, service: ServiceName | None) -> AsyncIterator[tuple[bytes, _Endpoint]]:
+    """Yield the endpoints of a Service, or of all, with each of their packed addresses."""
+    where = f"/namespaces/{quote(service[0], safe='')}" if service is not None else ""
+    query = {"labelSelector": f"kubernetes.io/service-name={service[1]}"} if service is not None else {}
+    async for piece in items(client, f"/apis/discovery.k8s.io/v1{where}/endpointslices", query, _Slice):
+        for endpoint in piece.endpoints or ():
+            for text in endpoint.addresses or ():
+                if (address := pack(text)) is not None:
+                    yield address, endpoint

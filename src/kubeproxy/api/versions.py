@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from kubeproxy.api.client import ApiClient
-from kubeproxy.api.pages import ListMeta, pages
+from kubeproxy.api.pages import items
 from kubeproxy.api.targets import NO_HEADLESS, NO_PROXY_NAME
 from kubeproxy.model.addresses import FAMILIES
 
@@ -47,16 +47,6 @@ class _Slice(Struct, rename="camel"):
     address_type: str = ""
 
 
-class _Services(Struct):
-    metadata: ListMeta
-    items: list[_Service] | None = None
-
-
-class _Slices(Struct):
-    metadata: ListMeta
-    items: list[_Slice] | None = None
-
-
 async def versions(client: ApiClient, service: tuple[str, str] | None) -> Mapping[tuple[str, str], Versions]:
     """Return the versions of a Service (namespace, name), or of all that mean something to a proxy.
 
@@ -67,14 +57,12 @@ async def versions(client: ApiClient, service: tuple[str, str] | None) -> Mappin
     if service is not None:
         query["fieldSelector"] = f"metadata.name={service[1]}"
     found: dict[tuple[str, str], Versions] = {}
-    async for services in pages(client, f"/api/v1{where}/services", query, _Services):
-        for one in services.items or ():
-            if one.spec.cluster_ip not in {None, "", "None"} and one.spec.type != "ExternalName":
-                found[one.metadata.namespace, one.metadata.name] = Versions(one.metadata.resource_version)
+    async for one in items(client, f"/api/v1{where}/services", query, _Service):
+        if one.spec.cluster_ip not in {None, "", "None"} and one.spec.type != "ExternalName":
+            found[one.metadata.namespace, one.metadata.name] = Versions(one.metadata.resource_version)
     query = {"labelSelector": NO_HEADLESS + (f",{_OF_SERVICE}={service[1]}" if service is not None else "")}
-    async for slices in pages(client, f"/apis/discovery.k8s.io/v1{where}/endpointslices", query, _Slices):
-        for piece in slices.items or ():
-            owner = found.get((piece.metadata.namespace, (piece.metadata.labels or {}).get(_OF_SERVICE, "")))
-            if owner is not None and piece.address_type in FAMILIES:
-                owner.slices[piece.metadata.name] = piece.metadata.resource_version
+    async for piece in items(client, f"/apis/discovery.k8s.io/v1{where}/endpointslices", query, _Slice):
+        owner = found.get((piece.metadata.namespace, (piece.metadata.labels or {}).get(_OF_SERVICE, "")))
+        if owner is not None and piece.address_type in FAMILIES:
+            owner.slices[piece.metadata.name] = piece.metadata.resource_version
     return found

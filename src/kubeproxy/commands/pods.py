@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from kubeproxy.api.pods import pod_names
+from kubeproxy.api.places import pod_names
 from kubeproxy.commands import api
 from kubeproxy.control.wire import Facts
 from kubeproxy.errors import KubeProxyError

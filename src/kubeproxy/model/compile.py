@@ -58,27 +58,15 @@ STEP = 5000
 """Endpoints, counted for each port, after which compiling can be interrupted: some milliseconds."""
 
 
-def compile_service(
+def compiling(
     service: Service, slices: Iterable[Slice], world: Globals, growth: Growth = GROWN, most: int = ROOM
-) -> Compiled:
-    """Return what a Service means. `slices` are all slices that belong to it, of any family and in any order.
+) -> Generator[tuple[()], None, Compiled]:
+    """Return, at the end of steps, what a Service means. `slices` are all slices that belong to it, of any family and
+    in any order.
 
     `growth` is how much of their share those endpoints have that are new; `most` is how often endpoints may be entered
     for weights and tables in a family, 0 for an even share.
     """
-    steps = compiling(service, slices, world, growth, most)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found: Compiled = end.value
-            return found
-
-
-def compiling(
-    service: Service, slices: Iterable[Slice], world: Globals, growth: Growth = GROWN, most: int = ROOM
-) -> Generator[tuple[()], None, Compiled]:
-    """Do the work of `compile_service` in steps; return what it does."""
     spec = service.spec
     if skipped(service):
         return NOTHING

@@ -18,12 +18,10 @@ import time
 from collections.abc import Sequence
 from functools import lru_cache
 from types import TracebackType
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from kubeproxy.errors import ConfigError
 from kubeproxy.observe.text import clean, json_bytes, printable
-
-LogFormat = Literal["text", "json"]
 
 _LETTERS: Final = ((logging.CRITICAL, "F"), (logging.ERROR, "E"), (logging.WARNING, "W"), (0, "I"))
 

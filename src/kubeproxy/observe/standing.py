@@ -16,14 +16,13 @@ WORST_FIRST: Final = ("refused", "differs", "pending")
 class FamilyStanding(Struct, frozen=True):
     """What is known of one family's kernel. Times are seconds since the epoch, None for never.
 
-    `committed_at`: when it last took what was queued. `inspected_at`: when all of it was last looked at, in an
-    inspection or by a full sync, and nothing differed, or nothing any more. `sound_since`: since when it has, as far as
-    anybody knows, what was committed; None when it does not. `refusal`: why it refused what is queued, if it did.
-    `difference`: what another program changed, until it is repaired. `queued`: how many Services' changes wait for it.
+    `inspected_at`: when all of it was last looked at, in an inspection or by a full sync, and nothing differed, or
+    nothing any more. `sound_since`: since when it has, as far as anybody knows, what was committed; None when it does
+    not. `refusal`: why it refused what is queued, if it did. `difference`: what another program changed, until it is
+    repaired. `queued`: how many Services' changes wait for it.
     """
 
     family: Family
-    committed_at: float | None = None
     inspected_at: float | None = None
     sound_since: float | None = None
     refusal: str | None = None

@@ -31,11 +31,11 @@ from kubeproxy.kernel.proc.sysctl import read_sysctl
 from kubeproxy.kernel.route.links import link_addresses, link_index
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import Family, pack
-from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import EndpointPort, ServicePort
 from kubeproxy.model.plan import Detector
 from kubeproxy.observe.registry import CounterMetric
 from support.cluster_objects import HERE, endpoint, parsed, service, world
+from support.compiled import compile_service
 from support.namespaces import namespace, run
 from support.places import ROOT
 

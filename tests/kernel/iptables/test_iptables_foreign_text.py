@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from kubeproxy.backends.iptables.reading import CommandsReading
 from kubeproxy.kernel.xtables import iptables_variant
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import EndpointPort, ServicePort
 from support.cluster_objects import HERE, endpoint, parsed, service
+from support.compiled import compile_service
 from support.fake_tables import backend as fake_backend
 from support.iptables_kernel import OPTIONS, WORLD
 from support.own_network import own_network

@@ -14,12 +14,12 @@ from kubeproxy.kernel.conntrack.tracked import target_of
 from kubeproxy.kernel.conntrack.udp_flows import Conntrack
 from kubeproxy.model import maglev
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.compile import compile_service
 from kubeproxy.model.events import Replaced
 from kubeproxy.model.objects import Annotations, ClientIPConfig, EndpointPort, ServicePort, SessionAffinityConfig
 from kubeproxy.model.plan import Policy
 from kubeproxy.model.planner import Planner
 from support.cluster_objects import HERE, THERE, address, endpoint, endpoint_slice, parsed, service, world
+from support.compiled import compile_service
 from support.nftables_ground import KernelGround, ground_with_ways_out, ip, resync, sync
 
 WEB = ("default", "web")

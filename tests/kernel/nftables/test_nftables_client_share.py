@@ -11,9 +11,9 @@ import pytest
 from kubeproxy.backends.nftables import ruleset
 from kubeproxy.backends.nftables.affinity import rooms
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import EndpointPort, ServicePort
 from support.cluster_objects import endpoint, parsed, service, world
+from support.compiled import compile_service
 from support.nftables_ground import ground_with_ways_out, ip, resync
 
 FLOODED = {Family.IPV4: "10.96.0.1", Family.IPV6: "fd00:96::1"}

@@ -9,10 +9,10 @@ from kubeproxy.backends.nftables.numbering import Numbers
 from kubeproxy.backends.nftables.render import Placed, render
 from kubeproxy.config.modes import MODES
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.compile import compile_service
 from kubeproxy.model.endpoints import parse_slice
 from kubeproxy.model.objects import ServicePort
 from support.cluster_objects import NODE_IPS, address, endpoint, endpoint_slice, service, world
+from support.compiled import compile_service
 
 WORLD = world()
 V4 = Family.IPV4

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from kubeproxy.api.source import Reach, Watched
 from kubeproxy.backends.mode import Mode, Trace
 from kubeproxy.commands import doctor, offline
-from kubeproxy.commands.checkup import Report
+from kubeproxy.commands.checkup import Checkup
 from kubeproxy.commands.main import run
 from kubeproxy.commands.offline import desk
 from kubeproxy.commands.parsers import parser_of
@@ -184,7 +184,7 @@ def test_who_waits_for_what_does_not_come_is_told_the_fix(
     monkeypatch.setattr(offline, "open_sources", lambda *_: sources)
     monkeypatch.setattr(offline, "UNREACHED", 0.0)
     monkeypatch.setattr(offline, "PATIENCE", 1e9)
-    monkeypatch.setattr(doctor, "look_at", lambda _: Report([], []))
+    monkeypatch.setattr(doctor, "look_at", lambda _: Checkup([], []))
     assert run(["doctor", "-o", "json", "--kubeconfig", "k"]) == 1
     (found,) = json.loads(capfd.readouterr().out)["findings"]
     assert (found["severity"], what in found["what"], fix in found["fix"]) == ("broken", True, True), found
@@ -197,7 +197,7 @@ def test_who_waits_for_what_does_not_come_is_told_the_fix(
 def test_a_file_that_is_no_kubeconfig_is_told_with_a_fix(
     content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "look_at", lambda _: Report([], []))
+    monkeypatch.setattr(doctor, "look_at", lambda _: Checkup([], []))
     file = tmp_path / "kubeconfig"
     if content is not None:
         file.write_text(content)

@@ -35,7 +35,7 @@ def test_how_a_family_stands_is_known_until_the_repair_and_after_it():
     async def scene(stage):
         await started(stage, service("a"))
         sound = stage.engine.standing(V4)
-        assert sound.sound_since == sound.committed_at
+        assert sound.sound_since == sound.inspected_at
         assert (sound.refusal, sound.difference, sound.queued) == (None, None, 0)
         stage.backend.failures = [True] * 10_000
         stage.backend.is_touched, stage.backend.altered = True, RULES
@@ -55,11 +55,11 @@ def test_how_a_family_stands_is_known_until_the_repair_and_after_it():
 def test_only_a_look_at_everything_shows_that_everything_is_there(period, depth):
     async def scene(stage):
         await started(stage, service("a"))
-        committed = stage.engine.standing(V4).committed_at
+        before = stage.engine.standing(V4).inspected_at
         stage.backend.looks.clear()
         await stage.until(lambda: len(stage.backend.looks) >= 3)
         assert set(stage.backend.looks) == {depth}
-        assert (stage.engine.standing(V4).inspected_at > committed) == (depth is Depth.THOROUGH)
+        assert (stage.engine.standing(V4).inspected_at > before) == (depth is Depth.THOROUGH)
 
     play(scene, pace=Pace(period=period))
 

@@ -8,10 +8,10 @@ import itertools
 import pytest
 
 from kubeproxy.model.addresses import Family, pack
-from kubeproxy.model.compile import compile_service
 from kubeproxy.model.endpoints import parse_slice
 from kubeproxy.model.objects import EndpointConditions, EndpointPort, ServicePort, SliceEndpoint
 from support.cluster_objects import HERE, THERE, dests, draining, endpoint, endpoint_slice, parsed, service, world
+from support.compiled import compile_service
 
 ONE, TWO, THREE = "10.244.0.1", "10.244.0.2", "10.244.1.3"
 

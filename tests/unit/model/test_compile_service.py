@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from kubeproxy.model.addresses import Family, network_text
-from kubeproxy.model.compile import compile_service, skipped
+from kubeproxy.model.compile import skipped
 from kubeproxy.model.objects import (
     ClientIPConfig,
     Labels,
@@ -22,6 +22,7 @@ from kubeproxy.model.objects import (
 )
 from kubeproxy.model.plan import NOTHING, FrontendKind, HealthCheck, Policies, Policy
 from support.cluster_objects import HERE, address, dests, draining, endpoint, frontend_keys, key, parsed, service, world
+from support.compiled import compile_service
 
 CLUSTER, EXTERNAL = FrontendKind.CLUSTER, FrontendKind.EXTERNAL
 LOADBALANCER, NODEPORT = FrontendKind.LOADBALANCER, FrontendKind.NODEPORT

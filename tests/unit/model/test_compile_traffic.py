@@ -6,11 +6,11 @@ Source: docs/reference.md "Service semantics"; kube-proxy v1.36 pkg/proxy/nftabl
 import pytest
 
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.compile import compile_service
 from kubeproxy.model.endpoints import parse_slice
 from kubeproxy.model.objects import ServicePort
 from kubeproxy.model.plan import Action, Detector, Traffic
 from support.cluster_objects import dests, draining, endpoint, endpoint_slice, parsed, service, world
+from support.compiled import compile_service
 
 C, CM, L, LM = Action.CLUSTER, Action.CLUSTER_MASQUERADE, Action.LOCAL, Action.LOCAL_MASQUERADE
 REJECT, DROP = Action.REJECT, Action.DROP

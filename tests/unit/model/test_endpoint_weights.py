@@ -9,7 +9,6 @@ from kubeproxy.backends.nftables.render import slots
 from kubeproxy.config.modes import MODES
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.answer import Packet, answer
-from kubeproxy.model.compile import compile_service
 from kubeproxy.model.events import ZonedSlice
 from kubeproxy.model.objects import Annotations, EndpointPort, ServicePort
 from kubeproxy.model.plan import ROOM, Balance, Policy
@@ -27,6 +26,7 @@ from support.cluster_objects import (
     service,
     world,
 )
+from support.compiled import compile_service
 from unit.model.test_planner import WEB, planner, taken, upserted
 
 WORLD = world(families=[Family.IPV4])

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from kubeproxy.model import maglev
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.answer import Packet, answer
-from kubeproxy.model.compile import compile_service
 from kubeproxy.model.maglev import SEED, SIZES, fill, jhash, slot_of
 from kubeproxy.model.objects import Annotations
 from kubeproxy.model.plan import Hashing, HashKey
 from support.cluster_objects import address, endpoint, endpoint_slice, parsed, service, world
+from support.compiled import compile_service
 from unit.model.test_planner import planner
 
 destinations = st.binary(min_size=6, max_size=6)

@@ -7,13 +7,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from kubeproxy.model import planner as planner_module
-from kubeproxy.model.compile import compile_service
 from kubeproxy.model.endpoints import parse_slice
 from kubeproxy.model.events import Deleted, Replaced, Upserted
 from kubeproxy.model.plan import NOTHING
 from kubeproxy.model.planner import Planner
 from support.cluster_objects import world as simple_world
 from support.cluster_strategies import events, rival_worlds, rivalries, services, slices, worlds
+from support.compiled import compile_service
 
 
 def full(objects, world):

@@ -75,7 +75,7 @@ class Kit:
     def __init__(self, *objects):
         self.planner = Planner(WORLD)
         self.unapplied = {}
-        self.standings = {family: FamilyStanding(family, 900.0, 950.0, 900.0) for family in Family}
+        self.standings = {family: FamilyStanding(family, 950.0, 900.0) for family in Family}
         self.health = ProxyHealth(ProxyMetrics(), 30.0, wall_clock=lambda: 1795238047.5)
         self.state = ProgrammedState(
             "nftables",
@@ -282,9 +282,9 @@ def test_states():
     )
 
 
-REFUSED = FamilyStanding(Family.IPV4, 900.0, 950.0, refusal="owned by firewalld")
-DIFFERS = FamilyStanding(Family.IPV4, 900.0, 950.0, difference="elements were deleted")
-BOTH = FamilyStanding(Family.IPV4, 900.0, 950.0, refusal="owned by firewalld", difference="the table is another one")
+REFUSED = FamilyStanding(Family.IPV4, 950.0, refusal="owned by firewalld")
+DIFFERS = FamilyStanding(Family.IPV4, 950.0, difference="elements were deleted")
+BOTH = FamilyStanding(Family.IPV4, 950.0, refusal="owned by firewalld", difference="the table is another one")
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ BOTH = FamilyStanding(Family.IPV4, 900.0, 950.0, refusal="owned by firewalld", d
         (REFUSED, "refused", "IPv4: owned by firewalld"),
         (DIFFERS, "differs", "IPv4: elements were deleted"),
         (BOTH, "refused", "IPv4: owned by firewalld"),
-        (FamilyStanding(Family.IPV4, 900.0), "pending", "IPv4: not yet compared with the kernel"),
+        (FamilyStanding(Family.IPV4, 950.0), "pending", "IPv4: not yet compared with the kernel"),
     ],
 )
 def test_nothing_is_programmed_that_the_kernel_is_not_known_to_have(standing, state, reason):

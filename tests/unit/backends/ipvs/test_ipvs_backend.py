@@ -14,10 +14,10 @@ from kubeproxy.backends.ipvs.render import server_key
 from kubeproxy.backends.mode import Depth
 from kubeproxy.kernel.ipset import Entry
 from kubeproxy.model.addresses import Family, pack
-from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import EndpointPort, ServicePort
 from kubeproxy.model.plan import Detector, FamilyGlobals
 from support.cluster_objects import HERE, endpoint, parsed, service, world
+from support.compiled import compile_service
 from support.fake_kernel import NODE, FakeKernel
 from support.random_plans import histories
 

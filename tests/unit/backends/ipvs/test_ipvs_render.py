@@ -10,9 +10,9 @@ from kubeproxy.backends.ipvs.layout import SetId
 from kubeproxy.backends.ipvs.render import NodeAddresses, render
 from kubeproxy.kernel.ipset import Entry
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import EndpointPort, ServicePort
 from support.cluster_objects import HERE, THERE, address, dests, draining, endpoint, key, parsed, service, world
+from support.compiled import compile_service
 
 TCP = socket.IPPROTO_TCP
 NODE = NodeAddresses(frozenset({address("192.0.2.1")}), (address("192.0.2.1"),), (address("192.0.2.1"),))

@@ -2,9 +2,9 @@
 
 import pytest
 
-from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import EndpointPort, ServicePort
 from support.cluster_objects import HERE, endpoint, parsed, service, world
+from support.compiled import compile_service
 from support.nftables_disturbances import DISTURBANCES, disturbed
 from support.nftables_ground import resync, sync
 from support.nftables_plans import EVERYTHING, V4, V6, WORLD, cluster, plans_of

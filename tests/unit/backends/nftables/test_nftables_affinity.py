@@ -4,10 +4,10 @@ import pytest
 
 from kubeproxy.backends.nftables.affinity import ClientGauges
 from kubeproxy.backends.nftables.ruleset import AFFINITY_CLIENTS
-from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import ClientIPConfig, EndpointPort, ServicePort, SessionAffinityConfig
 from kubeproxy.observe.registry import MetricRegistry, number_text
 from support.cluster_objects import HERE, endpoint, parsed, service
+from support.compiled import compile_service
 from support.nftables_ground import resync, sync
 from support.nftables_plans import EVERYTHING, V4, WORLD, plans_of, sticky
 

@@ -11,8 +11,8 @@ from kubeproxy.backends.nftables.examine import NftablesExaminer
 from kubeproxy.backends.nftables.ruleset import client_number
 from kubeproxy.backends.nftables.view import KernelView
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
-from kubeproxy.model.compile import compile_service
 from support.cluster_objects import address, dest, endpoint, parsed, service
+from support.compiled import compile_service
 from support.nftables_disturbances import DISTURBANCES, disturbed
 from support.nftables_ground import FakeGround, resync, sync
 from support.nftables_plans import EVERYTHING, V4, WORLD, cluster, plans_of, sticky

@@ -3,10 +3,10 @@
 import pytest
 
 from kubeproxy.backends.examination import Kind
-from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import Annotations, EndpointPort, ServicePort
 from support import nftables_packets
 from support.cluster_objects import HERE, THERE, endpoint, parsed, service
+from support.compiled import compile_service
 from support.nftables_ground import FakeGround, resync, sync
 from support.nftables_plans import V4, WORLD
 from unit.backends.nftables.test_nftables_examine import everything, some

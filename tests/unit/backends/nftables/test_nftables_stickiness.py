@@ -9,10 +9,10 @@ import random
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import ClientIPConfig, EndpointPort, ServicePort, SessionAffinityConfig
 from kubeproxy.model.plan import FrontendKind
 from support.cluster_objects import HERE, NODE_IPS, THERE, address, endpoint, parsed, service
+from support.compiled import compile_service
 from support.fake_nftables import packets
 from support.nftables_ground import FakeGround, resync, sync
 from support.nftables_plans import V4, WORLD

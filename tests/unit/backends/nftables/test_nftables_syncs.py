@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from kubeproxy.backends.nftables import backend as backend_module
 from kubeproxy.kernel.nftables import nfnetlink
-from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import ServicePort
 from kubeproxy.model.plan import FamilyGlobals, Globals
 from support.cluster_objects import HERE, endpoint, parsed, service, world
+from support.compiled import compile_service
 from support.nftables_disturbances import disturbed
 from support.nftables_ground import resync, sync, without_slots
 from support.nftables_plans import EVERYTHING, V4, WORLD, cluster, plans_of, sticky

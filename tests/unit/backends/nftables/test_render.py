@@ -13,9 +13,9 @@ from kubeproxy.backends.nftables.layout import CLASS_MAPS, CLASSES, ENDPOINT_MAP
 from kubeproxy.backends.nftables.numbering import Numbers
 from kubeproxy.backends.nftables.render import assign, changed, place, place_all, render
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.compile import compile_service
 from kubeproxy.model.objects import ServicePort
 from support.cluster_objects import HERE, THERE, address, dest, endpoint, parsed, service, world
+from support.compiled import compile_service
 from support.nftables_plans import EVERYTHING, placed, plans_of
 from support.random_plans import cycling, histories
 

@@ -1,0 +1,19 @@
+"""Compiles a Service without the turns that the event loop has in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kubeproxy.model.compile import compiling
+from kubeproxy.model.plan import Compiled
+
+
+def compile_service(*given: Any, **more: Any) -> Compiled:
+    """Return what a Service means; see kubeproxy.model.compile.compiling."""
+    steps = compiling(*given, **more)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: Compiled = end.value
+            return found
