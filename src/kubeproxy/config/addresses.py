@@ -6,9 +6,8 @@ Leading zeros in IPv4 numbers are decimal, as in Go before 1.17, which Kubernete
 from __future__ import annotations
 
 import ipaddress
-import re
 
-from kubeproxy.model.addresses import host_port
+from kubeproxy.model.addresses import host_port, network_text, pack, parse_network
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -16,31 +15,16 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 def parse_ip(text: str) -> Address | None:
     """The IP address in text, an IPv4-mapped IPv6 address counting as IPv4; None when it is none (zones are none)."""
-    if "%" in text:
-        return None
-    try:
-        address = ipaddress.ip_address(
-            re.sub(r"(?<![0-9a-fA-F:])0+(?=[0-9]+(\.|$))", "", text) if "." in text else text
-        )
-    except ValueError:
-        return None
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        return address.ipv4_mapped
-    return address
+    packed = pack(text)
+    return None if packed is None else ipaddress.ip_address(packed)
 
 
 def parse_cidr(text: str) -> Network | None:
     """The network of an address with prefix length in text; bits beyond the prefix are dropped. None when invalid."""
-    ip, slash, length = text.partition("/")
-    address = parse_ip(ip)
-    if not slash or address is None or not re.fullmatch(r"[0-9]{1,3}", length):
+    network, ip = parse_network(text), pack(text.partition("/")[0])
+    if network is None or ip is None or len(ip) != len(network[0]) or text != text.strip():
         return None
-    bits = int(length)
-    if isinstance(address, ipaddress.IPv4Address) and ":" in ip:
-        bits -= 96
-    if not 0 <= bits <= address.max_prefixlen:
-        return None
-    return ipaddress.ip_network((address, bits), strict=False)
+    return ipaddress.ip_network(network_text(network))
 
 
 def split_host_port(text: str) -> tuple[str, str] | None:

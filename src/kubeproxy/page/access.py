@@ -7,9 +7,9 @@ Host, even when they resolve to our address (DNS rebinding), and the browser say
 from __future__ import annotations
 
 from enum import Enum
-from ipaddress import IPv6Address, ip_address
 from typing import Final
 
+from kubeproxy.config.addresses import Address, parse_ip
 from kubeproxy.config.page import PageAccess
 from kubeproxy.observe.hosts import host_name, is_loopback
 from kubeproxy.observe.http import Request
@@ -57,11 +57,6 @@ def _is_known(name: str, local: str, access: PageAccess) -> bool:
     return is_loopback(str(address)) or address == _address(local) or str(address) in access.hosts
 
 
-def _address(text: str) -> object | None:
+def _address(text: str) -> Address | None:
     """Return an address, of an IPv4-mapped one the IPv4 address; None for what is none."""
-    try:
-        address = ip_address(text.partition("%")[0])
-    except ValueError:
-        return None
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return address if mapped is None else mapped
+    return parse_ip(text.partition("%")[0])
