@@ -26,7 +26,7 @@ def control_pages(desk: Desk, places: Places) -> dict[str, Handler]:
     """Return the routes of the socket."""
 
     def why(request: Request) -> Response:
-        given = dict(_parameters(request))
+        given = dict(request.parameters)
         try:
             made = desk.why(given.get("source", ""), given.get("target", ""), given.get("interface", ""))
         except QuestionError as error:
@@ -39,20 +39,20 @@ def control_pages(desk: Desk, places: Places) -> dict[str, Handler]:
 
     def services(request: Request) -> Response:
         # Those whose names are given, as NAMESPACE/NAME; all when none is.
-        given = [value.partition("/") for key, value in _parameters(request) if key == "name"]
+        given = [value.partition("/") for key, value in request.parameters if key == "name"]
         return Response(
             200, _PACKED, _streamed(desk.services, [(space, name) for space, _, name in given] or desk.names)
         )
 
     def service(request: Request) -> Response:
-        namespace, _, name = dict(_parameters(request)).get("name", "").partition("/")
+        namespace, _, name = dict(request.parameters).get("name", "").partition("/")
         try:
             return Response(200, _PACKED, msgspec.msgpack.encode(desk.service((namespace, name))))
         except QuestionError as error:
             return Response(404, TEXT, str(error).encode())
 
     def names(request: Request) -> Response:
-        prefix = dict(_parameters(request)).get("prefix", "")
+        prefix = dict(request.parameters).get("prefix", "")
         return Response(200, TEXT, "".join(f"{name}\n" for name in desk.beginning(prefix)).encode())
 
     return {
@@ -64,12 +64,6 @@ def control_pages(desk: Desk, places: Places) -> dict[str, Handler]:
         "/service": service,
         "/names": names,
     }
-
-
-def _parameters(request: Request) -> list[tuple[str, str]]:
-    from urllib.parse import parse_qsl  # noqa: PLC0415 - a proxy that nobody asks does without
-
-    return parse_qsl(request.query, keep_blank_values=True)
 
 
 Answers = Callable[[Sequence[ServiceName]], Iterable[object]]

@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final, Literal, NamedTuple
 
+from kubeproxy.observe.text import clean, printable
+
 Headers = tuple[tuple[str, str], ...]
 TEXT: Final[Headers] = (("Content-Type", "text/plain; charset=utf-8"), ("X-Content-Type-Options", "nosniff"))
 JSON: Final[Headers] = (("Content-Type", "application/json"), ("X-Content-Type-Options", "nosniff"))
@@ -35,6 +37,13 @@ class Request(NamedTuple):
     origin: str = ""
     site: str = ""
 
+    @property
+    def parameters(self) -> list[tuple[str, str]]:
+        """Return what the query gives, in its order."""
+        from urllib.parse import parse_qsl  # noqa: PLC0415 - a proxy that nobody asks does without
+
+        return parse_qsl(self.query, keep_blank_values=True)
+
 
 Pieces = AsyncGenerator[bytes, None]
 
@@ -51,6 +60,11 @@ class Response(NamedTuple):
     headers: Headers
     body: bytes | Pieces
     lasts: Literal["until sent", "until the client goes"] = "until sent"
+
+
+def refused(status: int, text: str) -> Response:
+    """Return an answer that says why there is none; the text may hold what the client, or an object, gave."""
+    return Response(status, TEXT, f"{printable(clean(text))}\n".encode())
 
 
 Handler = Callable[[Request], Response]

@@ -18,7 +18,7 @@ from kubeproxy.observe.text import clean, printable
 
 _METRICS: Final[Headers] = (("Content-Type", CONTENT_TYPE),)
 _ZIPPED: Final[Headers] = (*_METRICS, ("Content-Encoding", "gzip"))
-_GZIP: Final = 31  # zlib's name for the gzip format with its largest window
+GZIP: Final = 31  # zlib's name for the gzip format with its largest window
 
 # The first lines of k8s.io/component-base/zpages.
 _WARNING: Final = (
@@ -45,7 +45,7 @@ def metrics_pages(
         text = metrics.render()
         if not takes_gzip(request.accept_encoding):
             return Response(200, _METRICS, text)
-        return Response(200, _ZIPPED, zlib.compress(text, 1, wbits=_GZIP))
+        return Response(200, _ZIPPED, zlib.compress(text, 1, wbits=GZIP))
 
     def mode(request: Request) -> Response:
         if asked_by is not None:

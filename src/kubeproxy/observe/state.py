@@ -32,11 +32,11 @@ from kubeproxy.model.plan import (
     ServicePlan,
 )
 from kubeproxy.model.planner import Change, Planner
-from kubeproxy.observe.http import JSON, TEXT, Request, Response
+from kubeproxy.observe.http import JSON, TEXT, Request, Response, refused
 from kubeproxy.observe.standing import WORST_FIRST, FamilyStanding, shown, trouble
 from kubeproxy.observe.state_query import Query, parse_query
 from kubeproxy.observe.state_text import node_text, service_text
-from kubeproxy.observe.text import clean, json_bytes, printable
+from kubeproxy.observe.text import json_bytes, printable
 from kubeproxy.release import build
 
 _AT_ONCE: Final = 16  # Services written before the loop has its turn: 1 ms
@@ -89,9 +89,9 @@ class ProgrammedState:
         try:
             query = parse_query(request)
         except ValueError as error:
-            return _refusal(400, str(error))
+            return refused(400, str(error))
         if query.namespace and query.name and self.verdict((query.namespace, query.name)) is None:
-            return _refusal(404, unwatched((query.namespace, query.name)))
+            return refused(404, unwatched((query.namespace, query.name)))
         return Response(200, TEXT if query.text else JSON, self._pieces(query))
 
     def node(self) -> Json:
@@ -228,10 +228,6 @@ def unwatched(name: ServiceName) -> str:
         f"no Service {name[0]}/{name[1]} that is watched: there is none, it is headless (spec.clusterIP is None), or"
         " another proxy's (label service.kubernetes.io/service-proxy-name)"
     )
-
-
-def _refusal(status: int, text: str) -> Response:
-    return Response(status, TEXT, f"{printable(clean(text))}\n".encode())
 
 
 def _proxy_names(slices: Mapping[str, Slice]) -> list[str]:

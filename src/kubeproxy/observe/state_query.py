@@ -71,9 +71,7 @@ class Query(NamedTuple):
 
 def parse_query(request: Request) -> Query:
     """Return what a request asks for. Raises ValueError, which says what is wrong."""
-    from urllib.parse import parse_qsl  # noqa: PLC0415 - nobody else in a running proxy parses queries
-
-    given = dict(parse_qsl(request.query, keep_blank_values=True))
+    given = dict(request.parameters)
     if unknown := given.keys() - _PARAMETERS:
         raise ValueError(f"unknown parameter {sorted(unknown)[0]}; there are {', '.join(sorted(_PARAMETERS))}")
     after, form, address = given.get("continue", ""), given.get("format", ""), given.get("address", "")

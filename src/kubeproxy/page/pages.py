@@ -18,9 +18,8 @@ from kubeproxy.control.places import Places, Zones, with_zones
 from kubeproxy.control.wire import Objects
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, pack, place_text, unpack
 from kubeproxy.model.plan import Globals, ServiceName
-from kubeproxy.observe.http import JSON, TEXT, Handler, Headers, Request, Response
-from kubeproxy.observe.pages import takes_gzip
-from kubeproxy.observe.text import clean, printable
+from kubeproxy.observe.http import JSON, TEXT, Handler, Headers, Request, Response, refused
+from kubeproxy.observe.pages import GZIP, takes_gzip
 from kubeproxy.page import ROOT
 from kubeproxy.page.access import Content, refusal
 from kubeproxy.page.asking import UnansweredError
@@ -33,7 +32,6 @@ from kubeproxy.turns import in_turns
 
 _RUN: Final = 100
 """Services written before the loop has its turn."""
-_GZIP: Final = 31  # zlib's name for the gzip format with its largest window
 _EVENTS: Final[Headers] = (("Content-Type", "text/event-stream"), ("X-Content-Type-Options", "nosniff"))
 
 
@@ -100,7 +98,7 @@ def _nodeport_addresses(world: Globals, family: Family) -> list[str]:
 def _guarded(access: PageAccess, content: Content, handler: Handler) -> Handler:
     def checked(request: Request) -> Response:
         why = refusal(access, request, content)
-        response = handler(request) if why is None else _refused(403, why)
+        response = handler(request) if why is None else refused(403, why)
         return response._replace(headers=(*response.headers, *SAFE))
 
     return checked
@@ -110,23 +108,13 @@ def _json(value: Any) -> Response:
     return Response(200, JSON, msgspec.json.encode(value))
 
 
-def _refused(status: int, text: str) -> Response:
-    return Response(status, TEXT, f"{printable(clean(text))}\n".encode())
-
-
-def _parameters(request: Request) -> dict[str, str]:
-    from urllib.parse import parse_qsl  # noqa: PLC0415 - a proxy that nobody asks does without
-
-    return dict(parse_qsl(request.query, keep_blank_values=True))
-
-
 def _service(request: Request, desk: Desk, places: Places) -> Response:
-    namespace, _, name = _parameters(request).get("name", "").rpartition("/")
+    namespace, _, name = dict(request.parameters).get("name", "").rpartition("/")
     service = (namespace or "default", name)
     try:
         made = desk.service(service)
     except QuestionError as error:
-        return _refused(404, str(error))
+        return refused(404, str(error))
     found = list(desk.objects([service]))
 
     def answer(zones: Zones) -> bytes:
@@ -171,12 +159,12 @@ def _endpoints(found: Iterable[Objects], zones: Zones) -> Iterator[dict[str, Any
 
 
 def _why(request: Request, desk: Desk, places: Places, ask: Ask) -> Response:
-    given = _parameters(request)
+    given = dict(request.parameters)
     question = {"source": given.get("from", ""), "target": given.get("to", ""), "interface": given.get("interface", "")}
     try:
         made = desk.why(**question)
     except QuestionError as error:
-        return _refused(400, str(error))
+        return refused(400, str(error))
 
     async def body() -> AsyncGenerator[bytes, None]:
         try:
@@ -193,7 +181,7 @@ def _why(request: Request, desk: Desk, places: Places, ask: Ask) -> Response:
 
 def _events(request: Request, feed: Feed) -> Response:
     if feed.is_full:
-        return _refused(503, f"{MOST_PAGES} pages are open already: close one of them")
+        return refused(503, f"{MOST_PAGES} pages are open already: close one of them")
     if request.method == "HEAD":
         return Response(200, _EVENTS, b"")
     return Response(200, _EVENTS, feed.stream(), lasts="until the client goes")
@@ -204,15 +192,15 @@ def _look(request: Request, feed: Feed) -> Response:
     if request.method == "HEAD":
         return _json({})
     after = feed.look_again()
-    return _refused(409, "no page is open that would be told of it") if after is None else _json({"after": after})
+    return refused(409, "no page is open that would be told of it") if after is None else _json({"after": after})
 
 
 def _find(request: Request, desk: Desk) -> Response:
     """Answer with the Services that have an address as a frontend's or an endpoint's: rows do not have endpoints."""
-    given = _parameters(request).get("address", "")
+    given = dict(request.parameters).get("address", "")
     address = pack(given)
     if address is None:
-        return _refused(400, f"address: expected an IPv4 or IPv6 address, got {given!r}")
+        return refused(400, f"address: expected an IPv4 or IPv6 address, got {given!r}")
 
     async def body() -> AsyncGenerator[bytes, None]:
         looked = ((name, desk.has_address(name, address)) for name in desk.names)
@@ -249,7 +237,7 @@ def _encoded(rows: Iterable[Row]) -> bytes:
 
 
 async def _zipped(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    packer = zlib.compressobj(1, wbits=_GZIP)
+    packer = zlib.compressobj(1, wbits=GZIP)
     async for piece in pieces:
         yield packer.compress(piece)
     yield packer.flush()
