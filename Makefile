@@ -1,4 +1,4 @@
-# Two commands matter: `make demo` and `make test`. Both set up what they need.
+# Two commands matter: `make demo` and `make test`. Both set up what they need; the demo needs less.
 PY := .venv/bin/python
 # The cases and their runner: a set that several checkouts share if there is one, else this repository's.
 CONFORMANCE ?= $(if $(wildcard ../shared/conformance/run.py),../shared/conformance,tests/conformance)
@@ -13,8 +13,9 @@ SOAK ?= 60
 setup:
 	@tools/setup
 
-demo: setup
-	@tools/check-host
+demo:
+	@tools/setup demo
+	@tools/check-host demo
 	@$(PY) -m lab demo $(if $(KEEP),--keep)
 
 test: setup

@@ -1,7 +1,8 @@
-"""Cuts the lock of an image out of requirements.lock: the named packages with all that they need, hashes and all.
+"""Cuts a smaller lock out of requirements.lock: the named packages with all that they need, hashes and all.
 
 python deploy/sublock.py msgspec PyYAML httptools > deploy/run.lock
 python deploy/sublock.py hatchling > deploy/build.lock
+python deploy/sublock.py msgspec PyYAML httptools aiohttp rich hatchling editables > tools/demo.lock
 """
 
 from __future__ import annotations

@@ -36,15 +36,17 @@ def sublock():
 def project() -> dict[str, list[str]]:
     with (ROOT / "pyproject.toml").open("rb") as file:
         found = tomllib.load(file)
-    return {"run.lock": found["project"]["dependencies"], "build.lock": found["build-system"]["requires"]}
+    run, build = found["project"]["dependencies"], found["build-system"]["requires"]
+    demo = [*run, *found["project"]["optional-dependencies"]["lab"], *build, "editables"]
+    return {"deploy/run.lock": run, "deploy/build.lock": build, "tools/demo.lock": demo}
 
 
-@pytest.mark.parametrize("name", ["run.lock", "build.lock"])
+@pytest.mark.parametrize("name", ["deploy/run.lock", "deploy/build.lock", "tools/demo.lock"])
 def test_locks_are_cut_from_the_lock(name: str) -> None:
     """After a change of requirements.lock they are cut anew: the first lines of deploy/sublock.py say how."""
     names = [re.split(r"[<>=!~\[; ]", requirement)[0] for requirement in project()[name]]
     expected = sublock().cut(names, (ROOT / "requirements.lock").read_text())
-    assert (ROOT / "deploy" / name).read_text() == expected
+    assert (ROOT / name).read_text() == expected
     assert all(line.count("==") == 1 or "--hash=sha256:" in line for line in expected.splitlines())
 
 
