@@ -15,13 +15,11 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, settings
-
-# How fast a machine is, and what else it does, is no property of the code.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
 
 pytest.register_assert_rewrite("support")  # what its checks compare is shown, as in tests
+from support.effort import register_profiles  # noqa: E402  # no module of it may be imported earlier
+
+register_profiles()
 
 T = TypeVar("T")
 

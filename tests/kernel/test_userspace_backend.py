@@ -15,7 +15,7 @@ from itertools import pairwise
 from threading import Event
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from msgspec.structs import replace
 
 from kubeproxy.backends.mode import Depth, Difference
@@ -54,6 +54,7 @@ from support.carrying import (
     stage,
     until,
 )
+from support.effort import examples
 from support.namespaces import inside, namespace, run
 from support.newer_nft import typed_set
 from support.random_plans import histories
@@ -318,7 +319,7 @@ def test_connections_survive_a_resync_and_a_failed_sync(monkeypatch: pytest.Monk
             assert outcome("10.96.0.2", 80) == "hello"
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(histories(max_size=3))
 def test_what_syncs_leave_is_what_a_resync_makes(history) -> None:
     """One is packed for netlink, the other is text for nft; the kernel is asked what it made of each."""

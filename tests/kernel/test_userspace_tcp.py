@@ -13,7 +13,7 @@ from collections import Counter
 from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.model.addresses import Family
@@ -31,6 +31,7 @@ from support.carrying import (
     stage,
     until,
 )
+from support.effort import examples
 from support.namespaces import run
 
 BLOCK = random.Random(7).randbytes(1_000_003)  # of a prime length: what is moved about does not fit elsewhere
@@ -82,7 +83,7 @@ def loopback():
 def test_streams_arrive_whole_whoever_ends_first(family: Family) -> None:
     with stage() as made:
 
-        @settings(max_examples=25)
+        @examples(25)
         @given(sizes, sizes, st.sampled_from(["client", "endpoint", "nobody"]), st.integers(1 << 10, 1 << 17))
         def each(up: list[int], down: list[int], waiting: str, reading: int) -> None:
             client, server = pair(made, family)
@@ -95,7 +96,7 @@ def test_streams_arrive_whole_whoever_ends_first(family: Family) -> None:
         until(lambda: made.path.descriptors.used == 0, "all is closed in the end")
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(sizes, sizes, st.booleans())
 def test_a_reset_is_carried_as_a_reset(up: list[int], down: list[int], from_client: bool) -> None:
     with stage() as made:

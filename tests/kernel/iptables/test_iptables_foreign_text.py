@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kubeproxy.backends.iptables.reading import CommandsReading
@@ -14,6 +14,7 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.objects import EndpointPort, ServicePort
 from support.cluster_objects import HERE, endpoint, parsed, service
 from support.compiled import compile_service
+from support.effort import examples
 from support.fake_tables import backend as fake_backend
 from support.iptables_kernel import OPTIONS, WORLD
 from support.own_network import own_network
@@ -64,7 +65,7 @@ def shape(tables) -> list[object]:
 
 
 @pytest.mark.parametrize("kind", ["nft", "legacy"])
-@settings(max_examples=12)
+@examples(12)
 @given(words, words, words, words)
 @example(WORDS[0], WORDS[0], WORDS[0], WORDS[0])
 @example(WORDS[1], "w" * 5000, WORDS[11], "\n")

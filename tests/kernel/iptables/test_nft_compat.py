@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from msgspec import structs
 
 from kubeproxy.backends.iptables.render import LOCALHOST_COUNTER
@@ -15,6 +15,7 @@ from kubeproxy.kernel.xtables import iptables_variant, nfacct, xt_rules
 from kubeproxy.kernel.xtables.nft_compat import NftCompat
 from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.model.addresses import Family
+from support.effort import examples
 from support.fake_tables import backend as fake_backend
 from support.iptables_kernel import OPTIONS, WORLD, check, opened, plans, state
 from support.namespaces import run
@@ -58,7 +59,7 @@ def saved(family: Family) -> list[str]:
     return [line for line in text.splitlines() if not line.startswith("#")]
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(histories())
 @example((WORLD, [state(), {("default", "b"): plans("b", 2, "10.244.0.9"), ("default", "c"): plans("c", 3)}]))
 def test_what_is_written_is_what_the_command_writes(history):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import closing
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -18,6 +18,7 @@ from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Detector
 from support.cluster_objects import world
+from support.effort import examples
 from support.namespaces import run
 from support.own_network import own_network
 
@@ -26,7 +27,7 @@ words = st.one_of(st.sampled_from(WORDS), st.text(max_size=30))
 BASE = world(families=[Family.IPV4])
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(words)
 @example('x" ; flush')
 @example("a'b")

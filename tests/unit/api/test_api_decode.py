@@ -3,13 +3,14 @@ import itertools
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.api.decode import WatchDecoder, decode_object, decode_page, kept_identities
 from kubeproxy.api.salvage import mended, shallow
 from kubeproxy.api.status import Gone, MalformedAnswer, StatusError
 from kubeproxy.model.events import Deleted, Rejected, Upserted
+from support.effort import examples
 from support.scripted import KINDS, Recording, bookmark
 
 HEADLESS = "service.kubernetes.io/headless"
@@ -367,7 +368,7 @@ def _paths(value, path=()):
 PLACES = [(resource, path) for resource, found in OBJECTS.items() for path in _paths(found)]
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(st.sampled_from(PLACES), JSON)
 def test_any_json_anywhere_costs_no_neighbour(place, new):
     resource, path = place

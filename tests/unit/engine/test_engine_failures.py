@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import threading
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy import backlog
@@ -12,6 +12,7 @@ from kubeproxy.backends.mode import Difference
 from kubeproxy.errors import ChangedByOthersError
 from kubeproxy.model.events import Deleted, Replaced
 from kubeproxy.pacing import Backoff
+from support.effort import examples
 from support.staged_engine import READY, V4, V6, endpoints, gone, play, runs_for_years, service, started
 
 _sleep = asyncio.sleep
@@ -240,7 +241,7 @@ moves = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(moves, max_size=20))
 def test_nothing_is_lost_whatever_fails(moves):
     async def scene(stage):

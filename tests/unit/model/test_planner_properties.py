@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kubeproxy.model import planner as planner_module
@@ -14,6 +14,7 @@ from kubeproxy.model.planner import Planner
 from support.cluster_objects import world as simple_world
 from support.cluster_strategies import events, rival_worlds, rivalries, services, slices, worlds
 from support.compiled import compile_service
+from support.effort import examples
 
 
 def full(objects, world):
@@ -69,13 +70,13 @@ def check_incremental(data, world, sequence):
     assert {n: c for n, c in programmed.items() if c != NOTHING} == {n: c for n, c in expected.items() if c != NOTHING}
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.data(), worlds, steps)
 def test_incremental_equals_full(data, world, sequence):
     check_incremental(data, world, sequence)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.data(), st.lists(rivalries | st.just("take") | rival_worlds, min_size=5, max_size=20))
 def test_incremental_equals_full_among_rivals(data, sequence):
     check_incremental(data, simple_world(), sequence)
@@ -88,7 +89,7 @@ def works(draw):
     return found, draw(st.lists(st.sampled_from(["services", "endpointslices", "take"]), max_size=80))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.data(), works())
 def test_steps_of_work_may_come_between_each_other(data, pair):
     found, turns = pair
@@ -145,7 +146,7 @@ def interleavings(draw):
     return one, [event for event in two for _ in range(draw(st.integers(1, 2)))]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(worlds, interleavings(), st.integers(1, 5))
 def test_the_order_of_different_objects_and_repetition_do_not_matter(world, pair, chunk):
     one, two = pair
@@ -158,7 +159,7 @@ def test_the_order_of_different_objects_and_repetition_do_not_matter(world, pair
     assert first.compiled == second.compiled
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(services(), st.lists(slices(), max_size=3), worlds)
 def test_plans_are_well_formed(service, found, world):
     pieces = [piece for piece in map(parse_slice, found) if piece is not None]

@@ -7,7 +7,7 @@ from hashlib import sha256
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -17,13 +17,14 @@ from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.xtables.xtables import RestoreError
 from kubeproxy.model.objects import ServicePort
 from kubeproxy.model.plan import Detector, ServicePortKey
+from support.effort import examples
 from support.fake_tables import FakeCommands, backend, named, normalised
 from support.iptables_plans import SHARED_CHAINS, V4, WORLD, a, opened, plans
 from support.random_plans import histories
 
 
 @given(histories(min_size=1, max_size=4), st.booleans())
-@settings(max_examples=60)
+@examples(60)
 def test_changes_come_to_the_same_as_everything_at_once(history, uses_nft):
     globals_, states = history
     family = globals_.families[0]

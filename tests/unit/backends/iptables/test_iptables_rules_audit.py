@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.backends.iptables.audit import Saved, as_saved, survey
@@ -14,6 +14,7 @@ from kubeproxy.backends.mode import Depth
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.xtables.xtables import RestoreError
 from kubeproxy.model.addresses import Family
+from support.effort import examples
 from support.fake_tables import FakeCommands, FakeTables, backend, normalised
 from support.iptables_plans import SHARED_CHAINS, V4, a, opened, plans
 from support.random_plans import histories
@@ -42,7 +43,7 @@ HARM = {
 
 
 @given(histories(min_size=1, max_size=3), st.booleans(), st.data())
-@settings(max_examples=60)
+@examples(60)
 def test_nothing_is_found_but_harm_which_a_repair_undoes(history, uses_nft, data):
     globals_, states = history
     family = globals_.families[0]

@@ -13,10 +13,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, unpack
 from kubeproxy.model.plan import FrontendKind
+from support.effort import examples
 from support.fake_tables import FakeTables, backend
 from support.random_plans import ADDRESSES, cycling
 
@@ -106,7 +107,7 @@ def covered(tables: FakeTables, among: set[Packet]) -> set[Packet]:
 @pytest.mark.parametrize("uses_nft", [True, False], ids=["nft", "legacy"])
 @pytest.mark.parametrize("full", [True, False], ids=["everything", "changes"])
 @given(history=cycling())
-@settings(max_examples=40)
+@examples(40)
 def test_no_packet_slips_through_between_two_commits(history, full, uses_nft):
     globals_, states = history
     family = globals_.families[0]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.xtables.xtables import Incompatible
 from kubeproxy.model.objects import ServicePort
+from support.effort import examples
 from support.fake_tables import FakeCommands, backend, named, normalised
 from support.iptables_plans import SHARED_CHAINS, V4, WORLD, a, opened, plans
 from support.random_plans import histories
@@ -33,7 +34,7 @@ def two():
 
 
 @given(histories(min_size=2, max_size=4), st.booleans())
-@settings(max_examples=60)
+@examples(60)
 def test_proxies_one_after_the_other_come_to_the_same_as_one(history, uses_nft):
     globals_, states = history
     family = globals_.families[0]

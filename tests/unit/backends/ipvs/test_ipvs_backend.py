@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from kubeproxy.backends.ipvs.backend import IpvsBackend
 from kubeproxy.backends.ipvs.graceful import CHECK, DEADLINE, Verb
@@ -18,6 +18,7 @@ from kubeproxy.model.objects import EndpointPort, ServicePort
 from kubeproxy.model.plan import Detector, FamilyGlobals
 from support.cluster_objects import HERE, endpoint, parsed, service, world
 from support.compiled import compile_service
+from support.effort import examples
 from support.fake_kernel import NODE, FakeKernel
 from support.random_plans import histories
 
@@ -75,7 +76,7 @@ def plans(addresses, globals_=None, ports=((80, None),), protocol="TCP", where=H
 NAME = ("default", "s1")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(150)
 @given(histories(max_size=4))
 def test_incremental_equals_full(history):
     globals_, states = history
@@ -92,7 +93,7 @@ def test_incremental_equals_full(history):
     assert not backend.inspect(Depth.THOROUGH)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(80)
 @given(histories(min_size=2, max_size=2))
 def test_a_restart_adopts_whatever_is_there_and_writes_only_the_difference(history):
     globals_, (old, new) = history

@@ -1,13 +1,14 @@
 """What the table holds after the first sync, for every kind of plan, and its shape."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from msgspec.structs import replace
 
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.model.objects import ServicePort
 from kubeproxy.model.plan import Detector
 from support.cluster_objects import world
+from support.effort import examples
 from support.nftables_ground import resync, sync
 from support.nftables_plans import EVERYTHING, V4, V6, cluster, plans_of, sticky
 from support.random_plans import histories
@@ -142,7 +143,7 @@ def test_chains_and_rules_do_not_grow_with_services(ground):
     assert ground.rule_handles() == handles
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(histories(max_size=1))
 def test_a_table_that_is_replaced_gets_the_elements_that_one_grows_to(new_ground, history):
     globals_, (plans,) = history

@@ -3,12 +3,13 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.backends.nftables import backend as backend_module
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.objects import ServicePort
+from support.effort import examples
 from support.nftables_ground import resync, sync, without_slots
 from support.nftables_plans import WORLD, plans_of
 
@@ -51,7 +52,7 @@ def changes(data, earlier, later):
     return [(name, later.get(name, ())) for name in names if earlier.get(name) != later.get(name)]
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(st.lists(states(), min_size=2, max_size=5), st.data())
 def test_keys_go_from_service_to_service_in_any_order(new_ground, history, data):
     with new_ground() as ground:
@@ -63,7 +64,7 @@ def test_keys_go_from_service_to_service_in_any_order(new_ground, history, data)
         ground.is_clean(backend, history[-1])
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(st.lists(states(), min_size=2, max_size=4), st.data())
 def test_a_full_sync_mends_what_a_failed_batch_left(new_ground, history, data):
     with new_ground() as ground:

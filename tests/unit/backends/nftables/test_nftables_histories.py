@@ -4,7 +4,7 @@ and packets meet with what the plans say."""
 import errno
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -15,6 +15,7 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Loopback
 from support import cluster_strategies, nftables_packets, random_plans
 from support.cluster_strategies import events, rivalries
+from support.effort import examples
 from support.nftables_disturbances import DISTURBANCES
 from support.nftables_ground import FakeGround, resync, sync, without_slots
 from support.nftables_history import History
@@ -61,7 +62,7 @@ def is_as_from_a_fresh_start(history):
     nftables_packets.check(ground.kernel, world, family, plans)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(families, worlds, st.lists(steps, max_size=25))
 def test_a_history_without_refusals_needs_no_repair(family, world, sequence):
     with FakeGround.fresh() as ground:
@@ -73,7 +74,7 @@ def test_a_history_without_refusals_needs_no_repair(family, world, sequence):
         is_as_from_a_fresh_start(history)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(random_plans.histories())
 def test_packets_meet_with_what_the_plan_says_in_every_state(states):
     world, clusters = states
@@ -136,7 +137,7 @@ class Trouble:
             raise NetlinkError(errno.EINTR, "cannot read")
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     families,
     worlds,

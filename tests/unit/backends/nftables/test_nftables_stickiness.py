@@ -6,13 +6,14 @@ of the node are remembered on their own.
 
 import random
 
-from hypothesis import Phase, example, given, settings
+from hypothesis import Phase, example, given
 from hypothesis import strategies as st
 
 from kubeproxy.model.objects import ClientIPConfig, EndpointPort, ServicePort, SessionAffinityConfig
 from kubeproxy.model.plan import FrontendKind
 from support.cluster_objects import HERE, NODE_IPS, THERE, address, endpoint, parsed, service
 from support.compiled import compile_service
+from support.effort import examples
 from support.fake_nftables import packets
 from support.nftables_ground import FakeGround, resync, sync
 from support.nftables_plans import V4, WORLD
@@ -79,7 +80,7 @@ pools = st.lists(st.integers(1, 9), max_size=6, unique=True)
 policy = st.sampled_from(["Cluster", "Local"])
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(pools, min_size=2, max_size=6), st.randoms(use_true_random=False), policy, policy)
 @example([[1, 2, 3, 4, 5, 6], [], [1, 9, 2], [], [7, 1, 2, 3], [3, 8, 7]], random.Random(1), "Cluster", "Cluster")
 def test_clients_stay_with_their_endpoints_whatever_becomes_of_the_others(states, chance, internal, external):
@@ -91,7 +92,7 @@ weighed = st.lists(
 )
 
 
-@settings(max_examples=30, phases=[Phase.explicit, Phase.generate])
+@examples(30, phases=[Phase.explicit, Phase.generate])
 @given(st.lists(weighed, min_size=2, max_size=5), st.randoms(use_true_random=False))
 @example([[(1, 100), (2, 50)], [(1, 50), (2, 100)], [(1, 100), (2, 25)]], random.Random(1))
 def test_clients_stay_with_their_endpoints_whatever_weights_those_get(states, chance):

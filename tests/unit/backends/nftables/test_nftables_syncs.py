@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.backends.nftables import backend as backend_module
@@ -12,6 +12,7 @@ from kubeproxy.model.objects import ServicePort
 from kubeproxy.model.plan import FamilyGlobals, Globals
 from support.cluster_objects import HERE, endpoint, parsed, service, world
 from support.compiled import compile_service
+from support.effort import examples
 from support.nftables_disturbances import disturbed
 from support.nftables_ground import resync, sync, without_slots
 from support.nftables_plans import EVERYTHING, V4, WORLD, cluster, plans_of, sticky
@@ -20,7 +21,7 @@ from support.random_plans import histories
 # -- incremental ---------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(histories(min_size=2, max_size=4), st.data())
 def test_incremental_equals_resync(new_ground, history, data):
     globals_, states = history

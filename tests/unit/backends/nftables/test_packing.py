@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from kubeproxy.backends.elements import difference
 from kubeproxy.backends.nftables import packing
@@ -61,7 +61,6 @@ def flat(kind, elements):
     return sorted((kind, set_id, key, data) for set_id, entries in elements.items() for key, data in entries.items())
 
 
-@settings(deadline=None)
 @given(histories(max_size=1))
 def test_what_is_packed_is_what_was_rendered(history):
     globals_, (plans,) = history
@@ -78,7 +77,6 @@ def test_what_is_packed_is_what_was_rendered(history):
     }
 
 
-@settings(deadline=None)
 @given(histories(min_size=2, max_size=2))
 def test_removals_come_before_additions(history):
     globals_, states = history

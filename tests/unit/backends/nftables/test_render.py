@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -16,6 +16,7 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.objects import ServicePort
 from support.cluster_objects import HERE, THERE, address, dest, endpoint, parsed, service, world
 from support.compiled import compile_service
+from support.effort import examples
 from support.nftables_plans import EVERYTHING, placed, plans_of
 from support.random_plans import cycling, histories
 
@@ -96,7 +97,7 @@ def test_no_difference_between_equals(elements):
 # -- histories --------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=75, deadline=None)
+@examples(75)
 @given(histories(min_size=2, max_size=2))
 def test_a_restart_leads_to_the_same_pools(history):
     _, (earlier, later) = history
@@ -113,7 +114,7 @@ def test_a_restart_leads_to_the_same_pools(history):
             }
 
 
-@settings(max_examples=75, deadline=None)
+@examples(75)
 @given(histories(max_size=1))
 def test_services_share_nothing_but_shared_sets(history):
     _, (plans,) = history
@@ -249,7 +250,7 @@ def test_without_endpoints_there_is_no_treatment_and_no_class(policy, affinity):
     }
 
 
-@settings(max_examples=75, deadline=None)
+@examples(75)
 @given(histories(max_size=1))
 def test_verdicts_are_for_affinity_and_hashes_alone(history):
     _, (plans,) = history

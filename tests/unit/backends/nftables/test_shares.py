@@ -3,12 +3,13 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.backends.nftables.layout import BELOW, class_of, tries
 from kubeproxy.backends.nftables.render import assign
 from kubeproxy.backends.nftables.shares import SLOTS, STICKY_SLOTS, slot_counts
+from support.effort import examples
 from unit.backends.nftables.test_picking import shares
 
 weights = st.integers(1, 100)
@@ -31,7 +32,7 @@ def probabilities(counts):
     return [(count * last, count * first) for count in counts]
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(pools)
 def test_every_share_is_within_2_percent_of_what_was_asked_for(asked):
     counts = slot_counts(tuple(asked), SLOTS)
