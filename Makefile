@@ -8,7 +8,7 @@ GUESTS ?= 2
 TARGET ?=
 SOAK ?= 60
 
-.PHONY: setup demo test fuzz lint conformance conformance-ipvs machine bench prove soak wayback node dist clean
+.PHONY: setup demo test test-all fuzz lint conformance conformance-ipvs machine bench prove soak wayback node dist clean
 
 setup:
 	@tools/setup
@@ -21,6 +21,11 @@ demo:
 test: setup
 	@tools/check-host
 	@tools/test
+
+# With what is marked slow, every scenario in each of its modes, and ten times the examples of Hypothesis.
+test-all: setup
+	@tools/check-host
+	@tools/test all
 
 # New inputs for the readers of others' bytes: for one TARGET or all of them, so many MINUTES each.
 fuzz: setup

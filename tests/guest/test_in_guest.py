@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,22 +21,39 @@ HERE = Path(__file__).parent
 
 SCENARIOS = ROOT / "tests/scenarios"
 PARTS = {
-    "the-mode-itself": [HERE / "inside", SCENARIOS / "test_restart.py", SCENARIOS / "test_udp_clients.py"],
+    "the-mode-itself": [HERE / "inside"],
+    "two-nodes": [SCENARIOS / "e2e/test_e2e_services.py"],
+    "two-nodes-more": sorted({*(SCENARIOS / "e2e").glob("test_*.py")} - {SCENARIOS / "e2e/test_e2e_services.py"}),
+    "restarts": [SCENARIOS / "test_restart.py", SCENARIOS / "test_udp_clients.py"],
     "scenarios": [SCENARIOS / f"test_{name}.py" for name in ("affinity", "policies", "udp_flows")],
     "commands": [SCENARIOS / f"test_commands_{name}.py" for name in ("flows", "conntrack", "untraceable")],
-    "two-nodes": [SCENARIOS / "e2e"],
     "verify": [SCENARIOS / "test_commands_verify.py"],
 }
-SECONDS = {"scenarios": 90, "commands": 55, "the-mode-itself": 50, "verify": 15, "two-nodes": 45}
+SECONDS = {
+    "scenarios": 90,
+    "commands": 55,
+    "restarts": 40,
+    "the-mode-itself": 20,
+    "verify": 15,
+    "two-nodes": 25,
+    "two-nodes-more": 35,
+}
+QUICK = ("the-mode-itself", "two-nodes")
+
+
+def part(name: str) -> Any:
+    """A parameter of the test below: begins early, and is slow unless it is one of QUICK."""
+    slow = () if name in QUICK else (pytest.mark.slow("minutes of an emulated kernel"),)
+    return pytest.param(name, marks=(pytest.mark.long(SECONDS[name]), *slow))
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("part", [pytest.param(name, marks=pytest.mark.long(SECONDS[name])) for name in PARTS])
-def test_what_needs_the_guests_kernel(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", [part(name) for name in PARTS])
+def test_what_needs_the_guests_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of inside/ and scenarios in ipvs mode, a guest a part: without xdist (one CPU), writing nothing here."""
     monkeypatch.chdir(ROOT)
     plugins = ("xdist", "randomly", "cacheprovider", "cov")
-    argv = [sys.executable, "-m", "pytest", "--color=no", *(f"-pno:{name}" for name in plugins), *map(str, PARTS[part])]
+    argv = [sys.executable, "-m", "pytest", "--color=no", *(f"-pno:{name}" for name in plugins), *map(str, PARTS[name])]
     done = run_in_guest(argv, 560, environment={"KUBEPROXY_GUEST": "1"})
     assert done.status == 0, done.output
     summary = re.search(r"^(\d+) passed(, \d+ deselected)? in .*$", done.output, re.MULTILINE)

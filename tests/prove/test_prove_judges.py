@@ -70,6 +70,7 @@ async def met(world: World, scene: judges.Scene) -> list[str]:
     return found
 
 
+@pytest.mark.slow("a history in a cluster, as `make prove` plays them")
 @pytest.mark.long(20)
 async def test_all_is_well_and_what_is_broken_is_seen(monkeypatch) -> None:
     monkeypatch.setattr(judges, "PATIENCE", 15.0)

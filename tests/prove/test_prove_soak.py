@@ -79,6 +79,7 @@ def test_the_cluster_changes_all_the_time_and_does_not_grow():
             assert {cluster.owner(address) for address in packed} == {number}
 
 
+@pytest.mark.slow("a soak")
 @pytest.mark.long(15)
 def test_a_few_seconds(tmp_path):
     given = "--size 60x10 --rate 40 --minutes 0.12 --every 0.6 --beside --out"

@@ -5,14 +5,19 @@ Under xdist each worker has clusters of its own; their names are random, so they
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lab.cluster import LabCluster
+from support.effort import all_but_one_are_slow
 from support.live import Live, leftovers
 from support.modes import GUEST, MODES, NFTABLES, ScenarioMode, translate_bridged_packets
+
+WEIGHTS = {"iptables-legacy": 3}
+"""How often a mode is drawn for the quick set where others count once: few scenarios are meant for this one."""
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -47,13 +52,27 @@ def bare(loop, mode: ScenarioMode) -> Iterator[Live]:
         _down(loop, made)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m decides
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under the guest's kernel scenarios run in its mode alone."""
+    """Mark a scenario slow in all of its modes but one; under the guest's kernel leave out all modes but ipvs."""
+    ours = [item for item in items if Path(__file__).parent in item.path.parents]
     if not GUEST:
+        _one_mode_is_quick(ours)
         return
-    elsewhere = [item for item in items if Path(__file__).parent in item.path.parents and _mode_of(item) != "ipvs"]
-    config.hook.pytest_deselected(items=elsewhere)
+    elsewhere = {item for item in ours if _mode_of(item) != "ipvs"}
+    config.hook.pytest_deselected(items=list(elsewhere))
     items[:] = [item for item in items if item not in elsewhere]
+
+
+def _one_mode_is_quick(items: list[pytest.Item]) -> None:
+    """A scenario's name decides in which of its modes `make test` runs it, so that each mode gets its share."""
+    variants: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if (mode := _mode_of(item)) in MODES:
+            variants[item.nodeid.replace(mode, "")].append(item)
+    for name, found in variants.items():
+        found.sort(key=_mode_of)
+        all_but_one_are_slow(name, [item for item in found for _ in range(WEIGHTS.get(_mode_of(item), 1))])
 
 
 def _mode_of(item: pytest.Item) -> str:

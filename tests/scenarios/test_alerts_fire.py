@@ -261,6 +261,7 @@ async def every_proxy_has_what_is_asked(made: Fleet) -> None:
         assert {series["metric"]["instance"] for series in found} == set(NODES), name
 
 
+@pytest.mark.slow("alerts wait for minutes of the rules' own time")
 @pytest.mark.long(37)
 @pytest.mark.timeout(300)
 async def test_each_alert_fires_on_its_trouble_and_ends_with_it() -> None:

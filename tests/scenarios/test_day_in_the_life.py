@@ -38,6 +38,8 @@ def live(loop) -> Iterator[Live]:
     assert leftovers(made) == []
 
 
+@pytest.mark.slow("all that a node meets in a day, each of which has a scenario of its own")
+@pytest.mark.long(30)
 async def test_a_day(live: Live, tmp_path: Path) -> None:
     command = await asyncio.to_thread(install, tmp_path)
     untouched = await run_in_async(live.cluster.namespace_of("node"), kernel_rules)

@@ -1,15 +1,21 @@
-"""Profiles of Hypothesis: `thorough` of `make test-all` draws all examples, `quick`, the default, a fifth of them."""
+"""What `make test` runs of that which `make test-all` runs: a tenth of Hypothesis' examples, one of many like tests.
+
+Profiles of Hypothesis: `thorough` draws all examples, `quick`, the default, a tenth of them.
+"""
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # How fast a machine is, and what else it does, is no property of the code.
 _ANY_MACHINE = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 THOROUGH = 100
-QUICK = 20
+QUICK = 10
 FEWEST = 5
 
 
@@ -21,6 +27,18 @@ def register_profiles() -> None:
 
 
 def examples(count: int, **more: Any) -> settings:
-    """Settings of a test that draws `count` examples in the thorough profile, a fifth of them in the quick one."""
+    """Settings of a test that draws `count` examples in the thorough profile, a tenth of them in the quick one."""
     drawn = count * settings.default.max_examples // THOROUGH
     return settings(max_examples=max(drawn, min(count, FEWEST)), **more)
+
+
+def stride(step: int) -> int:
+    """The step of a loop over places where something can fail: ten times as long in the quick profile."""
+    return step * THOROUGH // settings.default.max_examples
+
+
+def all_but_one_are_slow(name: str, items: Sequence[pytest.Item]) -> None:
+    """Mark all of these tests slow but one, which their common name decides. An item may stand there more than once."""
+    quick = items[zlib.crc32(name.encode()) % len(items)]
+    for item in {*items} - {quick}:
+        item.add_marker(pytest.mark.slow("another like it is in the quick set"))

@@ -1,8 +1,14 @@
 """The ground of these tests is the real kernel, in a network namespace for each of them."""
 
+from collections import defaultdict
+
 import pytest
 
+from support.effort import all_but_one_are_slow
 from support.nftables_ground import KernelGround
+
+AGAIN = "test_nftables_on_the_kernel.py"
+"""Its tests run on the fake kernel with all their parameters; in the quick set they run here with one of them."""
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +22,13 @@ def ground(new_ground):
     """Return a ground of the test's own."""
     with new_ground() as made:
         yield made
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m decides
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    variants: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.path.name == AGAIN:
+            variants[item.nodeid.partition("[")[0]].append(item)
+    for name, found in variants.items():
+        all_but_one_are_slow(name, sorted(found, key=lambda item: item.nodeid))

@@ -8,6 +8,7 @@ import pytest
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import NetlinkError
+from support.effort import stride
 from support.nftables_disturbances import disturbed
 from support.nftables_ground import FakeGround, resync, sync, without_slots
 from support.nftables_plans import plans_of, sticky
@@ -60,7 +61,7 @@ def prepared(ground, how):
 @pytest.mark.parametrize("how", CHANGES)
 def test_a_transaction_that_is_refused_anywhere_leaves_nothing_behind(how):
     # Each line of a text counts as a message: there a few of many hundreds will do.
-    for messages in itertools.count(0, 3 if how == "sync" else 41):
+    for messages in itertools.count(0, stride(3 if how == "sync" else 41)):
         with FakeGround.fresh() as ground:
             backend = prepared(ground, how)
             transactions = [whole(ground)]
@@ -104,7 +105,7 @@ def test_after_an_answer_that_is_lost_a_full_sync_mends_what_is_not_known(how):
 
 @pytest.mark.parametrize("how", CHANGES)
 def test_after_a_dump_that_fails_a_full_sync_mends_what_is_not_known(how):
-    for reads in itertools.count(0, 5):
+    for reads in itertools.count(0, stride(5)):
         with FakeGround.fresh() as ground:
             backend = prepared(ground, how)
             left = [reads]

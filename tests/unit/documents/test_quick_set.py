@@ -1,0 +1,53 @@
+"""`make test` leaves out no mode and no family, and CONTRIBUTING.md lists the files with tests that it leaves out."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from support.places import ROOT
+
+SCENARIOS = 10
+"""Fewest scenarios of a mode in the quick set, but for ipvs, whose scenarios run in guests."""
+
+
+@pytest.fixture(scope="module")
+def quick() -> list[str]:
+    """The ids of scenarios, and of tests in guests, that `make test` runs."""
+    plugins = ("xdist", "randomly", "cacheprovider", "cov")
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-m", "not slow", "--color=no"]
+    command += [*(f"-pno:{name}" for name in plugins), "tests/scenarios", "tests/guest"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=True)
+    return re.findall(r"^tests/.*::.*$", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("mode", ["nftables", "iptables-nft", "iptables-legacy", "userspace"])
+def test_each_mode_has_scenarios(quick: list[str], mode: str) -> None:
+    assert sum(bool(re.search(rf"[\[-]{mode}[]-]", name)) for name in quick) >= SCENARIOS
+
+
+def test_ipvs_mode_runs_in_guests(quick: list[str]) -> None:
+    assert {re.search(r"\[(.*)]", name)[1] for name in quick if "guests_kernel[" in name} >= {  # type: ignore[index]
+        "the-mode-itself",
+        "two-nodes",
+    }
+
+
+@pytest.mark.parametrize("family", ["IPv4", "IPv6"])
+def test_each_family_has_scenarios(quick: list[str], family: str) -> None:
+    assert sum(family in name for name in quick) >= SCENARIOS
+
+
+def test_files_with_slow_tests_are_listed() -> None:
+    marked = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if re.search(r"pytest\.mark\.slow\b", path.read_text()) and path.name != "test_quick_set.py"
+    }
+    section = (
+        (ROOT / "CONTRIBUTING.md").read_text().partition("## What only `make test-all` runs")[2].partition("\n## ")[0]
+    )
+    assert set(re.findall(r"^  - `(tests/\S+\.py)`", section, re.MULTILINE)) == marked
