@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from kubeproxy.backends.leftovers import removal
+from kubeproxy.backends.nftables import cleanup as nftables_cleanup
+from kubeproxy.backends.nftables.layout import SCRATCH, TABLE
 from kubeproxy.kernel.xtables.xtables import Table
 
 NAT = Table(
@@ -65,3 +67,15 @@ def test_a_comment_that_names_a_chain_is_no_jump():
         "filter", ("INPUT", "KUBE-FORWARD"), ('-A INPUT -m comment --comment "was -j KUBE-FORWARD" -j ACCEPT',)
     )
     assert "-D" not in removal([table], nothing)
+
+
+def test_each_table_is_removed_though_another_one_could_not_be(monkeypatch):
+    asked = []
+
+    def remove(name):
+        asked.append(name)
+        return [f"cannot remove {name}"] * 2
+
+    monkeypatch.setattr(nftables_cleanup.nft, "remove_table", remove)
+    assert nftables_cleanup.cleanup() == [f"cannot remove {name}" for name in asked for _ in range(2)]
+    assert asked == [TABLE, SCRATCH]

@@ -10,7 +10,7 @@ from kubeproxy.kernel.nftables import nft
 
 def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:  # noqa: ARG001 - no chains of iptables
     """Remove the tables; return what could not be removed."""
-    return nft.remove_table(TABLE) or nft.remove_table(SCRATCH)
+    return nft.remove_table(TABLE) + nft.remove_table(SCRATCH)
 
 
 def traces(sight: Sight, owns: Owns) -> list[Trace]:  # noqa: ARG001 - no chains of iptables
