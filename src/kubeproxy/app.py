@@ -20,7 +20,7 @@ from msgspec import structs
 
 from kubeproxy import garbage, host, modes, privileges
 from kubeproxy.api.names import Loop
-from kubeproxy.backends.mode import Backend, Mode, Operations, Relaying
+from kubeproxy.backends.mode import Backend, Mode, Operations
 from kubeproxy.config.gates import gate_states
 from kubeproxy.config.modes import FALLBACK
 from kubeproxy.config.notices import notices
@@ -242,7 +242,7 @@ class App:
         self._health = ProxyHealth(self._metrics, config.sync_period)
         self._events = EventRecorder(settings.node_name, self._sources.post)
         self._service_health = ServiceHealth(self._health.healthy, self._service_health_failed)
-        relays = {backend.family: backend.ports_of for backend in backends if isinstance(backend, Relaying)}
+        relays = {each.family: ports_of for each in backends if (ports_of := each.abilities.ports_of)}
         self._flows = FlowCleaner(self._metrics, settings.families, self._local_addresses, relays=relays)
         self._reporter = Reporter(
             self._metrics, self._health, self._service_health, self._events, self._flows, self._node

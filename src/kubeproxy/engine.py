@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 
 from msgspec import Struct
 
-from kubeproxy.backends.mode import Backend, Difference, Resetting
+from kubeproxy.backends.mode import Backend, Difference
 from kubeproxy.backlog import Backlog, note, retries
 from kubeproxy.errors import ApplyError, ChangedByOthersError, Unsupported
 from kubeproxy.inspection import Inspector
@@ -336,7 +336,8 @@ class Engine:
             return
         departed = departures.look(time.monotonic(), self.planner.services)
         for backend in self._backends:
-            if isinstance(backend, Resetting) and backend.depart(departed, departures.in_use):
+            depart = backend.abilities.depart
+            if depart and depart(departed, departures.in_use):
                 self._backlogs[backend.family].besides = True
 
     def _set_alarm(self) -> None:
@@ -359,7 +360,7 @@ class Engine:
         family, began = backend.family, time.monotonic()
         full, backlog.stale = backlog.stale, False  # it may be asked for meanwhile
         compiled = self.planner.compiled
-        whole = full or world_changed or backend.at_once
+        whole = full or world_changed or backend.abilities.at_once
         portion = list(backlog.changes.values()) if whole else backlog.portion()
         try:
             async with self._kernel:

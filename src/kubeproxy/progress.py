@@ -8,7 +8,7 @@ import time
 from types import TracebackType
 from typing import Final, Self
 
-from kubeproxy.backends.mode import Backend, Gradual
+from kubeproxy.backends.mode import Backend
 
 log = logging.getLogger("kubeproxy.engine")
 
@@ -42,7 +42,8 @@ class Progress:
             self._timer.cancel()
 
     def _programmed(self) -> int | None:
-        return min(self._backend.programmed, self._services) if isinstance(self._backend, Gradual) else None
+        programmed = self._backend.abilities.programmed
+        return min(programmed(), self._services) if programmed else None
 
     def _tell(self) -> None:
         seconds = time.monotonic() - self._began

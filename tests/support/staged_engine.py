@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 
-from kubeproxy.backends.mode import Depth
+from kubeproxy.backends.mode import Abilities, Depth
 from kubeproxy.engine import Engine, Pace
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.model.addresses import Family
@@ -74,7 +74,7 @@ READY = (*LISTS, node())
 class FakeBackend:
     """Keeps what it was told, as a kernel would; refuses when told to."""
 
-    at_once = False
+    abilities = Abilities()
 
     def __init__(self, family):
         self.family = family

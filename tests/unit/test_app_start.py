@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from kubeproxy import app, host
-from kubeproxy.backends.mode import Operations
+from kubeproxy.backends.mode import Abilities, Operations
 from kubeproxy.config.options import Options
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ConfigError, Unsupported
@@ -58,7 +58,8 @@ def start(steps, fails=None):
         steps.append("backends")
         if fails is not None:
             raise fails
-        return [SimpleNamespace(family=family, close=lambda: steps.append("closed")) for family in world.families]
+        closing = {"abilities": Abilities(), "close": lambda: steps.append("closed")}
+        return [SimpleNamespace(family=family, **closing) for family in world.families]
 
     operations = Operations(
         check=lambda *_: None,

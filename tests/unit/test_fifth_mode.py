@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from kubeproxy import app, host, modes
-from kubeproxy.backends.mode import Deprecation, FlowsEnd, Metric, Mode, Operations
+from kubeproxy.backends.mode import Abilities, Deprecation, FlowsEnd, Metric, Mode, Operations
 from kubeproxy.config.load import load_file
 from kubeproxy.config.messages import Mistake
 from kubeproxy.config.modes import MODES
@@ -40,7 +40,7 @@ spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [{port: 80, proto
 class MemoryBackend:
     """Keeps the plans of one family."""
 
-    at_once = False
+    abilities = Abilities()
 
     def __init__(self, family, written):
         self.family = family

@@ -5,9 +5,9 @@ An examiner reads, in a process of its own beside the proxy, and cannot write: w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 from kubeproxy.model import addresses
 from kubeproxy.model.addresses import Family
@@ -44,6 +44,12 @@ class Examiner(Protocol):
 
     family: Family
 
+    @property
+    def remembered(self) -> Callable[[ServicePlan, bytes], Iterator[bytes]] | None:
+        """What yields the endpoints (packed address and port) that a client with this packed address is kept at, one
+        for each pool of the service port in which it has one; None where the kernel does not tell.
+        """
+
     def some(self, plans: Plans) -> Iterator[Finding]:
         """Yield in what the kernel differs for these Services; reads no more than concerns them, where it can."""
 
@@ -55,16 +61,6 @@ class Examiner(Protocol):
 
     def close(self) -> None:
         """Let go of the kernel."""
-
-
-@runtime_checkable
-class Remembering(Protocol):
-    """An examiner of a mode whose kernel tells which clients stay with which endpoint."""
-
-    def remembered(self, plan: ServicePlan, client: bytes) -> Iterator[bytes]:
-        """Yield the endpoints (packed address and port) that a client with this packed address is kept at, one for
-        each pool of the service port in which it has one.
-        """
 
 
 def front_text(address: bytes, protocol: int, port: int) -> str:

@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from importlib import import_module
-from typing import Final, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+from msgspec import Struct
 
 from kubeproxy.backends.examination import Examiner
 from kubeproxy.config.modes.description import ModeConfig
@@ -51,6 +53,21 @@ class Difference(NamedTuple):
     certain: bool = True
 
 
+class Abilities(Struct, frozen=True, kw_only=True):
+    """What not every backend can do; None where it cannot."""
+
+    at_once: bool = False
+    """Whether a sync costs the same whatever is in it, so that large Services do not wait for each other."""
+    programmed: Callable[[], int] | None = None
+    """Returns how many Services the kernel has of those that a full sync under way is to bring; on any thread."""
+    depart: Callable[[Departed, Callable[[bytes], bool]], bool] | None = None
+    """Takes in endpoints that are gone, whose connections the next sync or resync resets; returns whether there is
+    anything to write. The second argument says of a packed address whether an endpoint has it, whenever called."""
+    ports_of: Callable[[ServicePortKey], Collection[int]] | None = None
+    """Returns the open ports of this proxy to which connections of a service port are brought now; quick, on any
+    thread."""
+
+
 class Backend(Protocol):
     """What a mode does for one family. All calls block and raise ApplyError; none is made beside another one.
 
@@ -58,8 +75,7 @@ class Backend(Protocol):
     """
 
     family: Family
-    at_once: bool
-    """Whether a sync costs the same whatever is in it, so that large Services do not wait for each other."""
+    abilities: Abilities
 
     def set_world(self, world: Globals) -> bool:
         """Take changed globals in; return whether a resync is due. Raises ApplyError: then they come once more."""
@@ -78,36 +94,6 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Let go of the kernel; the rules stay."""
-
-
-@runtime_checkable
-class Gradual(Protocol):
-    """A backend whose full sync is a row of transactions."""
-
-    @property
-    def programmed(self) -> int:
-        """Return how many Services the kernel has of those that a sync under way is to bring. May be asked any time."""
-
-
-@runtime_checkable
-class Resetting(Protocol):
-    """A backend that resets connections to endpoints that are gone."""
-
-    def depart(self, departed: Departed, in_use: Callable[[bytes], bool]) -> bool:
-        """Take in what the next sync or resync is to write; return whether there is anything.
-
-        `in_use` says of a packed address whether an endpoint has it, whenever asked.
-        """
-
-
-@runtime_checkable
-class Relaying(Protocol):
-    """A backend whose connections end at ports of this proxy."""
-
-    family: Family
-
-    def ports_of(self, key: ServicePortKey) -> Collection[int]:
-        """Return the open ports to which connections of a service port are brought now; quick, on any thread."""
 
 
 Keeps = Callable[[Commands, str, str], bool]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from kubeproxy import modes
-from kubeproxy.backends.examination import Finding, Kind, Remembering
+from kubeproxy.backends.examination import Finding, Kind
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.commands import output
 from kubeproxy.commands.findings import REPAIR, text
@@ -58,8 +58,8 @@ def remembered(asked: Source, explained: Explained) -> str | None:
         if client is None:
             return None
         with examiners(asked.facts(), [plan.key.family]) as kernel:
-            telling = [each for each in kernel if isinstance(each, Remembering)]
-            found = {destination_text(one) for each in telling for one in each.remembered(plan, client)}
+            telling = [each.remembered for each in kernel if each.remembered]
+            found = {destination_text(one) for remembered_by in telling for one in remembered_by(plan, client)}
     except (ApplyError, Unsupported):
         return None
     return next((one.address for one in why.endpoints if one.address in found), "") if telling else None

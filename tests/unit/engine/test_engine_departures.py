@@ -2,6 +2,7 @@
 
 import pytest
 
+from kubeproxy.backends.mode import Abilities
 from kubeproxy.model import gone as model
 from kubeproxy.model.addresses import pack
 from kubeproxy.model.events import Upserted
@@ -17,6 +18,7 @@ class Resetting(FakeBackend):
 
     def __init__(self, family):
         super().__init__(family)
+        self.abilities = Abilities(depart=self.depart)
         self.gone = []
         self.asked = None
 

@@ -6,6 +6,7 @@ import pytest
 
 from kubeproxy import backlog
 from kubeproxy import progress as progress_module
+from kubeproxy.backends.mode import Abilities
 from support.staged_engine import READY, FakeBackend, endpoints, play, service
 
 
@@ -13,8 +14,8 @@ class GradualBackend(FakeBackend):
     """One that knows how much of it the kernel has."""
 
     @property
-    def programmed(self):
-        return len(self.state)
+    def abilities(self):
+        return Abilities(programmed=lambda: len(self.state))
 
 
 def told(caplog):

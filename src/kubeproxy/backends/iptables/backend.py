@@ -26,7 +26,7 @@ from kubeproxy.backends.iptables.skeleton import CANARY_TABLES, Settings
 from kubeproxy.backends.iptables.stale import Removal, Stale
 from kubeproxy.backends.iptables.standing import Standing, read
 from kubeproxy.backends.iptables.watch import Watch, watch
-from kubeproxy.backends.mode import Depth, Difference
+from kubeproxy.backends.mode import Abilities, Depth, Difference
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.proc.sysctl import write_sysctl
 from kubeproxy.kernel.xtables.nft_compat import NftCompat
@@ -56,7 +56,7 @@ _NAT_SERVICES, _NAT_NODEPORTS = 4, 5
 class IptablesBackend:
     """Programs one family. `sync` writes what changed, `resync` everything, and removes what belongs to no Service."""
 
-    at_once = True
+    abilities = Abilities(at_once=True)
 
     def __init__(
         self,

@@ -39,6 +39,8 @@ class Suspect(NamedTuple):
 class IptablesExaminer:
     """See backends.examination.Examiner."""
 
+    remembered = None
+
     def __init__(self, reading: Reading, settings: Settings, style: Style, printed: Printer) -> None:
         self.family = reading.family
         self._reading = reading

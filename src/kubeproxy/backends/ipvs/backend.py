@@ -18,7 +18,7 @@ from kubeproxy.backends.ipvs.graceful import WEIGHT, ActualServer, Draining, Ope
 from kubeproxy.backends.ipvs.layout import Scheduler, SetId
 from kubeproxy.backends.ipvs.render import NO_WISH, NodeAddresses, Virtual, render
 from kubeproxy.backends.ipvs.state import State, Touched, untouched
-from kubeproxy.backends.mode import Depth, Difference
+from kubeproxy.backends.mode import Abilities, Depth, Difference
 from kubeproxy.backends.rules import Jump
 from kubeproxy.kernel.ipset import Entry
 from kubeproxy.model.addresses import Family, Range, within
@@ -111,7 +111,7 @@ class Kernel(Protocol):
 class IpvsBackend:
     """Programs one family. `sync` is incremental, `resync` compares everything with what the kernel really has."""
 
-    at_once = False
+    abilities = Abilities()
 
     def __init__(
         self,

@@ -67,6 +67,8 @@ class View(Protocol):
 class IpvsExaminer:
     """See backends.examination.Examiner."""
 
+    remembered = None
+
     def __init__(
         self,
         family: Family,

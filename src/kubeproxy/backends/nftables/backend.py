@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from kubeproxy.backends.ahead import Ahead
 from kubeproxy.backends.elements import Elements, altered, difference, inspected
-from kubeproxy.backends.mode import Depth, Difference
+from kubeproxy.backends.mode import Abilities, Depth, Difference
 from kubeproxy.backends.nftables import affinity, audit, reading
 from kubeproxy.backends.nftables.adoption import adopted
 from kubeproxy.backends.nftables.counting import Counting
@@ -49,8 +49,6 @@ Wanted = Mapping[ServiceName, tuple[ServicePlan, ...]]
 class NftablesBackend:
     """Programs one family. `sync` is incremental, `resync` compares everything with what the kernel really has."""
 
-    at_once = False
-
     def __init__(
         self,
         table: Table,
@@ -60,6 +58,7 @@ class NftablesBackend:
         clients: affinity.ClientGauges | None = None,
     ) -> None:
         self.family = family = table.family
+        self.abilities = Abilities(programmed=lambda: len(self._placed), depart=self.depart)
         self._table = table
         self._counting = counting
         self._devices = devices
@@ -97,7 +96,7 @@ class NftablesBackend:
         return changed
 
     def depart(self, departed: Departed, in_use: Callable[[bytes], bool]) -> bool:
-        """See backends.mode.Resetting."""
+        """See backends.mode.Abilities."""
         self._in_use = in_use
         return self._gone is not None and self._gone.note(departed, time.monotonic())
 
@@ -284,11 +283,6 @@ class NftablesBackend:
             self._devices.forget()
         self._numbers.compared()
         self._is_whole = True
-
-    @property
-    def programmed(self) -> int:
-        """See backends.mode.Gradual."""
-        return len(self._placed)
 
     def _repaired(self) -> bool:
         """Make chains and rules ours, as of the signature, and return True; False where only another table is that."""

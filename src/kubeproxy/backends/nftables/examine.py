@@ -172,7 +172,7 @@ class NftablesExaminer:
                 yield set_id, key + slot
 
     def remembered(self, plan: ServicePlan, client: bytes) -> Iterator[bytes]:
-        """See Remembering. Of the sets of a pool the first one that has the client is it."""
+        """See Examiner. Of the sets of a pool the first one that has the client is it."""
         sets, asked = self._view.sets(), set()
         remembered = client_number(client)
         for set_id, key, pool in _Wanted(self.family, [plan], Numbers()).pools:

@@ -11,11 +11,11 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from kubeproxy.backends.mode import Backend, Counter, Depth, Difference, Gauge, Registry, Resetting
+from kubeproxy.backends.mode import Backend, Counter, Depth, Difference, Gauge, Registry
 from kubeproxy.backends.nftables.layout import COUNTERS, TABLE
 from kubeproxy.backends.nftables.shares import STICKY_SLOTS, slot_counts
 from kubeproxy.backends.relay import tcp
@@ -24,7 +24,6 @@ from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from kubeproxy.kernel.nftables import counters
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.gone import Departed
 from kubeproxy.model.plan import (
     FrontendKind,
     Globals,
@@ -238,7 +237,7 @@ class RelayingBackend:
 
     def __init__(self, backend: Backend, relay: LocalhostRelay, world: Globals) -> None:
         self.family = backend.family
-        self.at_once = backend.at_once
+        self.abilities = backend.abilities
         self._backend = backend
         self._relay = relay
         self._relays = _relays(world, self.family)
@@ -260,10 +259,6 @@ class RelayingBackend:
         served = wanted if self._relays else {}
         self._relay.retain(served)
         self._relay.take(served.items())
-
-    def depart(self, departed: Departed, in_use: Callable[[bytes], bool]) -> bool:
-        """See backends.mode.Resetting."""
-        return isinstance(self._backend, Resetting) and self._backend.depart(departed, in_use)
 
     def inspect(self, depth: Depth) -> Difference | None:
         """Return how the kernel differs from what was committed."""

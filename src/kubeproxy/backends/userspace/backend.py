@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Final, NamedTuple, Self
 
 from kubeproxy.backends.elements import difference, inspected
-from kubeproxy.backends.mode import Depth, Difference
+from kubeproxy.backends.mode import Abilities, Depth, Difference
 from kubeproxy.backends.relay.datapath import DataPath
 from kubeproxy.backends.userspace.layout import TABLE, Elements, elements, merged, packed
 from kubeproxy.backends.userspace.listeners import KINDS, Assignment, ListenerName, Listeners, assignments
@@ -49,8 +49,6 @@ AGAIN: Final = 100
 class UserspaceBackend:
     """See backends.mode.Backend."""
 
-    at_once = False
-
     def __init__(
         self,
         family: Family,
@@ -61,6 +59,7 @@ class UserspaceBackend:
         addresses: Addresses,
     ) -> None:
         self.family = family
+        self.abilities = Abilities(ports_of=self.ports_of)
         self._path = path
         self._listeners = listeners
         self._world = world
@@ -85,7 +84,7 @@ class UserspaceBackend:
         self._transactions.close()
 
     def ports_of(self, key: ServicePortKey) -> Collection[int]:
-        """See backends.mode.Relaying."""
+        """See backends.mode.Abilities."""
         return [port for port in self._listeners.ports(key).values() if port is not None]
 
     def set_world(self, world: Globals) -> bool:

@@ -100,6 +100,8 @@ def printed(ruleset: Ruleset, family: Family) -> Rules:
 class UserspaceExaminer:
     """See backends.examination.Examiner. `nodeport_ips` are those that NodePorts answer on, None for all."""
 
+    remembered = None
+
     def __init__(self, view: View, ruleset: Ruleset, nodeport_ips: tuple[bytes, ...] | None, printed: Printer) -> None:
         self.family = view.family
         self._view = view

@@ -130,8 +130,8 @@ def test_a_full_sync_says_how_many_services_the_kernel_has(ground, monkeypatch):
     monkeypatch.setattr(backend_module, "BATCH", 1)
     wanted = {("default", f"s{number}"): plans_of(f"s{number}", number, 2) for number in range(1, 6)}
     backend = ground.start()
-    seen = [backend.programmed for _ in backend.resync(wanted)]
+    seen = [backend.abilities.programmed() for _ in backend.resync(wanted)]
     assert (seen, seen[0] < 5, seen[-1]) == (sorted(seen), True, 5)
     again = ground.start()  # over what is there already
-    assert again.programmed == 0
-    assert [again.programmed for _ in again.resync(wanted)][-1] == 5
+    assert again.abilities.programmed() == 0
+    assert [again.abilities.programmed() for _ in again.resync(wanted)][-1] == 5
