@@ -7,19 +7,19 @@ has tables, since asking for one that is not there would make it. Source: includ
 from __future__ import annotations
 
 import re
-import struct
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from kubeproxy.kernel.netlink.protocol import Netlink, attributes
+from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables import chains as nf_chains
-from kubeproxy.kernel.nftables import nfnetlink, nfta
+from kubeproxy.kernel.nftables import expressions as x
+from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.kernel.nftables.chains import HOOKS, TABLE_FAMILIES
-from kubeproxy.kernel.rule_walk import NEW, Aim, Fate, fate, is_established
+from kubeproxy.kernel.rule_walk import NEW, Aim, Fate, extension, fate, is_established
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import Family, family_of
 
@@ -28,10 +28,9 @@ _MOST_RULES: Final = 2000
 """Rules that are read of one base chain and those that it leads to; a firewall's are tens."""
 _TRACKED: Final = -200  # NF_IP_PRI_CONNTRACK
 _TRANSLATED: Final = -100
-_DROP, _ACCEPT = struct.pack("!I", 0), struct.pack("!I", 1)
-_CT_STATE: Final = bytes(4)
-_VERDICTS: Final = frozenset({"immediate", "reject", "target", "queue"})
-_SILENT: Final = _VERDICTS | {"counter", "log", "limit"}
+_CT_STATE: Final = 0  # NFT_CT_STATE
+_VERDICTS: Final = {x.DROP: "drop", x.ACCEPT: "accept"}
+_SILENT: Final = frozenset({"immediate", "reject", "target", "queue", "counter", "log", "limit"})
 """Expressions that choose no packets, or that are the verdict."""
 _OUR_PREFIX: Final = "KUBE-"
 IP_FAMILIES: Final = {"ip": Family.IPV4, "ip6": Family.IPV6}
@@ -232,40 +231,30 @@ def _judged(where: str, chain: Chain, rules: Mapping[str, list[_Rule]]) -> Filte
 def _rule(raw: bytes) -> _Rule:
     """Read the expressions of a rule."""
     verdict = target = ""
-    names: set[str] = set()
-    established = state = False
-    for _, expression in _parts(raw):
-        parts = dict(_parts(expression))
-        name, body = _text(parts[nfta.EXPR_NAME]), dict(_parts(parts.get(nfta.EXPR_DATA, b"")))
-        names.add(name)
-        if name == "ct":
-            state = body.get(nfta.CT_KEY) == _CT_STATE
-        elif name == "bitwise" and state:
-            mask = dict(_parts(body[nfta.BITWISE_MASK]))[nfta.DATA_VALUE]
-            established |= not int.from_bytes(mask, sys.byteorder) & NEW
-        elif name == "lookup":
-            established |= state  # a set or map of states: of connections that there are, wherever this was seen
-            # What is found there is a value, and here always a verdict.
-            verdict = "other" if nfta.LOOKUP_DREG in body and not state else verdict
-        elif name == "match" and _text(body[nfta.MATCH_NAME]) == "conntrack":
-            established |= is_established(body[nfta.MATCH_INFO])
-        elif name in _VERDICTS:
-            verdict, target = _verdict(name, body)
-    return _Rule(verdict, target, names <= _SILENT, established)
-
-
-def _verdict(name: str, body: Mapping[int, bytes]) -> tuple[str, str]:
-    """Return the verdict of an expression that gives one, and the chain to which it leads."""
-    if name == "queue":
-        return "other", ""
-    if name == "target":
-        return ("drop" if _text(body[nfta.MATCH_NAME]) == "REJECT" else ""), ""
-    if name == "reject":
-        return "drop", ""
-    given = dict(_parts(dict(_parts(body.get(nfta.IMMEDIATE_DATA, b""))).get(nfta.DATA_VERDICT, b"")))
-    if nfta.VERDICT_CHAIN in given:
-        return "", _text(given[nfta.VERDICT_CHAIN])
-    return {_DROP: "drop", _ACCEPT: "accept"}.get(given.get(nfta.VERDICT_CODE, b""), ""), ""
+    established, state, silent = False, False, True
+    for one in x.parse(raw):
+        silent &= (one.name if isinstance(one, x.Opaque) else one.KIND) in _SILENT
+        match one:
+            case x.Ct(key=key):
+                state = key == _CT_STATE
+            case x.Bitwise(mask=mask) if state:
+                established |= not int.from_bytes(mask, sys.byteorder) & NEW
+            case x.Lookup(dreg=dreg):
+                established |= state  # a set or map of states: of connections that there are, wherever this was seen
+                # What is found there is a value, and here always a verdict.
+                verdict = verdict if dreg is None or state else "other"
+            case x.Immediate(value=x.RuleVerdict(code=code, chain=chain)):
+                verdict, target = _VERDICTS.get(code, ""), chain
+            case x.Reject():
+                verdict, target = "drop", ""
+            case x.Opaque(name="queue"):
+                verdict, target = "other", ""
+            case x.Opaque(name="target", raw=body):
+                verdict, target = "drop" if extension(body)[0] == "REJECT" else "", ""
+            case x.Opaque(name="match", raw=body):
+                kind, info = extension(body)
+                established |= kind == "conntrack" and is_established(info)
+    return _Rule(verdict, target, silent, established)
 
 
 def _legacy_rules(lines: Iterable[str]) -> Mapping[str, list[_Rule]]:
@@ -281,11 +270,3 @@ def _legacy_rules(lines: Iterable[str]) -> Mapping[str, list[_Rule]]:
             bare = words[2:4] == ["-j", target]
             found[xtables.chain_of(line)].append(_Rule(verdict, "" if verdict else target, bare, established))
     return found
-
-
-def _parts(data: bytes) -> Iterator[tuple[int, bytes]]:
-    return ((kind, data[first:last]) for kind, first, last in attributes(data, 0, len(data)))
-
-
-def _text(data: bytes) -> str:
-    return data.rstrip(b"\0").decode(errors="replace")

@@ -185,9 +185,8 @@ def _compared(one: x.Compare, registers: Registers) -> _Fit:
 def _matched(one: x.Expression) -> _Fit:
     if not isinstance(one, x.Opaque) or one.name != "match":
         return _Fit.MAYBE
-    parts = _parts(one.raw)
-    kind = _text(parts[nfta.MATCH_NAME])
-    if kind == "conntrack" and is_established(parts[nfta.MATCH_INFO]):
+    kind, info = extension(one.raw)
+    if kind == "conntrack" and is_established(info):
         return _Fit.NO
     return _Fit.YES if kind in _SILENT else _Fit.MAYBE
 
@@ -204,13 +203,11 @@ def _taken(name: str, body: bytes) -> tuple[bool, int | None, str]:
     """Return whether what takes a packet ends a rule, with which code, and that it leads to no chain."""
     if name in _TAKING:
         return True, None, ""
-    kind = _text(_parts(body)[nfta.MATCH_NAME])
+    kind, _ = extension(body)
     return kind not in _SPEECHLESS, x.DROP if kind == "REJECT" else None, ""
 
 
-def _parts(data: bytes) -> dict[int, bytes]:
-    return {kind: data[first:last] for kind, first, last in attributes(data, 0, len(data))}
-
-
-def _text(data: bytes) -> str:
-    return data.rstrip(b"\0").decode(errors="replace")
+def extension(body: bytes) -> tuple[str, bytes]:
+    """Return the name of a match or target of iptables in nf_tables, and its parameters."""
+    parts = {kind: body[first:last] for kind, first, last in attributes(body, 0, len(body))}
+    return parts[nfta.MATCH_NAME].rstrip(b"\0").decode(errors="replace"), parts.get(nfta.MATCH_INFO, b"")
