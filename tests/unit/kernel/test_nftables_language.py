@@ -15,6 +15,7 @@ LISTED = [
     ("ip", "meta l4proto @transports dnat ip to meta l4proto . th dport . numgen random mod 5 map @nodeport-endpoints"),
     ("ip", "ct original packets >= 20 jump fast-forward"),
     ("ip6", "meta l4proto { tcp, udp } dnat to [fd00::9]:ip6 daddr . meta l4proto . th dport map @pod-services"),
+    ("ip6", "meta l4proto { tcp, udp } dnat to [2001:db8::9]:meta l4proto . th dport map @pod-nodeports"),
     ("ip", "fib daddr type local ip daddr != 127.0.0.0/8 goto nodeports"),
     ("ip", "numgen random mod 2 vmap { 0 : goto affinity-0-5s, 1 : goto affinity-1-5s }"),
     ("ip", "meta l4proto tcp flow add @fast"),
