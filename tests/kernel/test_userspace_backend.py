@@ -9,10 +9,10 @@ import errno
 import os
 import resource
 import socket
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from itertools import pairwise
-from threading import Event
 
 import pytest
 from hypothesis import given
@@ -22,11 +22,13 @@ from kubeproxy.backends.mode import Depth, Difference
 from kubeproxy.backends.userspace import backend
 from kubeproxy.backends.userspace.backend import UserspaceBackend
 from kubeproxy.backends.userspace.cleanup import cleanup
+from kubeproxy.backends.userspace.examine import KernelView
 from kubeproxy.backends.userspace.layout import TABLE
 from kubeproxy.backends.userspace.listeners import Listeners
 from kubeproxy.backends.userspace.udp import Sessions
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.nftables import nft
+from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.nftables.nfnetlink import Transactions
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.plan import (
     Action,
@@ -56,7 +58,6 @@ from support.carrying import (
 )
 from support.effort import examples
 from support.namespaces import inside, namespace, run
-from support.newer_nft import typed_set
 from support.random_plans import histories
 
 V4, V6 = Family.IPV4, Family.IPV6
@@ -183,30 +184,25 @@ def answering(sock: socket.socket, answer: bytes = b"hello") -> Iterator[socket.
 
 def test_rules_of_others_are_not_taken_for_ours_when_the_table_is_made(monkeypatch) -> None:
     with node() as (made, _):
-        load = nft.run
+        commit = Transactions.commit
 
-        def meddled(text: str) -> None:
-            load(text)
-            load(f"insert rule ip {TABLE} nat-prerouting accept\n")
+        def meddled(transactions: Transactions, parts: Sequence[bytes]) -> None:
+            commit(transactions, parts)
+            run("nft", f"insert rule ip {TABLE} nat-prerouting accept")
 
-        monkeypatch.setattr(nft, "run", meddled)
+        monkeypatch.setattr(Transactions, "commit", meddled)
         made.resync()
-        monkeypatch.setattr(nft, "run", load)
+        monkeypatch.setattr(Transactions, "commit", commit)
         assert "changed by another program" in made.backend.inspect(Depth.QUICK).what
         made.resync()
         assert difference(made.backend) is None
         assert "\taccept" not in run("nft", "list", "chain", "ip", TABLE, "nat-prerouting")
 
 
-def test_sets_of_a_newer_nft_do_not_keep_an_older_one_from_making_the_table(monkeypatch) -> None:
-    monkeypatch.setattr(nft, "_crashes", Event())
-    with node(ports=range(4100, 4101)) as (made, _), answering(endpoint()) as server:
-        nft.run("add table inet firewall\n")
-        typed_set("inet", "firewall", "marks")
-        made.wanted = {("ns", "one"): (plan("one", [frontend(VIP[V4], 80)], [server]),)}
+def test_no_program_is_started_to_make_the_table(monkeypatch) -> None:
+    with node() as (made, _), monkeypatch.context() as without:
+        without.setattr(subprocess, "Popen", None)
         made.resync()
-        made.resync()
-        assert outcome(VIP[V4], 80) == "hello"
 
 
 def test_a_service_that_waits_for_a_port_gets_the_next_free_one() -> None:
@@ -322,7 +318,7 @@ def test_connections_survive_a_resync_and_a_failed_sync(monkeypatch: pytest.Monk
 @examples(15)
 @given(histories(max_size=3))
 def test_what_syncs_leave_is_what_a_resync_makes(history) -> None:
-    """One is packed for netlink, the other is text for nft; the kernel is asked what it made of each."""
+    """The kernel is asked what it made of each; its rules are those that were written."""
     globals_, states = history
     (family,) = globals_.families
     with stage() as made:
@@ -340,6 +336,8 @@ def test_what_syncs_leave_is_what_a_resync_makes(history) -> None:
             list(backend.resync(states[-1]))
             assert (backend._elements, set(backend._listeners.names())) == (synced, listening)
             assert difference(backend) is None
+            with closing(KernelView(family, Netlink.open(NETLINK_NETFILTER), lambda *_: frozenset())) as view:
+                assert view.rules() == backend._ruleset.definition().chains
             list(backend.sync([(name, ()) for name in states[-1]]))
             assert (backend._elements, list(backend._listeners.names())) == ({}, [])
             assert difference(backend) is None
@@ -425,11 +423,11 @@ def test_listeners_of_refused_syncs_are_closed_when_their_services_are_gone(monk
     with node() as (made, _), endpoint() as server:
         made.sync("web", plan("web", [frontend(VIP[V4], 80)], [server]))
 
-        def refuse(text: object) -> None:
+        def refuse(*_: object) -> None:
             raise ApplyError("no")
 
         with monkeypatch.context() as broken:
-            broken.setattr(nft, "run", refuse)
+            broken.setattr(Transactions, "commit", refuse)
             for number in range(10):
                 name = f"s{number}"
                 made.wanted = {("ns", name): (plan(name, [frontend("10.96.0.2", 80)], [server]),)}

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from kubeproxy.backends.nftables.layout import ChainName
 from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset
 from kubeproxy.kernel.nftables import listing
-from kubeproxy.kernel.nftables.tables import COUNTED, DYNAMIC, INTERVAL, TIMEOUT, SetSpec
+from kubeproxy.kernel.nftables.tables import COUNTED, DYNAMIC, INTERVAL, TIMEOUT, Definition, Hook, SetSpec
 
 _HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
 
 
 def skeleton(ruleset: Ruleset, chains: Iterable[ChainName] = ()) -> str:
     """Return the text that makes a table, empty of Services, with the chains that are needed."""
-    name, names = ruleset.name, ruleset.needed(chains)
-    made, texts = ruleset.definition(names), ruleset.chains(names)
-    lines = [f'add table {name} {{ comment "{COMMENT}" ; }}']
+    names = ruleset.needed(chains)
+    filled = f"add element {ruleset.name} transports {{ tcp, udp, sctp }}\n"
+    return as_text(ruleset.name, ruleset.definition(names), ruleset.chains(names), COMMENT) + filled
+
+
+def as_text(
+    name: str, made: Definition, texts: Mapping[str, tuple[Hook | None, Sequence[str]]], comment: str = ""
+) -> str:
+    """Return the text that makes a table; `texts` are its chains with the text of their rules."""
+    lines = [f"add table {name}" + (f' {{ comment "{comment}" ; }}' if comment else "")]
     lines += (f"add counter {name} {counter}" for counter in made.counters)
     lines += (f"add flowtable {name} {each} {{ hook ingress priority filter ; }}" for each in made.flowtables)
     lines += (f"add {spec.keyword} {name} {spec.name} {{ {declaration(spec)} }}" for spec in made.sets)
-    lines.append(f"add element {name} transports {{ tcp, udp, sctp }}")
     for chain, (hook, _) in texts.items():
         place = f" {{ type {hook.kind} hook {_HOOKS[hook.number]} priority {hook.priority} ; }}" if hook else ""
         lines.append(f"add chain {name} {chain}{place}")

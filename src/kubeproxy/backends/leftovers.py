@@ -22,7 +22,7 @@ from kubeproxy.kernel.netlink.protocol import Netlink, NetlinkError
 from kubeproxy.kernel.nftables.chains import TABLE_FAMILIES
 from kubeproxy.kernel.nftables.lookup import lookup
 from kubeproxy.kernel.nftables.nfnetlink import NETLINK_NETFILTER
-from kubeproxy.kernel.nftables.shapes import sets
+from kubeproxy.kernel.nftables.tables import read_sets
 from kubeproxy.kernel.rule_walk import Aim
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, Family, family_of, unpack
@@ -113,7 +113,7 @@ def _table_catches(family: str, table: str, aim: Aim) -> bool:
     number = next(number for number, word in TABLE_FAMILIES.items() if word == family)
     port = bytes((aim.protocol, 0, 0, 0)) + PORT_BYTES[aim.port] + bytes(2)
     with Netlink.open(NETLINK_NETFILTER) as link:
-        for name in sets(number, table, link):
+        for name in read_sets(number, table, link):
             for key in (aim.destination + port, port) if not name.startswith("affinity-") else ():
                 with suppress(NetlinkError):  # its keys are of another kind
                     if lookup(number, table, name, [key], link, ranges=False):

@@ -17,7 +17,7 @@ from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from kubeproxy.kernel.nftables import compiling, expressions, listing, messages, nfnetlink, nft, nfta, tables
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Detector, FamilyGlobals, Globals, Loopback
-from support.nft_text import skeleton
+from support.nft_text import as_text, skeleton
 from support.own_network import own_network
 
 NETWORKS = {Family.IPV4: ("10.0.0.0/16", "10.0.0.0/15"), Family.IPV6: ("fd00::/64", "fd00::/61")}
@@ -49,7 +49,7 @@ def texts(family):
         yield skeleton(Ruleset(family, world), STICKY), TABLE
         for address in (None, landing):
             ruleset = UserspaceRuleset(family, world, address)
-            yield "\n".join([f"add table {ruleset.name}", *ruleset.skeleton()]) + "\n", USERSPACE
+            yield as_text(ruleset.name, ruleset.definition(), ruleset.chains()), USERSPACE
 
 
 def written(text):
@@ -141,6 +141,16 @@ def test_what_is_written_over_netlink_comes_back_and_is_listed_as_what_nft_loads
         assert list_table(ruleset) == listed
         nft.run(f"delete table {ruleset.name}\n")
         nft.run(listed)
+
+
+@pytest.mark.parametrize("family", Family)
+def test_the_table_of_userspace_mode_comes_back(family):
+    for world in worlds(family):
+        ruleset = UserspaceRuleset(family, world, None)
+        with own_network(), closing(nfnetlink.Transactions.open()) as transactions:
+            transactions.commit(ruleset.creation())
+            with closing(Netlink.open(NETLINK_NETFILTER)) as link:
+                assert tables.read(family, USERSPACE, link) == ruleset.definition().contents
 
 
 def notes(family):

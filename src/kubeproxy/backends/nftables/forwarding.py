@@ -75,7 +75,7 @@ def _probe() -> None:
     rule = compiling.rule(f"meta l4proto tcp flow add @{FLOWTABLE}", "ip")
     probe = Definition((), {"probe": Chain(Hook("filter", 2, 0), (rule,))}, flowtables=(FLOWTABLE,))
     with closing(nfnetlink.Transactions.open()) as transactions:
-        made = [messages.table_message(*place, ""), *messages.objects(*place, probe)]
+        made = [messages.table_message(*place), *messages.objects(*place, probe)]
         transactions.commit([*made, *messages.rules(*place, probe.chains)])
         transactions.commit([nfnetlink.table_removal(*place)])
 

@@ -20,7 +20,8 @@ from kubeproxy.backends.userspace.layout import TABLE, Elements, elements, merge
 from kubeproxy.backends.userspace.listeners import KINDS, Assignment, ListenerName, Listeners, assignments
 from kubeproxy.backends.userspace.ruleset import Ruleset
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
-from kubeproxy.kernel.nftables import nfnetlink, nft, shapes
+from kubeproxy.kernel.nftables import nfnetlink, shapes
+from kubeproxy.kernel.nftables.messages import table_message
 from kubeproxy.kernel.nftables.shapes import ChainShape
 from kubeproxy.kernel.route.addresses import SCOPE_UNIVERSE, local_addresses
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
@@ -95,7 +96,7 @@ class UserspaceBackend:
     def _update_rules(self) -> bool:
         self._landing = self._find_landing()
         ruleset = Ruleset(self.family, self._world, self._landing)
-        changed = ruleset.skeleton() != self._ruleset.skeleton()
+        changed = not ruleset.is_like(self._ruleset)
         self._ruleset = ruleset
         return changed
 
@@ -183,7 +184,9 @@ class UserspaceBackend:
         after = {name: self._elements_of(plans) for name, plans in wanted.items()}
         total = merged(after.values())
         expected = self._transactions.generation() + 1
-        nft.run(self._ruleset.replacement(total))
+        filled = {name: list(entries.items()) for name, entries in total.items()}
+        removal = table_message(self.family, TABLE), nfnetlink.table_removal(self.family, TABLE)
+        self._transactions.commit([*removal, *self._ruleset.creation(), *self._messages(nfnetlink.NEW_ELEMENT, filled)])
         self._elements, self._needed = {}, {}
         self._note(after, needed)
         gone = set(self._listeners.names()).difference(names)

@@ -27,26 +27,15 @@ from kubeproxy.backends.userspace.layout import (
     carrying_map,
     element_key,
     elements,
-    shapes,
     unpack_port,
 )
-from kubeproxy.backends.userspace.layout import Kind as ShapeKind
 from kubeproxy.backends.userspace.listeners import KINDS, ListenerName, PoolKind, assignments
-from kubeproxy.backends.userspace.ruleset import Ruleset
-from kubeproxy.errors import ApplyError, Unsupported
-from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
-from kubeproxy.kernel.nftables import nft
+from kubeproxy.backends.userspace.ruleset import NODEPORT_IPS, Ruleset
+from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables.lookup import Entries
-from kubeproxy.kernel.proc.empty_network import in_empty_network
 from kubeproxy.kernel.proc.listening import Listening
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FrontendKind, ServiceName, ServicePlan
-
-Printer = Callable[[Ruleset, Family], Rules]
-"""Returns the rules of a table by chain, as the kernel lists them. Raises Unsupported, or ApplyError."""
-
-NODEPORT_IPS: Final = "nodeport-ips"
-
 
 _MEANINGS: Final = {
     LISTENERS: "a listener",
@@ -86,30 +75,17 @@ class KernelView(TableView):
         return self._ports(self.family, protocol)
 
 
-def printed(ruleset: Ruleset, family: Family) -> Rules:
-    """Return the rules of a table by chain, loaded where nobody else is. Raises Unsupported, or ApplyError."""
-
-    def load() -> Rules:
-        nft.run("\n".join([f"add table {ruleset.name}", *ruleset.skeleton()]) + "\n")
-        with Netlink.open(NETLINK_NETFILTER) as link:
-            return TableView(family, TABLE, (), link).rules()
-
-    return in_empty_network(load)
-
-
 class UserspaceExaminer:
     """See backends.examination.Examiner. `nodeport_ips` are those that NodePorts answer on, None for all."""
 
     remembered = None
 
-    def __init__(self, view: View, ruleset: Ruleset, nodeport_ips: tuple[bytes, ...] | None, printed: Printer) -> None:
+    def __init__(self, view: View, ruleset: Ruleset, nodeport_ips: tuple[bytes, ...] | None) -> None:
         self.family = view.family
         self._view = view
         self._ruleset = ruleset
         self._nodeport_ips = nodeport_ips
-        self._printed = printed
-        self._shapes = shapes(view.family)
-        self._caveats: list[str] = []
+        self._sets = ruleset.shapes
 
     def close(self) -> None:
         """Let go of the kernel."""
@@ -117,7 +93,7 @@ class UserspaceExaminer:
 
     def caveats(self) -> Iterable[str]:
         """Return what could not be compared, and why."""
-        return self._caveats
+        return ()
 
     def some(self, plans: Plans) -> Iterator[Finding]:
         """See Examiner."""
@@ -125,7 +101,7 @@ class UserspaceExaminer:
             yield self._gone()
             return
         ours = self._ours(plans)
-        keys: dict[str, set[bytes]] = {name: set() for name in self._shapes}
+        keys: dict[str, set[bytes]] = {name: set() for name in self._sets}
         for its in ours.values():
             for set_id, key in _possible(its):
                 keys[set_id].add(key)
@@ -142,7 +118,7 @@ class UserspaceExaminer:
             yield self._gone()
             return
         ours = self._ours(wanted)
-        actual = {name: self._view.elements(name) for name in self._shapes}
+        actual = {name: self._view.elements(name) for name in self._sets}
         known = {element for its in ours.values() for element in _possible(its)}
         complete(actual, known, self._view.lookup)
         yield from self._compared(ours, actual)
@@ -151,7 +127,7 @@ class UserspaceExaminer:
                 if (set_id, key) not in known:
                     yield Finding(None, Kind.EXTRA, self._front(key), self._where(set_id), present=_meaning(set_id))
         yield from self._nodeports()
-        yield from self._rules()
+        yield from rule_findings(self._ruleset.definition().chains, self._view.rules(), f"table {self._ruleset.name}")
 
     def _ours(self, plans: Plans) -> dict[ServiceName, tuple[ServicePlan, ...]]:
         return {name: tuple(p for p in its if p.key.family is self.family) for name, its in plans.items()}
@@ -225,22 +201,12 @@ class UserspaceExaminer:
         where = f"set {NODEPORT_IPS} of table {self._ruleset.name}"
         yield from nodeport_findings(frozenset(self._nodeport_ips), self._view.elements(NODEPORT_IPS).keys(), where)
 
-    def _rules(self) -> Iterator[Finding]:
-        try:
-            wanted = self._printed(self._ruleset, self.family)
-        except (Unsupported, ApplyError) as error:
-            self._caveats.append(f"the rules of table {self._ruleset.name} were not compared: {error}")
-            return
-        yield from rule_findings(wanted, self._view.rules(), f"table {self._ruleset.name}")
-
     def _front(self, key: bytes) -> str:
         size = self.family.address_size if len(key) > 8 else 0
         return front_text(key[:size], key[size], int.from_bytes(key[size + 4 : size + 6], "big"))
 
     def _where(self, set_id: str) -> str:
-        return (
-            f"{'map' if self._shapes[set_id].kind is ShapeKind.PORT else 'set'} {set_id} of table {self._ruleset.name}"
-        )
+        return f"{self._sets[set_id].keyword} {set_id} of table {self._ruleset.name}"
 
 
 def _possible(plans: Iterable[ServicePlan]) -> Iterator[tuple[str, bytes]]:

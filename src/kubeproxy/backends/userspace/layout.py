@@ -7,13 +7,13 @@ sets of what is dropped or rejected. Keys and values are packed as in the kernel
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final
 
 from kubeproxy.backends import userspace
 from kubeproxy.backends.userspace.listeners import ListenerName, PoolKind
 from kubeproxy.kernel.nftables.elements import interval_element, plain_element
-from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, Family, unpack
+from kubeproxy.kernel.nftables.tables import INTERVAL, SetSpec
+from kubeproxy.model.addresses import PORT_BYTES, Family
 from kubeproxy.model.plan import Action, Frontend, FrontendKind, ServicePlan
 
 TABLE: Final = userspace.TABLE
@@ -24,41 +24,22 @@ LISTENERS: Final = "listeners"
 FIREWALL_IPS: Final = "firewall-ips"
 FIREWALL_ALLOW: Final = "firewall-allow"
 
-_SERVICE: Final = "{ip} daddr . meta l4proto . th dport"
-_NODEPORT: Final = "meta l4proto . th dport"
 
-
-class Kind(Enum):
-    """What the elements of a set are."""
-
-    KEY = "set"
-    PORT = "map"  # key : port
-    INTERVAL = "interval set"
-
-
-class Shape(NamedTuple):
-    """A set or map: `addresses` is how many addresses are in its key, which has a protocol and a port besides."""
-
-    name: str
-    typeof: str
-    addresses: int
-    kind: Kind
-
-
-def shapes(family: Family) -> dict[str, Shape]:
+def shapes(family: Family) -> dict[str, SetSpec]:
     """Return all sets and maps of a family's table, by name."""
     ip = "ip" if family is Family.IPV4 else "ip6"
-    service = _SERVICE.format(ip=ip)
+    nodeport = "meta l4proto", "th dport"
+    service = f"{ip} daddr", *nodeport
     found = []
     for origin in ORIGINS:
-        for what, typeof, addresses in (("services", service, 1), ("nodeports", _NODEPORT, 0)):
-            found.append(Shape(f"{origin}-{what}", f"{typeof} : th dport", addresses, Kind.PORT))
-            found.append(Shape(f"{origin}-{what}-dropped", typeof, addresses, Kind.KEY))
-            found.append(Shape(f"{origin}-{what}-rejected", typeof, addresses, Kind.KEY))
-    found.append(Shape(LISTENERS, _NODEPORT, 0, Kind.KEY))
-    found.append(Shape(FIREWALL_IPS, service, 1, Kind.KEY))
-    found.append(Shape(FIREWALL_ALLOW, f"{service} . {ip} saddr", 2, Kind.INTERVAL))
-    return {shape.name: shape for shape in found}
+        for what, key in (("services", service), ("nodeports", nodeport)):
+            found.append(SetSpec(f"{origin}-{what}", key, ("th dport",)))
+            found.append(SetSpec(f"{origin}-{what}-dropped", key))
+            found.append(SetSpec(f"{origin}-{what}-rejected", key))
+    found.append(SetSpec(LISTENERS, nodeport))
+    found.append(SetSpec(FIREWALL_IPS, service))
+    found.append(SetSpec(FIREWALL_ALLOW, (*service, f"{ip} saddr"), flags=INTERVAL))
+    return {spec.name: spec for spec in found}
 
 
 Elements = dict[str, dict[bytes, bytes]]
@@ -117,31 +98,9 @@ def merged(parts: Iterable[Elements]) -> Elements:
     return found
 
 
-def packed(shape: Shape, key: bytes, value: bytes) -> bytes:
+def packed(spec: SetSpec, key: bytes, value: bytes) -> bytes:
     """Return an element for a netlink message."""
-    return interval_element(key) if shape.kind is Kind.INTERVAL else plain_element(key, value)
-
-
-def line(shape: Shape, table: str, key: bytes, value: bytes) -> str:
-    """Return the nft line that adds an element."""
-    if shape.kind is Kind.INTERVAL:
-        half = len(key) // 2
-        first, last = _words(shape, key[:half]), _words(shape, key[half:])
-        text = " . ".join(a if a == b else f"{a}-{b}" for a, b in zip(first, last, strict=True))
-    else:
-        text = " . ".join(_words(shape, key))
-    return f"add element {table} {shape.name} {{ {text}{f' : {unpack_port(value)}' if value else ''} }}"
-
-
-def _words(shape: Shape, key: bytes) -> list[str]:
-    size = (len(key) - 8) // shape.addresses if shape.addresses else 0
-    protocol = PROTOCOL_NAMES[key[size]].lower()
-    words = [protocol, str(unpack_port(key[size + 4 : size + 6]))]
-    if shape.addresses > 0:
-        words.insert(0, unpack(key[:size]))
-    if shape.addresses > 1:
-        words.append(unpack(key[size + 8 :]))
-    return words
+    return interval_element(key) if spec.flags & INTERVAL else plain_element(key, value)
 
 
 def unpack_port(value: bytes) -> int:

@@ -9,7 +9,7 @@ from typing import Final
 from kubeproxy.backends.mode import Operations, Registry
 from kubeproxy.backends.relay.datapath import SWITCH_INTERVAL, DataPath
 from kubeproxy.backends.userspace.backend import UserspaceBackend, landing_of, reachable_addresses
-from kubeproxy.backends.userspace.examine import KernelView, UserspaceExaminer, View, printed
+from kubeproxy.backends.userspace.examine import KernelView, UserspaceExaminer, View
 from kubeproxy.backends.userspace.listeners import Listeners
 from kubeproxy.backends.userspace.ruleset import Ruleset
 from kubeproxy.backends.userspace.udp import Sessions
@@ -26,7 +26,7 @@ KERNEL: Final = (5, 9)  # the oldest that rejects in prerouting
 
 
 def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:  # noqa: ARG001 - needs neither
-    nft.require("userspace", KERNEL, "upgrade")
+    nft.require_kernel("userspace", KERNEL, "upgrade")
 
 
 def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) -> list[UserspaceBackend]:  # noqa: ARG001
@@ -50,7 +50,7 @@ def _examine(
 def _examiner(view: View, world: Globals) -> UserspaceExaminer:
     family = view.family
     ruleset = Ruleset(family, world, landing_of(world, family, reachable_addresses(family)))
-    return UserspaceExaminer(view, ruleset, (world.of(family) or FamilyGlobals()).nodeport_ips, printed)
+    return UserspaceExaminer(view, ruleset, (world.of(family) or FamilyGlobals()).nodeport_ips)
 
 
 OPERATIONS = Operations(_check, _check, weigh, _open, _examine)

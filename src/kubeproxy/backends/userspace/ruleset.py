@@ -1,4 +1,4 @@
-"""The text of our table: base chains and rules, none of which depends on a Service. Pure.
+"""Our table: sets, base chains and rules, none of which depends on a Service. Pure.
 
 nat-prerouting   what comes in goes to a listener: from pods, from this node (by way of outside), from elsewhere
 nat-output       what this node sends; but for the proxy's own connections, which carry the masquerade mark
@@ -10,25 +10,20 @@ from __future__ import annotations
 from typing import Final
 
 from kubeproxy.backends.rules import pods_in_nft
-from kubeproxy.backends.userspace.layout import (
-    FIREWALL_ALLOW,
-    FIREWALL_IPS,
-    LISTENERS,
-    ORIGINS,
-    TABLE,
-    Elements,
-    Kind,
-    line,
-    shapes,
-)
+from kubeproxy.backends.userspace.layout import FIREWALL_ALLOW, FIREWALL_IPS, LISTENERS, ORIGINS, TABLE, shapes
+from kubeproxy.kernel.nftables import compiling, messages
+from kubeproxy.kernel.nftables.elements import plain_element
+from kubeproxy.kernel.nftables.nfnetlink import NEW_ELEMENT, element_messages
+from kubeproxy.kernel.nftables.tables import Chain, Definition, Hook, SetSpec
 from kubeproxy.model.addresses import Family, unpack
 from kubeproxy.model.plan import FamilyGlobals, Globals
 
+NODEPORT_IPS: Final = "nodeport-ips"
 _CARRIED: Final = "meta l4proto { tcp, udp }"
 
 
 class Ruleset:
-    """The text of one family's table.
+    """One family's table.
 
     `landing` is the node's address that what comes from outside is sent to: the interface that it came in by may have
     none, as those of pods often do. Without one it is that interface's own.
@@ -47,45 +42,45 @@ class Ruleset:
         """Return the table as nft names it."""
         return f"{self._ip} {TABLE}"
 
-    def replacement(self, elements: Elements) -> str:
-        """Return the text that puts the whole table in place of what is there, in one transaction."""
-        name = self.name
-        lines = [f"add table {name}", f"delete table {name}", f"add table {name}", *self.skeleton()]
-        for set_name, entries in elements.items():
-            lines += (line(self.shapes[set_name], name, key, value) for key, value in entries.items())
-        return "\n".join(lines) + "\n"
+    def creation(self) -> list[bytes]:
+        """Return the messages that make the table, without a Service, where there is none."""
+        place, made = (self._family, TABLE), self.definition()
+        found = [messages.table_message(*place), *messages.objects(*place, made)]
+        inside = [plain_element(address) for address in self._ours.nodeport_ips or ()]
+        found += element_messages(NEW_ELEMENT, *place, NODEPORT_IPS, inside)
+        return [*found, *messages.rules(*place, made.chains)]
 
-    def skeleton(self) -> list[str]:
-        """Return the lines that make sets, chains and rules."""
-        name = self.name
-        lines = []
-        for shape in self.shapes.values():
-            keyword = "map" if shape.kind is Kind.PORT else "set"
-            flags = "flags interval ; " if shape.kind is Kind.INTERVAL else ""
-            lines.append(f"add {keyword} {name} {shape.name} {{ typeof {shape.typeof} ; {flags}}}")
+    def definition(self) -> Definition:
+        """Return the table, but for the elements of its sets."""
+        sets = [*self.shapes.values()]
         if self._ours.nodeport_ips is not None:
-            inside = ", ".join(unpack(address) for address in self._ours.nodeport_ips)
-            filled = f"elements = {{ {inside} }} ; " if inside else ""
-            lines.append(f"add set {name} nodeport-ips {{ typeof {self._ip} daddr ; {filled}}}")
-        chains = self._chains()
-        lines += (f"add chain {name} {chain} {{ {hook} }}" for chain, (hook, _) in chains.items() if hook)
-        lines += (f"add chain {name} {chain}" for chain, (hook, _) in chains.items() if not hook)
-        lines += (f"add rule {name} {chain} {rule}" for chain, (_, rules) in chains.items() for rule in rules)
-        return lines
+            sets.append(SetSpec(NODEPORT_IPS, (f"{self._ip} daddr",)))
+        chains = {
+            name: Chain(hook, tuple([compiling.rule(rule, self._ip) for rule in rules]))
+            for name, (hook, rules) in self.chains().items()
+        }
+        return Definition(tuple(sets), chains)
 
-    def _chains(self) -> dict[str, tuple[str, list[str]]]:
-        """Return the chains by name: the hook of a base chain, and the rules."""
+    def is_like(self, other: Ruleset) -> bool:
+        """Return whether another table has the same rules, and NodePorts on the same addresses."""
+        return self.chains() == other.chains() and self._ours.nodeport_ips == other._ours.nodeport_ips
+
+    def chains(self) -> dict[str, tuple[Hook | None, list[str]]]:
+        """Return the hooks of the chains, and the text of their rules."""
         ours = f"meta mark and {self._mark} == {self._mark} return"
         listeners = f"@{LISTENERS}"
-        found: dict[str, tuple[str, list[str]]] = {
-            "nat-prerouting": ("type nat hook prerouting priority -100 ;", self._by_origin("carry")),
-            "nat-output": ("type nat hook output priority -100 ;", [ours, *self._carry("node", "redirect to :")]),
+        found: dict[str, tuple[Hook | None, list[str]]] = {
+            "nat-prerouting": (Hook("nat", 0, -100), self._by_origin("carry")),
+            "nat-output": (Hook("nat", 3, -100), [ours, *self._carry("node", "redirect to :")]),
             "filter-prerouting": (
-                "type filter hook prerouting priority -110 ;",
-                ["ct state new jump firewall", *(f"ct state new {rule}" for rule in self._by_origin("refuse"))],
+                Hook("filter", 0, -110),
+                [
+                    "ct state new jump firewall",
+                    *(f"ct state new {rule}" for rule in self._by_origin("refuse")),
+                ],
             ),
             "filter-output": (
-                "type filter hook output priority -110 ;",
+                Hook("filter", 3, -110),
                 [
                     ours,
                     # An answer that no connection is known of would leave with the listener's own address.
@@ -95,15 +90,15 @@ class Ruleset:
                 ],
             ),
             "filter-input": (
-                "type filter hook input priority 0 ;",
+                Hook("filter", 1, 0),
                 [f"ct state new meta l4proto . th dport {listeners} ct status and dnat != dnat reject"],
             ),
-            "firewall": ("", [self._firewall()]),
+            "firewall": (None, [self._firewall()]),
         }
         landing = f"dnat to {self._bracketed()} :" if self._landing else "redirect to :"
         for origin in ORIGINS:
-            found[f"carry-{origin}"] = "", self._carry(origin, landing)
-            found[f"refuse-{origin}"] = "", self._refuse(origin)
+            found[f"carry-{origin}"] = None, self._carry(origin, landing)
+            found[f"refuse-{origin}"] = None, self._refuse(origin)
         return found
 
     def _by_origin(self, chain: str) -> list[str]:
@@ -143,4 +138,4 @@ class Ruleset:
     def _nodeport(self) -> str:
         if self._ours.nodeport_ips is None:
             return "fib daddr type local"
-        return f"{self._ip} daddr @nodeport-ips"
+        return f"{self._ip} daddr @{NODEPORT_IPS}"

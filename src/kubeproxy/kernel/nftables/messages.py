@@ -57,10 +57,13 @@ _INTERVAL_END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def table_message(family: int, table: str, comment: str) -> bytes:
+def table_message(family: int, table: str, comment: str = "", flags: int = 0) -> bytes:
     """Return the message that makes a table; of one that is there it changes nothing."""
-    text = comment.encode() + b"\0"
-    payload = text_attribute(nfta.TABLE_NAME, table) + attribute(nfta.TABLE_USERDATA, _note(0, text))
+    payload = text_attribute(nfta.TABLE_NAME, table)
+    if comment:
+        payload += attribute(nfta.TABLE_USERDATA, _note(0, comment.encode() + b"\0"))
+    if flags:
+        payload += _number(nfta.TABLE_FLAGS, flags)
     return _message(NEW_TABLE, family, payload)
 
 

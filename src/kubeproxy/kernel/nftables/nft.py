@@ -104,15 +104,20 @@ def version() -> tuple[int, ...]:
 
 
 def require(mode: str, kernel: tuple[int, int], otherwise: str) -> None:
-    """Raise Unsupported when a mode cannot use nf_tables here. `otherwise` says what to do about an old kernel."""
-    release = os.uname().release
-    if (0, 0) < kernel_version(release) < kernel:
-        oldest = ".".join(map(str, kernel))
-        raise Unsupported(f"{mode} mode needs Linux {oldest} or later, this is {release}: {otherwise}")
+    """Raise Unsupported when a mode that needs nft cannot use nf_tables here, see `require_kernel`."""
+    require_kernel(mode, kernel, otherwise)
     found = version()
     if found < OLDEST:
         shown = ".".join(map(str, found))
         raise Unsupported(f"{mode} mode needs nft 1.0.1 or later, this is {shown}: upgrade the package nftables")
+
+
+def require_kernel(mode: str, kernel: tuple[int, int], otherwise: str) -> None:
+    """Raise Unsupported when nf_tables cannot be used here. `otherwise` says what to do about an old kernel."""
+    release = os.uname().release
+    if (0, 0) < kernel_version(release) < kernel:
+        oldest = ".".join(map(str, kernel))
+        raise Unsupported(f"{mode} mode needs Linux {oldest} or later, this is {release}: {otherwise}")
     try:
         nfnetlink.table(socket.AF_INET, "kube-proxy")
     except NetlinkError as error:

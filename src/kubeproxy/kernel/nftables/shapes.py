@@ -6,17 +6,14 @@ net/netfilter/nf_tables_api.c of Linux 6.18.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from kubeproxy.kernel.netlink.protocol import Netlink, attributes, messages, understood
 from kubeproxy.kernel.nftables import nfta
-from kubeproxy.kernel.nftables.nfnetlink import GENERIC, GET_CHAIN, GET_SET, SUBSYSTEM, element_lists, text_attribute
+from kubeproxy.kernel.nftables.nfnetlink import GENERIC, GET_CHAIN, SUBSYSTEM, text_attribute
 
 _BASE: Final = (nfta.CHAIN_HOOK, nfta.CHAIN_TYPE, nfta.CHAIN_POLICY)
-_TYPE: Final = (nfta.SET_FLAGS, nfta.SET_KEY_LENGTH, nfta.SET_DATA_LENGTH)
-_ANONYMOUS: Final = re.compile(rb"\b__(?:set|map)\d+(?=\0)")
 
 
 class ChainShape(NamedTuple):
@@ -37,31 +34,6 @@ def chains(family: int, table: str, link: Netlink) -> dict[str, ChainShape]:
             base = b"".join([parts.get(kind, b"") for kind in _BASE])
             found[_name(parts[nfta.CHAIN_NAME])] = ChainShape(int.from_bytes(parts[nfta.CHAIN_HANDLE], "big"), base)
     return found
-
-
-def sets(family: int, table: str, link: Netlink) -> dict[str, bytes]:
-    """Return a table's sets and maps by name, those of its rules (anonymous ones) among them: flags and sizes, as sent.
-
-    Raises NetlinkError, with code ENOENT when the table is missing.
-    """
-    request = text_attribute(nfta.SET_TABLE, table)
-    with understood("sets of nf_tables"):
-        return {
-            _name(parts[nfta.SET_NAME]): b"".join([parts.get(kind, b"") for kind in _TYPE])
-            for parts in _parts(GET_SET, family, table, request, "nf_tables sets", link)
-        }
-
-
-def within(expressions: bytes) -> list[str]:
-    """Return the names of the anonymous sets in a rule, of `Rule.raw`: they belong to it, and change with it alone."""
-    return [name.decode() for name in _ANONYMOUS.findall(expressions)]
-
-
-@understood("elements of nf_tables")
-def listed(family: int, table: str, name: str, link: Netlink) -> frozenset[bytes]:
-    """Return the elements of a set as they were sent. Raises NetlinkError, with code ENOENT when it is missing."""
-    lists = element_lists(family, table, name, link)
-    return frozenset([data[s:e] for data, start, end in lists for _, s, e in attributes(data, start, end)])
 
 
 def _parts(kind: int, family: int, table: str, request: bytes, what: str, link: Netlink) -> Iterator[dict[int, bytes]]:

@@ -9,38 +9,30 @@ from __future__ import annotations
 
 import errno
 import os
-import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple, Self
 
 from kubeproxy.errors import Unsupported
 from kubeproxy.kernel.netlink.announcements import Announcements
 from kubeproxy.kernel.netlink.protocol import (
-    NLM_F_CREATE,
-    NLM_F_REQUEST,
     Closing,
     Netlink,
     NetlinkError,
-    attribute,
     attributes,
-    message,
     messages,
-    nested,
     understood,
 )
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import nfta
 from kubeproxy.kernel.nftables.chains import HOOKS, BaseChain, chains
 from kubeproxy.kernel.nftables.fields import NETWORK, TRANSPORT
-from kubeproxy.kernel.nftables.messages import appended
+from kubeproxy.kernel.nftables.messages import appended, chain_message, table_message
 from kubeproxy.kernel.nftables.nfnetlink import (
     GENERIC,
-    NEW_CHAIN,
-    NEW_TABLE,
     SUBSYSTEM,
     Transactions,
-    text_attribute,
 )
+from kubeproxy.kernel.nftables.tables import Hook
 
 _TRACE: Final = SUBSYSTEM << 8 | 17
 _GROUP: Final = 9  # NFNLGRP_NFTRACE
@@ -132,20 +124,14 @@ def _answers_of(flow: Flow) -> x.Rule:
 def marking(flow: Flow, table: str) -> list[bytes]:
     """Return the messages that make the table which marks a flow, and the answers to it."""
     family = 2 if len(flow.destination) == 4 else 10
-    head = GENERIC.pack(family, 0, 0)
 
     def chain(name: str, hook: int, priority: int) -> bytes:
-        names = text_attribute(nfta.CHAIN_TABLE, table) + text_attribute(nfta.CHAIN_NAME, name)
-        number = attribute(nfta.HOOK_NUMBER, hook.to_bytes(4, "big"))
-        where = nested(nfta.CHAIN_HOOK, number, attribute(nfta.HOOK_PRIORITY, struct.pack(">i", priority)))
-        payload = head + names + where + text_attribute(nfta.CHAIN_TYPE, "filter")
-        return message(NEW_CHAIN, NLM_F_REQUEST | NLM_F_CREATE, 0, payload)
+        return chain_message(family, table, name, Hook("filter", hook, priority))
 
     def rule(name: str, *parts: x.Expression) -> Iterator[bytes]:
         return appended(family, table, name, parts)
 
-    owned = text_attribute(nfta.TABLE_NAME, table) + attribute(nfta.TABLE_FLAGS, _OWNER.to_bytes(4, "big"))
-    made = [message(NEW_TABLE, NLM_F_REQUEST | NLM_F_CREATE, 0, head + owned)]
+    made = [table_message(family, table, flags=_OWNER)]
     for hook in flow.hooks:
         name, requests = f"{REQUESTS}{HOOKS[hook]}", _requests_of(flow)
         made.append(chain(name, hook, _BEFORE_ALL))

@@ -5,19 +5,18 @@ from __future__ import annotations
 import pytest
 
 from kubeproxy.backends.examination import Kind
-from kubeproxy.backends.table_view import ChainView
 from kubeproxy.backends.userspace.examine import UserspaceExaminer
 from kubeproxy.backends.userspace.layout import elements, merged, shapes
 from kubeproxy.backends.userspace.listeners import assignments
 from kubeproxy.backends.userspace.ruleset import Ruleset
-from kubeproxy.errors import Unsupported
+from kubeproxy.kernel.nftables.tables import Chain, Hook
 from kubeproxy.kernel.proc.listening import Listening
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import ServicePort
 from support.nftables_plans import WORLD, plans_of
 
 WEB = ("default", "web")
-RULES = {"nat-prerouting": ChainView(b"dnat", ["first", "second"]), "forward": ChainView(b"accept", [])}
+RULES = Ruleset(Family.IPV4, WORLD, None).definition().chains
 KEY = pack("10.96.0.1") + bytes((6, 0, 0, 0)) + (80).to_bytes(2, "big") + b"\0\0"
 
 
@@ -54,9 +53,9 @@ class Table:
     def close(self) -> None: ...
 
 
-def shown(table, wanted, rules=lambda *_: RULES):
+def shown(table, wanted):
     """What both kinds of examination show: of Services the same."""
-    made = UserspaceExaminer(table, Ruleset(Family.IPV4, WORLD, None), WORLD.ipv4.nodeport_ips, rules)
+    made = UserspaceExaminer(table, Ruleset(Family.IPV4, WORLD, None), WORLD.ipv4.nodeport_ips)
     everything, some = list(made.everything(wanted)), list(made.some(wanted))
     assert [finding for finding in everything if finding.service is not None] == some
     return everything
@@ -115,31 +114,22 @@ def test_what_is_nobodys_and_what_all_share(wanted):
     table = Table(wanted)
     table.sets["pod-services-dropped"][pack("10.96.9.9") + KEY[4:]] = b""
     table.sets["nodeport-ips"] = {}
-    table.chains = {"nat-prerouting": ChainView(b"dnat", ["first"]), "mine": ChainView(b"", [])}
-    table.chains["forward"] = ChainView(b"drop", [])
+    first, *_ = RULES["carry-pod"].rules
+    table.chains = {**RULES, "carry-pod": Chain(None, (first,)), "mine": Chain(None, ())}
+    table.chains["filter-input"] = RULES["filter-input"]._replace(hook=Hook("filter", 1, 0, drops=True))
     found = shown(table, wanted)
     assert {finding.service for finding in found} == {None}
     assert [finding.what for finding in found] == [
         "10.96.9.9:80/tcp",
         "192.0.2.1, on which NodePorts answer",
-        "hook, priority or policy of chain forward",
+        "the rules of chain carry-pod",
+        "hook, priority or policy of chain filter-input",
         "chain mine",
-        "the rules of chain nat-prerouting",
     ]
 
 
 def test_a_table_that_is_gone(wanted):
     table = Table(wanted)
     table.there = False
-    made = UserspaceExaminer(table, Ruleset(Family.IPV4, WORLD, None), None, lambda *_: RULES)
+    made = UserspaceExaminer(table, Ruleset(Family.IPV4, WORLD, None), None)
     assert [finding.kind for finding in made.everything(wanted)] == [Kind.MISSING]
-
-
-def test_rules_that_cannot_be_compared_are_told(wanted):
-    def refuse(*_):
-        raise Unsupported("no rights")
-
-    table = Table(wanted)
-    made = UserspaceExaminer(table, Ruleset(Family.IPV4, WORLD, None), WORLD.ipv4.nodeport_ips, refuse)
-    assert list(made.everything(wanted)) == []
-    assert made.caveats() == ["the rules of table ip kube-proxy-userspace were not compared: no rights"]
