@@ -59,7 +59,7 @@ class TableView:
         """Return the names of sets and maps."""
         return tables.read_sets(self.family, self._table, self._link)
 
-    def contents(self) -> tables.Contents:
+    def contents(self) -> tables.TableContents:
         """Return all of the table but the elements of its named sets."""
         return tables.read(self.family, self._table, self._link)
 

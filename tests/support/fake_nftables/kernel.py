@@ -14,7 +14,7 @@ from kubeproxy.kernel.nftables import compiling, nfnetlink
 from kubeproxy.kernel.nftables.expressions import Expression, Opaque
 from kubeproxy.kernel.nftables.others import Heard
 from kubeproxy.kernel.nftables.shapes import ChainShape
-from kubeproxy.kernel.nftables.tables import Chain, Contents
+from kubeproxy.kernel.nftables.tables import Chain, TableContents
 from kubeproxy.model.addresses import Family
 from support.fake_nftables import netlink, text
 from support.fake_nftables.objects import Element, RefusedError, Set, Table
@@ -142,16 +142,16 @@ class FakeTable:
         chains = found.chains.values() if found is not None else ()
         return {chain.name: ChainShape(chain.handle, chain.hook.encode()) for chain in chains}
 
-    def contents(self) -> Contents:
+    def contents(self) -> TableContents:
         found = self._table(TABLE)
         if found is None:
-            return Contents({}, {})
+            return TableContents({}, {})
         word = WORDS[self.family]
         chains = {
             chain.name: Chain(netlink.hook_of(chain.hook), tuple(_rule(rule.text, word) for rule in chain.rules))
             for chain in found.chains.values()
         }
-        return Contents({each.name: each.form for each in found.sets.values()}, chains, frozenset(found.counters))
+        return TableContents({each.name: each.form for each in found.sets.values()}, chains, frozenset(found.counters))
 
     def sets(self) -> list[str]:
         found = self._table(TABLE)

@@ -22,7 +22,7 @@ from kubeproxy.kernel.ipvs import Ipvs, ServerKey
 from kubeproxy.kernel.netlink import generic
 from kubeproxy.kernel.netlink.announcements import Announcements
 from kubeproxy.kernel.netlink.protocol import HEADER, NLMSG_DONE, NLMSG_ERROR, Netlink, message
-from kubeproxy.kernel.nftables import counters, counts, fetch, lookup, nfnetlink, shapes, trace
+from kubeproxy.kernel.nftables import counters, counts, fetch, lookup, nfnetlink, shapes, tables, trace
 from kubeproxy.kernel.nftables.chains import chains
 from kubeproxy.kernel.nftables.others import Interest, Others
 from kubeproxy.kernel.proc.modules import ModuleFiles, present
@@ -117,9 +117,8 @@ def nf_tables(data: bytes) -> None:
         lambda: nfnetlink.chain_rules(V4, name, "c", _link(answer)),
         lambda: nfnetlink.chains(V4, name, _link(answer)),
         lambda: shapes.chains(V4, name, _link(answer)),
-        lambda: shapes.sets(V4, name, _link(answer)),
-        lambda: shapes.listed(V4, name, "s", _link(answer)),
-        lambda: shapes.within(answer),
+        lambda: tables.read_sets(V4, name, _link(answer)),
+        lambda: tables.read(V4, name, _link(answer)),
         lambda: nfnetlink.elements(V4, name, "s", _link(answer)),
         lambda: chains(_link(answer)),
         lambda: lookup.glance(V4, name, "s", _link(answer)),

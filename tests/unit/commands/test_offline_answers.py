@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from kubeproxy.api.source import Reach, Watched
+from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.backends.mode import Mode, Trace
 from kubeproxy.commands import doctor, offline
 from kubeproxy.commands.checkup import Checkup
@@ -150,7 +150,9 @@ class OutOfReach:
     def __init__(self, trouble: str, *lists: str) -> None:
         names = ("services", "endpointslices", "nodes")
         each = dict(zip(names, lists or [""] * 3, strict=True)).items()
-        watched = [Watched(resource=name, synced=False, connected=False, stale=0, trouble=text) for name, text in each]
+        watched = [
+            WatchStanding(resource=name, synced=False, connected=False, stale=0, trouble=text) for name, text in each
+        ]
         self._reach = Reach(server="https://h:6443", trouble=trouble, watched=tuple(watched), certificates={})
 
     def work(self) -> dict[str, Coroutine[Any, Any, None]]:

@@ -29,7 +29,7 @@ from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.table import Table
 from kubeproxy.kernel.nftables import messages, nfnetlink
 from kubeproxy.kernel.nftables.shapes import ChainShape
-from kubeproxy.kernel.nftables.tables import Contents, Definition
+from kubeproxy.kernel.nftables.tables import Definition, TableContents
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range
 from kubeproxy.model.plan import FrontendKind, Policy, Pool, ServicePlan
 
@@ -82,7 +82,7 @@ def ranges_by_list(actual: Elements, family: Family) -> dict[bytes, list[bytes]]
     return ranges
 
 
-def wanted(ruleset: Ruleset, found: Contents) -> Definition:
+def wanted(ruleset: Ruleset, found: TableContents) -> Definition:
     """Return what a table should be. Chains of session affinity depend on what Services there once were, and so do the
     sets of clients, which stay when their chains go: it has those that are there.
     """
@@ -90,7 +90,7 @@ def wanted(ruleset: Ruleset, found: Contents) -> Definition:
     return ruleset.definition(chains, (slot for name in found.sets if (slot := slot_of_clients(name)) is not None))
 
 
-def repairs(ruleset: Ruleset, found: Contents) -> list[bytes] | None:
+def repairs(ruleset: Ruleset, found: TableContents) -> list[bytes] | None:
     """Return the messages that make chains, rules and sets what they should be, [] where they are, None where sets that
     have the elements of Services are others: then rules and elements have to change at once.
     """

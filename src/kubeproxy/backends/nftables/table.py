@@ -18,7 +18,7 @@ from kubeproxy.kernel.nftables import fetch, nfnetlink, shapes, tables
 from kubeproxy.kernel.nftables.contents import Pairs, pairs
 from kubeproxy.kernel.nftables.others import Heard, Others, listen_to_table
 from kubeproxy.kernel.nftables.shapes import ChainShape
-from kubeproxy.kernel.nftables.tables import Contents
+from kubeproxy.kernel.nftables.tables import TableContents
 from kubeproxy.model.addresses import Family
 
 
@@ -54,7 +54,7 @@ class Table(Protocol):
     def chains(self) -> Mapping[str, ChainShape]:
         """Return our table's chains by name."""
 
-    def contents(self) -> Contents:
+    def contents(self) -> TableContents:
         """Return all of our table but the elements of its named sets."""
 
     def sets(self) -> Collection[str]:
@@ -156,7 +156,7 @@ class KernelTable:
         """See Table."""
         return shapes.chains(self.family, TABLE, self._reads)
 
-    def contents(self) -> Contents:
+    def contents(self) -> TableContents:
         """See Table."""
         return tables.read(self.family, TABLE, self._reads)
 

@@ -9,7 +9,7 @@ from kubeproxy.backends.nftables.layout import TABLE, Kind, Layout
 from kubeproxy.backends.table_view import ElementsView, TableView
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables import nfnetlink
-from kubeproxy.kernel.nftables.tables import Contents
+from kubeproxy.kernel.nftables.tables import TableContents
 from kubeproxy.model.addresses import Family
 
 
@@ -22,7 +22,7 @@ class View(ElementsView, Protocol):
     def sets(self) -> Collection[str]:
         """Return the names of sets and maps."""
 
-    def contents(self) -> Contents:
+    def contents(self) -> TableContents:
         """Return all of the table but the elements of its named sets."""
 
 

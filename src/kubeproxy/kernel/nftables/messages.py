@@ -39,11 +39,11 @@ from kubeproxy.kernel.nftables.tables import (
     MAP,
     VERDICT,
     Chain,
-    Contents,
     Definition,
     Hook,
     SetForm,
     SetSpec,
+    TableContents,
     fields,
 )
 
@@ -101,7 +101,7 @@ def rules(family: int, table: str, chains: Mapping[str, Chain]) -> list[bytes]:
     return found
 
 
-def changes(family: int, table: str, found: Contents, wanted: Definition) -> list[bytes]:
+def changes(family: int, table: str, found: TableContents, wanted: Definition) -> list[bytes]:
     """Return the messages that make of a table what is wanted, [] where it is that; what is alike stays as it is.
 
     The kernel refuses them (EBUSY) where an element of a map that stays leads to a chain that goes.

@@ -112,12 +112,12 @@ class Definition(NamedTuple):
     flowtables: tuple[str, ...] = ()
 
     @property
-    def contents(self) -> Contents:
+    def contents(self) -> TableContents:
         """Return what the kernel has of a table that is made so."""
-        return Contents({spec.name: spec.form for spec in self.sets}, self.chains, frozenset(self.counters))
+        return TableContents({spec.name: spec.form for spec in self.sets}, self.chains, frozenset(self.counters))
 
 
-class Contents(Struct, frozen=True):
+class TableContents(Struct, frozen=True):
     """All of a table but the elements of its named sets. Flowtables are no part of what is read."""
 
     sets: Mapping[str, SetForm]
@@ -128,7 +128,7 @@ class Contents(Struct, frozen=True):
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def read(family: int, table: str, link: Netlink) -> Contents:
+def read(family: int, table: str, link: Netlink) -> TableContents:
     """Return what there is of a table; nothing at all of one that is missing. Raises ApplyError."""
     sets = read_sets(family, table, link)
     hooks = {
@@ -142,7 +142,7 @@ def read(family: int, table: str, link: Netlink) -> Contents:
         rules.setdefault(rule.chain, []).append(whole)
     named = {name: form for name, form in sets.items() if not form.flags & ANONYMOUS}
     found = {name: Chain(hooks.get(name), tuple(its)) for name, its in rules.items()}
-    return Contents(named, found, frozenset(counters.packets(family, table, link)))
+    return TableContents(named, found, frozenset(counters.packets(family, table, link)))
 
 
 def read_sets(family: int, table: str, link: Netlink) -> dict[str, SetForm]:
