@@ -24,9 +24,10 @@ from bench.report import Column, Report, Row
 from bench.runs import Run
 from kubeproxy.api.decode import WatchDecoder
 from kubeproxy.engine import Engine
-from kubeproxy.kernel.nftables import nfnetlink, nft
+from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Replaced
+from support import nft
 
 SIZE = "10kx10"
 RATES = (100, 1000, 5000)

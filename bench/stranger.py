@@ -10,7 +10,7 @@ import sys
 from bench.companion import say
 from bench.objects import dotted
 from bench.worker import die_with_parent
-from kubeproxy.kernel.nftables import nft
+from support import nft
 
 
 def main(count: str) -> None:

@@ -10,9 +10,10 @@ import pytest
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import HEADER, NetlinkError
-from kubeproxy.kernel.nftables import elements, nfnetlink, nft
+from kubeproxy.kernel.nftables import elements, nfnetlink
 from kubeproxy.kernel.nftables.contents import pairs
 from kubeproxy.model.addresses import Family
+from support import nft
 
 pytestmark = pytest.mark.usefixtures("netns")
 
@@ -267,27 +268,6 @@ def test_a_missing_set_is_an_error(link):
     with pytest.raises(NetlinkError) as caught:
         list(nfnetlink.elements(Family.IPV4, TABLE, "nobody"))
     assert caught.value.code == errno.ENOENT
-
-
-# -- nft -----------------------------------------------------------------------------------------------------------
-
-
-def test_nft_says_what_it_does_not_like():
-    with pytest.raises(ApplyError, match=r"No such file|nonsense"):
-        nft.run("add nonsense\n")
-    with pytest.raises(ApplyError, match="No such file"):
-        nft.run("delete table ip nobody\n")
-
-
-def test_nft_text_is_one_transaction():
-    with pytest.raises(ApplyError):
-        nft.run("add table ip one\nadd rule ip one nobody drop\n")
-    assert nfnetlink.table(Family.IPV4, "one") is None
-
-
-def test_nft_has_a_version():
-    assert nft.version() >= (1, 0, 1)
-    assert subprocess.run(["nft", "--version"], capture_output=True, check=True).stdout
 
 
 def test_what_the_send_buffer_does_not_hold_is_an_error_that_says_which_limit_it_is(netns, monkeypatch):

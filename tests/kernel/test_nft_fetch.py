@@ -7,9 +7,10 @@ import pytest
 
 from kubeproxy.kernel.netlink import protocol
 from kubeproxy.kernel.netlink.protocol import NetlinkError
-from kubeproxy.kernel.nftables import fetch, nft
+from kubeproxy.kernel.nftables import fetch
 from kubeproxy.kernel.nftables.contents import pairs
 from kubeproxy.kernel.nftables.fetch import Answers, Fetcher, Reader
+from support import nft
 from support.own_network import own_network
 
 IP, IP6 = 2, 10

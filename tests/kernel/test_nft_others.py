@@ -8,10 +8,11 @@ import pytest
 
 from kubeproxy.kernel.netlink import announcements
 from kubeproxy.kernel.netlink.protocol import netfilter_socket
-from kubeproxy.kernel.nftables import nft, others
+from kubeproxy.kernel.nftables import others
 from kubeproxy.kernel.nftables.messages import chain_message
 from kubeproxy.kernel.nftables.nfnetlink import Transactions
 from kubeproxy.kernel.nftables.others import listen_to_table
+from support import nft
 from support.own_network import own_network
 
 V4, V6 = 2, 10

@@ -5,9 +5,10 @@ from contextlib import contextmanager
 import pytest
 
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink, NetlinkError
-from kubeproxy.kernel.nftables import nfnetlink, nft, shapes
+from kubeproxy.kernel.nftables import nfnetlink, shapes
 from kubeproxy.kernel.nftables.expressions import Lookup
 from kubeproxy.kernel.nftables.tables import read
+from support import nft
 from support.own_network import own_network
 
 IP = 2

@@ -12,7 +12,8 @@ import pytest
 
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from kubeproxy.kernel.nftables.chains import BaseChain
-from kubeproxy.kernel.nftables.nft import rule_texts
+from kubeproxy.kernel.nftables.listing import shortened, text
+from kubeproxy.kernel.nftables.tables import chain_rules
 from kubeproxy.kernel.nftables.trace import INPUT, OUTPUT, PREROUTING, Flow, Mark, Step, Traces, base_chains
 from kubeproxy.model.addresses import PROTOCOLS, pack
 from support.places import ROOT
@@ -65,8 +66,13 @@ def test_the_rules_that_a_packet_meets_are_told(rules, family):
     headers = steps[0].headers
     assert headers is not None
     assert (headers.destination, headers.destination_port, headers.protocol) == (pack(LOOPBACK[family]), 5353, 17)
-    texts = rule_texts("inet", "firewall", "input")
-    assert texts[steps[0].handle] == "udp dport 5353 jump dns"
+    assert listed()[steps[0].handle] == "udp dport 5353 jump dns"
+
+
+def listed():
+    with Netlink.open(NETLINK_NETFILTER) as link:
+        rules = chain_rules(1, "firewall", "input", link)
+    return {handle: shortened(text(rule, "ip")) for handle, rule in rules.items()}
 
 
 def test_a_rule_that_drops_and_a_policy_are_told(rules):
@@ -77,7 +83,7 @@ def test_a_rule_that_drops_and_a_policy_are_told(rules):
         steps = heard(traces)
     last = steps[-1]
     assert (last.table, last.chain, last.verdict) == ("firewall", "input", 0)
-    assert rule_texts("inet", "firewall", "input")[last.handle] == "tcp dport 81 drop"
+    assert listed()[last.handle] == "tcp dport 81 drop"
     policies = [step.verdict for step in steps if step.kind == "policy"]
     assert set(policies) == {1}
 

@@ -19,10 +19,11 @@ from kubeproxy.backends.mode import Depth, Difference
 from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.layout import NUMBER_MAPS, TABLE, VERDICT_MAPS, SetId
 from kubeproxy.backends.nftables.table import KernelTable, Table
-from kubeproxy.kernel.nftables import nfnetlink, nft
+from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.kernel.nftables.others import listen_to_table
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
+from support import nft
 from support.cluster_objects import NODE_IPS
 from support.fake_nftables import FakeKernel, listing
 from support.nftables_plans import V4, WORLD

@@ -19,8 +19,8 @@ from kubeproxy.control.client import NoAnswerError
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel.conntrack.tracked import entries_to, target_of
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
-from kubeproxy.kernel.nftables import nft
-from kubeproxy.kernel.nftables.chains import TABLE_FAMILIES, BaseChain
+from kubeproxy.kernel.nftables import listing, tables
+from kubeproxy.kernel.nftables.chains import BaseChain
 from kubeproxy.kernel.nftables.trace import OUTPUT, PREROUTING, REQUESTS, Flow, Mark, Step, Traces, base_chains
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import PROTOCOLS, destination_text, unpack
@@ -141,9 +141,13 @@ def _texts(steps: Sequence[Step], decision: Callable[[str, str], str | None]) ->
     }
     texts: dict[RuleKey, str] = {}
     for family, table, chain in wanted:
-        with contextlib.suppress(ApplyError):  # gone by now, or there is no nft here: then its handle is shown
-            found = nft.rule_texts(TABLE_FAMILIES.get(family, ""), table, chain)
-            texts |= {(family, table, chain, handle): text for handle, text in found.items()}
+        with (
+            contextlib.suppress(ApplyError),
+            Netlink.open(NETLINK_NETFILTER) as link,
+        ):  # gone by now: its handle is shown
+            for handle, rule in tables.chain_rules(family, table, chain, link).items():
+                ip = "ip6" if family == socket.AF_INET6 else "ip"
+                texts[family, table, chain, handle] = listing.shortened(listing.text(rule, ip))
     return texts
 
 

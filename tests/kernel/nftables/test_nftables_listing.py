@@ -2,7 +2,7 @@
 
 import pytest
 
-from kubeproxy.kernel.nftables import nft
+from support import nft
 from support.cluster_objects import world
 from support.nftables_ground import list_table, resync
 from support.nftables_plans import V4, V6, plans_of, sticky

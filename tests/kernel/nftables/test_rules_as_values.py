@@ -14,9 +14,10 @@ from kubeproxy.backends.userspace.layout import TABLE as USERSPACE
 from kubeproxy.backends.userspace.ruleset import Ruleset as UserspaceRuleset
 from kubeproxy.kernel.netlink import protocol
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
-from kubeproxy.kernel.nftables import compiling, expressions, listing, messages, nfnetlink, nft, nfta, tables
+from kubeproxy.kernel.nftables import compiling, expressions, listing, messages, nfnetlink, nfta, tables
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Detector, FamilyGlobals, Globals, Loopback
+from support import nft
 from support.nft_text import as_text, skeleton
 from support.own_network import own_network
 

@@ -76,6 +76,6 @@ def test_each_table_is_removed_though_another_one_could_not_be(monkeypatch):
         asked.append(name)
         return [f"cannot remove {name}"] * 2
 
-    monkeypatch.setattr(nftables_cleanup.nft, "remove_table", remove)
+    monkeypatch.setattr(nftables_cleanup, "remove_table", remove)
     assert nftables_cleanup.cleanup() == [f"cannot remove {name}" for name in asked for _ in range(2)]
     assert asked == [TABLE, SCRATCH]

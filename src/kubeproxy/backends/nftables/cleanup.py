@@ -5,12 +5,12 @@ from __future__ import annotations
 from kubeproxy.backends.leftovers import table_traces
 from kubeproxy.backends.mode import Keeps, Owns, Sight, Trace, keeps_nothing
 from kubeproxy.backends.nftables.layout import SCRATCH, TABLE
-from kubeproxy.kernel.nftables import nft
+from kubeproxy.kernel.nftables.presence import remove_table
 
 
 def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:  # noqa: ARG001 - no chains of iptables
     """Remove the tables; return what could not be removed."""
-    return nft.remove_table(TABLE) + nft.remove_table(SCRATCH)
+    return remove_table(TABLE) + remove_table(SCRATCH)
 
 
 def traces(sight: Sight, owns: Owns) -> list[Trace]:  # noqa: ARG001 - no chains of iptables

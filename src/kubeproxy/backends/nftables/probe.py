@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from kubeproxy.kernel.nftables import nft
+from kubeproxy.kernel.nftables.presence import require
 
 KERNEL = (5, 13)  # the oldest that the Go kube-proxy's nftables mode runs on
 
@@ -16,4 +16,4 @@ SKIP_KERNEL: Final = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
 def check() -> None:
     """Raise Unsupported when this node cannot run the mode."""
     kernel = (0, 0) if os.environ.get(SKIP_KERNEL) else KERNEL
-    nft.require("nftables", kernel, f"use iptables mode, or upgrade; if its parts are newer, set {SKIP_KERNEL}=1")
+    require("nftables", kernel, f"use iptables mode, or upgrade; if its parts are newer, set {SKIP_KERNEL}=1")

@@ -17,7 +17,7 @@ from kubeproxy.backends.userspace.weight import weigh
 from kubeproxy.config.modes.userspace import parse_port_range
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
-from kubeproxy.kernel.nftables import nft
+from kubeproxy.kernel.nftables.presence import require
 from kubeproxy.kernel.proc.listening import listening
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FamilyGlobals, Globals
@@ -26,7 +26,7 @@ KERNEL: Final = (5, 9)  # the oldest that rejects in prerouting
 
 
 def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:  # noqa: ARG001 - needs neither
-    nft.require_kernel("userspace", KERNEL, "upgrade")
+    require("userspace", KERNEL, "upgrade")
 
 
 def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) -> list[UserspaceBackend]:  # noqa: ARG001

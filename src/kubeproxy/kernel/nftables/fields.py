@@ -14,7 +14,14 @@ NETWORK, TRANSPORT = 1, 2
 IPV4_ADDRESS, IPV6_ADDRESS, INTEGER, PROTOCOL, PORT, MARK, INTERFACE = 7, 8, 4, 12, 13, 19, 41
 VERDICTS: Final = 0xFFFFFF00
 """The data type of a map to verdicts."""
-_STATE, _DIRECTION, _STATUS, _ADDRESS_TYPE, _NUMBER = 1024, 1025, 1026, 1027, 1028  # no types of keys here
+_STATE, _DIRECTION, _STATUS, _ADDRESS_TYPE, _NUMBER, _FAMILY = (
+    1024,
+    1025,
+    1026,
+    1027,
+    1028,
+    1029,
+)  # no types of keys here
 
 STATES: Final = {"invalid": 1, "established": 2, "related": 4, "new": 8, "untracked": 64}
 STATUSES: Final = {"expected": 1, "seen-reply": 2, "assured": 4, "confirmed": 8, "snat": 16, "dnat": 32, "dying": 512}
@@ -50,6 +57,7 @@ FIELDS: Final[dict[str, Field]] = {
     "th sport": _payload(TRANSPORT, 0, 2, PORT, _TH, 1),
     "th dport": _payload(TRANSPORT, 2, 2, PORT, _TH, 2),
     "meta l4proto": Field(Meta(16), 1, PROTOCOL, (_META_TYPEOF, (16,))),
+    "meta nfproto": Field(Meta(15), 1, _FAMILY),
     "meta mark": Field(Meta(3), 4, MARK),
     "iifname": Field(Meta(6), 16, INTERFACE),
     "oifname": Field(Meta(7), 16, INTERFACE),
@@ -80,6 +88,7 @@ NAMES: Final[dict[Expression, str]] = {field.load: name for name, field in FIELD
 
 _SYMBOLS: Final[dict[int, dict[str, int]]] = {
     PROTOCOL: {"icmp": 1, "ipv6-icmp": 58} | {name.lower(): number for name, number in PROTOCOLS.items()},
+    _FAMILY: {"ipv4": 2, "ipv6": 10},
     _STATE: STATES,
     _STATUS: STATUSES,
     _ADDRESS_TYPE: ADDRESS_TYPES,

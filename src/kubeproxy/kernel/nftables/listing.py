@@ -6,6 +6,7 @@ other programs, is printed in brackets by its kind and fields, so that nothing i
 
 from __future__ import annotations
 
+import re
 from typing import Final, NamedTuple
 
 from kubeproxy.kernel.nftables import expressions as x
@@ -34,6 +35,20 @@ def text(rule: x.Rule, ip: str) -> str:
     for expression in rule:
         writer.add(expression)
     return " ".join(writer.words)
+
+
+_IMPLIED: Final = (
+    (re.compile(r"\bmeta l4proto (tcp|udp|sctp) th (?=[sd]port)"), r"\1 "),
+    (re.compile(r"\bmeta nfproto ipv4 (?=(?:ip|icmp) )"), ""),
+    (re.compile(r"\bmeta nfproto ipv6 (?=ip6 )"), ""),
+)
+
+
+def shortened(text: str) -> str:
+    """Return a rule's text without what nft writes by itself where it is implied: `tcp dport` for both conditions."""
+    for condition, short in _IMPLIED:
+        text = condition.sub(short, text)
+    return text
 
 
 def _bracketed(expression: x.Expression) -> str:

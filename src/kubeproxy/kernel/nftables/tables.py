@@ -145,6 +145,15 @@ def read(family: int, table: str, link: Netlink) -> TableContents:
     return TableContents(named, found, frozenset(counters.packets(family, table, link)))
 
 
+def chain_rules(family: int, table: str, chain: str, link: Netlink) -> dict[int, expressions.Rule]:
+    """Return the rules of one chain of any program, by handle. Raises NetlinkError."""
+    sets = read_sets(family, table, link)
+    return {
+        handle: tuple([_whole(each, family, table, sets, link) for each in expressions.parse(raw)])
+        for handle, raw in nfnetlink.chain_rules(family, table, chain, link)
+    }
+
+
 def read_sets(family: int, table: str, link: Netlink) -> dict[str, SetForm]:
     """Return a table's sets and maps by name, those of its rules (ANONYMOUS) among them. Raises NetlinkError."""
     request = GENERIC.pack(family, 0, 0) + text_attribute(nfta.SET_TABLE, table)
