@@ -193,8 +193,6 @@ def uninstall(root: Path) -> None:
 def advice(root: Path) -> list[str]:
     """Return what is still to do, or in the way, on this node."""
     found = []
-    if not shutil.which("nft"):
-        found.append("nft is missing, which nftables mode needs: install the package nftables")
     python = Path(sys.executable).resolve()
     if python.is_relative_to("/root") or python.is_relative_to("/home"):
         found.append(f"{python} is in a home folder, which the unit may not see: install with the system's python3")

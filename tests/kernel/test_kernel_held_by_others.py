@@ -20,7 +20,7 @@ from kubeproxy.backends.ipvs.layout import Scheduler
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.engine import Engine, Pace
 from kubeproxy.model.world import Settings
-from kubeproxy.observe.registry import Registry
+from kubeproxy.observe.registry import MetricRegistry
 from support import iptables_kernel
 from support.cluster_objects import world
 from support.fake_kernel import FakeKernel
@@ -96,7 +96,7 @@ def opened(mode):
     if mode == "ipvs":
         return IpvsBackend(V4, world(families=[V4]), SlowKernel(), Scheduler("rr"))
     (backend,) = (
-        modes.named(mode).operations().open(KubeProxyConfiguration(mode=mode), world(families=[V4]), Registry())
+        modes.named(mode).operations().open(KubeProxyConfiguration(mode=mode), world(families=[V4]), MetricRegistry())
     )
     return backend
 

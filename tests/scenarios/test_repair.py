@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
-from pathlib import Path
 
 import pytest
 
-from lab.proxyprocess import proxy_command
 from support.live import Live
 
 QUICK = {"nftables": {"syncPeriod": "500ms", "minSyncPeriod": "0s"}}
@@ -95,74 +92,3 @@ async def test_other_programs_tables_are_no_drift(bare: Live) -> None:
 
 async def _more(live: Live, series: str, than: float) -> str:
     return "" if await live.metric(series) > than else f"{series} is still {than}"
-
-
-# An nft that fails: a program of that name, in front of the real one in PATH.
-
-
-def breakable(folder: Path) -> tuple[list[str], Path]:
-    """A command for a proxy whose nft fails while a file exists, and that file."""
-    tools, broken = folder / "tools", folder / "broken"
-    tools.mkdir()
-    wrapper = tools / "nft"
-    wrapper.write_text(
-        f'#!/bin/sh\n[ -e {broken} ] && [ "$1" = -f ] && {{ echo "broken for a test" >&2; exit 1; }}\n'
-        f'PATH={os.environ["PATH"]} exec nft "$@"\n'
-    )
-    wrapper.chmod(0o755)
-    return ["env", f"PATH={tools}:{os.environ['PATH']}", proxy_command()], broken
-
-
-async def healthz(live: Live, wanted: int) -> None:
-    """Wait until /healthz says so."""
-
-    async def says() -> str:
-        status, body = await live.page("/healthz")
-        return "" if status == wanted else f"{status} {body}"
-
-    await live.eventually(says)
-
-
-async def test_nft_that_fails_at_the_start_is_tried_again(bare: Live) -> None:
-    bare.service("web", "a1 b1")
-    command, broken = breakable(bare.cluster.folder)
-    broken.touch()
-    await bare.start(QUICK, command=command, ready_within=None)
-    await bare.until(lambda: len(bare.logged("Sync failed.*broken for a test")) >= 3, "retries")
-    await healthz(bare, 503)
-    status, body = await bare.page("/readyz")
-    assert (status, "broken for a test" in body) == (503, True)
-    assert await bare.metric(FAILURES) >= 2
-    broken.unlink()
-    await bare.expect(bare.front("web"), {"pod": "a1 b1"})
-    await healthz(bare, 200)
-    await bare.eventually(bare.unready)
-    assert bare.proxy.returncode is None
-
-
-async def test_new_chains_are_made_while_there_is_no_nft(bare: Live) -> None:
-    """As while its package is upgraded: what a new count of endpoints with affinity needs is made over netlink."""
-    bare.service("web", "a1 b1")
-    folder = bare.cluster.folder / "tools"
-    folder.mkdir()
-    tool = folder / "nft"
-    tool.symlink_to(next(p for p in map(Path, os.environ["PATH"].split(":")) if (p / "nft").exists()) / "nft")
-    await bare.start(QUICK, command=["env", f"PATH={folder}", proxy_command()])
-    tool.unlink()
-    bare.service("needy", "a1 a2 b1", sessionAffinity="ClientIP", type="NodePort")
-    await bare.programmed(bare.front("needy"), "a1 a2 b1")
-    answers = await bare.cluster.probes("pod", "tcp", *bare.front("needy"), 10)
-    assert len({getattr(a, "pod", a) for a in answers}) == 1
-    await bare.expect(bare.front("web"), {"pod": "a1 b1"})
-    assert await bare.metric(FAILURES) == 0
-    assert bare.proxy.returncode is None
-
-
-async def test_no_nft_at_the_start_is_said_in_one_line(bare: Live) -> None:
-    empty = bare.cluster.folder / "empty"
-    empty.mkdir()
-    proxy = await bare.start(command=["env", f"PATH={empty}", proxy_command()], ready_within=None)
-    await bare.until(lambda: proxy.returncode is not None, "the end")
-    assert proxy.returncode == 1
-    assert re.search(r"^Error: nft is missing: install the package nftables", proxy.tail(), re.M)
-    assert "Traceback" not in proxy.tail()

@@ -39,6 +39,8 @@ def execute(message: bytes, transaction: Transaction) -> None:
             transaction.delete_table(table)
         case nfnetlink.NEW_OBJECT if creating:
             transaction.add_counter(table, _text(parts[2]))
+        case nfnetlink.DELETE_OBJECT:
+            transaction.delete_counter(table, _text(parts[2]))
         case nfnetlink.DELETE_SET:
             transaction.delete_set(table, table.set(_text(parts[2])))
         case nfnetlink.NEW_SET if creating:

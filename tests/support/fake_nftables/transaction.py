@@ -104,6 +104,14 @@ class Transaction:
             table.counters.append(name)
             self._undo.append(lambda: table.counters.remove(name))
 
+    def delete_counter(self, table: Table, name: str) -> None:
+        """Delete a named counter; not while a rule uses it."""
+        rules = (rule.text for chain in table.chains.values() for rule in chain.rules)
+        if any(name in _COUNTERS.findall(text) for text in rules):
+            raise RefusedError(errno.EBUSY, f"counter {name} is in use")
+        table.counters.remove(name)
+        self._undo.append(lambda: table.counters.append(name))
+
     def add_rule(self, table: Table, chain: Chain, text: str, first: bool = False) -> None:
         """Make a rule, the last one of its chain or the first one."""
         for target in _TARGETS.findall(text):

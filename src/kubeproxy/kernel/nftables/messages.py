@@ -15,9 +15,10 @@ from kubeproxy.kernel.netlink.protocol import HEADER, NLM_F_CREATE, NLM_F_REQUES
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import nfta
 from kubeproxy.kernel.nftables.fields import FIELDS, INTEGER, MARK, PROTOCOL
-from kubeproxy.kernel.nftables.flowtables import flowtable_message
+from kubeproxy.kernel.nftables.flowtables import flowtable_message, flowtable_removal
 from kubeproxy.kernel.nftables.nfnetlink import (
     DELETE_ELEMENT,
+    DELETE_OBJECT,
     DELETE_SET,
     GENERIC,
     NEW_CHAIN,
@@ -67,11 +68,11 @@ def table_message(family: int, table: str, comment: str = "", flags: int = 0) ->
     return _message(NEW_TABLE, family, payload)
 
 
-def counter_message(family: int, table: str, name: str) -> bytes:
-    """Return the message that makes a named counter."""
+def counter_message(family: int, table: str, name: str, kind: int = NEW_OBJECT) -> bytes:
+    """Return the message that makes a named counter, or, with DELETE_OBJECT, removes one."""
     names = text_attribute(nfta.OBJ_TABLE, table) + text_attribute(nfta.OBJ_NAME, name)
-    kind = _number(nfta.OBJ_TYPE, _COUNTER) + nested(nfta.OBJ_DATA)
-    return _message(NEW_OBJECT, family, names + kind)
+    data = _number(nfta.OBJ_TYPE, _COUNTER) + (nested(nfta.OBJ_DATA) if kind == NEW_OBJECT else b"")
+    return _message(kind, family, names + data, NLM_F_REQUEST | (NLM_F_CREATE if kind == NEW_OBJECT else 0))
 
 
 def chain_message(family: int, table: str, name: str, hook: Hook | None = None) -> bytes:
@@ -114,14 +115,15 @@ def changes(family: int, table: str, found: TableContents, wanted: Definition) -
     removed = [rules_removal(family, table, name) for name in written]
     removed += [set_removal(family, table, name) for name in sets]
     removed += [chain_removal(family, table, name) for name in chains]
+    removed += [counter_message(family, table, name, DELETE_OBJECT) for name in found.counters - ours.counters]
+    removed += [flowtable_removal(family, table, name) for name in found.flowtables - ours.flowtables]
     missing = wanted._replace(
         sets=tuple([spec for spec in wanted.sets if spec.name in sets or spec.name not in found.sets]),
         chains={name: each for name, each in wanted.chains.items() if name in chains or name not in found.chains},
         counters=tuple([name for name in wanted.counters if name not in found.counters]),
+        flowtables=tuple([name for name in wanted.flowtables if name not in found.flowtables]),
     )
     written |= missing.chains.keys()
-    if not removed and not written and not missing.sets and not missing.counters:
-        return []
     texts = {name: chain for name, chain in wanted.chains.items() if name in written}
     return [*removed, *objects(family, table, missing), *rules(family, table, texts)]
 

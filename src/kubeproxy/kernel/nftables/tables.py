@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kubeproxy.kernel.netlink.protocol import Netlink, attributes, messages, understood
-from kubeproxy.kernel.nftables import chains, counters, expressions, nfnetlink, nfta
+from kubeproxy.kernel.nftables import chains, counters, expressions, flowtables, nfnetlink, nfta
 from kubeproxy.kernel.nftables.fields import FIELDS, VERDICTS, Field, padded
 from kubeproxy.kernel.nftables.nfnetlink import GENERIC, GET_SET, SUBSYSTEM, text_attribute
 
@@ -114,15 +114,17 @@ class Definition(NamedTuple):
     @property
     def contents(self) -> TableContents:
         """Return what the kernel has of a table that is made so."""
-        return TableContents({spec.name: spec.form for spec in self.sets}, self.chains, frozenset(self.counters))
+        sets = {spec.name: spec.form for spec in self.sets}
+        return TableContents(sets, self.chains, frozenset(self.counters), frozenset(self.flowtables))
 
 
 class TableContents(Struct, frozen=True):
-    """All of a table but the elements of its named sets. Flowtables are no part of what is read."""
+    """All of a table but the elements of its named sets, and the interfaces of its flowtables."""
 
     sets: Mapping[str, SetForm]
     chains: Mapping[str, Chain]
     counters: frozenset[str] = frozenset()
+    flowtables: frozenset[str] = frozenset()
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -142,7 +144,8 @@ def read(family: int, table: str, link: Netlink) -> TableContents:
         rules.setdefault(rule.chain, []).append(whole)
     named = {name: form for name, form in sets.items() if not form.flags & ANONYMOUS}
     found = {name: Chain(hooks.get(name), tuple(its)) for name, its in rules.items()}
-    return TableContents(named, found, frozenset(counters.packets(family, table, link)))
+    others = frozenset(counters.packets(family, table, link)), flowtables.names(family, table, link)
+    return TableContents(named, found, *others)
 
 
 def chain_rules(family: int, table: str, chain: str, link: Netlink) -> dict[int, expressions.Rule]:
