@@ -182,7 +182,7 @@ def _lost(run: _Run, ruleset: KnownRules) -> str:
     if step.kind == "policy":
         return f"dropped by the policy of {where}, {whose}"
     text = _text(step, ruleset)
-    done = "queued for a program" if step.verdict == QUEUE else "refused" if "reject" in text else "dropped"
+    done = "queued for a program" if step.verdict == QUEUE else "refused" if "reject" in text.lower() else "dropped"
     return f'{done} by rule "{text}" of {where}, {whose}{why}'
 
 

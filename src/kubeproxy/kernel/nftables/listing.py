@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+from kubeproxy.kernel.netlink.protocol import attributes
 from kubeproxy.kernel.nftables import expressions as x
+from kubeproxy.kernel.nftables import nfta
 from kubeproxy.kernel.nftables.fields import FIELDS, INTEGER, NAMES, PORT, VERDICTS, padded, shown
 from kubeproxy.model.addresses import unpack
 
@@ -53,6 +55,11 @@ def shortened(text: str) -> str:
 
 def _bracketed(expression: x.Expression) -> str:
     if isinstance(expression, x.Opaque):
+        if expression.name in {"match", "target"}:  # of iptables-nft
+            raw = expression.raw
+            parts = {kind: raw[s:e] for kind, s, e in attributes(raw, 0, len(raw))}
+            name = parts.get(nfta.MATCH_NAME, b"").rstrip(b"\0").decode(errors="replace")
+            return f'xt {expression.name} "{name}"'
         return f"[ {expression.name} {expression.raw.hex()} ]"
     fields = (f"{name} {getattr(expression, name)!r}" for name in expression.__struct_fields__)
     return f"[ {expression.KIND} {', '.join(fields)} ]"
