@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from kubeproxy import modes
-from kubeproxy.control.wire import Facts
+from kubeproxy.ask.facts import Facts
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink, attributes
 from kubeproxy.kernel.nftables import nfnetlink, nfta
 from kubeproxy.model.plan import ServicePlan

@@ -21,12 +21,12 @@ from typing import Final, NamedTuple
 import msgspec
 
 from kubeproxy import host
-from kubeproxy.commands.kernel import examiners
-from kubeproxy.commands.looks import look
-from kubeproxy.commands.source import Running
+from kubeproxy.ask.facts import Facts, ProgrammedService
+from kubeproxy.ask.kernel.examiners import examiners
+from kubeproxy.ask.kernel.looks import look
+from kubeproxy.ask.source import Running
 from kubeproxy.config.decode import decode
 from kubeproxy.control.client import Client
-from kubeproxy.control.wire import Facts, ProgrammedService
 from kubeproxy.errors import ApplyError, KubeProxyError
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.planner import Planner

@@ -8,7 +8,7 @@ import random
 from collections.abc import Container, Iterator
 
 from kubeproxy import host, modes
-from kubeproxy.control.wire import Facts
+from kubeproxy.ask.facts import Facts
 from kubeproxy.model.addresses import PROTOCOL_NAMES, pack, unpack
 from kubeproxy.model.answer import Answer as Predicted
 from kubeproxy.model.answer import Notice, Outcome, Packet, answer

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from kubeproxy.api.decode import decode_object
-from kubeproxy.control.wire import ProgrammedService
+from kubeproxy.ask.facts import ProgrammedService
 from kubeproxy.model.events import Replaced, Upserted
 from kubeproxy.model.objects import EndpointSlice, Object, Resource, Service
 from kubeproxy.model.plan import Globals, ServiceName, ServicePlan

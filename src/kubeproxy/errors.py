@@ -23,3 +23,11 @@ class ChangedByOthersError(ApplyError):
 
 class SourceError(KubeProxyError):
     """The API server or a manifest could not be read: retried with backoff, then a new list."""
+
+
+class QuestionError(KubeProxyError):
+    """A question has no answer; the message says why, and what can be asked."""
+
+
+class NoAnswerError(KubeProxyError):
+    """The proxy could not be asked; the message says what to do."""

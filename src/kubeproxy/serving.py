@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from kubeproxy import __version__
+from kubeproxy.ask.desk import Desk
+from kubeproxy.ask.remote import control_pages
+from kubeproxy.ask.snapshot import Subject
+from kubeproxy.ask.state import KernelProgress, ProgrammedState
+from kubeproxy.ask.zones import Places
 from kubeproxy.backends.mode import Mode
 from kubeproxy.config.addresses import split_host_port
 from kubeproxy.config.gates import gate_enabled
 from kubeproxy.config.options import Options
 from kubeproxy.config.write import describe, in_effect
-from kubeproxy.control.desk import Desk
 from kubeproxy.control.listener import discard, listen
-from kubeproxy.control.pages import control_pages
-from kubeproxy.control.places import Places
 from kubeproxy.engine import Engine
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.world import Settings
@@ -36,11 +38,9 @@ from kubeproxy.observe.pages import flags_text, metrics_pages, status_text
 from kubeproxy.observe.profiling import LEVEL_PAGE, profiling_pages
 from kubeproxy.observe.server import HttpServer
 from kubeproxy.observe.slis import SLIS_PAGE
-from kubeproxy.observe.state import KernelProgress, ProgrammedState
 from kubeproxy.observer import Audience
 from kubeproxy.page import PATHS
 from kubeproxy.release import commit
-from kubeproxy.seeing.subject import Subject
 from kubeproxy.sources import Sources
 
 if TYPE_CHECKING:

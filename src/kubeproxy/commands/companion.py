@@ -20,17 +20,17 @@ from typing import Any, Final
 import msgspec
 
 from kubeproxy import host, modes
+from kubeproxy.ask.flows.beginnings import Beginnings
+from kubeproxy.ask.flows.owners import Owners, nodeport_addresses
+from kubeproxy.ask.flows.sampling import ProcessorShare, Sampled
+from kubeproxy.ask.source import knowing, source
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.commands import UNKNOWN, YES, doctor, why
-from kubeproxy.commands.sampling import ProcessorShare, Sampled
-from kubeproxy.commands.source import knowing, source
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel.conntrack.events import BEGINNINGS, NOT_ANNOUNCED, Events, announced
 from kubeproxy.kernel.conntrack.tracked import Wanted
 from kubeproxy.model.addresses import Family
 from kubeproxy.page.wire import COMPLETE, FollowedNode, Fronts
-from kubeproxy.seeing.beginnings import Beginnings
-from kubeproxy.seeing.owners import Owners, nodeport_addresses
 
 PAGE: Final = ProcessorShare(0.01, 0.003)
 """What following connections may take of a processor, for people who only look on."""

@@ -12,15 +12,15 @@ from __future__ import annotations
 import argparse
 import time
 
+from kubeproxy.ask.flows.fullness import Fillers, Fullness, fullness
+from kubeproxy.ask.flows.ground import ground
+from kubeproxy.ask.source import source
 from kubeproxy.commands import NO, YES, output
 from kubeproxy.commands.flows import seconds
-from kubeproxy.commands.ground import ground
-from kubeproxy.commands.source import source
 from kubeproxy.kernel.conntrack.counts import level, refusals
 from kubeproxy.kernel.conntrack.tracked import entries
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from kubeproxy.model.addresses import Family
-from kubeproxy.seeing.fullness import Fillers, Fullness, fullness
 
 _SHOWN = 10
 """Services, and clients, that are listed; `-o json` has them all."""

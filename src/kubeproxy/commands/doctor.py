@@ -14,16 +14,16 @@ import os
 from msgspec.structs import replace
 
 from kubeproxy import modes
+from kubeproxy.ask.checks import identity
+from kubeproxy.ask.checks.checkup import CheckedNode, Checkup, look_at
+from kubeproxy.ask.finding import Diagnosis, Severity
+from kubeproxy.ask.source import Running, Source, UnreadError, source
 from kubeproxy.commands import NO, UNKNOWN, YES, output
-from kubeproxy.commands.checkup import CheckedNode, Checkup, look_at
-from kubeproxy.commands.source import Running, Source, UnreadError, source
 from kubeproxy.config.options import build_options
 from kubeproxy.config.pflag import parse
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ConfigError, KubeProxyError
 from kubeproxy.kernel.proc import processes
-from kubeproxy.seeing.checks import identity
-from kubeproxy.seeing.finding import Diagnosis, Severity
 
 _MARKS = {Severity.BROKEN: output.BAD, Severity.DEGRADED: output.BAD, Severity.NOTE: output.NOTE}
 _UNSEEN = "?"

@@ -20,15 +20,16 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from kubeproxy.commands import NO, YES, follow, output, pods
-from kubeproxy.commands.ground import Ground, ground
-from kubeproxy.commands.sampling import Sampled
+from kubeproxy.ask import pods
+from kubeproxy.ask.flows.ground import Ground, ground
+from kubeproxy.ask.flows.sampling import Sampled
+from kubeproxy.ask.flows.users import Census, PortUse, ServedPorts, uses
+from kubeproxy.ask.source import source
+from kubeproxy.commands import NO, YES, follow, output
 from kubeproxy.commands.services import service_name
-from kubeproxy.commands.source import source
 from kubeproxy.kernel.conntrack.events import NOT_ANNOUNCED, Events, announced
 from kubeproxy.kernel.conntrack.tracked import ANSWERED, EVERYTHING, Tracked, Wanted, entries
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
-from kubeproxy.seeing.users import Census, PortUse, ServedPorts, uses
 
 _SHOWN = 20
 """Rows of a table; `-o json` has them all."""

@@ -10,14 +10,15 @@ from datetime import UTC, datetime
 
 from msgspec import Struct
 
-from kubeproxy.commands import YES, output, pods
-from kubeproxy.commands.ground import Ground
-from kubeproxy.commands.sampling import Sampled
+from kubeproxy.ask import pods
+from kubeproxy.ask.flows.ground import Ground
+from kubeproxy.ask.flows.sampling import Sampled
+from kubeproxy.ask.flows.users import ServedPort, ServedPorts, target_text
+from kubeproxy.commands import YES, output
 from kubeproxy.errors import Unsupported
 from kubeproxy.kernel.conntrack.events import NOT_ANNOUNCED, Event, Events, announced
 from kubeproxy.model.addresses import destination_text
 from kubeproxy.model.plan import ServiceName
-from kubeproxy.seeing.users import ServedPort, ServedPorts, target_text
 
 MOST_REMEMBERED = 1 << 16
 """Connections whose beginning is remembered, to say how long they lasted; beyond it the oldest are forgotten."""

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
+from kubeproxy.ask.finding import BAD, NOTE, OK
 from kubeproxy.observe.text import clean, json_bytes, printable
 
-OK, BAD, NOTE = "ok", "x", "-"
-"""Marks before a line: it is well, it is not, and neither."""
+__all__ = ["BAD", "NOTE", "OK"]
 
 
 def shown(text: str) -> str:

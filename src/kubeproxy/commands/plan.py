@@ -18,16 +18,17 @@ from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from kubeproxy import host, modes
+from kubeproxy.ask.changes import ConfiguredNode, Local, Shift, known_pods, lasting, remarks, shifts
+from kubeproxy.ask.facts import Facts
+from kubeproxy.ask.source import Source, knowing, source
 from kubeproxy.backends.mode import Mode, Sight, Weight
 from kubeproxy.commands import NO, YES, output
-from kubeproxy.commands.source import Source, knowing, source
 from kubeproxy.config.flags import FLAGS
 from kubeproxy.config.load import load_file, raise_mistakes
 from kubeproxy.config.pflag import parse
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.config.validate import validate
 from kubeproxy.config.write import differences, with_values
-from kubeproxy.control.wire import Facts
 from kubeproxy.errors import ConfigError, KubeProxyError, Unsupported
 from kubeproxy.kernel import firewalls
 from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX, read_sysctl
@@ -36,7 +37,6 @@ from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.plan import Globals
 from kubeproxy.model.planner import Planner
 from kubeproxy.model.world import Settings, Surroundings, build, pod_cidrs, primary_family
-from kubeproxy.seeing.changes import ConfiguredNode, Local, Shift, known_pods, lasting, remarks, shifts
 
 _OF_ALL = frozenset({"config", "kubeconfig", "hostname-override", "proxy-mode"})
 """Flags that every command has."""

@@ -10,15 +10,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
+from kubeproxy.ask.facts import ProgrammedService
+from kubeproxy.ask.listing import addresses
+from kubeproxy.ask.source import Source, knowing, source
+from kubeproxy.ask.state_text import service_text
 from kubeproxy.commands import NO, YES, output
-from kubeproxy.commands.source import Source, knowing, source
-from kubeproxy.control.wire import ProgrammedService
-from kubeproxy.errors import ConfigError
+from kubeproxy.errors import ConfigError, QuestionError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServiceName
-from kubeproxy.observe.state_text import service_text
-from kubeproxy.seeing.listing import addresses
-from kubeproxy.seeing.question import QuestionError
 
 _LONGEST = 63 + 1 + 253
 """Of a namespace, a slash and a name of any object; that of a Service is shorter."""

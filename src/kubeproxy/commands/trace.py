@@ -16,16 +16,16 @@ import argparse
 import contextlib
 
 from kubeproxy import modes
+from kubeproxy.ask.kernel.journey import Journey
+from kubeproxy.ask.kernel.tracing import Limits, Traced, look
+from kubeproxy.ask.question import addressed
+from kubeproxy.ask.source import Source, knowing, source
 from kubeproxy.backends.mode import Mode
 from kubeproxy.commands import NO, UNKNOWN, YES, output
 from kubeproxy.commands.flows import seconds
-from kubeproxy.commands.source import Source, knowing, source
-from kubeproxy.commands.tracing import Limits, Traced, look
-from kubeproxy.control.client import NoAnswerError
+from kubeproxy.errors import NoAnswerError, QuestionError
 from kubeproxy.model.addresses import front_text, unpack
 from kubeproxy.model.answer import Packet
-from kubeproxy.seeing.journey import Journey
-from kubeproxy.seeing.question import QuestionError, addressed
 
 _SHOWN = 6
 """Ways of packets that are shown; `-o json` has all packets."""

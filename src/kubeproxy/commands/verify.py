@@ -13,14 +13,14 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
+from kubeproxy.ask.facts import Facts
+from kubeproxy.ask.kernel.examiners import examiners
+from kubeproxy.ask.kernel.findings import REPAIR, text
+from kubeproxy.ask.kernel.looks import Seen, look
+from kubeproxy.ask.source import Source, knowing, source
 from kubeproxy.backends.examination import Finding
 from kubeproxy.commands import NO, UNKNOWN, YES, output
-from kubeproxy.commands.findings import REPAIR, text
-from kubeproxy.commands.kernel import examiners
-from kubeproxy.commands.looks import Seen, look
 from kubeproxy.commands.services import service_name
-from kubeproxy.commands.source import Source, knowing, source
-from kubeproxy.control.wire import Facts
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.release import SAME_BUILD, build
@@ -84,7 +84,7 @@ def run(given: argparse.Namespace) -> int:
 
 def _behind(asked: Source, facts: Facts, names: Sequence[ServiceName], troubles: list[str]) -> list[Finding]:
     """Return in what the proxy is behind the API server; note why when that cannot be told."""
-    from kubeproxy.commands import newest  # noqa: PLC0415 - it needs what a look at the kernel does not
+    from kubeproxy.ask import newest  # noqa: PLC0415 - it needs what a look at the kernel does not
 
     try:
         return newest.behind(asked.services, facts, names)

@@ -19,18 +19,19 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kubeproxy import host, modes
+from kubeproxy.ask.checks.checkup import CheckedNode, Checkup, look_at_answer, look_at_way
+from kubeproxy.ask.kernel import present, probe
+from kubeproxy.ask.question import addressed
+from kubeproxy.ask.source import Source, knowing, source
+from kubeproxy.ask.why import THIS_NODE, Explained, Missing, Target, Why, fields
 from kubeproxy.backends.mode import FlowsEnd
-from kubeproxy.commands import NO, UNKNOWN, YES, doctor, output, present, probe
-from kubeproxy.commands.checkup import CheckedNode, Checkup, look_at_answer, look_at_way
-from kubeproxy.commands.source import Source, knowing, source
+from kubeproxy.commands import NO, UNKNOWN, YES, doctor, output
 from kubeproxy.kernel.nftables.chains import HOOKS
 from kubeproxy.kernel.rule_walk import Aim
 from kubeproxy.model.addresses import PROTOCOLS, family_of, pack
-from kubeproxy.seeing.question import addressed
-from kubeproxy.seeing.why import THIS_NODE, Explained, Missing, Target, Why, fields
 
 if TYPE_CHECKING:
-    from kubeproxy.commands.tracing import Traced
+    from kubeproxy.ask.kernel.tracing import Traced
 
 _SHOWN = 10
 """Endpoints that are listed one by one; `-o json` has them all."""
@@ -165,7 +166,8 @@ def _way(asked: Source, why: Why) -> CheckedNode:
 
 def _trace(given: argparse.Namespace, asked: Source, why: Why, *, people: bool) -> Traced:
     """Follow packets of the flow; print what became of them, for people. Raises KubeProxyError."""
-    from kubeproxy.commands import trace, tracing  # noqa: PLC0415 - it needs much that a question does not
+    from kubeproxy.ask.kernel import tracing  # noqa: PLC0415 - it needs much that a question does not
+    from kubeproxy.commands import trace  # noqa: PLC0415 - it needs much that a question does not
 
     packet = addressed(given.source, why.destination)
     traced = tracing.look(packet, tracing.Limits(), trace.mode_of(asked))

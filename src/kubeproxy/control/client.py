@@ -11,9 +11,8 @@ import msgspec
 
 from kubeproxy.control.listener import connect, server
 from kubeproxy.control.wire import LENGTH
-from kubeproxy.errors import KubeProxyError
+from kubeproxy.errors import NoAnswerError, QuestionError
 from kubeproxy.release import SAME_BUILD
-from kubeproxy.seeing.question import QuestionError
 
 T = TypeVar("T")
 
@@ -21,10 +20,6 @@ PATIENCE = 10.0
 """Seconds to wait for a proxy that does not answer."""
 
 _OTHER = f"the proxy's answer cannot be read ({{}}), as it runs another version than this command: {SAME_BUILD}"
-
-
-class NoAnswerError(KubeProxyError):
-    """The proxy could not be asked; the message says what to do."""
 
 
 class _Connection(HTTPConnection):

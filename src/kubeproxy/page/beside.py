@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import msgspec
 
+from kubeproxy.ask.flows.owners import Keys, keys_by_port
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.planner import Change, Planner
 from kubeproxy.page.companion import Companion
 from kubeproxy.page.wire import COMPLETE, FollowedNode, Fronts
-from kubeproxy.seeing.owners import Keys, keys_by_port
 from kubeproxy.turns import in_turns
 
 Tell = Callable[[str, Any], None]

@@ -12,10 +12,12 @@ from typing import Any, Final
 
 import msgspec
 
+from kubeproxy.ask.desk import Desk
+from kubeproxy.ask.facts import Objects
+from kubeproxy.ask.why import fields
+from kubeproxy.ask.zones import Places, Zones, with_zones
 from kubeproxy.config.page import PageAccess
-from kubeproxy.control.desk import Desk
-from kubeproxy.control.places import Places, Zones, with_zones
-from kubeproxy.control.wire import Objects
+from kubeproxy.errors import QuestionError
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, pack, place_text, unpack
 from kubeproxy.model.plan import Globals, ServiceName
 from kubeproxy.observe.http import JSON, TEXT, Handler, Headers, Request, Response, refused
@@ -26,8 +28,6 @@ from kubeproxy.page.asking import UnansweredError
 from kubeproxy.page.document import SAFE, Document
 from kubeproxy.page.feed import MOST_PAGES, Feed
 from kubeproxy.page.rows import Row
-from kubeproxy.seeing.question import QuestionError
-from kubeproxy.seeing.why import fields
 from kubeproxy.turns import in_turns
 
 _RUN: Final = 100

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
+from kubeproxy.ask.listing import addresses, changed_at, endpoints, flags
 from kubeproxy.model.plan import NOTHING, ServiceName
 from kubeproxy.model.planner import Change, Planner
-from kubeproxy.seeing.listing import addresses, changed_at, endpoints, flags
 
 Row = tuple[str, str, int, int, str, str, list[str], float]
 """Name, state, ready and all endpoints, type, letters of its policies, addresses, and when it last changed."""
@@ -17,7 +17,7 @@ _LEAVING: Final = {"deleting": "pending"}
 
 
 class Rows:
-    """Makes rows. `verdict` says the state of a Service, None for one that is unknown (observe/state.py)."""
+    """Makes rows. `verdict` says the state of a Service, None for one that is unknown (ask/state.py)."""
 
     def __init__(self, planner: Planner, verdict: Callable[[ServiceName], tuple[str, str] | None]) -> None:
         self._planner = planner

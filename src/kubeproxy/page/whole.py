@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kubeproxy.ask.desk import Desk
+from kubeproxy.ask.zones import Places
 from kubeproxy.config.options import Options
-from kubeproxy.control.desk import Desk
-from kubeproxy.control.places import Places
 from kubeproxy.engine import Engine
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.observe.http import Handler

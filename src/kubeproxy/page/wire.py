@@ -16,7 +16,7 @@ class FollowedNode(Struct, frozen=True):
 
 
 class Fronts(Struct, frozen=True, array_like=True):
-    """Each further line: what a Service has from now on, see seeing.owners; nothing for one that is gone."""
+    """Each further line: what a Service has from now on, see ask.flows.owners; nothing for one that is gone."""
 
     service: str
     ports: Mapping[str, Sequence[bytes]]

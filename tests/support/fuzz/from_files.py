@@ -10,6 +10,7 @@ from typing import Final
 
 from kubeproxy.api.credentials import ExecPlugin
 from kubeproxy.api.kubeconfig import load_cluster
+from kubeproxy.ask.state_query import parse_query
 from kubeproxy.config.load import read_text
 from kubeproxy.config.page import page_access
 from kubeproxy.config.pflag import parse
@@ -17,7 +18,6 @@ from kubeproxy.config.write import dump
 from kubeproxy.observe.connection import ServerConnection
 from kubeproxy.observe.http import TEXT, Request, Response, routes
 from kubeproxy.observe.pages import takes_gzip
-from kubeproxy.observe.state_query import parse_query
 from kubeproxy.page.access import Content, refusal
 from support.fuzz.transports import Deaf
 

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from kubeproxy.ask.flows.users import ServedPorts
 from kubeproxy.commands import follow
 from kubeproxy.commands.follow import Follower, Known
 from kubeproxy.kernel.conntrack.events import Event
 from kubeproxy.kernel.conntrack.tracked import ANSWERED, Tracked, target_of
 from kubeproxy.model.addresses import PROTOCOLS, pack
-from kubeproxy.seeing.users import ServedPorts
 from support.nftables_plans import plans_of
 
 TCP = PROTOCOLS["TCP"]

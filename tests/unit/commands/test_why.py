@@ -7,19 +7,19 @@ from types import SimpleNamespace
 import pytest
 
 from kubeproxy.api.source import Reach, WatchStanding
+from kubeproxy.ask.checks import contact, settings, strangers
+from kubeproxy.ask.checks.checkup import Checkup
+from kubeproxy.ask.kernel.present import MarkedLine
+from kubeproxy.ask.kernel.probe import Probe
+from kubeproxy.ask.whereabouts import Elsewhere
+from kubeproxy.ask.why import Explained, Why
 from kubeproxy.backends.mode import FlowsEnd, Trace
-from kubeproxy.commands.checkup import Checkup
-from kubeproxy.commands.present import MarkedLine
-from kubeproxy.commands.probe import Probe
 from kubeproxy.commands.why import Told, tell
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel import firewalls
 from kubeproxy.kernel.firewalls import Drop, Filter
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
-from kubeproxy.seeing.checks import contact, settings, strangers
-from kubeproxy.seeing.whereabouts import Elsewhere
-from kubeproxy.seeing.why import Explained, Why
 
 
 def why(outcome="forwarded", elsewhere=None):

@@ -6,9 +6,10 @@ import argparse
 
 import pytest
 
+from kubeproxy.ask.facts import Facts, ProgrammedService
 from kubeproxy.commands import verify
 from kubeproxy.control import client
-from kubeproxy.control.wire import Facts, ProgrammedService, part
+from kubeproxy.control.wire import part
 from kubeproxy.errors import KubeProxyError
 
 

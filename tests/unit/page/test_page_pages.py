@@ -16,10 +16,13 @@ from kubeproxy.api.client import ApiClient
 from kubeproxy.api.cluster import Cluster, Trust, parse_server
 from kubeproxy.api.credentials import Credentials
 from kubeproxy.api.places import zones_of
+from kubeproxy.ask import zones as places_module
+from kubeproxy.ask.facts import Objects
+from kubeproxy.ask.state import unwatched
+from kubeproxy.ask.why import Why
+from kubeproxy.ask.zones import Places
 from kubeproxy.config.page import PageAccess, page_access
-from kubeproxy.control import places as places_module
-from kubeproxy.control.places import Places
-from kubeproxy.control.wire import Objects
+from kubeproxy.errors import QuestionError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.endpoints import parse_slice
 from kubeproxy.model.objects import EndpointPort, EndpointSlice, Labels, ObjectMeta, SliceEndpoint
@@ -27,15 +30,12 @@ from kubeproxy.model.plan import FamilyGlobals
 from kubeproxy.observe.admission import Admission
 from kubeproxy.observe.http import Request, routes
 from kubeproxy.observe.server import HttpServer
-from kubeproxy.observe.state import unwatched
 from kubeproxy.page import PATHS
 from kubeproxy.page import feed as feed_module
 from kubeproxy.page.asking import UnansweredError
 from kubeproxy.page.document import page
 from kubeproxy.page.feed import MOST_PAGES, Feed
 from kubeproxy.page.pages import page_pages
-from kubeproxy.seeing.question import QuestionError
-from kubeproxy.seeing.why import Why
 from support.scripted import Server
 
 ACCESS = page_access(["127.0.0.0/8", "::1/128"], [])

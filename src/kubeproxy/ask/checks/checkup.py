@@ -1,0 +1,437 @@
+"""Gathers what the checks of ask/checks look at: from the running proxy, /proc, netlink. Reads only, writes nothing.
+
+Each look stands alone: one that cannot be made is said, and the others are made all the same.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from msgspec import Struct
+
+from kubeproxy import host, modes
+from kubeproxy.api.greeting import greet, token_validity
+from kubeproxy.api.kubeconfig import load_cluster
+from kubeproxy.api.source import Reach
+from kubeproxy.ask.checks import contact, identity, programming, settings, strangers
+from kubeproxy.ask.facts import Facts
+from kubeproxy.ask.finding import Diagnosis, Severity, worst_first
+from kubeproxy.backends.mode import FlowsEnd, Mode, Sight
+from kubeproxy.config.addresses import split_host_port
+from kubeproxy.config.load import read_text
+from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.config.write import differences
+from kubeproxy.errors import ConfigError, KubeProxyError, SourceError, Unsupported
+from kubeproxy.kernel import firewalls
+from kubeproxy.kernel.nftables.chains import HOOKS
+from kubeproxy.kernel.proc import processes
+from kubeproxy.kernel.proc.listening import listening
+from kubeproxy.kernel.proc.port_holder import holder
+from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX, read_sysctl
+from kubeproxy.kernel.route.addresses import SCOPE_UNIVERSE, Address, local_addresses
+from kubeproxy.kernel.route.bridges import SYS, bridges
+from kubeproxy.kernel.route.routes import way_out
+from kubeproxy.kernel.rule_walk import Aim
+from kubeproxy.model.addresses import Family, family_of, pack, place_text, unpack
+from kubeproxy.model.plan import FamilyGlobals
+from kubeproxy.release import build
+
+GREETING_PATIENCE = 1.0
+"""Seconds that the API server may take: a healthy node is looked at within two."""
+
+_ELSEWHERE = b"\xc6\x33\x64\x01"  # 198.51.100.1, of a network that nobody has (RFC 5737)
+_IP_FORWARD = settings.FORWARDING[Family.IPV4]
+_ROUTES = Path("/proc/thread-self/net/route")
+_OUTRANKED = ("hostnameOverride:", "logging.")
+"""Fields for which flags may stand before the file."""
+
+
+class CheckedNode(Struct, frozen=True):
+    """Whom to look at: the proxy's facts, None if none answers, and its number in our view, 0 for none.
+
+    `running` says whether the facts are those of a proxy that runs, and not of a stand-in that only reads objects.
+    `mode` and `config` are the running ones, or those that are meant to run; `node_ports` says whether
+    any Service has a NodePort. What concerns one connection alone has a `family`, None for all of them, passes some of
+    the `hooks` of netfilter, and has its packets as they go on to endpoints (`aims`), and as they come (`early`), by
+    the hook where they are translated.
+    """
+
+    facts: Facts | None
+    pid: int
+    mode: Mode
+    config: KubeProxyConfiguration
+    running: bool = False
+    node_ports: bool = False
+    family: Family | None = None
+    hooks: Collection[str] = HOOKS
+    aims: Sequence[Aim] = ()
+    early: Mapping[str, Aim] = {}
+
+    @property
+    def families(self) -> tuple[Family, ...]:
+        """The families that are programmed, or would be, of those that are looked at."""
+        if self.family is not None:
+            return (self.family,)
+        return self.facts.world.families if self.facts is not None else host.families()
+
+    @property
+    def parts(self) -> list[tuple[Family, FamilyGlobals]]:
+        """What holds in each family, nothing when no proxy says it."""
+        world = self.facts.world if self.facts is not None else None
+        each = [(family, world.of(family)) for family in self.families] if world is not None else []
+        return [(family, part) for family, part in each if part is not None]
+
+    def concerns(self, family: Family | None) -> bool:
+        """Return whether something of a family, None for what is of both, is to be looked at."""
+        return self.family is None or family is None or family is self.family
+
+    def path(self, text: str) -> Path:
+        """Where a file of the proxy is for us, who may not share its root."""
+        seen = Path(f"/proc/{self.pid}/root", text.lstrip("/"))
+        return seen if self.pid and text.startswith("/") and seen.exists() else Path(text)
+
+
+class Checkup(Struct):
+    """What is wrong, worst first, and what could not be looked at, in sentences."""
+
+    findings: list[Diagnosis]
+    unknown: list[str]
+
+    def look(self, what: str, findings: Callable[[], Iterable[Diagnosis]]) -> bool:
+        """Take findings in; return whether there are any."""
+        try:
+            seen = list(findings())
+        except (KubeProxyError, OSError) as error:
+            self.unknown.append(f"{what}: {error}")
+            return False
+        self.findings += seen
+        return bool(seen)
+
+
+def look_at(node: CheckedNode) -> Checkup:
+    """Look at everything."""
+    report = Checkup([], [])
+    if node.facts is not None:
+        _look_at_proxy(report, node, node.facts)
+    _look_at_way(report, node)
+    report.look("what the mode needs", lambda: _able(node))
+    report.look("sysctls", lambda: _sysctls(node))
+    report.look("reverse path filter", lambda: settings.filtered_ways(_ways(node)))
+    report.look("room in the kernel", lambda: _rooms(node))
+    report.findings = worst_first(report.findings)
+    return report
+
+
+def look_at_way(node: CheckedNode) -> Checkup:
+    """Look at what else decides about a connection that the proxy forwards, and at what it knows."""
+    report = look_at_knowledge(node)
+    _look_at_way(report, node)
+    report.findings = worst_first(report.findings)
+    return report
+
+
+def look_at_knowledge(node: CheckedNode) -> Checkup:
+    """Look whether what the proxy knows is old, and whether the kernel takes it."""
+    report = Checkup([], [])
+    if node.facts is not None:
+        facts, reach = node.facts, node.facts.reach
+        standings = [one for one in facts.standings if node.concerns(one.family)]
+        report.look("kernel", lambda: programming.standing(standings))
+        if reach is not None:
+            report.look("API server", lambda: contact.outdated(reach))
+    return report
+
+
+def look_at_answer(node: CheckedNode) -> Checkup:
+    """Look at what a connection meets that the proxy does not forward: what it knows, and what others left for it."""
+    report = look_at_knowledge(node)
+
+    def left() -> Iterator[Diagnosis]:
+        chains = firewalls.chains()
+        return _left(node, Sight(chains, firewalls.iptables_chains(chains)))
+
+    report.look("rules of other kube-proxies", left)
+    return report
+
+
+def _look_at_way(report: Checkup, node: CheckedNode) -> None:
+    try:
+        chains = firewalls.chains()
+        sight = Sight(chains, firewalls.iptables_chains(chains))
+    except (KubeProxyError, OSError) as error:
+        report.unknown.append(f"rules of nf_tables and iptables: {error}")
+    else:
+        report.look("rules", lambda: _rules(node, sight))
+    report.look("other proxies", lambda: _other_proxies(node))
+    if "forward" in node.hooks:
+        report.look("forwarding", lambda: settings.forwarding(_forwarding(node), node.mode.flows_end))
+        report.look("forwarding of interfaces", lambda: _entrances(node))
+        report.look("bridges", lambda: _bridges(node))
+    report.look("conntrack", _conntrack)
+
+
+def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts) -> None:
+    covered = set()
+    if facts.reach is not None:
+        reach = facts.reach
+        if report.look("API server", lambda: contact.reached(reach)):
+            covered.add("api")
+        report.look("certificates", lambda: contact.expiring(reach.certificates, time.time()))
+        report.look("API server's certificate and clock", lambda: _greeted(node, reach))
+        if facts.node is not None or any(one.resource == "nodes" and one.synced for one in reach.watched):
+            report.look("Node", lambda: _registered(node, facts))
+    if report.look("kernel", lambda: programming.standing(facts.standings)):
+        covered.add("kernel")
+    rest = {part: why for part, why in facts.unready.items() if part not in covered}
+    report.look("readiness", lambda: programming.unready(rest))
+    report.look("version", lambda: programming.versions(facts.version, build(), facts.started, time.time()))
+    if facts.config_file:
+        report.look("configuration file", lambda: _configured(node, facts.config_file))
+    if node.pid:
+        report.look("ports", lambda: identity.listening(list(_ports(node)), node.pid))
+        open_files = processes.descriptors(node.pid)
+        if open_files is not None:
+            report.look("descriptors", lambda: settings.opened(open_files, node.pid))
+        else:
+            report.unknown.append(f"descriptors: /proc/{node.pid}/fd cannot be read from here")
+
+
+# -- the API server ----------------------------------------------------------------------------------------------------
+
+
+def _greeted(node: CheckedNode, reach: Reach) -> Iterator[Diagnosis]:
+    assert node.facts is not None  # noqa: S101 - who calls has a proxy
+    path = node.config.client_connection.kubeconfig
+    cluster = load_cluster(str(node.path(path)) if path else "", node.facts.master)
+    for token in cluster.credentials.files:
+        validity = token_validity(Path(token).read_text(encoding="utf-8"))
+        if validity is not None:
+            yield from contact.expiring({"token": validity}, time.time())
+    if reach.trouble or cluster.proxy is not None or cluster.credentials.program:
+        return  # said already, or not ours to ask
+    try:
+        greeting = greet(cluster, GREETING_PATIENCE)
+    except SourceError as error:
+        yield from contact.reached(Reach(server=reach.server, trouble=str(error), watched=(), certificates={}))
+        return
+    if greeting.certificate is not None:
+        yield from contact.expiring({"server": greeting.certificate}, time.time())
+    if greeting.ahead is not None:
+        yield from contact.agreeing(greeting.ahead)
+
+
+def _registered(node: CheckedNode, facts: Facts) -> Iterator[Diagnosis]:
+    yield from identity.registered(facts.node, facts.world.node_name, socket.gethostname().lower())
+    if facts.node is not None:
+        local = host.packed_local_addresses(tuple(Family), modes.interfaces())
+        yield from identity.addressed(facts.node, {address for each in local.values() for address in each})
+        yield from identity.networked(facts.node, node.config.local_mode)
+
+
+# -- the proxy ---------------------------------------------------------------------------------------------------------
+
+
+def _configured(node: CheckedNode, path: str) -> Iterator[Diagnosis]:
+    try:
+        config, _ = read_text(node.path(path).read_text(encoding="utf-8"))
+    except (ConfigError, UnicodeDecodeError) as error:
+        yield from identity.configured(path, f"{path}: {'; '.join(str(error).splitlines())}", ())
+    except OSError as error:
+        yield from identity.configured(path, f"{path}: {error.strerror}", ())
+    else:
+        lines = [line for line in differences(node.config, config) if not line.startswith(_OUTRANKED)]
+        yield from identity.configured(path, "", lines)
+
+
+def _ports(node: CheckedNode) -> Iterator[identity.ListeningPort]:
+    listened = [one for family in Family for one in listening(family, socket.IPPROTO_TCP)]
+    fields = (
+        ("healthzBindAddress", node.config.healthz_bind_address),
+        ("metricsBindAddress", node.config.metrics_bind_address),
+    )
+    for field, address in fields:
+        place = split_host_port(address) if address else None
+        if place is not None:
+            number = int(place[1])
+            bound = any(one.port == number for one in listened)
+            who = holder(number, "kube-proxy") if bound else None
+            yield identity.ListeningPort(field, address, bound, (who.pid, who.command) if who is not None else None)
+
+
+def _able(node: CheckedNode) -> Iterator[Diagnosis]:
+    bind = pack(node.config.bind_address) or b""
+    primary = family_of(bind) if any(bind) else None
+    look = partial(node.mode.operations().look, node.config)
+    try:
+        able = host.supported(node.families, primary, look)
+    except Unsupported as error:
+        yield from programming.able(str(error))
+    else:
+        yield from programming.half_able(able.lack, able.families[0].label)
+
+
+# -- other programs ----------------------------------------------------------------------------------------------------
+
+
+def _rules(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
+    if node.running:
+        traces = node.mode.traces(sight)
+        yield from programming.there(traces, node.families, node.mode.name)
+    yield from _left(node, sight)
+    ours = frozenset(mode.table for mode in modes.every() if mode.table)
+    filters = [*firewalls.filters(sight.nf_tables, ours), *firewalls.legacy_filters()]
+    filters = [
+        one for one in filters if one.hook in node.hooks and node.concerns(firewalls.IP_FAMILIES.get(one.family))
+    ]
+    # Of one chain there is one finding: that it drops everything, that it drops this connection, or that it might.
+    closed = {(one.where, one.chain) for one in filters if one.closes and not one.accepts}
+    passed = [chain for chain in sight.nf_tables if chain.hook in node.hooks]
+    drops = firewalls.dropped(passed, ours, node.aims, node.early)
+    drops = [one for one in drops if (one.where, one.chain) not in closed]
+    yield from strangers.dropping(drops)
+    sure = {(one.where, one.chain) for one in drops}
+    filters = [one for one in filters if (one.where, one.chain) not in sure]
+    yield from strangers.firewalls(filters, node.mode.flows_end, bool(node.mode.interface))
+
+
+def _left(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
+    """Look for what other kube-proxies left: for one connection, what has rules for it."""
+    owns, aim = node.mode.operations().owns, next(iter(node.early.values()), None)
+    left = [] if node.running else node.mode.traces(sight)
+    left += [trace for mode in modes.every() if mode.name != node.mode.name for trace in mode.traces(sight, owns)]
+    if node.running or not processes.proxies():
+        left = [one for one in left if node.concerns(one.family) and (aim is None or one.catches(aim))]
+        place = place_text(aim.destination, aim.port) if aim is not None else ""
+        yield from strangers.left_over(left, node.mode.name if node.running else "", place)
+    twice = list(strangers.both_variants(chain for chain in sight.xtables if node.concerns(chain.family)))
+    if twice and aim is not None:
+        there = [trace for mode in modes.every() for trace in mode.traces(sight) if trace.catches(aim)]
+        twice = twice if len(there) > 1 else []
+    yield from twice
+
+
+def _other_proxies(node: CheckedNode) -> Iterator[Diagnosis]:
+    if node.running:
+        others = [process for process in processes.proxies() if process.pid != node.pid]
+        yield from strangers.second([(process, _mode_of(process)) for process in others], node.mode.name)
+
+
+def _mode_of(process: processes.ProxyProcess) -> str:
+    """Return the mode of another kube-proxy by its arguments and its configuration file, '' if they do not say."""
+    path = processes.value_of(process.arguments, "config")
+    if not path:
+        return processes.value_of(process.arguments, "proxy-mode")
+    try:
+        config, _ = read_text(Path(f"/proc/{process.pid}/root", path.lstrip("/")).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ConfigError):
+        return ""
+    return config.active_mode if process.ours else config.mode
+
+
+# -- the node ----------------------------------------------------------------------------------------------------------
+
+
+def _forwarding(node: CheckedNode) -> list[settings.Setting]:
+    keys = [settings.FORWARDING[family] for family in node.families]
+    return [settings.Setting(key, 1, _number(key)) for key in keys]
+
+
+def _entrances(node: CheckedNode) -> Iterator[Diagnosis]:
+    """Look at interfaces that do not forward: those of one connection, or all.
+
+    Linux asks the interface by which a packet comes in for IPv4, and for IPv6 all of them together
+    (ip_route_input_slow in net/ipv4/route.c, ip6_forward in net/ipv6/ip6_output.c).
+    """
+    if node.mode.flows_end is FlowsEnd.PROXY or Family.IPV4 not in node.families or not _number(_IP_FORWARD):
+        return
+    inner = modes.interfaces() | {"lo"}
+    closed = [
+        name
+        for _, name in socket.if_nameindex()
+        if name not in inner
+        and not (SYS / name / "master").exists()  # what comes in by a port comes in by its bridge
+        and _number(f"net/ipv4/conf/{name}/forwarding") == 0
+    ]
+    if closed and node.aims:
+        # A mode with an interface for Services takes requests in as the node's own: answers alone are forwarded.
+        ends = {end for aim in node.aims for end in (aim.destination, None if node.mode.interface else aim.source)}
+        ways = {way_out(bytes(4), end) for end in ends if end is not None}
+        yield from settings.entrances([name for name in closed if name in ways], Severity.BROKEN)
+        return
+    served = _served(node) if closed else frozenset()
+    yield from settings.entrances([name for name in closed if name in served], Severity.BROKEN)
+    yield from settings.entrances([name for name in closed if name not in served], Severity.NOTE)
+
+
+def _served(node: CheckedNode) -> frozenset[str]:
+    """Return interfaces with an address of the Node or of pods, and those that have none, but a route (to a pod)."""
+    addresses = local_addresses(Family.IPV4)
+    parts = [part for family, part in node.parts if family is Family.IPV4]
+    known = {one.interface for one in addresses for part in parts if one.ip in part.node_ips or _is_pods(part, one)}
+    routed = {line.split()[0] for line in _ROUTES.read_text(encoding="utf-8").splitlines()[1:]}
+    return frozenset(known | routed - {one.interface for one in addresses})
+
+
+def _sysctls(node: CheckedNode) -> Iterator[Diagnosis]:
+    if not node.running:
+        return  # nobody has set the others
+    wanted = [*host.conntrack_sysctls(node.config.conntrack), *node.mode.operations().sysctls(node.config)]
+    known = {setting.key for setting in _forwarding(node)}
+    made = [
+        settings.Setting(key, value, _number(key))
+        for key, value in wanted
+        if key not in known and (node.node_ports or not key.endswith("route_localnet"))
+    ]
+    yield from settings.changed_back(made)
+
+
+def _number(key: str) -> int | None:
+    try:
+        return int(read_sysctl(key))
+    except (KubeProxyError, ValueError):
+        return None
+
+
+def _conntrack() -> Iterator[Diagnosis]:
+    count, limit = int(read_sysctl("net/netfilter/nf_conntrack_count")), int(read_sysctl(NF_CONNTRACK_MAX))
+    return settings.filled(settings.tracked(count, limit), "conntrack")
+
+
+def _rooms(node: CheckedNode) -> Iterator[Diagnosis]:
+    for room in node.mode.operations().rooms(node.families):
+        yield from settings.filled(room, "room")
+
+
+def _ways(node: CheckedNode) -> Iterator[settings.InterfacePath]:
+    """Yield the interfaces by which clients of other networks may come, where packets are filtered strictly."""
+    part = node.facts.world.ipv4 if node.facts is not None else None
+    inner = modes.interfaces() | {bridge.name for bridge in bridges()} | {"lo"}
+    everywhere = _number("net/ipv4/conf/all/rp_filter") or 0
+    for address in local_addresses(Family.IPV4):
+        if part is None or address.interface in inner or address.scope != SCOPE_UNIVERSE or _is_pods(part, address):
+            continue
+        if part.nodeport_ips is not None and address.ip not in part.nodeport_ips:
+            continue
+        filtering = max(everywhere, _number(f"net/ipv4/conf/{address.interface}/rp_filter") or 0)
+        if filtering == settings.STRICT:
+            out = way_out(address.ip, _ELSEWHERE)
+            is_node = address.ip in part.node_ips
+            yield settings.InterfacePath(address.interface, unpack(address.ip), filtering, out, is_node)
+
+
+def _bridges(node: CheckedNode) -> Iterator[Diagnosis]:
+    of_pods = [
+        (address.interface, family)
+        for family, part in node.parts
+        for address in local_addresses(family)
+        if _is_pods(part, address)
+    ]
+    return settings.bridged(bridges(), of_pods, node.mode.flows_end)
+
+
+def _is_pods(part: FamilyGlobals, address: Address) -> bool:
+    return part.detector.holds(address.ip, address.interface)

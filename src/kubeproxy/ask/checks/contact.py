@@ -1,0 +1,156 @@
+"""Whether the API server is reached, by certificates that last, and whether clocks agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from msgspec import structs
+
+from kubeproxy.api.source import STALE, Reach, WatchStanding
+from kubeproxy.api.x509 import Validity
+from kubeproxy.ask.finding import Diagnosis, Severity, duration
+
+QUIET: Final = 60.0
+"""Seconds without a watch that are normal: a new list after an error takes less."""
+SKEW: Final = 30.0
+"""Seconds by which clocks may differ: certificates and tokens are made some seconds before they are used."""
+_SOON: Final = {"client": 7 * 86400.0, "authority": 30 * 86400.0, "server": 7 * 86400.0, "token": 300.0}
+"""Seconds before the end at which somebody has to act: who renews by himself has done so long before."""
+_LAST_PART: Final = 0.1
+"""Of a life: what does not live for long is renewed later, a kubelet's certificate with a tenth of it left."""
+
+_NEEDED: Final = frozenset({"services", "endpointslices"})
+"""What was listed before anything is programmed."""
+_NAMES: Final = {
+    "client": "the kubeconfig's client certificate",
+    "authority": "the kubeconfig's certificate authority",
+    "server": "the API server's certificate",
+    "token": "the service account's token",
+}
+_RENEWALS: Final = {
+    "client": "renew it and have the kubeconfig name the new one; the proxy takes a replaced file up by itself",
+    "authority": "rotate the cluster's authority, and put the new one into the kubeconfig beside the old one",
+    "server": "renew the API server's certificate (kubeadm certs renew apiserver)",
+    "token": "look why the kubelet does not renew the token of this pod (its log), or restart the pod",
+}
+
+
+def reached(reach: Reach) -> Iterator[Diagnosis]:
+    """Look whether the server answers, and whether changes of every resource arrive."""
+    age = max((one.stale for one in reach.watched if one.synced), default=0.0)
+    known = f"{duration(age)} ago" if age > QUIET else "last"
+    effect = f"traffic flows on what was known {known}; changes of Services and endpoints do not get here"
+    if any(one.resource in _NEEDED and not one.synced for one in reach.watched):
+        effect = "nothing is known of Services yet, and this run has programmed nothing: rules of a run before stay"
+    if reach.trouble:
+        yield Diagnosis(
+            severity=Severity.BROKEN,
+            about="api",
+            what=f"the API server cannot be reached at {reach.trouble}",
+            why=effect,
+            fix=_fix(reach.trouble)
+            or f"see that {reach.server} is reachable from this node: is the address right, is it up, does a firewall "
+            "stand between?",
+        )
+        return
+    troubled: dict[str, list[WatchStanding]] = {}
+    for one in reach.watched:
+        if not (one.connected or (one.synced and one.stale <= QUIET)):
+            # Of one cause there is one finding, whatever resource it concerns.
+            cause = one.trouble if _REFUSED_CREDENTIALS in one.trouble else f"{one.trouble} {one.resource}"
+            troubled.setdefault(cause, []).append(one)
+    for several in troubled.values():
+        one, names = max(several, key=_gravity), ", ".join(each.resource for each in several)
+        what = f"no watch of {names} for {duration(one.stale)}"
+        if not one.synced:
+            what = f"no list of {names} came yet, for {duration(one.stale)}"
+        yield Diagnosis(
+            severity=Severity.BROKEN if not one.synced or one.stale > STALE else Severity.DEGRADED,
+            about="api",
+            what=what + (f": {one.trouble}" if one.trouble else ""),
+            why=effect,
+            fix=_fix(one.trouble) or "look at the API server's health and log",
+        )
+
+
+def hopeless(reach: Reach) -> bool:
+    """Return whether waiting brings no list that is missing: somebody has to mend the kubeconfig, rights or server."""
+    if _fix(reach.trouble):
+        return True
+    missing = [one for one in reach.watched if one.resource in {*_NEEDED, "nodes"} and not one.synced]
+    return bool(missing) and all(_fix(one.trouble) for one in missing)
+
+
+def unread(reach: Reach | None, trouble: str) -> Diagnosis:
+    """Return why nothing could be read with a kubeconfig; `trouble` says it where the server's answers do not."""
+    for finding in reached(reach) if reach is not None else ():
+        return structs.replace(finding, why=_UNREAD)
+    fix = "name a kubeconfig with which `kubectl --kubeconfig FILE get services` answers"
+    return Diagnosis(severity=Severity.BROKEN, about="api", what=trouble, why=_UNREAD, fix=fix)
+
+
+def outdated(reach: Reach) -> Iterator[Diagnosis]:
+    """Look whether what is known may be old by now; a short while without the server changes no answer."""
+    if any(one.stale > QUIET or not one.synced for one in reach.watched):
+        yield from reached(reach)
+
+
+def _gravity(one: WatchStanding) -> tuple[bool, float]:
+    return not one.synced, one.stale
+
+
+_UNREAD: Final = "nothing of the cluster can be read, so nothing can be said of Services and this Node"
+_REFUSED_CREDENTIALS: Final = "(code 401)"  # as StatusError says it
+_CREDENTIALS: Final = (
+    "the API server does not accept the kubeconfig's token or certificate: have it name a valid one of this cluster; a "
+    "replaced token file is read again by itself"
+)
+_FIXES: Final = {
+    _REFUSED_CREDENTIALS: _CREDENTIALS,
+    "does not accept our credentials": _CREDENTIALS,
+    "(code 403)": "bind the identity of the kubeconfig to the ClusterRole of this kube-proxy (kube-proxy-py in "
+    "deploy/kustomize, or system:node-proxier), which may list and watch these resources",
+    "certificate is not signed by": "put the authority that signed the server's certificate into the kubeconfig "
+    "(certificate-authority): `kubectl config view --raw` of a kubeconfig that works has it",
+    "certificate is not for": "have the kubeconfig's server be an address that is in the server's certificate, or its "
+    "tls-server-name a name that is",
+    "certificate has expired": _RENEWALS["server"],
+    "does not speak TLS": "correct the kubeconfig's server: its scheme, address and port",
+}
+
+
+def _fix(trouble: str) -> str:
+    """Return the fix of a cause that does not go by itself, as the words of its error name it; '' for another one."""
+    return next((fix for words, fix in _FIXES.items() if words in trouble), "")
+
+
+def expiring(certificates: Mapping[str, Validity], now: float) -> Iterator[Diagnosis]:
+    """Look how long certificates and tokens last, by client, authority, server, token; `now` is of the epoch."""
+    for name, (begins, end) in certificates.items():
+        left = end - now
+        soon = min(_SOON[name], _LAST_PART * (end - begins))
+        if left > soon:
+            continue
+        yield Diagnosis(
+            severity=Severity.BROKEN if left <= 0 else Severity.DEGRADED,
+            about="certificates",
+            what=f"{_NAMES[name]} expired {duration(-left)} ago"
+            if left <= 0
+            else f"{_NAMES[name]} expires in {duration(left)}",
+            why="without it changes stop arriving from the API server once the connection ends",
+            fix=_RENEWALS[name],
+        )
+
+
+def agreeing(skew: float) -> Iterator[Diagnosis]:
+    """Look how many seconds the API server's clock is ahead of ours, negative when it is behind."""
+    if abs(skew) > SKEW:
+        which = "behind" if skew > 0 else "ahead of"
+        yield Diagnosis(
+            severity=Severity.DEGRADED,
+            about="clock",
+            what=f"this node's clock is {duration(abs(skew))} {which} the API server's",
+            why="certificates and tokens count as expired, or as not good yet; times in logs and events do not agree",
+            fix="set the clock, and have chrony or systemd-timesyncd keep it",
+        )

@@ -1,0 +1,119 @@
+"""Whether the proxy is who it should be: its Node, its configuration file, its ports."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from kubeproxy.ask.finding import Diagnosis, Severity
+from kubeproxy.model.addresses import pack, unpack
+from kubeproxy.model.objects import Node
+from kubeproxy.model.world import pod_cidrs
+
+_WHY_NAME: Final = (
+    "endpoints of this node are not known as its own: local traffic policies find none, zones and pod networks are "
+    "another node's or none"
+)
+
+
+class ListeningPort(NamedTuple):
+    """A port that the proxy should listen on: the field that says so, its address, and who listens there.
+
+    `holder` is the process, by number and name, None when that cannot be seen; `bound` whether anybody listens.
+    """
+
+    field: str
+    address: str
+    bound: bool
+    holder: tuple[int, str] | None = None
+
+
+def registered(node: Node | None, name: str, host: str) -> Iterator[Diagnosis]:
+    """Look whether there is a Node of this name; `host` is what this machine calls itself."""
+    if node is None:
+        called = f"; this host is called {host}" if host != name else ""
+        yield Diagnosis(
+            severity=Severity.BROKEN,
+            about="node",
+            what=f"there is no Node {name}",
+            why=f"{_WHY_NAME}; NodePorts answer on all addresses where the node's own is asked for",
+            fix=f"set hostnameOverride to the name of this node as `kubectl get nodes -o wide` has it{called}",
+        )
+
+
+def addressed(node: Node, local: Collection[bytes]) -> Iterator[Diagnosis]:
+    """Look whether the Node's addresses are this machine's; `local` are the machine's, packed."""
+    name = node.metadata.name
+    entries = (node.status.addresses if node.status is not None else None) or ()
+    internal, external = (
+        [packed for entry in entries if entry.type == kind and (packed := pack(entry.address)) is not None]
+        for kind in ("InternalIP", "ExternalIP")
+    )
+    if not internal and not external:
+        yield Diagnosis(
+            severity=Severity.DEGRADED,
+            about="node",
+            what=f"Node {name} has no InternalIP and no ExternalIP",
+            why="NodePorts cannot be kept to the node's own addresses: they answer on all",
+            fix="status.addresses comes from the kubelet (--node-ip) or the cloud controller: look at their logs",
+        )
+    elif internal and not any(address in local for address in internal):
+        shown = ", ".join(map(unpack, internal))
+        yield Diagnosis(
+            severity=Severity.BROKEN,
+            about="node",
+            what=f"Node {name} has the addresses {shown}, and this machine has none of them",
+            why=f"hostnameOverride names another node, or the Node's addresses are old. {_WHY_NAME}",
+            fix="set hostnameOverride to the name of this node as `kubectl get nodes -o wide` has it; if it is right, "
+            "have the kubelet register its address anew (--node-ip)",
+        )
+
+
+def networked(node: Node, local_mode: str) -> Iterator[Diagnosis]:
+    """Look whether pods' traffic can be told from others' where that hangs on the Node's podCIDRs."""
+    if local_mode == "NodeCIDR" and not pod_cidrs(node):
+        yield Diagnosis(
+            severity=Severity.DEGRADED,
+            about="node",
+            what=f"Node {node.metadata.name} has no podCIDRs, and detectLocalMode is NodeCIDR",
+            why="traffic of pods cannot be told from that of others: it is not masqueraded where it should be",
+            fix="have the controller manager allocate them (--allocate-node-cidrs), or use another detectLocalMode",
+        )
+
+
+def configured(path: str, mistakes: str, difference: Sequence[str]) -> Iterator[Diagnosis]:
+    """Look at the configuration file on disk: what is wrong in it ('' for nothing), and in what it differs."""
+    if mistakes:
+        yield Diagnosis(
+            severity=Severity.DEGRADED,
+            about="configuration",
+            what=f"the configuration file cannot be used: {mistakes}",
+            why="the proxy runs on with what it had; once it ends it does not start again",
+            fix=f"correct {path}; `kube-proxy plan --config FILE` checks a file, and says what it would change",
+        )
+    elif difference:
+        yield Diagnosis(
+            severity=Severity.DEGRADED,
+            about="configuration",
+            what=f"{path} differs from what runs: {'; '.join(difference)}",
+            why="the proxy restarts with a file that changed; this one it has not noticed, or not yet",
+            fix="restart the proxy; `kube-proxy plan --config FILE` shows what that changes",
+        )
+
+
+def listening(ports: Sequence[ListeningPort], pid: int) -> Iterator[Diagnosis]:
+    """Look whether the proxy, of this number, listens where it should."""
+    for port in ports:
+        if port.bound and (port.holder is None or port.holder[0] == pid):
+            continue
+        who = f"process {port.holder[1]} (pid {port.holder[0]})" if port.holder else "nobody"
+        health = port.field.startswith("healthz")
+        yield Diagnosis(
+            severity=Severity.DEGRADED,
+            about="ports",
+            what=f"{port.field}: {port.address} is not the proxy's: {who} listens there",
+            why="load balancers ask there whether this node is healthy"
+            if health
+            else "metrics of this node are not there, or another program's",
+            fix=f"stop the other program, or give {port.field} another address; the proxy tries again every 5 s",
+        )

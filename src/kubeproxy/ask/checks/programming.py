@@ -1,0 +1,104 @@
+"""Whether the kernel has what it should: as the proxy says, and as shows at a glance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from kubeproxy.ask.finding import Diagnosis, Severity, duration
+from kubeproxy.backends.mode import Trace
+from kubeproxy.model.addresses import Family
+from kubeproxy.observe.standing import FamilyStanding
+from kubeproxy.release import SAME_BUILD
+
+
+def standing(standings: Iterable[FamilyStanding]) -> Iterator[Diagnosis]:
+    """Look how each family's kernel stands, as the proxy has seen it."""
+    for one in standings:
+        label = one.family.label
+        if one.refusal is not None:
+            yield Diagnosis(
+                severity=Severity.BROKEN,
+                about="kernel",
+                what=f"the kernel refuses changes of {label}: {one.refusal}",
+                why=f"{one.queued} Services wait; their old rules go on",
+                fix="do what the refusal says; the proxy tries again by itself, at the latest after 10 s",
+            )
+        elif one.difference is not None:
+            yield Diagnosis(
+                severity=Severity.DEGRADED,
+                about="kernel",
+                what=f"another program changed rules of {label}: {one.difference}",
+                why="what it changed may not work until it is put back, which the proxy is doing",
+                fix="find the program; `kube-proxy verify` shows what differs now",
+            )
+        elif one.sound_since is None:
+            yield Diagnosis(
+                severity=Severity.DEGRADED,
+                about="kernel",
+                what=f"the kernel was never known to have all of {label}",
+                why=f"{one.queued} Services wait",
+                fix="if it has just started, wait a moment; else the proxy's log says what it waits for",
+            )
+
+
+def unready(reasons: Mapping[str, str]) -> Iterator[Diagnosis]:
+    """Look why the proxy says that it is not ready; `reasons` are those that no other check has a word for."""
+    for reason in reasons.values():
+        yield Diagnosis(
+            severity=Severity.BROKEN,
+            about="ready",
+            what=f"the proxy is not ready: {reason}",
+            why="load balancers may take this node out, and what it programs may be old",
+            fix="its log says more",
+        )
+
+
+def there(traces: Iterable[Trace], families: Iterable[Family], mode: str) -> Iterator[Diagnosis]:
+    """Look whether something of the running mode is in the kernel for each family."""
+    known = {trace.family for trace in traces}
+    for family in families:
+        if family not in known and None not in known:
+            yield Diagnosis(
+                severity=Severity.BROKEN,
+                about="kernel",
+                what=f"nothing of {mode} mode is in the kernel for {family.label}",
+                why="no Service answers on this node",
+                fix="the proxy puts it back within seconds; if it does not, its log says why. What removes it? A "
+                "firewall that flushes all rules, as `nft flush ruleset` does, must keep to its own tables",
+            )
+
+
+def versions(running: str, ours: str, started: float, now: float) -> Iterator[Diagnosis]:
+    """Look whether the proxy that runs is the one that is installed."""
+    if running != ours:
+        yield Diagnosis(
+            severity=Severity.NOTE,
+            about="version",
+            what=f"the proxy runs version {running} for {duration(now - started)}, this command is {ours}",
+            why="answers of commands may be wrong",
+            fix=SAME_BUILD,
+        )
+
+
+def able(lack: str) -> Iterator[Diagnosis]:
+    """Look what this node lacks for the mode: the words of Unsupported, '' for nothing."""
+    if lack:
+        yield Diagnosis(
+            severity=Severity.BROKEN,
+            about="node",
+            what=lack.partition(": ")[0],
+            why="the proxy does not start, or not again",
+            fix=lack.partition(": ")[2] or lack,
+        )
+
+
+def half_able(lack: str, family: str) -> Iterator[Diagnosis]:
+    """Look what this node lacks for the family that is not `family`, as `able`."""
+    if lack:
+        yield Diagnosis(
+            severity=Severity.DEGRADED,
+            about="node",
+            what=lack.partition(": ")[0],
+            why=f"Services are served by {family} alone",
+            fix=lack.partition(": ")[2] or lack,
+        )

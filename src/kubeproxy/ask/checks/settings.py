@@ -1,0 +1,170 @@
+"""Kernel parameters that others changed back, a conntrack table or descriptors that run out, bridges without rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from kubeproxy.ask.finding import Diagnosis, Severity
+from kubeproxy.backends.mode import FlowsEnd, Room
+from kubeproxy.kernel.proc.processes import Descriptors
+from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX
+from kubeproxy.kernel.route.bridges import SYSCTL, Bridge
+from kubeproxy.model.addresses import Family
+
+FULL, FILLING = 0.95, 0.8
+FORWARDING: Final = {Family.IPV4: "net/ipv4/ip_forward", Family.IPV6: "net/ipv6/conf/all/forwarding"}
+STRICT: Final = 1
+_SHOWN: Final = 2
+
+_PERSIST: Final = "and remove it from the file in /etc/sysctl.d, or the program, that sets it to something else"
+
+
+class Setting(NamedTuple):
+    """A kernel parameter: what it should be, and what it is, None where it cannot be read."""
+
+    key: str
+    wanted: int
+    actual: int | None
+
+
+class InterfacePath(NamedTuple):
+    """An interface with an address that clients use, its reverse path filter, and where answers of it leave."""
+
+    interface: str
+    address: str
+    filter: int
+    out: str
+    is_node: bool
+
+
+def forwarding(settings: Iterable[Setting], flows_end: FlowsEnd) -> Iterator[Diagnosis]:
+    """Look whether this node forwards packets; a mode that ends connections itself needs that for no Service."""
+    for one in settings:
+        if one.actual == 0 and flows_end is FlowsEnd.ENDPOINTS:
+            yield Diagnosis(
+                severity=Severity.BROKEN,
+                about="sysctl",
+                what=f"{_name(one.key)} is 0",
+                why="connections of pods and from outside to Services are translated, and then not forwarded to "
+                "endpoints: they time out",
+                fix=f"sysctl -w {_name(one.key)}=1, {_PERSIST}",
+            )
+
+
+def entrances(interfaces: Sequence[str], severity: Severity) -> Iterator[Diagnosis]:
+    """Report interfaces from which this node forwards no IPv4 packets, though it forwards those of others."""
+    if interfaces:
+        names = [_name(f"net/ipv4/conf/{interface}/forwarding") for interface in interfaces]
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        yield Diagnosis(
+            severity=severity,
+            about="sysctl",
+            what=f"{', '.join(names[:_SHOWN])}{more} {'are' if len(names) > 1 else 'is'} 0",
+            why="of what comes in there nothing is forwarded, no request to an endpoint and no answer to a client: "
+            "connections time out",
+            fix=f"sysctl -w {' '.join(f'{name}=1' for name in names)}, {_PERSIST}",
+        )
+
+
+def changed_back(settings: Iterable[Setting]) -> Iterator[Diagnosis]:
+    """Look whether what the configuration or the mode sets is still so; a larger conntrack table is fine."""
+    for one in settings:
+        enough = one.key == NF_CONNTRACK_MAX and one.actual is not None and one.actual >= one.wanted
+        if one.actual is not None and one.actual != one.wanted and not enough:
+            yield Diagnosis(
+                severity=Severity.DEGRADED,
+                about="sysctl",
+                what=f"{_name(one.key)} is {one.actual}, it should be {one.wanted}",
+                why=_effect(one.key),
+                fix=f"sysctl -w {_name(one.key)}={one.wanted} (a restarted proxy does that), {_PERSIST}",
+            )
+
+
+def _effect(key: str) -> str:
+    if "nf_conntrack" in key:
+        return "the proxy set what its configuration says (conntrack), and something changed it back"
+    if key.endswith("route_localnet"):
+        return "NodePorts do not answer on 127.0.0.1 (iptables.localhostNodePorts)"
+    if "/arp_" in key:
+        return "the node answers ARP for addresses of Services (ipvs.strictARP), which belong to a load balancer"
+    return "the mode needs it: connections to Services fail without"
+
+
+def filtered_ways(ways: Iterable[InterfacePath]) -> Iterator[Diagnosis]:
+    """Look whether a strict reverse path filter drops what clients send to an address of this node."""
+    for one in ways:
+        if one.filter == STRICT and one.out and one.out != one.interface:
+            yield Diagnosis(
+                severity=Severity.DEGRADED if one.is_node else Severity.NOTE,
+                about="sysctl",
+                what=f"net.ipv4.conf.{one.interface}.rp_filter is strict (1), but answers from {one.address} on "
+                f"{one.interface} leave by {one.out}",
+                why=f"what clients from other networks send to NodePorts on {one.address} is dropped without a trace",
+                fix=f"sysctl -w net.ipv4.conf.{one.interface}.rp_filter=2 (loose; the larger one of this and of "
+                f"net.ipv4.conf.all.rp_filter counts), {_PERSIST}; or a route for answers from {one.address}",
+            )
+
+
+def bridged(
+    bridges: Iterable[Bridge], of_pods: Sequence[tuple[str, Family]], flows_end: FlowsEnd
+) -> Iterator[Diagnosis]:
+    """Look whether what pods of a bridge send each other passes the rules.
+
+    `of_pods` are interfaces with a pod network's address, and its family.
+    """
+    if flows_end is FlowsEnd.PROXY:
+        return
+    known = {bridge.name: bridge.filtered for bridge in bridges}
+    for name, family in of_pods:
+        if name in known and family not in known[name]:
+            yield Diagnosis(
+                severity=Severity.BROKEN,
+                about="sysctl",
+                what=f"{SYSCTL[family]} is off, and pods of this node are on the bridge {name}",
+                why="answers of a pod to another one on this bridge are not translated back: Services time out where "
+                "client and endpoint are on this node",
+                fix=f"modprobe br_netfilter; sysctl -w {SYSCTL[family]}=1, {_PERSIST}",
+            )
+
+
+def tracked(count: int, limit: int) -> Room:
+    """Return how full the connection tracking table is."""
+    return Room(
+        "connection tracking",
+        count,
+        limit,
+        why="when it is full new connections are dropped: all of the node's, not those to Services alone",
+        fix="`kube-proxy conntrack` shows who fills it; raise conntrack.maxPerCore or conntrack.min; "
+        "lower conntrack.tcpEstablishedTimeout where clients leave connections open",
+    )
+
+
+def filled(room: Room, about: str) -> Iterator[Diagnosis]:
+    """Look whether something is nearly full."""
+    if room.limit > 0 and room.used >= FILLING * room.limit:
+        yield Diagnosis(
+            severity=Severity.BROKEN if room.used >= FULL * room.limit else Severity.DEGRADED,
+            about=about,
+            what=f"{room.name} is {room.used / room.limit:.0%} full: {room.used} of {room.limit}",
+            why=room.why,
+            fix=room.fix,
+        )
+
+
+def opened(descriptors: Descriptors, pid: int) -> Iterator[Diagnosis]:
+    """Look how many files the proxy has open."""
+    used, limit = descriptors
+    if used >= FILLING * limit:
+        yield Diagnosis(
+            severity=Severity.BROKEN if used >= FULL * limit else Severity.DEGRADED,
+            about="descriptors",
+            what=f"the proxy (pid {pid}) has {used} files open of {limit} that it may",
+            why="health checks, and in userspace mode connections, are turned away when none is left",
+            fix="raise LimitNOFILE of its unit, or the container runtime's limit; see who holds so many connections",
+        )
+
+
+def _name(key: str) -> str:
+    """Return a kernel parameter as sysctl calls it; a dot in the name of an interface is a slash there."""
+    return key.translate(str.maketrans("/.", "./"))

@@ -1,0 +1,123 @@
+"""Other programs: a second kube-proxy, what another one left, firewalls that drop before endpoints get anything."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from kubeproxy.ask.finding import Diagnosis, Severity
+from kubeproxy.backends.leftovers import is_ours
+from kubeproxy.backends.mode import FlowsEnd, Trace
+from kubeproxy.kernel.firewalls import Drop, Filter, RuleChain
+from kubeproxy.kernel.proc.processes import ProxyProcess
+from kubeproxy.model.addresses import Family, place_text
+
+_FORWARDED: Final = frozenset({"prerouting", "forward", "postrouting"})
+_IN_THE_WAY: Final = _FORWARDED | {"input"}
+
+
+def second(others: Iterable[tuple[ProxyProcess, str]], mode: str) -> Iterator[Diagnosis]:
+    """Look for other kube-proxies, each with its mode, '' if that cannot be told; `mode` is the running one's."""
+    for process, theirs in others:
+        kind = "another kube-proxy of this program" if process.ours else "the Go kube-proxy"
+        shown = f" in {theirs} mode" if theirs else ""
+        same = "each removes what the other one wrote" if theirs == mode else "both translate the same connections"
+        yield Diagnosis(
+            severity=Severity.BROKEN,
+            about="proxies",
+            what=f"{kind} runs here too (pid {process.pid}){shown}",
+            why=f"two of them write rules for the same Services: {same}, and endpoints that are gone stay",
+            fix="stop one of them: a DaemonSet kube-proxy beside this one, a unit of systemd, a process by hand; "
+            "docs/migrate.md says how to go from one to the other",
+        )
+
+
+def left_over(traces: Iterable[Trace], mode: str, place: str = "") -> Iterator[Diagnosis]:
+    """Look for rules of modes that do not run; `mode` is the running one, '' if no proxy answers.
+
+    `place` is the address and port that they are for, if it is known.
+    """
+    caught = f", with rules for {place}" * bool(place)
+    for trace in traces:
+        if mode:
+            yield Diagnosis(
+                severity=Severity.DEGRADED,
+                about="leftovers",
+                what=f"left by another kube-proxy: {trace.what}{caught}",
+                why="connections may still be sent to endpoints that are long gone",
+                fix="see that no other kube-proxy runs, then restart this one: it removes what is not its own",
+            )
+        else:
+            yield Diagnosis(
+                severity=Severity.DEGRADED,
+                about="leftovers",
+                what=f"rules without a proxy that answers: {trace.what}",
+                why="they serve Services with the endpoints that the proxy knew last",
+                fix="start the proxy again: it takes over what is its own and removes the rest. Only where this node "
+                "is to have no kube-proxy any more: `kube-proxy --cleanup` removes them, and ends every Service on it",
+            )
+
+
+def both_variants(chains: Iterable[RuleChain]) -> Iterator[Diagnosis]:
+    """Look for a kube-proxy's chains in both variants of iptables."""
+    counts: defaultdict[Family, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for chain in chains:
+        if is_ours(chain.name):
+            counts[chain.family][chain.variant] += 1
+    for family, by_variant in counts.items():
+        if len(by_variant) > 1:
+            shown = " and ".join(f"{count} in {variant}" for variant, count in sorted(by_variant.items()))
+            yield Diagnosis(
+                severity=Severity.DEGRADED,
+                about="leftovers",
+                what=f"both variants of iptables have a kube-proxy's {family.label} chains: {shown}",
+                why="packets pass both; those that nobody keeps send connections to endpoints that are gone",
+                fix="restart the proxy: it removes those of the variant that it does not use",
+            )
+
+
+def dropping(drops: Iterable[Drop]) -> Iterator[Diagnosis]:
+    """Look for chains of other programs that drop one connection for sure, on its way to these endpoints."""
+    by_chain: dict[tuple[str, str, str], list[str]] = {}
+    for one in drops:
+        place = place_text(one.destination, one.port)
+        by_chain.setdefault((one.where, one.chain, one.hook), []).append(place)
+    for (where, chain, hook), places in by_chain.items():
+        yield Diagnosis(
+            severity=Severity.BROKEN,
+            about="firewall",
+            what=f"{where}, chain {chain}: drops what goes to {', '.join(places)} at the hook {hook}",
+            why="a rule of it, or its policy, takes this connection: the client sees a timeout, or is refused",
+            fix=f"let {where} {chain} accept it; `kube-proxy trace` shows the rule, if it is one",
+        )
+
+
+def firewalls(filters: Sequence[Filter], flows_end: FlowsEnd, ends_here: bool) -> Iterator[Diagnosis]:
+    """Look for chains of other programs that drop what goes to endpoints.
+
+    `ends_here`: the mode takes connections in as the node's own, as one with an interface for Services does.
+    """
+    noted: dict[str, list[Filter]] = {}
+    for one in filters:
+        through = one.hook in _FORWARDED or (one.hook == "input" and (flows_end is FlowsEnd.PROXY or ends_here))
+        if one.closes and not one.accepts and through:
+            yield Diagnosis(
+                severity=Severity.BROKEN,
+                about="firewall",
+                what=f"{one.where}, chain {one.chain}: drops all new connections at the hook {one.hook}",
+                why="no rule of it accepts any: what is on its way to endpoints is dropped, the client sees a timeout",
+                fix=f"let it accept what is translated: `ct status dnat accept` in {one.where} {one.chain}, or "
+                "for iptables `-m conntrack --ctstate DNAT -j ACCEPT`; `kube-proxy trace` shows a packet's way",
+            )
+        elif one.hook in _IN_THE_WAY and (one.closes or one.drops):
+            noted.setdefault(one.where, []).append(one)
+    for where, chains in noted.items():
+        shown = ", ".join(f"{chain.chain} at {chain.hook}" for chain in chains)
+        yield Diagnosis(
+            severity=Severity.NOTE,
+            about="firewall",
+            what=f"{where} may drop packets too: {shown}",
+            why="a firewall is nothing wrong; but where a connection hangs, one of its rules may be why",
+            fix="`kube-proxy trace SRC DST:PORT` shows which rule drops a connection",
+        )

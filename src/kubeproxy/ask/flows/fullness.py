@@ -1,0 +1,154 @@
+"""Whether connection tracking has room: how full, how fast it fills, what it refused, and who fills it. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from msgspec import Struct
+
+from kubeproxy.ask.flows.users import MOST_CLIENTS, ServedPorts
+from kubeproxy.kernel.conntrack.counts import Level, Refusals
+from kubeproxy.kernel.conntrack.tracked import TCP_STATES, Tracked
+from kubeproxy.model.addresses import PROTOCOL_NAMES, unpack
+
+NEARLY_FULL: Final = 0.9
+"""The share of the limit from which on it is a matter for somebody."""
+_SOON: Final = 60.0
+"""Seconds in which a table that fills as fast as now must not be full."""
+_MANY: Final = 0.25
+"""The share of all entries above which one client is named as a cause."""
+_TCP = 6
+
+
+class Filler(Struct, frozen=True, rename="camel"):
+    """Who has entries: a Service, or the address of a client that uses none."""
+
+    name: str
+    entries: int
+
+
+class Fullness(Struct, frozen=True, kw_only=True, rename="camel"):
+    """How connection tracking stands.
+
+    `growth` is in entries a second, `refused` what was refused while it was looked, `refused_before` since the start of
+    the node (of its network namespace). `states` are the entries by protocol and state, of both families.
+    """
+
+    entries: int
+    limit: int
+    growth: float
+    refused: Refusals
+    refused_before: Refusals
+    states: dict[str, int]
+    services: tuple[Filler, ...]
+    clients: tuple[Filler, ...]
+    problems: tuple[str, ...]
+    fixes: tuple[str, ...]
+
+
+class Fillers:
+    """Counts entries by who has them."""
+
+    def __init__(self, ports: ServedPorts) -> None:
+        self._ports = ports
+        self._services: Counter[str] = Counter()
+        self._clients: Counter[bytes] = Counter()
+        self._states: Counter[tuple[int, int, bool]] = Counter()
+
+    def add(self, entry: Tracked) -> None:
+        """Count an entry."""
+        self._states[entry.target[-3], entry.state, entry.answered] += 1
+        port = self._ports.of(entry.target)
+        if port is not None:
+            self._services[port.service] += 1
+            return
+        client = entry.client[:-2]
+        if client in self._clients or len(self._clients) < MOST_CLIENTS:
+            self._clients[client] += 1
+        else:
+            self._clients[b""] += 1
+
+    @property
+    def services(self) -> tuple[Filler, ...]:
+        """Return the Services with entries, the one with most first."""
+        return tuple(Filler(name, count) for name, count in self._services.most_common())
+
+    @property
+    def clients(self) -> tuple[Filler, ...]:
+        """Return the clients of none, the one with most entries first."""
+        return tuple(Filler(unpack(c) if c else "others", count) for c, count in self._clients.most_common())
+
+    @property
+    def states(self) -> dict[str, int]:
+        """Return how many entries have which protocol and state."""
+        found: Counter[str] = Counter()
+        for (protocol, state, answered), count in self._states.items():
+            name = PROTOCOL_NAMES.get(protocol, str(protocol))
+            if protocol == _TCP and 0 < state < len(TCP_STATES):
+                word = TCP_STATES[state]
+            else:
+                word = "answered" if answered else "unanswered"
+            found[f"{name} {word}"] += count
+        return dict(found.most_common())
+
+
+def fullness(before: tuple[Level, Refusals], after: tuple[Level, Refusals], seconds: float, who: Fillers) -> Fullness:
+    """Return how connection tracking stands after two looks with so many seconds between them."""
+    level, refused = after[0], Refusals(*(b - a for a, b in zip(before[1], after[1], strict=True)))
+    growth = (level.entries - before[0].entries) / seconds
+    services, clients, states = who.services, who.clients, who.states
+    problems = tuple(_problems(level, growth, refused))
+    return Fullness(
+        entries=level.entries,
+        limit=level.limit,
+        growth=round(growth, 1),
+        refused=refused,
+        refused_before=before[1],
+        states=states,
+        services=services,
+        clients=clients,
+        problems=problems,
+        fixes=tuple(_fixes(level, services, clients, states)) if problems else (),
+    )
+
+
+def _problems(level: Level, growth: float, refused: Refusals) -> Iterator[str]:
+    share = level.entries / level.limit if level.limit else 0.0
+    if share >= 1:
+        yield "it is full: new connections are dropped, unless one that nobody answered can be given up for them"
+    elif share >= NEARLY_FULL:
+        yield f"it is nearly full: {share:.0%}"
+    elif level.limit and growth > 0 and (level.limit - level.entries) / growth < _SOON:
+        yield f"filling as fast as now, it is full in {(level.limit - level.entries) / growth:.0f} s"
+    if refused.dropped:
+        yield f"{refused.dropped} packets were dropped just now, as there was no room for their connection"
+    if refused.early:
+        yield f"{refused.early} entries were given up just now, to make room for new ones"
+    if refused.failed:
+        yield f"{refused.failed} packets were dropped just now, as their entry or their translated address was taken"
+    if refused.chains:
+        yield f"{refused.chains} packets were dropped just now, as the hash table is too small for its entries"
+
+
+def _fixes(
+    level: Level, services: Iterable[Filler], clients: Iterable[Filler], states: dict[str, int]
+) -> Iterator[str]:
+    for filler in (*list(services)[:1], *list(clients)[:1]):
+        if filler.entries > _MANY * max(level.entries, 1):
+            yield (
+                f"{filler.name} has {filler.entries} of {level.entries} entries: see whether it leaks connections, or "
+                "opens one for each request that could be kept"
+            )
+    total = max(sum(states.values()), 1)
+    if states.get("TCP established", 0) > total / 2:
+        yield "most are established TCP: shorten conntrack.tcpEstablishedTimeout for those whose ends are gone"
+    if states.get("TCP close-wait", 0) > total / 4:
+        yield "many wait for one side to close: a program forgets to; conntrack.tcpCloseWaitTimeout shortens that"
+    if sum(count for name, count in states.items() if name.startswith("UDP")) > total / 2:
+        yield "most are UDP, which has no end: shorten conntrack.udpTimeout and conntrack.udpStreamTimeout"
+    yield (
+        f"raise conntrack.maxPerCore or conntrack.min in the proxy's configuration (now {level.limit} in all; an entry "
+        "takes some 320 bytes), and net.netfilter.nf_conntrack_buckets with it"
+    )

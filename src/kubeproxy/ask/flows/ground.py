@@ -1,0 +1,50 @@
+"""What the commands that read connection tracking stand on: whose addresses are whose, as the proxy has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+from kubeproxy import host, modes
+from kubeproxy.ask.facts import Facts
+from kubeproxy.ask.flows.owners import nodeport_addresses
+from kubeproxy.ask.flows.users import ServedPorts
+from kubeproxy.ask.source import Source, knowing
+from kubeproxy.backends.mode import FlowsEnd, Mode
+from kubeproxy.kernel.conntrack.tracked import Wanted
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.plan import ServiceName
+
+
+class Ground(NamedTuple):
+    """The proxy that was asked, its mode, and this node's addresses."""
+
+    source: Source
+    facts: Facts
+    mode: Mode
+    local: Mapping[Family, Sequence[bytes]]
+
+    @property
+    def own(self) -> frozenset[bytes] | None:
+        """Return this node's addresses where connections end at the proxy, else None."""
+        return frozenset(chain(*self.local.values())) if self.mode.flows_end is FlowsEnd.PROXY else None
+
+    @property
+    def wanted(self) -> Wanted:
+        """Return which entries of connection tracking may be those of clients of Services."""
+        return Wanted(self.mode.tracked_as, self.mode.tracked_as)
+
+    def served(self, names: Sequence[ServiceName] = ()) -> ServedPorts:
+        """Return the ports of these Services, or of all, as the kernel has them. Raises KubeProxyError."""
+        held = self.source.services(names)
+        families = ((family, self.facts.world.of(family)) for family in self.facts.world.families)
+        asked = {family: ours.nodeport_ips if ours is not None else () for family, ours in families}
+        return ServedPorts((plan for one in held for plan in one.plans), nodeport_addresses(asked, self.local))
+
+
+def ground(source: Source) -> Ground:
+    """Return what a source and this node say. Raises KubeProxyError."""
+    facts = knowing(source)
+    local = host.packed_local_addresses(facts.world.families, modes.interfaces())
+    return Ground(source, facts, modes.named(facts.mode), local)

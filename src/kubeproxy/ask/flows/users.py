@@ -1,0 +1,222 @@
+"""Who uses Services: tracked connections, counted by service port, endpoint and client. Pure.
+
+A connection belongs to the service port whose address its client sent to. Where connections end at the proxy, what
+counts for an endpoint are the node's own connections to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from msgspec import Struct, field
+
+from kubeproxy.ask.flows.owners import Targets, keys_of
+from kubeproxy.kernel.conntrack.tracked import Tracked
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, unpack
+from kubeproxy.model.plan import NODEPORT_KEY, ServicePlan
+
+MOST_CLIENTS: Final = 1 << 16
+"""Clients that are told apart, over all service ports; what others do is counted together."""
+
+_NOBODY: Final = b""
+
+
+class ConnectionCount(Struct):
+    """Connections: `open` ones, those `closing` that the kernel still remembers, and those `unanswered` among the open
+    ones; `began` are those that began while it was listened.
+    """
+
+    open: int = 0
+    closing: int = 0
+    unanswered: int = 0
+    began: int = 0
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Return what sorts the busiest first."""
+        return -self.open, -self.closing
+
+
+class ServedPort(Struct, eq=False):
+    """A service port of one family, and what was counted of it, by destination and by client (b'' for all others)."""
+
+    service: str
+    port: str
+    family: Family
+    endpoints: frozenset[bytes]
+    total: ConnectionCount = field(default_factory=ConnectionCount)
+    by_endpoint: dict[bytes, ConnectionCount] = field(default_factory=dict)
+    by_client: dict[bytes, ConnectionCount] = field(default_factory=dict)
+
+
+class ServedPorts(Targets[ServedPort]):
+    """All service ports, by what clients send to."""
+
+    def __init__(self, plans: Iterable[ServicePlan], node: Mapping[Family, frozenset[bytes]]) -> None:
+        super().__init__(node)
+        self.all: list[ServedPort] = []
+        self._by_endpoint: dict[bytes, ServedPort] = {}
+        for plan in plans:
+            self._take(plan)
+
+    def _take(self, plan: ServicePlan) -> None:
+        key = plan.key
+        protocol = bytes([key.protocol])
+        port = ServedPort(
+            f"{key.namespace}/{key.name}",
+            f"{key.port_name}/{PROTOCOL_NAMES[key.protocol]}" if key.port_name else PROTOCOL_NAMES[key.protocol],
+            key.family,
+            frozenset(plan.serving),
+        )
+        self.all.append(port)
+        self.give(keys_of([plan]), port)
+        for endpoint in plan.serving:
+            self._by_endpoint.setdefault(endpoint[:-2] + protocol + endpoint[-2:], port)
+
+    def served_by(self, target: bytes) -> ServedPort | None:
+        """Return a service port that has `target` among its endpoints."""
+        return self._by_endpoint.get(target)
+
+
+class Census:
+    """Counts connections. `own` are the node's addresses, where connections end at the proxy; else it is None."""
+
+    def __init__(self, ports: ServedPorts, own: frozenset[bytes] | None) -> None:
+        self._ports = ports
+        self._own = own
+        self._clients = 0
+
+    def add(self, entry: Tracked, *, silent: bool) -> None:
+        """Count an entry of the table; `silent` if nothing has come back for a while."""
+        port = self._ports.of(entry.target)
+        if port is None:
+            self._add_own(entry, silent=silent)
+            return
+        counts = [port.total, self._client(port, entry.client[:-2])]
+        if self._own is None:
+            counts.append(port.by_endpoint.setdefault(entry.server, ConnectionCount()))
+        _count(counts, entry, silent=silent)
+
+    def _add_own(self, entry: Tracked, *, silent: bool) -> None:
+        """Count a connection of the node itself to an endpoint, which is the proxy's on behalf of a client."""
+        port = self._ports.served_by(entry.target) if self._own is not None else None
+        if port is not None and entry.client[:-2] in (self._own or ()):
+            counts = [port.by_endpoint.setdefault(entry.server, ConnectionCount())]
+            _count(counts, entry, silent=silent)
+            if silent:
+                port.total.unanswered += 1
+
+    def began(self, entry: Tracked, weight: int) -> None:
+        """Count the beginning of a connection, which stands for `weight` of them."""
+        port = self._ports.of(entry.target)
+        if port is not None:
+            port.total.began += weight
+            if self._own is None:
+                port.by_endpoint.setdefault(entry.server, ConnectionCount()).began += weight
+        elif self._own is not None and entry.client[:-2] in self._own:
+            port = self._ports.served_by(entry.target)
+            if port is not None:
+                port.by_endpoint.setdefault(entry.server, ConnectionCount()).began += weight
+
+    def _client(self, port: ServedPort, client: bytes) -> ConnectionCount:
+        count = port.by_client.get(client)
+        if count is None:
+            self._clients += 1
+            where = client if self._clients <= MOST_CLIENTS else _NOBODY
+            count = port.by_client.setdefault(where, ConnectionCount())
+        return count
+
+
+def _count(counts: Iterable[ConnectionCount], entry: Tracked, *, silent: bool) -> None:
+    for count in counts:
+        if entry.over:
+            count.closing += 1
+        else:
+            count.open += 1
+            count.unanswered += silent
+
+
+class EndpointUse(Struct, frozen=True, rename="camel"):
+    """How one endpoint is used. `share` is of all connections, open or closing: where they are short, hardly one is
+    open at a time. `serving` is False for one that is none any more, and `pod` is '' where nobody knows it.
+    """
+
+    address: str
+    pod: str
+    connections: int
+    share: float
+    closing: int
+    unanswered: int
+    new_per_second: float
+    serving: bool
+
+
+class ClientUse(Struct, frozen=True, rename="camel"):
+    """What one client has; the address is 'others' for those that were not told apart."""
+
+    address: str
+    pod: str
+    connections: int
+    unanswered: int
+    closing: int
+
+
+class PortUse(Struct, frozen=True, rename="camel"):
+    """How a service port of one family is used."""
+
+    service: str
+    port: str
+    family: str
+    connections: int
+    closing: int
+    unanswered: int
+    new_per_second: float
+    endpoints: tuple[EndpointUse, ...]
+    clients: tuple[ClientUse, ...]
+
+
+def uses(port: ServedPort, seconds: float, pods: Mapping[bytes, str]) -> PortUse:
+    """Return what was counted of a service port, the most used first; `pods` has names by packed address."""
+    total = port.total
+    known = sum(count.open + count.closing for count in port.by_endpoint.values())
+    everyone = {endpoint: ConnectionCount() for endpoint in port.endpoints} | port.by_endpoint
+    ranked = sorted(everyone.items(), key=lambda item: (item[1].rank, item[0]))
+    clients = sorted(port.by_client.items(), key=lambda item: (item[1].rank, item[0]))
+    return PortUse(
+        port.service,
+        port.port,
+        port.family.label,
+        total.open,
+        total.closing,
+        total.unanswered,
+        round(total.began / seconds, 1),
+        tuple(
+            EndpointUse(
+                destination_text(endpoint),
+                pods.get(endpoint[:-2], ""),
+                count.open,
+                (count.open + count.closing) / known if known else 0.0,
+                count.closing,
+                count.unanswered,
+                round(count.began / seconds, 1),
+                endpoint in port.endpoints,
+            )
+            for endpoint, count in ranked
+        ),
+        tuple(
+            ClientUse(
+                unpack(client) if client else "others",
+                pods.get(client, ""),
+                count.open,
+                count.unanswered,
+                count.closing,
+            )
+            for client, count in clients
+        ),
+    )
+
+
+def target_text(target: bytes) -> str:
+    """Return 'address:port' of what a client sent to."""
+    return destination_text(target[:-NODEPORT_KEY] + target[-2:])

@@ -1,0 +1,122 @@
+"""Looks at the kernel until what differs is known to differ: others change it meanwhile, and so does the proxy.
+
+A Service's difference counts when two looks show it, and the proxy said the same of the Service before, between and
+after them. What belongs to no Service counts when it is nobody's in two passes over everything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+
+from msgspec import Struct
+
+from kubeproxy.ask.facts import ProgrammedService
+from kubeproxy.backends.examination import Examiner, Finding
+from kubeproxy.model.plan import ServiceName, ServicePlan
+
+Ask = Callable[[Sequence[ServiceName]], Iterable[ProgrammedService]]
+"""Asks the proxy for Services, for all of them when none is named."""
+
+LOOKS = 6
+"""How often a Service is looked at that changes meanwhile."""
+PAUSE = 0.05
+"""Seconds between two looks."""
+
+
+class Seen(Struct, frozen=True):
+    """What came of it: how many Services were compared, what differs, which are on their way into the kernel, and which
+    changed each time that they were looked at; what could not be compared, in sentences.
+    """
+
+    services: int
+    findings: tuple[Finding, ...] = ()
+    on_their_way: tuple[ServiceName, ...] = ()
+    restless: tuple[ServiceName, ...] = ()
+    caveats: tuple[str, ...] = ()
+
+
+def look(ask: Ask, examiners: Sequence[Examiner], names: Sequence[ServiceName]) -> Seen:
+    """Compare these Services, or everything when none is named. Raises KubeProxyError."""
+    held = {one.name: one for one in ask(names)}
+    steady = [one for one in held.values() if one.wanted is None]
+    plans = {one.name: one.plans for one in steady}
+    # What is on its way is taken as it was: its new elements are nobody's, which another look clears up.
+    first = _some(examiners, plans) if names else _everything(examiners, {o.name: o.plans for o in held.values()})
+    suspects = {name: held[name] for finding in first if (name := finding.service) in plans and name is not None}
+    findings, restless = _settled(ask, examiners, suspects, first)
+    if strays := {finding for finding in first if finding.service is None}:
+        findings += _strays(ask, examiners, names, strays)
+    return Seen(
+        len(held),
+        tuple(dict.fromkeys(findings)),
+        tuple(sorted(held.keys() - plans.keys())),
+        tuple(sorted(restless)),
+        tuple(dict.fromkeys(chain.from_iterable(examiner.caveats() for examiner in examiners))),
+    )
+
+
+def _settled(
+    ask: Ask, examiners: Sequence[Examiner], suspects: Mapping[ServiceName, ProgrammedService], first: Iterable[Finding]
+) -> tuple[list[Finding], list[ServiceName]]:
+    """Return what differs of Services that seem to differ, and those for which that cannot be told."""
+    before = _by_service(first)
+    convicted: list[Finding] = []
+    for _ in range(LOOKS):
+        if not suspects:
+            break
+        time.sleep(PAUSE)
+        between = _known(ask, suspects)
+        now = _by_service(_some(examiners, {name: one.plans for name, one in between.items()}))
+        after = _known(ask, list(now))
+        for name, found in now.items():
+            if suspects[name] == between[name] == after.get(name):
+                convicted += [finding for finding in before.get(name, ()) if finding in found]
+        done = {name for name in now if suspects[name] == between[name] == after.get(name)}
+        suspects = {name: after[name] for name in now if name in after and name not in done}
+        before = now
+    return convicted, list(suspects)
+
+
+def _strays(
+    ask: Ask, examiners: Sequence[Examiner], names: Sequence[ServiceName], strays: set[Finding]
+) -> list[Finding]:
+    """Return those that are nobody's in a look beside which no plan changed, or in all looks where plans always do.
+
+    What comes and goes with an endpoint may be there in any one look before the proxy was asked, and after.
+    """
+    before = {one.name: one for one in ask(names)}
+    still: list[Finding] = []
+    for _ in range(LOOKS):
+        time.sleep(PAUSE)
+        plans = {name: one.plans for name, one in before.items()}
+        again = _some(examiners, plans) if names else _everything(examiners, plans)
+        still = [finding for finding in again if finding in strays]
+        after = {one.name: one for one in ask(names)}
+        if not still or before == after:
+            break
+        before, strays = after, set(still)
+    return still
+
+
+def _known(ask: Ask, names: Iterable[ServiceName]) -> dict[ServiceName, ProgrammedService]:
+    """Return the Services that the proxy still has, and that are not on their way."""
+    wanted = list(names)
+    return {one.name: one for one in ask(wanted) if one.wanted is None} if wanted else {}
+
+
+def _some(examiners: Sequence[Examiner], plans: Mapping[ServiceName, tuple[ServicePlan, ...]]) -> list[Finding]:
+    return [finding for examiner in examiners for finding in examiner.some(plans)] if plans else []
+
+
+def _everything(examiners: Sequence[Examiner], plans: Mapping[ServiceName, tuple[ServicePlan, ...]]) -> list[Finding]:
+    return [finding for examiner in examiners for finding in examiner.everything(plans)]
+
+
+def _by_service(findings: Iterable[Finding]) -> dict[ServiceName, list[Finding]]:
+    found: dict[ServiceName, list[Finding]] = {}
+    for finding in findings:
+        if finding.service is not None:
+            found.setdefault(finding.service, []).append(finding)
+    return found

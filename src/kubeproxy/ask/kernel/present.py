@@ -1,0 +1,100 @@
+"""Whether the kernel has what an answer says: the elements or rules of the one Service, read now, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from kubeproxy import modes
+from kubeproxy.ask.facts import Facts
+from kubeproxy.ask.finding import BAD, NOTE, OK
+from kubeproxy.ask.kernel.examiners import examiners
+from kubeproxy.ask.kernel.findings import REPAIR, text
+from kubeproxy.ask.kernel.looks import look as look_at
+from kubeproxy.ask.kernel.probe import place
+from kubeproxy.ask.source import Source
+from kubeproxy.ask.why import THIS_NODE, Explained, Why
+from kubeproxy.backends.examination import Finding, Kind
+from kubeproxy.backends.mode import FlowsEnd
+from kubeproxy.errors import ApplyError, Unsupported
+from kubeproxy.kernel.route.routes import source_for
+from kubeproxy.model.addresses import destination_text, pack
+
+_SHOWN = 10
+
+
+class MarkedLine(Struct, frozen=True):
+    """A line for people, and its mark (see commands.output)."""
+
+    mark: str
+    text: str
+
+
+def look(asked: Source, explained: Explained) -> tuple[MarkedLine, ...]:
+    """Read what the kernel has for the Service of an answer, which has a plan. Raises KubeProxyError."""
+    assert explained.plan is not None  # noqa: S101 - the caller looked
+    key, facts = explained.plan.key, asked.facts()
+    try:
+        with examiners(facts, [key.family]) as kernel:
+            seen = look_at(asked.services, kernel, [(key.namespace, key.name)])
+    except (ApplyError, Unsupported) as error:
+        return (MarkedLine(NOTE, f"what the kernel has could not be read: {error}"),)
+    if seen.on_their_way or seen.restless:
+        return (MarkedLine(NOTE, f"a change of {key.namespace}/{key.name} is on its way into the kernel"),)
+    return tuple(_lines(explained.why, facts, seen.findings))
+
+
+def remembered(asked: Source, explained: Explained) -> str | None:
+    """Return the endpoint at which session affinity keeps the client of an answer, '' where it has none yet, and None
+    where there is no affinity, or nobody can tell. Raises KubeProxyError.
+    """
+    plan, why = explained.plan, explained.why
+    if plan is None or not why.affinity:
+        return None
+    try:
+        front = pack(place(why.destination.partition("/")[0])[0])
+        client = source_for(front or b"") if why.source == THIS_NODE else pack(why.source)
+        if client is None:
+            return None
+        with examiners(asked.facts(), [plan.key.family]) as kernel:
+            telling = [each.remembered for each in kernel if each.remembered]
+            found = {destination_text(one) for remembered_by in telling for one in remembered_by(plan, client)}
+    except (ApplyError, Unsupported):
+        return None
+    return next((one.address for one in why.endpoints if one.address in found), "") if telling else None
+
+
+def affinity(why: Why, kept: str | None) -> Iterator[MarkedLine]:
+    """Say where session affinity keeps a client, as `remembered` returned it."""
+    if kept:
+        yield MarkedLine(OK, f"session affinity keeps this client at {kept} (read now)")
+    elif kept is not None:
+        yield MarkedLine(NOTE, "session affinity keeps this client at no endpoint yet (read now)")
+    elif why.forwarded and why.affinity:
+        yield MarkedLine(NOTE, "a client that session affinity keeps at one of these endpoints gets that one alone")
+
+
+def fixes(lines: Sequence[MarkedLine]) -> Iterator[str]:
+    """Yield what would help the kernel."""
+    if any(line.mark == BAD for line in lines):
+        yield REPAIR
+
+
+def _lines(why: Why, facts: Facts, findings: Sequence[Finding]) -> Iterator[MarkedLine]:
+    lacking = {f"{finding.what} " for finding in findings if finding.kind is Kind.MISSING}
+    count = len(why.endpoints)
+    there = sum(not any(f"endpoint {one.address} " in what for what in lacking) for one in why.endpoints)
+    mark = BAD if findings else OK
+    if not count:
+        words = "is not what the kernel has" if findings else "is what the kernel has"
+        yield MarkedLine(mark, f"{why.outcome} {words} (read now)")
+    elif modes.named(facts.mode).flows_end is FlowsEnd.PROXY:
+        words = "do not lead" if findings else "lead"
+        yield MarkedLine(mark, f"the kernel's rules {words} to the proxy's listener as planned (read now)")
+    else:
+        yield MarkedLine(mark, f"{there} of {count} ready endpoints are in the kernel (read now)")
+    for finding in findings[:_SHOWN]:
+        yield MarkedLine(BAD, text(finding))
+    if len(findings) > _SHOWN:
+        yield MarkedLine(NOTE, f"and {len(findings) - _SHOWN} more differences; kube-proxy verify has them")

@@ -1,0 +1,183 @@
+"""Has the kernel trace packets of a flow, and gathers what is known of them: rules, and connection tracking."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from kubeproxy import modes
+from kubeproxy.ask.kernel.journey import (
+    DROP,
+    LEFT,
+    Journey,
+    KnownRules,
+    RuleKey,
+    TracedReply,
+    Verdict,
+    journeys,
+    verdict,
+)
+from kubeproxy.backends.mode import FlowsEnd, Mode
+from kubeproxy.errors import ApplyError, NoAnswerError, Unsupported
+from kubeproxy.kernel.conntrack.tracked import entries_to, target_of
+from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.nftables import listing, tables
+from kubeproxy.kernel.nftables.chains import BaseChain
+from kubeproxy.kernel.nftables.trace import OUTPUT, PREROUTING, REQUESTS, Flow, Mark, Step, Traces, base_chains
+from kubeproxy.kernel.xtables import xtables
+from kubeproxy.model.addresses import PROTOCOLS, destination_text, unpack
+from kubeproxy.model.answer import Packet
+
+MOST_STEPS = 20_000
+"""Steps that are kept; a packet meets 10 to 100."""
+_SETTLE = 0.5
+"""Seconds after the last packet that was asked for, in which answers may come."""
+_LOOK = 0.1
+
+
+class Limits(NamedTuple):
+    """How long to wait for packets, in seconds, and for how many; `sends` if this node is to send one of its own."""
+
+    seconds: float = 10.0
+    packets: int = 4
+    sends: bool = True
+
+
+class Traced(Struct, frozen=True, rename="camel"):
+    """What became of a flow. `lost` is how often the kernel told more than could be read, `legacy` how many rules there
+    are that its tracing does not know.
+    """
+
+    journeys: tuple[Journey, ...]
+    served: tuple[TracedReply, ...]
+    verdict: Verdict
+    lost: int
+    legacy: int
+
+
+def look(packet: Packet, limits: Limits, mode: Mode | None) -> Traced:
+    """Follow packets of a flow; `mode` is the running proxy's, None if none says so. Raises KubeProxyError."""
+    heard = _listen(packet, limits)
+    decision = partial(_decision, mode)
+    ruleset = KnownRules(_texts(heard.steps, decision), heard.base_chains, decision)
+    found = tuple(journeys(heard.steps, ruleset, heard.table))
+    served = tuple(_served(packet, found))
+    proxied = mode is not None and mode.flows_end is FlowsEnd.PROXY
+    made = verdict(found, served, ruleset, packet.protocol, proxied=proxied)
+    return Traced(found, served, made, heard.lost, _legacy_rules())
+
+
+class _Heard(NamedTuple):
+    """What the kernel told: the steps, how often some were lost, the table that marked packets, and all base chains."""
+
+    steps: list[Step]
+    lost: int
+    table: str
+    base_chains: dict[tuple[int, str, str], BaseChain]
+
+
+def _listen(packet: Packet, limits: Limits) -> _Heard:
+    """Follow packets until there are enough of them, or the time is over. Raises KubeProxyError."""
+    hooks = (OUTPUT,) if packet.source is None else (PREROUTING, OUTPUT)
+    flow = Flow(packet.source or b"", packet.destination, packet.protocol, packet.port, hooks)
+    sends = packet.source is None and limits.sends
+    steps: list[Step] = []
+    requests: set[int] = set()
+    with contextlib.ExitStack() as stack:
+        traces = stack.enter_context(Traces.open())
+        mark = stack.enter_context(Mark.open(flow))
+        with Netlink.open(NETLINK_NETFILTER) as link:
+            chains = base_chains(link)
+        end = time.monotonic() + limits.seconds
+        if sends:
+            stack.callback(_send(packet).close)
+        enough = 1 if sends else limits.packets
+        enough_at = float("inf")
+        while (now := time.monotonic()) < min(end, enough_at + _SETTLE) and len(steps) < MOST_STEPS:
+            for step in traces.until(min(now + _LOOK, end)):
+                steps.append(step)
+                if step.table == mark.table and step.handle and step.chain.startswith(REQUESTS):
+                    requests.add(step.packet)
+                    if len(requests) >= enough:
+                        enough_at = min(enough_at, time.monotonic())
+                if len(steps) >= MOST_STEPS:
+                    break
+        return _Heard(steps, traces.lost, mark.table, chains)
+
+
+def _send(packet: Packet) -> socket.socket:
+    """Send the first packet of a connection from this node; return its socket. Raises KubeProxyError."""
+    kinds = {PROTOCOLS["TCP"]: socket.SOCK_STREAM, PROTOCOLS["UDP"]: socket.SOCK_DGRAM}
+    if packet.protocol not in kinds:
+        raise Unsupported("only TCP and UDP are sent from here: give --no-send, and have a client send")
+    family = socket.AF_INET if len(packet.destination) == 4 else socket.AF_INET6
+    sock = socket.socket(family, kinds[packet.protocol] | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        sock.connect((unpack(packet.destination), packet.port))
+        sock.send(b"")
+    except BlockingIOError:
+        return sock
+    except OSError as error:
+        # What a rule dropped on its way out is told so at once; what has no route gets nowhere.
+        if error.errno not in {errno.EPERM, errno.ECONNREFUSED}:
+            sock.close()
+            raise NoAnswerError(f"nothing can be sent from this node: {error.strerror}") from error
+    return sock
+
+
+def _decision(running: Mode | None, table: str, chain: str) -> str | None:
+    """Return what a chain of any of our modes decides: another one's than the running proxy's is left over."""
+    if running is not None and (words := running.decision(table, chain)) is not None:
+        return words
+    words = next((found for mode in modes.every() if (found := mode.decision(table, chain)) is not None), None)
+    return words if running is None or words is None else LEFT + words
+
+
+def _texts(steps: Sequence[Step], decision: Callable[[str, str], str | None]) -> dict[RuleKey, str]:
+    """Return the rules of other programs that matched, and of ours those that dropped, as nft writes them."""
+    wanted = {
+        (step.family, step.table, step.chain)
+        for step in steps
+        if step.handle and (step.verdict == DROP or decision(step.table, step.chain) is None)
+    }
+    texts: dict[RuleKey, str] = {}
+    for family, table, chain in wanted:
+        with (
+            contextlib.suppress(ApplyError),
+            Netlink.open(NETLINK_NETFILTER) as link,
+        ):  # gone by now: its handle is shown
+            for handle, rule in tables.chain_rules(family, table, chain, link).items():
+                ip = "ip6" if family == socket.AF_INET6 else "ip"
+                texts[family, table, chain, handle] = listing.shortened(listing.text(rule, ip))
+    return texts
+
+
+def _served(packet: Packet, found: Sequence[Journey]) -> list[TracedReply]:
+    """Return what connection tracking has of the traced connections."""
+    clients = {one.source for one in found if one.direction == "request"}
+    target = target_of(packet.destination, packet.protocol, packet.port)
+    family = 2 if len(packet.destination) == 4 else 10
+    with Netlink.open(NETLINK_NETFILTER) as link:
+        return [
+            TracedReply(destination_text(entry.server), entry.answered)
+            for entry in entries_to(link, family, packet.protocol, packet.port)
+            if entry.target == target and destination_text(entry.client) in clients
+        ]
+
+
+def _legacy_rules() -> int:
+    """Return how many rules there are that the kernel's tracing does not know: those of iptables-legacy."""
+    count = 0
+    for names, command in (("ip_tables_names", "iptables-legacy"), ("ip6_tables_names", "ip6tables-legacy")):
+        with contextlib.suppress(OSError, ApplyError):
+            if (Path("/proc/net") / names).read_text().strip():
+                count += sum(len(table.rules) for table in xtables.tables(command))
+    return count

@@ -1,0 +1,143 @@
+"""Answers without a proxy: reads Services, slices and Nodes once, as a proxy on this node would, and plans them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from msgspec.structs import replace
+
+from kubeproxy import host, modes
+from kubeproxy.api.source import Reach
+from kubeproxy.ask.checks import contact
+from kubeproxy.ask.desk import Desk
+from kubeproxy.ask.snapshot import Subject
+from kubeproxy.ask.source import UnreadError
+from kubeproxy.ask.state import KernelProgress, ProgrammedState
+from kubeproxy.config.options import Options, build_options
+from kubeproxy.config.pflag import parse
+from kubeproxy.errors import ConfigError, NoAnswerError
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.events import Event
+from kubeproxy.model.plan import NOTHING, ServiceName, ServicePlan
+from kubeproxy.model.planner import Planner
+from kubeproxy.model.world import Settings, Surroundings, build
+from kubeproxy.observe.metrics import ProxyMetrics
+from kubeproxy.sources import Sources, open_sources
+
+PATIENCE = 30.0
+"""Seconds to wait for the objects."""
+
+UNREACHED = 5.0
+"""Seconds to wait for a server that is out of reach."""
+
+_FLAGS = ("config", "manifests", "kubeconfig", "proxy_mode", "hostname_override")
+
+
+def desk(arguments: argparse.Namespace) -> Desk:
+    """Return what answers as a proxy of these arguments would. Raises KubeProxyError without the objects."""
+    options = _options(arguments)
+    settings = host.settings(options.config, balancing_entries=options.balancing_entries)
+    mode = modes.named(options.config.active_mode)
+    planner, reach = asyncio.run(_read(options, settings))
+    addresses = _local(settings)
+    node = planner.nodes.get(settings.node_name)
+    cidrs = [cidr for cidrs in planner.service_cidrs.values() for cidr in cidrs]
+    planner.set_world(build(settings, Surroundings(node, cidrs, addresses)))
+    planner.take()
+
+    def compiled(name: ServiceName) -> tuple[ServicePlan, ...]:
+        return planner.compiled.get(name, NOTHING).plans
+
+    state = ProgrammedState(mode.name, planner, KernelProgress(dict, compiled, tuple, "planned"), _Planned())
+    return Desk(options, Subject(planner, mode, lambda: addresses), state, lambda: reach, time.time())
+
+
+class _Planned:
+    """The health of what does not run."""
+
+    def unready(self) -> dict[str, str]:
+        return {}
+
+    def last_updated(self, family: str) -> str | None:  # noqa: ARG002
+        return None
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    """Return the options of a proxy with these arguments; a kubeconfig outranks the one in the file."""
+    given = {name.replace("_", "-"): getattr(arguments, name) for name in _FLAGS if getattr(arguments, name)}
+    if "config" in given and "kubeconfig" in given:
+        kubeconfig = given.pop("kubeconfig")
+        options = build_options(parse([f"--{name}={value}" for name, value in given.items()]))
+        client = replace(options.config.client_connection, kubeconfig=kubeconfig)
+        return replace(options, config=replace(options.config, client_connection=client))
+    return build_options(parse([f"--{name}={value}" for name, value in given.items()]))
+
+
+def _local(settings: Settings) -> Mapping[Family, list[bytes]]:
+    return host.packed_local_addresses(settings.families, modes.interfaces())
+
+
+async def _read(options: Options, settings: Settings) -> tuple[Planner, Reach | None]:
+    """Return a planner that has everything, and how the API server was reached.
+
+    Raises NoAnswerError when that takes too long, UnreadError when it cannot get better, and SourceError.
+    """
+    planner = Planner(build(settings, Surroundings()))
+    complete = asyncio.Event()
+
+    def deliver(events: Sequence[Event]) -> None:
+        planner.apply(events)
+        if planner.complete and (planner.nodes or not sources.knows_nodes):
+            complete.set()
+
+    try:
+        sources = open_sources(options, settings.node_name, deliver, ProxyMetrics())
+    except ConfigError as error:
+        if options.manifests:
+            raise
+        raise UnreadError(contact.unread(None, str(error))) from error
+    work = [asyncio.ensure_future(part) for part in sources.work().values()]
+    try:
+        async with asyncio.timeout(PATIENCE):
+            ended = asyncio.ensure_future(_listed(complete, sources))
+            await asyncio.wait([ended, *work], return_when=asyncio.FIRST_COMPLETED)
+            for part in work:
+                if part.done():
+                    part.result()
+            await ended
+            # Of resources that no plan waits for, such as ServiceCIDRs; a status has no event.
+            while planner.complete and _awaits_lists(sources.reach()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        pass
+    finally:
+        reach = sources.reach()
+        for part in work:
+            part.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+        await sources.close()
+    if not planner.complete:
+        late = f"the objects could not be read within {PATIENCE:.0f} s"
+        raise UnreadError(contact.unread(reach, late)) if reach is not None else NoAnswerError(late)
+    return planner, reach
+
+
+async def _listed(complete: asyncio.Event, sources: Sources) -> None:
+    """Return once everything is there, or somebody has to mend something for it to come."""
+    begun = time.monotonic()
+    while not complete.is_set():
+        reach = sources.reach()
+        if reach is not None and (contact.hopeless(reach) or (reach.trouble and time.monotonic() - begun > UNREACHED)):
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(complete.wait(), 0.05)
+
+
+def _awaits_lists(reach: Reach | None) -> bool:
+    """Return whether a resource's first list is still under way, neither received nor refused."""
+    watched = reach.watched if reach is not None else ()
+    return any(not (one.synced or one.connected or one.trouble) for one in watched)

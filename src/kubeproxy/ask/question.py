@@ -1,0 +1,136 @@
+"""Reads what an operator asks about: a source, and a destination by address or by the name of a Service. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from kubeproxy.ask.snapshot import Subject
+from kubeproxy.ask.state import unwatched
+from kubeproxy.errors import QuestionError
+from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, unpack
+from kubeproxy.model.answer import Packet
+from kubeproxy.model.compile import skipped
+from kubeproxy.model.plan import Frontend, FrontendKind, ServiceName, ServicePlan
+
+NODE = "node"
+"""The source that stands for this node itself, whichever of its addresses it picks."""
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+"""The name of a namespace or of a Service (RFC 1123)."""
+
+
+def packet(subject: Subject, source: str, target: str, interface: str = "") -> Packet:
+    """Return the first packet of a connection from `source` to `target`. Raises QuestionError.
+
+    A source is an address, with a port where that matters as in 192.0.2.7:40000, or `node`. A target is ADDRESS:PORT,
+    NAMESPACE/NAME:PORT, or NAME:PORT for a Service in default, with /PROTOCOL after it unless that is TCP. A Service's
+    name stands for its first cluster IP of the source's family, and its port may be given by name.
+    """
+    where, number, protocol = _parted(target)
+    client, client_port = _source(source)
+    destination = pack(where.strip("[]")) if "/" not in where else None
+    if destination is None:
+        name = _service_name(where)
+        destination, number = _service_address(subject, name, number, protocol, client)
+    return _packet(client, destination, protocol, number, interface)._replace(source_port=client_port)
+
+
+def addressed(source: str, target: str) -> Packet:
+    """Return the first packet of a connection to ADDRESS:PORT, when nobody can be asked for Services.
+
+    Raises QuestionError.
+    """
+    where, number, protocol = _parted(target)
+    destination = pack(where.strip("[]"))
+    if destination is None:
+        raise QuestionError(f"{where!r} is no IP address, and no proxy is there that knows Services: give an address")
+    client, client_port = _source(source)
+    return _packet(client, destination, protocol, number, "")._replace(source_port=client_port)
+
+
+def _packet(client: bytes | None, destination: bytes, protocol: str, number: str, interface: str) -> Packet:
+    if client is not None and len(client) != len(destination):
+        raise QuestionError(f"{unpack(client)} and the destination are of different IP families")
+    return Packet(client, destination, PROTOCOLS[protocol], _port(number), interface)
+
+
+def _parted(target: str) -> tuple[str, str, str]:
+    """Return address or name, port and protocol of a target."""
+    where, colon, end = target.rpartition(":")
+    number, slash, protocol = end.partition("/")
+    if not colon and _names_service(target):
+        return target, "", "TCP"
+    if not colon or (":" in where and not where.startswith("[")):
+        raise QuestionError(
+            f"{target!r} has no port; expected ADDRESS:PORT[/PROTOCOL], as 10.96.0.10:53/udp, [fd00::1]:80 or "
+            "default/web:80"
+        )
+    if slash and protocol.upper() not in PROTOCOLS:
+        raise QuestionError(f"{protocol!r} is no protocol of Services; expected tcp, udp or sctp")
+    return where, number, protocol.upper() or "TCP"
+
+
+def _source(text: str) -> tuple[bytes | None, int]:
+    """Return the client's address, None for this node, and its port, 0 for none."""
+    if text == NODE:
+        return None, 0
+    where, _, port = text.rpartition(":") if text.count(":") == 1 or "]:" in text else (text, "", "")
+    source = pack(where.strip("[]"))
+    if source is None:
+        raise QuestionError(f"{text!r} is no IP address; expected the client's address, or {NODE!r} for this node")
+    return source, _port(port) if port else 0
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:6]) < 65536):
+        raise QuestionError(f"port: expected a number from 1 to 65535, got {text!r}")
+    return int(text)
+
+
+def _service_name(text: str) -> ServiceName:
+    """Return the Service that a text names."""
+    if not _names_service(text):
+        raise QuestionError(f"{text!r} is no IP address and no Service; expected ADDRESS:PORT or NAMESPACE/NAME:PORT")
+    namespace, slash, name = text.partition("/")
+    return (namespace, name) if slash else ("default", text)
+
+
+def _names_service(text: str) -> bool:
+    """Return whether a text may be a name: an address with a slip in it has dots or colons, names have none."""
+    parts = text.split("/")
+    return len(parts) <= 2 and all(_LABEL.fullmatch(part) for part in parts)
+
+
+def _service_address(
+    subject: Subject, name: ServiceName, port: str, protocol: str, client: bytes | None
+) -> tuple[bytes, str]:
+    """Return the first cluster IP of a Service that this client may ask, and the number of its port."""
+    service = "/".join(name)
+    compiled = subject.planner.compiled.get(name)
+    known = subject.planner.services.get(name)
+    if compiled is None or known is None:
+        raise QuestionError(
+            f"{unwatched(name)}; `kubectl -n {name[0]} get service {name[1]} --show-labels` tells which"
+        )
+    if reason := skipped(known):
+        raise QuestionError(f"Service {service} has nothing to connect to here: {reason}")
+    family = family_of(client) if client is not None else None
+    offered = list(_cluster_ips(compiled.plans, family))
+    for plan, frontend in offered if port else ():
+        if frontend.protocol == PROTOCOLS[protocol] and port in {str(frontend.port), plan.key.port_name}:
+            return frontend.address, str(frontend.port)
+    if offered and port.isdigit():
+        return offered[0][1].address, port
+    ports = [f"{plan.key.port_name} {frontend.port_text}".strip() for plan, frontend in offered]
+    if ports:
+        wrong = f"no {protocol} port {port}" if port else "no port in this question"
+        raise QuestionError(f"Service {service} has {wrong}; it has {', '.join(dict.fromkeys(ports))} (spec.ports)")
+    kind = f"{family.label} " if family is not None else ""
+    raise QuestionError(f"Service {service} has no {kind}cluster IP with a port (spec.clusterIPs)")
+
+
+def _cluster_ips(plans: tuple[ServicePlan, ...], family: Family | None) -> Iterator[tuple[ServicePlan, Frontend]]:
+    for plan in plans:
+        for frontend in plan.frontends:
+            if frontend.kind is FrontendKind.CLUSTER and family in {None, plan.key.family}:
+                yield plan, frontend

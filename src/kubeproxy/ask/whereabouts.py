@@ -1,0 +1,57 @@
+"""On which node a client is, as far as this proxy knows: there its connections to Services are decided. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from kubeproxy.ask.snapshot import Subject
+from kubeproxy.model.addresses import family_of, parse_networks, unpack, within
+from kubeproxy.model.answer import Packet
+from kubeproxy.model.world import pod_cidrs
+
+
+class Elsewhere(Struct, frozen=True, rename="camel"):
+    """Another node decides: its name, '' where only that it is another one is known, and how that is known."""
+
+    node: str
+    reason: str
+    field: str
+
+
+def elsewhere(subject: Subject, packet: Packet) -> Elsewhere | None:
+    """Return where a packet is decided that is not here; None where it is here, or where nobody knows.
+
+    What a client of another node sends to an address of this one is decided here, and what is said to come in by an
+    interface is here as well.
+    """
+    planner, source = subject.planner, packet.source
+    local = {address for addresses in subject.local().values() for address in addresses}
+    if source is None or packet.interface or source in local or packet.destination in local:
+        return None
+    own = planner.world.node_name
+    found = dict(_nodes(subject, source))
+    if own in found:
+        return None
+    for node, slice_name in found.items():
+        return Elsewhere(node, f"{unpack(source)} is on {node}", f"nodeName in EndpointSlice {slice_name}")
+    networks = pod_cidrs(planner.nodes.get(own))
+    ranges = parse_networks(networks, family_of(source))
+    ours = planner.world.of(family_of(source))
+    is_pod = ours is not None and ours.detector.holds(source, "")
+    # Not all networks take pods' addresses from podCIDRs: where they do, this node has one of its own there.
+    if is_pod and not within(source, ranges) and any(within(one, ranges) for one in local):
+        reason = f"{unpack(source)} is a pod's, and of none of this node's pod networks ({', '.join(networks)})"
+        return Elsewhere("", reason, "spec.podCIDRs of this Node")
+    return None
+
+
+def _nodes(subject: Subject, address: bytes) -> Iterator[tuple[str, str]]:
+    """Yield the nodes that slices name for an address, each with the name of a slice."""
+    for (namespace, _), pieces in subject.planner.slices.items():
+        for name, piece in pieces.items():
+            if piece.family is family_of(address) and piece.holds(address):
+                for endpoint in piece.endpoints:
+                    if endpoint.address == address and endpoint.node:
+                        yield endpoint.node, f"{namespace}/{name}"

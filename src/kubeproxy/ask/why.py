@@ -1,0 +1,214 @@
+"""What becomes of a connection, in words: model/answer.py's answer for people and programs, and what would mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from msgspec import Struct, to_builtins
+
+from kubeproxy.ask.question import NODE
+from kubeproxy.ask.snapshot import Subject
+from kubeproxy.ask.whereabouts import Elsewhere, elsewhere
+from kubeproxy.model.absence import Absent
+from kubeproxy.model.addresses import (
+    PORT_BYTES,
+    PROTOCOL_NAMES,
+    destination_text,
+    family_of,
+    front_text,
+    unpack,
+)
+from kubeproxy.model.answer import Answer, AnswerStep, Outcome, Packet, answer
+from kubeproxy.model.plan import FrontendKind, Globals, ServicePlan
+
+
+class Target(Struct, frozen=True, rename="camel"):
+    """An endpoint that may get the connection: its address and port, its probability, what it sees as the client, and
+    the Node that it is on, '' if unknown.
+    """
+
+    address: str
+    share: float
+    masqueraded: bool
+    node: str = ""
+    zone: str = ""
+
+
+class Missing(Struct, frozen=True, rename="camel"):
+    """An endpoint that gets no new connections from here: why, and the field and EndpointSlice that say so, or the flag
+    and '' for one that is gone.
+    """
+
+    address: str
+    reason: str
+    field: str
+    slice: str
+
+
+class Why(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What this proxy decides about one connection. Texts are for people; `outcome` is one of model.answer.Outcome's
+    values. `elsewhere` says which other node decides instead, as the client is there.
+
+    `service` is NAMESPACE/NAME and `port` the name of its port, '' when no Service has the address. `affinity` is in
+    seconds. `fixes` are what would let the connection pass.
+    """
+
+    source: str
+    destination: str
+    outcome: str
+    client_sees: str
+    service: str = ""
+    port: str = ""
+    steps: tuple[AnswerStep, ...] = ()
+    endpoints: tuple[Target, ...] = ()
+    missing: tuple[Missing, ...] = ()
+    affinity: int = 0
+    fixes: tuple[str, ...] = ()
+    elsewhere: Elsewhere | None = None
+
+    @property
+    def passes(self) -> bool:
+        """Return whether the connection gets to an endpoint, or to the proxy, as far as this proxy decides."""
+        return self.outcome in {Outcome.FORWARDED.value, Outcome.HEALTH.value}
+
+    @property
+    def forwarded(self) -> bool:
+        """Return whether an endpoint is to get it: then others on the way may stop it."""
+        return self.outcome == Outcome.FORWARDED.value
+
+    @property
+    def heading(self) -> str:
+        """Return the answer in one line."""
+        asked = f"{self.source} -> {self.destination}"
+        seen = self.outcome if self.forwarded else f"{self.outcome}, the client sees {self.client_sees}"
+        if self.elsewhere is not None:
+            node = self.elsewhere.node or "another node"
+            return f"{asked}: decided on {node}, where the client is; here it would be: {seen}"
+        return f"{asked}: {'kube-proxy forwards it' if self.forwarded else seen}"
+
+    @property
+    def next(self) -> str:
+        """Return the command that shows what else decides about a connection that is forwarded, '' for others."""
+        if not self.forwarded or self.elsewhere is not None:
+            return ""
+        return f"kube-proxy trace {NODE if self.source == THIS_NODE else self.source} {self.destination}"
+
+
+THIS_NODE, _ITS_NODE = "this node", "the client's node"
+
+
+def fields(why: Why) -> dict[str, object]:
+    """Return an answer for programs: a step by the names of its parts, not by their places."""
+    made: dict[str, object] = to_builtins(why)
+    return made | {"steps": [step._asdict() for step in why.steps]}
+
+
+class Explained(Struct, frozen=True):
+    """An answer, and what a command needs to look at the kernel for it: the plan, if there is one, and the globals."""
+
+    why: Why
+    plan: ServicePlan | None
+    world: Globals
+
+
+def explain(subject: Subject, packet: Packet) -> Explained:
+    """Return what becomes of a packet here, and why."""
+    here = {address for addresses in subject.local().values() for address in addresses}
+    made = answer(subject.planner, packet, here, subject.mode.habits)
+    return Explained(_told(subject, packet, made, elsewhere(subject, packet)), made.plan, subject.planner.world)
+
+
+def _told(subject: Subject, packet: Packet, made: Answer, there: Elsewhere | None) -> Why:
+    plan = made.plan
+    source = unpack(packet.source) if packet.source is not None else THIS_NODE
+    destination = front_text(packet.destination, packet.port, packet.protocol)
+    where = f"ask on {there.node or _ITS_NODE}: `kube-proxy why {source} {destination}`" if there is not None else ""
+    places = _places(subject, plan) if plan is not None else {}
+    return Why(
+        source=source,
+        destination=destination,
+        outcome=made.outcome.value,
+        client_sees=made.notice.value,
+        service=f"{plan.key.namespace}/{plan.key.name}" if plan is not None else "",
+        port=plan.key.port_name if plan is not None else "",
+        steps=made.steps,
+        endpoints=tuple(
+            Target(destination_text(one.destination), one.share, one.masqueraded, *places.get(one.destination, ()))
+            for one in made.choices
+        ),
+        missing=tuple(_missing(one) for one in made.absent),
+        affinity=made.affinity,
+        fixes=(where,) if where else tuple(_fixes(packet, made, subject.planner.world)),
+        elsewhere=there,
+    )
+
+
+def _missing(one: Absent) -> Missing:
+    known = one.destination[-2:] != PORT_BYTES[0]
+    where = destination_text(one.destination) if known else unpack(one.destination[:-2])
+    return Missing(where, one.reason, one.field, one.slice_name)
+
+
+def _places(subject: Subject, plan: ServicePlan) -> dict[bytes, tuple[str, str]]:
+    """Return Node and zone of each destination of a plan, as far as they are known."""
+    key = plan.key
+    return {
+        endpoint.address + PORT_BYTES[port.port]: (endpoint.node, (piece.zones or {}).get(endpoint.address, ""))
+        for piece in subject.planner.slices.get((key.namespace, key.name), {}).values()
+        if piece.family is key.family
+        for port in piece.ports
+        for endpoint in piece.endpoints
+    }
+
+
+def _fixes(packet: Packet, made: Answer, world: Globals) -> Iterator[str]:
+    """Yield what would let the connection pass, in the words of objects and fields."""
+    if made.outcome is Outcome.FORWARDED or made.outcome is Outcome.HEALTH:
+        return
+    blocking = {step.field for step in made.steps if not step.passes}
+    if "spec.loadBalancerSourceRanges" in blocking:
+        ours = world.of(family_of(packet.destination))
+        for source in (ours.node_ips if ours is not None else ()) if packet.source is None else (packet.source,):
+            yield f"add {unpack(source)}/{8 * len(source)} to spec.loadBalancerSourceRanges"
+    if made.plan is None or made.frontend is None:
+        yield from _address_fixes(packet, blocking)
+        return
+    if "spec.internalTrafficPolicy" in blocking or "spec.externalTrafficPolicy" in blocking:
+        field = "internal" if made.frontend.kind is FrontendKind.CLUSTER else "external"
+        yield f"have an endpoint on this node (a DaemonSet, say), or set spec.{field}TrafficPolicy to Cluster"
+    if not made.plan.usable:
+        yield from _endpoint_fixes(made)
+
+
+def _address_fixes(packet: Packet, blocking: Collection[str]) -> Iterator[str]:
+    """Yield what would make an address and port that are no Service's, or not here, a Service's."""
+    port = f"{packet.port}/{PROTOCOL_NAMES[packet.protocol]}"
+    if "spec.ports" in blocking:
+        yield f"ask for a port that it has (with /udp or /sctp unless it is TCP), or add {port} to its spec.ports"
+    if "nodePortAddresses" in blocking:
+        yield "ask an address on which NodePorts answer, or set nodePortAddresses in the proxy's configuration"
+
+
+def _endpoint_fixes(made: Answer) -> Iterator[str]:
+    """Yield what would give a Service without endpoints some."""
+    assert made.plan is not None  # noqa: S101 - the caller looked
+    key = made.plan.key
+    service, kubectl = f"{key.namespace}/{key.name}", f"kubectl -n {key.namespace}"
+    if not made.absent:
+        yield (
+            f"no EndpointSlice of {service} has an {key.family.label} endpoint: compare spec.selector with the pods' "
+            f"labels ({kubectl} get pods --show-labels; {kubectl} get endpointslices -l "
+            f"kubernetes.io/service-name={key.name})"
+        )
+        return
+    fields = [one.field for one in made.absent]
+    if count := fields.count("conditions.ready"):
+        yield f"{count} endpoints are not ready: look at their pods' readiness probes ({kubectl} describe pod)"
+    if "ports" in fields:
+        yield (
+            f"the EndpointSlices of {service} have no port named '{key.port_name}': its spec.ports[].targetPort must "
+            f"be the number, or the name, of a port of the pods' containers ({kubectl} get pods -o yaml); in a slice "
+            "made by hand, ports[].name must be that of spec.ports"
+        )
+    if "conditions.serving" in fields:
+        yield "all endpoints are terminating: start others"

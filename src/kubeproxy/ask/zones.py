@@ -1,0 +1,100 @@
+"""Where endpoints are, asked for when somebody looks at a Service: zones are of no use to the proxy itself.
+
+Whoever looks never waits for long and never gets an error for it: without an answer zones are not known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from msgspec.structs import replace
+
+from kubeproxy.ask.why import Target, Why
+from kubeproxy.errors import KubeProxyError
+from kubeproxy.model.addresses import pack
+from kubeproxy.model.plan import ServiceName
+from kubeproxy.pacing import Clock, TokenBucket
+
+log = logging.getLogger("kubeproxy.control")
+
+Zones = Mapping[bytes, str]
+"""Zones of endpoints by packed address, of those that have one."""
+
+PATIENCE: Final = 1.0
+"""Seconds that somebody waits for their turn, and then for the answer."""
+LASTING: Final = 3.0
+"""Seconds for which an answer holds, as does that there was none: an open page asks at each change of a Service."""
+MOST: Final = 8
+"""Services whose zones are kept."""
+BURST: Final = 20
+"""Questions at once; then there is one a second, however many pages are open and whatever they ask for."""
+
+
+class Places:
+    """Zones of endpoints. `ask` gets those of a Service, from where the objects come; one question at a time."""
+
+    def __init__(self, ask: Callable[[ServiceName], Awaitable[Zones]], clock: Clock = time.monotonic) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._bucket = TokenBucket(1.0, BURST, clock)
+        self._turn = asyncio.Lock()
+        self._known: dict[ServiceName, tuple[float, Zones]] = {}
+
+    def held(self, service: ServiceName) -> Zones | None:
+        """Return zones that somebody asked for a moment ago, None when they are to be waited for."""
+        known = self._known.get(service)
+        return known[1] if known is not None and self._clock() - known[0] < LASTING else None
+
+    async def zones(self, service: ServiceName) -> Zones:
+        """Return the zones of a Service's endpoints as far as they can be had. Never raises."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await self._turn.acquire()
+        except TimeoutError:
+            return {}
+        try:
+            return await self._zones(service)
+        finally:
+            self._turn.release()
+
+    async def _zones(self, service: ServiceName) -> Zones:
+        held = self.held(service)
+        if held is not None:
+            return held
+        if not self._bucket.take():
+            return self._known[service][1] if service in self._known else {}
+        found: Zones = {}
+        try:
+            async with asyncio.timeout(PATIENCE):
+                found = await self._ask(service)
+        except (KubeProxyError, OSError) as error:
+            log.debug("Zones of endpoints are not known service=%s/%s error=%r", *service, str(error))
+        except Exception:
+            log.exception("Zones of endpoints are not known after an internal error service=%s/%s", *service)
+        self._keep(service, found)
+        return found
+
+    def _keep(self, service: ServiceName, found: Zones) -> None:
+        """Remember an answer, or that none came; the oldest is forgotten for it."""
+        self._known.pop(service, None)
+        while len(self._known) >= MOST:
+            del self._known[next(iter(self._known))]
+        self._known[service] = (self._clock(), found)
+
+
+async def with_zones(why: Why, places: Places) -> Why:
+    """Return an answer that also says the zones of its endpoints, as far as they can be had."""
+    if all(one.zone for one in why.endpoints):
+        return why
+    namespace, _, name = why.service.partition("/")
+    zones = await places.zones((namespace, name))
+    return replace(why, endpoints=tuple(replace(one, zone=one.zone or _zone(one, zones)) for one in why.endpoints))
+
+
+def _zone(one: Target, zones: Zones) -> str:
+    address = pack(one.address.rpartition(":")[0].strip("[]"))
+    return zones.get(address, "") if address is not None else ""

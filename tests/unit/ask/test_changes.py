@@ -1,0 +1,192 @@
+"""What another configuration changes for clients: a row is two worlds or modes, and the sentences that come of it."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from kubeproxy.ask.changes import ConfiguredNode, KnownPod, Shift, known_pods, lasting, remarks, shifts
+from kubeproxy.model.addresses import Family, pack
+from kubeproxy.model.endpoints import parse_slice
+from kubeproxy.model.events import Replaced
+from kubeproxy.model.habits import Affinity, Habits
+from kubeproxy.model.objects import EndpointPort, Service, ServicePort
+from kubeproxy.model.plan import Detector
+from kubeproxy.model.planner import Planner
+from support.cluster_objects import HERE, NODE_IPS, THERE, endpoint, endpoint_slice, service, world
+
+V4 = Family.IPV4
+OWN, OTHER = pack(NODE_IPS[V4]), pack("192.0.2.99")
+LOCAL = {V4: [OWN, OTHER]}
+PORTS = [EndpointPort(port=8080, name="http", protocol="TCP")]
+HTTP = [ServicePort(port=80, name="http", node_port=30080)]
+WEB = service("web", "10.96.0.10", ports=HTTP, external_ips=["198.51.100.1"])
+SLICE = endpoint_slice(endpoint("10.244.1.1"), ports=PORTS)
+DEAD = service("dead", "10.96.0.11", ports=[ServicePort(port=80, name="http")])
+
+
+def planner(*objects, external="served", nodeports=(NODE_IPS[V4],)) -> Planner:
+    there = world(families=[V4])
+    chosen = None if nodeports is None else tuple(map(pack, nodeports))
+    made = Planner(replace(there, external_ips=external, ipv4=replace(there.ipv4, nodeport_ips=chosen)))
+    made.apply(
+        [
+            Replaced("services", [o for o in objects if isinstance(o, Service)]),
+            Replaced("endpointslices", [o for o in objects if not isinstance(o, Service)]),
+        ]
+    )
+    made.take()
+    return made
+
+
+def side(*objects, habits: Habits | None = None, **globals_) -> ConfiguredNode:
+    return ConfiguredNode(planner(*objects, **globals_), habits or Habits())
+
+
+def said(before: ConfiguredNode, after: ConfiguredNode) -> list[str]:
+    return [one.text for one in shifts(before, after, LOCAL)]
+
+
+def test_the_same_changes_nothing():
+    assert said(side(WEB, SLICE, DEAD), side(WEB, SLICE, DEAD)) == []
+
+
+def test_nodeports_begin_and_cease_to_answer():
+    mine, theirs = side(WEB, SLICE, nodeports=[NODE_IPS[V4]]), side(WEB, SLICE, nodeports=["192.0.2.99"])
+    texts = said(mine, theirs)
+    assert "NodePorts on 192.0.2.1 cease to answer this node, outside, pods (default/web)" in texts
+    assert any(text.startswith("NodePorts on 192.0.2.99 begin to answer this node, outside, pods") for text in texts)
+
+
+def test_external_ips_that_are_ignored():
+    (text,) = said(side(WEB, SLICE), side(WEB, SLICE, external="ignored"))
+    assert text == "IPv4 external IPs cease to answer this node, outside, pods (default/web)"
+
+
+@pytest.mark.parametrize(
+    ("habits", "text"),
+    [
+        (Habits(carries=True), "IPv4 cluster IPs, for pods: served -> served, with this node's address"),
+        (Habits(loopback=(V4,)), "NodePorts on 127.0.0.1 begin to answer this node, with this node's address"),
+        (Habits(refuses_node=False), ""),
+    ],
+)
+def test_habits_of_another_mode(habits, text):
+    globals_ = {"nodeports": None}
+    texts = said(side(WEB, SLICE, **globals_), side(WEB, SLICE, habits=habits, **globals_))
+    assert any(one.startswith(text) for one in texts) if text else texts == []
+
+
+def recognising(network: str) -> ConfiguredNode:
+    made = planner(WEB, SLICE, nodeports=None).world
+    planned = Planner(replace(made, ipv4=replace(made.ipv4, detector=Detector("network", network))))
+    planned.apply([Replaced("services", [WEB]), Replaced("endpointslices", [SLICE])])
+    planned.take()
+    return ConfiguredNode(planned, Habits())
+
+
+NETWORK = "the pod network 10.244.0.0/16"
+
+
+@pytest.mark.parametrize(
+    ("pods", "said_of"),
+    [
+        ({"10.244.1.1": HERE}, []),
+        ({"10.244.1.1": HERE, "10.244.200.1": HERE}, [f"pods on this node by {NETWORK} (10.244.200.1)"]),
+        ({"10.244.1.1": HERE, "10.244.200.1": THERE}, [f"pods on other nodes by {NETWORK} (10.244.200.1)"]),
+        (
+            {"10.244.200.1": HERE, "10.244.200.2": HERE, "10.244.201.1": THERE, "10.244.202.1": ""},
+            [
+                f"pods on this node by {NETWORK} (10.244.200.1, 10.244.200.2)",
+                f"pods on other nodes by {NETWORK} (10.244.201.1)",
+                f"pods by {NETWORK} (10.244.202.1)",
+            ],
+        ),
+        (
+            {f"10.244.200.{end}": HERE for end in range(1, 8)},
+            [f"pods on this node by {NETWORK} ({', '.join(f'10.244.200.{n}' for n in range(1, 6))}, and 2 more)"],
+        ),
+        ({}, [f"pods by {NETWORK}"]),  # nobody knows where they are
+    ],
+    ids=["all in both", "one here", "one of another node", "here, there and somewhere", "many", "none is known"],
+)
+def test_a_pod_network_that_is_cut_matters_to_pods_outside_of_it(pods, said_of):
+    before, after = recognising("10.244.0.0/16"), recognising("10.244.0.0/17")
+    made = shifts(before, after, LOCAL, [KnownPod(pack(pod), pod, node) for pod, node in pods.items()])
+    assert [list(one.who) for one in made if one.where == ("IPv4 cluster IPs",)] == [said_of] * bool(said_of)
+    assert bool(made) is bool(said_of)
+
+
+def test_pods_that_are_known_are_endpoints_and_the_nodes_network():
+    pieces = [SLICE, endpoint_slice(endpoint("10.244.2.1", HERE), endpoint(NODE_IPS[V4]), ports=PORTS)]
+    assert known_pods(map(parse_slice, pieces), ["10.244.7.0/24"], HERE, LOCAL) == [
+        KnownPod(pack("10.244.1.1"), "10.244.1.1", THERE),
+        KnownPod(pack("10.244.2.1"), "10.244.2.1", HERE),
+        KnownPod(pack("10.244.7.254"), "10.244.7.0/24", HERE),
+    ]
+
+
+def test_other_endpoints():
+    zones = side(WEB, SLICE), side(WEB, endpoint_slice(endpoint("10.244.1.2"), ports=PORTS))
+    assert all(shift.after == "other endpoints" for shift in shifts(*zones, LOCAL))
+    assert shifts(*zones, LOCAL)
+
+
+def test_a_service_without_endpoints():
+    guarded = side(service("dead", "10.96.0.11", ports=HTTP, external_ips=["198.51.100.1"]), habits=Habits())
+    open_ = side(
+        service("dead", "10.96.0.11", ports=HTTP, external_ips=["198.51.100.1"]), habits=Habits(refuses_node=False)
+    )
+    (one,) = shifts(guarded, open_, LOCAL)
+    assert (one.where, one.who) == (("IPv4 external IPs",), ("this node",))
+    assert (one.before, one.after) == ("refused", "not answered by Services")
+
+
+def test_many_services_are_counted():
+    one = Shift(("a",), ("b",), "x", "y", tuple(f"n/{number}" for number in range(7)))
+    assert one.text == "a, for b: x -> y (7 Services: n/0, n/1, n/2, n/3, n/4, ...)"
+
+
+STICKY = service("sticky", "10.96.0.12", ports=HTTP, session_affinity="ClientIP")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "same", "texts"),
+    [
+        (Habits(), Habits(), True, []),
+        (Habits(), Habits(), False, ["clients with session affinity are remembered anew"]),
+        (
+            Habits(),
+            Habits(affinity=Affinity.ADDRESS),
+            False,
+            ["session affinity is for an address of a service port", "clients with session affinity"],
+        ),
+        (Habits(), Habits(refuses_ports=()), True, ["connections to cluster IPs on ports that no Service has"]),
+    ],
+)
+def test_remarks(before, after, same, texts):
+    made = list(remarks(side(STICKY, habits=before), side(STICKY, habits=after), same_mode=same))
+    assert [one[: len(text)] for one, text in zip(made, texts, strict=True)] == texts
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "same", "text"),
+    [
+        (Habits(), Habits(), False, "established connections go on"),
+        (Habits(outlives_mode=False), Habits(), False, "established connections end"),
+        (Habits(outlives_mode=False), Habits(outlives_mode=False), True, "established connections go on"),
+        (Habits(outlives_mode=False, carries=True), Habits(), True, "established connections end"),
+        (Habits(), Habits(outlives_mode=False), False, "established connections go on; those made then will end"),
+    ],
+)
+def test_established_connections(before, after, same, text):
+    assert lasting(before, after, same_mode=same).startswith(text)
+
+
+def test_a_planner_takes_over_the_objects_of_another():
+    first = planner(WEB, SLICE, DEAD)
+    second = Planner(first.world)
+    second.adopt(first.services, first.slices)
+    second.take()
+    assert second.compiled == first.compiled
+    assert second.objects.endpoints == first.objects.endpoints

@@ -1,0 +1,368 @@
+"""What doctor makes of facts: each row is facts, and the beginning of each finding, with how bad it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from kubeproxy.api.source import Reach, WatchStanding
+from kubeproxy.api.x509 import Validity
+from kubeproxy.ask.checks import contact, identity, programming, settings, strangers
+from kubeproxy.ask.checks.settings import InterfacePath, Setting
+from kubeproxy.ask.finding import Diagnosis, Severity, duration, worst_first
+from kubeproxy.backends.mode import FlowsEnd, Trace
+from kubeproxy.kernel.firewalls import Filter, RuleChain
+from kubeproxy.kernel.proc.processes import Descriptors, ProxyProcess
+from kubeproxy.kernel.route.bridges import Bridge
+from kubeproxy.model.addresses import Family, pack
+from kubeproxy.model.objects import Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
+from kubeproxy.observe.standing import FamilyStanding
+
+V4, V6 = Family.IPV4, Family.IPV6
+BROKEN, DEGRADED, NOTE = Severity.BROKEN, Severity.DEGRADED, Severity.NOTE
+ENDPOINTS, PROXY = FlowsEnd.ENDPOINTS, FlowsEnd.PROXY
+DAY = 86400.0
+YEAR = 365 * DAY
+
+
+def watched(resource="services", synced=True, connected=True, stale=0.0, trouble=""):
+    return WatchStanding(resource=resource, synced=synced, connected=connected, stale=stale, trouble=trouble)
+
+
+def reach(*each, trouble=""):
+    return Reach(server="https://10.0.0.1:6443", trouble=trouble, watched=each, certificates={})
+
+
+def node(*addresses, cidrs=()):
+    entries = [NodeAddress(kind, address) for kind, address in addresses]
+    return Node(ObjectMeta("a"), NodeSpec(pod_cidrs=list(cidrs)), NodeStatus(entries))
+
+
+def left(name, seconds, life=YEAR):
+    return {name: Validity(1000.0 + seconds - life, 1000.0 + seconds)}
+
+
+CASES: dict = {
+    "api answers": (contact.reached(reach(watched())), []),
+    "api gone": (
+        contact.reached(reach(watched(connected=False, stale=900), trouble="10.0.0.1:6443: refused")),
+        [(BROKEN, "the API server cannot be reached at 10.0.0.1:6443: refused")],
+    ),
+    "between two watches": (contact.reached(reach(watched(connected=False, stale=59))), []),
+    "watch lost": (
+        contact.reached(reach(watched(connected=False, stale=61, trouble="403"), watched("nodes"))),
+        [(DEGRADED, "no watch of services for 61 seconds: 403")],
+    ),
+    "watch lost for long": (
+        contact.reached(reach(watched(connected=False, stale=301))),
+        [(BROKEN, "no watch of services for 5 minutes")],
+    ),
+    "never listed": (
+        contact.reached(reach(watched("nodes", synced=False, connected=False, stale=3))),
+        [(BROKEN, "no list of nodes came yet, for 3 seconds")],
+    ),
+    "a token that the server does not accept": (
+        contact.reached(
+            reach(
+                *[
+                    watched(name, synced=False, connected=False, stale=9, trouble="Unauthorized (code 401)")
+                    for name in ("services", "nodes")
+                ]
+            )
+        ),
+        [(BROKEN, "no list of services, nodes came yet, for 9 seconds: Unauthorized (code 401)")],
+    ),
+    "certificate lasts": (contact.expiring(left("client", 30 * DAY), 1000.0), []),
+    "certificate ends": (
+        contact.expiring(left("client", 6 * DAY), 1000.0),
+        [(DEGRADED, "the kubeconfig's client certificate expires in 6 days")],
+    ),
+    "certificate that is renewed each day": (contact.expiring(left("client", 0.3 * DAY, DAY), 1000.0), []),
+    "certificate that was not renewed": (
+        contact.expiring(left("client", 0.09 * DAY, DAY), 1000.0),
+        [(DEGRADED, "the kubeconfig's client certificate expires in 2 hours")],
+    ),
+    "authority ended": (
+        contact.expiring(left("authority", -7200.0), 1000.0),
+        [(BROKEN, "the kubeconfig's certificate authority expired 2 hours ago")],
+    ),
+    "token is renewed in time": (contact.expiring(left("token", 400, 3600), 1000.0), []),
+    "token was not renewed": (
+        contact.expiring(left("token", 200, 3600), 1000.0),
+        [(DEGRADED, "the service account's token expires in 3 minutes")],
+    ),
+    "clocks agree": (contact.agreeing(-29.0), []),
+    "clock behind": (contact.agreeing(600.0), [(DEGRADED, "this node's clock is 10 minutes behind the API server's")]),
+    "clock ahead": (contact.agreeing(-45.0), [(DEGRADED, "this node's clock is 45 seconds ahead of the API server's")]),
+    "sound": (
+        programming.standing([FamilyStanding(V4, sound_since=1.0), FamilyStanding(V6, sound_since=1.0, queued=3)]),
+        [],
+    ),
+    "refused": (
+        programming.standing(
+            [FamilyStanding(V4, refusal="No space left on device", queued=2), FamilyStanding(V6, sound_since=1.0)]
+        ),
+        [(BROKEN, "the kernel refuses changes of IPv4: No space left on device")],
+    ),
+    "changed by others": (
+        programming.standing([FamilyStanding(V6, difference="the chain services is missing")]),
+        [(DEGRADED, "another program changed rules of IPv6: the chain services is missing")],
+    ),
+    "never sound": (
+        programming.standing([FamilyStanding(V4)]),
+        [(DEGRADED, "the kernel was never known to have all of IPv4")],
+    ),
+    "not ready": (programming.unready({"api": "no list"}), [(BROKEN, "the proxy is not ready: no list")]),
+    "table there": (programming.there([Trace("table", V4), Trace("table", V6)], (V4, V6), "nftables"), []),
+    "interface for both": (programming.there([Trace("interface", None)], (V4, V6), "ipvs"), []),
+    "table gone": (
+        programming.there([Trace("table", V4)], (V4, V6), "nftables"),
+        [(BROKEN, "nothing of nftables mode is in the kernel for IPv6")],
+    ),
+    "same version": (programming.versions("1", "1", 0.0, 9.0), []),
+    "old version": (
+        programming.versions("1", "2", 0.0, 3 * DAY),
+        [(NOTE, "the proxy runs version 1 for 3 days, this command is 2")],
+    ),
+    "able": (programming.able(""), []),
+    "able in both": (programming.half_able("", "IPv4"), []),
+    "able in one": (
+        programming.half_able("ip6tables is missing: install iptables", "IPv4"),
+        [(DEGRADED, "ip6tables is missing")],
+    ),
+    "unable": (programming.able("nft is missing: install nftables"), [(BROKEN, "nft is missing")]),
+    "forwards": (settings.forwarding([Setting("net/ipv4/ip_forward", 1, 1)], ENDPOINTS), []),
+    "does not forward": (
+        settings.forwarding([Setting("net/ipv4/ip_forward", 1, 0)], ENDPOINTS),
+        [(BROKEN, "net.ipv4.ip_forward is 0")],
+    ),
+    "every interface forwards": (settings.entrances([], BROKEN), []),
+    "interfaces do not forward": (
+        settings.entrances(["eth0", "eth1.7", "a", "b"], BROKEN),
+        [(BROKEN, "net.ipv4.conf.eth0.forwarding, net.ipv4.conf.eth1/7.forwarding and 2 more are 0")],
+    ),
+    "an interface does not forward": (
+        settings.entrances(["eth0"], NOTE),
+        [(NOTE, "net.ipv4.conf.eth0.forwarding is 0")],
+    ),
+    "need not forward": (settings.forwarding([Setting("net/ipv4/ip_forward", 1, 0)], PROXY), []),
+    "unreadable": (settings.changed_back([Setting("net/ipv4/vs/conntrack", 1, None)]), []),
+    "changed back": (
+        settings.changed_back([Setting("net/ipv4/vs/conntrack", 1, 0)]),
+        [(DEGRADED, "net.ipv4.vs.conntrack is 0, it should be 1")],
+    ),
+    "larger table": (settings.changed_back([Setting("net/netfilter/nf_conntrack_max", 100, 200)]), []),
+    "smaller table": (
+        settings.changed_back([Setting("net/netfilter/nf_conntrack_max", 200, 100)]),
+        [(DEGRADED, "net.netfilter.nf_conntrack_max is 100, it should be 200")],
+    ),
+    "loose filter": (settings.filtered_ways([InterfacePath("eth0", "10.0.0.1", 2, "eth1", True)]), []),
+    "strict filter": (settings.filtered_ways([InterfacePath("eth0", "10.0.0.1", 1, "eth0", True)]), []),
+    "strict filter, no way out": (settings.filtered_ways([InterfacePath("eth0", "10.0.0.1", 1, "", True)]), []),
+    "strict filter in the way": (
+        settings.filtered_ways(
+            [InterfacePath("eth0", "10.0.0.1", 1, "eth1", True), InterfacePath("eth2", "10.2.0.1", 1, "eth1", False)]
+        ),
+        [
+            (DEGRADED, "net.ipv4.conf.eth0.rp_filter is strict (1), but answers from 10.0.0.1 on eth0 leave by eth1"),
+            (NOTE, "net.ipv4.conf.eth2.rp_filter is strict (1)"),
+        ],
+    ),
+    "bridge passes": (settings.bridged([Bridge("cni0", (V4, V6))], [("cni0", V4), ("cni0", V6)], ENDPOINTS), []),
+    "bridge of others": (settings.bridged([Bridge("docker0", ())], [("eth0", V4)], ENDPOINTS), []),
+    "bridge does not pass": (
+        settings.bridged([Bridge("cni0", (V6,))], [("cni0", V4), ("cni0", V6)], ENDPOINTS),
+        [(BROKEN, "net.bridge.bridge-nf-call-iptables is off, and pods of this node are on the bridge cni0")],
+    ),
+    "bridge need not pass": (settings.bridged([Bridge("cni0", ())], [("cni0", V4)], PROXY), []),
+    "room": (settings.filled(settings.tracked(79, 100), "conntrack"), []),
+    "no limit": (settings.filled(settings.tracked(79, 0), "conntrack"), []),
+    "filling": (
+        settings.filled(settings.tracked(80, 100), "conntrack"),
+        [(DEGRADED, "connection tracking is 80% full: 80 of 100")],
+    ),
+    "full": (
+        settings.filled(settings.tracked(95, 100), "conntrack"),
+        [(BROKEN, "connection tracking is 95% full: 95 of 100")],
+    ),
+    "few files": (settings.opened(Descriptors(10, 100), 7), []),
+    "many files": (
+        settings.opened(Descriptors(80, 100), 7),
+        [(DEGRADED, "the proxy (pid 7) has 80 files open of 100 that it may")],
+    ),
+    "known": (identity.registered(node(), "a", "a"), []),
+    "unknown": (identity.registered(None, "a", "b"), [(BROKEN, "there is no Node a")]),
+    "own address": (identity.addressed(node(("InternalIP", "10.0.0.1")), {pack("10.0.0.1")}), []),
+    "own address among others": (
+        identity.addressed(node(("InternalIP", "fd00::1"), ("InternalIP", "10.0.0.1")), {pack("10.0.0.1")}),
+        [],
+    ),
+    "address of a cloud": (identity.addressed(node(("ExternalIP", "203.0.113.1")), {pack("10.0.0.1")}), []),
+    "no address": (
+        identity.addressed(node(("Hostname", "a")), set()),
+        [(DEGRADED, "Node a has no InternalIP and no ExternalIP")],
+    ),
+    "another one's address": (
+        identity.addressed(node(("InternalIP", "10.0.0.2")), {pack("10.0.0.1")}),
+        [(BROKEN, "Node a has the addresses 10.0.0.2, and this machine has none of them")],
+    ),
+    "pod networks": (identity.networked(node(cidrs=["10.244.0.0/24"]), "NodeCIDR"), []),
+    "pod networks that nobody asks for": (identity.networked(node(), "ClusterCIDR"), []),
+    "no pod networks": (
+        identity.networked(node(), "NodeCIDR"),
+        [(DEGRADED, "Node a has no podCIDRs, and detectLocalMode is NodeCIDR")],
+    ),
+    "file as it runs": (identity.configured("/c", "", ()), []),
+    "file invalid": (
+        identity.configured("/c", "/c: mode: expected", ()),
+        [(DEGRADED, "the configuration file cannot be used: /c: mode: expected")],
+    ),
+    "file differs": (
+        identity.configured("/c", "", ["mode: 1 -> 2", "x: 1 -> 2"]),
+        [(DEGRADED, "/c differs from what runs: mode: 1 -> 2; x: 1 -> 2")],
+    ),
+    "ports": (
+        identity.listening([identity.ListeningPort("healthzBindAddress", ":1", True, (7, "kube-proxy"))], 7),
+        [],
+    ),
+    "port of nobody": (
+        identity.listening([identity.ListeningPort("metricsBindAddress", ":1", False)], 7),
+        [(DEGRADED, "metricsBindAddress: :1 is not the proxy's: nobody listens there")],
+    ),
+    "port of another": (
+        identity.listening([identity.ListeningPort("healthzBindAddress", ":1", True, (8, "nginx"))], 7),
+        [(DEGRADED, "healthzBindAddress: :1 is not the proxy's: process nginx (pid 8) listens there")],
+    ),
+    "port of a process that hides": (
+        identity.listening([identity.ListeningPort("healthzBindAddress", ":1", True)], 7),
+        [],
+    ),
+    "alone": (strangers.second([], "nftables"), []),
+    "not alone": (
+        strangers.second([(ProxyProcess(8, (), False), ""), (ProxyProcess(9, (), True), "ipvs")], "nftables"),
+        [
+            (BROKEN, "the Go kube-proxy runs here too (pid 8)"),
+            (BROKEN, "another kube-proxy of this program runs here too (pid 9) in ipvs mode"),
+        ],
+    ),
+    "leftovers": (
+        strangers.left_over([Trace("interface kube-ipvs0", None)], "nftables"),
+        [(DEGRADED, "left by another kube-proxy: interface kube-ipvs0")],
+    ),
+    "leftovers of the last one": (
+        strangers.left_over([Trace("table ip kube-proxy", V4)], ""),
+        [(DEGRADED, "rules without a proxy that answers: table ip kube-proxy")],
+    ),
+    "one variant": (
+        strangers.both_variants(
+            [RuleChain("nft", V4, "nat", "KUBE-SERVICES"), RuleChain("legacy", V4, "nat", "PREROUTING")]
+        ),
+        [],
+    ),
+    "a variant each": (
+        strangers.both_variants(
+            [RuleChain("nft", V4, "nat", "KUBE-SERVICES"), RuleChain("legacy", V6, "nat", "KUBE-SERVICES")]
+        ),
+        [],
+    ),
+    "both variants": (
+        strangers.both_variants(
+            [RuleChain("nft", V4, "nat", "KUBE-SERVICES"), RuleChain("legacy", V4, "nat", "KUBE-SVC-A")]
+        ),
+        [(DEGRADED, "both variants of iptables have a kube-proxy's IPv4 chains: 1 in legacy and 1 in nft")],
+    ),
+    "no firewall": (strangers.firewalls([], ENDPOINTS, False), []),
+    "open chain": (strangers.firewalls([Filter("t", "ip", "c", "forward", False, False, 0)], ENDPOINTS, False), []),
+    "closed chain": (
+        strangers.firewalls([Filter("table ip t", "ip", "c", "forward", True, False, 0)], ENDPOINTS, False),
+        [(BROKEN, "table ip t, chain c: drops all new connections at the hook forward")],
+    ),
+    "closed chain that lets some in": (
+        strangers.firewalls([Filter("table ip t", "ip", "c", "forward", True, True, 0)], ENDPOINTS, False),
+        [(NOTE, "table ip t may drop packets too: c at forward")],
+    ),
+    "what is for the node is no Service": (
+        strangers.firewalls([Filter("table ip t", "ip", "c", "input", True, False, 0)], ENDPOINTS, False),
+        [(NOTE, "table ip t may drop packets too: c at input")],
+    ),
+    "unless connections end here": (
+        strangers.firewalls([Filter("table ip t", "ip", "c", "input", True, False, 0)], PROXY, False),
+        [(BROKEN, "table ip t, chain c: drops all new connections at the hook input")],
+    ),
+    "or come in as the node's own": (
+        strangers.firewalls([Filter("table ip t", "ip", "c", "input", True, False, 0)], ENDPOINTS, True),
+        [(BROKEN, "table ip t, chain c: drops all new connections at the hook input")],
+    ),
+    "output is nobody's way in": (
+        strangers.firewalls([Filter("t", "ip", "c", "output", True, False, 1)], ENDPOINTS, False),
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_what_facts_say(case):
+    made, wanted = case
+    found = list(made)
+    assert [(one.severity, one.what[: len(text)]) for one, (_, text) in zip(found, wanted, strict=True)] == wanted
+    assert all(one.why and one.fix and one.about for one in found)
+
+
+def test_the_worst_comes_first():
+    rows = [
+        Diagnosis(severity=severity, about=about, what="w", why="y", fix="f")
+        for severity, about in ((NOTE, "1"), (BROKEN, "2"), (DEGRADED, "3"), (BROKEN, "4"))
+    ]
+    assert [one.about for one in worst_first(rows)] == ["2", "4", "3", "1"]
+    assert [one.is_wrong for one in worst_first(rows)] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0, "0 seconds"), (119, "119 seconds"), (120, "2 minutes"), (7200, "2 hours"), (172800, "2 days")],
+)
+def test_durations(seconds, words):
+    assert duration(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("trouble", "fix"),
+    [
+        ("Unauthorized (code 401)", "does not accept the kubeconfig's token"),
+        ('nodes is forbidden: User "x" cannot watch (code 403)', "ClusterRole of this kube-proxy"),
+        ("10.0.0.1:6443: the server's certificate is not signed by /ca.crt", "certificate-authority"),
+    ],
+)
+def test_the_fix_follows_from_the_cause(trouble, fix):
+    (gone,) = contact.reached(reach(watched(), trouble=trouble))
+    (refused,) = contact.reached(reach(watched(connected=False, stale=61, trouble=trouble)))
+    assert fix in gone.fix
+    assert fix in refused.fix
+
+
+@pytest.mark.parametrize(
+    ("resource", "synced", "why"),
+    [
+        ("services", True, "traffic flows on what was known last"),
+        (
+            "services",
+            False,
+            "nothing is known of Services yet, and this run has programmed nothing: rules of a run before",
+        ),
+        ("endpointslices", False, "nothing is known of Services yet"),
+        ("nodes", False, "traffic flows on what was known last"),
+    ],
+)
+@pytest.mark.parametrize("trouble", ["", "10.0.0.1:6443: refused"])
+def test_before_the_first_list_no_traffic_flows_on_what_is_known(resource, synced, why, trouble):
+    lost = watched(resource, synced=synced, connected=False, stale=0 if trouble else 61)
+    (found,) = contact.reached(reach(watched("servicecidrs"), lost, trouble=trouble))
+    said = why.replace("known last", "known 61 seconds ago") if synced and not trouble else why
+    assert found.why.startswith(said)
+
+
+def test_no_fix_removes_the_rules_of_a_stopped_proxy_without_naming_the_consequence():
+    (stopped,) = strangers.left_over([Trace("table ip kube-proxy", V4)], "")
+    (running,) = strangers.left_over([Trace("table ip kube-proxy", V4)], "iptables")
+    assert stopped.fix.startswith("start the proxy again")
+    assert "ends every Service" in stopped.fix
+    assert "--cleanup" not in running.fix

@@ -1,0 +1,65 @@
+"""Which fix `why` gives for what is no Service's: in words of the object and the field that would have to change."""
+
+from __future__ import annotations
+
+import pytest
+
+from kubeproxy.ask.question import packet
+from kubeproxy.ask.snapshot import Subject
+from kubeproxy.ask.why import explain
+from kubeproxy.backends.mode import Mode
+from kubeproxy.model.addresses import Family, pack
+from kubeproxy.model.events import Replaced
+from kubeproxy.model.habits import Habits
+from kubeproxy.model.objects import ServicePort
+from kubeproxy.model.planner import Planner
+from support.cluster_objects import NODE_IPS, endpoint, endpoint_slice, service, world
+
+
+class _Mode:
+    habits = Habits()
+
+
+@pytest.fixture(scope="module")
+def subject() -> Subject:
+    planner = Planner(world())
+    web = service("web", "10.96.0.10", ports=[ServicePort(port=80, name="http", node_port=30080)])
+    planner.apply([Replaced("services", [web]), Replaced("endpointslices", [])])
+    planner.take()
+    mode: Mode = _Mode()  # type: ignore[assignment]
+    return Subject(planner, mode, lambda: {Family.IPV4: [pack(NODE_IPS[Family.IPV4]) or b""]})
+
+
+@pytest.mark.parametrize(
+    ("target", "fix"),
+    [
+        (
+            "10.96.0.10:53/udp",
+            "ask for a port that it has (with /udp or /sctp unless it is TCP), or add 53/UDP to its spec.ports",
+        ),
+        (
+            "127.0.0.1:30080",
+            "ask an address on which NodePorts answer, or set nodePortAddresses in the proxy's configuration",
+        ),
+    ],
+)
+def test_a_fix_names_the_field(subject, target, fix):
+    assert explain(subject, packet(subject, "node", target)).why.fixes == (fix,)
+
+
+@pytest.mark.parametrize(
+    ("source", "allowed"), [("node", f"{NODE_IPS[Family.IPV4]}/32"), ("198.51.100.9", "198.51.100.9/32")]
+)
+def test_who_is_kept_out_by_source_ranges_is_named_in_the_fix(source, allowed):
+    planner = Planner(world())
+    guarded = service(type="LoadBalancer", ingress=["203.0.113.1"], load_balancer_source_ranges=["10.9.0.0/16"])
+    planner.apply([Replaced("services", [guarded]), Replaced("endpointslices", [endpoint_slice(endpoint("10.1.0.7"))])])
+    planner.take()
+    mode: Mode = _Mode()  # type: ignore[assignment]
+    there = Subject(planner, mode, lambda: {Family.IPV4: [pack(NODE_IPS[Family.IPV4]) or b""]})
+    why = explain(there, packet(there, source, "203.0.113.1:80")).why
+    assert (why.outcome, why.fixes) == ("dropped", (f"add {allowed} to spec.loadBalancerSourceRanges",))
+
+
+def test_what_is_nobodys_has_no_fix(subject):
+    assert explain(subject, packet(subject, "node", "198.51.100.1:80")).why.fixes == ()

@@ -1,0 +1,178 @@
+"""From the kernel's steps to words: whose rule dropped a packet, and what became of it otherwise."""
+
+from __future__ import annotations
+
+from kubeproxy.ask.kernel.journey import LEFT, KnownRules, TracedReply, journeys, verdict
+from kubeproxy.kernel.nftables.chains import BaseChain
+from kubeproxy.kernel.nftables.trace import FORWARD, INPUT, OUTPUT, POSTROUTING, PREROUTING, Headers, Step
+from kubeproxy.model.addresses import PROTOCOLS, pack
+
+OWN = "kube-proxy-trace-1"
+INET, IP = 1, 2
+TCP, UDP = PROTOCOLS["TCP"], PROTOCOLS["UDP"]
+CLIENT, VIP, POD = ("10.0.0.1", 40000), ("10.96.0.1", 80), ("10.244.0.1", 8080)
+BASE = {
+    (IP, OWN, "requests-prerouting"): BaseChain(PREROUTING, -350),
+    (IP, OWN, "answers-prerouting"): BaseChain(PREROUTING, -190),
+    (IP, "ours", "nat"): BaseChain(PREROUTING, -100),
+    (INET, "firewall", "forward"): BaseChain(FORWARD, 0),
+    (INET, "firewall", "input"): BaseChain(INPUT, 0),
+    (IP, "ours", "out"): BaseChain(POSTROUTING, 100),
+    (IP, "ours", "output"): BaseChain(OUTPUT, 0),
+    (IP, "left", "nat"): BaseChain(OUTPUT, -100),
+}
+RULES = KnownRules(
+    {(INET, "firewall", "forward", 4): "tcp dport 8080 drop", (IP, "ours", "refuse", 9): "reject with tcp reset"},
+    BASE,
+    lambda table, chain: {"ours": "", "left": LEFT}[table] + f"about {chain}" if table in {"ours", "left"} else None,
+)
+
+
+def headers(source: tuple[str, int], to: tuple[str, int], came_by: int = 2, leaves_by: int = 0) -> Headers:
+    return Headers(pack(source[0]) or b"", source[1], pack(to[0]) or b"", to[1], TCP, 2, came_by, leaves_by)
+
+
+def marked(packet: int, chain: str = "requests-prerouting", source=CLIENT, to=VIP) -> list[Step]:
+    return [
+        Step(packet, IP, OWN, chain, 3, "rule", -1, "", headers(source, to)),
+        Step(packet, IP, OWN, chain, 0, "policy", 1),
+    ]
+
+
+def picked(packet: int) -> list[Step]:
+    return [
+        Step(packet, IP, "ours", "nat", 1, "rule", -3, "pick", headers(CLIENT, VIP)),
+        Step(packet, IP, "ours", "pick", 2, "rule", 1),
+    ]
+
+
+def told(*steps: list[Step], served=(), protocol: int = TCP, proxied: bool = False):
+    found = journeys([step for part in steps for step in part], RULES, OWN)
+    return found, verdict(found, [TracedReply(*one) for one in served], RULES, protocol, proxied=proxied)
+
+
+def dropped(packet: int) -> list[Step]:
+    return [Step(packet, INET, "firewall", "forward", 4, "rule", 0, "", headers(CLIENT, POD))]
+
+
+def test_nothing_came():
+    assert told() == ([], verdict([], [], RULES, TCP, proxied=False))
+    assert told()[1].passed is None
+
+
+def test_another_programs_rule_is_named_and_the_way_to_it():
+    # The kernel gives the packet another number once its destination is translated.
+    (journey,), made = told(marked(1), picked(1), dropped(2))
+    assert (journey.direction, journey.source, journey.destination) == ("request", "10.0.0.1:40000", "10.96.0.1:80")
+    assert [(met.hook, met.table, met.chain, met.destination, met.words, met.verdict) for met in journey.met] == [
+        ("prerouting", "ip ours", "nat", "10.96.0.1:80", ("about nat", "about pick"), "accepted"),
+        ("forward", "inet firewall", "forward", "10.244.0.1:8080", ('rule "tcp dport 8080 drop"',), "dropped"),
+    ]
+    assert made.passed is False
+    assert made.text == (
+        'the request was dropped by rule "tcp dport 8080 drop" of table inet firewall, chain forward, which is not ours'
+    )
+
+
+def test_a_policy_is_named():
+    policy = Step(1, INET, "firewall", "input", 0, "policy", 0, "", headers(CLIENT, VIP))
+    assert told(marked(1), [policy])[1].text == (
+        "the request was dropped by the policy of table inet firewall, chain input, which is not ours"
+    )
+
+
+def test_ours_says_what_it_decided():
+    refused = [
+        Step(1, IP, "ours", "output", 7, "rule", -3, "refuse", headers(CLIENT, VIP)),
+        Step(1, IP, "ours", "refuse", 9, "rule", 0),
+    ]
+    assert told(marked(1), refused)[1].text == (
+        'the request was refused by rule "reject with tcp reset" of table ip ours, chain refuse, which is ours: '
+        "about refuse"
+    )
+
+
+def chosen_by_others(to=POD) -> list[Step]:
+    return [
+        Step(1, IP, "left", "nat", 1, "rule", -3, "svc", headers(CLIENT, VIP)),
+        Step(1, IP, "left", "svc", 2, "rule", -3, "sep"),
+        Step(1, IP, "left", "sep", 3, "rule", 1),
+        Step(1, IP, "ours", "out", 0, "policy", 1, "", headers(CLIENT, to)),
+    ]
+
+
+def test_who_chose_the_destination_is_said_where_it_was_not_the_running_proxy():
+    served = [("10.244.0.1:8080", True)]
+    (journey,), made = told(marked(1), chosen_by_others(), served=served, proxied=True)
+    assert journey.met[0].words == ("left by another kube-proxy: about nat", "about svc", "about sep")
+    assert made.passed is True
+    assert made.text == (
+        "nothing here dropped it, and 10.244.0.1:8080 answered; rules that another kube-proxy left in table ip left "
+        "chose 10.244.0.1:8080, not the running proxy: see that no other kube-proxy runs, then restart this one, "
+        "which removes them"
+    )
+    assert told(marked(1), chosen_by_others()[:-1], served=served, proxied=True)[1] == made
+    unchanged = [("10.96.0.1:80", True)]
+    assert "another kube-proxy" not in told(marked(1), chosen_by_others(VIP), served=unchanged)[1].text
+
+
+def test_what_is_left_over_is_not_called_ours_where_it_drops():
+    refused = [Step(1, IP, "left", "nat", 7, "rule", 0, "", headers(CLIENT, VIP))]
+    assert told(marked(1), refused)[1].text == (
+        'the request was dropped by rule "handle 7" of table ip left, chain nat, left by another kube-proxy: about nat'
+    )
+
+
+def test_a_rule_without_text_is_named_by_its_handle():
+    gone = Step(1, INET, "firewall", "input", 77, "rule", 0, "", headers(CLIENT, VIP))
+    assert 'rule "handle 77"' in told(marked(1), [gone])[1].text
+
+
+def test_the_answer_is_told_from_the_request():
+    back = marked(5, "answers-prerouting", POD, CLIENT)
+    lost = [Step(5, INET, "firewall", "forward", 4, "rule", 0, "", headers(POD, CLIENT))]
+    found, made = told(marked(1), picked(1), back, lost)
+    assert [one.direction for one in found] == ["request", "answer"]
+    assert made.text.startswith("the answer was dropped by rule")
+
+
+def test_others_traces_are_left_out():
+    other = [Step(9, INET, "firewall", "input", 4, "rule", 0, "", headers(("10.9.9.9", 1), VIP, came_by=7))]
+    found, made = told(other, marked(1))
+    assert len(found) == 1
+    assert made.passed is not None
+
+
+def test_who_answered_is_told():
+    made = told(marked(1), picked(1), served=[("10.244.0.2:8080", False), ("10.244.0.1:8080", True)])[1]
+    assert (made.text, made.passed) == ("nothing here dropped it, and 10.244.0.1:8080 answered", True)
+    made = told(marked(1), served=[("192.168.0.1:33000", True)], proxied=True)[1]
+    assert (made.text.startswith("nothing here dropped it, and the proxy answered"), made.passed) == (True, True)
+
+
+def test_what_is_refused_beyond_this_node():
+    reset = [Step(5, IP, OWN, "answers-prerouting", 3, "rule", -1, "", headers(POD, CLIENT)._replace(flags=0x14))]
+    found, made = told(marked(1), picked(1), reset, served=[("10.244.0.1:8080", True)])
+    assert (found[1].refusal, made.passed) == ("reset", False)
+    assert "10.244.0.1:8080 refused it with a reset" in made.text
+    icmp = headers(("10.9.9.9", 0), (CLIENT[0], 0))._replace(protocol=1)
+    made = told(
+        marked(1), [Step(5, IP, OWN, "answers-prerouting", 3, "rule", -1, "", icmp)], served=[("10.244.0.1:80", False)]
+    )[1]
+    assert made.text == "nothing here dropped it, and 10.9.9.9 answered for 10.244.0.1:80 with an ICMP error"
+
+
+def test_what_stays_behind_prerouting_has_no_route():
+    made = told(marked(1), picked(1), served=[("10.244.0.1:8080", False)])[1]
+    assert (made.passed, "no route" in made.text) == (False, True)
+
+
+def test_what_left_and_was_not_answered():
+    out = [Step(1, IP, "ours", "out", 0, "policy", 1, "", headers(CLIENT, POD))]
+    made = told(marked(1), picked(1), out, served=[("10.244.0.1:8080", False)])[1]
+    assert (made.passed, made.text) == (
+        False,
+        "nothing here dropped it: it left this node, and 10.244.0.1:8080 has not answered",
+    )
+    assert told(marked(1), out, served=[("10.244.0.1:8080", False)], protocol=UDP)[1].passed is None
+    assert told(marked(1), out)[1].passed is None

@@ -1,0 +1,49 @@
+"""A Service in few words: what stands in lists of the commands and of the page."""
+
+from __future__ import annotations
+
+import pytest
+
+from kubeproxy.ask.listing import EndpointCount, addresses, endpoints
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.endpoints import parse_slice
+from kubeproxy.model.events import Replaced
+from kubeproxy.model.objects import EndpointPort, EndpointSlice, Labels, ObjectMeta, ServicePort, SliceEndpoint
+from kubeproxy.model.planner import Planner
+from support.cluster_objects import endpoint, endpoint_slice, service, world
+
+PORTS = [EndpointPort(port=8080, name="http", protocol="TCP")]
+FOUR = endpoint_slice(endpoint("10.244.1.1"), endpoint("10.244.1.2"), endpoint("10.244.1.3", ready=False), ports=PORTS)
+SIX = endpoint_slice(*(endpoint(f"fd00:10:244:1::{n}") for n in (1, 2)), ports=PORTS, family="IPv6", name="web-6")
+
+
+def test_a_nodeport_of_both_families_is_one_place() -> None:
+    ports = [ServicePort(port=80, name="http", node_port=31647)]
+    planner = Planner(world(families=list(Family)))
+    web = service("web", "10.96.0.10", "fd00:10:96::10", ports=ports)
+    planner.apply([Replaced("services", [web]), Replaced("endpointslices", [FOUR, SIX])])
+    planner.take()
+    ((_, compiled),) = planner.compiled.items()
+    assert list(addresses(compiled.plans)) == ["10.96.0.10:80/tcp", "*:31647/tcp", "[fd00:10:96::10]:80/tcp"]
+
+
+def test_a_pod_with_an_address_of_each_family_counts_once() -> None:
+    assert endpoints([parse_slice(FOUR), parse_slice(SIX)]) == EndpointCount(2, 3)
+    assert endpoints([parse_slice(SIX)]) == EndpointCount(2, 2)
+    assert endpoints([]) == EndpointCount(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("ports", "count"),
+    [
+        ([EndpointPort(80, "http")], EndpointCount(3, 3)),
+        ([EndpointPort(80, "http"), EndpointPort(81, "metrics")], EndpointCount(6, 6)),
+        ([], EndpointCount(0, 3)),  # as where no container has the named targetPort
+    ],
+)
+def test_endpoints_are_counted_by_address_and_port(ports: list[EndpointPort], count: EndpointCount) -> None:
+    meta = ObjectMeta(name="web-x", namespace="default", labels=Labels("web"))
+    entries = [SliceEndpoint([f"10.0.0.{number}"], None, "b") for number in (1, 2, 3)]
+    piece = parse_slice(EndpointSlice(meta, "IPv4", entries, ports))
+    assert piece is not None
+    assert endpoints([piece]) == count

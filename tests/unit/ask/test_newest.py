@@ -1,0 +1,61 @@
+"""In what a proxy is behind the API server: only what it stays behind in."""
+
+from __future__ import annotations
+
+import pytest
+
+from kubeproxy.api.source import Reach, WatchStanding
+from kubeproxy.api.versions import Versions
+from kubeproxy.ask import newest
+from kubeproxy.ask.facts import ProgrammedService
+from kubeproxy.backends.examination import Kind
+
+A = ("default", "a")
+
+
+class Facts:
+    reach = Reach(
+        server="https://api",
+        trouble="",
+        certificates=(),
+        watched=(
+            WatchStanding(resource="endpointslices", synced=True, connected=False, stale=12.4, trouble="no route"),
+        ),
+    )
+
+
+def held(version="5", **slices) -> ProgrammedService:
+    return ProgrammedService(name=A, state="programmed", version=version, slices=slices, plans=())
+
+
+@pytest.fixture
+def behind(monkeypatch):
+    monkeypatch.setattr(newest, "PAUSE", 0.0)
+
+    def compare(read, *answers):
+        said = [list(answer) for answer in answers]
+        monkeypatch.setattr(newest, "_read", lambda *_: read)
+        return newest.behind(lambda _: said.pop(0) if len(said) > 1 else said[0], Facts, [A])
+
+    return compare
+
+
+def test_the_same_versions_are_fine(behind):
+    assert behind({A: Versions("5", {"a-1": "7"})}, [held(**{"a-1": "7"})]) == []
+
+
+def test_what_arrives_a_moment_later_is_fine(behind):
+    assert behind({A: Versions("6")}, [held()], [held("6")]) == []
+
+
+def test_an_older_slice_is_named_with_how_long_nothing_was_heard(behind):
+    (finding,) = behind({A: Versions("5", {"a-1": "8"})}, [held(**{"a-1": "7"})])
+    assert (finding.service, finding.kind) == (A, Kind.DIFFERENT)
+    assert finding.what == "EndpointSlice a-1 as the proxy has it"
+    assert finding.wanted == "resourceVersion 8"
+    assert finding.present == "resourceVersion 7; its watches heard nothing of endpointslices for 12 s"
+
+
+def test_a_service_that_one_of_them_lacks(behind):
+    assert [one.kind for one in behind({A: Versions("5")}, [])] == [Kind.MISSING]
+    assert [one.kind for one in behind({}, [held()])] == [Kind.EXTRA]

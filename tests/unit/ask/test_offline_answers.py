@@ -1,0 +1,209 @@
+"""Commands that read files: which Service a NAME is, what is said of what no proxy has programmed, and JSON of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from kubeproxy.api.source import Reach, WatchStanding
+from kubeproxy.ask import offline
+from kubeproxy.ask.checks.checkup import Checkup
+from kubeproxy.ask.offline import desk
+from kubeproxy.backends.mode import Mode, Trace
+from kubeproxy.commands import doctor
+from kubeproxy.commands.main import run
+from kubeproxy.commands.parsers import parser_of
+from kubeproxy.commands.services import service_name
+from kubeproxy.control.client import Client
+from kubeproxy.errors import ConfigError
+from kubeproxy.kernel import firewalls
+from kubeproxy.kernel.proc import processes
+from kubeproxy.model.addresses import Family
+
+SERVICE = {
+    "apiVersion": "v1",
+    "kind": "Service",
+    "metadata": {"name": "web", "namespace": "shop"},
+    "spec": {"clusterIP": "10.96.0.10", "clusterIPs": ["10.96.0.10"], "ports": [{"port": 80, "protocol": "TCP"}]},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> list[str]:
+    (tmp_path / "web.json").write_text(json.dumps(SERVICE))
+    return ["--manifests", str(tmp_path), "--hostname-override", "here"]
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("web", ("default", "web")), ("shop/web", ("shop", "web")), ("s/" + "n" * 253, ("s", "n" * 253))],
+)
+def test_a_name_is_one_of_default_unless_it_says_more(text: str, name: tuple[str, str]) -> None:
+    assert service_name(text) == name
+
+
+@pytest.mark.parametrize("text", ["", "/web", "shop/", "a/b/c", "n" * 7000])
+def test_what_is_no_name_is_said_to_be_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="NAME: expected NAMESPACE/NAME, or a NAME in default, got '") as error:
+        service_name(text)
+    assert len(str(error.value)) < 400
+
+
+def test_what_no_proxy_has_programmed_is_planned(folder: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["services", *folder]) == 0
+    assert capfd.readouterr().out.splitlines()[1].split()[:2] == ["shop/web", "planned"]
+    assert run(["services", "shop/web", "-o", "json", *folder]) == 0
+    assert json.loads(capfd.readouterr().out)["state"] == "planned"
+
+
+def test_json_is_json_also_for_a_service_that_is_unknown(folder: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["services", "none", "-o", "json", *folder]) == 1
+    made = json.loads(capfd.readouterr().out)
+    assert (made["namespace"], made["name"], made["state"]) == ("default", "none", "unknown")
+
+
+def test_errors_carry_no_control_characters_to_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["services", "a/\x1b[31m/c"]) == 2
+    assert "\x1b" not in capfd.readouterr().err
+
+
+def test_the_answer_of_why_has_names_for_programs(folder: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["why", "node", "shop/web:80", "-o", "json", *folder]) == 1
+    made = json.loads(capfd.readouterr().out)["why"]
+    assert made["clientSees"] == "connection refused, by a reset"
+    assert made["steps"][0] == {
+        "passes": True,
+        "text": "10.96.0.10:80/TCP is the cluster IP of shop/web",
+        "field": "spec.clusterIPs",
+    }
+
+
+TROUBLE = "https://h:6443: certificate is not signed by the authority"
+
+
+@pytest.fixture
+def unlisted(folder: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy whose API server is out of reach since it started."""
+    facts = desk(parser_of("services").parse_args(folder)).facts()
+    reach = Reach(server="https://h:6443", trouble=TROUBLE, watched=(), certificates={})
+    facts = replace(facts, listed=False, manifests="", reach=reach)
+
+    def ask(_: Client, page: str, *__: object, **___: str) -> object:
+        assert page == "/facts", "it knows nothing of Services"
+        return facts
+
+    monkeypatch.setattr(Client, "ask", ask)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "why node 10.96.0.10:80",
+        "why node shop/web:80",
+        "services",
+        "services shop/web",
+        "flows shop/web",
+        "conntrack",
+        "plan --cluster-cidr 10.0.0.0/8",
+        "verify",
+        "trace node shop/web:80",
+    ],
+)
+@pytest.mark.usefixtures("unlisted")
+def test_of_a_proxy_that_never_got_a_list_nothing_is_told(words: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(words.split()) == 2
+    out, error = capfd.readouterr()
+    assert (out, "never had a list of all Services and EndpointSlices" in error, TROUBLE in error) == ("", True, True)
+
+
+@pytest.mark.parametrize("pids", [(), (812,)])
+def test_the_doctor_takes_itself_for_no_proxy(
+    pids: tuple[int, ...], folder: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    left = [Trace("nf_tables table ip kube-proxy", Family.IPV4)]
+    # An ordinary user may not read them.
+    monkeypatch.setattr(firewalls, "chains", list)
+    monkeypatch.setattr(firewalls, "iptables_chains", lambda _: [])
+    monkeypatch.setattr(Mode, "traces", lambda mode, *_: left if mode.name == "nftables" else [])
+    monkeypatch.setattr(processes, "proxies", lambda: [processes.ProxyProcess(pid, (), ours=True) for pid in pids])
+    status = run(["doctor", "--proxy-mode", "nftables", *folder])
+    out = capfd.readouterr().out
+    assert ("(kube-proxy" in out, "nothing is wrong" in out) == (False, False), out
+    if pids:
+        assert "kube-proxy runs here (pid 812), and was not asked" in out
+        assert "table ip kube-proxy" not in out
+    else:
+        assert (status, "no kube-proxy runs here" in out) == (1, True)
+        assert "rules without a proxy that answers: nf_tables table ip kube-proxy" in out
+
+
+class OutOfReach:
+    """An API server of which nothing comes but troubles: of the connection, or of each list."""
+
+    knows_nodes = True
+
+    def __init__(self, trouble: str, *lists: str) -> None:
+        names = ("services", "endpointslices", "nodes")
+        each = dict(zip(names, lists or [""] * 3, strict=True)).items()
+        watched = [
+            WatchStanding(resource=name, synced=False, connected=False, stale=0, trouble=text) for name, text in each
+        ]
+        self._reach = Reach(server="https://h:6443", trouble=trouble, watched=tuple(watched), certificates={})
+
+    def work(self) -> dict[str, Coroutine[Any, Any, None]]:
+        return {"watch": asyncio.Event().wait()}  # type: ignore[dict-item]
+
+    def reach(self) -> Reach:
+        return self._reach
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("sources", "what", "fix"),
+    [
+        (OutOfReach("h:6443: connection refused"), "h:6443: connection refused", "https://h:6443 is reachable"),
+        (OutOfReach(TROUBLE + ".crt"), TROUBLE, "put the authority that signed"),
+        (OutOfReach("h: the server's certificate is not for h: give an address"), "is not for h", "tls-server-name a"),
+        (OutOfReach("h: the server's certificate has expired, or the"), "has expired", "renew the API server's"),
+        (OutOfReach("", *["Unauthorized (code 401)"] * 3), "Unauthorized (code 401)", "have it name a valid one"),
+        (OutOfReach("", *["forbidden (code 403)"] * 3), "forbidden (code 403)", "bind the identity of the kubeconfig"),
+    ],
+)
+def test_who_waits_for_what_does_not_come_is_told_the_fix(
+    sources: OutOfReach,
+    what: str,
+    fix: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(offline, "open_sources", lambda *_: sources)
+    monkeypatch.setattr(offline, "UNREACHED", 0.0)
+    monkeypatch.setattr(offline, "PATIENCE", 1e9)
+    monkeypatch.setattr(doctor, "look_at", lambda _: Checkup([], []))
+    assert run(["doctor", "-o", "json", "--kubeconfig", "k"]) == 1
+    (found,) = json.loads(capfd.readouterr().out)["findings"]
+    assert (found["severity"], what in found["what"], fix in found["fix"]) == ("broken", True, True), found
+    assert run(["why", "node", "10.96.0.10:80", "--kubeconfig", "k"]) == 2
+    said = capfd.readouterr().err
+    assert (what in said, f"Fix: {found['fix']}" in said) == (True, True)
+
+
+@pytest.mark.parametrize("content", [None, "nonsense", "[]"])
+def test_a_file_that_is_no_kubeconfig_is_told_with_a_fix(
+    content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "look_at", lambda _: Checkup([], []))
+    file = tmp_path / "kubeconfig"
+    if content is not None:
+        file.write_text(content)
+    assert run(["doctor", "-o", "json", "--kubeconfig", str(file)]) == 1
+    (found,) = json.loads(capfd.readouterr().out)["findings"]
+    assert (str(file) in found["what"], "kubectl --kubeconfig FILE" in found["fix"]) == (True, True)

@@ -1,0 +1,61 @@
+"""Names of pods are had with the credentials of the proxy, or it is said why there are none."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kubeproxy.ask import api, pods
+from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.errors import SourceError
+
+
+class Facts:
+    configuration = KubeProxyConfiguration
+    master = ""
+    manifests = ""
+
+
+class Client:
+    closed = 0
+
+    async def close(self) -> None:
+        Client.closed += 1
+
+
+@pytest.fixture
+def names(monkeypatch):
+    """Ask for names where the API server answers like this."""
+    monkeypatch.setattr(api, "load_cluster", lambda *_: None)
+    monkeypatch.setattr(api, "ApiClient", lambda _: Client())
+    monkeypatch.setattr(pods, "PATIENCE", 0.01)
+
+    def ask(answer):
+        async def pod_names(_, service):
+            return await answer()
+
+        monkeypatch.setattr(pods, "pod_names", pod_names)
+        return pods.names(Facts, None)
+
+    return ask
+
+
+async def known():
+    return {b"\x0a\0\0\1": "default/web-1"}
+
+
+async def silent():
+    await asyncio.sleep(10)
+
+
+async def refused():
+    raise SourceError("403 Forbidden")
+
+
+def test_names_or_why_there_are_none(names):
+    before = Client.closed
+    assert names(known) == ({b"\x0a\0\0\1": "default/web-1"}, "")
+    assert names(silent) == ({}, "the API server did not answer within 0 s")
+    assert names(refused) == ({}, "403 Forbidden")
+    assert Client.closed == before + 3

@@ -1,0 +1,83 @@
+"""How many connections are listened to, by what that costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+
+from kubeproxy.ask.flows.sampling import Sampled
+
+
+class FakeEvents:
+    """Has so many events in each while; every one costs `cost` seconds of the processor."""
+
+    def __init__(self, count: int, cost: float) -> None:
+        self.count = count
+        self.cost = cost
+        self.one_in = 1
+        self.lost = 0
+        self.spent = 0.0
+        self.asked: list[int] = []
+
+    def until(self, end: float) -> Iterator[object]:
+        for _ in range(self.count // self.one_in):
+            self.spent += self.cost
+            yield object()
+
+    def sample(self, one_in: int) -> None:
+        self.one_in = one_in
+        self.asked.append(one_in)
+
+
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    """A clock that shows a second more at each look."""
+    now = [0.0]
+
+    def look() -> float:
+        now[0] += 1.0
+        return now[0]
+
+    monkeypatch.setattr("kubeproxy.ask.flows.sampling.time.monotonic", look)
+    return now
+
+
+def heard(sampled: Sampled) -> int:
+    return sum(weight for _, weight in sampled.for_a_while(math.inf))
+
+
+def test_what_costs_little_is_heard_in_full(clock):
+    events = FakeEvents(1000, 1e-6)
+    sampled = Sampled(events, spent=lambda: events.spent)
+    assert [heard(sampled) for _ in range(4)] == [1000] * 4
+    assert (events.asked, sampled.left_out) == ([], 0)
+
+
+def test_what_costs_too_much_is_halved_until_it_does_not(clock):
+    said: list[int] = []
+    events = FakeEvents(1024, 2e-3)  # two seconds of the processor in one of the clock
+    sampled = Sampled(events, said.append, lambda: events.spent)
+    assert [heard(sampled) for _ in range(6)] == [1024] * 6, "each stands for those that were left out"
+    assert said == [2, 4, 8]
+    assert sampled.left_out == 1024 * 6 - sampled.heard
+
+
+def test_all_are_heard_again_when_there_are_fewer(clock):
+    events = FakeEvents(1024, 2e-3)
+    sampled = Sampled(events, spent=lambda: events.spent)
+    for _ in range(5):
+        heard(sampled)
+    events.count = 8
+    for _ in range(5):
+        heard(sampled)
+    assert events.asked == [2, 4, 8, 4, 2, 1]
+
+
+def test_when_the_kernel_dropped_some_fewer_are_asked_for(clock):
+    events = FakeEvents(16, 0.0)
+    sampled = Sampled(events, spent=lambda: events.spent)
+    for _ in sampled.for_a_while(math.inf):
+        events.lost = 1
+    assert (events.one_in, sampled.lost) == (2, 1)

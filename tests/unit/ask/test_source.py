@@ -1,0 +1,36 @@
+"""Whom a command asks: few Services by name, in requests that a server takes, many in one request for all."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from kubeproxy.ask.facts import ProgrammedService
+from kubeproxy.ask.source import Running
+from kubeproxy.control.client import Client
+from kubeproxy.observe.connection import REQUEST_BYTES
+
+LONG = "n" * 63
+EVERY = [(LONG, f"{number:063d}") for number in range(3000)]
+
+
+class Server:
+    """What a proxy with all of EVERY answers."""
+
+    def __init__(self) -> None:
+        self.requests: list[int] = []
+
+    def stream(self, page: str, kind: Any, parameters: list[tuple[str, str]]) -> list[ProgrammedService]:
+        self.requests.append(sum(len(f"&{key}={value}") + 2 for key, value in parameters))
+        names = [tuple(value.split("/")) for _, value in parameters] or EVERY
+        return [ProgrammedService(name=name, state="programmed", version="1", slices={}, plans=()) for name in names]
+
+
+@pytest.mark.parametrize(("count", "requests"), [(0, 1), (1, 1), (100, 1), (101, 2), (1000, 10), (1001, 1), (3000, 1)])
+def test_services_are_asked_for(count: int, requests: int) -> None:
+    server = Server()
+    asked = Running(cast("Client", server))
+    wanted = EVERY[:count]
+    assert [held.name for held in asked.services(wanted)] == (wanted or EVERY)
+    assert (len(server.requests), max(server.requests) < REQUEST_BYTES - 1000) == (requests, True)

@@ -1,0 +1,124 @@
+"""On which node a client is: what slices and the Node's pod networks say, and when it does not matter."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from kubeproxy.ask.question import packet
+from kubeproxy.ask.snapshot import Subject
+from kubeproxy.ask.whereabouts import elsewhere
+from kubeproxy.ask.why import explain
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.events import Replaced
+from kubeproxy.model.habits import Habits
+from kubeproxy.model.objects import EndpointPort, ServicePort
+from kubeproxy.model.planner import Planner
+from support.cluster_objects import (
+    HERE,
+    NODE_IPS,
+    THERE,
+    address,
+    endpoint,
+    endpoint_slice,
+    node_object,
+    service,
+    world,
+)
+
+PORTS = [EndpointPort(port=8080, name="http")]
+GATEWAY = "10.244.0.1"
+"""An address of this node in its pod network, as the plugins give it one that take addresses from podCIDRs."""
+
+
+def subject(*local: str) -> Subject:
+    planner = Planner(world())
+    web = service("web", "10.96.0.10", ports=[ServicePort(port=80, name="http", node_port=30080)])
+    slices = [
+        endpoint_slice(endpoint("10.244.1.7"), endpoint("10.244.0.7", HERE), endpoint("10.244.3.9", None), ports=PORTS),
+        endpoint_slice(endpoint("10.244.2.7", "third", ready=False), name="other-1", of="other", ports=[]),
+    ]
+    nodes = [node_object(HERE, pod_cidrs=["10.244.0.0/24"])]
+    planner.apply([Replaced("services", [web]), Replaced("endpointslices", slices), Replaced("nodes", nodes)])
+    planner.take()
+    return Subject(
+        planner,
+        SimpleNamespace(habits=Habits()),
+        lambda: {Family.IPV4: [address(a) for a in (NODE_IPS[Family.IPV4], *local)]},
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "local", "node", "reason"),
+    [
+        ("10.244.1.7", (), THERE, f"10.244.1.7 is on {THERE}"),
+        ("10.244.2.7", (), "third", "10.244.2.7 is on third"),
+        (
+            "10.244.9.9",
+            (GATEWAY,),
+            "",
+            "10.244.9.9 is a pod's, and of none of this node's pod networks (10.244.0.0/24)",
+        ),
+        (
+            "10.244.3.9",
+            (GATEWAY,),
+            "",
+            "10.244.3.9 is a pod's, and of none of this node's pod networks (10.244.0.0/24)",
+        ),
+    ],
+)
+def test_a_client_of_another_node_is_named_with_it(source, local, node, reason):
+    there = subject(*local)
+    found = elsewhere(there, packet(there, source, "10.96.0.10:80"))
+    assert found is not None
+    assert (found.node, found.reason) == (node, reason)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "interface", "local"),
+    [
+        ("node", "10.96.0.10:80", "", (GATEWAY,)),
+        (NODE_IPS[Family.IPV4], "10.96.0.10:80", "", (GATEWAY,)),
+        ("10.244.0.7", "10.96.0.10:80", "", (GATEWAY,)),
+        ("10.244.0.99", "10.96.0.10:80", "", (GATEWAY,)),  # no endpoint, of this node's network
+        ("10.244.9.9", "10.96.0.10:80", "", ()),  # nothing says that podCIDRs are where pods are
+        ("192.0.2.99", "10.96.0.10:80", "", (GATEWAY,)),  # no pod
+        ("10.244.1.7", f"{NODE_IPS[Family.IPV4]}:30080", "", ()),  # it asks this very node
+        ("10.244.1.7", "10.96.0.10:80", "veth7", ()),  # somebody saw it come in here
+    ],
+)
+def test_who_is_here_or_asks_this_node_is_answered_here(source, target, interface, local):
+    there = subject(*local)
+    assert elsewhere(there, packet(there, source, target, interface)) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "heading"),
+    [
+        ("node", "10.96.0.10:80", "this node -> 10.96.0.10:80/tcp: kube-proxy forwards it"),
+        (
+            "node",
+            "10.96.0.10:81",
+            "this node -> 10.96.0.10:81/tcp: refused, the client sees connection refused, by a reset",
+        ),
+        (
+            "10.244.1.7",
+            "10.96.0.10:80",
+            f"10.244.1.7 -> 10.96.0.10:80/tcp: decided on {THERE}, where the client is; here it would be: forwarded",
+        ),
+        (
+            "10.244.9.9",
+            "10.96.0.10:80",
+            "10.244.9.9 -> 10.96.0.10:80/tcp: decided on another node, where the client is; here it would",
+        ),
+    ],
+)
+def test_the_first_line_says_what_this_proxy_decides(source, target, heading):
+    there = subject(GATEWAY)
+    why = explain(there, packet(there, source, target)).why
+    assert why.heading.startswith(heading)
+    assert why.next == ("kube-proxy trace node 10.96.0.10:80/tcp" if why.heading.endswith("proxy forwards it") else "")
+    if why.elsewhere is not None:
+        name = why.elsewhere.node or "the client's node"
+        assert why.fixes == (f"ask on {name}: `kube-proxy why {source} 10.96.0.10:80/tcp`",)
