@@ -1,4 +1,7 @@
-"""The page itself: one file of the package, sent with a policy that lets nothing run but what is in it."""
+"""The page: its HTML, style and scripts are files in site/, sent as one document.
+
+Its Content-Security-Policy lets nothing run but what is in it.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ SAFE: Final[Headers] = (
 )
 """What every answer below /ui says to a browser."""
 _HTML: Final[Headers] = (("Content-Type", "text/html; charset=utf-8"), ("X-Content-Type-Options", "nosniff"))
+_PART: Final = rb"^\{\{([\w.]+)\}\}\n"
 _INLINE: Final = rb"<%b(?:\s[^>]*)?>(.*?)</%b\s*>"
 
 
@@ -29,14 +33,21 @@ class Document:
     def handle(self, _: Request) -> Response:
         """Answer with the page."""
         if self._response is None:
-            from importlib import resources  # noqa: PLC0415 - a proxy that nobody looks at does without
-
             try:
-                self._response = page(resources.files(__package__).joinpath("page.html").read_bytes())
+                self._response = page(joined())
             except OSError as error:
-                reason = f"page.html of the package cannot be read ({error.strerror}): install kube-proxy anew\n"
+                reason = f"a file of page/site cannot be read ({error.strerror}): install kube-proxy anew\n"
                 return Response(404, TEXT, reason.encode())
         return self._response
+
+
+def joined() -> bytes:
+    """Return site/page.html with each line {{NAME}} replaced by the file of that name beside it. Raises OSError."""
+    from importlib import resources  # noqa: PLC0415 - a proxy without a reader of the page does not load it
+
+    site = resources.files(__package__).joinpath("site")
+    html = site.joinpath("page.html").read_bytes()
+    return re.sub(_PART, lambda found: site.joinpath(found[1].decode()).read_bytes(), html, flags=re.MULTILINE)
 
 
 def page(html: bytes) -> Response:

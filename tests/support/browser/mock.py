@@ -9,7 +9,6 @@ import asyncio
 import base64
 import contextlib
 import hashlib
-import importlib.resources
 import json
 import re
 import time
@@ -18,6 +17,7 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from kubeproxy.page.document import joined
 from support.browser.scene import Json, Scene, facts
 
 
@@ -164,7 +164,7 @@ class MockProxy:
 
 def page_bytes() -> bytes:
     """Return the page as the package has it."""
-    return (importlib.resources.files("kubeproxy.page") / "page.html").read_bytes()
+    return joined()
 
 
 def policy(page: bytes) -> str:

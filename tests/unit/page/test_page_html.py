@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import re
 
 import pytest
 
-PAGE = (importlib.resources.files("kubeproxy.page") / "page.html").read_text()
+from kubeproxy.page.document import joined
+from support.places import ROOT
+
+PAGE = joined().decode()
 SCHEMES = re.findall(r":root \{(.*?--bg.*?)\}", PAGE, re.DOTALL)
 
 
@@ -16,6 +18,12 @@ def test_it_is_one_file_with_one_script_and_one_style() -> None:
     assert not re.search(r"<(script|style|link|img|iframe)\s[^>]*(src|href)=[\"'](?!data:)", PAGE)
     addresses = {"http://www.w3.org/2000/svg"}  # the name of a namespace, which nothing is loaded from
     assert set(re.findall(r"https?://[^\"'` ]+", PAGE)) == addresses
+
+
+def test_no_file_of_it_is_longer_than_400_lines() -> None:
+    files = list((ROOT / "src/kubeproxy/page/site").iterdir())
+    assert len(files) > 5
+    assert [path.name for path in files if len(path.read_text(encoding="utf-8").splitlines()) > 400] == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,250 @@
+// ---- Problems -------------------------------------------------------------------------------------------------------------
+
+const LEVELS = ['bad', 'warn', 'look', 'unknown', 'note'];
+const SEVERITY = { broken: 'bad', degraded: 'warn', unknown: 'unknown', note: 'note' };
+const TAGS = { bad: 'broken', warn: 'warning', look: 'to look at', unknown: 'could not be looked at', note: 'note' };
+let problemsOf = { key: null, list: [] };
+
+/** All that is wrong now, the worst first; made anew only when something that it is made from changed. */
+function problemList() {
+  const key = [known.order, known.findings, JSON.stringify([known.families, known.facts && known.facts.unready]), fullnessLevel(), known.objects, known.flowsError];
+  if (problemsOf.key && key.every((one, place) => one === problemsOf.key[place])) return problemsOf.list;
+  const list = [...unready(), ...kernelProblems(), ...serviceProblems(), ...conntrackProblems(), ...objectProblems(), ...flowProblems()];
+  const said = list.map((one) => one.detail).join('\n');
+  for (const finding of known.findings || []) {
+    // doctor looks at the kernel's standing too; what the stream said first is not told twice.
+    if (finding.detail && said.includes(finding.detail)) continue;
+    list.push({ level: SEVERITY[finding.severity] || 'note', what: finding.what, detail: finding.detail, fix: finding.fix });
+  }
+  list.sort((a, b) => LEVELS.indexOf(a.level) - LEVELS.indexOf(b.level));
+  problemsOf = { key, list };
+  return list;
+}
+
+function unready() {
+  const parts = known.facts && !known.facts.ready ? Object.entries(known.facts.unready || {}) : [];
+  return parts.map(([part, why]) => ({ level: 'bad', what: `the proxy is not ready: ${part}`, detail: why, fix: '`kube-proxy doctor`' }));
+}
+
+function kernelProblems() {
+  return known.families.flatMap((one) => [
+    one.refusal && {
+      level: 'bad', what: `${one.family}: the kernel refuses what is planned${one.queued ? `; ${plural(one.queued, 'Service')} wait` : ''}`,
+      detail: one.refusal, fix: '`kube-proxy doctor`',
+    },
+    one.difference && {
+      level: 'bad', what: `${one.family}: kernel and plan differ`, detail: one.difference,
+      fix: 'the proxy repairs it by itself within seconds; `kube-proxy verify` shows every element; find the program that changes it',
+    },
+  ].filter(Boolean));
+}
+
+function serviceProblems() {
+  const refused = [], differ = [], none = [];
+  for (const row of known.sorted) {
+    if (row.state === 'refused') refused.push(row.name);
+    else if (row.state === 'differs') differ.push(row.name);
+    else if (noEndpoints(row)) none.push(row.name);
+  }
+  const told = known.families.some((one) => one.refusal || one.difference);
+  return [
+    refused.length && !told && { level: 'bad', what: `${plural(refused.length, 'Service is', 'Services are')} refused by the kernel`, services: refused, more: '#/services?f=trouble', fix: '`kube-proxy verify`' },
+    differ.length && !told && { level: 'bad', what: `${plural(differ.length, 'Service is', 'Services are')} not in the kernel as planned`, services: differ, more: '#/services?f=trouble', fix: '`kube-proxy verify`' },
+    // Every cluster has some, scaled to nothing: that is no trouble of this node.
+    none.length && {
+      level: 'look', what: `${plural(none.length, 'Service has', 'Services have')} no ready endpoint`, services: none, more: '#/services?f=none',
+      detail: 'Clients are refused at once. Open a Service to see which endpoints it has, and why they are out.',
+    },
+  ].filter(Boolean);
+}
+
+function conntrackProblems() {
+  const share = fullness();
+  if (share === null || share < .8) return [];
+  const { count: used, max } = known.conntrack;
+  return [{
+    level: share >= .95 ? 'bad' : 'warn', what: `connection tracking is ${percent(share)} full: ${count(used)} of ${count(max)} entries`,
+    detail: 'A full table drops new connections, of Services and of everything else on this node.',
+    fix: `\`kube-proxy conntrack\` says who has the entries; sysctl -w net.netfilter.nf_conntrack_max=${max * 2} makes room`,
+  }];
+}
+
+/** Fields that cannot be used: the rest of their objects is in force, which is easily overlooked. */
+function objectProblems() {
+  return known.objects.map(({ object, field, reason }) => {
+    const [kind, name = ''] = object.split(' ');
+    return { level: 'warn', what: `${object}: ${field} cannot be used`, detail: reason, services: kind === 'Service' && known.rows.has(name) ? [name] : null };
+  });
+}
+
+function flowProblems() {
+  return known.flowsError ? [{ level: 'unknown', what: 'new connections cannot be followed', detail: known.flowsError }] : [];
+}
+
+const noEndpoints = (row) => row.ready === 0 && row.state !== 'ignored' && row.state !== 'deleting' && row.type !== 'ExternalName';
+/** The mark of a state: what the kernel has of a Service without endpoints is right, and serves nobody. */
+const dotOf = (state, row) => `dot ${state}${state === 'programmed' && row && noEndpoints(row) ? ' empty' : ''}`;
+/** How full connection tracking is, by whole percents where it matters: a problem is not told anew for each entry. */
+const fullnessLevel = () => (fullness() >= .8 ? Math.round(fullness() * 100) : 0);
+const fullness = () => (known.conntrack && known.conntrack.max ? known.conntrack.count / known.conntrack.max : null);
+
+const problemsView = {
+  section: 'problems-view', label: 'Problems', chosen: -1, shown: null, asked: null,
+
+  build() { $('look').addEventListener('click', () => this.look()); },
+
+  /** Have problems looked for now: what is found comes by the stream, as always. */
+  async look() {
+    if (this.waits()) return;
+    const asked = this.asked = { since: known.findingsAt, until: now() + 60 };
+    this.button();
+    try {
+      const { after } = await getJson('api/look');
+      if (after > 1) notice(`problems are looked for in ${duration(after)}`);
+    } catch (error) {
+      if (this.asked === asked) this.asked = null;
+      notice(error.message);
+    }
+    draw('problems');
+  },
+
+  waits() {
+    return known.looking || Boolean(this.asked && this.asked.since === known.findingsAt && now() < this.asked.until);
+  },
+
+  button() {
+    const waits = this.waits(), often = known.every ? `, at the latest after ${duration(known.every)}` : '';
+    // Not disabled: a button that is would lose the keyboard's place.
+    $('look').setAttribute('aria-disabled', String(waits));
+    $('look').hidden = !known.facts;
+    $('look').title = `Problems are looked for by themselves 2 s after the kernel refuses or differs${often}`;
+    put($('look'), waits ? 'Looking' : 'Look again');
+  },
+
+  enter() { this.shown = null; this.draw(new Set(['enter'])); },
+
+  draw() {
+    const list = problemList();
+    this.verdict(list);
+    this.button();
+    this.vitals();
+    if (list === this.shown) return;
+    // What the keyboard is on is kept in place: the list is made anew only when a problem comes, goes or changes.
+    const at = [...$('problems').children].indexOf(document.activeElement && document.activeElement.closest('.problem'));
+    $('problems').replaceChildren(...list.map(problemCard));
+    if (at >= 0) ($('problems').children[Math.min(at, list.length - 1)] || $('main')).focus();
+    this.shown = list;
+  },
+
+  verdict(list) {
+    const wrong = list.filter((one) => one.level === 'bad' || one.level === 'warn'), facts = known.facts;
+    const level = !facts ? '' : wrong.some((one) => one.level === 'bad') ? 'bad' : wrong.length ? 'warn' : known.findings ? 'ok' : '';
+    $('verdict').className = `verdict ${level}`;
+    put($('sign'), { ok: '\u2713', warn: '!', bad: '\u00d7', '': '\u2026' }[level]);
+    const words = wrong.length ? `${wrong.length === 1 ? '1 thing is' : `${wrong.length} things are`} wrong on ${facts ? facts.node : 'this node'}` : `Nothing is wrong on ${facts ? facts.node : ''}`;
+    put($('verdict-text'), !facts ? 'Connecting to the proxy' : wrong.length || known.findings ? words : `Looking at ${facts.node}`);
+    const looked = known.findings ? `doctor looked at ${clock(known.findingsAt)}, ${ago(known.findingsAt)}` : 'doctor is looking';
+    const look = list.filter((one) => one.level === 'look').length;
+    put($('verdict-sub'), facts ? [look && `${plural(look, 'thing')} to look at`, kernelSentence(), looked + (known.looking && known.findings ? ', looking again' : '')].filter(Boolean).join(' · ') : '');
+  },
+
+  vitals() {
+    const share = fullness(), rows = [...known.rows.values()];
+    const none = rows.filter(noEndpoints).length, level = share >= .95 ? 'bad' : share >= .8 ? 'warn' : '';
+    const tiles = [
+      ['#/services', 'Services', count(known.rows.size), known.queued ? `${count(known.queued)} on their way` : known.rowsLoaded ? 'all committed' : 'loading'],
+      ['#/services?f=none', 'Without endpoints', count(none), none ? '' : 'every Service has one', none ? 'look' : ''],
+      ['#/now', 'Changes', rate(known.perSecond), known.lastChange ? ago(known.lastChange) : 'none seen yet'],
+      ['#/now', 'API to kernel, p99', known.lag ? delay(known.lag.p99) : '–', known.lag ? `p50 ${delay(known.lag.p50)}` : 'no change seen'],
+      ['#/services?s=rate', 'New connections', known.flowsAt && !known.flowsError ? rate(known.newPerSecond) : '–', newSentence()],
+      ['#/now', 'Connection tracking', share === null ? '–' : percent(share), known.conntrack ? `${brief(known.conntrack.count)} of ${brief(known.conntrack.max)}` : 'not known', level, share],
+    ];
+    const made = $('vitals').children;
+    tiles.forEach((tile, place) => vital(made[place] || $('vitals').appendChild(vitalShell()), ...tile));
+  },
+
+  keys(key) {
+    const cards = [...$('problems').children];
+    if (key === 'l') { this.look(); return true; }
+    if (key !== 'down' && key !== 'up') return false;
+    const at = cards.indexOf(document.activeElement.closest('.problem'));
+    const next = cards[Math.max(0, Math.min(cards.length - 1, at + (key === 'down' ? 1 : -1)))];
+    if (next) next.focus();
+    return true;
+  },
+};
+
+function newSentence() {
+  if (known.flowsError || !known.flowsAt) return known.flowsError ? 'not known' : '';
+  const used = [...known.flows.values()].filter((one) => one.rate).length;
+  const part = known.sampled < 1 ? `, from 1 in ${Math.round(1 / known.sampled)}` : '';
+  return used ? `to ${plural(used, 'Service')}${part}` : 'to no Service now';
+}
+
+function kernelSentence() {
+  if (!known.families.length) return '';
+  const unsound = known.families.filter((one) => !one.soundSince);
+  if (unsound.length) return `${unsound.map((one) => one.family).join(' and ')}: not known to be as planned`;
+  const since = Math.max(...known.families.map((one) => one.soundSince));
+  return `kernel as planned (${known.families.map((one) => one.family).join(' and ')}) for ${duration(theirs() - since)}`;
+}
+
+function vitalShell() {
+  const value = el('span', { class: 'val' }, '', el('small'));
+  return el('li', {}, el('a', {}, el('span', { class: 'cap' }), value), el('div', { class: 'meter', 'aria-hidden': 'true', hidden: true }, el('i')));
+}
+
+function vital(node, href, name, value, small, level = '', share = null) {
+  const [tile, meter] = node.children, [cap, val] = tile.children;
+  node.className = level;
+  if (tile.getAttribute('href') !== href) tile.setAttribute('href', href);
+  put(cap, name);
+  if (val.firstChild.data !== value) val.firstChild.data = value;
+  put(val.lastChild, small || '');
+  meter.hidden = share === null;
+  meter.className = `meter ${level}`;
+  meter.firstChild.style.width = `${Math.min(100, (share || 0) * 100)}%`;
+}
+
+function problemCard(one) {
+  const card = el('li', { class: `problem ${one.level}`, tabindex: '-1' },
+    el('span', { class: 'tag' }, TAGS[one.level]), el('h3', {}, capital(one.what)));
+  if (one.detail) card.append(el('p', {}, capital(one.detail)));
+  if (one.services) {
+    const names = one.services.slice(0, 12).map((name) => link(name));
+    if (one.services.length > 12) names.push(el('a', { href: one.more }, `all ${count(one.services.length)}`));
+    card.append(el('div', { class: 'names' }, ...names));
+  }
+  if (one.fix) card.append(fixLine(one.fix));
+  return card;
+}
+
+/** Commands of a fix that may be run as they stand. Others in a sentence are examples of what did the harm, and are not offered. */
+const COMMANDS = /`((?:kube-proxy|kubectl) [^`]+)`|((?:modprobe \w+; )?sysctl -w [\w./-]+=\w+)/g;
+
+function fixLine(text) {
+  const line = el('span'), commands = [...text.matchAll(COMMANDS)];
+  let from = 0;
+  for (const found of commands) {
+    const command = found[1] || found[2];
+    line.append(text.slice(from, found.index), el('code', {}, command));
+    // A button for each where there are several: what would be copied is what it stands behind.
+    if (commands.length > 1) line.append(' ', copyButton(command));
+    from = found.index + found[0].length;
+  }
+  line.append(text.slice(from));
+  const one = commands[0];
+  return el('div', { class: 'fix' }, el('b', {}, 'Fix'), line, commands.length > 1 ? null : copyButton(one ? one[1] || one[2] : text));
+}
+
+function copyButton(text) {
+  const button = el('button', { class: 'button', type: 'button', title: `Copy: ${text}`, click: async () => {
+    // Only a page of localhost or TLS may write there; elsewhere people mark the text.
+    try { await navigator.clipboard.writeText(text); put(button, 'Copied'); } catch { put(button, 'Mark it'); }
+    setTimeout(() => put(button, 'Copy'), 1500);
+  } }, 'Copy');
+  return button;
+}
+
+/** A sentence begins with a capital, unless it begins with a name (net.ipv4.ip_forward, shop/web). */
+const capital = (text) => (/^[a-z]+[ ,:]/.test(text) ? text.charAt(0).toUpperCase() + text.slice(1) : text);
