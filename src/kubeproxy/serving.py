@@ -14,9 +14,9 @@ import msgspec
 
 from kubeproxy import __version__
 from kubeproxy.ask.desk import Desk
-from kubeproxy.ask.remote import control_pages
-from kubeproxy.ask.snapshot import Subject
-from kubeproxy.ask.state import KernelProgress, ProgrammedState
+from kubeproxy.ask.remote import socket_pages
+from kubeproxy.ask.snapshot import Snapshot
+from kubeproxy.ask.state_page import StatePage
 from kubeproxy.ask.zones import Places
 from kubeproxy.backends.mode import Mode
 from kubeproxy.config.addresses import split_host_port
@@ -84,9 +84,6 @@ class Servers:
         page = split_host_port(config.metrics_bind_address) or METRICS_PAGE
         self._neighbours = Neighbours(config.active_mode, (page[0], int(page[1])), self._other_proxy)
         self._started = time.time()
-        engine = served.engine
-        kernel = KernelProgress(lambda: engine.queued, engine.committed, lambda: engine.standings)
-        self._state = ProgrammedState(config.active_mode, engine.planner, kernel, served.health)
         self._page: Whole | None = None
 
     def open(self) -> None:
@@ -134,7 +131,7 @@ class Servers:
             warned.add(str(error))
             log.log(level, "%s; commands such as `kube-proxy why` cannot ask this proxy", error)
 
-        pages = control_pages(self._desk, self._places)
+        pages = socket_pages(self._desk)
         admission = Admission(lambda: (COMMANDS_AT_ONCE, 1))
         server = HttpServer("commands", routes(pages), lambda at, _: listen(at), admission)
         self._servers.append(server)
@@ -142,18 +139,10 @@ class Servers:
 
     @cached_property
     def _desk(self) -> Desk:
-        served, engine = self._served, self._served.engine
-        return Desk(
-            served.options,
-            Subject(engine.planner, served.mode, lambda: engine.local_addresses),
-            self._state,
-            served.sources.reach,
-            self._started,
-        )
-
-    @cached_property
-    def _places(self) -> Places:
-        return Places(self._served.sources.zones)
+        served = self._served
+        reach, zones = served.sources.reach, served.sources.zones
+        snapshot = Snapshot(served.options, served.mode, served.engine, served.health, reach, self._started)
+        return Desk(snapshot, Places(zones))
 
     def _pages(self) -> Mapping[str, Handler]:
         """Return what the metrics port shows."""
@@ -167,7 +156,7 @@ class Servers:
             if on("ComponentStatusz")
             else None,
             flagz=(lambda: flags_text(served.options.flags)) if on("ComponentFlagz") else None,
-            state=self._state.handle,
+            state=StatePage(self._desk.snapshot).handle,
             asked_by=self._neighbours.asked_by,
         )
         if config.enable_profiling:
@@ -182,7 +171,7 @@ class Servers:
             from kubeproxy.page.whole import Whole  # noqa: PLC0415 - a proxy that nobody looks at does without
 
             served = self._served
-            self._page = Whole(served.options, served.engine, self._desk, self._places, served.watched)
+            self._page = Whole(self._desk, served.watched)
         return self._page.handlers[request.path](request)
 
     def _facts(self) -> Mapping[str, str]:

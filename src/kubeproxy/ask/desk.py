@@ -1,19 +1,20 @@
-"""What is known of this node's Services, for commands: from a running proxy, or from objects read for one question."""
+"""Answers questions about this node's Services, from one Snapshot: each answer is made here, for all who ask."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from kubeproxy.api.source import Reach
+from msgspec.structs import replace
+
+from kubeproxy.ask import state
 from kubeproxy.ask.facts import Facts, Objects, ProgrammedService
 from kubeproxy.ask.question import packet
-from kubeproxy.ask.snapshot import Subject
-from kubeproxy.ask.state import ProgrammedState, unwatched
-from kubeproxy.ask.state_query import Query
+from kubeproxy.ask.snapshot import Snapshot, unwatched
+from kubeproxy.ask.state_page import Query
 from kubeproxy.ask.why import Explained, explain
-from kubeproxy.config.options import Options
+from kubeproxy.ask.zones import Places, with_zones
 from kubeproxy.config.write import describe
 from kubeproxy.errors import QuestionError
 from kubeproxy.model.plan import NOTHING, FrontendKind, ServiceName
@@ -24,48 +25,34 @@ _PROPOSED = 1000
 
 
 class Desk:
-    """Answers questions. `state` is what /debug/state shows, `reach` how the API server is reached; `started` is since
-    the epoch.
-    """
+    """Answers questions. `places` looks up the zones of endpoints, None where nothing can be looked up later."""
 
     running: Final = False
     """Whether a proxy is asked that runs here, so that the kernel should have what it says."""
 
-    def __init__(
-        self,
-        options: Options,
-        subject: Subject,
-        state: ProgrammedState,
-        reach: Callable[[], Reach | None],
-        started: float,
-    ) -> None:
-        self.state = state
-        self._options = options
-        self._subject = subject
-        self._kernel = state.kernel
-        self._reach = reach
-        self._started = started
+    def __init__(self, snapshot: Snapshot, places: Places | None = None) -> None:
+        self.snapshot = snapshot
+        self.places = places
 
     def facts(self) -> Facts:
         """Return what holds for the whole proxy."""
-        planner, options = self._subject.planner, self._options
+        snapshot, planner, options = self.snapshot, self.snapshot.planner, self.snapshot.options
         return Facts(
             version=build(),
             pid=os.getpid(),
-            started=self._started,
-            mode=self._subject.mode.name,
+            started=snapshot.started,
+            mode=snapshot.mode.name,
             config_file=options.config_file,
             master=options.master,
             manifests=options.manifests,
             config=describe(options.config),
             world=planner.world,
-            standings=self._kernel.standings(),
-            unready=self.state.health.unready(),
+            standings=snapshot.engine.standings,
+            unready=snapshot.health.unready(),
             listed=planner.complete,
             services=len(planner.services),
             endpoint_slices=planner.objects.endpoints,
-            pending=len(self._kernel.queued()) + planner.dirty,
-            reach=self._reach(),
+            reach=snapshot.reach(),
             node=planner.nodes.get(planner.world.node_name),
         )
 
@@ -73,72 +60,73 @@ class Desk:
         """Return whether any Service has a NodePort; all of them are looked at for it."""
         return any(
             frontend.kind is FrontendKind.NODEPORT
-            for compiled in self._subject.planner.compiled.values()
+            for compiled in self.snapshot.planner.compiled.values()
             for plan in compiled.plans
             for frontend in plan.frontends
         )
 
     def why(self, source: str, target: str, interface: str = "") -> Explained:
-        """Return what becomes of a connection; see ask.question for the texts. Raises QuestionError."""
-        return explain(self._subject, packet(self._subject, source, target, interface))
+        """Return the decision about a connection; ask.question has the texts' form. Raises QuestionError."""
+        return explain(self.snapshot, packet(self.snapshot, source, target, interface))
 
-    def services(self, names: Sequence[ServiceName] = ()) -> Iterator[ProgrammedService]:
+    async def zoned(self, made: Explained) -> Explained:
+        """Return an answer of `why` with the zones of its endpoints, as far as they can be looked up."""
+        return made if self.places is None else replace(made, why=await with_zones(made.why, self.places))
+
+    def services(self, names: Iterable[ServiceName] = ()) -> Iterator[ProgrammedService]:
         """Yield those of these Services that are known, all when none is named."""
         return (held for name in names or self.names if (held := self._service(name)) is not None)
 
     def service(self, name: ServiceName) -> dict[str, Any]:
         """Return all of a Service, as /debug/state has it. Raises QuestionError when it is unknown."""
-        made = self.state.service(name)
+        made = state.service(self.snapshot, name)
         if made is None:
             raise QuestionError(unwatched(name))
         return made
 
     @property
-    def watched(self) -> list[ServiceName]:
-        """All Services that there are, or that slices name."""
-        planner = self._subject.planner
-        return list({**planner.services, **planner.slices})
-
-    def objects(self, names: Sequence[ServiceName] = ()) -> Iterator[Objects]:
-        """Yield what the plans of these Services are made of, of all when none is named."""
-        planner, names = self._subject.planner, names or self.watched
-        return (Objects(name, planner.services.get(name), planner.slices.get(name, {})) for name in names)
+    def names(self) -> list[ServiceName]:
+        """All Services, those included that are deleted while their rules are still in the kernel."""
+        return self.snapshot.names
 
     @property
-    def names(self) -> list[ServiceName]:
-        """All Services, those included that are gone while their rules are not."""
-        return list({**self._subject.planner.services, **self._kernel.queued()})
+    def watched(self) -> list[ServiceName]:
+        """All Services that exist, or that EndpointSlices name."""
+        return list({**self.snapshot.planner.services, **self.snapshot.planner.slices})
+
+    def objects(self, names: Sequence[ServiceName] = ()) -> Iterator[Objects]:
+        """Yield the objects that the plans of these Services are made of, of all when none is named."""
+        planner, names = self.snapshot.planner, names or self.watched
+        return (Objects(name, planner.services.get(name), planner.slices.get(name, {})) for name in names)
 
     def has_address(self, name: ServiceName, address: bytes) -> bool:
         """Return whether a Service has a packed address, of a frontend or of an endpoint, ready or not."""
-        return Query(address=address).finds(self._subject.planner, name)
+        return Query(address=address).finds(self.snapshot.planner, name)
 
     def beginning(self, prefix: str) -> list[str]:
         """Return the Services that begin with a text, as NAMESPACE/NAME; with a colon in it that Service's ports."""
         name, colon, port = prefix.partition(":")
         if not colon:
-            found = (f"{space}/{name}" for space, name in self._subject.planner.services)
+            found = ("/".join(name) for name in self.snapshot.planner.services)
             return sorted(one for one in found if one.startswith(prefix))[:_PROPOSED]
         space, _, own = name.partition("/")
-        compiled = self._subject.planner.compiled.get((space, own), NOTHING)
+        compiled = self.snapshot.planner.compiled.get((space, own), NOTHING)
         ports = {one.port_text.lower().removesuffix("/tcp") for plan in compiled.plans for one in plan.frontends}
         return [f"{name}:{one}" for one in sorted(ports) if one.startswith(port)]
 
     def _service(self, name: ServiceName) -> ProgrammedService | None:
-        planner, queued = self._subject.planner, self._kernel.queued()
-        service, compiled = planner.services.get(name), planner.compiled.get(name, NOTHING)
-        verdict = self.state.verdict(name)
+        planner, verdict = self.snapshot.planner, self.snapshot.verdict(name)
         if verdict is None:
             return None
-        waits = name in queued or planner.is_dirty(name)
+        service, compiled = planner.services.get(name), planner.compiled.get(name, NOTHING)
+        waits = name in self.snapshot.engine.queued or planner.is_dirty(name)
         return ProgrammedService(
             name=name,
             state=verdict[0],
             reason=verdict[1],
             version=service.metadata.resource_version if service is not None else None,
             slices={piece: held.version for piece, held in planner.slices.get(name, {}).items()},
-            plans=tuple(self._kernel.committed(name)),
+            plans=tuple(self.snapshot.engine.committed(name)),
             wanted=compiled.plans if waits else None,
-            health=compiled.health,
             problems=compiled.problems,
         )

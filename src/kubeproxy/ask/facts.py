@@ -12,7 +12,7 @@ from kubeproxy.config.decode import decode
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.objects import Node, Service
-from kubeproxy.model.plan import Globals, HealthCheck, Problem, ServiceName, ServicePlan
+from kubeproxy.model.plan import Globals, Problem, ServiceName, ServicePlan
 from kubeproxy.observe.standing import FamilyStanding
 
 
@@ -37,7 +37,6 @@ class Facts(Struct, frozen=True, kw_only=True):
     listed: bool = True
     services: int
     endpoint_slices: int
-    pending: int
     reach: Reach | None
     node: Node | None
 
@@ -62,7 +61,6 @@ class ProgrammedService(Struct, frozen=True, kw_only=True):
     slices: Mapping[str, str | None]
     plans: tuple[ServicePlan, ...]
     wanted: tuple[ServicePlan, ...] | None = None
-    health: HealthCheck | None = None
     problems: tuple[Problem, ...] = ()
 
 

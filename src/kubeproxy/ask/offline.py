@@ -14,18 +14,18 @@ from kubeproxy import host, modes
 from kubeproxy.api.source import Reach
 from kubeproxy.ask.checks import contact
 from kubeproxy.ask.desk import Desk
-from kubeproxy.ask.snapshot import Subject
+from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.ask.source import UnreadError
-from kubeproxy.ask.state import KernelProgress, ProgrammedState
 from kubeproxy.config.options import Options, build_options
 from kubeproxy.config.pflag import parse
 from kubeproxy.errors import ConfigError, NoAnswerError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event
 from kubeproxy.model.plan import NOTHING, ServiceName, ServicePlan
-from kubeproxy.model.planner import Planner
+from kubeproxy.model.planner import Change, Planner
 from kubeproxy.model.world import Settings, Surroundings, build
 from kubeproxy.observe.metrics import ProxyMetrics
+from kubeproxy.observe.standing import FamilyStanding
 from kubeproxy.sources import Sources, open_sources
 
 PATIENCE = 30.0
@@ -38,7 +38,7 @@ _FLAGS = ("config", "manifests", "kubeconfig", "proxy_mode", "hostname_override"
 
 
 def desk(arguments: argparse.Namespace) -> Desk:
-    """Return what answers as a proxy of these arguments would. Raises KubeProxyError without the objects."""
+    """Return a Desk that answers as a proxy of these arguments would. Raises KubeProxyError without the objects."""
     options = _options(arguments)
     settings = host.settings(options.config, balancing_entries=options.balancing_entries)
     mode = modes.named(options.config.active_mode)
@@ -49,20 +49,30 @@ def desk(arguments: argparse.Namespace) -> Desk:
     planner.set_world(build(settings, Surroundings(node, cidrs, addresses)))
     planner.take()
 
-    def compiled(name: ServiceName) -> tuple[ServicePlan, ...]:
-        return planner.compiled.get(name, NOTHING).plans
-
-    state = ProgrammedState(mode.name, planner, KernelProgress(dict, compiled, tuple, "planned"), _Planned())
-    return Desk(options, Subject(planner, mode, lambda: addresses), state, lambda: reach, time.time())
+    planned = Planned(planner, addresses)
+    return Desk(Snapshot(options, mode, planned, planned, lambda: reach, time.time(), "planned"))
 
 
-class _Planned:
-    """The health of what does not run."""
+class Planned:
+    """Plans without a proxy, in place of its engine and its health: nothing is queued, and all counts as committed."""
+
+    queued: Mapping[ServiceName, Change] = {}
+    standings: tuple[FamilyStanding, ...] = ()
+
+    def __init__(self, planner: Planner, local_addresses: Mapping[Family, Sequence[bytes]]) -> None:
+        self.planner = planner
+        self.local_addresses = local_addresses
+
+    def committed(self, name: ServiceName) -> Sequence[ServicePlan]:
+        """Return the plans of a Service."""
+        return self.planner.compiled.get(name, NOTHING).plans
 
     def unready(self) -> dict[str, str]:
+        """Return nothing: readiness is a running proxy's."""
         return {}
 
-    def last_updated(self, family: str) -> str | None:  # noqa: ARG002
+    def last_updated(self, family: str) -> str | None:  # noqa: ARG002 - see Health
+        """Return None: nothing was programmed."""
         return None
 
 

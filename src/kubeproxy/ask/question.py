@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from kubeproxy.ask.snapshot import Subject
-from kubeproxy.ask.state import unwatched
+from kubeproxy.ask.snapshot import Snapshot, unwatched
 from kubeproxy.errors import QuestionError
 from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, unpack
 from kubeproxy.model.answer import Packet
@@ -19,7 +18,7 @@ _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """The name of a namespace or of a Service (RFC 1123)."""
 
 
-def packet(subject: Subject, source: str, target: str, interface: str = "") -> Packet:
+def packet(snapshot: Snapshot, source: str, target: str, interface: str = "") -> Packet:
     """Return the first packet of a connection from `source` to `target`. Raises QuestionError.
 
     A source is an address, with a port where that matters as in 192.0.2.7:40000, or `node`. A target is ADDRESS:PORT,
@@ -31,7 +30,7 @@ def packet(subject: Subject, source: str, target: str, interface: str = "") -> P
     destination = pack(where.strip("[]")) if "/" not in where else None
     if destination is None:
         name = _service_name(where)
-        destination, number = _service_address(subject, name, number, protocol, client)
+        destination, number = _service_address(snapshot, name, number, protocol, client)
     return _packet(client, destination, protocol, number, interface)._replace(source_port=client_port)
 
 
@@ -102,12 +101,12 @@ def _names_service(text: str) -> bool:
 
 
 def _service_address(
-    subject: Subject, name: ServiceName, port: str, protocol: str, client: bytes | None
+    snapshot: Snapshot, name: ServiceName, port: str, protocol: str, client: bytes | None
 ) -> tuple[bytes, str]:
     """Return the first cluster IP of a Service that this client may ask, and the number of its port."""
     service = "/".join(name)
-    compiled = subject.planner.compiled.get(name)
-    known = subject.planner.services.get(name)
+    compiled = snapshot.planner.compiled.get(name)
+    known = snapshot.planner.services.get(name)
     if compiled is None or known is None:
         raise QuestionError(
             f"{unwatched(name)}; `kubectl -n {name[0]} get service {name[1]} --show-labels` tells which"

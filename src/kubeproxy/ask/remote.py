@@ -1,4 +1,4 @@
-"""What a running proxy serves at its socket. The commands put it into words, and look at the kernel themselves.
+"""A Desk behind a socket: the routes by which a running proxy answers, and the client's side of them.
 
 Short answers are made at once. Long ones go a few Services at a time, with the event loop running in between.
 """
@@ -6,70 +6,118 @@ Short answers are made at once. Long ones go a few Services at a time, with the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from kubeproxy.ask.desk import Desk
-from kubeproxy.ask.zones import Places, with_zones
+from kubeproxy.ask.facts import Facts, Objects, ProgrammedService
+from kubeproxy.ask.why import Explained
+from kubeproxy.control.client import Client
 from kubeproxy.control.wire import stream
 from kubeproxy.errors import QuestionError
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.observe.http import TEXT, Handler, Request, Response
 
+if TYPE_CHECKING:
+    from kubeproxy.ask.desk import Desk
+
+AT_ONCE = 100
+"""Services that are named in one request."""
+MANY = 1000
+"""Services from which on all are asked for instead of each by its name."""
 _PACKED = (("Content-Type", "application/msgpack"),)
 _RUN = 100
 """Services written before the loop has its turn: about a millisecond."""
 
 
-def control_pages(desk: Desk, places: Places) -> dict[str, Handler]:
+def socket_pages(desk: Desk) -> dict[str, Handler]:
     """Return the routes of the socket."""
 
-    def why(request: Request) -> Response:
-        given = dict(request.parameters)
-        try:
-            made = desk.why(given.get("source", ""), given.get("target", ""), given.get("interface", ""))
-        except QuestionError as error:
-            return Response(400, TEXT, str(error).encode())
+    def answered(make: Callable[[Mapping[str, str]], object]) -> Handler:
+        def handle(request: Request) -> Response:
+            try:
+                made = make(dict(request.parameters))
+            except QuestionError as error:
+                return Response(404, TEXT, str(error).encode())
+            if isinstance(made, Explained):
+                return Response(200, _PACKED, _zoned(desk, made))
+            return Response(200, _PACKED, msgspec.msgpack.encode(made))
 
-        async def body() -> AsyncGenerator[bytes, None]:
-            yield msgspec.msgpack.encode(msgspec.structs.replace(made, why=await with_zones(made.why, places)))
-
-        return Response(200, _PACKED, body())
+        return handle
 
     def services(request: Request) -> Response:
-        # Those whose names are given, as NAMESPACE/NAME; all when none is.
-        given = [value.partition("/") for key, value in request.parameters if key == "name"]
-        return Response(
-            200, _PACKED, _streamed(desk.services, [(space, name) for space, _, name in given] or desk.names)
-        )
-
-    def service(request: Request) -> Response:
-        namespace, _, name = dict(request.parameters).get("name", "").partition("/")
-        try:
-            return Response(200, _PACKED, msgspec.msgpack.encode(desk.service((namespace, name))))
-        except QuestionError as error:
-            return Response(404, TEXT, str(error).encode())
+        names = [_name(value) for key, value in request.parameters if key == "name"]
+        return Response(200, _PACKED, _streamed(desk.services, names or desk.names))
 
     def names(request: Request) -> Response:
-        prefix = dict(request.parameters).get("prefix", "")
-        return Response(200, TEXT, "".join(f"{name}\n" for name in desk.beginning(prefix)).encode())
+        # Lines of text: completion of a command line, for which a user waits, decodes nothing.
+        found = desk.beginning(dict(request.parameters).get("prefix", ""))
+        return Response(200, TEXT, "".join(f"{name}\n" for name in found).encode())
 
     return {
-        "/facts": lambda _: Response(200, _PACKED, msgspec.msgpack.encode(desk.facts())),
-        "/node-ports": lambda _: Response(200, _PACKED, msgspec.msgpack.encode(desk.has_node_ports())),
-        "/why": why,
+        "/facts": answered(lambda _: desk.facts()),
+        "/node-ports": answered(lambda _: desk.has_node_ports()),
+        "/why": answered(lambda given: desk.why(**{"source": "", "target": "", **given})),
         "/services": services,
         "/objects": lambda _: Response(200, _PACKED, _streamed(desk.objects, desk.watched)),
-        "/service": service,
+        "/service": answered(lambda given: desk.service(_name(given.get("name", "")))),
         "/names": names,
     }
 
 
-Answers = Callable[[Sequence[ServiceName]], Iterable[object]]
+def _name(text: str) -> ServiceName:
+    namespace, _, name = text.partition("/")
+    return (namespace, name)
 
 
-async def _streamed(answers: Answers, names: Sequence[ServiceName]) -> AsyncGenerator[bytes, None]:
+async def _zoned(desk: Desk, made: Explained) -> AsyncGenerator[bytes, None]:
+    yield msgspec.msgpack.encode(await desk.zoned(made))
+
+
+async def _streamed(
+    answers: Callable[[Sequence[ServiceName]], Iterable[object]], names: Sequence[ServiceName]
+) -> AsyncGenerator[bytes, None]:
     for start in range(0, len(names), _RUN):
         yield stream(answers(names[start : start + _RUN]))
         await asyncio.sleep(0)
+
+
+class Running:
+    """The Desk of the proxy behind a socket. Every call may raise KubeProxyError."""
+
+    running: Final = True
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    def facts(self) -> Facts:
+        """See Desk."""
+        return self.client.ask("/facts", Facts)
+
+    def why(self, source: str, target: str, interface: str = "") -> Explained:
+        """See Desk."""
+        return self.client.ask("/why", Explained, source=source, target=target, interface=interface)
+
+    def services(self, names: Sequence[ServiceName] = ()) -> Iterator[ProgrammedService]:
+        """See Desk."""
+        if len(names) > MANY:
+            wanted = frozenset(names)
+            yield from (held for held in self.services() if held.name in wanted)
+            return
+        # A request line has 16 KiB at most; no names at all are one request, for all Services.
+        for start in range(0, len(names) or 1, AT_ONCE):
+            asked = names[start : start + AT_ONCE]
+            yield from self.client.stream("/services", ProgrammedService, [("name", "/".join(name)) for name in asked])
+
+    def service(self, name: ServiceName) -> dict[str, Any]:
+        """See Desk."""
+        return self.client.ask("/service", dict[str, Any], name="/".join(name))
+
+    def has_node_ports(self) -> bool:
+        """See Desk."""
+        return self.client.ask("/node-ports", bool)
+
+    def objects(self) -> Iterator[Objects]:
+        """See Desk."""
+        return self.client.stream("/objects", Objects, [])

@@ -1,19 +1,129 @@
-"""What questions are asked of: the plans of a node, the mode that translates them, and what the node itself is."""
+"""The state that answers are made of: a running proxy's, or one of objects read from a folder or an API server."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-if TYPE_CHECKING:  # a command that asks a running proxy needs neither
+from kubeproxy.model.compile import of_another_proxy, skipped
+from kubeproxy.model.plan import NOTHING, ServiceName, ServicePlan
+from kubeproxy.observe.standing import WORST_FIRST, FamilyStanding, trouble
+
+if TYPE_CHECKING:  # a command that asks a running proxy loads none of them
+    from kubeproxy.api.source import Reach
     from kubeproxy.backends.mode import Mode
+    from kubeproxy.config.options import Options
     from kubeproxy.model.addresses import Family
-    from kubeproxy.model.planner import Planner
+    from kubeproxy.model.endpoints import Slice
+    from kubeproxy.model.planner import Change, Planner
 
 
-class Subject(NamedTuple):
-    """A node as the proxy on it sees it, or as one would. `local` returns the node's packed addresses by family."""
+class Programmed(Protocol):
+    """The plans, and how far the kernel has them: an Engine, or its stand-in where no proxy runs."""
 
     planner: Planner
+    local_addresses: Mapping[Family, Sequence[bytes]]
+
+    @property
+    def queued(self) -> Mapping[ServiceName, Change]:
+        """Changes that the kernel of some address family does not have yet."""
+
+    @property
+    def standings(self) -> tuple[FamilyStanding, ...]:
+        """How each address family's kernel stands."""
+
+    def committed(self, name: ServiceName) -> Sequence[ServicePlan]:
+        """Return the plans of a Service that the kernel took last."""
+
+
+class Health(Protocol):
+    """The proxy's health as far as answers show it."""
+
+    def unready(self) -> dict[str, str]:
+        """Return why the proxy is not ready, by the name of the check; empty when it is."""
+
+    def last_updated(self, family: str) -> str | None:
+        """Return when everything queued was programmed the last time, None for never."""
+
+
+class Snapshot(NamedTuple):
+    """The state of a node. `started` is in seconds since the epoch; `complete` is the state of a Service of which the
+    kernel lacks nothing; `reach` returns how the API server is reached, None where objects come from files.
+    """
+
+    options: Options
     mode: Mode
-    local: Callable[[], Mapping[Family, Sequence[bytes]]]
+    engine: Programmed
+    health: Health
+    reach: Callable[[], Reach | None]
+    started: float
+    complete: Literal["programmed", "planned"] = "programmed"
+
+    @property
+    def planner(self) -> Planner:
+        """The objects, and the plans that are made of them."""
+        return self.engine.planner
+
+    @property
+    def addresses(self) -> set[bytes]:
+        """The node's own addresses, packed."""
+        return {address for addresses in self.engine.local_addresses.values() for address in addresses}
+
+    @property
+    def names(self) -> list[ServiceName]:
+        """All Services, those included that are deleted while their rules are still in the kernel."""
+        return list({**self.planner.services, **self.engine.queued})
+
+    @property
+    def pending(self) -> int:
+        """How many Services have a change that the kernel does not have yet."""
+        return len(self.engine.queued) + self.planner.dirty
+
+    def verdict(self, name: ServiceName) -> tuple[str, str] | None:
+        """Return the state of a Service, and its reason, '' for none; None when the Service is unknown."""
+        planner, queued = self.planner, name in self.engine.queued
+        service, compiled = planner.services.get(name), planner.compiled.get(name)
+        if service is None and not queued and not _proxy_names(planner.slices.get(name, {})):
+            return None
+        plans = (*(compiled or NOTHING).plans, *self.engine.committed(name))
+        unsound = self._unsound({plan.key.family for plan in plans})
+        reasons = "; ".join(f"{family}: {why}" for _, family, why in unsound)
+        if service is None and queued:
+            return "deleting", reasons
+        if unsound:
+            return min((state for state, _, _ in unsound), key=WORST_FIRST.index), reasons
+        if queued or (service is not None and (compiled is None or planner.is_dirty(name))):
+            return "pending", ""
+        if not (compiled or NOTHING).plans:
+            return "ignored", self._why_ignored(name)
+        return self.complete, ""
+
+    def _unsound(self, families: Collection[Family]) -> list[tuple[str, str, str]]:
+        """Return state, label and reason of those of some families whose kernel may lack what it took."""
+        standings = self.engine.standings if families else ()
+        return [
+            (wrong[0], standing.family.label, wrong[1])
+            for standing in standings
+            if standing.family in families and (wrong := trouble(standing)) is not None
+        ]
+
+    def _why_ignored(self, name: ServiceName) -> str:
+        """Return why nothing is programmed for a Service that is known, if only from its EndpointSlices."""
+        service = self.planner.services.get(name)
+        if service is None:
+            return of_another_proxy(_proxy_names(self.planner.slices[name])[0])
+        families = " and ".join(family.label for family in self.planner.world.families)
+        return skipped(service) or f"it has no port and address that can be used on this node ({families})"
+
+
+def unwatched(name: ServiceName) -> str:
+    """Return why there is no answer for a Service that is unknown."""
+    return (
+        f"no Service {name[0]}/{name[1]} that is watched: there is none, it is headless (spec.clusterIP is None), or"
+        " another proxy's (label service.kubernetes.io/service-proxy-name)"
+    )
+
+
+def _proxy_names(slices: Mapping[str, Slice]) -> list[str]:
+    """Return the values of the label by which a Service is another proxy's, as its EndpointSlices have it."""
+    return [piece.proxy_name for piece in slices.values() if piece.proxy_name is not None]

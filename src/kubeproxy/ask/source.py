@@ -1,18 +1,16 @@
-"""Whom a command asks: the proxy that runs, or a stand-in that reads the same objects for this one question."""
+"""The source of a command's answers: the proxy that runs, or a Desk of objects that are read for this one question."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from kubeproxy.ask.checks import contact
-from kubeproxy.ask.facts import Facts, Objects, ProgrammedService
+from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import Diagnosis
-from kubeproxy.ask.why import Explained
+from kubeproxy.ask.remote import Running
 from kubeproxy.control.client import Client
 from kubeproxy.errors import NoAnswerError
-from kubeproxy.model.plan import ServiceName
 
 if TYPE_CHECKING:
     from kubeproxy.ask.desk import Desk
@@ -26,58 +24,12 @@ class UnreadError(NoAnswerError):
         self.finding = finding
 
 
-AT_ONCE = 100
-"""Services that are named in one request."""
-MANY = 1000
-"""Services from which on all are asked for instead of each by its name."""
-
-
-class Running:
-    """The proxy behind a socket; its answers are those of control.desk.Desk. Every call may raise KubeProxyError."""
-
-    running: Final = True
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-
-    def facts(self) -> Facts:
-        """See Desk."""
-        return self.client.ask("/facts", Facts)
-
-    def why(self, source: str, target: str, interface: str = "") -> Explained:
-        """See Desk."""
-        return self.client.ask("/why", Explained, source=source, target=target, interface=interface)
-
-    def services(self, names: Sequence[ServiceName] = ()) -> Iterator[ProgrammedService]:
-        """See Desk."""
-        if len(names) > MANY:
-            wanted = frozenset(names)
-            yield from (held for held in self.services() if held.name in wanted)
-            return
-        # A request line has 16 KiB at most; no names at all are one request, for all Services.
-        for start in range(0, len(names) or 1, AT_ONCE):
-            asked = names[start : start + AT_ONCE]
-            yield from self.client.stream("/services", ProgrammedService, [("name", "/".join(name)) for name in asked])
-
-    def service(self, name: ServiceName) -> dict[str, Any]:
-        """See Desk."""
-        return self.client.ask("/service", dict[str, Any], name="/".join(name))
-
-    def has_node_ports(self) -> bool:
-        """See Desk."""
-        return self.client.ask("/node-ports", bool)
-
-    def objects(self) -> Iterator[Objects]:
-        """See Desk."""
-        return self.client.stream("/objects", Objects, [])
-
-
 Source: TypeAlias = "Running | Desk"
-"""What a command asks: the proxy that runs here, or the objects that were read for this one question."""
+"""The source of answers: the proxy that runs here, or the objects that were read for this one question."""
 
 
 def knowing(asked: Source) -> Facts:
-    """Return what holds for the whole proxy. Raises NoAnswerError as long as it cannot know what Services there are."""
+    """Return the proxy's facts. Raises NoAnswerError until it has a list of all Services and EndpointSlices."""
     facts = asked.facts()
     if facts.listed:
         return facts
@@ -90,9 +42,9 @@ def knowing(asked: Source) -> Facts:
 
 
 def source(arguments: argparse.Namespace) -> Source:
-    """Return whom the arguments name. Raises KubeProxyError."""
+    """Return the source that the arguments name. Raises KubeProxyError."""
     if arguments.manifests or arguments.kubeconfig:
-        from kubeproxy.ask.offline import desk  # noqa: PLC0415 - it needs much that a question does not
+        from kubeproxy.ask.offline import desk  # noqa: PLC0415 - it loads modules that a question to a proxy does without
 
         return desk(arguments)
     return Running(Client(arguments.control_socket))

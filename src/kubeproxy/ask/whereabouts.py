@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from kubeproxy.ask.snapshot import Subject
+from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.model.addresses import family_of, parse_networks, unpack, within
 from kubeproxy.model.answer import Packet
 from kubeproxy.model.world import pod_cidrs
@@ -20,18 +20,18 @@ class Elsewhere(Struct, frozen=True, rename="camel"):
     field: str
 
 
-def elsewhere(subject: Subject, packet: Packet) -> Elsewhere | None:
+def elsewhere(snapshot: Snapshot, packet: Packet) -> Elsewhere | None:
     """Return where a packet is decided that is not here; None where it is here, or where nobody knows.
 
     What a client of another node sends to an address of this one is decided here, and what is said to come in by an
     interface is here as well.
     """
-    planner, source = subject.planner, packet.source
-    local = {address for addresses in subject.local().values() for address in addresses}
+    planner, source = snapshot.planner, packet.source
+    local = snapshot.addresses
     if source is None or packet.interface or source in local or packet.destination in local:
         return None
     own = planner.world.node_name
-    found = dict(_nodes(subject, source))
+    found = dict(_nodes(snapshot, source))
     if own in found:
         return None
     for node, slice_name in found.items():
@@ -47,9 +47,9 @@ def elsewhere(subject: Subject, packet: Packet) -> Elsewhere | None:
     return None
 
 
-def _nodes(subject: Subject, address: bytes) -> Iterator[tuple[str, str]]:
+def _nodes(snapshot: Snapshot, address: bytes) -> Iterator[tuple[str, str]]:
     """Yield the nodes that slices name for an address, each with the name of a slice."""
-    for (namespace, _), pieces in subject.planner.slices.items():
+    for (namespace, _), pieces in snapshot.planner.slices.items():
         for name, piece in pieces.items():
             if piece.family is family_of(address) and piece.holds(address):
                 for endpoint in piece.endpoints:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from msgspec import Struct, to_builtins
 
 from kubeproxy.ask.question import NODE
-from kubeproxy.ask.snapshot import Subject
+from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.ask.whereabouts import Elsewhere, elsewhere
 from kubeproxy.model.absence import Absent
 from kubeproxy.model.addresses import (
@@ -111,19 +111,18 @@ class Explained(Struct, frozen=True):
     world: Globals
 
 
-def explain(subject: Subject, packet: Packet) -> Explained:
+def explain(snapshot: Snapshot, packet: Packet) -> Explained:
     """Return what becomes of a packet here, and why."""
-    here = {address for addresses in subject.local().values() for address in addresses}
-    made = answer(subject.planner, packet, here, subject.mode.habits)
-    return Explained(_told(subject, packet, made, elsewhere(subject, packet)), made.plan, subject.planner.world)
+    made = answer(snapshot.planner, packet, snapshot.addresses, snapshot.mode.habits)
+    return Explained(_told(snapshot, packet, made, elsewhere(snapshot, packet)), made.plan, snapshot.planner.world)
 
 
-def _told(subject: Subject, packet: Packet, made: Answer, there: Elsewhere | None) -> Why:
+def _told(snapshot: Snapshot, packet: Packet, made: Answer, there: Elsewhere | None) -> Why:
     plan = made.plan
     source = unpack(packet.source) if packet.source is not None else THIS_NODE
     destination = front_text(packet.destination, packet.port, packet.protocol)
     where = f"ask on {there.node or _ITS_NODE}: `kube-proxy why {source} {destination}`" if there is not None else ""
-    places = _places(subject, plan) if plan is not None else {}
+    places = _places(snapshot, plan) if plan is not None else {}
     return Why(
         source=source,
         destination=destination,
@@ -138,7 +137,7 @@ def _told(subject: Subject, packet: Packet, made: Answer, there: Elsewhere | Non
         ),
         missing=tuple(_missing(one) for one in made.absent),
         affinity=made.affinity,
-        fixes=(where,) if where else tuple(_fixes(packet, made, subject.planner.world)),
+        fixes=(where,) if where else tuple(_fixes(packet, made, snapshot.planner.world)),
         elsewhere=there,
     )
 
@@ -149,12 +148,12 @@ def _missing(one: Absent) -> Missing:
     return Missing(where, one.reason, one.field, one.slice_name)
 
 
-def _places(subject: Subject, plan: ServicePlan) -> dict[bytes, tuple[str, str]]:
+def _places(snapshot: Snapshot, plan: ServicePlan) -> dict[bytes, tuple[str, str]]:
     """Return Node and zone of each destination of a plan, as far as they are known."""
     key = plan.key
     return {
         endpoint.address + PORT_BYTES[port.port]: (endpoint.node, (piece.zones or {}).get(endpoint.address, ""))
-        for piece in subject.planner.slices.get((key.namespace, key.name), {}).values()
+        for piece in snapshot.planner.slices.get((key.namespace, key.name), {}).values()
         if piece.family is key.family
         for port in piece.ports
         for endpoint in piece.endpoints

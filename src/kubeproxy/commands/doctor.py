@@ -17,7 +17,8 @@ from kubeproxy import modes
 from kubeproxy.ask.checks import identity
 from kubeproxy.ask.checks.checkup import CheckedNode, Checkup, look_at
 from kubeproxy.ask.finding import Diagnosis, Severity
-from kubeproxy.ask.source import Running, Source, UnreadError, source
+from kubeproxy.ask.remote import Running
+from kubeproxy.ask.source import Source, UnreadError, source
 from kubeproxy.commands import NO, UNKNOWN, YES, output
 from kubeproxy.config.options import build_options
 from kubeproxy.config.pflag import parse

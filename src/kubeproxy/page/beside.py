@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from kubeproxy.ask.flows.owners import Keys, keys_by_port
+from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.planner import Change, Planner
 from kubeproxy.page.companion import Companion
@@ -34,11 +35,11 @@ _MOST_OBJECTS: Final = 100
 
 
 class Beside:
-    """Both looks. `socket` is where commands ask this proxy, '' for nowhere."""
+    """Both looks."""
 
-    def __init__(self, mode: str, planner: Planner, socket: str, tell: Tell) -> None:
-        self._flows = Flows(mode, planner, tell)
-        self._problems = Problems(planner, socket, tell)
+    def __init__(self, snapshot: Snapshot, tell: Tell) -> None:
+        self._flows = Flows(snapshot.mode.name, snapshot.planner, tell)
+        self._problems = Problems(snapshot.planner, snapshot.options.control_socket, tell)
 
     async def run(self) -> None:
         """Look until cancelled; the processes have ended when this has."""

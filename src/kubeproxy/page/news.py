@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import ceil
 from typing import Any, Final, NamedTuple
 
+from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Deleted, Event, Replaced, Upserted, ZonedSlice
 from kubeproxy.model.objects import EndpointSlice, Service
 from kubeproxy.model.plan import ServiceName
-from kubeproxy.model.planner import Change, Planner
+from kubeproxy.model.planner import Change
 from kubeproxy.observe.own_metrics import NETFILTER, conntrack
 from kubeproxy.observe.standing import FamilyStanding
 from kubeproxy.page.rows import Rows, what
@@ -39,28 +40,21 @@ class Happened(NamedTuple):
 
 
 class News:
-    """Collects. `queued` and `standings` are the engine's, `unready` says why the proxy is not ready, by part.
-
-    `revision` counts what settled, from a number that was never given before: a page that knows another one has to
-    load all Services.
+    """Collects. `revision` counts changes that settled, from a number that was never given before: a page that has
+    another revision loads all Services.
     """
 
     def __init__(
         self,
-        planner: Planner,
+        snapshot: Snapshot,
         rows: Rows,
-        queued: Callable[[], Mapping[ServiceName, Change]],
-        standings: Callable[[], Sequence[FamilyStanding]],
-        unready: Callable[[], Mapping[str, str]],
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.revision = 0
-        self._planner = planner
+        self._snapshot = snapshot
+        self._planner = snapshot.planner
         self._rows = rows
-        self._queued = queued
-        self._standings = standings
-        self._unready = unready
         self._clock = clock
         self._wall_clock = wall_clock
         self._arrivals: dict[ServiceName, float] = {}
@@ -133,9 +127,8 @@ class News:
 
     def take(self) -> Message:
         """Return what to say, and begin anew."""
-        now, at, queued = self._clock(), self._wall_clock(), self._queued()
-        planner = self._planner
-        waiting = len(queued) + planner.dirty
+        now, at = self._clock(), self._wall_clock()
+        waiting = self._snapshot.pending
         if not waiting:
             self._arrivals.clear()  # what arrived and changed nothing
         seconds, self._since = max(now - self._since, 1e-3), now
@@ -151,8 +144,8 @@ class News:
             "perSecond": round(count / seconds, 1),
             "lagMs": _spread(lags),
             "conntrack": _conntrack(),
-            "unready": self._unready(),
-            "families": [_family(standing) for standing in self._standings()],
+            "unready": self._snapshot.health.unready(),
+            "families": [_family(standing) for standing in self._snapshot.engine.standings],
         }
         return message | self._take_rows() | {"revision": self.revision}
 
@@ -193,7 +186,7 @@ class News:
         """Return which families refuse, differ, or are not known to be whole: what Services' states depend on."""
         return tuple(
             (one.family, one.refusal is not None, one.difference is not None, one.sound_since is not None)
-            for one in self._standings()
+            for one in self._snapshot.engine.standings
         )
 
     @property

@@ -15,7 +15,7 @@ import msgspec
 from kubeproxy.ask.desk import Desk
 from kubeproxy.ask.facts import Objects
 from kubeproxy.ask.why import fields
-from kubeproxy.ask.zones import Places, Zones, with_zones
+from kubeproxy.ask.zones import Zones
 from kubeproxy.config.page import PageAccess
 from kubeproxy.errors import QuestionError
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, pack, place_text, unpack
@@ -40,7 +40,7 @@ Ask = Callable[[Mapping[str, str]], Awaitable[bytes]]
 
 
 def page_pages(
-    access: PageAccess, desk: Desk, places: Places, feed: Feed, row: Callable[[ServiceName], Row | None], ask: Ask
+    access: PageAccess, desk: Desk, feed: Feed, row: Callable[[ServiceName], Row | None], ask: Ask
 ) -> dict[str, Handler]:
     """Return the routes of the page, none when nobody may see it; `ask` answers questions beside the proxy."""
     if not access.networks:
@@ -49,8 +49,8 @@ def page_pages(
     answers = {
         "facts": lambda _: _json(facts(desk)),
         "services": lambda request: _services(request, desk, feed, row),
-        "service": lambda request: _service(request, desk, places),
-        "why": lambda request: _why(request, desk, places, ask),
+        "service": lambda request: _service(request, desk),
+        "why": lambda request: _why(request, desk, ask),
         "events": lambda request: _events(request, feed),
         "look": lambda request: _look(request, feed),
         "find": lambda request: _find(request, desk),
@@ -108,14 +108,15 @@ def _json(value: Any) -> Response:
     return Response(200, JSON, msgspec.json.encode(value))
 
 
-def _service(request: Request, desk: Desk, places: Places) -> Response:
+def _service(request: Request, desk: Desk) -> Response:
     namespace, _, name = dict(request.parameters).get("name", "").rpartition("/")
     service = (namespace or "default", name)
     try:
         made = desk.service(service)
     except QuestionError as error:
         return refused(404, str(error))
-    found = list(desk.objects([service]))
+    found, places = list(desk.objects([service])), desk.places
+    assert places is not None  # noqa: S101 - a running proxy has them
 
     def answer(zones: Zones) -> bytes:
         return msgspec.json.encode(made | {"endpoints": list(_endpoints(found, zones))})
@@ -158,7 +159,7 @@ def _endpoints(found: Iterable[Objects], zones: Zones) -> Iterator[dict[str, Any
                     }
 
 
-def _why(request: Request, desk: Desk, places: Places, ask: Ask) -> Response:
+def _why(request: Request, desk: Desk, ask: Ask) -> Response:
     given = dict(request.parameters)
     question = {"source": given.get("from", ""), "target": given.get("to", ""), "interface": given.get("interface", "")}
     try:
@@ -170,7 +171,7 @@ def _why(request: Request, desk: Desk, places: Places, ask: Ask) -> Response:
         try:
             yield await ask(question)
         except UnansweredError as error:
-            why = await with_zones(made.why, places)
+            why = (await desk.zoned(made)).why
             unseen = {"mark": "-", "text": f"what else decides on this node could not be looked at: {error}"}
             answer = {"heading": why.heading, "answer": "unknown" if why.passes else "no"}
             more = {"lines": [unseen], "fixes": why.fixes, "next": why.next, "why": fields(why)}

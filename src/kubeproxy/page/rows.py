@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from kubeproxy.ask.listing import addresses, changed_at, endpoints, flags
+from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.model.plan import NOTHING, ServiceName
-from kubeproxy.model.planner import Change, Planner
+from kubeproxy.model.planner import Change
 
 Row = tuple[str, str, int, int, str, str, list[str], float]
 """Name, state, ready and all endpoints, type, letters of its policies, addresses, and when it last changed."""
@@ -17,11 +18,10 @@ _LEAVING: Final = {"deleting": "pending"}
 
 
 class Rows:
-    """Makes rows. `verdict` says the state of a Service, None for one that is unknown (ask/state.py)."""
+    """Makes rows of a snapshot."""
 
-    def __init__(self, planner: Planner, verdict: Callable[[ServiceName], tuple[str, str] | None]) -> None:
-        self._planner = planner
-        self._verdict = verdict
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
 
     def of(self, names: Iterable[ServiceName]) -> Iterator[Row]:
         """Yield the rows of those of these Services that are known."""
@@ -29,10 +29,10 @@ class Rows:
 
     def one(self, name: ServiceName, seen: float = 0.0) -> Row | None:
         """Return the row of a Service, None for one that is gone; `seen` is when it was seen to change, if it was."""
-        verdict = self._verdict(name)
+        verdict = self._snapshot.verdict(name)
         if verdict is None:
             return None
-        planner = self._planner
+        planner = self._snapshot.planner
         service = planner.services.get(name)
         slices = planner.slices.get(name, {}).values()
         plans = planner.compiled.get(name, NOTHING).plans

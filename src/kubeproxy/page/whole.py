@@ -6,9 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kubeproxy.ask.desk import Desk
-from kubeproxy.ask.zones import Places
-from kubeproxy.config.options import Options
-from kubeproxy.engine import Engine
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.observe.http import Handler
 from kubeproxy.observer import Audience
@@ -25,25 +22,22 @@ class Whole:
 
     def __init__(
         self,
-        options: Options,
-        engine: Engine,
         desk: Desk,
-        places: Places,
         watched: Callable[[Audience | None], None],
     ) -> None:
-        planner = engine.planner
-        rows = Rows(planner, desk.state.verdict)
-        news = News(planner, rows, lambda: engine.queued, lambda: engine.standings, desk.state.health.unready)
+        snapshot, options = desk.snapshot, desk.snapshot.options
+        rows = Rows(snapshot)
+        news = News(snapshot, rows)
 
         def row(name: ServiceName) -> Row | None:
             return rows.one(name, news.seen(name))
 
         def beside(tell: Callable[[str, Any], None]) -> Beside:
-            return Beside(options.config.active_mode, planner, options.control_socket, tell)
+            return Beside(snapshot, tell)
 
         self._feed = Feed(news, lambda: facts(desk), watched, beside)
         self.handlers: Mapping[str, Handler] = page_pages(
-            options.page, desk, places, self._feed, row, FormQuestions(options.control_socket).why
+            options.page, desk, self._feed, row, FormQuestions(options.control_socket).why
         )
 
     async def close(self) -> None:

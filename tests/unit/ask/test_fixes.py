@@ -5,29 +5,23 @@ from __future__ import annotations
 import pytest
 
 from kubeproxy.ask.question import packet
-from kubeproxy.ask.snapshot import Subject
+from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.ask.why import explain
-from kubeproxy.backends.mode import Mode
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.events import Replaced
-from kubeproxy.model.habits import Habits
 from kubeproxy.model.objects import ServicePort
 from kubeproxy.model.planner import Planner
 from support.cluster_objects import NODE_IPS, endpoint, endpoint_slice, service, world
-
-
-class _Mode:
-    habits = Habits()
+from support.snapshots import snapshot
 
 
 @pytest.fixture(scope="module")
-def subject() -> Subject:
+def subject() -> Snapshot:
     planner = Planner(world())
     web = service("web", "10.96.0.10", ports=[ServicePort(port=80, name="http", node_port=30080)])
     planner.apply([Replaced("services", [web]), Replaced("endpointslices", [])])
     planner.take()
-    mode: Mode = _Mode()  # type: ignore[assignment]
-    return Subject(planner, mode, lambda: {Family.IPV4: [pack(NODE_IPS[Family.IPV4]) or b""]})
+    return snapshot(planner, {Family.IPV4: [pack(NODE_IPS[Family.IPV4]) or b""]})
 
 
 @pytest.mark.parametrize(
@@ -55,8 +49,7 @@ def test_who_is_kept_out_by_source_ranges_is_named_in_the_fix(source, allowed):
     guarded = service(type="LoadBalancer", ingress=["203.0.113.1"], load_balancer_source_ranges=["10.9.0.0/16"])
     planner.apply([Replaced("services", [guarded]), Replaced("endpointslices", [endpoint_slice(endpoint("10.1.0.7"))])])
     planner.take()
-    mode: Mode = _Mode()  # type: ignore[assignment]
-    there = Subject(planner, mode, lambda: {Family.IPV4: [pack(NODE_IPS[Family.IPV4]) or b""]})
+    there = snapshot(planner, {Family.IPV4: [pack(NODE_IPS[Family.IPV4]) or b""]})
     why = explain(there, packet(there, source, "203.0.113.1:80")).why
     assert (why.outcome, why.fixes) == ("dropped", (f"add {allowed} to spec.loadBalancerSourceRanges",))
 

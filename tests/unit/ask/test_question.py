@@ -5,19 +5,20 @@ from __future__ import annotations
 import pytest
 
 from kubeproxy.ask.question import packet
-from kubeproxy.ask.snapshot import Subject
+from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.errors import QuestionError
 from kubeproxy.model.addresses import unpack
 from kubeproxy.model.events import Replaced
 from kubeproxy.model.objects import ServicePort
 from kubeproxy.model.planner import Planner
 from support.cluster_objects import service, world
+from support.snapshots import snapshot
 
 TCP, UDP = 6, 17
 
 
 @pytest.fixture(scope="module")
-def subject() -> Subject:
+def subject() -> Snapshot:
     ports = [ServicePort(port=80, name="http"), ServicePort(port=53, name="dns", protocol="UDP")]
     services = [
         service("web", "10.96.0.10", "fd00:96::10", ports=ports),
@@ -27,7 +28,7 @@ def subject() -> Subject:
     planner = Planner(world())
     planner.apply([Replaced("services", services), Replaced("endpointslices", [])])
     planner.take()
-    return Subject(planner, None, dict)  # type: ignore[arg-type]
+    return snapshot(planner)
 
 
 @pytest.mark.parametrize(

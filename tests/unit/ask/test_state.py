@@ -8,8 +8,8 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from kubeproxy.ask import state as module
-from kubeproxy.ask.state import KernelProgress, ProgrammedState
+from kubeproxy.ask import state_page as module
+from kubeproxy.ask.state_page import StatePage
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Deleted, Replaced, Upserted
 from kubeproxy.model.objects import (
@@ -34,6 +34,7 @@ from kubeproxy.observe.http import Request
 from kubeproxy.observe.metrics import ProxyMetrics
 from kubeproxy.observe.standing import FamilyStanding
 from kubeproxy.release import build
+from support.snapshots import snapshot
 
 WORLD = Globals(
     "node-a",
@@ -74,24 +75,24 @@ class Kit:
 
     def __init__(self, *objects):
         self.planner = Planner(WORLD)
-        self.unapplied = {}
-        self.standings = {family: FamilyStanding(family, 950.0, 900.0) for family in Family}
+        self.queued = {}
+        self.local_addresses = {}
+        self.families = {family: FamilyStanding(family, 950.0, 900.0) for family in Family}
         self.health = ProxyHealth(ProxyMetrics(), 30.0, wall_clock=lambda: 1795238047.5)
-        self.state = ProgrammedState(
-            "nftables",
-            self.planner,
-            KernelProgress(lambda: self.unapplied, self.committed, lambda: tuple(self.standings.values())),
-            self.health,
-        )
+        self.state = StatePage(snapshot(self.planner, engine=self, health=self.health))
         self.planner.apply([Replaced("services", [], frozenset()), Replaced("endpointslices", [], frozenset())])
         self.apply(*objects)
+
+    @property
+    def standings(self):
+        return tuple(self.families.values())
 
     def apply(self, *objects):
         self.planner.apply([Upserted(resource_of(one), one) for one in objects])
         self.planner.take()
 
     def committed(self, name):
-        change = self.unapplied.get(name)
+        change = self.queued.get(name)
         return (self.planner.compiled.get(name, NOTHING) if change is None else change.before).plans
 
     def ask(self, query="", accept=""):
@@ -208,7 +209,7 @@ def test_weights_and_who_is_drained():
 def test_the_node():
     kit = Kit(WEB)
     kit.health.updated("IPv4")
-    kit.standings[Family.IPV6] = FamilyStanding(Family.IPV6, refusal="no memory")
+    kit.families[Family.IPV6] = FamilyStanding(Family.IPV6, refusal="no memory")
     page = kit.page("limit=0")
     assert page["version"] == build()
     del page["services"], page["version"], page["unready"]
@@ -261,7 +262,7 @@ def test_states():
     assert found["committed"][0]["endpoints"] == ["10.244.0.1:8080"]
     # Compiled, and on its way or refused.
     (change,) = kit.planner.take()
-    kit.unapplied = {change.name: change}
+    kit.queued = {change.name: change}
     found = kit.one()
     assert found["state"] == "pending"
     assert found["ports"][0]["endpoints"] == ["10.244.0.9:8080"]
@@ -270,12 +271,12 @@ def test_states():
     # Deleted, and the kernel still has it.
     kit.planner.apply([Deleted("services", "default", "web")])
     (change,) = kit.planner.take()
-    kit.unapplied = {change.name: Change(change.name, before, change.after)}
+    kit.queued = {change.name: Change(change.name, before, change.after)}
     found = kit.one()
     assert found["state"] == "deleting"
     assert "resourceVersion" not in found
     assert found["committed"][0]["frontends"][0]["address"] == "10.96.0.1:80"
-    kit.unapplied = {}
+    kit.queued = {}
     assert kit.ask("namespace=default&name=web") == (
         404,
         module.unwatched(("default", "web")) + "\n",
@@ -299,7 +300,7 @@ BOTH = FamilyStanding(Family.IPV4, 950.0, refusal="owned by firewalld", differen
 def test_nothing_is_programmed_that_the_kernel_is_not_known_to_have(standing, state, reason):
     kit = Kit(WEB, WEB_ENDPOINTS, service("name", type="ExternalName"))
     ports = kit.one()["ports"]
-    kit.standings[Family.IPV4] = standing
+    kit.families[Family.IPV4] = standing
     found = kit.one()
     assert (found["state"], found["reason"], found["ports"], found["committed"]) == (state, reason, ports, ports)
     assert kit.one("name")["state"] == "ignored"  # what has nothing there lacks nothing
@@ -312,7 +313,7 @@ def test_nothing_is_programmed_that_the_kernel_is_not_known_to_have(standing, st
 
 def test_another_familys_trouble_is_none_of_a_services():
     kit = Kit(WEB, WEB_ENDPOINTS)
-    kit.standings[Family.IPV6] = FamilyStanding(Family.IPV6, refusal="no memory")
+    kit.families[Family.IPV6] = FamilyStanding(Family.IPV6, refusal="no memory")
     assert kit.one()["state"] == "programmed"
 
 
@@ -320,8 +321,8 @@ def test_what_a_refusing_kernel_last_took_is_shown_beside_what_is_wanted():
     kit = Kit(service("web"), endpoints("web", "10.244.0.1"))
     kit.planner.apply([Upserted("endpointslices", endpoints("web", "10.244.0.9", version="5"))])
     (change,) = kit.planner.take()
-    kit.unapplied = {change.name: change}
-    kit.standings[Family.IPV4] = REFUSED
+    kit.queued = {change.name: change}
+    kit.families[Family.IPV4] = REFUSED
     text = kit.ask("format=text")[1]
     assert "  wanted: http TCP IPv4\n" in text
     assert "  last committed: http TCP IPv4\n" in text
@@ -468,7 +469,7 @@ default/web: programmed, version 7
 
 def test_text_is_for_people():
     kit = Kit(WEB, WEB_ENDPOINTS)
-    kit.standings[Family.IPV6] = FamilyStanding(Family.IPV6, refusal="no memory")
+    kit.families[Family.IPV6] = FamilyStanding(Family.IPV6, refusal="no memory")
     status, text = kit.ask("format=text")
     head, _, rest = text.partition("\n")
     assert status == 200
@@ -487,7 +488,7 @@ def test_names_and_messages_forge_no_lines():
     """An API server's message, or a name that nobody checked, stands where it belongs and in one line."""
     forged = "x\nIPv4: last synced now\x1b[1A\u202e"
     kit = Kit(service("web", version=forged))
-    kit.standings[Family.IPV4] = FamilyStanding(Family.IPV4, refusal=forged)
+    kit.families[Family.IPV4] = FamilyStanding(Family.IPV4, refusal=forged)
     kit.health.ready_when("api", lambda: forged)
     _, text = kit.ask("format=text")
     lines = text.split("\n")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from kubeproxy.ask.question import packet
-from kubeproxy.ask.snapshot import Subject
+from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.ask.whereabouts import elsewhere
 from kubeproxy.ask.why import explain
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Replaced
-from kubeproxy.model.habits import Habits
 from kubeproxy.model.objects import EndpointPort, ServicePort
 from kubeproxy.model.planner import Planner
 from support.cluster_objects import (
@@ -26,13 +23,14 @@ from support.cluster_objects import (
     service,
     world,
 )
+from support.snapshots import snapshot
 
 PORTS = [EndpointPort(port=8080, name="http")]
 GATEWAY = "10.244.0.1"
 """An address of this node in its pod network, as the plugins give it one that take addresses from podCIDRs."""
 
 
-def subject(*local: str) -> Subject:
+def subject(*local: str) -> Snapshot:
     planner = Planner(world())
     web = service("web", "10.96.0.10", ports=[ServicePort(port=80, name="http", node_port=30080)])
     slices = [
@@ -42,11 +40,7 @@ def subject(*local: str) -> Subject:
     nodes = [node_object(HERE, pod_cidrs=["10.244.0.0/24"])]
     planner.apply([Replaced("services", [web]), Replaced("endpointslices", slices), Replaced("nodes", nodes)])
     planner.take()
-    return Subject(
-        planner,
-        SimpleNamespace(habits=Habits()),
-        lambda: {Family.IPV4: [address(a) for a in (NODE_IPS[Family.IPV4], *local)]},
-    )
+    return snapshot(planner, {Family.IPV4: [address(a) for a in (NODE_IPS[Family.IPV4], *local)]})
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 from msgspec.structs import replace
 
@@ -27,6 +29,7 @@ from kubeproxy.observe.standing import FamilyStanding
 from kubeproxy.page import news as module
 from kubeproxy.page.news import MOST_CHANGES, MOST_ROWS, News
 from kubeproxy.page.rows import Rows
+from support.snapshots import snapshot
 
 WORLD = Globals("node-a", "zone-a", ipv4=FamilyGlobals(), ipv6=None)
 CONDITIONS = {
@@ -61,13 +64,18 @@ class Node:
         self.planner.apply([Replaced("services", ()), Replaced("endpointslices", ())])
         self.standing = FamilyStanding(Family.IPV4, sound_since=1.0)
         self.gone: set[str] = set()
-        rows = Rows(self.planner, self._verdict)
-        self.news = News(
-            self.planner, rows, dict, lambda: (self.standing,), dict, lambda: self.now, lambda: 2e9 + self.now
-        )
+        self.snapshot = snapshot(self.planner, engine=self)
+        self.news = News(self.snapshot, Rows(self.snapshot), lambda: self.now, lambda: 2e9 + self.now)
 
-    def _verdict(self, name):
-        return ("programmed", "") if name in self.planner.services else None
+    queued: ClassVar = {}
+    local_addresses: ClassVar = {}
+
+    @property
+    def standings(self):
+        return (self.standing,)
+
+    def committed(self, name):
+        return ()
 
     def hears(self, *events, after=0.0):
         """Have events arrive, and settle so many seconds later."""
@@ -207,13 +215,13 @@ def test_rows_tell_policies_and_when_it_changed(node):
         endpoints("inside", "10.244.0.1", "10.244.0.2/unready", piece="b"),
     )
     node.news.begin()
-    (row,) = Rows(node.planner, node._verdict).of([("default", "web")])
+    (row,) = Rows(node.snapshot).of([("default", "web")])
     assert (row[4], row[5], row[7]) == (
         "NodePort",
         "A",
         1769904000.0,
     )
-    (row,) = Rows(node.planner, node._verdict).of([("default", "inside"), ("default", "nothing")])
+    (row,) = Rows(node.snapshot).of([("default", "inside"), ("default", "nothing")])
     assert (row[2:4], row[5], row[7]) == ((1, 2), "l", 1767225600.0)
 
 

@@ -18,9 +18,9 @@ from kubeproxy.api.credentials import Credentials
 from kubeproxy.api.places import zones_of
 from kubeproxy.ask import zones as places_module
 from kubeproxy.ask.facts import Objects
-from kubeproxy.ask.state import unwatched
+from kubeproxy.ask.snapshot import unwatched
 from kubeproxy.ask.why import Why
-from kubeproxy.ask.zones import Places
+from kubeproxy.ask.zones import Places, with_zones
 from kubeproxy.config.page import PageAccess, page_access
 from kubeproxy.errors import QuestionError
 from kubeproxy.model.addresses import Family
@@ -47,6 +47,12 @@ NAMES = [("default", f"s{number}") for number in range(250)]
 
 class FakeDesk:
     names = NAMES
+
+    def __init__(self, places):
+        self.places = places
+
+    async def zoned(self, made):
+        return SimpleNamespace(why=await with_zones(made.why, self.places))
 
     def facts(self):
         families = {Family.IPV4: FamilyGlobals(nodeport_ips=(bytes([192, 0, 2, 1]),)), Family.IPV6: None}
@@ -109,7 +115,7 @@ async def nowhere(service):
 
 def served(access: PageAccess = ACCESS, places=None):
     feed = Feed(FakeNews(), lambda: {"node": "node-a"}, lambda _: None, FakeLooks)
-    return routes(page_pages(access, FakeDesk(), places or Places(nowhere), feed, row, asked)), feed
+    return routes(page_pages(access, FakeDesk(places or Places(nowhere)), feed, row, asked)), feed
 
 
 def ask(path, method="GET", access=ACCESS, places=None, **more):
@@ -195,7 +201,7 @@ def test_answers(path, more, status, text):
 
 def test_the_paths_are_those_that_load_it():
     _, feed = served()
-    assert page_pages(ACCESS, FakeDesk(), Places(nowhere), feed, row, asked).keys() == set(PATHS)
+    assert page_pages(ACCESS, FakeDesk(Places(nowhere)), feed, row, asked).keys() == set(PATHS)
 
 
 def test_the_redirect_is_relative():

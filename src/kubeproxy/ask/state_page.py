@@ -1,15 +1,24 @@
-"""What may be asked of /debug/state, and which Services an address or a port finds. Pure."""
+"""/debug/state: its parameters, which Services they find, and the answer as JSON or text."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
+from heapq import merge
 from typing import Final, NamedTuple
 
+from kubeproxy.ask import state
+from kubeproxy.ask.snapshot import Snapshot, unwatched
+from kubeproxy.ask.state_text import node_text, service_text
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.plan import NOTHING, Frontend, ServiceName
 from kubeproxy.model.planner import Planner
-from kubeproxy.observe.http import Request
+from kubeproxy.observe.http import JSON, TEXT, Request, Response, refused
+from kubeproxy.observe.text import json_bytes, printable
 
 _PARAMETERS: Final = frozenset(("namespace", "name", "address", "port", "limit", "continue", "format"))
+_AT_ONCE: Final = 16  # Services written before the loop has its turn: 1 ms
+_RUN: Final = 200  # names looked at before the loop has its turn: below 1 ms
 _LONGEST_NUMBER: Final = 9  # digits: what is longer is no number of anything here
 
 
@@ -103,3 +112,63 @@ def _number(parameter: str, given: dict[str, str], expected: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= _LONGEST_NUMBER):
         raise ValueError(f"{parameter}: expected {expected}, got {text[:40]!r}")
     return int(text)
+
+
+class StatePage:
+    """Answers /debug/state. Services are written a few at a time, with the event loop running in between: a change in
+    the meantime is seen when its Service's turn comes.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def handle(self, request: Request) -> Response:
+        """Answer a request; see docs/operating.md."""
+        try:
+            query = parse_query(request)
+        except ValueError as error:
+            return refused(400, str(error))
+        if query.namespace and query.name and self._snapshot.verdict((query.namespace, query.name)) is None:
+            return refused(404, unwatched((query.namespace, query.name)))
+        return Response(200, TEXT if query.text else JSON, self._pieces(query))
+
+    async def _names(self, query: Query) -> AsyncGenerator[ServiceName, None]:
+        """Yield the Services that may be meant, in order, without looking at 44,000 in one go."""
+        if query.namespace and query.name:
+            yield (query.namespace, query.name)
+            return
+        known = list(dict.fromkeys((*self._snapshot.names, *self._snapshot.planner.slices)))
+        runs = []
+        for start in range(0, len(known), _RUN):
+            runs.append(sorted(filter(query.covers, known[start : start + _RUN])))
+            await asyncio.sleep(0)
+        for count, name in enumerate(merge(*runs), 1):
+            yield name
+            if count % _RUN == 0:
+                await asyncio.sleep(0)  # those that are passed over take time as well
+
+    async def _pieces(self, query: Query) -> AsyncGenerator[bytes, None]:
+        """Write the node, and the Services in the order of their names."""
+        node = state.node(self._snapshot)
+        # The JSON of the node stays open for the list of Services.
+        yield node_text(node) if query.text else json_bytes(node)[:-1] + b',\n"services":['
+        count, batch, last, more = 0, bytearray(), None, False
+        async for name in self._names(query):
+            found = state.service(self._snapshot, name) if query.finds(self._snapshot.planner, name) else None
+            if found is None:
+                continue  # deleted meanwhile, or only slices of it are known
+            if query.limit and count == query.limit:
+                more = True
+                break
+            batch += service_text(found) if query.text else (b",\n" if count else b"\n") + json_bytes(found)
+            count, last = count + 1, name
+            if count % _AT_ONCE == 0:
+                yield bytes(batch)
+                batch.clear()
+                await asyncio.sleep(0)
+        token = f"{last[0]}/{last[1]}" if more and last is not None else ""
+        if query.text:
+            batch += f"\nmore: add continue={printable(token)}\n".encode() * bool(token)
+        else:
+            batch += b'\n],"continue":' + json_bytes(token or None) + b"}\n"
+        yield bytes(batch)
