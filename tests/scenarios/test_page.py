@@ -113,7 +113,7 @@ async def test_changes_connections_and_problems_are_seen_as_they_happen(live: Li
         writer.close()
         assert (status, told["answer"]) == (200, "yes"), told
         assert told["heading"].endswith("/tcp: kube-proxy forwards it")
-        assert [line["text"].partition(": ")[0] for line in told["lines"]][-1] == "TCP from this node"
+        assert [one["what"].partition(": ")[0] for one in told["findings"]][-1] == "TCP from this node"
 
         problems = await events.next("problems")
         while problems["looking"]:

@@ -1,4 +1,4 @@
-"""What is wrong with a node: one finding each, worst first. What is looked for is in checks/. Pure."""
+"""One finding of a node or a connection, with its severity and its fix; doctor, why and the page show the same ones."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from collections.abc import Iterable
 from enum import IntEnum
 
 from msgspec import Struct
-
-OK, BAD, NOTE = "ok", "x", "-"
-"""Marks before a line: it is well, it is not, and neither."""
 
 
 class Severity(IntEnum):
@@ -18,28 +15,52 @@ class Severity(IntEnum):
     """Connections fail, or will at the next change."""
     DEGRADED = 1
     """Some connections fail, or will before long."""
-    NOTE = 2
+    UNKNOWN = 2
+    """It could not be looked at."""
+    NOTE = 3
     """It may matter, if something does not work. By itself it is nothing wrong."""
+    FINE = 4
+    """It was looked at, and nothing is wrong."""
+
+    @property
+    def mark(self) -> str:
+        """The mark before a line of this severity."""
+        return ("x", "x", "?", "-", "ok")[self]
 
 
-class Diagnosis(Struct, frozen=True, kw_only=True):
-    """What is so, why it matters, and what mends it. `about` is the check that found it, one word for programs."""
+class Diagnosis(Struct, frozen=True):
+    """A finding: the fact, why it matters, and what mends it. `about` is the check that found it, one word."""
 
     severity: Severity
     about: str
     what: str
-    why: str
-    fix: str
+    why: str = ""
+    fix: str = ""
 
     @property
     def stops_connections(self) -> bool:
-        """Return whether this alone may stop a connection now, or send it where nobody is."""
+        """Return whether this alone may stop a connection now, or send it to an endpoint that is gone."""
         return self.severity is Severity.BROKEN or self.about == "leftovers"
 
     @property
     def is_wrong(self) -> bool:
         """Return whether something is wrong by this alone."""
-        return self.severity is not Severity.NOTE
+        return self.severity <= Severity.DEGRADED
+
+    @property
+    def text(self) -> str:
+        """The fact and why it matters, in one line."""
+        return f"{self.what}: {self.why}" if self.why else self.what
+
+    def row(self) -> dict[str, str]:
+        """Return the finding for programs."""
+        return {
+            "severity": self.severity.name.lower(),
+            "about": self.about,
+            "what": self.what,
+            "why": self.why,
+            "fix": self.fix,
+        }
 
 
 def worst_first(findings: Iterable[Diagnosis]) -> list[Diagnosis]:

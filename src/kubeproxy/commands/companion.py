@@ -20,12 +20,14 @@ from typing import Any, Final
 import msgspec
 
 from kubeproxy import host, modes
+from kubeproxy.ask.checks.doctor import answer, examine
+from kubeproxy.ask.connection import tell
 from kubeproxy.ask.flows.beginnings import Beginnings
 from kubeproxy.ask.flows.owners import Owners, nodeport_addresses
 from kubeproxy.ask.flows.sampling import ProcessorShare, Sampled
 from kubeproxy.ask.source import knowing, source
 from kubeproxy.backends.mode import FlowsEnd
-from kubeproxy.commands import UNKNOWN, YES, doctor, why
+from kubeproxy.commands import UNKNOWN, YES
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel.conntrack.events import BEGINNINGS, NOT_ANNOUNCED, Events, announced
 from kubeproxy.kernel.conntrack.tracked import Wanted
@@ -71,13 +73,13 @@ def _say(message: Any) -> None:
 def _problems(given: argparse.Namespace) -> None:
     for _ in sys.stdin.buffer:
         spent = time.process_time()
-        _say(doctor.answer(*doctor.examine(given)) | {"processorSeconds": time.process_time() - spent})
+        _say(answer(*examine(given)) | {"processorSeconds": time.process_time() - spent})
 
 
 def _question(given: argparse.Namespace) -> None:
     asked = source(given)
     knowing(asked)
-    _say(why.tell(asked, asked.why(**msgspec.json.decode(sys.stdin.buffer.readline(), type=dict[str, str]))).fields())
+    _say(tell(asked, asked.why(**msgspec.json.decode(sys.stdin.buffer.readline(), type=dict[str, str]))).fields())
 
 
 class Lines:

@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 
-from kubeproxy.ask.finding import BAD, NOTE, OK
+from kubeproxy.ask.finding import Diagnosis
 from kubeproxy.observe.text import clean, json_bytes, printable
 
-__all__ = ["BAD", "NOTE", "OK"]
+OK, BAD, NOTE, UNSEEN = "ok", "x", "-", "?"
+"""Marks before a line: it is well, it is not, neither, and it could not be looked at."""
 
 
 def shown(text: str) -> str:
@@ -32,6 +33,11 @@ def page(text: bytes) -> None:
 def marked(mark: str, text: str) -> None:
     """Print a line below a heading, with its mark."""
     say(f"  {mark:<2} {text}")
+
+
+def found(finding: Diagnosis) -> None:
+    """Print a finding as a line below a heading."""
+    marked(finding.severity.mark, finding.text)
 
 
 def json(value: Any) -> None:

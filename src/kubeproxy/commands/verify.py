@@ -15,8 +15,8 @@ from msgspec import Struct
 
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.kernel.examiners import examiners
-from kubeproxy.ask.kernel.findings import REPAIR, text
 from kubeproxy.ask.kernel.looks import Seen, look
+from kubeproxy.ask.kernel.present import REPAIR, text
 from kubeproxy.ask.source import Source, knowing, source
 from kubeproxy.backends.examination import Finding
 from kubeproxy.commands import NO, UNKNOWN, YES, output

@@ -12,23 +12,13 @@ is on another node, where it has to be asked.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
-from msgspec import Struct, field
-from msgspec.structs import replace
-
-from kubeproxy import host, modes
-from kubeproxy.ask.checks.checkup import CheckedNode, Checkup, look_at_answer, look_at_way
-from kubeproxy.ask.kernel import present, probe
+from kubeproxy.ask.connection import PROBES, Told, tell
 from kubeproxy.ask.question import addressed
 from kubeproxy.ask.source import Source, knowing, source
-from kubeproxy.ask.why import THIS_NODE, Explained, Missing, Target, Why, fields
-from kubeproxy.backends.mode import FlowsEnd
-from kubeproxy.commands import NO, UNKNOWN, YES, doctor, output
-from kubeproxy.kernel.nftables.chains import HOOKS
-from kubeproxy.kernel.rule_walk import Aim
-from kubeproxy.model.addresses import PROTOCOLS, family_of, pack
+from kubeproxy.ask.why import Missing, Target, Why
+from kubeproxy.commands import NO, UNKNOWN, YES, output
 
 if TYPE_CHECKING:
     from kubeproxy.ask.kernel.tracing import Traced
@@ -58,110 +48,8 @@ def run(given: argparse.Namespace) -> int:
     if not people:
         output.json(told.fields() | ({"trace": traced} if traced is not None else {}))
     dropped = traced is not None and traced.verdict.passed is False
-    return NO if told.status == YES and dropped else told.status
-
-
-PROBES = (PROTOCOLS["TCP"], PROTOCOLS["UDP"])
-"""Protocols by which endpoints are tried."""
-
-
-class Told(Struct, frozen=True):
-    """An answer: what the proxy decides, what the kernel holds of it, what else on this node decides (`around`), and
-    what came of connects to the endpoints.
-    """
-
-    why: Why
-    held: tuple[present.MarkedLine, ...] = ()
-    around: Checkup = field(default_factory=lambda: Checkup([], []))
-    probes: tuple[probe.Probe, ...] = ()
-
-    @property
-    def heading(self) -> str:
-        """The answer in one line."""
-        wrong = self.why.passes and self.status == NO
-        return self.why.heading + ", but not all is well (x)" * wrong
-
-    @property
-    def lines(self) -> Iterator[present.MarkedLine]:
-        """What was looked at, in lines."""
-        yield from self.held
-        for finding in self.around.findings:
-            mark = output.BAD if finding.stops_connections else output.NOTE
-            yield present.MarkedLine(mark, f"{finding.what}: {finding.why}")
-        for text in self.around.unknown:
-            yield present.MarkedLine(output.NOTE, f"could not be looked at: {text}")
-        for line in probe.lines(self.probes):
-            yield present.MarkedLine(output.BAD if line.failed else output.OK, line.text)
-
-    @property
-    def fixes(self) -> list[str]:
-        """What would let the connection pass."""
-        around = [finding.fix for finding in self.around.findings if finding.stops_connections]
-        return [*self.why.fixes, *present.fixes(self.held), *around, *probe.fixes(self.probes)]
-
-    @property
-    def status(self) -> int:
-        """The exit code."""
-        if self.why.elsewhere is not None:
-            return UNKNOWN
-        return YES if self.why.passes and all(line.mark != output.BAD for line in self.lines) else NO
-
-    def fields(self) -> dict[str, object]:
-        """Return it for programs."""
-        lines, around = tuple(self.lines), [doctor.row(finding) for finding in self.around.findings]
-        answer = {YES: "yes", NO: "no", UNKNOWN: "unknown"}[self.status]
-        return {
-            "heading": self.heading,
-            "why": fields(self.why),
-            "kernel": self.held,
-            "node": {"findings": around, "unknown": self.around.unknown},
-            "probes": self.probes,
-            "answer": answer,
-            "lines": lines,
-            "fixes": self.fixes,
-            "next": self.why.next,
-        }
-
-
-def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) -> Told:
-    """Look at what an answer is about, and try endpoints of these protocols. Raises KubeProxyError."""
-    why, plan = explained.why, explained.plan
-    if why.elsewhere is not None or (plan is None and not asked.running):
-        return Told(why)
-    if plan is None:
-        return Told(why, around=look_at_answer(_way(asked, why)))
-    kept = present.remembered(asked, explained) if asked.running else None
-    if kept:
-        why = replace(why, endpoints=tuple(replace(one, share=1.0) for one in why.endpoints if one.address == kept))
-    probes = probe.all_of(why.endpoints, plan.key.protocol) if plan.key.protocol in probed else ()
-    held = tuple(present.affinity(why, kept))
-    if not asked.running:
-        return Told(why, held, probes=probes)
-    node = _way(asked, why)
-    around = look_at_way(node) if why.forwarded else look_at_answer(node)
-    return Told(why, (*held, *present.look(asked, explained)), around, probes)
-
-
-def _way(asked: Source, why: Why) -> CheckedNode:
-    """Return what is to be looked at for a connection: what begins or ends on the node is not forwarded by it.
-
-    Where connections end at the proxy, its own ones to the endpoints begin here.
-    """
-    where, _, protocol = why.destination.partition("/")
-    front, port = probe.place(where)
-    target = Aim(None, pack(front) or b"", PROTOCOLS[protocol.upper()], port)
-    node, family = doctor.of_proxy(asked), family_of(target.destination)
-    local = host.packed_local_addresses((family,), modes.interfaces())[family]
-    source = pack(why.source) if why.source != THIS_NODE else None
-    client = source if node.mode.flows_end is FlowsEnd.ENDPOINTS else None
-    ends = [(pack(where), port) for where, port in (probe.place(one.address) for one in why.endpoints[: probe.MOST])]
-    begins_here = client is None or client in local
-    crosses = not begins_here and any(address not in local for address, _ in ends)
-    aims = [Aim(client, address, target.protocol, port) for address, port in ends if address is not None]
-    hooks = frozenset(HOOKS) - {"output" if crosses else "forward"}
-    first = "output" if source is None or source in local else "prerouting"
-    early = {first: target._replace(source=source)}
-    return replace(node, family=family, hooks=hooks, aims=aims if begins_here or crosses else (), early=early)
+    status = {"yes": YES, "no": NO, "unknown": UNKNOWN}[told.answer]
+    return NO if status == YES and dropped else status
 
 
 def _trace(given: argparse.Namespace, asked: Source, why: Why, *, people: bool) -> Traced:
@@ -186,8 +74,8 @@ def _print(told: Told, next_step: str) -> None:
         output.marked(output.OK if step.passes else output.BAD, f"{step.text}{says}")
     _print_endpoints(why.endpoints)
     _print_missing(why.missing)
-    for line in told.lines:
-        output.marked(line.mark, line.text)
+    for finding in told.findings:
+        output.found(finding)
     for fix in told.fixes:
         output.say(f"Fix: {fix}")
     if next_step:

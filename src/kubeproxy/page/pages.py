@@ -14,6 +14,7 @@ import msgspec
 
 from kubeproxy.ask.desk import Desk
 from kubeproxy.ask.facts import Objects
+from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.why import fields
 from kubeproxy.ask.zones import Zones
 from kubeproxy.config.page import PageAccess
@@ -172,9 +173,9 @@ def _why(request: Request, desk: Desk, ask: Ask) -> Response:
             yield await ask(question)
         except UnansweredError as error:
             why = (await desk.zoned(made)).why
-            unseen = {"mark": "-", "text": f"what else decides on this node could not be looked at: {error}"}
-            answer = {"heading": why.heading, "answer": "unknown" if why.passes else "no"}
-            more = {"lines": [unseen], "fixes": why.fixes, "next": why.next, "why": fields(why)}
+            unseen = Diagnosis(Severity.UNKNOWN, "node", f"what else decides on this node is not known: {error}")
+            answer = {"heading": why.heading, "answer": "unknown" if why.passes else "no", "why": fields(why)}
+            more = {"findings": [unseen.row()], "fixes": why.fixes, "next": why.next}
             yield msgspec.json.encode(answer | more)
 
     return Response(200, JSON, body())

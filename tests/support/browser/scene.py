@@ -175,8 +175,14 @@ class Scene:
                 "missing": [],
                 "fixes": [],
             },
-            "lines": [
-                {"mark": "ok", "text": f"{len(ends)} of {len(ends)} ready endpoints are in the kernel (read now)"}
+            "findings": [
+                {
+                    "severity": "fine",
+                    "about": "kernel",
+                    "what": f"{len(ends)} of {len(ends)} ready endpoints are in the kernel (read now)",
+                    "why": "",
+                    "fix": "",
+                }
             ],
             "fixes": [] if ends else ["start an endpoint"],
             "next": f"kube-proxy trace {source} {target}" if ends else "",

@@ -20,6 +20,8 @@ from kubeproxy.api.source import Reach
 from kubeproxy.ask.checks import contact, identity, programming, settings, strangers
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import Diagnosis, Severity, worst_first
+from kubeproxy.ask.remote import Running
+from kubeproxy.ask.source import Source
 from kubeproxy.backends.mode import FlowsEnd, Mode, Sight
 from kubeproxy.config.addresses import split_host_port
 from kubeproxy.config.load import read_text
@@ -110,6 +112,14 @@ class Checkup(Struct):
             return False
         self.findings += seen
         return bool(seen)
+
+
+def checked(asked: Source) -> CheckedNode:
+    """Return the node of a proxy, to be looked at. Raises KubeProxyError."""
+    facts = asked.facts()
+    config = facts.configuration()
+    pid = asked.client.pid() if isinstance(asked, Running) else 0
+    return CheckedNode(facts, pid, modes.named(facts.mode), config, asked.running)
 
 
 def look_at(node: CheckedNode) -> Checkup:

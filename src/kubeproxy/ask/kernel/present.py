@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from msgspec import Struct
-
 from kubeproxy import modes
 from kubeproxy.ask.facts import Facts
-from kubeproxy.ask.finding import BAD, NOTE, OK
+from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.kernel.examiners import examiners
-from kubeproxy.ask.kernel.findings import REPAIR, text
 from kubeproxy.ask.kernel.looks import look as look_at
 from kubeproxy.ask.kernel.probe import place
 from kubeproxy.ask.source import Source
@@ -22,16 +19,19 @@ from kubeproxy.kernel.route.routes import source_for
 from kubeproxy.model.addresses import destination_text, pack
 
 _SHOWN = 10
+REPAIR = "the proxy repairs them by itself within its sync period; `kube-proxy verify` again shows it"
 
 
-class MarkedLine(Struct, frozen=True):
-    """A line for people, and its mark (see commands.output)."""
+def text(finding: Finding) -> str:
+    """Return a difference between plan and kernel, or between API server and proxy, as a line."""
+    owner = "/".join(finding.service) if finding.service is not None else "no Service's"
+    more = [f"wanted: {finding.wanted}"] if finding.wanted else []
+    more += [f"present: {finding.present}"] if finding.present else []
+    values = f" ({'; '.join(more)})" if more else ""
+    return f"{owner}: {finding.kind}: {finding.what}{values} [{finding.where}]"
 
-    mark: str
-    text: str
 
-
-def look(asked: Source, explained: Explained) -> tuple[MarkedLine, ...]:
+def look(asked: Source, explained: Explained) -> tuple[Diagnosis, ...]:
     """Read what the kernel has for the Service of an answer, which has a plan. Raises KubeProxyError."""
     assert explained.plan is not None  # noqa: S101 - the caller looked
     key, facts = explained.plan.key, asked.facts()
@@ -39,9 +39,9 @@ def look(asked: Source, explained: Explained) -> tuple[MarkedLine, ...]:
         with examiners(facts, [key.family]) as kernel:
             seen = look_at(asked.services, kernel, [(key.namespace, key.name)])
     except (ApplyError, Unsupported) as error:
-        return (MarkedLine(NOTE, f"what the kernel has could not be read: {error}"),)
+        return (_line(Severity.NOTE, f"what the kernel has could not be read: {error}"),)
     if seen.on_their_way or seen.restless:
-        return (MarkedLine(NOTE, f"a change of {key.namespace}/{key.name} is on its way into the kernel"),)
+        return (_line(Severity.NOTE, f"a change of {key.namespace}/{key.name} is on its way into the kernel"),)
     return tuple(_lines(explained.why, facts, seen.findings))
 
 
@@ -65,36 +65,34 @@ def remembered(asked: Source, explained: Explained) -> str | None:
     return next((one.address for one in why.endpoints if one.address in found), "") if telling else None
 
 
-def affinity(why: Why, kept: str | None) -> Iterator[MarkedLine]:
+def affinity(why: Why, kept: str | None) -> Iterator[Diagnosis]:
     """Say where session affinity keeps a client, as `remembered` returned it."""
     if kept:
-        yield MarkedLine(OK, f"session affinity keeps this client at {kept} (read now)")
+        yield _line(Severity.FINE, f"session affinity keeps this client at {kept} (read now)")
     elif kept is not None:
-        yield MarkedLine(NOTE, "session affinity keeps this client at no endpoint yet (read now)")
+        yield _line(Severity.NOTE, "session affinity keeps this client at no endpoint yet (read now)")
     elif why.forwarded and why.affinity:
-        yield MarkedLine(NOTE, "a client that session affinity keeps at one of these endpoints gets that one alone")
+        yield _line(Severity.NOTE, "a client that session affinity keeps at one of these endpoints gets that one alone")
 
 
-def fixes(lines: Sequence[MarkedLine]) -> Iterator[str]:
-    """Yield what would help the kernel."""
-    if any(line.mark == BAD for line in lines):
-        yield REPAIR
-
-
-def _lines(why: Why, facts: Facts, findings: Sequence[Finding]) -> Iterator[MarkedLine]:
+def _lines(why: Why, facts: Facts, findings: Sequence[Finding]) -> Iterator[Diagnosis]:
     lacking = {f"{finding.what} " for finding in findings if finding.kind is Kind.MISSING}
     count = len(why.endpoints)
     there = sum(not any(f"endpoint {one.address} " in what for what in lacking) for one in why.endpoints)
-    mark = BAD if findings else OK
+    severity = Severity.BROKEN if findings else Severity.FINE
     if not count:
         words = "is not what the kernel has" if findings else "is what the kernel has"
-        yield MarkedLine(mark, f"{why.outcome} {words} (read now)")
+        yield _line(severity, f"{why.outcome} {words} (read now)")
     elif modes.named(facts.mode).flows_end is FlowsEnd.PROXY:
         words = "do not lead" if findings else "lead"
-        yield MarkedLine(mark, f"the kernel's rules {words} to the proxy's listener as planned (read now)")
+        yield _line(severity, f"the kernel's rules {words} to the proxy's listener as planned (read now)")
     else:
-        yield MarkedLine(mark, f"{there} of {count} ready endpoints are in the kernel (read now)")
+        yield _line(severity, f"{there} of {count} ready endpoints are in the kernel (read now)")
     for finding in findings[:_SHOWN]:
-        yield MarkedLine(BAD, text(finding))
+        yield _line(Severity.BROKEN, text(finding), REPAIR)
     if len(findings) > _SHOWN:
-        yield MarkedLine(NOTE, f"and {len(findings) - _SHOWN} more differences; kube-proxy verify has them")
+        yield _line(Severity.NOTE, f"and {len(findings) - _SHOWN} more differences; kube-proxy verify has them")
+
+
+def _line(severity: Severity, what: str, fix: str = "") -> Diagnosis:
+    return Diagnosis(severity, "kernel", what, fix=fix)

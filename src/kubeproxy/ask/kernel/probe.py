@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
+from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.why import Target
 from kubeproxy.model.addresses import PROTOCOLS
 
@@ -41,13 +42,6 @@ class Probe(Struct, frozen=True, rename="camel"):
         return bool(self.problem)
 
 
-class ProbeResult(Struct, frozen=True):
-    """A line for people."""
-
-    text: str
-    failed: bool
-
-
 def all_of(endpoints: Sequence[Target], protocol: int) -> tuple[Probe, ...]:
     """Try the first MOST of these endpoints, at the same time. SCTP is not tried."""
     if protocol not in {_TCP, _UDP} or not endpoints:
@@ -60,30 +54,26 @@ def all_of(endpoints: Sequence[Target], protocol: int) -> tuple[Probe, ...]:
         return tuple(pool.map(attempt, chosen))
 
 
-def lines(probes: Sequence[Probe]) -> Iterator[ProbeResult]:
-    """Yield what to print: those that were reached in one line, each other one in its own."""
+def findings(probes: Sequence[Probe]) -> Iterator[Diagnosis]:
+    """Yield one finding for all endpoints that were reached, and one for each other one."""
     reached = [one for one in probes if not one.failed]
     if reached:
         each = ", ".join(f"{one.address} {one.seconds * 1000:.1f} ms" for one in reached)
         what = "TCP" if reached[0].protocol == "TCP" else "UDP (nothing refused it)"
-        yield ProbeResult(f"{what} from this node: {each}", failed=False)
+        yield Diagnosis(Severity.FINE, "endpoints", f"{what} from this node: {each}")
+    refused = [one.address for one in probes if one.refused]
+    ports = sorted({address.rpartition(":")[2] for address in refused})
+    silent = ", ".join(one.address for one in probes if one.failed and not one.refused)
     for one in probes:
         if one.failed:
-            yield ProbeResult(f"{one.protocol} from this node to {one.address}: {one.problem}", failed=True)
-
-
-def fixes(probes: Sequence[Probe]) -> Iterator[str]:
-    """Yield what would help the endpoints that could not be reached."""
-    refused = [one.address for one in probes if one.refused]
-    if refused:
-        ports = sorted({address.rpartition(":")[2] for address in refused})
-        yield (
-            f"nothing listens on port {', '.join(ports)} of {', '.join(refused)}: is targetPort right, and does the "
-            "process listen on the pod's address rather than on 127.0.0.1?"
-        )
-    silent = [one.address for one in probes if one.failed and not one.refused]
-    if silent:
-        yield f"this node does not reach {', '.join(silent)}: look at the pod network, and at NetworkPolicies"
+            fix = (
+                f"nothing listens on port {', '.join(ports)} of {', '.join(refused)}: is targetPort right, and does "
+                "the process listen on the pod's address rather than on 127.0.0.1?"
+                if one.refused
+                else f"this node does not reach {silent}: look at the pod network, and at NetworkPolicies"
+            )
+            what = f"{one.protocol} from this node to {one.address}: {one.problem}"
+            yield Diagnosis(Severity.BROKEN, "endpoints", what, fix=fix)
 
 
 def _tcp(address: str) -> Probe:

@@ -1,4 +1,4 @@
-"""What `why` makes of all that it has seen: lines, fixes, and the exit code."""
+"""The answer of `why` as a whole: its findings, fixes, and yes, no or unknown."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import pytest
 from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.ask.checks import contact, settings, strangers
 from kubeproxy.ask.checks.checkup import Checkup
-from kubeproxy.ask.kernel.present import MarkedLine
+from kubeproxy.ask.connection import Told, tell
+from kubeproxy.ask.connection import _around as around
+from kubeproxy.ask.finding import Diagnosis, Severity
+from kubeproxy.ask.kernel import probe
 from kubeproxy.ask.kernel.probe import Probe
 from kubeproxy.ask.whereabouts import Elsewhere
 from kubeproxy.ask.why import Explained, Why
 from kubeproxy.backends.mode import FlowsEnd, Trace
-from kubeproxy.commands.why import Told, tell
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel import firewalls
 from kubeproxy.kernel.firewalls import Drop, Filter
@@ -37,6 +39,8 @@ def firewall(*, drops_all):
     )
 
 
+ANSWERS = ("yes", "no", "unknown")
+PROBED = (Probe("10.0.0.2:80", "TCP", 0.1), Probe("10.0.0.3:80", "TCP", 0.1, "refused", True))
 DROPS = [Drop("table inet fw", "guard", "forward", bytes([10, 244, 1, end]), 3000) for end in (10, 11)]
 FORWARDING = settings.forwarding([settings.Setting("net/ipv4/ip_forward", 1, 0)], FlowsEnd.ENDPOINTS)
 STALE = strangers.left_over([Trace("40 chains KUBE-... of iptables-nft", Family.IPV4)], "nftables")
@@ -66,13 +70,13 @@ STALE = strangers.left_over([Trace("40 chains KUBE-... of iptables-nft", Family.
     ],
 )
 def test_what_else_decides_on_the_node_is_told_and_counts(findings, status, line):
-    told = Told(why(), around=Checkup(list(findings), []))
-    lines = [one.text for one in told.lines]
+    told = Told(why(), tuple(around(Checkup(list(findings), []))))
+    lines = [one.text for one in told.findings]
     assert [one.startswith(line or "") for one in lines] == [True] * (line is not None)
-    assert told.status == status
+    assert told.answer == ANSWERS[status]
     assert bool(told.fixes) == bool(status)
     assert told.heading.endswith("kube-proxy forwards it" + ", but not all is well (x)" * bool(status))
-    assert told.fields()["answer"] == ("no" if status else "yes")
+    assert told.fields()["answer"] == told.answer
 
 
 @pytest.mark.parametrize(
@@ -80,15 +84,15 @@ def test_what_else_decides_on_the_node_is_told_and_counts(findings, status, line
     [
         (Told(why("dropped")), 1),
         (Told(why("answered by the proxy")), 0),
-        (Told(why(), held=(MarkedLine("x", "missing"),)), 1),
-        (Told(why(), probes=(Probe("10.0.0.2:80", "TCP", 0.1), Probe("10.0.0.3:80", "TCP", 0.1, "refused", True))), 1),
-        (Told(why(), around=Checkup([], ["rules: no right"])), 0),
+        (Told(why(), findings=(Diagnosis(Severity.BROKEN, "kernel", "missing"),)), 1),
+        (Told(why(), tuple(probe.findings(PROBED)), PROBED), 1),
+        (Told(why(), tuple(around(Checkup([], ["rules: no right"])))), 0),
         (Told(why(elsewhere=Elsewhere("node-b", "it is", "nodeName"))), 2),
         (Told(why("dropped", Elsewhere("", "it is", "spec.podCIDRs"))), 2),
     ],
 )
-def test_the_exit_code(told, status):
-    assert told.status == status
+def test_the_answer(told, status):
+    assert told.answer == ANSWERS[status]
 
 
 class Asked:
@@ -106,6 +110,6 @@ def test_an_answer_of_old_objects_says_how_old_they_are(monkeypatch):
     monkeypatch.setattr(firewalls, "chains", list)
     monkeypatch.setattr(firewalls, "iptables_chains", lambda _: [])
     told = tell(Asked(), Explained(why("not ours"), None, Globals("node-a")))
-    (line,) = told.lines
-    assert (told.status, line.mark, "what was known 8 minutes ago" in line.text) == (1, "x", True)
+    (found,) = told.findings
+    assert (told.answer, found.severity.mark, "what was known 8 minutes ago" in found.text) == ("no", "x", True)
     assert told.heading == "10.0.0.1 -> 10.96.0.1:80/tcp: not ours, the client sees "

@@ -1,0 +1,70 @@
+"""The question of `kube-proxy doctor`: all findings of this node, also where no proxy answers."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from msgspec.structs import replace
+
+from kubeproxy import modes
+from kubeproxy.ask.checks import identity
+from kubeproxy.ask.checks.checkup import CheckedNode, Checkup, checked, look_at
+from kubeproxy.ask.finding import Diagnosis
+from kubeproxy.ask.source import UnreadError, source
+from kubeproxy.config.options import build_options
+from kubeproxy.config.pflag import parse
+from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.errors import ConfigError, KubeProxyError
+from kubeproxy.kernel.proc import processes
+
+
+def examine(given: argparse.Namespace) -> tuple[CheckedNode, Checkup]:
+    """Return the node that the arguments name, and all findings of it."""
+    before: list[Diagnosis] = []
+    silence = ""
+    try:
+        asked = source(given)
+        node = replace(checked(asked), node_ports=asked.has_node_ports())
+    except KubeProxyError as error:
+        before = [error.finding] if isinstance(error, UnreadError) else []
+        silence = "" if before else str(error)
+        config = KubeProxyConfiguration()
+        try:
+            config = _meant(given)
+        except ConfigError as mistake:
+            before += identity.configured(given.config or "the flags", str(mistake), ())
+        node = CheckedNode(None, 0, modes.named(config.active_mode), config)
+    report = look_at(node)
+    report.findings = [*before, *report.findings]
+    if silence:
+        report.unknown.insert(0, silence)
+    if given.manifests or given.kubeconfig:
+        report.unknown.insert(0, _unasked())
+    if os.geteuid():
+        report.unknown.append("not run as root: what other processes do cannot be seen; use sudo")
+    return node, report
+
+
+def answer(node: CheckedNode, report: Checkup) -> dict[str, object]:
+    """Return the findings for programs."""
+    return {
+        "mode": node.mode.name,
+        "pid": node.pid,
+        "findings": [finding.row() for finding in report.findings],
+        "unknown": report.unknown,
+    }
+
+
+def _unasked() -> str:
+    """Return what there is to say of a proxy where objects are read instead of asking it."""
+    pids = ", ".join(str(process.pid) for process in processes.proxies())
+    if not pids:
+        return "no kube-proxy runs here"
+    return f"a kube-proxy runs here (pid {pids}), and was not asked: leave out --manifests and --kubeconfig"
+
+
+def _meant(given: argparse.Namespace) -> KubeProxyConfiguration:
+    """Return the configuration that a proxy of these arguments would have. Raises ConfigError."""
+    flags = {"config": given.config, "proxy-mode": given.proxy_mode, "hostname-override": given.hostname_override}
+    return build_options(parse([f"--{name}={value}" for name, value in flags.items() if value])).config

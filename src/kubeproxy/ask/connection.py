@@ -1,0 +1,113 @@
+"""All that decides about one connection on this node: the proxy's plan, the kernel, other programs, and endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kubeproxy import host, modes
+from kubeproxy.ask.checks.checkup import CheckedNode, Checkup, checked, look_at_answer, look_at_way
+from kubeproxy.ask.finding import Diagnosis, Severity
+from kubeproxy.ask.kernel import present, probe
+from kubeproxy.ask.source import Source
+from kubeproxy.ask.why import THIS_NODE, Explained, Why, fields
+from kubeproxy.backends.mode import FlowsEnd
+from kubeproxy.kernel.nftables.chains import HOOKS
+from kubeproxy.kernel.rule_walk import Aim
+from kubeproxy.model.addresses import PROTOCOLS, family_of, pack
+
+PROBES = (PROTOCOLS["TCP"], PROTOCOLS["UDP"])
+"""Protocols by which endpoints are tried."""
+
+
+class Told(Struct, frozen=True):
+    """An answer: the proxy's decision, and findings of the kernel, of the rest of this node, and of the endpoints."""
+
+    why: Why
+    findings: tuple[Diagnosis, ...] = ()
+    probes: tuple[probe.Probe, ...] = ()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a finding stops the connection."""
+        return any(finding.is_wrong for finding in self.findings)
+
+    @property
+    def answer(self) -> str:
+        """Whether an endpoint gets the connection: yes, no, or unknown where another node decides."""
+        if self.why.elsewhere is not None:
+            return "unknown"
+        return "yes" if self.why.passes and not self.stopped else "no"
+
+    @property
+    def heading(self) -> str:
+        """The answer in one line."""
+        return self.why.heading + ", but not all is well (x)" * (self.why.passes and self.answer == "no")
+
+    @property
+    def fixes(self) -> list[str]:
+        """What would let the connection pass."""
+        return list(dict.fromkeys((*self.why.fixes, *(one.fix for one in self.findings if one.is_wrong and one.fix))))
+
+    def fields(self) -> dict[str, object]:
+        """Return it for programs."""
+        return {
+            "heading": self.heading,
+            "answer": self.answer,
+            "why": fields(self.why),
+            "findings": [finding.row() for finding in self.findings],
+            "probes": self.probes,
+            "fixes": self.fixes,
+            "next": self.why.next,
+        }
+
+
+def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) -> Told:
+    """Look at all that an answer is about, and try endpoints of these protocols. Raises KubeProxyError."""
+    why, plan = explained.why, explained.plan
+    if why.elsewhere is not None or (plan is None and not asked.running):
+        return Told(why)
+    if plan is None:
+        return Told(why, tuple(_around(look_at_answer(_way(asked, why)))))
+    kept = present.remembered(asked, explained) if asked.running else None
+    if kept:
+        why = replace(why, endpoints=tuple(replace(one, share=1.0) for one in why.endpoints if one.address == kept))
+    probes = probe.all_of(why.endpoints, plan.key.protocol) if plan.key.protocol in probed else ()
+    findings = list(present.affinity(why, kept))
+    if asked.running:
+        node = _way(asked, why)
+        around = look_at_way(node) if why.forwarded else look_at_answer(node)
+        findings += [*present.look(asked, explained), *_around(around)]
+    return Told(why, (*findings, *probe.findings(probes)), probes)
+
+
+def _around(report: Checkup) -> Iterator[Diagnosis]:
+    """Yield findings of the node by what they mean for one connection: it is stopped, or it may be."""
+    for finding in report.findings:
+        yield replace(finding, severity=Severity.BROKEN if finding.stops_connections else Severity.NOTE)
+    for text in report.unknown:
+        yield Diagnosis(Severity.UNKNOWN, "node", f"could not be looked at: {text}")
+
+
+def _way(asked: Source, why: Why) -> CheckedNode:
+    """Return what is to be looked at for a connection: what begins or ends on the node is not forwarded by it.
+
+    Where connections end at the proxy, its own ones to the endpoints begin here.
+    """
+    where, _, protocol = why.destination.partition("/")
+    front, port = probe.place(where)
+    target = Aim(None, pack(front) or b"", PROTOCOLS[protocol.upper()], port)
+    node, family = checked(asked), family_of(target.destination)
+    local = host.packed_local_addresses((family,), modes.interfaces())[family]
+    source = pack(why.source) if why.source != THIS_NODE else None
+    client = source if node.mode.flows_end is FlowsEnd.ENDPOINTS else None
+    ends = [(pack(where), port) for where, port in (probe.place(one.address) for one in why.endpoints[: probe.MOST])]
+    begins_here = client is None or client in local
+    crosses = not begins_here and any(address not in local for address, _ in ends)
+    aims = [Aim(client, address, target.protocol, port) for address, port in ends if address is not None]
+    hooks = frozenset(HOOKS) - {"output" if crosses else "forward"}
+    first = "output" if source is None or source in local else "prerouting"
+    early = {first: target._replace(source=source)}
+    return replace(node, family=family, hooks=hooks, aims=aims if begins_here or crosses else (), early=early)
