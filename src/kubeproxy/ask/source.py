@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from kubeproxy.ask.checks import contact
-from kubeproxy.ask.facts import Facts
+from kubeproxy.ask.facts import Facts, Objects, ProgrammedService
 from kubeproxy.ask.finding import Diagnosis
-from kubeproxy.ask.remote import Running
+from kubeproxy.ask.why import Explained
 from kubeproxy.control.client import Client
 from kubeproxy.errors import NoAnswerError
+from kubeproxy.model.plan import ServiceName
 
 if TYPE_CHECKING:
     from kubeproxy.ask.desk import Desk
@@ -22,6 +24,52 @@ class UnreadError(NoAnswerError):
     def __init__(self, finding: Diagnosis) -> None:
         super().__init__(f"{finding.what}. Fix: {finding.fix}")
         self.finding = finding
+
+
+AT_ONCE = 100
+"""Services that are named in one request."""
+MANY = 1000
+"""Services from which on all are asked for instead of each by its name."""
+
+
+class Running:
+    """The Desk of the proxy behind a socket. Every call may raise KubeProxyError."""
+
+    running: Final = True
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    def facts(self) -> Facts:
+        """See Desk."""
+        return self.client.ask("/facts", Facts)
+
+    def why(self, source: str, target: str, interface: str = "") -> Explained:
+        """See Desk."""
+        return self.client.ask("/why", Explained, source=source, target=target, interface=interface)
+
+    def services(self, names: Sequence[ServiceName] = ()) -> Iterator[ProgrammedService]:
+        """See Desk."""
+        if len(names) > MANY:
+            wanted = frozenset(names)
+            yield from (held for held in self.services() if held.name in wanted)
+            return
+        # A request line has 16 KiB at most; no names at all are one request, for all Services.
+        for start in range(0, len(names) or 1, AT_ONCE):
+            asked = names[start : start + AT_ONCE]
+            yield from self.client.stream("/services", ProgrammedService, [("name", "/".join(name)) for name in asked])
+
+    def service(self, name: ServiceName) -> dict[str, Any]:
+        """See Desk."""
+        return self.client.ask("/service", dict[str, Any], name="/".join(name))
+
+    def has_node_ports(self) -> bool:
+        """See Desk."""
+        return self.client.ask("/node-ports", bool)
+
+    def objects(self) -> Iterator[Objects]:
+        """See Desk."""
+        return self.client.stream("/objects", Objects, [])
 
 
 Source: TypeAlias = "Running | Desk"

@@ -12,49 +12,23 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from functools import partial
 
-from msgspec import Struct, structs
 from msgspec.structs import replace
 
-from kubeproxy import host, modes
-from kubeproxy.ask.changes import ConfiguredNode, Local, Shift, known_pods, lasting, remarks, shifts
-from kubeproxy.ask.facts import Facts
-from kubeproxy.ask.source import Source, knowing, source
-from kubeproxy.backends.mode import Mode, Sight, Weight
+from kubeproxy import modes
+from kubeproxy.ask.outlook import Outlook, outlook
+from kubeproxy.ask.source import knowing, source
 from kubeproxy.commands import NO, YES, output
 from kubeproxy.config.flags import FLAGS
 from kubeproxy.config.load import load_file, raise_mistakes
 from kubeproxy.config.pflag import parse
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.config.validate import validate
-from kubeproxy.config.write import differences, with_values
-from kubeproxy.errors import ConfigError, KubeProxyError, Unsupported
-from kubeproxy.kernel import firewalls
-from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX, read_sysctl
-from kubeproxy.model.addresses import Family
-from kubeproxy.model.endpoints import Slice
-from kubeproxy.model.plan import Globals
-from kubeproxy.model.planner import Planner
-from kubeproxy.model.world import Settings, Surroundings, build, pod_cidrs, primary_family
+from kubeproxy.config.write import with_values
+from kubeproxy.errors import ConfigError
 
 _OF_ALL = frozenset({"config", "kubeconfig", "hostname-override", "proxy-mode"})
 """Flags that every command has."""
-
-
-class Outlook(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What would change. `fields` are lines "path: old -> new"; `shifts` and `remarks` are what clients notice; `node`
-    is what is set, written and removed, `lacks` what this node would need first, `unknown` what could not be told.
-    """
-
-    mode: str
-    fields: tuple[str, ...]
-    shifts: tuple[Shift, ...]
-    remarks: tuple[str, ...]
-    node: tuple[str, ...]
-    connections: str
-    lacks: str
-    unknown: tuple[str, ...]
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,12 +47,12 @@ def run(given: argparse.Namespace) -> int:
     facts = knowing(asked)
     now = facts.configuration()
     new = _new(given, now)
-    outlook = _outlook(asked, facts, now, new)
+    found = outlook(asked, facts, now, new)
     if given.output == "json":
-        output.json(outlook)
+        output.json(found)
     else:
-        _print(outlook)
-    return NO if outlook.shifts or outlook.remarks or outlook.lacks else YES
+        _print(found)
+    return NO if found.shifts or found.remarks or found.lacks else YES
 
 
 def _sets_a_field(name: str, path: str) -> bool:
@@ -113,122 +87,18 @@ def _new(given: argparse.Namespace, now: KubeProxyConfiguration) -> KubeProxyCon
     return config
 
 
-def _outlook(asked: Source, facts: Facts, now: KubeProxyConfiguration, new: KubeProxyConfiguration) -> Outlook:
-    old_mode, mode = modes.named(facts.mode), modes.named(new.active_mode)
-    settings, lacks, alone = _settings(facts, new, mode)
-    local = host.packed_local_addresses(tuple(Family), modes.interfaces())
-    world, unknown = _world(facts, settings, local)
-    before, after = Planner(facts.world), Planner(world)
-    slices: list[Slice] = []
-    for each in asked.objects():
-        slices += each.slices.values()
-        services = {each.name: each.service} if each.service is not None else {}
-        for planner in (before, after):
-            planner.adopt(services, {each.name: each.slices} if each.slices else {})
-    before.take()
-    after.take()
-    sides = ConfiguredNode(before, old_mode.habits), ConfiguredNode(after, mode.habits)
-    same = mode.name == old_mode.name
-    node = [*alone, *_sysctls(mode, new), *_written(old_mode, mode, before, after, local)]
-    if not same:
-        node += _removed(old_mode, mode, unknown)
-    pods = known_pods(slices, pod_cidrs(facts.node), facts.world.node_name, local)
-    return Outlook(
-        mode=mode.name,
-        fields=tuple(differences(now, new)),
-        shifts=tuple(shifts(*sides, local, pods)),
-        remarks=tuple(remarks(*sides, same_mode=same)),
-        node=tuple(node),
-        connections=lasting(*(side.habits for side in sides), same_mode=same),
-        lacks=lacks,
-        unknown=tuple(unknown),
-    )
-
-
-def _settings(facts: Facts, new: KubeProxyConfiguration, mode: Mode) -> tuple[Settings, str, list[str]]:
-    """Return what the configuration says of this node, what it lacks to run it, '' for nothing, and what it lacks for
-    one family alone, as a sentence or none.
-    """
-    settings = host.settings(new, balancing_entries=facts.world.balancing_entries)
-    primary = primary_family(settings, facts.node if settings.node_name == facts.world.node_name else None)
-    try:
-        able = host.supported(settings.families, primary, partial(mode.operations().look, new))
-    except Unsupported as error:
-        return settings, str(error), []
-    return structs.replace(settings, families=able.families), "", [able.words] if able.lack else []
-
-
-def _world(facts: Facts, settings: Settings, local: Local) -> tuple[Globals, list[str]]:
-    """Return what holds for the node with the new settings, and what of it cannot be known here."""
-    unknown = []
-    node = facts.node
-    if settings.node_name != facts.world.node_name:
-        unknown.append(
-            f"Node {settings.node_name} is another one than {facts.world.node_name}: its addresses, zone and pod "
-            "networks are not known here"
-        )
-        node = None
-    world = build(settings, Surroundings(node, (), local))
-    parts = {}
-    for family in world.families:
-        old, part = facts.world.of(family), world.of(family)
-        assert part is not None  # noqa: S101 - it is one of its families
-        parts[family] = replace(part, service_cidrs=old.service_cidrs) if old is not None else part
-    return replace(world, ipv4=parts.get(Family.IPV4), ipv6=parts.get(Family.IPV6)), unknown
-
-
-def _sysctls(mode: Mode, new: KubeProxyConfiguration) -> list[str]:
-    """Return the settings that would be made, those that are made already left out."""
-    lines = []
-    for key, wanted in (*host.conntrack_sysctls(new.conntrack), *mode.operations().sysctls(new)):
-        try:
-            actual = int(read_sysctl(key))
-        except (KubeProxyError, ValueError):
-            lines.append(f"sysctl {key.replace('/', '.')}: {wanted}, which this kernel does not have now")
-            continue
-        if actual != wanted and not (key == NF_CONNTRACK_MAX and actual > wanted):
-            lines.append(f"sysctl {key.replace('/', '.')}: {actual} -> {wanted}")
-    return lines
-
-
-def _written(old: Mode, new: Mode, before: Planner, after: Planner, local: Local) -> list[str]:
-    weights = [_weight(mode, planner, local) for mode, planner in ((old, before), (new, after))]
-    if old is new and weights[0] == weights[1]:
-        return []
-    was, will = (f"{weight.amount} {weight.of}" for weight in weights)
-    return [f"written for {len(after.compiled)} Services: {will}; now there are {was}"]
-
-
-def _weight(mode: Mode, planner: Planner, local: Local) -> Weight:
-    plans = {name: compiled.plans for name, compiled in planner.compiled.items()}
-    weigh = mode.operations().weigh
-    each = [weigh(planner.world, family, plans, local.get(family, ())) for family in planner.world.families]
-    return Weight(sum(weight.amount for weight in each), each[0].of if each else "")
-
-
-def _removed(old: Mode, new: Mode, unknown: list[str]) -> list[str]:
-    """Return what of the old mode is there, which goes once the new one's is in place."""
-    try:
-        chains = firewalls.chains()
-        traces = old.traces(Sight(chains, firewalls.iptables_chains(chains)), new.operations().owns)
-    except (KubeProxyError, OSError) as error:
-        unknown.append(f"what of the old mode is there: {error}")
-        return []
-    return [f"removed once the new rules are in place: {trace.what}" for trace in traces]
-
-
-def _print(outlook: Outlook) -> None:
-    _section("Fields that differ", output.NOTE, outlook.fields)
-    clients = [*(shift.text for shift in outlook.shifts), *outlook.remarks]
+def _print(found: Outlook) -> None:
+    _section("Fields that differ", output.NOTE, found.fields)
+    clients = [*(shift.text for shift in found.shifts), *found.remarks]
     _section("What clients notice", output.BAD, clients)
-    _section("On this node", output.NOTE, outlook.node)
-    if outlook.fields:
-        output.say(f"The proxy restarts: {outlook.connections}.")
-    if outlook.lacks:
-        output.say(f"This node cannot run it yet: {outlook.lacks}")
-    for text in outlook.unknown:
+    _section("On this node", output.NOTE, found.node)
+    if found.fields:
+        output.say(f"The proxy restarts: {found.connections}.")
+    if found.lacks:
+        output.say(f"This node cannot run it yet: {found.lacks}")
+    for text in found.unknown:
         output.marked("?", text)
-    if not outlook.fields:
+    if not found.fields:
         output.say("Nothing differs.")
     elif not clients:
         output.say("Clients notice nothing.")

@@ -6,7 +6,7 @@ import pytest
 
 from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.api.versions import Versions
-from kubeproxy.ask import newest
+from kubeproxy.ask import cluster
 from kubeproxy.ask.facts import ProgrammedService
 from kubeproxy.backends.examination import Kind
 
@@ -30,12 +30,12 @@ def held(version="5", **slices) -> ProgrammedService:
 
 @pytest.fixture
 def behind(monkeypatch):
-    monkeypatch.setattr(newest, "PAUSE", 0.0)
+    monkeypatch.setattr(cluster, "PAUSE", 0.0)
 
     def compare(read, *answers):
         said = [list(answer) for answer in answers]
-        monkeypatch.setattr(newest, "_read", lambda *_: read)
-        return newest.behind(lambda _: said.pop(0) if len(said) > 1 else said[0], Facts, [A])
+        monkeypatch.setattr(cluster, "_read", lambda *_: read)
+        return cluster.behind(lambda _: said.pop(0) if len(said) > 1 else said[0], Facts, [A])
 
     return compare
 

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.ask import offline
+from kubeproxy.ask.checks import doctor
 from kubeproxy.ask.checks.checkup import Checkup
 from kubeproxy.ask.offline import desk
 from kubeproxy.backends.mode import Mode, Trace
-from kubeproxy.ask.checks import doctor
 from kubeproxy.commands.main import run
 from kubeproxy.commands.parsers import parser_of
 from kubeproxy.commands.services import service_name

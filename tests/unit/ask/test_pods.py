@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from kubeproxy.ask import api, pods
+from kubeproxy.ask import cluster
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import SourceError
 
@@ -27,16 +27,16 @@ class Client:
 @pytest.fixture
 def names(monkeypatch):
     """Ask for names where the API server answers like this."""
-    monkeypatch.setattr(api, "load_cluster", lambda *_: None)
-    monkeypatch.setattr(api, "ApiClient", lambda _: Client())
-    monkeypatch.setattr(pods, "PATIENCE", 0.01)
+    monkeypatch.setattr(cluster, "load_cluster", lambda *_: None)
+    monkeypatch.setattr(cluster, "ApiClient", lambda _: Client())
+    monkeypatch.setattr(cluster, "PODS_PATIENCE", 0.01)
 
     def ask(answer):
         async def pod_names(_, service):
             return await answer()
 
-        monkeypatch.setattr(pods, "pod_names", pod_names)
-        return pods.names(Facts, None)
+        monkeypatch.setattr(cluster, "pod_names", pod_names)
+        return cluster.pods(Facts, None)
 
     return ask
 
@@ -57,5 +57,5 @@ def test_names_or_why_there_are_none(names):
     before = Client.closed
     assert names(known) == ({b"\x0a\0\0\1": "default/web-1"}, "")
     assert names(silent) == ({}, "the API server did not answer within 0 s")
-    assert names(refused) == ({}, "403 Forbidden")
+    assert names(refused) == ({}, "the API server could not be asked: 403 Forbidden")
     assert Client.closed == before + 3

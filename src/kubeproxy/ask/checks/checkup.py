@@ -20,8 +20,7 @@ from kubeproxy.api.source import Reach
 from kubeproxy.ask.checks import contact, identity, programming, settings, strangers
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import Diagnosis, Severity, worst_first
-from kubeproxy.ask.remote import Running
-from kubeproxy.ask.source import Source
+from kubeproxy.ask.source import Running, Source
 from kubeproxy.backends.mode import FlowsEnd, Mode, Sight
 from kubeproxy.config.addresses import split_host_port
 from kubeproxy.config.load import read_text

@@ -1,4 +1,4 @@
-"""A Desk behind a socket: the routes by which a running proxy answers, and the client's side of them.
+"""The routes of the control socket, by which a running proxy lets others ask its Desk.
 
 Short answers are made at once. Long ones go a few Services at a time, with the event loop running in between.
 """
@@ -6,14 +6,12 @@ Short answers are made at once. Long ones go a few Services at a time, with the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from kubeproxy.ask.facts import Facts, Objects, ProgrammedService
 from kubeproxy.ask.why import Explained
-from kubeproxy.control.client import Client
 from kubeproxy.control.wire import stream
 from kubeproxy.errors import QuestionError
 from kubeproxy.model.plan import ServiceName
@@ -22,10 +20,6 @@ from kubeproxy.observe.http import TEXT, Handler, Request, Response
 if TYPE_CHECKING:
     from kubeproxy.ask.desk import Desk
 
-AT_ONCE = 100
-"""Services that are named in one request."""
-MANY = 1000
-"""Services from which on all are asked for instead of each by its name."""
 _PACKED = (("Content-Type", "application/msgpack"),)
 _RUN = 100
 """Services written before the loop has its turn: about a millisecond."""
@@ -81,43 +75,3 @@ async def _streamed(
     for start in range(0, len(names), _RUN):
         yield stream(answers(names[start : start + _RUN]))
         await asyncio.sleep(0)
-
-
-class Running:
-    """The Desk of the proxy behind a socket. Every call may raise KubeProxyError."""
-
-    running: Final = True
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-
-    def facts(self) -> Facts:
-        """See Desk."""
-        return self.client.ask("/facts", Facts)
-
-    def why(self, source: str, target: str, interface: str = "") -> Explained:
-        """See Desk."""
-        return self.client.ask("/why", Explained, source=source, target=target, interface=interface)
-
-    def services(self, names: Sequence[ServiceName] = ()) -> Iterator[ProgrammedService]:
-        """See Desk."""
-        if len(names) > MANY:
-            wanted = frozenset(names)
-            yield from (held for held in self.services() if held.name in wanted)
-            return
-        # A request line has 16 KiB at most; no names at all are one request, for all Services.
-        for start in range(0, len(names) or 1, AT_ONCE):
-            asked = names[start : start + AT_ONCE]
-            yield from self.client.stream("/services", ProgrammedService, [("name", "/".join(name)) for name in asked])
-
-    def service(self, name: ServiceName) -> dict[str, Any]:
-        """See Desk."""
-        return self.client.ask("/service", dict[str, Any], name="/".join(name))
-
-    def has_node_ports(self) -> bool:
-        """See Desk."""
-        return self.client.ask("/node-ports", bool)
-
-    def objects(self) -> Iterator[Objects]:
-        """See Desk."""
-        return self.client.stream("/objects", Objects, [])

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from kubeproxy import modes
-from kubeproxy.commands import plan
+from kubeproxy.ask import outlook as plan
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.model.plan import FamilyGlobals, Globals
 

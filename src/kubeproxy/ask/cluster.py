@@ -1,21 +1,29 @@
-"""Whether the proxy has the newest versions of objects that the API server has, and if not, how far it is behind."""
+"""Answers of the API server, by the proxy's credentials: names of pods, and whether the proxy has newest versions."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
+from kubeproxy.api.client import ApiClient
+from kubeproxy.api.kubeconfig import load_cluster
+from kubeproxy.api.places import pod_names
 from kubeproxy.api.versions import Versions, versions
-from kubeproxy.ask import api
 from kubeproxy.ask.facts import Facts, ProgrammedService
 from kubeproxy.ask.kernel.looks import Ask
 from kubeproxy.backends.examination import Finding, Kind
-from kubeproxy.errors import KubeProxyError
+from kubeproxy.errors import KubeProxyError, NoAnswerError
 from kubeproxy.model.plan import ServiceName
+
+T = TypeVar("T")
 
 PATIENCE = 10.0
 """Seconds to wait for the API server."""
+PODS_PATIENCE = 5.0
+"""Seconds to wait for the names of pods."""
 TRIES = 5
 PAUSE = 0.2
 """Seconds between two tries: an event takes milliseconds to the proxy."""
@@ -25,12 +33,38 @@ _PLACE = "the API server"
 Read = Mapping[ServiceName, Versions]
 
 
-class Unreachable(Exception):  # noqa: N818 - not an error of ours; the message says why
-    """The API server could not be asked."""
+def ask(facts: Facts, question: Callable[[ApiClient], Awaitable[T]], patience: float) -> T:
+    """Return what the API server answers within so many seconds. Raises NoAnswerError."""
+    kubeconfig = facts.configuration().client_connection.kubeconfig
+
+    async def answer() -> T:
+        client = ApiClient(load_cluster(kubeconfig, facts.master))
+        try:
+            async with asyncio.timeout(patience):
+                return await question(client)
+        finally:
+            await client.close()
+
+    try:
+        return asyncio.run(answer())
+    except TimeoutError:
+        raise NoAnswerError(f"the API server did not answer within {patience:.0f} s") from None
+    except (KubeProxyError, OSError) as error:
+        raise NoAnswerError(f"the API server could not be asked: {error}") from error
 
 
-def behind(ask: Ask, facts: Facts, names: Sequence[ServiceName]) -> list[Finding]:
-    """Return in what the proxy is behind the API server, of these Services or of all. Raises Unreachable.
+def pods(facts: Facts, service: ServiceName | None) -> tuple[Mapping[bytes, str], str]:
+    """Return names of pods by packed address, of a Service's or of all, and why there are none, '' if there are."""
+    if facts.manifests:
+        return {}, "the objects come from files"
+    try:
+        return ask(facts, partial(pod_names, service=service), PODS_PATIENCE), ""
+    except NoAnswerError as error:
+        return {}, str(error)
+
+
+def behind(held_by: Ask, facts: Facts, names: Sequence[ServiceName]) -> list[Finding]:
+    """Return in what the proxy is behind the API server, of these Services or of all. Raises NoAnswerError.
 
     Only what it is still behind in after a second, with the same version at the server, counts.
     """
@@ -41,7 +75,7 @@ def behind(ask: Ask, facts: Facts, names: Sequence[ServiceName]) -> list[Finding
         read: dict[ServiceName, Versions] = {}
         for name in names or (None,):
             read |= _read(facts, name)
-        held = {one.name: one for one in ask(names)}
+        held = {one.name: one for one in held_by(names)}
         now = list(_differences(read, held, _staleness(facts)))
         before = [finding for finding in now if finding in before] if attempt else now
         if not before:
@@ -50,12 +84,7 @@ def behind(ask: Ask, facts: Facts, names: Sequence[ServiceName]) -> list[Finding
 
 
 def _read(facts: Facts, name: ServiceName | None) -> Read:
-    try:
-        return api.ask(facts, partial(versions, service=name), PATIENCE)
-    except api.NotInTimeError as error:
-        raise Unreachable(str(error)) from None
-    except (KubeProxyError, OSError) as error:
-        raise Unreachable(f"the API server could not be asked: {error}") from error
+    return ask(facts, partial(versions, service=name), PATIENCE)
 
 
 def _staleness(facts: Facts) -> str:

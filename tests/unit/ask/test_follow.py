@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from kubeproxy.ask.flows import follow
+from kubeproxy.ask.flows.follow import Follower, Known
 from kubeproxy.ask.flows.users import ServedPorts
-from kubeproxy.commands import follow
-from kubeproxy.commands.follow import Follower, Known
 from kubeproxy.kernel.conntrack.events import Event
 from kubeproxy.kernel.conntrack.tracked import ANSWERED, Tracked, target_of
 from kubeproxy.model.addresses import PROTOCOLS, pack
@@ -44,7 +44,7 @@ def where(monkeypatch) -> Where:
         made.asked.append("pods")
         return {POD[:-2]: "default/pod"}, ""
 
-    monkeypatch.setattr(follow.pods, "names", names)
+    monkeypatch.setattr(follow.cluster, "pods", names)
     return made
 
 
