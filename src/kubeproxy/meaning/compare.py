@@ -1,0 +1,289 @@
+"""Compares two rulesets for all packets: a proof with the number of classes, or witnesses, grouped by cause.
+
+Destinations fall into classes by the constants of both rulesets; sources, services and interfaces only where a rule on
+the way tells them apart. The first packet of each class is followed in both rulesets.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from kubeproxy.meaning import regions
+from kubeproxy.meaning.flow import Interfaces, Leaf, PacketOutcome
+from kubeproxy.meaning.regions import Addresses
+from kubeproxy.meaning.rules import Keyed, NodePlace, Op, Property, Ruleset
+from kubeproxy.meaning.walk import Walk
+
+TOLERANCE: Final = 0.02
+"""Shares that differ by less, relative to the larger one, are equal."""
+_LEAST: Final = 1e-7
+_LIKELY: Final = ("198.51.100.7", "2001:db8:51::7")
+"""Sources of witnesses where any will do: addresses of documentation."""
+
+Shares = tuple[tuple[PacketOutcome, float], ...]
+"""Outcomes with their shares of connections."""
+
+
+class FirstPacket(NamedTuple):
+    """The first packet of a connection; `interface` is '' for one that is made on the node itself."""
+
+    source: str
+    destination: str
+    protocol: int
+    port: int
+    interface: str
+    output: str
+
+    def __str__(self) -> str:
+        name = regions.NAMES.get(self.protocol, f"protocol {self.protocol}")
+        host = f"[{self.destination}]" if ":" in self.destination else self.destination
+        place = f"in by {self.interface}" if self.interface else "made here"
+        return f"{self.source} -> {host}:{self.port} {name}, {place}"
+
+
+class Witness(NamedTuple):
+    """A packet, and what becomes of it in either ruleset."""
+
+    packet: FirstPacket
+    first: Shares
+    second: Shares
+
+
+class WitnessGroup(NamedTuple):
+    """Differences of one kind: their description, the number of classes, and a witness."""
+
+    text: str
+    classes: int
+    witness: Witness
+
+
+class Comparison(NamedTuple):
+    """The result: how many classes of packets there are, causes of differences, and rules that are not understood."""
+
+    classes: int
+    causes: tuple[WitnessGroup, ...]
+    unknown: tuple[str, ...]
+
+
+def compare(first: Ruleset, second: Ruleset, place: NodePlace) -> Comparison:
+    """Compare two rulesets for all packets."""
+    found = _Comparing(place)
+    interfaces = Interfaces((first, second))
+    walks = Walk(first, place, interfaces), Walk(second, place, interfaces)
+    for destination in destinations((first, second), place):
+        if not _is_loopback(destination, place.bits):
+            found.settle(destination, walks[0].arriving(destination), walks[1].arriving(destination), interfaces)
+        found.settle(destination, walks[0].made_here(destination), walks[1].made_here(destination), interfaces)
+    return found.result()
+
+
+def outcomes(ruleset: Ruleset, place: NodePlace, packet: FirstPacket) -> Shares:
+    """Return what becomes of one packet."""
+    interfaces = Interfaces((ruleset,))
+    walk = Walk(ruleset, place, interfaces)
+    destination, source = (int(ipaddress.ip_address(text)) for text in (packet.destination, packet.source))
+    leaves = walk.arriving(destination) if packet.interface else walk.made_here(destination)
+    services = regions.service(packet.protocol, packet.port) or regions.protocol_set(packet.protocol)
+    box = Box(((source, source),), interfaces.named(packet.interface), interfaces.named(packet.output or "other"))
+    return _shares([leaf for leaf in leaves if leaf.services & services], box)
+
+
+def _is_loopback(address: int, bits: int) -> bool:
+    """Return whether the kernel takes packets to an address from its own loopback interface alone."""
+    return address >> 24 == 127 if bits == 32 else address == 1
+
+
+def destinations(rulesets: Iterable[Ruleset], place: NodePlace) -> Iterator[int]:
+    """Yield one destination of each class that the constants of the rules make."""
+    points: set[int] = set()
+    edges = {0, 1 << place.bits}
+    for low, high in _constants(rulesets, place):
+        if low == high:
+            points.add(low)
+        else:
+            edges |= {low, high + 1}
+    yield from sorted(points)
+    ordered = sorted(edges)
+    for low, end in pairwise(ordered):
+        chosen = next((each for each in range(low, end) if each not in points), None)
+        if chosen is not None:
+            yield chosen
+
+
+def _constants(rulesets: Iterable[Ruleset], place: NodePlace) -> Iterator[tuple[int, int]]:
+    yield from place.local
+    tables: dict[int, Keyed] = {}
+    for op in (op for each in rulesets for op in each.operations()):
+        if op[0] == Op.DESTINATION:
+            yield from op[1]
+        elif op[0] in {Op.FIND, Op.MISSES}:
+            tables[id(op[1].entries)] = op[1]
+    for table in tables.values():
+        at = table.at.get(Property.DESTINATION)
+        if at is not None:
+            for entry in table.entries:
+                yield entry.ranges[at]
+
+
+class _Comparing:
+    """Collects what was compared."""
+
+    def __init__(self, place: NodePlace) -> None:
+        self._place = place
+        self._classes = 0
+        self._causes: dict[str, tuple[int, Witness]] = {}
+        self._unknown: set[str] = set()
+
+    def result(self) -> Comparison:
+        """Return what was found."""
+        causes = tuple(WitnessGroup(text, number, witness) for text, (number, witness) in self._causes.items())
+        return Comparison(self._classes, causes, tuple(sorted(self._unknown)))
+
+    def settle(self, destination: int, first: Sequence[Leaf], second: Sequence[Leaf], interfaces: Interfaces) -> None:
+        """Compare the outcomes of all packets to one destination."""
+        for services, ours, theirs in _by_service(first, second):
+            unknown = {leaf.outcome.text for leaf in (*ours, *theirs) if leaf.outcome.kind == "unknown"}
+            self._unknown |= unknown
+            self._classes += len({leaf[1:4] for leaf in ours})
+            for box in _unequal(ours, theirs):
+                if unknown:
+                    continue
+                self._differ(destination, services, box, (ours, theirs), interfaces)
+
+    def _differ(
+        self,
+        destination: int,
+        services: int,
+        box: Box,
+        leaves: tuple[Sequence[Leaf], Sequence[Leaf]],
+        interfaces: Interfaces,
+    ) -> None:
+        sides = [_shares(each, box) for each in leaves]
+        text = f"{_described(sides[0])} / {_described(sides[1])}"
+        number, witness = self._causes.get(text, (0, None))
+        if witness is None:
+            family = ipaddress.IPv4Address if self._place.bits == 32 else ipaddress.IPv6Address
+            packet = FirstPacket(
+                str(family(_example(box.sources, self._place.bits))),
+                str(family(destination)),
+                *regions.first_of(services),
+                interfaces.example(box.inputs),
+                interfaces.example(box.outputs),
+            )
+            witness = Witness(packet, *sides)
+        self._causes[text] = number + 1, witness
+
+
+class Box(NamedTuple):
+    """A set of sources and interfaces."""
+
+    sources: Addresses
+    inputs: int
+    outputs: int
+
+
+def _example(sources: Addresses, bits: int) -> int:
+    likely = int(ipaddress.ip_address(_LIKELY[bits == 128]))
+    return likely if regions.holds(sources, likely) else max(sources[0][0], min(1, sources[0][1]))
+
+
+def _by_service(first: Sequence[Leaf], second: Sequence[Leaf]) -> Iterator[tuple[int, Sequence[Leaf], Sequence[Leaf]]]:
+    """Yield sets of services that neither side tells apart any further, with the leaves of each side."""
+    sides: tuple[dict[int, list[Leaf]], dict[int, list[Leaf]]] = defaultdict(list), defaultdict(list)
+    for side, leaves in zip(sides, (first, second), strict=True):
+        for leaf in leaves:
+            side[leaf.services].append(leaf)
+    masks = sides[0].keys() | sides[1].keys()
+    singles = [mask for mask in masks if mask.bit_count() == 1]
+    wide = [mask for mask in masks if mask.bit_count() != 1]
+    rest = regions.EVERY
+    for mask in singles:
+        rest &= ~mask
+    atoms = [rest]
+    for mask in wide:
+        atoms = [part for atom in atoms for part in (atom & mask, atom & ~mask) if part]
+    for atom in (*singles, *atoms):
+        holding = [mask for mask in wide if mask & atom]
+        if atom in masks and atom not in holding:
+            holding.append(atom)
+        yield atom, *([leaf for mask in holding for leaf in side.get(mask, ())] for side in sides)  # type: ignore[misc]
+
+
+def _unequal(first: Sequence[Leaf], second: Sequence[Leaf]) -> list[Box]:
+    """Return boxes in which the shares of some outcome differ."""
+    sides: tuple[dict[PacketOutcome, dict[Box, float]], ...] = ({}, {})
+    for side, leaves in zip(sides, (first, second), strict=True):
+        for leaf in leaves:
+            box = Box(*leaf[1:4])
+            boxes = side.setdefault(leaf.outcome, {})
+            boxes[box] = boxes.get(box, 0.0) + leaf.share
+    found: set[Box] = set()
+    for outcome in sides[0].keys() | sides[1].keys():
+        one, other = sides[0].get(outcome, {}), sides[1].get(outcome, {})
+        if one.keys() == other.keys() and all(_close(share, other[box]) for box, share in one.items()):
+            continue
+        for box in _refined((*one, *other)):
+            if not _close(_sum(one, box), _sum(other, box)):
+                found.add(box)
+    return list(found)
+
+
+def _close(one: float, other: float) -> bool:
+    return abs(one - other) <= max(TOLERANCE * max(one, other), _LEAST)
+
+
+def _sum(boxes: Mapping[Box, float], part: Box) -> float:
+    return sum(share for box, share in boxes.items() if _covers(box, part))
+
+
+def _covers(box: Box, part: Box) -> bool:
+    return bool(
+        box.inputs & part.inputs and box.outputs & part.outputs and regions.holds(box.sources, part.sources[0][0])
+    )
+
+
+def _refined(boxes: Sequence[Box]) -> Iterator[Box]:
+    """Yield boxes that lie in or outside each of the given ones."""
+    edges = sorted({edge for box in boxes for low, high in box.sources for edge in (low, high + 1)})
+    sources: dict[tuple[bool, ...], list[tuple[int, int]]] = defaultdict(list)
+    for low, end in pairwise(edges):
+        sources[tuple([regions.holds(box.sources, low) for box in boxes])].append((low, end - 1))
+    inputs = _atoms([box.inputs for box in boxes])
+    outputs = _atoms([box.outputs for box in boxes])
+    for key, parts in sources.items():
+        if any(key):
+            for taken in inputs:
+                for left in outputs:
+                    yield Box(tuple(parts), taken, left)
+
+
+def _atoms(masks: Sequence[int]) -> list[int]:
+    atoms = [0]
+    for mask in masks:
+        atoms[0] |= mask
+    for mask in masks:
+        atoms = [part for atom in atoms for part in (atom & mask, atom & ~mask) if part]
+    return atoms
+
+
+def _shares(leaves: Sequence[Leaf], part: Box) -> Shares:
+    found: dict[PacketOutcome, float] = defaultdict(float)
+    for leaf in leaves:
+        if _covers(Box(*leaf[1:4]), part):
+            found[leaf.outcome] += leaf.share
+    return tuple(sorted(found.items()))
+
+
+def _described(shares: Shares) -> str:
+    """Return the kinds of outcomes: how many endpoints, masqueraded or not, refused, dropped, passed."""
+    kinds: dict[str, int] = defaultdict(int)
+    for outcome, _ in shares:
+        kinds[f"{outcome.kind}{', masqueraded' if outcome.masquerade else ''}"] += 1
+    return " and ".join(
+        f"{kind} to {number} endpoints" if kind.startswith("translated") else kind
+        for kind, number in sorted(kinds.items())
+    )

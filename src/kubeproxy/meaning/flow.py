@@ -1,0 +1,134 @@
+"""Sets of packets on their way, and their outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+from kubeproxy.meaning.regions import Addresses
+from kubeproxy.meaning.rules import Op, Ruleset
+
+
+class PacketOutcome(NamedTuple):
+    """The fate of a packet: 'passed' or 'translated' with its destination, 'refused', 'dropped', or 'unknown' with the
+    expression that is not understood. A port of -1 is the one that the packet has; `masquerade`: it gets a new source.
+    """
+
+    kind: str
+    address: int = 0
+    port: int = -1
+    masquerade: bool = False
+    text: str = ""
+
+
+class Leaf(NamedTuple):
+    """An outcome of a set of packets, with its share of their connections."""
+
+    services: int
+    sources: Addresses
+    inputs: int
+    outputs: int
+    share: float
+    outcome: PacketOutcome
+
+
+class PacketSet:
+    """A set of packets on their way. `current` is the set of services after translation, None while it is unchanged."""
+
+    __slots__ = (
+        "current",
+        "destination",
+        "found",
+        "inputs",
+        "mark",
+        "masquerade",
+        "outputs",
+        "refused",
+        "services",
+        "share",
+        "sources",
+        "translated",
+        "unknown",
+    )
+
+    def __init__(self, services: int, sources: Addresses, inputs: int, outputs: int, destination: int) -> None:
+        self.services = services
+        self.sources = sources
+        self.inputs = inputs
+        self.outputs = outputs
+        self.share = 1.0
+        self.destination = destination
+        self.current: int | None = None
+        self.mark = 0
+        self.translated = False
+        self.masquerade = False
+        self.refused = False
+        self.found: Any = b""
+        self.unknown = ""
+
+    def copy(self) -> PacketSet:
+        """Return a flow with the same values."""
+        new = PacketSet.__new__(PacketSet)
+        new.services = self.services
+        new.sources = self.sources
+        new.inputs = self.inputs
+        new.outputs = self.outputs
+        new.share = self.share
+        new.destination = self.destination
+        new.current = self.current
+        new.mark = self.mark
+        new.translated = self.translated
+        new.masquerade = self.masquerade
+        new.refused = self.refused
+        new.found = self.found
+        new.unknown = self.unknown
+        return new
+
+    def within(self, services: int) -> PacketSet:
+        """Return the part of the flow with these services, which are some of its own."""
+        new = self.copy()
+        if self.current is None:
+            new.services = services
+        else:
+            new.current = services
+        return new
+
+
+Ended = list[tuple[PacketSet, int]]
+"""Flows that reached ACCEPT or DROP."""
+
+
+class Interfaces:
+    """Names of interfaces as bits: every name and pattern of the rules, none at all, lo, and a name of no rule."""
+
+    NONE: Final = 1
+    LOOPBACK: Final = 2
+    OTHER: Final = 4
+
+    def __init__(self, rulesets: Iterable[Ruleset]) -> None:
+        patterns = {name for each in rulesets for op in each.operations() if op[0] == Op.INTERFACE for name in op[1]}
+        names = sorted({pattern.replace("*", "0") for pattern in patterns} - {"lo", ""})
+        self.names = {self.NONE: "", self.LOOPBACK: "lo", self.OTHER: "other"}
+        self.names |= {8 << number: name for number, name in enumerate(names)}
+        self.every = sum(self.names) & ~self.NONE & ~self.LOOPBACK
+        self._bits = {pattern: self._matching(pattern) for pattern in patterns}
+
+    def _matching(self, pattern: str) -> int:
+        if pattern.endswith("*"):
+            return sum(bit for bit, name in self.names.items() if name.startswith(pattern[:-1]))
+        return sum(bit for bit, name in self.names.items() if name == pattern)
+
+    def of(self, patterns: tuple[str, ...]) -> int:
+        """Return the bits of the names that fit some pattern."""
+        found = 0
+        for pattern in patterns:
+            found |= self._bits[pattern]
+        return found
+
+    def named(self, name: str) -> int:
+        """Return the bit of a name, that of OTHER for one of no rule."""
+        return next((bit for bit, known in self.names.items() if known == name), self.OTHER)
+
+    def example(self, bits: int) -> str:
+        """Return one name of a set."""
+        return self.names[bits & -bits] if bits else ""

@@ -1,0 +1,260 @@
+"""Rules of iptables as operations, from the text of iptables-save. Both variants print the same.
+
+What is not understood becomes an UNKNOWN operation with its place. Source: iptables-extensions(8).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Container, Iterator
+from functools import lru_cache
+from typing import Final
+
+from kubeproxy.meaning import regions
+from kubeproxy.meaning.rules import (
+    ACCEPT,
+    DROP,
+    GOTO,
+    JUMP,
+    RETURN,
+    ChainRules,
+    HookPlace,
+    NodePlace,
+    Op,
+    Operation,
+    Property,
+)
+
+_PRIORITIES: Final = {"raw": -300, "mangle": -150, "nat": -100, "filter": 0, "security": 50}
+_SOURCE_NAT: Final = 100
+_PROTOCOLS: Final = {"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1, "ipv6-icmp": 58, "icmpv6": 58}
+_COMMENT: Final = re.compile(r' -m comment --comment (?:"(?:[^"\\]|\\.)*"|\S+)')
+_VERDICTS: Final = {"ACCEPT": ACCEPT, "DROP": DROP, "RETURN": RETURN}
+_SILENT: Final = frozenset({"LOG", "NFLOG", "TCPMSS", "TRACE", "CHECKSUM"})
+_NEW: Final = "NEW"
+
+
+def compiled(text: str, place: NodePlace) -> list[ChainRules]:
+    """Return the chains of the text of iptables-save. Names of chains are `iptables/table/chain`."""
+    found: list[ChainRules] = []
+    rules: dict[str, list[tuple[Operation, ...]]] = {}
+    policies: dict[str, str] = {}
+    table = ""
+    reader = _Reader(place, "", rules)
+    for line in text.splitlines():
+        if line.startswith("-A "):
+            chain, _, rest = line[3:].partition(" ")
+            rules[chain].append(reader.rule(chain, len(rules[chain]) + 1, rest))
+        elif line.startswith("*"):
+            table, rules, policies = line[1:], {}, {}
+            reader = _Reader(place, table, rules)
+        elif line.startswith(":"):
+            name, policy = line[1:].split(" ")[:2]
+            rules[name], policies[name] = [], policy
+        elif line == "COMMIT":
+            found += [
+                ChainRules(f"iptables/{table}/{name}", its, _hook(table, name, policies[name]))
+                for name, its in rules.items()
+            ]
+    return found
+
+
+def _hook(table: str, name: str, policy: str) -> HookPlace | None:
+    if policy == "-":
+        return None
+    priority = _PRIORITIES[table]
+    if table == "nat" and name in {"INPUT", "POSTROUTING"}:
+        priority = _SOURCE_NAT
+    return HookPlace(name.lower(), priority, table == "nat", policy == "DROP")
+
+
+class _Unknown(Exception):  # noqa: N818 - no error of the rules
+    """An option is not understood."""
+
+
+class _Reader:
+    """Reads the rules of one table."""
+
+    def __init__(self, place: NodePlace, table: str, chains: Container[str]) -> None:
+        self._place = place
+        self._chains = chains
+        self._table = table
+        self._prefix = f"iptables/{table}/"
+
+    def rule(self, chain: str, number: int, text: str) -> tuple[Operation, ...]:
+        """Return the operations of a rule, given by the words behind its chain."""
+        words = iter((_COMMENT.sub("", f" {text}") if "--comment" in text else f" {text}").split())
+        done: list[Operation] = []
+        try:
+            self._read(words, done)
+        except _Unknown as unknown:
+            done.append((Op.UNKNOWN, f"{unknown} in {self._table} {chain}, rule {number}"))
+        return tuple(done)
+
+    def _read(self, words: Iterator[str], done: list[Operation]) -> None:
+        negated, random = False, False
+        for word in words:
+            if word == "!":
+                negated = True
+                continue
+            if word in {"-j", "-g"}:
+                self._target(word, next(words), list(words), done)
+                return
+            if word in _OPTIONS:
+                op = _OPTIONS[word](self._place, next(words), negated)
+                if op is not None:
+                    done.append(op)
+            elif word in _FLAGS:
+                if (op := _FLAGS[word]) is not None:
+                    done.append(op)
+            elif word == "--mode":
+                random = next(words) == "random"
+            elif word == "--probability" and random:
+                chance = float(next(words))
+                done.append((Op.CHANCE, 1 - chance if negated else chance))
+            else:
+                raise _Unknown(f"option {word}")
+            negated = False
+
+    def _target(self, word: str, name: str, options: list[str], done: list[Operation]) -> None:
+        if name in _VERDICTS:
+            done.append((Op.VERDICT, _VERDICTS[name], ""))
+        elif name in _SILENT:
+            pass
+        elif name == "MARK" and options[0] in {"--set-xmark", "--set-mark"}:
+            value, mask = _masked(options[1])
+            done.append((Op.MARK, ~(mask | value if options[0] == "--set-mark" else mask) & 0xFFFFFFFF, value))
+        elif name == "DNAT" and options[0] == "--to-destination":
+            done += [(Op.TRANSLATE, *_destination(options[1])), (Op.VERDICT, ACCEPT, "")]
+        elif name == "MASQUERADE":
+            done += [(Op.MASQUERADE,), (Op.VERDICT, ACCEPT, "")]
+        elif name == "REJECT":
+            done += [(Op.REFUSE,), (Op.VERDICT, DROP, "")]
+        elif name in self._chains:
+            done.append((Op.VERDICT, GOTO if word == "-g" else JUMP, f"{self._prefix}{name}"))
+        else:
+            raise _Unknown(f"target {name}")
+
+
+def _masked(text: str) -> tuple[int, int]:
+    value, _, mask = text.partition("/")
+    return int(value, 0), int(mask, 0) if mask else 0xFFFFFFFF
+
+
+def _destination(text: str) -> tuple[bytes | None, bytes | None]:
+    """Return address and port of a target DNAT, as bytes."""
+    host, port = text, ""
+    if text.startswith("["):
+        host, _, port = text[1:].partition("]")
+        port = port.removeprefix(":")
+    elif text.count(":") == 1:
+        host, _, port = text.partition(":")
+    try:
+        return (
+            ipaddress.ip_address(host).packed if host else None,
+            int(port).to_bytes(2, "big") if port else None,
+        )
+    except ValueError as error:
+        raise _Unknown(f"DNAT to {text}") from error
+
+
+@lru_cache(maxsize=65536)
+def _network(text: str) -> regions.Addresses:
+    network = ipaddress.ip_network(text, strict=False)
+    return ((int(network.network_address), int(network.broadcast_address)),)
+
+
+def _addresses(kind: Op) -> Callable[[NodePlace, str, bool], Operation]:
+    def test(place: NodePlace, text: str, negated: bool) -> Operation:
+        try:
+            found = _network(text)
+        except ValueError as error:
+            raise _Unknown(f"address {text}") from error
+        return kind, regions.minus(place.everywhere, found) if negated else found
+
+    return test
+
+
+def _local(kind: Op) -> Callable[[NodePlace, str, bool], Operation]:
+    def test(place: NodePlace, text: str, negated: bool) -> Operation:
+        if text != "LOCAL":
+            raise _Unknown(f"address type {text}")
+        return kind, regions.minus(place.everywhere, place.local) if negated else place.local
+
+    return test
+
+
+def _protocol(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: ARG001 - as all options
+    number = int(text) if text.isdecimal() else _PROTOCOLS.get(text)
+    if number is None:
+        raise _Unknown(f"protocol {text}")
+    return _services(regions.protocol_set(number), negated)
+
+
+def _ports(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: ARG001 - as all options
+    found = 0
+    for part in text.split(","):
+        first, _, last = part.partition(":")
+        found |= regions.port_range(int(first), int(last or first))
+    return _services(found, negated)
+
+
+@lru_cache(maxsize=65536)
+def _services(found: int, negated: bool) -> Operation:
+    return Op.SERVICE, regions.EVERY & ~found if negated else found
+
+
+def _interface(outgoing: bool) -> Callable[[NodePlace, str, bool], Operation]:
+    def test(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: ARG001 - as all options
+        return Op.INTERFACE, (f"{text[:-1]}*" if text.endswith("+") else text,), negated, outgoing
+
+    return test
+
+
+def _mark(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: ARG001 - as all options
+    value, mask = _masked(text)
+    return Op.VALUE, Property.MARK, mask, 0, value, value, negated
+
+
+def _state(place: NodePlace, text: str, negated: bool) -> Operation | None:  # noqa: ARG001 - as all options
+    states = text.split(",")
+    if _NEW in states:
+        return _NEVER if negated else None
+    if "DNAT" in states:
+        return Op.VALUE, Property.STATUS, 32, 0, 32, 32, negated
+    return None if negated else _NEVER
+
+
+def _nothing(place: NodePlace, text: str, negated: bool) -> None:
+    """Read an option that chooses no packets."""
+
+
+_NEVER: Final[Operation] = Op.SERVICE, 0
+_OPTIONS: Final[dict[str, Callable[[NodePlace, str, bool], Operation | None]]] = {
+    "-s": _addresses(Op.SOURCE),
+    "-d": _addresses(Op.DESTINATION),
+    "-p": _protocol,
+    "-i": _interface(False),
+    "-o": _interface(True),
+    "-m": _nothing,
+    "--dport": _ports,
+    "--dports": _ports,
+    "--src-type": _local(Op.SOURCE),
+    "--dst-type": _local(Op.DESTINATION),
+    "--mark": _mark,
+    "--ctstate": _state,
+    "--state": _state,
+    "--nfacct-name": _nothing,
+    "--comment": _nothing,
+    "--seconds": _nothing,
+    "--name": _nothing,
+    "--mask": _nothing,
+}
+_FLAGS: Final[dict[str, Operation | None]] = {
+    "--rcheck": _NEVER,  # nobody is in a list yet
+    "--update": _NEVER,
+    "--set": None,
+    "--reap": None,
+    "--rsource": None,
+}

@@ -1,0 +1,78 @@
+"""A table of nf_tables with all elements of its sets, as the kernel has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from kubeproxy.kernel.netlink.protocol import Netlink, attributes
+from kubeproxy.kernel.nftables import chains as kernel_chains
+from kubeproxy.kernel.nftables import expressions as x
+from kubeproxy.kernel.nftables import nfnetlink, nfta, tables
+
+_END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
+
+
+class Elements(NamedTuple):
+    """A named set: its form, and its elements as ranges of keys (first, last) with data."""
+
+    form: tables.SetForm
+    elements: tuple[tuple[bytes, bytes, bytes | x.RuleVerdict], ...]
+
+
+class NftTable(NamedTuple):
+    """A table as read: its family, name, chains, and sets."""
+
+    family: int
+    name: str
+    chains: Mapping[str, tables.Chain]
+    sets: Mapping[str, Elements]
+
+
+def read(family: int, name: str, link: Netlink) -> NftTable:
+    """Read a table with all elements from the kernel. Raises NetlinkError."""
+    forms = tables.read_sets(family, name, link)
+    sets = {each: Elements(form, tuple(_elements(family, name, each, form, link))) for each, form in forms.items()}
+    hooks = {
+        one.name: tables.Hook(one.kind, one.base.hook, one.base.priority, one.drops) if one.base is not None else None
+        for one in kernel_chains.chains(link, family)
+        if one.table == name
+    }
+    rules: dict[str, list[x.Rule]] = {each: [] for each in hooks}
+    for rule in nfnetlink.rules(family, name, link):
+        rules[rule.chain].append(x.parse(rule.raw))
+    return NftTable(family, name, {each: tables.Chain(hooks[each], tuple(its)) for each, its in rules.items()}, sets)
+
+
+def _elements(
+    family: int, table: str, name: str, form: tables.SetForm, link: Netlink
+) -> Iterator[tuple[bytes, bytes, bytes | x.RuleVerdict]]:
+    """Yield first key, last key and data of each element."""
+    edges: list[tuple[bytes, bool, bytes | x.RuleVerdict]] = []
+    for data, first, last in nfnetlink.element_lists(family, table, name, link):
+        for _, start, end in attributes(data, first, last):
+            parts = {kind: data[s:e] for kind, s, e in attributes(data, start, end)}
+            key = parts[nfta.SET_ELEM_KEY][4:]
+            value = x.parse_value(parts[nfta.SET_ELEM_DATA]) if nfta.SET_ELEM_DATA in parts else b""
+            if nfta.SET_ELEM_KEY_END in parts:
+                yield key, parts[nfta.SET_ELEM_KEY_END][4:], value
+            elif form.flags & tables.INTERVAL and not form.lengths:
+                flags = int.from_bytes(parts.get(nfta.SET_ELEM_FLAGS, b""), "big")
+                edges.append((key, bool(flags & _END), value))
+            else:
+                yield key, key, value
+    yield from ranges(edges, form.key_length)
+
+
+def ranges(
+    edges: Iterable[tuple[bytes, bool, bytes | x.RuleVerdict]], size: int
+) -> Iterator[tuple[bytes, bytes, bytes | x.RuleVerdict]]:
+    """Yield intervals of a set that lists where each begins, and, with True, the value behind its end."""
+    begin: tuple[bytes, bytes | x.RuleVerdict] | None = None
+    for key, ends, value in sorted(edges, key=lambda edge: (edge[0], not edge[1])):
+        if begin is not None:
+            last = (int.from_bytes(key[:size], "big") - 1).to_bytes(size, "big")
+            yield begin[0], last, begin[1]
+        begin = None if ends else (key, value)
+    if begin is not None:
+        yield begin[0], b"\xff" * size, begin[1]

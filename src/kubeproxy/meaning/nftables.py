@@ -1,0 +1,443 @@
+"""Rules of nf_tables as operations: each rule is executed once with symbolic registers. Reads tables from the kernel.
+
+What is not understood becomes an UNKNOWN operation with its name and place.
+Sources: net/netfilter/nft_*.c of Linux 6.18.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Final, Literal, NamedTuple
+
+from kubeproxy.kernel.nftables import chains as kernel_chains
+from kubeproxy.kernel.nftables import expressions as x
+from kubeproxy.kernel.nftables import tables
+from kubeproxy.meaning import regions
+from kubeproxy.meaning.nft_tables import Elements, NftTable
+from kubeproxy.meaning.rules import (
+    ACCEPT,
+    DROP,
+    ChainRules,
+    HookPlace,
+    Keyed,
+    KeyPart,
+    MapEntry,
+    NodePlace,
+    Op,
+    Operation,
+    Property,
+)
+
+_NETWORK, _TRANSPORT = 1, 2
+_END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
+_LOCAL: Final = 2  # RTN_LOCAL
+_SILENT: Final = frozenset({"log", "last"})
+_HOST_ORDER: Final = frozenset(
+    {Property.MARK, Property.STATE, Property.STATUS, Property.RANDOM, Property.DESTINATION_LOCAL}
+)
+_META: Final = {3: (Property.MARK, 4), 6: (Property.INPUT, 16), 7: (Property.OUTPUT, 16), 16: (Property.PROTOCOL, 1)}
+
+
+class Term(NamedTuple):
+    """What a register holds: `size` first bytes of a field, masked and xored; data found in a map; a constant."""
+
+    field: Property | None
+    size: int
+    width: int = 0
+    mask: int = -1
+    xor: int = 0
+    modulus: int = 0
+    offset: int = 0
+    value: bytes = b""
+    table: int = -1
+
+
+class UnknownRuleError(Exception):
+    """An expression is not understood."""
+
+
+def compiled(table: NftTable, place: NodePlace) -> list[ChainRules]:
+    """Return the chains of a table. Names of chains are `family/table/chain`."""
+    filled: _Filled = {}
+    found = []
+    for name, chain in table.chains.items():
+        rules = [
+            _Rule(table, place, f"{table.name} {name}, rule {number}", filled).run(rule)
+            for number, rule in enumerate(chain.rules, 1)
+        ]
+        found.append(ChainRules(f"{prefix(table)}{name}", rules, _hook(chain.hook)))
+    return found
+
+
+def prefix(table: NftTable) -> str:
+    """Return what the names of a table's chains begin with."""
+    return f"{kernel_chains.TABLE_FAMILIES.get(table.family, table.family)}/{table.name}/"
+
+
+def _hook(hook: tables.Hook | None) -> HookPlace | None:
+    if hook is None:
+        return None
+    return HookPlace(kernel_chains.HOOKS[hook.number], hook.priority, hook.kind == "nat", hook.drops)
+
+
+_Filled = dict[tuple[str, tuple[Property, ...]], Keyed]
+"""Named sets by name and fields of the key."""
+
+
+class _Rule:
+    """Executes one rule with symbolic registers."""
+
+    def __init__(self, table: NftTable, place: NodePlace, where: str, filled: _Filled) -> None:
+        self._table = table
+        self._filled_sets = filled
+        self._place = place
+        self._where = where
+        self._registers: dict[int, tuple[Term, int]] = {}
+        self._done: list[Operation] = []
+
+    def run(self, rule: x.Rule) -> tuple[Operation, ...]:
+        """Return the operations of a rule."""
+        for one in rule:
+            try:
+                self._one(one)
+            except UnknownRuleError as unknown:
+                self._done.append((Op.UNKNOWN, f"{unknown} in {self._where}"))
+                break
+        return tuple(self._done)
+
+    def _one(self, one: x.Expression) -> None:
+        match one:
+            case x.PacketCount() | x.Offload() | x.Update() | x.NamedObject(type=1):
+                pass
+            case x.Opaque(name) if name in _SILENT:
+                pass
+            case x.Compare():
+                self._compare(self._get(one.sreg), one.value, one.value, one.op)
+            case x.Range():
+                self._compare(self._get(one.sreg), one.first, one.last, 6 + one.op)
+            case x.Lookup():
+                self._lookup(one)
+            case x.Nat() | x.Masquerade() | x.Reject():
+                self._end(one)
+            case x.Immediate(value=x.RuleVerdict(code=code, chain=chain)):
+                self._done.append((Op.VERDICT, code, f"{prefix(self._table)}{chain}" if chain else ""))
+            case _:
+                self._register(one)
+
+    def _register(self, one: x.Expression) -> None:
+        """Load a register, or set a property of the packet from one."""
+        match one:
+            case x.Immediate(value=bytes(value)):
+                self._load(one.dreg, Term(Property.CONSTANT, len(value), len(value), value=value))
+            case x.Numgen() | x.Hash():
+                self._load(one.dreg, Term(Property.RANDOM, 4, 4, modulus=one.modulus, offset=one.offset))
+            case x.Payload(dreg=int(register)):
+                self._load(register, self._payload(one))
+            case x.Meta(dreg=int(register)):
+                self._load(register, self._meta(one))
+            case x.Ct(dreg=int(register)):
+                self._load(register, self._tracked(one))
+            case x.Fib():
+                self._load(one.dreg, self._route(one))
+            case x.Bitwise():
+                self._bitwise(one)
+            case x.Payload(sreg=int(register)):
+                self._write(one, self._get(register))
+            case x.Meta(key=3, sreg=int(register)):
+                self._mark(self._get(register))
+            case _:
+                raise UnknownRuleError(f"expression {one.name if isinstance(one, x.Opaque) else one.KIND}")
+
+    # -- registers ---------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _slot(register: int) -> int:
+        return (register - 1) * 4 if register <= 4 else register - 8
+
+    def _load(self, register: int, term: Term) -> None:
+        slot = self._slot(register)
+        for number in range((term.size + 3) // 4):
+            self._registers[slot + number] = term, 4 * number
+
+    def _get(self, register: int) -> Term:
+        found = self._registers.get(self._slot(register))
+        if found is None:
+            raise UnknownRuleError(f"register {register}")
+        term, offset = found
+        if not offset:
+            return term
+        if term.field is None:
+            return term._replace(size=term.size - offset, offset=term.offset + offset)
+        raise UnknownRuleError("part of a field")
+
+    # -- loads -------------------------------------------------------------------------------------------------------
+
+    def _payload(self, one: x.Payload) -> Term:
+        bits = self._place.bits
+        width = bits // 8
+        source, destination = (12, 16) if bits == 32 else (8, 24)
+        if one.base == _NETWORK and one.length <= width:
+            if one.offset == source:
+                return Term(Property.SOURCE, one.length, width)
+            if one.offset == destination:
+                return Term(Property.DESTINATION, one.length, width)
+            if (one.offset, one.length) == ((9, 1) if bits == 32 else (6, 1)):
+                return Term(Property.PROTOCOL, 1, 1)
+        if one.base == _TRANSPORT and (one.offset, one.length) == (2, 2):
+            return Term(Property.PORT, 2, 2)
+        raise UnknownRuleError(f"payload load base {one.base}, offset {one.offset}, length {one.length}")
+
+    def _meta(self, one: x.Meta) -> Term:
+        if one.key == 15:
+            return Term(Property.CONSTANT, 1, 1, value=bytes([2 if self._place.bits == 32 else 10]))
+        if one.key not in _META:
+            raise UnknownRuleError(f"meta key {one.key}")
+        field, size = _META[one.key]
+        return Term(field, size, size)
+
+    def _tracked(self, one: x.Ct) -> Term:
+        width = self._place.bits // 8
+        if one.key in {0, 2}:
+            return Term(Property.STATE if one.key == 0 else Property.STATUS, 4, 4)
+        if one.key == 1:
+            return Term(Property.CONSTANT, 1, 1, value=b"\0")
+        if one.key == 3:
+            return Term(Property.CONSTANT, 4, 4, value=bytes(4))
+        if one.direction == 0 and one.key in {8, 19, 21}:
+            return Term(Property.SOURCE, width, width)
+        if one.direction == 0 and one.key in {9, 20, 22}:
+            return Term(Property.ORIGINAL_DESTINATION, width, width)
+        if one.direction == 0 and one.key == 12:
+            return Term(Property.ORIGINAL_PORT, 2, 2)
+        raise UnknownRuleError(f"ct key {one.key}")
+
+    def _route(self, one: x.Fib) -> Term:
+        if one.result == 3 and one.flags == 1:
+            return Term(Property.SOURCE, 4, 4, modulus=_LOCAL)
+        if one.result == 3 and one.flags == 2:
+            return Term(Property.DESTINATION_LOCAL, 4, 4)
+        raise UnknownRuleError(f"fib result {one.result}, flags {one.flags}")
+
+    def _bitwise(self, one: x.Bitwise) -> None:
+        term = self._get(one.sreg)
+        if one.op or one.sreg2 is not None or term.field is None or term.modulus:
+            raise UnknownRuleError("bitwise")
+        order = sys.byteorder if term.field in _HOST_ORDER else "big"
+        mask, xor = int.from_bytes(one.mask, order), int.from_bytes(one.xor, order)
+        self._load(one.dreg, term._replace(mask=term.mask & mask, xor=(term.xor & mask) ^ xor))
+
+    # -- tests -------------------------------------------------------------------------------------------------------
+
+    def _compare(self, term: Term, first: bytes, last: bytes, op: int) -> None:
+        """Append a test: `op` is an index of x.OPERATORS, 6 for a range and 7 for its opposite."""
+        field = term.field
+        if field in {Property.INPUT, Property.OUTPUT}:
+            self._compare_names(term, first, op)
+            return
+        order = sys.byteorder if field in _HOST_ORDER or term.modulus else "big"
+        low, high = int.from_bytes(first, order), int.from_bytes(last, order)
+        size = min(term.size, len(first))
+        top = (1 << 8 * size) - 1
+        low, high = {2: (0, low - 1), 3: (0, low), 4: (low + 1, top), 5: (low, top)}.get(op, (low, high))
+        negated = op in {1, 7}
+        if field is Property.SOURCE and term.modulus:  # fib saddr type
+            if low != high or low != _LOCAL:
+                raise UnknownRuleError("fib saddr type")
+            local = self._place.local
+            self._done.append((Op.SOURCE, regions.minus(self._place.everywhere, local) if negated else local))
+        elif field in {Property.SOURCE, Property.DESTINATION}:
+            self._done.append((Op(int(field)), self._addresses(term, low, high, size, negated)))
+        elif field in {Property.PROTOCOL, Property.PORT, Property.ORIGINAL_PORT} and term.mask == -1:
+            of_protocol = field is Property.PROTOCOL
+            found = self._protocols(low, high) if of_protocol else regions.port_range(low, high)
+            kind = Op.ORIGINAL_SERVICE if field is Property.ORIGINAL_PORT else Op.SERVICE
+            self._done.append((kind, regions.EVERY & ~found if negated else found))
+        elif field is Property.CONSTANT:
+            value = (int.from_bytes(term.value[:size], "big") & term.mask) ^ term.xor
+            if (low <= value <= high) is negated:
+                self._done.append((Op.SERVICE, 0))
+        elif field is Property.RANDOM and term.mask == -1:
+            inside = max(0, min(high, term.offset + term.modulus - 1) - max(low, term.offset) + 1) / term.modulus
+            self._done.append((Op.CHANCE, 1 - inside if negated else inside))
+        elif field in {Property.MARK, Property.STATE, Property.STATUS, Property.DESTINATION_LOCAL}:
+            self._done.append((Op.VALUE, field, term.mask, term.xor, low, high, negated))
+        else:
+            raise UnknownRuleError(f"comparison with {field.name.lower() if field is not None else 'map data'}")
+
+    @staticmethod
+    def _protocols(low: int, high: int) -> int:
+        found = 0
+        for each in range(low, high + 1):
+            found |= regions.protocol_set(each)
+        return found
+
+    def _addresses(self, term: Term, low: int, high: int, size: int, negated: bool) -> regions.Addresses:
+        """Return the addresses whose first bytes, masked, are in a range."""
+        bits = self._place.bits
+        shift = bits - 8 * size
+        mask = term.mask & ((1 << 8 * size) - 1)
+        free = (1 << 8 * size) - 1 & ~mask
+        if free:
+            if free & (free + 1) or low != high or low & free:
+                raise UnknownRuleError("address with such a mask")
+            low, high = low ^ term.xor, (low ^ term.xor) | free
+        elif term.xor:
+            raise UnknownRuleError("address with xor")
+        found = ((low << shift, (high << shift) | ((1 << shift) - 1)),)
+        return regions.minus(self._place.everywhere, found) if negated else found
+
+    def _compare_names(self, term: Term, value: bytes, op: int) -> None:
+        if op not in {0, 1} or term.mask != -1:
+            raise UnknownRuleError("comparison of interface names")
+        name = value.rstrip(b"\0").decode(errors="replace")
+        pattern = name if len(value) == 16 or value.endswith(b"\0") else f"{name}*"
+        self._done.append((Op.INTERFACE, (pattern,), op == 1, term.field is Property.OUTPUT))
+
+    # -- sets --------------------------------------------------------------------------------------------------------
+
+    def _lookup(self, one: x.Lookup) -> None:
+        form, elements = self._contents(one.set)
+        terms = self._key(one.sreg, form)
+        inverted = bool(one.flags & 1)
+        if len(terms) == 1 and one.dreg is None and not form.flags & tables.DYNAMIC:
+            self._member(terms[0], elements, inverted)
+            return
+        table = self._filled(one.set, form, elements, terms)
+        if inverted:
+            self._done.append((Op.MISSES, table))
+            return
+        verdict = one.dreg == x.VERDICT
+        self._done.append((Op.FIND, table, verdict))
+        if one.dreg is not None and not verdict:
+            self._load(one.dreg, Term(None, form.data_length or 64))
+
+    def _contents(self, of: str | x.Inline) -> Elements:
+        if isinstance(of, x.Inline):
+            form = tables.SetForm(0, of.key_type, of.key_length, of.data_type)
+            return Elements(form, tuple([(key, key, data) for key, data in of.elements]))
+        return self._table.sets[of]
+
+    def _key(self, register: int, form: tables.SetForm) -> list[Term]:
+        slot, end = self._slot(register), self._slot(register) + (form.key_length + 3) // 4
+        found = []
+        while slot < end:
+            held = self._registers.get(slot)
+            if held is None or held[1] or held[0].field is None:
+                raise UnknownRuleError("key of a lookup")
+            if held[0].mask != -1 or held[0].field is Property.CONSTANT:
+                raise UnknownRuleError("key of a lookup, masked or constant")
+            found.append(held[0])
+            slot += (held[0].size + 3) // 4
+        return found
+
+    def _member(
+        self, term: Term, elements: tuple[tuple[bytes, bytes, bytes | x.RuleVerdict], ...], inverted: bool
+    ) -> None:
+        """Append the test of a single field in a set."""
+        field = term.field
+        if field in {Property.INPUT, Property.OUTPUT}:
+            names = tuple(sorted(first.rstrip(b"\0").decode(errors="replace") for first, _, _ in elements))
+            self._done.append((Op.INTERFACE, names, inverted, field is Property.OUTPUT))
+            return
+        order = sys.byteorder if field in _HOST_ORDER else "big"
+        pairs = [
+            (int.from_bytes(first[: term.size], order), int.from_bytes(last[: term.size], order))
+            for first, last, _ in elements
+        ]
+        if field in {Property.SOURCE, Property.DESTINATION} and not term.modulus and term.size == term.width:
+            found = regions.union(pairs)
+            self._done.append((Op(int(field)), regions.minus(self._place.everywhere, found) if inverted else found))
+        elif field in {Property.PROTOCOL, Property.PORT, Property.ORIGINAL_PORT}:
+            services = 0
+            for pair in pairs:
+                services |= self._protocols(*pair) if field is Property.PROTOCOL else regions.port_range(*pair)
+            kind = Op.ORIGINAL_SERVICE if field is Property.ORIGINAL_PORT else Op.SERVICE
+            self._done.append((kind, regions.EVERY & ~services if inverted else services))
+        elif len(pairs) == 1 and field is not None:
+            low, high = pairs[0]
+            self._done.append((Op.VALUE, field, term.mask, term.xor, low, high, inverted))
+        else:
+            raise UnknownRuleError(f"set of {field.name.lower() if field is not None else 'map data'}")
+
+    def _filled(
+        self,
+        of: str | x.Inline,
+        form: tables.SetForm,
+        elements: tuple[tuple[bytes, bytes, bytes | x.RuleVerdict], ...],
+        terms: list[Term],
+    ) -> Keyed:
+        """Return the table of a set; what a first packet finds in a set that packets fill is nothing."""
+        for term in terms:
+            if term.size != term.width or (term.field is Property.SOURCE and term.modulus):
+                raise UnknownRuleError("key of a lookup")
+        parts = tuple([KeyPart(Property(term.field or 0), term.modulus, term.offset) for term in terms])
+        if not isinstance(of, str):
+            return Keyed("of a rule", parts, self._entries(elements, terms))
+        if form.flags & tables.DYNAMIC:
+            return Keyed(of, parts, ())
+        key = of, tuple([part.field for part in parts])
+        if key not in self._filled_sets:
+            self._filled_sets[key] = Keyed(of, parts, self._entries(elements, terms))
+        return self._filled_sets[key].keyed_by(parts)
+
+    def _entries(
+        self, elements: tuple[tuple[bytes, bytes, bytes | x.RuleVerdict], ...], terms: list[Term]
+    ) -> Iterator[MapEntry]:
+        layout: list[tuple[Literal["little", "big"], slice]] = []
+        at = 0
+        for term in terms:
+            layout.append((sys.byteorder if term.field in _HOST_ORDER else "big", slice(at, at + term.size)))
+            at += (term.size + 3) & ~3
+        number = int.from_bytes
+        for first, last, data in elements:
+            lows = [number(first[where], order) for order, where in layout]
+            highs = lows if first is last else [number(last[where], order) for order, where in layout]
+            yield MapEntry(tuple(zip(lows, highs, strict=True)), self._data(data))
+
+    def _data(self, data: bytes | x.RuleVerdict) -> bytes | tuple[int, str]:
+        if isinstance(data, bytes):
+            return data
+        return data.code, f"{prefix(self._table)}{data.chain}" if data.chain else ""
+
+    # -- what ends a rule, or changes the packet -----------------------------------------------------------------------
+
+    def _mark(self, term: Term) -> None:
+        if term.field is Property.CONSTANT:
+            self._done.append((Op.MARK, 0, int.from_bytes(term.value, sys.byteorder)))
+        elif term.field is Property.MARK:
+            self._done.append((Op.MARK, term.mask, term.xor))
+        else:
+            raise UnknownRuleError("mark set from a field")
+
+    def _write(self, one: x.Payload, term: Term) -> None:
+        target = self._payload(one)
+        if target.size != target.width or target.field not in {Property.DESTINATION, Property.PORT}:
+            raise UnknownRuleError("payload write")
+        field = Property.DESTINATION if target.field is Property.DESTINATION else Property.PORT
+        original = Property.ORIGINAL_DESTINATION if field is Property.DESTINATION else Property.ORIGINAL_PORT
+        if term.field is original:
+            self._done.append((Op.WRITE, field, None))
+        else:
+            self._done.append((Op.WRITE, field, self._operand(term, target.size)))
+
+    @staticmethod
+    def _operand(term: Term, size: int) -> bytes | tuple[int, int]:
+        if term.field is None:
+            return term.offset, size
+        if term.field is Property.CONSTANT:
+            return term.value[:size]
+        raise UnknownRuleError("translation by a field")
+
+    def _end(self, one: x.Nat | x.Masquerade | x.Reject) -> None:
+        if isinstance(one, x.Masquerade):
+            self._done += [(Op.MASQUERADE,), (Op.VERDICT, ACCEPT, "")]
+        elif isinstance(one, x.Reject):
+            self._done += [(Op.REFUSE,), (Op.VERDICT, DROP, "")]
+        elif one.type == 1:
+            width = self._place.bits // 8
+            address = None if one.address is None else self._operand(self._get(one.address), width)
+            port = None if one.port is None else self._operand(self._get(one.port), 2)
+            self._done += [(Op.TRANSLATE, address, port), (Op.VERDICT, ACCEPT, "")]
+        else:
+            raise UnknownRuleError("snat")

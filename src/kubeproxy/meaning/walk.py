@@ -1,0 +1,482 @@
+"""The way of packets through a ruleset: all sources, protocols, ports and interfaces to one destination at once.
+
+A flow is a set of packets with a weight: sources x services x interfaces. A rule that tells them apart splits it.
+Hooks and their order are those of Linux 6.18 (nf_hook_slow, nf_nat_inet_fn); the packet is the first of a connection.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kubeproxy.meaning import regions
+from kubeproxy.meaning.flow import Ended, Interfaces, Leaf, PacketOutcome, PacketSet
+from kubeproxy.meaning.regions import Addresses
+from kubeproxy.meaning.rules import (
+    ACCEPT,
+    CONTINUE,
+    DROP,
+    GOTO,
+    JUMP,
+    RETURN,
+    ChainRules,
+    Keyed,
+    MapEntry,
+    NodePlace,
+    Op,
+    Operation,
+    Property,
+    Ruleset,
+)
+
+_NEW: Final = 8  # NF_CT_STATE_BIT(IP_CT_NEW)
+_TRANSLATED: Final = 32  # IPS_DST_NAT
+_NOT_FIXED: Final = frozenset(
+    {Property.SOURCE, Property.PROTOCOL, Property.PORT, Property.INPUT, Property.OUTPUT, Property.RANDOM}
+)
+_DEEPEST: Final = 64
+"""Jumps within each other; the kernel allows 16."""
+
+
+class Walk:
+    """Follows packets through one ruleset."""
+
+    def __init__(self, ruleset: Ruleset, place: NodePlace, interfaces: Interfaces) -> None:
+        self._ruleset = ruleset
+        self._place = place
+        self._interfaces = interfaces
+        self._remote = regions.minus(place.everywhere, place.local)
+        self._destination = 0
+        self._is_local: dict[int, bool] = {}
+
+    def arriving(self, destination: int) -> list[Leaf]:
+        """Return the outcomes of all packets to a destination that come in by an interface."""
+        self._destination = destination
+        flow = PacketSet(regions.EVERY, self._remote, self._interfaces.every, self._interfaces.every, destination)
+        leaves: list[Leaf] = []
+        for each in self._hook("prerouting", [flow], leaves):
+            if self._local(each.destination):
+                self._finish(self._hook("input", [each], leaves), leaves)
+            else:
+                self._finish(self._hook("postrouting", self._hook("forward", [each], leaves), leaves), leaves)
+        return leaves
+
+    def made_here(self, destination: int) -> list[Leaf]:
+        """Return the outcomes of all packets to a destination that a program of this node sends."""
+        self._destination = destination
+        every, here = self._interfaces.every, self._local(destination)
+        outputs = Interfaces.LOOPBACK if here else every
+        flow = PacketSet(regions.EVERY, self._place.local, Interfaces.NONE, outputs, destination)
+        leaves: list[Leaf] = []
+        for each in self._hook("output", [flow], leaves):
+            local = self._local(each.destination)
+            if local is not here:
+                each.outputs = Interfaces.LOOPBACK if local else every
+            left = self._hook("postrouting", [each], leaves)
+            if local:
+                for one in left:
+                    one.inputs = Interfaces.LOOPBACK
+                left = self._hook("input", self._hook("prerouting", left, leaves, looped=True), leaves)
+            self._finish(left, leaves)
+        # The way by loopback follows from the destination: it is no property of the packet.
+        return [
+            leaf._replace(
+                inputs=Interfaces.NONE, outputs=every if leaf.outputs == Interfaces.LOOPBACK else leaf.outputs
+            )
+            for leaf in leaves
+        ]
+
+    def _local(self, address: int) -> bool:
+        known = self._is_local.get(address)
+        if known is None:
+            known = self._is_local[address] = regions.holds(self._place.local, address)
+        return known
+
+    def _hook(self, hook: str, flows: list[PacketSet], leaves: list[Leaf], *, looped: bool = False) -> list[PacketSet]:
+        """Return the flows that pass all chains of a hook. A packet that comes back by lo was translated before."""
+        for chain in self._ruleset.at(hook):
+            assert chain.hook is not None  # noqa: S101 - it is a base chain
+            if (chain.hook.nat and looped) or (not chain.rules and not chain.hook.drops):
+                continue
+            passed: list[PacketSet] = []
+            source_nat = hook in {"postrouting", "input"}
+            for flow in flows:
+                if chain.hook.nat and (flow.masquerade if source_nat else flow.translated):
+                    passed.append(flow)
+                    continue
+                ended: Ended = []
+                back = self._chain(chain, flow, ended, 0)
+                ended += [(each, DROP if chain.hook.drops else ACCEPT) for each in back]
+                for each, code in ended:
+                    if each.unknown or code == DROP:
+                        self._leave(each, leaves)
+                    else:
+                        passed.append(each)
+            flows = passed
+        return flows
+
+    def _finish(self, flows: list[PacketSet], leaves: list[Leaf]) -> None:
+        destination = self._destination
+        for flow in flows:
+            if flow.translated or flow.destination != destination or flow.current is not None:
+                port = -1 if flow.current is None else regions.first_of(flow.current)[1]
+                outcome = PacketOutcome("translated", flow.destination, port, flow.masquerade)
+            else:
+                outcome = PacketOutcome("passed", 0, -1, flow.masquerade)
+            leaves.append(Leaf(flow.services, flow.sources, flow.inputs, flow.outputs, flow.share, outcome))
+
+    @staticmethod
+    def _leave(flow: PacketSet, leaves: list[Leaf]) -> None:
+        kind = "unknown" if flow.unknown else "refused" if flow.refused else "dropped"
+        outcome = PacketOutcome(kind, text=flow.unknown)
+        leaves.append(Leaf(flow.services, flow.sources, flow.inputs, flow.outputs, flow.share, outcome))
+
+    # -- chains ------------------------------------------------------------------------------------------------------
+
+    def _chain(self, chain: ChainRules, flow: PacketSet, ended: Ended, depth: int) -> list[PacketSet]:
+        """Return the flows that leave a chain at its end."""
+        if depth > _DEEPEST:
+            flow.unknown = f"a loop of chains at {chain.name}"
+            ended.append((flow, DROP))
+            return []
+        back: list[PacketSet] = []
+        pending = [(0, flow)]
+        rules = chain.rules
+        while pending:
+            start, flow = pending.pop()
+            numbers = chain.candidates(flow.destination, flow.services if flow.current is None else flow.current)
+            for at in range(bisect_left(numbers, start), len(numbers)):
+                rule = rules[numbers[at]]
+                if self._skips(rule, flow):
+                    continue
+                missed: list[PacketSet] = []
+                matched: list[tuple[PacketSet, int, str]] = []
+                self._rule(rule, 0, flow, missed, matched)
+                for each, code, target in matched:
+                    if code == CONTINUE:
+                        missed.append(each)
+                    elif code in (JUMP, GOTO):
+                        left = self._chain(self._ruleset.chains[target], each, ended, depth + 1)
+                        (missed if code == JUMP else back).extend(left)
+                    elif code == RETURN:
+                        back.append(each)
+                    else:
+                        ended.append((each, code))
+                if len(missed) != 1 or missed[0] is not flow:
+                    pending += [(numbers[at] + 1, each) for each in missed]
+                    break
+            else:
+                back.append(flow)
+        return back
+
+    def _skips(self, rule: tuple[Operation, ...], flow: PacketSet) -> bool:
+        """Return whether one of the first tests of a rule fails for all packets of a flow: a quick look."""
+        for op in rule:
+            kind = op[0]
+            if kind is Op.VALUE:
+                _, field, mask, xor, low, high, negated = op
+                if (low <= (self._value(field, flow) & mask) ^ xor <= high) is negated:
+                    return True
+            elif kind is Op.SERVICE:
+                if not op[1] & (flow.services if flow.current is None else flow.current):
+                    return True
+            elif kind is Op.DESTINATION:
+                if not regions.holds(op[1], flow.destination):
+                    return True
+            elif kind is Op.FIND:
+                services = flow.services if flow.current is None else flow.current
+                return not op[1].candidates(flow.destination, services)
+            else:
+                return False
+        return False
+
+    def _rule(
+        self,
+        rule: tuple[Operation, ...],
+        at: int,
+        flow: PacketSet,
+        missed: list[PacketSet],
+        matched: list[tuple[PacketSet, int, str]],
+    ) -> None:
+        """Execute a rule from an operation on; append what its tests sort out, and the rest with its verdict."""
+        changed = False
+        for number in range(at, len(rule)):
+            op = rule[number]
+            kind = op[0]
+            if kind is Op.VERDICT:
+                matched.append((flow, op[1], op[2]))
+                return
+            if kind is Op.FIND:
+                self._find(rule, number, op[1], flow, missed, matched)
+                return
+            if kind is Op.MISSES:
+                inside: list[tuple[PacketSet, MapEntry]] = []
+                rest = self._lookup(op[1], flow, inside)
+                missed += [each for each, _ in inside]
+                for each in rest:
+                    self._rule(rule, number + 1, each, missed, matched)
+                return
+            if kind <= Op.CHANCE:
+                kept = self._test(kind, op, flow, missed)
+                if kept is None:
+                    return
+                flow = kept
+                continue
+            if not changed:
+                flow, changed = flow.copy(), True
+            for more in self._change(kind, op, flow):
+                self._rule(rule, number + 1, more, missed, matched)
+            if flow.unknown:
+                matched.append((flow, DROP, ""))
+                return
+        matched.append((flow, CONTINUE, ""))
+
+    def _test(self, kind: Op, op: Operation, flow: PacketSet, missed: list[PacketSet]) -> PacketSet | None:
+        """Return the part of a flow for which a test holds, and append the other part to `missed`."""
+        if kind is Op.SERVICE or kind is Op.ORIGINAL_SERVICE:
+            return self._services(op[1], flow, missed, original=kind is Op.ORIGINAL_SERVICE or flow.current is None)
+        if kind is Op.SOURCE:
+            return self._sources(op[1], flow, missed)
+        if kind is Op.CHANCE:
+            return self._split(flow, op[1], missed)
+        if kind is Op.INTERFACE:
+            return self._interface(op, flow, missed)
+        if kind is Op.DESTINATION:
+            holds = regions.holds(op[1], flow.destination)
+        else:
+            _, field, mask, xor, low, high, negated = op
+            holds = (low <= (self._value(field, flow) & mask) ^ xor <= high) is not negated
+        if holds:
+            return flow
+        missed.append(flow)
+        return None
+
+    @staticmethod
+    def _services(wanted: int, flow: PacketSet, missed: list[PacketSet], *, original: bool) -> PacketSet | None:
+        mine = flow.services if original or flow.current is None else flow.current
+        both = mine & wanted
+        if both == mine:
+            return flow
+        if not both:
+            missed.append(flow)
+            return None
+        rest, kept = flow.copy(), flow.copy()
+        if original:
+            rest.services, kept.services = mine & ~wanted, both
+        else:
+            rest.current, kept.current = mine & ~wanted, both
+        missed.append(rest)
+        return kept
+
+    @staticmethod
+    def _sources(wanted: Addresses, flow: PacketSet, missed: list[PacketSet]) -> PacketSet | None:
+        inside = regions.meet(flow.sources, wanted)
+        if inside == flow.sources:
+            return flow
+        if not inside:
+            missed.append(flow)
+            return None
+        rest, kept = flow.copy(), flow.copy()
+        rest.sources, kept.sources = regions.minus(flow.sources, wanted), inside
+        missed.append(rest)
+        return kept
+
+    @staticmethod
+    def _split(flow: PacketSet, chance: float, missed: list[PacketSet]) -> PacketSet | None:
+        if chance >= 1:
+            return flow
+        rest = flow.copy()
+        rest.share *= 1 - chance
+        missed.append(rest)
+        if chance <= 0:
+            return None
+        kept = flow.copy()
+        kept.share *= chance
+        return kept
+
+    def _interface(self, op: Operation, flow: PacketSet, missed: list[PacketSet]) -> PacketSet | None:
+        _, patterns, negated, outgoing = op
+        wanted = self._interfaces.of(patterns)
+        mine = flow.outputs if outgoing else flow.inputs
+        inside = mine & ~wanted if negated else mine & wanted
+        if inside == mine:
+            return flow
+        if not inside:
+            missed.append(flow)
+            return None
+        rest, kept = flow.copy(), flow.copy()
+        if outgoing:
+            rest.outputs, kept.outputs = mine & ~inside, inside
+        else:
+            rest.inputs, kept.inputs = mine & ~inside, inside
+        missed.append(rest)
+        return kept
+
+    def _value(self, field: Property, flow: PacketSet) -> int:
+        if field is Property.MARK:
+            return flow.mark
+        if field is Property.STATE:
+            return _NEW
+        if field is Property.STATUS:
+            return _TRANSLATED if flow.translated else 0
+        if field is Property.ORIGINAL_DESTINATION:
+            return self._destination
+        return 2 if self._local(flow.destination) else 1  # RTN_LOCAL, RTN_UNICAST
+
+    # -- sets and maps -----------------------------------------------------------------------------------------------
+
+    def _find(
+        self,
+        rule: tuple[Operation, ...],
+        number: int,
+        table: Keyed,
+        flow: PacketSet,
+        missed: list[PacketSet],
+        matched: list[tuple[PacketSet, int, str]],
+    ) -> None:
+        """Go on with each entry of a map that some packets find. A verdict of the map ends the rule."""
+        found: list[tuple[PacketSet, MapEntry]] = []
+        missed += self._lookup(table, flow, found)
+        for each, entry in found:
+            if rule[number][2]:
+                code, chain = entry.data
+                matched.append((each, code, chain))  # type: ignore[arg-type]
+            else:
+                each.found = entry.data
+                self._rule(rule, number + 1, each, missed, matched)
+
+    def _lookup(self, table: Keyed, flow: PacketSet, found: list[tuple[PacketSet, MapEntry]]) -> list[PacketSet]:
+        """Append the parts of a flow that find an entry of a table, with the entry; return those that find none."""
+        mine = flow.services if flow.current is None else flow.current
+        candidates = table.candidates(flow.destination, mine)
+        if not candidates:
+            return [flow]
+        rest = [flow]
+        for group in self._groups(table, candidates).values():
+            left: list[PacketSet] = []
+            for each in rest:
+                self._meet(table, group, each, left, found)
+            rest = left
+            if not rest:
+                break
+        return rest
+
+    @staticmethod
+    def _groups(table: Keyed, candidates: list[tuple[int, MapEntry]]) -> Mapping[Any, list[tuple[int, MapEntry]]]:
+        """Return entries by their keys without the random number; those of one group differ in it alone."""
+        if table.random is None:
+            return dict(enumerate([pair] for pair in candidates))
+        at = table.random
+        groups: dict[Any, list[tuple[int, MapEntry]]] = {}
+        for pair in candidates:
+            ranges = pair[1].ranges
+            groups.setdefault(ranges[:at] + ranges[at + 1 :], []).append(pair)
+        return groups
+
+    def _meet(
+        self,
+        table: Keyed,
+        group: list[tuple[int, MapEntry]],
+        flow: PacketSet,
+        rest: list[PacketSet],
+        found: list[tuple[PacketSet, MapEntry]],
+    ) -> None:
+        services, entry = group[0]
+        mine = flow.services if flow.current is None else flow.current
+        both = mine & services
+        if not both or not self._fits(table, entry, flow):
+            rest.append(flow)
+            return
+        if both != mine:
+            rest.append(flow.within(mine & ~both))
+            flow = flow.within(both)
+        at = table.at
+        if Property.SOURCE in at:
+            kept = self._sources((entry.ranges[at[Property.SOURCE]],), flow, rest)
+            if kept is None:
+                return
+            flow = kept
+        if Property.INPUT in at or Property.OUTPUT in at:
+            flow.unknown = f"interface as a part of a key of {table.name}"
+        if table.random is None:
+            found.append((flow.copy(), entry))
+            return
+        part, left = table.parts[table.random], 1.0
+        first, last = part.offset, part.offset + part.modulus - 1
+        for _, each in group:
+            low, high = each.ranges[table.random]
+            share = (min(high, last) - max(low, first) + 1) / part.modulus
+            if share > 0:
+                left -= share
+                one = flow.copy()
+                one.share *= share
+                found.append((one, each))
+        if left > 1e-9:
+            one = flow.copy()
+            one.share *= left
+            rest.append(one)
+
+    def _fits(self, table: Keyed, entry: MapEntry, flow: PacketSet) -> bool:
+        """Return whether the parts of a key fit that are the same for all packets of a flow."""
+        for (field, *_), (low, high) in zip(table.parts, entry.ranges, strict=True):
+            if field is Property.DESTINATION:
+                if not low <= flow.destination <= high:
+                    return False
+            elif field not in _NOT_FIXED and not low <= self._value(field, flow) <= high:
+                return False
+        return True
+
+    # -- changes -----------------------------------------------------------------------------------------------------
+
+    def _change(self, kind: Op, op: Operation, flow: PacketSet) -> list[PacketSet]:
+        """Change a flow; return what has to be split from it, as the other protocols of a translated port."""
+        if kind is Op.MARK:
+            flow.mark = flow.mark & op[1] ^ op[2]
+        elif kind is Op.MASQUERADE:
+            flow.masquerade = True
+        elif kind is Op.REFUSE:
+            flow.refused = True
+        elif kind is Op.UNKNOWN:
+            flow.unknown = op[1]
+        elif kind is Op.WRITE:
+            if op[1] is Property.DESTINATION:
+                flow.destination = self._destination if op[2] is None else self._number(op[2], flow)
+            elif op[2] is None:
+                flow.current = None
+            else:
+                return self._set_port(flow, self._number(op[2], flow))
+        else:
+            flow.translated = True
+            if op[1] is not None:
+                flow.destination = self._number(op[1], flow)
+            if op[2] is not None:
+                return self._set_port(flow, self._number(op[2], flow))
+        return []
+
+    @staticmethod
+    def _number(operand: bytes | tuple[int, int], flow: PacketSet) -> int:
+        if isinstance(operand, bytes):
+            return int.from_bytes(operand, "big")
+        offset, size = operand
+        return int.from_bytes(flow.found[offset : offset + size], "big")
+
+    @staticmethod
+    def _set_port(flow: PacketSet, port: int) -> list[PacketSet]:
+        """Set the port of a flow; return the parts of it with other protocols."""
+        mine = flow.services if flow.current is None else flow.current
+        only = regions.point(mine)
+        if only is not None:
+            flow.current = regions.service(only[0], port)
+            return []
+        parts = [
+            (part, 0 if protocol is None else regions.service(protocol, port))
+            for protocol in (*regions.BLOCKS, None)
+            if (part := mine & (regions.OTHERS if protocol is None else regions.protocol_set(protocol)))
+        ]
+        flows = [flow, *(flow.copy() for _ in parts[1:])]
+        for each, (part, target) in zip(flows, parts, strict=True):
+            if each.current is None:
+                each.services = part
+            each.current = target or part
+        return flows[1:]
