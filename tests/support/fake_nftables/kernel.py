@@ -160,6 +160,9 @@ class FakeTable:
     def count(self, name: str) -> int | None:
         return sum(1 for _ in self._set(name).alive(self.kernel.now)) if self.kernel.counts else None
 
+    def has_catch_all(self, _: str) -> bool:
+        return False  # the language of the fake has none
+
     def lookup(self, name: str, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         target, now = self._set(name), self.kernel.now
         found = {key: target.get(key, now) for key in keys}

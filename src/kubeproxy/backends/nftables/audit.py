@@ -105,6 +105,11 @@ def transports(table: Table) -> bool:
     return {element.key[0] for element in table.elements(TRANSPORTS)} == PROTOCOL_NAMES.keys()
 
 
+def catch_alls(table: Table) -> list[str]:
+    """Return the sets with an element that matches what no other one does. None of ours has one."""
+    return sorted(name for name in table.sets() if not name.startswith("__") and table.has_catch_all(name))
+
+
 def numbers(actual: Elements) -> Iterator[int]:
     """Yield the numbers that service ports and lists of source ranges have in the kernel."""
     for numbered in NUMBER_MAPS:

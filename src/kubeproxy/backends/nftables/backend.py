@@ -30,6 +30,7 @@ from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset
 from kubeproxy.backends.nftables.table import Table
 from kubeproxy.errors import ApplyError, ChangedByOthersError
 from kubeproxy.kernel.nftables import messages, nfnetlink
+from kubeproxy.kernel.nftables.elements import catch_all_element
 from kubeproxy.model.addresses import Range
 from kubeproxy.model.gone import Departed
 from kubeproxy.model.plan import FamilyGlobals, Globals, Pool, ServiceName, ServicePlan
@@ -264,6 +265,7 @@ class NftablesBackend:
             yield from self.sync(wanted.items())
         elif not header.dormant and header.comment.startswith(COMMENT) and self._repaired():
             self._chains = audit.affinity_chains(self._table)
+            self._remove_catch_alls()
             actual = reading.frontends_and_sets(self._table, self._ruleset.layout.shapes)
             if self._gone is not None:
                 self._gone.found(self._table.elements(GONE), self._in_use, time.monotonic())
@@ -298,6 +300,12 @@ class NftablesBackend:
             return False
         self._sign()
         return True
+
+    def _remove_catch_alls(self) -> None:
+        """Remove elements of other programs that match what no other one does: no dump by key shows them."""
+        place, element = (self.family, TABLE), [catch_all_element()]
+        for name in audit.catch_alls(self._table):
+            self._transact(nfnetlink.element_messages(nfnetlink.DELETE_ELEMENT, *place, name, element))
 
     def _intact(self) -> bool:
         """Return whether chains and rules are ours, as of the signature."""
@@ -446,6 +454,8 @@ class NftablesBackend:
         """Return the set or map whose elements differ from what was committed, '' for none; reads all of them."""
         if missing := self._ruleset.layout.shapes.keys() - self._table.sets():
             return min(missing)
+        if strays := audit.catch_alls(self._table):
+            return strays[0]
         ours: Elements = {SetId.NODEPORT_IPS: dict.fromkeys(self._nodeport_ips, b"")}
         desired = chain((ours,), map(render, self._placed.values()))
         if which := reading.differing(self._table, self._ruleset.layout.shapes, desired):

@@ -15,11 +15,14 @@ from typing import Final, NamedTuple
 from kubeproxy.backends import nftables
 from kubeproxy.kernel.nftables.tables import INTERVAL, VERDICT, SetSpec
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
-from kubeproxy.model.plan import Policy
+from kubeproxy.model.plan import LONGEST_AFFINITY, Policy
 
 TABLE: Final = nftables.TABLE
 SCRATCH: Final = f"{TABLE}-check"
 """A table that earlier versions made for a moment, and that one which is killed then leaves."""
+
+SLOTS: Final = 1 << 16
+"""No frontend has so many slots."""
 
 EXACT: Final = 8
 """Up to so many endpoints each number is a class of its own."""
@@ -314,6 +317,12 @@ class ChainName(NamedTuple):
         return self.treatment.endswith("slot")
 
     @property
+    def is_possible(self) -> bool:
+        """Return whether one of our chains may be called so: another program may give a name with any numbers."""
+        counts_slots = self.is_slot or self.treatment.endswith("affinity")
+        return (0 if counts_slots else 1) <= self.endpoints < SLOTS and self.affinity <= LONGEST_AFFINITY
+
+    @property
     def hashed(self) -> str:
         """Return which of HASHED a chain of Maglev is for, else ''."""
         return next((word for word in HASHED[::-1] if self.treatment.endswith(word)), "")
@@ -357,5 +366,5 @@ def parse_chain_name(text: str) -> ChainName | None:
             name = ChainName(nodeport, treatment, int(number), int(seconds or 0))
             # A name reads back only as it is written, and only slots have no timeout: pick-4 is a static chain.
             untimed = name.is_slot or bool(name.hashed)
-            return name if str(name) == text and bool(name.affinity) != untimed else None
+            return name if str(name) == text and bool(name.affinity) != untimed and name.is_possible else None
     return None

@@ -69,6 +69,9 @@ class Table(Protocol):
     def count(self, name: str) -> int | None:
         """Return how many elements one of our table's sets has; None where the kernel does not say so."""
 
+    def has_catch_all(self, name: str) -> bool:
+        """Return whether one of our table's sets has an element that matches what no other one does."""
+
     def lookup(self, name: str, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
         """Return what those of these keys lead to that one of our table's maps has. Raises NetlinkError."""
 
@@ -175,6 +178,10 @@ class KernelTable:
     def count(self, name: str) -> int | None:
         """See Table."""
         return self._fetcher.count(self.family, TABLE, name)
+
+    def has_catch_all(self, name: str) -> bool:
+        """See Table."""
+        return self._fetcher.has_catch_all(self.family, TABLE, name)
 
     def lookup(self, name: str, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
         """See Table."""

@@ -56,7 +56,7 @@ def _chain(family: int, parts: dict[int, bytes]) -> Chain:
         number = int.from_bytes(hook.get(nfta.HOOK_NUMBER, b""), "big")
         base = BaseChain(number, int.from_bytes(hook.get(nfta.HOOK_PRIORITY, b""), "big", signed=True))
     table, name, kind = (
-        parts.get(which, b"").rstrip(b"\0").decode(errors="replace")
+        parts.get(which, b"").rstrip(b"\0").decode(errors=nfta.NOT_TEXT)
         for which in (nfta.CHAIN_TABLE, nfta.CHAIN_NAME, nfta.CHAIN_TYPE)
     )
     drops = int.from_bytes(parts.get(nfta.CHAIN_POLICY, b"\1"), "big") == _DROP

@@ -25,6 +25,6 @@ def packets(family: int, table: str, link: Netlink) -> dict[str, int]:
                 continue
             for kind, start, end in attributes(data, *parts[nfta.OBJ_DATA]):
                 if kind == nfta.COUNTER_PACKETS:
-                    counter = data[slice(*parts[nfta.OBJ_NAME])].rstrip(b"\0").decode()
+                    counter = data[slice(*parts[nfta.OBJ_NAME])].rstrip(b"\0").decode(errors=nfta.NOT_TEXT)
                     found[counter] = int.from_bytes(data[start:end], "big")
     return found

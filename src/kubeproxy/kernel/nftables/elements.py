@@ -12,6 +12,7 @@ from kubeproxy.kernel.netlink.protocol import attribute, nested
 from kubeproxy.kernel.nftables import nfta
 
 _GOTO: Final = struct.pack(">i", -4)  # NFT_GOTO
+_CATCH_ALL: Final = struct.pack(">I", 2)  # NFT_SET_ELEM_CATCHALL
 
 
 class Packer(NamedTuple):
@@ -59,6 +60,11 @@ def plain_element(key: bytes, data: bytes = b"") -> bytes:
     """Return the element of a set, or of a map to values."""
     value = _value_of(nfta.SET_ELEM_DATA, data) if data else b""
     return nested(nfta.LIST_ELEM, _value_of(nfta.SET_ELEM_KEY, key), value)
+
+
+def catch_all_element() -> bytes:
+    """Return the element, without a key, that matches what no other element of its set does (nft writes it as `*`)."""
+    return nested(nfta.LIST_ELEM, attribute(nfta.SET_ELEM_FLAGS, _CATCH_ALL))
 
 
 def _value_of(kind: int, value: bytes) -> bytes:

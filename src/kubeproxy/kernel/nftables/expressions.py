@@ -62,7 +62,7 @@ def pack_value(value: bytes | RuleVerdict) -> bytes:
     if isinstance(value, bytes):
         return attribute(nfta.DATA_VALUE, value)
     code = attribute(nfta.VERDICT_CODE, value.code.to_bytes(4, "big", signed=True))
-    chain = attribute(nfta.VERDICT_CHAIN, value.chain.encode() + b"\0") if value.chain else b""
+    chain = attribute(nfta.VERDICT_CHAIN, value.chain.encode(errors=nfta.NOT_TEXT) + b"\0") if value.chain else b""
     return nested(nfta.DATA_VERDICT, code, chain)
 
 
@@ -73,12 +73,14 @@ def parse_value(data: bytes) -> bytes | RuleVerdict:
             return data[start:end]
         found = {kind: data[s:e] for kind, s, e in attributes(data, start, end)}
         code = int.from_bytes(found[nfta.VERDICT_CODE], "big", signed=True)
-        return RuleVerdict(code, found.get(nfta.VERDICT_CHAIN, b"").rstrip(b"\0").decode())
+        return RuleVerdict(code, found.get(nfta.VERDICT_CHAIN, b"").rstrip(b"\0").decode(errors=nfta.NOT_TEXT))
     return b""
 
 
 _U8, _U32, _U64 = _whole(1), _whole(4), _whole(8)
-_TEXT: Final = Codec(lambda text: text.encode() + b"\0", lambda data: data.rstrip(b"\0").decode())
+_TEXT: Final = Codec(
+    lambda text: text.encode(errors=nfta.NOT_TEXT) + b"\0", lambda data: data.rstrip(b"\0").decode(errors=nfta.NOT_TEXT)
+)
 _VALUE: Final = Codec(pack_value, parse_value)
 
 

@@ -29,7 +29,7 @@ from kubeproxy.kernel.netlink.protocol import (
     understood,
 )
 from kubeproxy.kernel.nftables import nfta
-from kubeproxy.kernel.nftables.elements import plain_element
+from kubeproxy.kernel.nftables.elements import catch_all_element, plain_element
 from kubeproxy.kernel.nftables.nfnetlink import GENERIC, GET_ELEMENT, GET_SET, NEW_ELEMENT, element_of, in_set
 
 _AT_ONCE: Final = 500
@@ -147,6 +147,20 @@ class Fetcher(Closing):
             return None
         found = attributes(data, HEADER.size + GENERIC.size, len(data))
         return next((int.from_bytes(data[s:e], "big") for kind, s, e in found if kind == nfta.SET_COUNT), None)
+
+    def has_catch_all(self, family: int, table: str, name: str) -> bool:
+        """Return whether a set has an element that matches what no other one does. Raises NetlinkError.
+
+        No dump by key shows it, and the kernel does not count it.
+        """
+        self._drain()
+        elements = nested(nfta.SET_ELEM_LIST_ELEMENTS, catch_all_element())
+        try:
+            self._socket.send(message(GET_ELEMENT, NLM_F_REQUEST, 0, in_set(family, table, name) + elements))
+            data, sender = self._socket.recvfrom(1 << 15, socket.MSG_DONTWAIT)
+        except OSError as error:
+            raise NetlinkError(error.errno or errno.EIO, f"cannot read elements of {name}") from error
+        return not sender[0] and _KIND.unpack_from(data, _KIND_AT)[0] == NEW_ELEMENT
 
     def _receive(self, count: int) -> Answers:
         """Return so many answers: they are there when the request was sent. Raises OSError."""

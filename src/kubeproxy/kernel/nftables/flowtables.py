@@ -21,6 +21,7 @@ from kubeproxy.kernel.netlink.protocol import (
     nested,
     understood,
 )
+from kubeproxy.kernel.nftables import nfta
 from kubeproxy.kernel.nftables.nfnetlink import (
     DELETE_FLOWTABLE,
     GENERIC,
@@ -54,7 +55,7 @@ def names(family: int, table: str, link: Netlink) -> frozenset[str]:
                 if at.kind >> 8 == SUBSYSTEM:
                     parts = {kind: data[s:e] for kind, s, e in attributes(data, at.start + GENERIC.size, at.end)}
                     if parts[_TABLE] == table.encode() + b"\0":
-                        found.add(parts[_NAME].rstrip(b"\0").decode(errors="replace"))
+                        found.add(parts[_NAME].rstrip(b"\0").decode(errors=nfta.NOT_TEXT))
     return frozenset(found)
 
 

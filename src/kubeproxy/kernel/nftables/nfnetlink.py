@@ -109,7 +109,7 @@ def in_set(family: int, table: str, name: str) -> bytes:
 
 def text_attribute(kind: int, text: str) -> bytes:
     """Pack an attribute that holds a name."""
-    return attribute(kind, text.encode() + b"\0")
+    return attribute(kind, text.encode(errors=nfta.NOT_TEXT) + b"\0")
 
 
 def _cut(joined: bytes, size: int) -> Iterator[bytes]:
@@ -359,7 +359,7 @@ def rules(family: int, table_name: str, link: Netlink | None = None) -> list[Rul
     found = []
     for data, start, end in _dump(GET_RULE, family, request, "nf_tables rules", link):
         parts = {kind: (s, e) for kind, s, e in attributes(data, start, end)}
-        chain = data[slice(*parts[nfta.RULE_CHAIN])].rstrip(b"\0").decode()
+        chain = data[slice(*parts[nfta.RULE_CHAIN])].rstrip(b"\0").decode(errors=nfta.NOT_TEXT)
         raw = data[slice(*parts.get(nfta.RULE_EXPRESSIONS, (0, 0)))]
         found.append(Rule(chain, _expressions(raw), raw))
     return found
@@ -414,7 +414,7 @@ def _names(
         for data, start, end in _dump(kind, family, b"", what, link):
             found = {k: data[s:e] for k, s, e in attributes(data, start, end) if k in asked}
             if found.get(nfta.CHAIN_TABLE) == wanted:
-                yield found[name_attribute].rstrip(b"\0").decode()
+                yield found[name_attribute].rstrip(b"\0").decode(errors=nfta.NOT_TEXT)
 
 
 class Element(NamedTuple):

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Final
 
+NOT_TEXT: Final = "surrogateescape"
+"""How a name is decoded, and packed again: others may give any bytes."""
+
 TABLE_NAME: Final = 1
 TABLE_FLAGS: Final = 2
 TABLE_HANDLE: Final = 4

@@ -47,4 +47,4 @@ def _parts(kind: int, family: int, table: str, request: bytes, what: str, link: 
 
 
 def _name(value: bytes) -> str:
-    return value.rstrip(b"\0").decode(errors="replace")
+    return value.rstrip(b"\0").decode(errors=nfta.NOT_TEXT)

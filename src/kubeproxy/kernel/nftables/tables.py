@@ -130,6 +130,7 @@ class TableContents(Struct, frozen=True):
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
+@understood("a table of nf_tables")
 def read(family: int, table: str, link: Netlink) -> TableContents:
     """Return what there is of a table; nothing at all of one that is missing. Raises ApplyError."""
     sets = read_sets(family, table, link)
@@ -148,6 +149,7 @@ def read(family: int, table: str, link: Netlink) -> TableContents:
     return TableContents(named, found, *others)
 
 
+@understood("rules of nf_tables")
 def chain_rules(family: int, table: str, chain: str, link: Netlink) -> dict[int, expressions.Rule]:
     """Return the rules of one chain of any program, by handle. Raises NetlinkError."""
     sets = read_sets(family, table, link)
@@ -166,7 +168,7 @@ def read_sets(family: int, table: str, link: Netlink) -> dict[str, SetForm]:
             for at in messages(data):
                 if at.kind >> 8 == SUBSYSTEM:
                     parts = {kind: data[s:e] for kind, s, e in attributes(data, at.start + GENERIC.size, at.end)}
-                    found[parts[nfta.SET_NAME].rstrip(b"\0").decode(errors="replace")] = _form(parts)
+                    found[parts[nfta.SET_NAME].rstrip(b"\0").decode(errors=nfta.NOT_TEXT)] = _form(parts)
     return found
 
 
@@ -216,6 +218,6 @@ def _elements(
     for data, first, last in nfnetlink.element_lists(family, table, name, link):
         for _, start, end in attributes(data, first, last):
             parts = {kind: data[s:e] for kind, s, e in attributes(data, start, end)}
-            key = expressions.parse_value(parts[nfta.SET_ELEM_KEY])
+            key = expressions.parse_value(parts.get(nfta.SET_ELEM_KEY, b""))  # none of one that matches all the rest
             assert isinstance(key, bytes)  # noqa: S101 - no key is a verdict
             yield key.ljust(padded(len(key)), b"\0"), expressions.parse_value(parts.get(nfta.SET_ELEM_DATA, b""))

@@ -150,8 +150,8 @@ def test_the_static_rules_have_no_verdicts_to_validate_but_their_own(family):
 
 SLOTS = [treatment for treatment in TREATMENTS if treatment.endswith(("slot", *HASHED))]
 OTHERS = [treatment for treatment in TREATMENTS if treatment not in SLOTS]
-slots = st.builds(ChainName, st.booleans(), st.sampled_from(SLOTS), st.integers(0, 10_000), st.just(0))
-others = st.builds(ChainName, st.booleans(), st.sampled_from(OTHERS), st.integers(0, 10_000), st.integers(1, 86400))
+slots = st.builds(ChainName, st.booleans(), st.sampled_from(SLOTS), st.integers(1, 10_000), st.just(0))
+others = st.builds(ChainName, st.booleans(), st.sampled_from(OTHERS), st.integers(1, 10_000), st.integers(1, 86400))
 chain_names = st.one_of(slots, others)
 
 

@@ -1,0 +1,69 @@
+"""What other programs may leave in our table beside elements by key: it is noticed, repaired, and no reader fails."""
+
+from contextlib import closing
+
+import pytest
+
+from kubeproxy.backends.mode import Depth
+from kubeproxy.backends.nftables.layout import TABLE, SetId
+from kubeproxy.kernel.nftables import messages, nfnetlink
+from kubeproxy.kernel.nftables.tables import Chain
+from support.nftables_disturbances import disturbed
+from support.nftables_ground import resync
+from support.nftables_plans import V4
+
+CATCH_ALLS = {
+    SetId.ENDPOINTS: "* : 10.9.9.9 . 99",
+    SetId.CLUSTER_SERVICES: "* : 3",
+    SetId.AFFINITY_SERVICES: "* : drop",
+    SetId.NO_ENDPOINT_SERVICES: "*",
+    SetId.FIREWALL_ALLOW: "*",
+    "transports": "*",
+    "clients-0": "*",
+}
+FOREIGN = {
+    "a rule with a catch-all": ("add chain {t} mine", "add rule {t} mine meta mark vmap {{ 1 : accept, * : drop }}"),
+    "a chain of many slots": ("add chain {t} pick-100000000-5s",),
+    "a chain of no slots": ("add chain {t} pick-0-5s",),
+    "a table that is too large": ("add chain {t} cluster-maglev-99999999999999999999",),
+    "a timeout that is too long": ("add chain {t} affinity-0-99999999999999999999s",),
+}
+
+
+@pytest.mark.parametrize("name", CATCH_ALLS)
+def test_an_element_that_matches_all_the_rest_is_removed(ground, name):
+    backend, plans = disturbed(ground)
+    before, header = ground.contents(), ground.header()
+    ground.disturb(f"add element ip {TABLE} {name} {{ {CATCH_ALLS[name]} }}")
+    difference = backend.inspect(Depth.THOROUGH)
+    assert difference is not None
+    assert f"elements of {name}" in difference.what
+    resync(backend, plans)
+    assert ground.contents() == before
+    assert ground.header() == header
+    ground.is_clean(backend, plans)
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_what_another_program_made_is_removed(ground, what):
+    backend, plans = disturbed(ground)
+    chains, header = ground.chains(), ground.header()
+    ground.disturb(*(line.format(t=f"ip {TABLE}") for line in FOREIGN[what]))
+    assert backend.inspect(Depth.THOROUGH) is not None
+    resync(backend, plans)
+    assert ground.chains() == chains
+    assert ground.header() == header
+    ground.is_clean(backend, plans)
+
+
+def test_names_may_have_any_bytes(ground):
+    backend, plans = disturbed(ground)
+    chains = ground.chains()
+    name = b"\xff\xfe".decode(errors="surrogateescape")
+    made = [messages.chain_message(V4, TABLE, name), *messages.rules(V4, TABLE, {name: Chain(None, ((),))})]
+    with closing(nfnetlink.Transactions.open()) as other:
+        other.commit(made)
+    assert backend.inspect(Depth.THOROUGH) is not None
+    resync(backend, plans)
+    assert ground.chains() == chains
+    ground.is_clean(backend, plans)
