@@ -140,9 +140,9 @@ class Servers:
     @cached_property
     def _desk(self) -> Desk:
         served = self._served
-        reach, zones = served.sources.reach, served.sources.zones
-        snapshot = Snapshot(served.options, served.mode, served.engine, served.health, reach, self._started)
-        return Desk(snapshot, Places(zones))
+        sources = served.sources
+        snapshot = Snapshot(served.options, served.mode, served.engine, served.health, sources.reach, self._started)
+        return Desk(snapshot, Places(sources.zones, nodes=sources.nodes))
 
     def _pages(self) -> Mapping[str, Handler]:
         """Return what the metrics port shows."""

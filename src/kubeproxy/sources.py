@@ -68,6 +68,9 @@ class Sources(Protocol):
     async def zones(self, service: ServiceName) -> Mapping[bytes, str]:
         """Return the zones of a Service's endpoints by packed address, for people who ask. Raises KubeProxyError."""
 
+    async def nodes(self) -> Mapping[bytes, str]:
+        """Return the names of all Nodes by packed address, for people who ask. Raises KubeProxyError."""
+
     async def close(self) -> None:
         """Let go of connections."""
 
@@ -148,6 +151,12 @@ class ApiSources:
         from kubeproxy.api.places import zones_of  # noqa: PLC0415 - a proxy that nobody asks does without
 
         return {} if self._client.contact.trouble else await zones_of(self._client, service)
+
+    async def nodes(self) -> Mapping[bytes, str]:
+        """See Sources. As with zones."""
+        from kubeproxy.api.places import node_names  # noqa: PLC0415
+
+        return {} if self._client.contact.trouble else await node_names(self._client)
 
     async def close(self) -> None:
         """See Sources."""
@@ -252,6 +261,10 @@ class ManifestSources:
     async def zones(self, service: ServiceName) -> Mapping[bytes, str]:
         """See Sources."""
         return await asyncio.to_thread(self._source.zones, service)
+
+    async def nodes(self) -> Mapping[bytes, str]:
+        """See Sources. Of a folder only this Node is read."""
+        return {}
 
     async def close(self) -> None:
         """See Sources."""

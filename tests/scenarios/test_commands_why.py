@@ -29,6 +29,16 @@ async def test_who_is_let_in_is_told_with_its_endpoints(live: Live) -> None:
     assert (await live.ask("why", "node", "default/open:tcp"))[0] == 0
 
 
+async def test_a_client_that_is_another_node_is_asked_there(live: Live) -> None:
+    live.service("wide", "a1 b1", type="NodePort")
+    front, neighbour = live.front("wide"), live.ips["neighbour"]["IPv4"]
+    await live.expect(front, {"pod": "a1 b1"})
+    status, text = await live.ask("why", neighbour, f"{front.address}:80")
+    assert (status, f"x  {neighbour} is node-b's own address (status.addresses of Node node-b)" in text) == (2, True)
+    assert f"Fix: ask on node-b: `kube-proxy why {neighbour} {front.address}:80/tcp`" in text
+    assert (await live.ask("why", neighbour, "{}:{}".format(*live.front("wide", "nodeport"))))[0] == 0
+
+
 async def test_what_stops_a_connection_beside_the_proxy_is_told(live: Live) -> None:
     live.service("stopped", "a1 b1")
     front = live.front("stopped")

@@ -37,7 +37,7 @@ async def items(client: ApiClient, path: str, query: Mapping[str, str], kind: ty
     """Yield the items of a list, which is read a page at a time. Raises SourceError."""
     following: str | None = ""
     while following is not None:
-        asked = {**query, "limit": str(_PAGE)} | ({"continue": following} if following else {})
+        asked = {"limit": str(_PAGE), **query} | ({"continue": following} if following else {})
         response = await client.http.request("GET", f"{path}?{urlencode(asked)}", most=LIST)
         try:
             page = msgspec.json.decode(response.body, type=ItemList[kind])  # type: ignore[valid-type]

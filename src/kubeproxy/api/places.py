@@ -1,4 +1,4 @@
-"""Zones of endpoints and names of pods, as EndpointSlices have them: for people who ask; nothing is watched.
+"""Zones of endpoints, names of pods and of Nodes, as objects have them: for people who ask; nothing is watched.
 
 The proxy decodes slices without names, and without zones but for Services that weigh by them (zones.py).
 """
@@ -13,6 +13,7 @@ from msgspec import Struct
 from kubeproxy.api.client import ApiClient
 from kubeproxy.api.pages import items
 from kubeproxy.model.addresses import pack
+from kubeproxy.model.objects import Node
 from kubeproxy.model.plan import ServiceName
 
 
@@ -43,6 +44,16 @@ async def pod_names(client: ApiClient, service: ServiceName | None) -> Mapping[b
         pod = one.target_ref
         if pod is not None and pod.name:
             names[address] = f"{pod.namespace}/{pod.name}" if pod.namespace else pod.name
+    return names
+
+
+async def node_names(client: ApiClient) -> Mapping[bytes, str]:
+    """Return the names of all Nodes by packed address. Raises SourceError."""
+    names: dict[bytes, str] = {}
+    async for node in items(client, "/api/v1/nodes", {"limit": "100"}, Node):  # one has 15 KB or more
+        for entry in (node.status.addresses if node.status is not None else None) or ():
+            if (address := pack(entry.address)) is not None:
+                names[address] = node.metadata.name
     return names
 
 

@@ -14,7 +14,7 @@ from kubeproxy.ask.question import packet
 from kubeproxy.ask.snapshot import Snapshot, unwatched
 from kubeproxy.ask.state_page import Query
 from kubeproxy.ask.why import Explained, explain
-from kubeproxy.ask.zones import Places, with_zones
+from kubeproxy.ask.zones import Places, with_node, with_zones
 from kubeproxy.config.write import describe
 from kubeproxy.errors import QuestionError
 from kubeproxy.model.plan import NOTHING, FrontendKind, ServiceName
@@ -70,8 +70,11 @@ class Desk:
         return explain(self.snapshot, packet(self.snapshot, source, target, interface))
 
     async def zoned(self, made: Explained) -> Explained:
-        """Return an answer of `why` with the zones of its endpoints, as far as they can be looked up."""
-        return made if self.places is None else replace(made, why=await with_zones(made.why, self.places))
+        """Return an answer of `why` with the Node of the client and the zones of endpoints, where these can be had."""
+        if self.places is None:
+            return made
+        made = await with_node(made, self.places)
+        return replace(made, why=await with_zones(made.why, self.places))
 
     def services(self, names: Iterable[ServiceName] = ()) -> Iterator[ProgrammedService]:
         """Yield those of these Services that are known, all when none is named."""

@@ -47,6 +47,19 @@ def elsewhere(snapshot: Snapshot, packet: Packet) -> Elsewhere | None:
     return None
 
 
+def stranger(snapshot: Snapshot, packet: Packet) -> bytes | None:
+    """Return the client's address if it may be another Node's own, as the proxy watches no Node but its own.
+
+    It is none of this node's, no endpoint's and no pod's, and asks no address of this node.
+    """
+    source, local = packet.source, snapshot.addresses
+    if source is None or packet.interface or source in local or packet.destination in local:
+        return None
+    ours = snapshot.planner.world.of(family_of(source))
+    is_pod = ours is not None and ours.detector.holds(source, "")
+    return None if is_pod or any(_nodes(snapshot, source)) else source
+
+
 def _nodes(snapshot: Snapshot, address: bytes) -> Iterator[tuple[str, str]]:
     """Yield the nodes that slices name for an address, each with the name of a slice."""
     for (namespace, _), pieces in snapshot.planner.slices.items():

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
 from kubeproxy.ask.question import NODE
 from kubeproxy.ask.snapshot import Snapshot
-from kubeproxy.ask.whereabouts import Elsewhere, elsewhere
+from kubeproxy.ask.whereabouts import Elsewhere, elsewhere, stranger
 from kubeproxy.model.absence import Absent
 from kubeproxy.model.addresses import (
     PORT_BYTES,
@@ -104,24 +105,35 @@ def fields(why: Why) -> dict[str, object]:
 
 
 class Explained(Struct, frozen=True):
-    """An answer, and what a command needs to look at the kernel for it: the plan, if there is one, and the globals."""
+    """An answer, and what a command needs to look at the kernel for it: the plan, if there is one, and the globals.
+
+    `stranger` is the client's address if it may be another Node's, which would decide then; None if not.
+    """
 
     why: Why
     plan: ServicePlan | None
     world: Globals
+    stranger: bytes | None = None
 
 
 def explain(snapshot: Snapshot, packet: Packet) -> Explained:
     """Return what becomes of a packet here, and why."""
     made = answer(snapshot.planner, packet, snapshot.addresses, snapshot.mode.habits)
-    return Explained(_told(snapshot, packet, made, elsewhere(snapshot, packet)), made.plan, snapshot.planner.world)
+    why, there = _told(snapshot, packet, made), elsewhere(snapshot, packet)
+    unknown = stranger(snapshot, packet) if there is None and made.plan is not None else None
+    return Explained(moved(why, there) if there is not None else why, made.plan, snapshot.planner.world, unknown)
 
 
-def _told(snapshot: Snapshot, packet: Packet, made: Answer, there: Elsewhere | None) -> Why:
+def moved(why: Why, there: Elsewhere) -> Why:
+    """Return an answer that says which other node decides."""
+    fix = f"ask on {there.node or _ITS_NODE}: `kube-proxy why {why.source} {why.destination}`"
+    return replace(why, elsewhere=there, fixes=(fix,))
+
+
+def _told(snapshot: Snapshot, packet: Packet, made: Answer) -> Why:
     plan = made.plan
     source = unpack(packet.source) if packet.source is not None else THIS_NODE
     destination = front_text(packet.destination, packet.port, packet.protocol)
-    where = f"ask on {there.node or _ITS_NODE}: `kube-proxy why {source} {destination}`" if there is not None else ""
     places = _places(snapshot, plan) if plan is not None else {}
     return Why(
         source=source,
@@ -137,8 +149,7 @@ def _told(snapshot: Snapshot, packet: Packet, made: Answer, there: Elsewhere | N
         ),
         missing=tuple(_missing(one) for one in made.absent),
         affinity=made.affinity,
-        fixes=(where,) if where else tuple(_fixes(packet, made, snapshot.planner.world)),
-        elsewhere=there,
+        fixes=tuple(_fixes(packet, made, snapshot.planner.world)),
     )
 
 

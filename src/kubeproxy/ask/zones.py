@@ -1,4 +1,4 @@
-"""Where endpoints are, asked for when somebody looks at a Service: zones are of no use to the proxy itself.
+"""Where endpoints and clients are, asked for when somebody looks: the proxy itself needs no zones and no other Nodes.
 
 Whoever looks never waits for long and never gets an error for it: without an answer zones are not known.
 """
@@ -13,7 +13,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from kubeproxy.ask.why import Target, Why
+from kubeproxy.ask.whereabouts import Elsewhere
+from kubeproxy.ask.why import Explained, Target, Why, moved
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.model.addresses import pack
 from kubeproxy.model.plan import ServiceName
@@ -30,15 +31,25 @@ LASTING: Final = 3.0
 """Seconds for which an answer holds, as does that there was none: an open page asks at each change of a Service."""
 MOST: Final = 8
 """Services whose zones are kept."""
+_NODES: Final = ("", "")
+"""Stands for the Nodes where a Service is named otherwise: their names by packed address are asked for alike."""
 BURST: Final = 20
 """Questions at once; then there is one a second, however many pages are open and whatever they ask for."""
 
 
 class Places:
-    """Zones of endpoints. `ask` gets those of a Service, from where the objects come; one question at a time."""
+    """Zones of endpoints, and Nodes. `ask` gets the zones of a Service from where the objects come, `nodes` the names
+    of Nodes by packed address; one question at a time.
+    """
 
-    def __init__(self, ask: Callable[[ServiceName], Awaitable[Zones]], clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        ask: Callable[[ServiceName], Awaitable[Zones]],
+        clock: Clock = time.monotonic,
+        nodes: Callable[[], Awaitable[Mapping[bytes, str]]] | None = None,
+    ) -> None:
         self._ask = ask
+        self._nodes = nodes
         self._clock = clock
         self._bucket = TokenBucket(1.0, BURST, clock)
         self._turn = asyncio.Lock()
@@ -61,6 +72,10 @@ class Places:
         finally:
             self._turn.release()
 
+    async def node(self, address: bytes) -> str:
+        """Return the name of the Node that has an address, '' for none, and where it cannot be had. Never raises."""
+        return (await self.zones(_NODES)).get(address, "") if self._nodes is not None else ""
+
     async def _zones(self, service: ServiceName) -> Zones:
         held = self.held(service)
         if held is not None:
@@ -70,7 +85,7 @@ class Places:
         found: Zones = {}
         try:
             async with asyncio.timeout(PATIENCE):
-                found = await self._ask(service)
+                found = await (self._nodes() if self._nodes and service == _NODES else self._ask(service))
         except (KubeProxyError, OSError) as error:
             log.debug("Zones of endpoints are not known service=%s/%s error=%r", *service, str(error))
         except Exception:
@@ -84,6 +99,15 @@ class Places:
         while len(self._known) >= MOST:
             del self._known[next(iter(self._known))]
         self._known[service] = (self._clock(), found)
+
+
+async def with_node(made: Explained, places: Places) -> Explained:
+    """Return an answer that says so if the client is another Node, as far as that can be had."""
+    node = await places.node(made.stranger) if made.stranger is not None else ""
+    if node in {"", made.world.node_name}:
+        return made
+    there = Elsewhere(node, f"{made.why.source} is {node}'s own address", f"status.addresses of Node {node}")
+    return replace(made, why=moved(made.why, there))
 
 
 async def with_zones(why: Why, places: Places) -> Why:

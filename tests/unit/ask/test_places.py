@@ -7,10 +7,11 @@ import asyncio
 import pytest
 
 from kubeproxy.ask import zones as places_module
-from kubeproxy.ask.why import Target, Why
-from kubeproxy.ask.zones import BURST, LASTING, MOST, Places, with_zones
+from kubeproxy.ask.why import Explained, Target, Why
+from kubeproxy.ask.zones import BURST, LASTING, MOST, Places, with_node, with_zones
 from kubeproxy.errors import ConfigError
 from kubeproxy.model.addresses import pack
+from kubeproxy.model.plan import Globals
 
 ADDRESS = pack("10.0.0.1")
 
@@ -123,3 +124,25 @@ def test_the_endpoints_of_an_answer_get_their_zones():
 
     assert asyncio.run(main()) == ["eu-1", "", "known", "eu-2"]
     assert asked == [("ns", "web")]
+
+
+@pytest.mark.parametrize(
+    ("stranger", "node", "decides"),
+    [(ADDRESS, "node-b", "node-b"), (None, "node-b", ""), (ADDRESS, "node-a", ""), (ADDRESS, "", "")],
+)
+def test_a_client_that_is_another_node_is_named(stranger, node, decides):
+    why = Why(source="10.0.0.1", destination="10.96.0.1:80/tcp", outcome="forwarded", client_sees="")
+
+    async def main():
+        made = Explained(why, None, Globals(node_name="node-a"), stranger)
+        return (await with_node(made, Places(never, nodes=nodes))).why
+
+    async def never(service):
+        raise AssertionError(service)
+
+    async def nodes():
+        return {ADDRESS: node} if node else {}
+
+    found = asyncio.run(main())
+    assert (found.elsewhere.node if found.elsewhere is not None else "") == decides
+    assert found.fixes == (("ask on node-b: `kube-proxy why 10.0.0.1 10.96.0.1:80/tcp`",) if decides else ())

@@ -116,3 +116,21 @@ def test_the_first_line_says_what_this_proxy_decides(source, target, heading):
     if why.elsewhere is not None:
         name = why.elsewhere.node or "the client's node"
         assert why.fixes == (f"ask on {name}: `kube-proxy why {source} 10.96.0.10:80/tcp`",)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "interface", "unknown"),
+    [
+        ("192.0.2.99", "10.96.0.10:80", "", True),
+        ("192.0.2.99", f"{NODE_IPS[Family.IPV4]}:30080", "", False),  # decided here, wherever the client is
+        ("192.0.2.99", "10.96.0.10:80", "eth0", False),
+        ("192.0.2.99", "192.0.2.200:80", "", False),  # no Service has it
+        ("node", "10.96.0.10:80", "", False),
+        ("10.244.0.7", "10.96.0.10:80", "", False),
+        ("10.244.9.9", "10.96.0.10:80", "", False),  # a pod's
+    ],
+)
+def test_a_client_outside_may_be_another_node(source, target, interface, unknown):
+    there = subject(GATEWAY)
+    made = explain(there, packet(there, source, target, interface))
+    assert made.stranger == (address(source) if unknown else None)
