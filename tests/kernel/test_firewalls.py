@@ -58,6 +58,7 @@ def read(text: str) -> firewalls.Filter:
         ("accept", "tcp dport { 22, 23 } reject;", "", False, False, 1),
         ("accept", "counter drop;", "", True, False, 1),
         ("accept", "ct state established accept; counter reject with icmpx type admin-prohibited;", "", True, False, 1),
+        ("accept", "limit rate over 1000/second drop;", "", False, False, 1),
     ],
 )
 def test_what_a_chain_lets_pass(policy, rules, more, closes, accepts, drops):

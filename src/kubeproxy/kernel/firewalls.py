@@ -30,7 +30,7 @@ _TRACKED: Final = -200  # NF_IP_PRI_CONNTRACK
 _TRANSLATED: Final = -100
 _CT_STATE: Final = 0  # NFT_CT_STATE
 _VERDICTS: Final = {x.DROP: "drop", x.ACCEPT: "accept"}
-_SILENT: Final = frozenset({"immediate", "reject", "target", "queue", "counter", "log", "limit"})
+_SILENT: Final = frozenset({"immediate", "reject", "target", "queue", "counter", "log"})
 """Expressions that choose no packets, or that are the verdict."""
 _OUR_PREFIX: Final = "KUBE-"
 IP_FAMILIES: Final = {"ip": Family.IPV4, "ip6": Family.IPV6}
