@@ -28,6 +28,9 @@ from kubeproxy.release import build
 
 Json = dict[str, Any]
 
+SCHEMA_VERSION: Final = 1
+"""The version of docs/answers.schema.json: it grows when a field goes, or gets another type or meaning."""
+
 _ACTIONS: Final[Mapping[Action, str]] = {
     Action.CLUSTER: "endpoints",
     Action.CLUSTER_MASQUERADE: "endpoints, masqueraded",
@@ -53,6 +56,7 @@ def node(snapshot: Snapshot) -> Json:
             "podTraffic": _detector(ours.detector),
         }
     return {
+        "schemaVersion": SCHEMA_VERSION,
         "version": build(),
         "mode": snapshot.mode.name,
         "node": world.node_name,

@@ -57,12 +57,9 @@ def _print(state: Fullness, spent: float) -> None:
         output.marked(output.BAD, problem)
     if not state.problems:
         output.marked(output.OK, "nothing was refused while it was looked")
-    before = state.refused_before
-    output.marked(
-        output.NOTE,
-        f"since the node started: {before.dropped} dropped, {before.early} given up for others, {before.failed} lost "
-        f"a race, {before.clashes} races settled, {before.invalid} packets of no connection",
-    )
+    words = "{dropped} dropped, {early} given up for others, {failed} lost a race, {clashes} races settled, {invalid} "
+    words += "packets of no connection"
+    output.marked(output.NOTE, f"since the node started: {words.format(**state.refused_before)}")
     if state.states:
         output.marked(output.NOTE, ", ".join(f"{count} {name}" for name, count in state.states.items()))
     for head, rows in (("SERVICE", state.services), ("CLIENT OF NO SERVICE", state.clients)):

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from kubeproxy.ask.finding import Diagnosis
+from kubeproxy.ask.state import SCHEMA_VERSION
 from kubeproxy.observe.text import clean, json_bytes, printable
 
 OK, BAD, NOTE, UNSEEN = "ok", "x", "-", "?"
@@ -41,8 +42,9 @@ def found(finding: Diagnosis) -> None:
 
 
 def json(value: Any) -> None:
-    """Print a value as JSON, indented."""
-    sys.stdout.buffer.write(msgspec.json.format(json_bytes(value), indent=2) + b"\n")
+    """Print an answer, a Struct or a dictionary, as JSON of docs/answers.schema.json, indented."""
+    made = {"schemaVersion": SCHEMA_VERSION} | msgspec.to_builtins(value)
+    sys.stdout.buffer.write(msgspec.json.format(json_bytes(made), indent=2) + b"\n")
     sys.stdout.buffer.flush()
 
 

@@ -44,7 +44,7 @@ def run(given: argparse.Namespace) -> int:
         return _one(asked, service_name(given.name), given.output)
     held = sorted(asked.services(), key=lambda one: one.name)
     if given.output == "json":
-        output.json(list(map(_row, held)))
+        output.json({"services": list(map(_row, held))})
     else:
         output.table(("SERVICE", "STATE", "ENDPOINTS", "ADDRESSES"), (_cells(one) for one in held))
     return YES if all(one.state in _FINE for one in held) else NO

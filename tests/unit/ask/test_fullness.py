@@ -32,7 +32,12 @@ def look(entries: int, before: int | None = None, limit: int = 1000, who: Filler
 
 def test_with_room_all_is_well():
     state = look(500)
-    assert (state.problems, state.fixes, state.refused, state.refused_before.dropped) == ((), (), Refusals(), 7)
+    assert (state.problems, state.fixes, state.refused, state.refused_before["dropped"]) == (
+        (),
+        (),
+        Refusals()._asdict(),
+        7,
+    )
 
 
 @pytest.mark.parametrize(

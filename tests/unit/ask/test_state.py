@@ -34,6 +34,7 @@ from kubeproxy.observe.http import Request
 from kubeproxy.observe.metrics import ProxyMetrics
 from kubeproxy.observe.standing import FamilyStanding
 from kubeproxy.release import build
+from support.answers import valid
 from support.snapshots import snapshot
 
 WORLD = Globals(
@@ -106,7 +107,7 @@ class Kit:
     def page(self, query=""):
         status, body = self.ask(query)
         assert status == 200, body
-        return json.loads(body)
+        return valid("state", body)
 
     def one(self, name="web"):
         (found,) = self.page(f"namespace=default&name={name}")["services"]
@@ -214,6 +215,7 @@ def test_the_node():
     assert page["version"] == build()
     del page["services"], page["version"], page["unready"]
     assert page == {
+        "schemaVersion": 1,
         "mode": "nftables",
         "node": "node-a",
         "zone": "zone-a",

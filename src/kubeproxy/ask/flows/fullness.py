@@ -39,8 +39,8 @@ class Fullness(Struct, frozen=True, kw_only=True, rename="camel"):
     entries: int
     limit: int
     growth: float
-    refused: Refusals
-    refused_before: Refusals
+    refused: dict[str, int]
+    refused_before: dict[str, int]
     states: dict[str, int]
     services: tuple[Filler, ...]
     clients: tuple[Filler, ...]
@@ -104,8 +104,8 @@ def fullness(before: tuple[Level, Refusals], after: tuple[Level, Refusals], seco
         entries=level.entries,
         limit=level.limit,
         growth=round(growth, 1),
-        refused=refused,
-        refused_before=before[1],
+        refused=refused._asdict(),
+        refused_before=before[1]._asdict(),
         states=states,
         services=services,
         clients=clients,

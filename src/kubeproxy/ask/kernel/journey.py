@@ -196,7 +196,7 @@ def _last(runs: Sequence[_Run], ruleset: KnownRules) -> str:
     return ""
 
 
-class TracedReply(NamedTuple):
+class TracedReply(Struct, frozen=True):
     """What connection tracking has of a traced connection: who answers it, and whether anybody did."""
 
     endpoint: str

@@ -1,0 +1,79 @@
+"""The schema of answers for programs is a schema, and answers that need no kernel are as it says.
+
+test_state.py holds /debug/state to it, tests/scenarios/test_answers.py the answers of a running proxy.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from kubeproxy.ask.state import SCHEMA_VERSION
+from kubeproxy.commands import ALONE, COMMANDS
+from kubeproxy.commands.main import run
+from support.answers import SCHEMA, valid
+
+WEB = {
+    "apiVersion": "v1",
+    "kind": "Service",
+    "metadata": {"name": "web", "namespace": "shop", "annotations": {"a": "b"}},
+    "spec": {
+        "type": "LoadBalancer",
+        "clusterIP": "10.96.0.10",
+        "clusterIPs": ["10.96.0.10"],
+        "loadBalancerSourceRanges": ["10.0.0.0/8"],
+        "healthCheckNodePort": 30100,
+        "externalTrafficPolicy": "Local",
+        "sessionAffinity": "ClientIP",
+        "ports": [{"name": "http", "port": 80, "protocol": "TCP", "nodePort": 30080}],
+    },
+    "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.1"}]}},
+}
+SLICE = {
+    "apiVersion": "discovery.k8s.io/v1",
+    "kind": "EndpointSlice",
+    "metadata": {"name": "web-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}},
+    "addressType": "IPv4",
+    "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
+    "endpoints": [
+        {"addresses": ["10.244.0.7"], "nodeName": "here", "zone": "a"},
+        {"addresses": ["10.244.1.7"], "nodeName": "there", "conditions": {"ready": False, "serving": False}},
+    ],
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> list[str]:
+    for name, found in (("web", WEB), ("slice", SLICE)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(found))
+    return ["--manifests", str(tmp_path), "--hostname-override", "here", "-o", "json"]
+
+
+def test_it_is_a_schema_with_a_definition_for_each_command():
+    Draft202012Validator.check_schema(SCHEMA)
+    assert COMMANDS.keys() - ALONE <= SCHEMA["$defs"].keys()
+    assert {one["properties"]["schemaVersion"]["const"] for one in _versioned()} == {SCHEMA_VERSION}
+    assert len(_versioned()) == len(COMMANDS.keys() - ALONE) + 2  # one Service, and /debug/state
+
+
+def _versioned():
+    return [one for one in SCHEMA["$defs"].values() if "schemaVersion" in one.get("properties", {})]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("services", ["services"]),
+        ("service", ["services", "shop/web"]),
+        ("service", ["services", "shop/none"]),
+        ("why", ["why", "10.1.2.3", "shop/web:80", "--no-probe"]),
+        ("why", ["why", "192.0.2.1", "203.0.113.1:80", "--no-probe"]),
+        ("why", ["why", "node", "198.51.100.1:80", "--no-probe"]),
+    ],
+)
+def test_answers_about_a_folder_are_as_it_says(name, words, folder, capfd):
+    run([*words, *folder])
+    assert valid(name, capfd.readouterr().out)["schemaVersion"] == SCHEMA_VERSION
