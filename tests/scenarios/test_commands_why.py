@@ -22,7 +22,7 @@ async def test_who_is_let_in_is_told_with_its_endpoints(live: Live) -> None:
     status, text = await live.ask("why", live.ips["pod"]["IPv4"], f"{address}:{port}")
     assert status == 0, text
     assert f"{address}:80/tcp: kube-proxy forwards it" in text
-    assert f"whosever they are: kube-proxy trace {live.ips['pod']['IPv4']} {address}:80/tcp\n" in text
+    assert f"its packets meet: kube-proxy trace {live.ips['pod']['IPv4']} {address}:80/tcp\n" in text
     assert "is the cluster IP of default/open, port tcp (spec.clusterIPs)" in text
     assert f"50.0% to {live.ips['a1']['IPv4']}:3000 on node-a" in text
     assert "ok TCP from this node:" in text

@@ -1,1 +1,4 @@
-"""Answers for people who operate a node: from the planner's state to words. Pure; nothing here asks a kernel."""
+"""Questions of operators and their answers, as values, text and JSON, from one Snapshot of a node.
+
+checks/, flows/ and kernel/ also read the kernel and /proc for an answer; the rest is pure.
+"""

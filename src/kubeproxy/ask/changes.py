@@ -43,7 +43,7 @@ class ConfiguredNode(NamedTuple):
 
 
 class ClientKind(NamedTuple):
-    """Who connects: in words, from which address (None for this node's own), by which interface."""
+    """A kind of client: its name, its address (None for this node's own), and the interface by which it comes."""
 
     words: str
     source: bytes | None
@@ -51,7 +51,7 @@ class ClientKind(NamedTuple):
 
 
 class Shift(Struct, frozen=True, rename="camel"):
-    """What changes alike for some Services: connections to `where` from `who`, what became of them and what will.
+    """A change that is alike for some Services: for connections to `where` from `who`, the outcome before and after.
 
     `services` are NAMESPACE/NAME, all of them.
     """
@@ -87,7 +87,7 @@ Local = Mapping[Family, Sequence[bytes]]
 
 
 class KnownPod(NamedTuple):
-    """A pod, or a network of such: an address of it, how it is called, and its Node, '' where nobody knows."""
+    """A pod or a pod network: an address of it, its name in texts, and its Node, '' if unknown."""
 
     address: bytes
     words: str
@@ -143,7 +143,7 @@ def _met(side: ConfiguredNode, packet: Packet, here: set[bytes], index: Index) -
 def _questions(
     name: ServiceName, sides: Iterable[ConfiguredNode], clients: Mapping[Family, Sequence[ClientKind]], local: Local
 ) -> Iterator[tuple[str, ClientKind, Packet]]:
-    """Yield what to ask of a Service: where the connection goes, who makes it, its first packet."""
+    """Yield the connections to compare for a Service: the destination in words, the client, and the first packet."""
     asked: set[tuple[Family, bytes]] = set()
     for side in sides:
         compiled = side.planner.compiled.get(name)
@@ -174,7 +174,7 @@ def _packets(
 def _clients(
     family: Family, before: ConfiguredNode, after: ConfiguredNode, pods: Sequence[KnownPod]
 ) -> list[ClientKind]:
-    """Return who asks: this node, somebody outside, and a pod as either configuration recognises it.
+    """Return the clients to compare: this node, a client outside, and a pod as either configuration recognises it.
 
     Of pods that are known, those count that the two recognise otherwise; else one that each recognises is made up.
     """

@@ -1,4 +1,4 @@
-"""Answers questions about this node's Services, from one Snapshot: each answer is made here, for all who ask."""
+"""Answers questions about this node's Services from one Snapshot, for commands, page and socket alike."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Desk:
     """Answers questions. `places` looks up the zones of endpoints, None where nothing can be looked up later."""
 
     running: Final = False
-    """Whether a proxy is asked that runs here, so that the kernel should have what it says."""
+    """Whether the answers are those of a proxy that runs here, so that the kernel should have its plans."""
 
     def __init__(self, snapshot: Snapshot, places: Places | None = None) -> None:
         self.snapshot = snapshot

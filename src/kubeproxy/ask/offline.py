@@ -137,7 +137,7 @@ async def _read(options: Options, settings: Settings) -> tuple[Planner, Reach | 
 
 
 async def _listed(complete: asyncio.Event, sources: Sources) -> None:
-    """Return once everything is there, or somebody has to mend something for it to come."""
+    """Return once everything was read, or waiting is useless."""
     begun = time.monotonic()
     while not complete.is_set():
         reach = sources.reach()

@@ -35,7 +35,7 @@ def packet(snapshot: Snapshot, source: str, target: str, interface: str = "") ->
 
 
 def addressed(source: str, target: str) -> Packet:
-    """Return the first packet of a connection to ADDRESS:PORT, when nobody can be asked for Services.
+    """Return the first packet of a connection to ADDRESS:PORT, without a proxy that knows Services.
 
     Raises QuestionError.
     """

@@ -99,7 +99,7 @@ class Snapshot(NamedTuple):
         return self.complete, ""
 
     def _unsound(self, families: Collection[Family]) -> list[tuple[str, str, str]]:
-        """Return state, label and reason of those of some families whose kernel may lack what it took."""
+        """Return state, label and reason of each of these families whose kernel may lack committed plans."""
         standings = self.engine.standings if families else ()
         return [
             (wrong[0], standing.family.label, wrong[1])

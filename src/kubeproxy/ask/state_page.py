@@ -23,7 +23,7 @@ _LONGEST_NUMBER: Final = 9  # digits: what is longer is no number of anything he
 
 
 class Query(NamedTuple):
-    """What is asked for; '', b'' and 0 mean everything. `after` is the last Service of the page before, or None.
+    """The parameters of a request; '', b'' and 0 mean everything. `after` is the last Service of the page before.
 
     `address` is packed.
     """

@@ -15,7 +15,7 @@ _POOLS = (
     ("drainedEndpoints", "drained", ""),
     ("otherEndpoints", "others", ""),
 )
-"""Who is shown: the key in the JSON, how they are called, and where their weights are."""
+"""Endpoints in the text: their key in the JSON, their label, and the key of their weights."""
 
 
 def node_text(node: Json) -> bytes:

@@ -21,7 +21,7 @@ class Elsewhere(Struct, frozen=True, rename="camel"):
 
 
 def elsewhere(snapshot: Snapshot, packet: Packet) -> Elsewhere | None:
-    """Return where a packet is decided that is not here; None where it is here, or where nobody knows.
+    """Return the other node that decides about a packet; None if this node does, or if it is unknown.
 
     What a client of another node sends to an address of this one is decided here, and what is said to come in by an
     interface is here as well.

@@ -26,7 +26,7 @@ Zones = Mapping[bytes, str]
 """Zones of endpoints by packed address, of those that have one."""
 
 PATIENCE: Final = 1.0
-"""Seconds that somebody waits for their turn, and then for the answer."""
+"""Seconds that a caller waits for its turn, and then for the answer."""
 LASTING: Final = 3.0
 """Seconds for which an answer holds, as does that there was none: an open page asks at each change of a Service."""
 MOST: Final = 8
@@ -56,7 +56,7 @@ class Places:
         self._known: dict[ServiceName, tuple[float, Zones]] = {}
 
     def held(self, service: ServiceName) -> Zones | None:
-        """Return zones that somebody asked for a moment ago, None when they are to be waited for."""
+        """Return zones that were looked up a moment ago, None if they are not known yet."""
         known = self._known.get(service)
         return known[1] if known is not None and self._clock() - known[0] < LASTING else None
 

@@ -7,10 +7,10 @@ from typing import Final
 
 COMMANDS: Final[dict[str, str]] = {
     "why": "what becomes of a connection on this node, and why",
-    "trace": "which rules packets of a flow meet on this node, whosever they are, and which one drops them",
-    "flows": "who uses a Service now: connections by endpoint and client, or as they begin and end",
-    "conntrack": "how full connection tracking is, how fast it fills, what it refused, and who fills it",
-    "services": "what this node has for a Service, and for whom",
+    "trace": "which rules packets of a flow meet on this node, of all programs, and which one drops them",
+    "flows": "connections of Services now, by endpoint and client, or as they begin and end",
+    "conntrack": "how full connection tracking is, its growth, its refusals, and its largest users",
+    "services": "the Services as this node has them: state, addresses, endpoints",
     "doctor": "all that is wrong with this node for Services, each with its fix",
     "plan": "what another configuration or mode would change, before it does",
     "verify": "in what the kernel, and the API server, differ from what the proxy planned",
@@ -21,8 +21,8 @@ COMMANDS: Final[dict[str, str]] = {
 ALONE: Final = frozenset({"completion"})
 """Those that need neither a proxy nor objects."""
 
-HIDDEN: Final[dict[str, str]] = {"companion": "looks that a running proxy has made for its page; not for people"}
+HIDDEN: Final[dict[str, str]] = {"companion": "answers for the page of a running proxy; not for people"}
 """Those that the proxy itself starts."""
 
 YES, NO, UNKNOWN = 0, 1, 2
-"""Exit codes: all is well, something is not, and it could not be told."""
+"""Exit codes: all is well, something is not, and unknown."""

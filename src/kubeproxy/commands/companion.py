@@ -35,7 +35,7 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.page.wire import COMPLETE, FollowedNode, Fronts
 
 PAGE: Final = ProcessorShare(0.01, 0.003)
-"""What following connections may take of a processor, for people who only look on."""
+"""The share of a processor for following connections while a page is open."""
 _EACH: Final = 1.0
 """Seconds between two lines of flows."""
 _AGAIN: Final = 5.0
@@ -133,7 +133,7 @@ def _flows(lines: Lines) -> None:
 
 
 def _follow(events: Events, counts: Beginnings, lines: Lines, owners: Owners) -> None:
-    """Tell of what begins each second. Raises EOFError at the end of the lines, and ApplyError."""
+    """Write a line on new connections each second. Raises EOFError at the end of the lines, and ApplyError."""
     sampled = Sampled(events, budget=PAGE)
     began = time.monotonic()
     while True:

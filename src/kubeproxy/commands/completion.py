@@ -28,7 +28,7 @@ from kubeproxy.config.flags import BY_NAME
 from kubeproxy.control.listener import connect
 
 PATIENCE = 1.0
-"""Seconds that somebody who pressed Tab waits for a proxy."""
+"""Seconds to wait for a proxy after Tab was pressed."""
 _NAME = re.compile(r"[\w.-]+/[\w.-]+(:\w+(/(udp|sctp))?)?", re.ASCII)
 """What is shown of the answer: a shell gets nothing that means more to it than letters."""
 _PATHS = {"FILE": ":file", "PATH": ":file", "FOLDER": ":folder"}

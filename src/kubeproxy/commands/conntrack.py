@@ -1,4 +1,4 @@
-"""kube-proxy conntrack: how full connection tracking is, how fast it fills, what was refused, and who fills it.
+"""kube-proxy conntrack: how full connection tracking is, its growth, its refusals, and its largest users.
 
 Two looks at what the kernel counts, --seconds apart, then all entries are read, which costs 5 us each. Ends with 1 when
 it is nearly full, will be within a minute, or refused anything between the looks.

@@ -1,4 +1,4 @@
-"""kube-proxy flows: who uses Services now, as connection tracking has it.
+"""kube-proxy flows: connections of Services now, from connection tracking.
 
 Without a name the Services with connections, with NAMESPACE/NAME, or NAME in the namespace default, its endpoints and
 clients. Unanswered are connections to which nothing has come back for a second. Ends with 1 when the Service is

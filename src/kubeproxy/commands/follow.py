@@ -18,7 +18,7 @@ from kubeproxy.model.plan import ServiceName
 
 
 def run(where: Ground, names: Sequence[ServiceName], served: ServedPorts, given: argparse.Namespace) -> int:
-    """Show what happens until Ctrl-C, or for as long as is said; return the exit code. Raises KubeProxyError."""
+    """Print connections as they begin and end, until Ctrl-C or for --seconds; return the exit code."""
     if not announced():
         raise Unsupported(f"nothing can be followed: {NOT_ANNOUNCED}")
     known = Known(where, names, served)

@@ -1,4 +1,4 @@
-"""Reads the command line of a subcommand, runs it, and turns errors into the exit code that says "could not tell"."""
+"""Reads the command line of a subcommand, runs it, and turns errors into the exit code for "unknown"."""
 
 from __future__ import annotations
 

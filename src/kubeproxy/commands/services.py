@@ -1,4 +1,4 @@
-"""kube-proxy services: what this node has for Services, and for whom.
+"""kube-proxy services: the Services as this node has them.
 
 Without a name a line for each Service; with NAMESPACE/NAME, or NAME in the namespace default, all of it: frontends,
 endpoints, who gets what, the versions of the objects that this is, and whether the kernel has it. Ends with 1 when

@@ -62,7 +62,7 @@ def mode_of(asked: Source) -> Mode | None:
 
 
 def _question(given: argparse.Namespace, asked: Source) -> Packet:
-    """Return what is asked for. Raises KubeProxyError."""
+    """Return the first packet of the flow to trace. Raises KubeProxyError."""
     with contextlib.suppress(QuestionError):
         return addressed(given.source, given.target)
     knowing(asked)
@@ -93,7 +93,7 @@ def show(packet: Packet, traced: Traced) -> None:
 
 
 def _lines(one: Journey) -> list[str]:
-    """Return a line for each chain that a packet met; where it goes is said when that changed."""
+    """Return a line for each chain that a packet met, with the destination where that changed."""
     lines = []
     before = one.destination
     for met in one.met:

@@ -79,7 +79,7 @@ def _print(told: Told, next_step: str) -> None:
     for fix in told.fixes:
         output.say(f"Fix: {fix}")
     if next_step:
-        output.say(f"Next: which rules of this node its packets meet, whosever they are: {next_step}")
+        output.say(f"Next: which rules of this node its packets meet: {next_step}")
 
 
 def _print_endpoints(endpoints: tuple[Target, ...]) -> None:

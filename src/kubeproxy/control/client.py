@@ -60,7 +60,7 @@ class Client:
             raise NoAnswerError(f"the proxy's answer broke off: {error}") from error
 
     def pid(self) -> int:
-        """Return the proxy's process, by its number in our view; 0 when nobody answers."""
+        """Return the proxy's pid in our namespace; 0 when no proxy answers."""
         try:
             return server(self.path) or 0
         except OSError:

@@ -69,7 +69,7 @@ def discard(path: str) -> None:
 
 
 def _guard(path: str) -> None:
-    """Refuse a folder in which anybody may put a socket: who asks there, as root, would believe what it says."""
+    """Refuse a folder in which every user may put a socket: root would take an answer of theirs for the proxy's."""
     folder = Path(path).parent
     if folder.stat().st_mode & stat.S_IWOTH:
         raise OSError(errno.EINVAL, f"anybody may put a socket into {folder}: take a folder that is its owner's alone")

@@ -1,4 +1,4 @@
-"""The page of the metrics server, /ui/: what it shows, who may see it, what it is told while it is open."""
+"""The page of the metrics server, /ui/: its content, its access rules, and the events that it gets while it is open."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Who may see the page: from where, by which name, and for which site a browser asks. Pure.
+"""Access to the page: by the client's address, the name in Host, and the site for which a browser asks. Pure.
 
 A browser sends requests for any web page that is open in it. What keeps those of others out: their own names stand in
 Host, even when they resolve to our address (DNS rebinding), and the browser says for whom it asks.

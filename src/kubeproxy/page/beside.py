@@ -1,4 +1,4 @@
-"""What is looked at while pages are open, and told beside what happens: problems, and new connections of Services."""
+"""Findings and new connections, which processes beside the proxy gather while pages are open."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kubeproxy.page.wire import COMPLETE, FollowedNode, Fronts
 from kubeproxy.turns import in_turns
 
 Tell = Callable[[str, Any], None]
-"""Tells all pages an event of a kind: something that becomes JSON, or bytes that are."""
+"""Sends all pages an event of a kind: a value to encode as JSON, or bytes of JSON."""
 
 EACH: Final = 30.0
 """Seconds at least between two looks for problems that nobody asks for."""
@@ -31,7 +31,7 @@ SHARE: Final = 0.002
 """How much of a processor looking for problems may take: looks that cost more are made less often."""
 _STEP: Final = 200
 _MOST_OBJECTS: Final = 100
-"""Fields that cannot be used, of which pages are told."""
+"""Unusable fields of objects in an event, at most."""
 
 
 class Beside:
@@ -48,11 +48,11 @@ class Beside:
             tasks.create_task(self._problems.run())
 
     def settled(self, changes: Sequence[Change]) -> None:
-        """Hear of changes that settled."""
+        """Take in changes that settled."""
         self._flows.settled(changes)
 
     def troubled(self) -> None:
-        """Hear that a family got or lost a trouble."""
+        """Look again soon: a family got or lost a trouble."""
         self._problems.look_soon()
 
     def look_again(self) -> float:
@@ -61,7 +61,7 @@ class Beside:
 
 
 class Flows:
-    """New connections, by a process that follows connection tracking and is told whose addresses are whose."""
+    """New connections, from a process that follows connection tracking and gets the addresses of Services."""
 
     def __init__(self, mode: str, planner: Planner, tell: Tell) -> None:
         self._mode = mode

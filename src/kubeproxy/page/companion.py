@@ -1,4 +1,4 @@
-"""A process of this program beside the proxy, for looks that would hold it up. It ends when nobody listens any more.
+"""A process of this program beside the proxy, for work that would block its event loop. It ends with the proxy.
 
 It is told by its standard input, whose end it takes for its own, and so it ends with a proxy that is killed as well.
 """
@@ -23,7 +23,7 @@ SLOWEST_RETRY: Final = 300.0
 PATIENCE: Final = 2.0
 """Seconds that it may take to end."""
 _LONGEST: Final = 1 << 20
-"""Bytes of a line that it says, and of what it was told and has not read."""
+"""Bytes at most of a line that it writes, and of input that it has not read."""
 
 
 def ourselves() -> list[str]:
@@ -59,7 +59,7 @@ class Companion:
         self._greeted = False
 
     def tell(self, line: bytes) -> None:
-        """Have it told a line; one that does not run, or was not greeted to the end, will hear it otherwise."""
+        """Send it a line; a process that is not ready gets the same from `greet`."""
         process = self._process
         if process is None or process.stdin is None or not self._greeted or process.stdin.is_closing():
             return

@@ -1,4 +1,4 @@
-"""What open pages are told as it happens: one message for all of them, at most four times a second.
+"""Events for open pages: one message for all of them, at most four times a second.
 
 Nothing runs while no page is open: the first one starts it all, and a while after the last it ends. A page that does
 not read skips messages and is greeted anew, so that it loads what it missed; nothing is kept for it.
@@ -31,7 +31,7 @@ PAUSE: Final = 0.25
 IDLE: Final = 1.0
 """Seconds at most between two messages."""
 ALIVE: Final = 15.0
-"""Seconds after which a page that hears nothing gets a comment, for whatever is between us to keep the connection."""
+"""Seconds without an event after which a page gets a comment, so that proxies between keep the connection."""
 LINGER: Final = 3.0
 """Seconds for which all goes on after the last page: one that is loaded or connects again finds it as it was."""
 WAITING: Final = 8
@@ -75,7 +75,7 @@ class OpenPage:
 
 
 class Feed:
-    """Tells pages, an observer.Audience meanwhile. Opened by the first page and closed on the event loop.
+    """Sends events to pages; an observer.Audience meanwhile. Opened by the first page and closed on the event loop.
 
     `facts` are those that greet a page; `listen` hands over who is to hear of changes, None for nobody any more;
     `looks` makes what runs beside, given what tells all pages an event of a kind.
@@ -130,7 +130,7 @@ class Feed:
             self._close_later()
 
     def tell(self, kind: str, message: Any) -> None:
-        """Have all pages told with the next message. The last problems are told to those that come later, too."""
+        """Add an event to the next message. Pages that open later get the last problems too."""
         data = event(kind, message if isinstance(message, bytes) else msgspec.json.encode(message))
         self._pending[kind] = data
         if kind == "problems":

@@ -25,7 +25,7 @@ MOST_ROWS: Final = 200
 """Rows in a message; when more Services changed the page loads all of them anew."""
 MOST_CHANGES: Final = 20
 MOST_ARRIVALS: Final = 1 << 16
-"""Services of which it is remembered when their change arrived; of more than that nobody wants to know."""
+"""Services whose time of arrival is kept, at most."""
 
 Message = dict[str, Any]
 
@@ -62,7 +62,7 @@ class News:
         self.begin()
 
     def begin(self) -> None:
-        """Forget what was before: nobody listened meanwhile."""
+        """Reset: no page listened meanwhile."""
         self.revision = max(self.revision + 1, int(self._wall_clock() * 1000))
         self._arrivals.clear()
         self._seen.clear()
@@ -123,10 +123,10 @@ class News:
         if len(self._touched) <= MOST_ROWS:
             self._touched[name] = None
 
-    # -- what is said of it -------------------------------------------------------------------------------------------
+    # -- messages -----------------------------------------------------------------------------------------------------
 
     def take(self) -> Message:
-        """Return what to say, and begin anew."""
+        """Return the message for pages, and reset."""
         now, at = self._clock(), self._wall_clock()
         waiting = self._snapshot.pending
         if not waiting:

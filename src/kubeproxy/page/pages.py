@@ -1,4 +1,4 @@
-"""What is served below /ui/: the page, and the answers that it asks for; who may ask is in access.py.
+"""The routes below /ui/: the page, and the answers that it asks for; access.py has the access rules.
 
 Short answers are made at once, the list of Services a hundred at a time with the event loop running in between.
 """

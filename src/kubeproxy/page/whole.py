@@ -1,4 +1,4 @@
-"""Puts the parts of the page together: loaded when somebody looks at it for the first time."""
+"""Puts the parts of the page together; loaded when the page is first asked for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kubeproxy.page.rows import Row, Rows
 
 
 class Whole:
-    """The page of one proxy. `watched` has somebody hear of changes, or nobody."""
+    """The page of one proxy. `watched` sets the observer of changes, None for none."""
 
     def __init__(
         self,

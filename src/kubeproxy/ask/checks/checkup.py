@@ -52,7 +52,7 @@ _OUTRANKED = ("hostnameOverride:", "logging.")
 
 
 class CheckedNode(Struct, frozen=True):
-    """Whom to look at: the proxy's facts, None if none answers, and its number in our view, 0 for none.
+    """The node to check: the proxy's facts, None if no proxy answers, and its pid in our namespace, 0 for none.
 
     `running` says whether the facts are those of a proxy that runs, and not of a stand-in that only reads objects.
     `mode` and `config` are the running ones, or those that are meant to run; `node_ports` says whether
@@ -91,7 +91,7 @@ class CheckedNode(Struct, frozen=True):
         return self.family is None or family is None or family is self.family
 
     def path(self, text: str) -> Path:
-        """Where a file of the proxy is for us, who may not share its root."""
+        """Return the path of a file of the proxy in our mount namespace, which may be another one."""
         seen = Path(f"/proc/{self.pid}/root", text.lstrip("/"))
         return seen if self.pid and text.startswith("/") and seen.exists() else Path(text)
 

@@ -16,7 +16,7 @@ QUIET: Final = 60.0
 SKEW: Final = 30.0
 """Seconds by which clocks may differ: certificates and tokens are made some seconds before they are used."""
 _SOON: Final = {"client": 7 * 86400.0, "authority": 30 * 86400.0, "server": 7 * 86400.0, "token": 300.0}
-"""Seconds before the end at which somebody has to act: who renews by himself has done so long before."""
+"""Seconds before the end from which on it is reported: automatic renewal happens long before."""
 _LAST_PART: Final = 0.1
 """Of a life: what does not live for long is renewed later, a kubelet's certificate with a tenth of it left."""
 
@@ -75,7 +75,7 @@ def reached(reach: Reach) -> Iterator[Diagnosis]:
 
 
 def hopeless(reach: Reach) -> bool:
-    """Return whether waiting brings no list that is missing: somebody has to mend the kubeconfig, rights or server."""
+    """Return whether waiting is useless: no list comes until kubeconfig, rights or server are mended."""
     if _fix(reach.trouble):
         return True
     missing = [one for one in reach.watched if one.resource in {*_NEEDED, "nodes"} and not one.synced]

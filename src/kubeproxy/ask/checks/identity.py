@@ -1,4 +1,4 @@
-"""Whether the proxy is who it should be: its Node, its configuration file, its ports."""
+"""Checks of the proxy's identity: its Node, its configuration file, its ports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WHY_NAME: Final = (
 
 
 class ListeningPort(NamedTuple):
-    """A port that the proxy should listen on: the field that says so, its address, and who listens there.
+    """A port that the proxy should listen on: the field that says so, its address, and the process that listens there.
 
     `holder` is the process, by number and name, None when that cannot be seen; `bound` whether anybody listens.
     """
@@ -70,7 +70,7 @@ def addressed(node: Node, local: Collection[bytes]) -> Iterator[Diagnosis]:
 
 
 def networked(node: Node, local_mode: str) -> Iterator[Diagnosis]:
-    """Look whether pods' traffic can be told from others' where that hangs on the Node's podCIDRs."""
+    """Look whether pods' traffic can be recognised where that depends on the Node's podCIDRs."""
     if local_mode == "NodeCIDR" and not pod_cidrs(node):
         yield Diagnosis(
             severity=Severity.DEGRADED,

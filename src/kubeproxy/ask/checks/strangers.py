@@ -18,7 +18,7 @@ _IN_THE_WAY: Final = _FORWARDED | {"input"}
 
 
 def second(others: Iterable[tuple[ProxyProcess, str]], mode: str) -> Iterator[Diagnosis]:
-    """Look for other kube-proxies, each with its mode, '' if that cannot be told; `mode` is the running one's."""
+    """Look for other kube-proxies, each with its mode, '' if unknown; `mode` is the running one's."""
     for process, theirs in others:
         kind = "another kube-proxy of this program" if process.ours else "the Go kube-proxy"
         shown = f" in {theirs} mode" if theirs else ""

@@ -10,13 +10,13 @@ from kubeproxy.kernel.conntrack.tracked import Tracked
 from kubeproxy.model.addresses import destination_text
 
 MOST_SERVICES: Final = 200
-"""Services that are told of, the busiest."""
+"""Services in an answer, the busiest."""
 MOST_ENDPOINTS: Final = 100
-"""Endpoints of a Service that are told of, the busiest."""
+"""Endpoints of a Service in an answer, the busiest."""
 
 
 class Beginnings:
-    """Counts beginnings. Without `endpoints`, where connections end at the proxy, nobody knows who gets them."""
+    """Counts new connections; without `endpoints`, where connections end at the proxy, only by Service."""
 
     def __init__(self, owners: Owners, *, endpoints: bool) -> None:
         self._owners = owners
@@ -34,7 +34,7 @@ class Beginnings:
             counts[port, entry.server] += weight
 
     def take(self, seconds: float) -> dict[str, Any]:
-        """Return, by Service, new connections a second and their shares by port and endpoint; and begin anew."""
+        """Return, by Service, new connections a second and their shares by port and endpoint, and reset the counts."""
         counts, self._counts = self._counts, {}
         totals = Counter({service: sum(by_endpoint.values()) for service, by_endpoint in counts.items()})
         return {

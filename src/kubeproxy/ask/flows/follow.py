@@ -24,7 +24,7 @@ _RENEWAL_SHARE = 0.05
 
 
 class FlowEvent(Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """A beginning or an end. `time` is RFC 3339, `seconds` how long it lasted, None if nobody saw it begin."""
+    """A beginning or an end. `time` is RFC 3339, `seconds` its duration, None if its beginning was not seen."""
 
     time: str
     event: str
@@ -82,7 +82,7 @@ class Known:
         self._pods, self.trouble = cluster.pods(self._where.facts, self._names[0] if self._names else None)
 
     def renew(self) -> None:
-        """Ask again if something was met that nobody knows, and if that is due. Raises KubeProxyError."""
+        """Ask again after an unknown address was met, if that is due. Raises KubeProxyError."""
         now = time.monotonic()
         if not (self._stale or self._names) or now < self._due:
             return

@@ -1,4 +1,4 @@
-"""Whether connection tracking has room: how full, how fast it fills, what it refused, and who fills it. Pure."""
+"""The state of connection tracking: how full it is, its growth, its refusals, and the largest users. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kubeproxy.kernel.conntrack.tracked import TCP_STATES, Tracked
 from kubeproxy.model.addresses import PROTOCOL_NAMES, unpack
 
 NEARLY_FULL: Final = 0.9
-"""The share of the limit from which on it is a matter for somebody."""
+"""The share of the limit from which on it is reported as a problem."""
 _SOON: Final = 60.0
 """Seconds in which a table that fills as fast as now must not be full."""
 _MANY: Final = 0.25
@@ -23,7 +23,7 @@ _TCP = 6
 
 
 class Filler(Struct, frozen=True, rename="camel"):
-    """Who has entries: a Service, or the address of a client that uses none."""
+    """A user of entries: a Service, or the address of a client that uses none."""
 
     name: str
     entries: int
@@ -49,7 +49,7 @@ class Fullness(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Fillers:
-    """Counts entries by who has them."""
+    """Counts entries by Service, and by client of no Service."""
 
     def __init__(self, ports: ServedPorts) -> None:
         self._ports = ports

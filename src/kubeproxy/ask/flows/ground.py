@@ -1,4 +1,4 @@
-"""What the commands that read connection tracking stand on: whose addresses are whose, as the proxy has it."""
+"""The inputs of commands that read connection tracking: addresses of Services and of this node, and the mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose an address is that clients send to: ports of Services by frontend, as they come and change. Pure."""
+"""Maps a destination of clients to its Service and port, as Services change. Pure."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ Owner = TypeVar("Owner")
 
 
 class Targets(Generic[Owner]):
-    """Who has what clients send to. `node` has the addresses on which NodePorts answer, by family."""
+    """Maps a destination to its owner. `node` has the addresses on which NodePorts answer, by family."""
 
     def __init__(self, node: Mapping[Family, frozenset[bytes]]) -> None:
         self._node = node
         self._owners: dict[bytes, Owner] = {}
 
     def give(self, keys: Iterable[bytes], owner: Owner) -> None:
-        """Have an owner for these keys; who had one of them before has it no more."""
+        """Set the owner of these keys; an earlier owner loses them."""
         self._owners.update(dict.fromkeys(keys, owner))
 
     def of(self, target: bytes) -> Owner | None:
-        """Return whose a connection to `target` is (see kernel.tracked.Tracked), None for nobody's."""
+        """Return the owner of a connection to `target` (see kernel.tracked.Tracked), None if it has none."""
         if (owner := self._owners.get(target)) is not None:
             return owner
         address = target[:-NODEPORT_KEY]

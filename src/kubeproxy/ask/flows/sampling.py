@@ -1,4 +1,4 @@
-"""Keeps what listening costs within bounds: of too many connections one in so many is heard of, and that is said.
+"""Bounds the cost of listening to connection tracking: of too many it reads one in so many.
 
 The processor's time is measured, with all that is done about an event. The kernel leaves the others out, so they cost
 nothing here.
@@ -14,7 +14,7 @@ from kubeproxy.kernel.conntrack.events import Event, Events
 
 
 class ProcessorShare(NamedTuple):
-    """Shares of one processor: above `busy` only every other connection is heard of that was before, below `idle`
+    """Shares of one processor: above `busy` half as many connections are read as before, below `idle`
     twice as many are.
     """
 
@@ -23,14 +23,14 @@ class ProcessorShare(NamedTuple):
 
 
 COMMAND: Final = ProcessorShare(0.4, 0.12)
-"""What somebody may use who runs a command and waits for it."""
+"""The share for a command whose user waits for it."""
 LOOK: Final = 0.25
 """Seconds between looks at the processor's time."""
 _MOST: Final = 1 << 16
 
 
 class Sampled:
-    """Events of some, with how many each stands for. `left_out` is about how many were not heard of."""
+    """Sampled events, each with the number that it stands for. `left_out` is about how many were not read."""
 
     def __init__(
         self,

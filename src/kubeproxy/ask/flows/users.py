@@ -1,4 +1,4 @@
-"""Who uses Services: tracked connections, counted by service port, endpoint and client. Pure.
+"""Tracked connections, counted by service port, endpoint and client. Pure.
 
 A connection belongs to the service port whose address its client sent to. Where connections end at the proxy, what
 counts for an endpoint are the node's own connections to it.
@@ -17,7 +17,7 @@ from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, 
 from kubeproxy.model.plan import NODEPORT_KEY, ServicePlan
 
 MOST_CLIENTS: Final = 1 << 16
-"""Clients that are told apart, over all service ports; what others do is counted together."""
+"""Clients that are counted one by one, over all service ports; all others are counted together."""
 
 _NOBODY: Final = b""
 
@@ -153,7 +153,7 @@ class EndpointUse(Struct, frozen=True, rename="camel"):
 
 
 class ClientUse(Struct, frozen=True, rename="camel"):
-    """What one client has; the address is 'others' for those that were not told apart."""
+    """Connections of one client; the address is 'others' for those that are counted together."""
 
     address: str
     pod: str

@@ -72,7 +72,7 @@ class _Run(NamedTuple):
 
 
 def journeys(steps: Iterable[Step], ruleset: KnownRules, own_table: str) -> list[Journey]:
-    """Return the journeys that steps tell of, in the order in which they began; `own_table` marked the packets."""
+    """Return the journeys that steps belong to, in the order in which they began; `own_table` marked the packets."""
     packets: list[list[_Run]] = []
     places: dict[int, int] = {}
     for step in steps:
@@ -146,7 +146,7 @@ def _met(run: _Run, ruleset: KnownRules) -> Met:
 
 
 def _words(run: _Run, ruleset: KnownRules) -> Iterator[str]:
-    """Yield what matched: what our chains decide, and the rules of others. That chains are left over is said once."""
+    """Yield what matched: decisions of our chains, and rules of others. That chains are left over is said once."""
     said = ""
     for step in run.steps:
         decision = ruleset.decision(step.table, step.chain)
@@ -170,7 +170,7 @@ def _verdict(code: int) -> str:
 
 
 def _lost(run: _Run, ruleset: KnownRules) -> str:
-    """Return who ended a packet's journey in this chain, '' if nobody did."""
+    """Return the rule or policy that ended a packet's journey in this chain, '' if none did."""
     step = run.steps[-1]
     if step.verdict not in {DROP, QUEUE}:
         return ""
@@ -197,14 +197,14 @@ def _last(runs: Sequence[_Run], ruleset: KnownRules) -> str:
 
 
 class TracedReply(Struct, frozen=True):
-    """What connection tracking has of a traced connection: who answers it, and whether anybody did."""
+    """The entry of a traced connection in connection tracking: its endpoint, and whether an answer came."""
 
     endpoint: str
     answered: bool
 
 
 class Verdict(Struct, frozen=True, rename="camel"):
-    """What became of the flow. `passed` is None when nobody can tell."""
+    """The result for a flow. `passed` is None if it is unknown."""
 
     text: str
     passed: bool | None

@@ -42,7 +42,7 @@ def look(ask: Ask, examiners: Sequence[Examiner], names: Sequence[ServiceName]) 
     held = {one.name: one for one in ask(names)}
     steady = [one for one in held.values() if one.wanted is None]
     plans = {one.name: one.plans for one in steady}
-    # What is on its way is taken as it was: its new elements are nobody's, which another look clears up.
+    # A Service with a pending change is compared with its old plans: its new elements seem unowned until the next look.
     first = _some(examiners, plans) if names else _everything(examiners, {o.name: o.plans for o in held.values()})
     suspects = {name: held[name] for finding in first if (name := finding.service) in plans and name is not None}
     findings, restless = _settled(ask, examiners, suspects, first)
@@ -60,7 +60,7 @@ def look(ask: Ask, examiners: Sequence[Examiner], names: Sequence[ServiceName]) 
 def _settled(
     ask: Ask, examiners: Sequence[Examiner], suspects: Mapping[ServiceName, ProgrammedService], first: Iterable[Finding]
 ) -> tuple[list[Finding], list[ServiceName]]:
-    """Return what differs of Services that seem to differ, and those for which that cannot be told."""
+    """Return confirmed differences of the suspects, and the suspects that changed at each look."""
     before = _by_service(first)
     convicted: list[Finding] = []
     for _ in range(LOOKS):
@@ -82,7 +82,7 @@ def _settled(
 def _strays(
     ask: Ask, examiners: Sequence[Examiner], names: Sequence[ServiceName], strays: set[Finding]
 ) -> list[Finding]:
-    """Return those that are nobody's in a look beside which no plan changed, or in all looks where plans always do.
+    """Return elements without a Service in a look during which no plan changed, or in all looks if plans always change.
 
     What comes and goes with an endpoint may be there in any one look before the proxy was asked, and after.
     """

@@ -88,7 +88,7 @@ def _tcp(address: str) -> Probe:
 
 
 def _udp(address: str) -> Probe:
-    """Send an empty datagram: a port that nobody has open answers with an ICMP error."""
+    """Send an empty datagram: a closed port answers with an ICMP error."""
     began = time.monotonic()
     try:
         with _socket(address, socket.SOCK_DGRAM) as sock:

@@ -52,7 +52,7 @@ class Limits(NamedTuple):
 
 
 class Traced(Struct, frozen=True, rename="camel"):
-    """What became of a flow. `lost` is how often the kernel told more than could be read, `legacy` how many rules there
+    """The result for a flow. `lost` counts overruns of the kernel's messages, `legacy` how many rules there
     are that its tracing does not know.
     """
 
@@ -76,7 +76,7 @@ def look(packet: Packet, limits: Limits, mode: Mode | None) -> Traced:
 
 
 class _Heard(NamedTuple):
-    """What the kernel told: the steps, how often some were lost, the table that marked packets, and all base chains."""
+    """The kernel's messages: steps, the count of overruns, the table that marked packets, and all base chains."""
 
     steps: list[Step]
     lost: int
@@ -126,7 +126,7 @@ def _send(packet: Packet) -> socket.socket:
     except BlockingIOError:
         return sock
     except OSError as error:
-        # What a rule dropped on its way out is told so at once; what has no route gets nowhere.
+        # A rule's drop on the way out is EPERM at once; other errors, as without a route, mean that no packet left.
         if error.errno not in {errno.EPERM, errno.ECONNREFUSED}:
             sock.close()
             raise NoAnswerError(f"nothing can be sent from this node: {error.strerror}") from error
