@@ -13,9 +13,9 @@ MARKED = {"name": "\u202egnp.exe \u2066\x9b31m\x7f \U000e0041 Zürich"}
 
 @pytest.mark.parametrize("show", [output.json, output.json_line])
 def test_json_has_marks_of_direction_and_controls_as_escapes(show, capsysbinary):
-    show([MARKED])
+    show({"all": [MARKED]})
     shown = capsysbinary.readouterr().out
-    assert json.loads(shown) == [MARKED]
+    assert json.loads(shown)["all"] == [MARKED]
     assert shown.decode().replace("\n", "").isprintable()
     assert "Zürich" in shown.decode()
     assert shown.endswith(b"\n")
