@@ -21,7 +21,7 @@ from bench.yardstick import Yardstick
 from kubeproxy.api.decode import WatchDecoder
 from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.table import KernelTable
-from kubeproxy.engine import Engine
+from kubeproxy.engine.engine import Engine
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event, Replaced
 from kubeproxy.model.objects import Resource

@@ -23,7 +23,7 @@ from bench.figures import Spread, percentile, spreads
 from bench.report import Column, Report, Row
 from bench.runs import Run
 from kubeproxy.api.decode import WatchDecoder
-from kubeproxy.engine import Engine
+from kubeproxy.engine.engine import Engine
 from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Replaced

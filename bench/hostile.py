@@ -28,10 +28,10 @@ from kubeproxy.model.events import Replaced
 from kubeproxy.model.objects import Resource
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.planner import Change
-from kubeproxy.observe.health import ProxyHealth
-from kubeproxy.observe.http import routes
-from kubeproxy.observe.metrics import ProxyMetrics
-from kubeproxy.observe.server import HttpServer
+from kubeproxy.report.health import ProxyHealth
+from kubeproxy.report.metrics import ProxyMetrics
+from kubeproxy.server.http import routes
+from kubeproxy.server.server import HttpServer
 
 SIZE = "1kx10"
 EVERY = 0.05  # seconds between changes of other Services

@@ -13,7 +13,7 @@ from bench.figures import spreads
 from bench.report import Report, Row
 from bench.runs import Run
 from kubeproxy.backends.nftables.backend import NftablesBackend
-from kubeproxy.backlog import Backlog
+from kubeproxy.engine.backlog import Backlog
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Replaced
 from kubeproxy.model.planner import Planner

@@ -1,4 +1,4 @@
-"""The proxy's own parts, joined as app.py joins them, without sources, servers and metrics: for what is measured
+"""The proxy's own parts, joined as program/app.py joins them: no sources, servers or metrics. For what is measured
 inside one process.
 """
 
@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from bench import objects
-from kubeproxy import garbage
 from kubeproxy.api.decode import decode_object, decode_page
 from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.table import KernelTable
-from kubeproxy.engine import Engine, Pace
+from kubeproxy.engine.engine import Engine, Pace
+from kubeproxy.engine.observer import Commit, Notice
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.endpoints import PackedSlice
@@ -24,7 +24,7 @@ from kubeproxy.model.objects import Object, Resource
 from kubeproxy.model.plan import Globals
 from kubeproxy.model.planner import Change, Counts
 from kubeproxy.model.world import Settings, Surroundings, build
-from kubeproxy.observer import Commit, Notice
+from kubeproxy.program import garbage
 
 SETTINGS = Settings(node_name=objects.NODE, families=(Family.IPV4,), cluster_cidrs=(objects.CLUSTER_CIDR,))
 """One family, so that what is measured is what the recorded transactions contain."""

@@ -24,7 +24,7 @@ from bench.start import last_transaction
 from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.layout import TABLE, Layout
 from kubeproxy.backends.nftables.table import KernelTable
-from kubeproxy.backlog import Backlog
+from kubeproxy.engine.backlog import Backlog
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink, grow_receive_buffer, messages
 from kubeproxy.kernel.nftables import nfnetlink, nfta
 from kubeproxy.model.addresses import Family

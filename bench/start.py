@@ -112,13 +112,13 @@ def _endpoints() -> int:
 def run(with_: Run) -> Report:
     """Measure starts."""
     count = 3 if with_.quick else 5
-    imports = [with_.measure("import", measure_import, module="kubeproxy.app") for _ in range(count)]
+    imports = [with_.measure("import", measure_import, module="kubeproxy.program.app") for _ in range(count)]
     bare = [with_.measure("bare interpreter", measure_import, module="sys") for _ in range(count)]
     ready = [with_.measure(f"empty cluster, run {n + 1}/{count}", measure_ready) for n in range(count)]
     filled = [with_.measure(f"{FILLED}, run {n + 1}/3", measure_filled, size=FILLED) for n in range(3)]
     limits = [with_.measure(f"limit of {FILLED}, run {n + 1}/3", sync.measure, size=FILLED)["limit"] for n in range(3)]
     rows = [
-        _row("import kubeproxy.app", [r["ms"] for r in imports], "ms"),
+        _row("import kubeproxy.program.app", [r["ms"] for r in imports], "ms"),
         _row("RSS after that import", [r["mb"] for r in imports], "MB"),
         _row("RSS of a bare interpreter", [r["mb"] for r in bare], "MB"),
         _row("exec to ready, empty cluster", [r["ready"] for r in ready], "ms", GOAL_READY),

@@ -19,8 +19,6 @@ from bench.charts import Chart
 from bench.figures import median, ratio, spreads
 from bench.report import Column, Report, Row, panel_by_kind
 from bench.runs import Run
-from kubeproxy import flows
-from kubeproxy.flows import FlowCleaner
 from kubeproxy.kernel.conntrack.counts import level
 from kubeproxy.kernel.conntrack.tracked import target_of
 from kubeproxy.kernel.conntrack.udp_flows import Conntrack
@@ -28,7 +26,9 @@ from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, NLM_F_CREATE, N
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event, Replaced, Upserted
 from kubeproxy.model.planner import Planner
-from kubeproxy.observe.metrics import ProxyMetrics
+from kubeproxy.report import flows
+from kubeproxy.report.flows import FlowCleaner
+from kubeproxy.report.metrics import ProxyMetrics
 
 OTHERS = (0, 1_000, 10_000, 100_000)
 KINDS = {"one of ten replaced": 1, "all ten replaced": 10}

@@ -23,8 +23,8 @@ from typing import Any, Self
 
 import yaml
 
+from kubeproxy.engine.turns import to_its_end
 from kubeproxy.errors import ConfigError, KubeProxyError, Unsupported
-from kubeproxy.turns import to_its_end
 from lab import objects, proxyprocess
 from lab.answers import Answers
 from lab.apiserver.resources import Resource, by_kind, by_plural

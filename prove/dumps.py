@@ -17,12 +17,12 @@ from typing import Any
 
 import msgspec
 
-from kubeproxy import modes
 from kubeproxy.ask.facts import Facts
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink, attributes
 from kubeproxy.kernel.nftables import nfnetlink, nfta
 from kubeproxy.model.plan import ServicePlan
-from kubeproxy.observe.registry import MetricRegistry
+from kubeproxy.report.registry import MetricRegistry
+from kubeproxy.setup import modes
 from lab.netns import run_in_new
 from prove.truth import Plans
 from support.nftables_ground import KernelGround, without_slots

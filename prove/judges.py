@@ -20,7 +20,6 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from kubeproxy import host
 from kubeproxy.ask.facts import Facts, ProgrammedService
 from kubeproxy.ask.kernel.examiners import examiners
 from kubeproxy.ask.kernel.looks import look
@@ -31,6 +30,7 @@ from kubeproxy.errors import ApplyError, KubeProxyError
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.planner import Planner
 from kubeproxy.model.world import Settings, Surroundings, build
+from kubeproxy.setup import host
 from lab.probes import http_get
 from lab.proxyprocess import HEALTH_PORT, METRICS_PORT
 from prove import dumps, packets, truth

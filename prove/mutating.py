@@ -48,7 +48,7 @@ MUTATIONS: dict[str, Mutation] = {
     "other programs are not noticed": Mutation("backends/nftables/backend.py", "if heard.nothing:", "if True:"),
     "a watch goes on after 410": Mutation("api/watch.py", "raise changes.error", "pass"),
     "a refusal forgets what was queued": Mutation(
-        "backlog.py", "self.stale = self.resting = True", "self.resting = True; self.changes.clear()"
+        "engine/backlog.py", "self.stale = self.resting = True", "self.resting = True; self.changes.clear()"
     ),
     "endpoints that do not serve any more are chosen": Mutation(
         "model/endpoints.py", "if not e.ready and e.serving and e.terminating}", "if not e.ready}"

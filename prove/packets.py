@@ -7,12 +7,12 @@ import functools
 import random
 from collections.abc import Container, Iterator
 
-from kubeproxy import host, modes
 from kubeproxy.ask.facts import Facts
 from kubeproxy.model.addresses import PROTOCOL_NAMES, pack, unpack
 from kubeproxy.model.answer import Answer as Predicted
 from kubeproxy.model.answer import Notice, Outcome, Packet, answer
 from kubeproxy.model.planner import Planner
+from kubeproxy.setup import host, modes
 from lab.probes import Answer, NoAnswer, ask
 from prove import truth
 from prove.world import World

@@ -1,7 +1,7 @@
 """The command kube-proxy: reads the command line, prints help and version, and turns errors into exit codes.
 
 Exit codes: 0 for help, version and a clean end, 1 for every error. What the flags mean is in kubeproxy.config; what
-the program does is in kubeproxy.app, which is loaded only when there is something to run.
+the program does is in kubeproxy.program.app, which is loaded only when there is something to run.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _run(line: CommandLine) -> int:
         write_file(options.config, options.write_config_to)
         print(f"Wrote the configuration to {options.write_config_to}", file=sys.stderr)
         return 0
-    from kubeproxy.app import run  # noqa: PLC0415 - help, version and errors do not need it
+    from kubeproxy.program.app import run  # noqa: PLC0415 - help, version and errors do not need it
 
     return run(options)
 

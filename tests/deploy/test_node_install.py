@@ -76,10 +76,10 @@ def test_a_node_has_all_of_it_and_nothing_afterwards(archive: Path, tmp_path: Pa
     # A process of it can start another one of the same release.
     own = "/opt/kube-proxy/current/bin/python"
     assert of_the_host(tmp_path, own, "-I", "-m", "kubeproxy.cli", "--version").startswith("Kubernetes v1.36")
-    loaded = "import msgspec, yaml, httptools, kubeproxy.app as app; print(app.__file__)"
+    loaded = "import msgspec, yaml, httptools, kubeproxy.program.app as app; print(app.__file__)"
     assert of_the_host(tmp_path, own, "-I", "-c", loaded).startswith("/opt/kube-proxy/current/lib/")
     # A traceback and a profile name files that are there.
-    named = "import kubeproxy.app as app; print(app.run.__code__.co_filename)"
+    named = "import kubeproxy.program.app as app; print(app.run.__code__.co_filename)"
     assert Path(of_the_host(tmp_path, own, "-I", "-c", named).strip().replace("/opt", f"{tmp_path}/opt")).is_file()
     links = [path for path in tmp_path.rglob("*") if path.is_symlink() and not path.is_relative_to(tmp_path / "opt")]
     for path in links:

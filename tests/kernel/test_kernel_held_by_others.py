@@ -14,13 +14,13 @@ import time
 import pytest
 
 from bench.companion import Companion
-from kubeproxy import modes
 from kubeproxy.backends.ipvs.backend import IpvsBackend
 from kubeproxy.backends.ipvs.layout import Scheduler
 from kubeproxy.config.types import KubeProxyConfiguration
-from kubeproxy.engine import Engine, Pace
+from kubeproxy.engine.engine import Engine, Pace
 from kubeproxy.model.world import Settings
-from kubeproxy.observe.registry import MetricRegistry
+from kubeproxy.report.registry import MetricRegistry
+from kubeproxy.setup import modes
 from support import iptables_kernel
 from support.cluster_objects import world
 from support.fake_kernel import FakeKernel

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 
-from kubeproxy import host
 from kubeproxy.api.decode import decode_object
 from kubeproxy.config.load import load_text
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.events import Replaced
 from kubeproxy.model.planner import Planner
 from kubeproxy.model.world import Surroundings, build
+from kubeproxy.setup import host
 from support.places import CASES, RECORDINGS
 
 SAVED = RECORDINGS / "iptables-save"

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 from kubeproxy.backends.mode import Abilities, Depth
-from kubeproxy.engine import Engine, Pace
+from kubeproxy.engine.engine import Engine, Pace
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Deleted, Replaced, Upserted

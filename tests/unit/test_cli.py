@@ -11,8 +11,8 @@ from kubeproxy.cli import main
 from kubeproxy.config import load_text
 from kubeproxy.config.flags import FLAGS, GROUPS
 from kubeproxy.errors import ConfigError, Unsupported
-from kubeproxy.observe.metrics import build_info
 from kubeproxy.release import commit
+from kubeproxy.report.metrics import build_info
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 DEPRECATED = (
@@ -23,7 +23,7 @@ DEPRECATED = (
 @pytest.fixture
 def app(monkeypatch):
     """The program, replaced by one that records its options; its result is set on the module."""
-    module = types.ModuleType("kubeproxy.app")
+    module = types.ModuleType("kubeproxy.program.app")
     module.seen = []
     module.result = 0
 
@@ -34,7 +34,7 @@ def app(monkeypatch):
         return module.result
 
     module.run = run
-    monkeypatch.setitem(sys.modules, "kubeproxy.app", module)
+    monkeypatch.setitem(sys.modules, "kubeproxy.program.app", module)
     return module
 
 
@@ -159,7 +159,8 @@ def test_the_arguments_of_the_process_are_the_default(monkeypatch, capsys):
 def test_version_and_help_load_nothing_heavy():
     code = (
         "import sys; from kubeproxy.cli import main; main(['--version']); main(['--help']);"
-        "print([name for name in ('msgspec', 'yaml', 'asyncio', 'logging', 'kubeproxy.app') if name in sys.modules])"
+        "rooms = ('msgspec', 'yaml', 'asyncio', 'logging', 'kubeproxy.program.app');"
+        "print([name for name in rooms if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from kubeproxy import app, host, modes
 from kubeproxy.backends.mode import Abilities, Deprecation, FlowsEnd, Metric, Mode, Operations
 from kubeproxy.config.load import load_file
 from kubeproxy.config.messages import Mistake
@@ -18,7 +17,9 @@ from kubeproxy.config.modes.description import ModeConfig
 from kubeproxy.config.options import Options
 from kubeproxy.errors import ConfigError
 from kubeproxy.model.addresses import unpack
-from kubeproxy.observe.events import EventRecorder
+from kubeproxy.program import app
+from kubeproxy.report.events import EventRecorder
+from kubeproxy.setup import host, modes
 
 ROOM = "kubeproxy.backends.memory"
 OLD = Deprecation("MemoryDeprecation", "Memory fades")

@@ -31,8 +31,8 @@ from kubeproxy.api.status import (
 )
 from kubeproxy.api.targets import WatchTarget
 from kubeproxy.api.trouble import Trouble
+from kubeproxy.engine.pacing import Backoff
 from kubeproxy.errors import SourceError
-from kubeproxy.pacing import Backoff
 
 log = logging.getLogger("kubeproxy.api")
 

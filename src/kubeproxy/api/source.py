@@ -9,8 +9,8 @@ from typing import Final
 from msgspec import Struct
 
 from kubeproxy.api.x509 import Validity
+from kubeproxy.engine.pacing import Backoff
 from kubeproxy.model.objects import Resource
-from kubeproxy.pacing import Backoff
 
 
 class ResourceStatus:

@@ -19,12 +19,12 @@ from kubeproxy.api.source import ListPace, ResourceStatus
 from kubeproxy.api.status import MalformedAnswer, waiting_wished
 from kubeproxy.api.targets import WatchTarget
 from kubeproxy.api.trouble import Trouble
+from kubeproxy.engine.pacing import TokenBucket
 from kubeproxy.errors import SourceError
 from kubeproxy.model.balancing import weighs_zones
 from kubeproxy.model.events import Deleted, Event, Replaced, Sink, Upserted, ZonedSlice
 from kubeproxy.model.objects import PlacedSlice, Service
 from kubeproxy.model.plan import ServiceName
-from kubeproxy.pacing import TokenBucket
 
 log = logging.getLogger("kubeproxy.api")
 

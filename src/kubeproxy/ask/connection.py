@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kubeproxy import host, modes
 from kubeproxy.ask.checks.checkup import CheckedNode, Checkup, checked, look_at_answer, look_at_way
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.kernel import present, probe
@@ -17,6 +16,7 @@ from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.kernel.nftables.chains import HOOKS
 from kubeproxy.kernel.rule_walk import Aim
 from kubeproxy.model.addresses import PROTOCOLS, family_of, pack
+from kubeproxy.setup import host, modes
 
 PROBES = (PROTOCOLS["TCP"], PROTOCOLS["UDP"])
 """Protocols by which endpoints are tried."""

@@ -10,7 +10,6 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from kubeproxy import host, modes
 from kubeproxy.api.source import Reach
 from kubeproxy.ask.checks import contact
 from kubeproxy.ask.desk import Desk
@@ -18,15 +17,16 @@ from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.ask.source import UnreadError
 from kubeproxy.config.options import Options, build_options
 from kubeproxy.config.pflag import parse
+from kubeproxy.engine.standing import FamilyStanding
 from kubeproxy.errors import ConfigError, NoAnswerError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event
 from kubeproxy.model.plan import NOTHING, ServiceName, ServicePlan
 from kubeproxy.model.planner import Change, Planner
 from kubeproxy.model.world import Settings, Surroundings, build
-from kubeproxy.observe.metrics import ProxyMetrics
-from kubeproxy.observe.standing import FamilyStanding
-from kubeproxy.sources import Sources, open_sources
+from kubeproxy.report.metrics import ProxyMetrics
+from kubeproxy.setup import host, modes
+from kubeproxy.setup.sources import Sources, open_sources
 
 PATIENCE = 30.0
 """Seconds to wait for the objects."""

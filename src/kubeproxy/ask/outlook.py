@@ -7,7 +7,6 @@ from functools import partial
 from msgspec import Struct, structs
 from msgspec.structs import replace
 
-from kubeproxy import host, modes
 from kubeproxy.ask.changes import ConfiguredNode, Local, Shift, known_pods, lasting, remarks, shifts
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.source import Source
@@ -22,6 +21,7 @@ from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.plan import Globals
 from kubeproxy.model.planner import Planner
 from kubeproxy.model.world import Settings, Surroundings, build, pod_cidrs, primary_family
+from kubeproxy.setup import host, modes
 
 
 class Outlook(Struct, frozen=True, kw_only=True, rename="camel"):

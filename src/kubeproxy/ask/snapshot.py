@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
+from kubeproxy.engine.standing import WORST_FIRST, FamilyStanding, trouble
 from kubeproxy.model.compile import of_another_proxy, skipped
 from kubeproxy.model.plan import NOTHING, ServiceName, ServicePlan
-from kubeproxy.observe.standing import WORST_FIRST, FamilyStanding, trouble
 
 if TYPE_CHECKING:  # a command that asks a running proxy loads none of them
     from kubeproxy.api.source import Reach

@@ -15,7 +15,7 @@ from kubeproxy.ask.why import Explained
 from kubeproxy.control.wire import stream
 from kubeproxy.errors import QuestionError
 from kubeproxy.model.plan import ServiceName
-from kubeproxy.observe.http import TEXT, Handler, Request, Response
+from kubeproxy.server.http import TEXT, Handler, Request, Response
 
 if TYPE_CHECKING:
     from kubeproxy.ask.desk import Desk

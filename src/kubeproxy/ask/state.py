@@ -7,6 +7,7 @@ from ipaddress import ip_address, summarize_address_range
 from typing import Any, Final
 
 from kubeproxy.ask.snapshot import Snapshot
+from kubeproxy.engine.standing import shown
 from kubeproxy.model.absence import lacks_port
 from kubeproxy.model.addresses import PROTOCOL_NAMES, destination_text, place_text, unpack
 from kubeproxy.model.endpoints import Slice
@@ -23,7 +24,6 @@ from kubeproxy.model.plan import (
     ServiceName,
     ServicePlan,
 )
-from kubeproxy.observe.standing import shown
 from kubeproxy.release import build
 
 Json = dict[str, Any]

@@ -13,8 +13,8 @@ from kubeproxy.ask.state_text import node_text, service_text
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.plan import NOTHING, Frontend, ServiceName
 from kubeproxy.model.planner import Planner
-from kubeproxy.observe.http import JSON, TEXT, Request, Response, refused
-from kubeproxy.observe.text import json_bytes, printable
+from kubeproxy.server.http import JSON, TEXT, Request, Response, refused
+from kubeproxy.server.text import json_bytes, printable
 
 _PARAMETERS: Final = frozenset(("namespace", "name", "address", "port", "limit", "continue", "format"))
 _AT_ONCE: Final = 16  # Services written before the loop has its turn: 1 ms

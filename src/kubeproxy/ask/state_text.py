@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kubeproxy.observe.text import printable
+from kubeproxy.server.text import printable
 
 Json = dict[str, Any]
 

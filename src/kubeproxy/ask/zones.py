@@ -15,10 +15,10 @@ from msgspec.structs import replace
 
 from kubeproxy.ask.whereabouts import Elsewhere
 from kubeproxy.ask.why import Explained, Target, Why, moved
+from kubeproxy.engine.pacing import Clock, TokenBucket
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.model.addresses import pack
 from kubeproxy.model.plan import ServiceName
-from kubeproxy.pacing import Clock, TokenBucket
 
 log = logging.getLogger("kubeproxy.control")
 

@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import msgspec
 
-from kubeproxy import host, modes
 from kubeproxy.ask.checks.doctor import answer, examine
 from kubeproxy.ask.connection import tell
 from kubeproxy.ask.flows.beginnings import Beginnings
@@ -33,6 +32,7 @@ from kubeproxy.kernel.conntrack.events import BEGINNINGS, NOT_ANNOUNCED, Events,
 from kubeproxy.kernel.conntrack.tracked import Wanted
 from kubeproxy.model.addresses import Family
 from kubeproxy.page.wire import COMPLETE, FollowedNode, Fronts
+from kubeproxy.setup import host, modes
 
 PAGE: Final = ProcessorShare(0.01, 0.003)
 """The share of a processor for following connections while a page is open."""

@@ -10,7 +10,7 @@ import msgspec
 
 from kubeproxy.ask.finding import Diagnosis
 from kubeproxy.ask.state import SCHEMA_VERSION
-from kubeproxy.observe.text import clean, json_bytes, printable
+from kubeproxy.server.text import clean, json_bytes, printable
 
 OK, BAD, NOTE, UNSEEN = "ok", "x", "-", "?"
 """Marks before a line: it is well, it is not, neither, and it could not be looked at."""

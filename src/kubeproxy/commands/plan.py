@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from kubeproxy import modes
 from kubeproxy.ask.outlook import Outlook, outlook
 from kubeproxy.ask.source import knowing, source
 from kubeproxy.commands import NO, YES, output
@@ -26,6 +25,7 @@ from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.config.validate import validate
 from kubeproxy.config.write import with_values
 from kubeproxy.errors import ConfigError
+from kubeproxy.setup import modes
 
 _OF_ALL = frozenset({"config", "kubeconfig", "hostname-override", "proxy-mode"})
 """Flags that every command has."""

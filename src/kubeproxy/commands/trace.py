@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 
-from kubeproxy import modes
 from kubeproxy.ask.kernel.journey import Journey
 from kubeproxy.ask.kernel.tracing import Limits, Traced, look
 from kubeproxy.ask.question import addressed
@@ -26,6 +25,7 @@ from kubeproxy.commands.flows import seconds
 from kubeproxy.errors import NoAnswerError, QuestionError
 from kubeproxy.model.addresses import front_text, unpack
 from kubeproxy.model.answer import Packet
+from kubeproxy.setup import modes
 
 _SHOWN = 6
 """Ways of packets that are shown; `-o json` has all packets."""

@@ -11,8 +11,8 @@ from typing import Final
 
 from kubeproxy.config.addresses import Address, parse_ip
 from kubeproxy.config.page import PageAccess
-from kubeproxy.observe.hosts import host_name, is_loopback
-from kubeproxy.observe.http import Request
+from kubeproxy.server.hosts import host_name, is_loopback
+from kubeproxy.server.http import Request
 
 _OWN_SITE: Final = frozenset(("", "same-origin", "none"))
 """Values of Sec-Fetch-Site: from a client that is no browser, from the page itself, and typed by the user."""

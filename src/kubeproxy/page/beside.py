@@ -12,11 +12,11 @@ import msgspec
 
 from kubeproxy.ask.flows.owners import Keys, keys_by_port
 from kubeproxy.ask.snapshot import Snapshot
+from kubeproxy.engine.turns import in_turns
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.planner import Change, Planner
 from kubeproxy.page.companion import Companion
 from kubeproxy.page.wire import COMPLETE, FollowedNode, Fronts
-from kubeproxy.turns import in_turns
 
 Tell = Callable[[str, Any], None]
 """Sends all pages an event of a kind: a value to encode as JSON, or bytes of JSON."""

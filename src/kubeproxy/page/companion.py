@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from kubeproxy.pacing import Backoff
+from kubeproxy.engine.pacing import Backoff
 
 log = logging.getLogger("kubeproxy.page")
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from kubeproxy.observe.http import TEXT, Headers, Request, Response
+from kubeproxy.server.http import TEXT, Headers, Request, Response
 
 SAFE: Final[Headers] = (
     ("Cache-Control", "no-store"),

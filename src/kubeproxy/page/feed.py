@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import msgspec
 
+from kubeproxy.engine.observer import Audience
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event
 from kubeproxy.model.planner import Change
-from kubeproxy.observer import Audience
 from kubeproxy.page.beside import Beside
 from kubeproxy.page.news import News
 

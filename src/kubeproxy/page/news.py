@@ -12,14 +12,14 @@ from math import ceil
 from typing import Any, Final, NamedTuple
 
 from kubeproxy.ask.snapshot import Snapshot
+from kubeproxy.engine.standing import FamilyStanding
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Deleted, Event, Replaced, Upserted, ZonedSlice
 from kubeproxy.model.objects import EndpointSlice, Service
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.planner import Change
-from kubeproxy.observe.own_metrics import NETFILTER, conntrack
-from kubeproxy.observe.standing import FamilyStanding
 from kubeproxy.page.rows import Rows, what
+from kubeproxy.report.own_metrics import NETFILTER, conntrack
 
 MOST_ROWS: Final = 200
 """Rows in a message; when more Services changed the page loads all of them anew."""

@@ -18,18 +18,18 @@ from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.why import fields
 from kubeproxy.ask.zones import Zones
 from kubeproxy.config.page import PageAccess
+from kubeproxy.engine.turns import in_turns
 from kubeproxy.errors import QuestionError
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, pack, place_text, unpack
 from kubeproxy.model.plan import Globals, ServiceName
-from kubeproxy.observe.http import JSON, TEXT, Handler, Headers, Request, Response, refused
-from kubeproxy.observe.pages import GZIP, takes_gzip
 from kubeproxy.page import ROOT
 from kubeproxy.page.access import Content, refusal
 from kubeproxy.page.asking import UnansweredError
 from kubeproxy.page.document import SAFE, Document
 from kubeproxy.page.feed import MOST_PAGES, Feed
 from kubeproxy.page.rows import Row
-from kubeproxy.turns import in_turns
+from kubeproxy.report.pages import GZIP, takes_gzip
+from kubeproxy.server.http import JSON, TEXT, Handler, Headers, Request, Response, refused
 
 _RUN: Final = 100
 """Services written before the loop has its turn."""

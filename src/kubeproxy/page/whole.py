@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kubeproxy.ask.desk import Desk
+from kubeproxy.engine.observer import Audience
 from kubeproxy.model.plan import ServiceName
-from kubeproxy.observe.http import Handler
-from kubeproxy.observer import Audience
 from kubeproxy.page.asking import FormQuestions
 from kubeproxy.page.beside import Beside
 from kubeproxy.page.feed import Feed
 from kubeproxy.page.news import News
 from kubeproxy.page.pages import facts, page_pages
 from kubeproxy.page.rows import Row, Rows
+from kubeproxy.server.http import Handler
 
 
 class Whole:

@@ -15,10 +15,10 @@ from kubeproxy.config.load import read_text
 from kubeproxy.config.page import page_access
 from kubeproxy.config.pflag import parse
 from kubeproxy.config.write import dump
-from kubeproxy.observe.connection import ServerConnection
-from kubeproxy.observe.http import TEXT, Request, Response, routes
-from kubeproxy.observe.pages import takes_gzip
 from kubeproxy.page.access import Content, refusal
+from kubeproxy.report.pages import takes_gzip
+from kubeproxy.server.connection import ServerConnection
+from kubeproxy.server.http import TEXT, Request, Response, routes
 from support.fuzz.transports import Deaf
 
 _LOOPBACK: Final = "127.0.0.1"
@@ -94,7 +94,7 @@ def requests(data: bytes) -> None:
     """Requests on one connection to the metrics port; the first byte says how they are cut."""
     if not data:
         return
-    log = logging.getLogger("kubeproxy.observe")
+    log = logging.getLogger("kubeproxy.server")
     log.addHandler(_listening)
     try:
         _runner.run(_ask(data[0], data[1:]))

@@ -10,12 +10,12 @@ from kubeproxy.ask.checks import contact, identity, programming, settings, stran
 from kubeproxy.ask.checks.settings import InterfacePath, Setting
 from kubeproxy.ask.finding import Diagnosis, Severity, duration, worst_first
 from kubeproxy.backends.mode import FlowsEnd, Trace
+from kubeproxy.engine.standing import FamilyStanding
 from kubeproxy.kernel.firewalls import Filter, RuleChain
 from kubeproxy.kernel.proc.processes import Descriptors, ProxyProcess
 from kubeproxy.kernel.route.bridges import Bridge
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
-from kubeproxy.observe.standing import FamilyStanding
 
 V4, V6 = Family.IPV4, Family.IPV6
 BROKEN, DEGRADED, NOTE = Severity.BROKEN, Severity.DEGRADED, Severity.NOTE

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from kubeproxy import modes
 from kubeproxy.ask import outlook as plan
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.model.plan import FamilyGlobals, Globals
+from kubeproxy.setup import modes
 
 
 @pytest.mark.parametrize("entries", [0, 5000])

@@ -9,7 +9,7 @@ import pytest
 from kubeproxy.ask.facts import ProgrammedService
 from kubeproxy.ask.source import Running
 from kubeproxy.control.client import Client
-from kubeproxy.observe.connection import REQUEST_BYTES
+from kubeproxy.server.connection import REQUEST_BYTES
 
 LONG = "n" * 63
 EVERY = [(LONG, f"{number:063d}") for number in range(3000)]

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from kubeproxy.ask import state_page as module
 from kubeproxy.ask.state_page import StatePage
+from kubeproxy.engine.standing import FamilyStanding
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Deleted, Replaced, Upserted
 from kubeproxy.model.objects import (
@@ -29,11 +30,10 @@ from kubeproxy.model.objects import (
 )
 from kubeproxy.model.plan import NOTHING, Detector, FamilyGlobals, Globals
 from kubeproxy.model.planner import Change, Planner
-from kubeproxy.observe.health import ProxyHealth
-from kubeproxy.observe.http import Request
-from kubeproxy.observe.metrics import ProxyMetrics
-from kubeproxy.observe.standing import FamilyStanding
 from kubeproxy.release import build
+from kubeproxy.report.health import ProxyHealth
+from kubeproxy.report.metrics import ProxyMetrics
+from kubeproxy.server.http import Request
 from support.answers import valid
 from support.snapshots import snapshot
 

@@ -6,7 +6,7 @@ import sys
 WHAT_IS_LOADED = """
 import sys
 from importlib import import_module
-from kubeproxy import modes
+from kubeproxy.setup import modes
 modes.interfaces()
 for mode in modes.every():
     import_module(f"{mode.room}.cleanup")

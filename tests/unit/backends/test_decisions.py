@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from kubeproxy import modes
 from kubeproxy.backends.iptables import skeleton
 from kubeproxy.backends.leftovers import CHAINS, PREFIXES
 from kubeproxy.backends.nftables.layout import ChainName
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.userspace import ruleset as userspace
+from kubeproxy.setup import modes
 from support.nftables_plans import V4, WORLD
 
 NFTABLES, USERSPACE = modes.named("nftables"), modes.named("userspace")

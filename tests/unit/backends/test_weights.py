@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy import modes
 from kubeproxy.backends.nftables.numbering import Numbers
 from kubeproxy.backends.nftables.render import Placed, render
 from kubeproxy.config.modes import MODES
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.endpoints import parse_slice
 from kubeproxy.model.objects import ServicePort
+from kubeproxy.setup import modes
 from support.cluster_objects import NODE_IPS, address, endpoint, endpoint_slice, service, world
 from support.compiled import compile_service
 

@@ -10,10 +10,10 @@ from bench.__main__ import ALL as BENCHMARKS
 from kubeproxy.commands import COMMANDS
 from kubeproxy.commands.parsers import parser_of
 from kubeproxy.config.flags import BY_NAME
-from kubeproxy.observe.health import ProxyHealth
-from kubeproxy.observe.metrics import ProxyMetrics
-from kubeproxy.observe.pages import metrics_pages
-from kubeproxy.observe.profiling import profiling_pages
+from kubeproxy.program.profiling import profiling_pages
+from kubeproxy.report.health import ProxyHealth
+from kubeproxy.report.metrics import ProxyMetrics
+from kubeproxy.report.pages import metrics_pages
 from lab.__main__ import _parser as lab_parser
 from support.documents import Words, documents
 from support.metric_names import metric_names

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kubeproxy import backlog, inspection
+from kubeproxy.engine import backlog, inspection
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 from kubeproxy.backends.mode import Depth, Difference
-from kubeproxy.engine import Pace
+from kubeproxy.engine.engine import Pace
 from kubeproxy.errors import ApplyError
 from support.staged_engine import LISTS, V4, endpoints, play, service, started
 

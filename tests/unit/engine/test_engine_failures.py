@@ -7,11 +7,11 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubeproxy import backlog
 from kubeproxy.backends.mode import Difference
+from kubeproxy.engine import backlog
+from kubeproxy.engine.pacing import Backoff
 from kubeproxy.errors import ChangedByOthersError
 from kubeproxy.model.events import Deleted, Replaced
-from kubeproxy.pacing import Backoff
 from support.effort import examples
 from support.staged_engine import READY, V4, V6, endpoints, gone, play, runs_for_years, service, started
 

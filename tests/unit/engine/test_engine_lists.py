@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from kubeproxy import turns
+from kubeproxy.engine import turns
 from kubeproxy.model import planner as planner_module
 from kubeproxy.model.events import Replaced
 from support.staged_engine import NODE, cidr, endpoints, gone, node, play, service, started

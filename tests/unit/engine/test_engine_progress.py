@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from kubeproxy import backlog
-from kubeproxy import progress as progress_module
 from kubeproxy.backends.mode import Abilities
+from kubeproxy.engine import backlog
+from kubeproxy.engine import progress as progress_module
 from support.staged_engine import READY, FakeBackend, endpoints, play, service
 
 

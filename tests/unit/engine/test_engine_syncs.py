@@ -6,9 +6,9 @@ from itertools import chain
 
 import pytest
 
-from kubeproxy import backlog as backlog_module
-from kubeproxy import engine as engine_module
-from kubeproxy.engine import Pace
+from kubeproxy.engine import backlog as backlog_module
+from kubeproxy.engine import engine as engine_module
+from kubeproxy.engine.engine import Pace
 from kubeproxy.errors import Unsupported
 from kubeproxy.model.addresses import pack
 from kubeproxy.model.events import Replaced

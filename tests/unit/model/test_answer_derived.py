@@ -11,8 +11,8 @@ from importlib.util import module_from_spec, spec_from_loader
 
 import pytest
 
-from kubeproxy import modes
 from kubeproxy.model.answer import answer
+from kubeproxy.setup import modes
 from support.guest.differences import REASONS, Difference, explain
 from support.iptables_cases import case, planner_of
 from support.places import ROOT

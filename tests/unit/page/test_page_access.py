@@ -6,8 +6,8 @@ import pytest
 
 from kubeproxy.config.page import PageAccess, page_access
 from kubeproxy.errors import ConfigError
-from kubeproxy.observe.http import Request
 from kubeproxy.page.access import Content, refusal
+from kubeproxy.server.http import Request
 
 LOOPBACK = page_access(["127.0.0.0/8", "::1/128"], [])
 OPEN = page_access(["0.0.0.0/0", "::/0"], ["node-a.example", "192.0.2.9"])

@@ -7,6 +7,7 @@ from typing import ClassVar
 import pytest
 from msgspec.structs import replace
 
+from kubeproxy.engine.standing import FamilyStanding
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Deleted, Replaced, Upserted
 from kubeproxy.model.objects import (
@@ -25,7 +26,6 @@ from kubeproxy.model.objects import (
 )
 from kubeproxy.model.plan import FamilyGlobals, Globals
 from kubeproxy.model.planner import Planner
-from kubeproxy.observe.standing import FamilyStanding
 from kubeproxy.page import news as module
 from kubeproxy.page.news import MOST_CHANGES, MOST_ROWS, News
 from kubeproxy.page.rows import Rows

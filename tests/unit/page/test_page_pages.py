@@ -27,15 +27,15 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.endpoints import parse_slice
 from kubeproxy.model.objects import EndpointPort, EndpointSlice, Labels, ObjectMeta, SliceEndpoint
 from kubeproxy.model.plan import FamilyGlobals
-from kubeproxy.observe.admission import Admission
-from kubeproxy.observe.http import Request, routes
-from kubeproxy.observe.server import HttpServer
 from kubeproxy.page import PATHS
 from kubeproxy.page import feed as feed_module
 from kubeproxy.page.asking import UnansweredError
 from kubeproxy.page.document import page
 from kubeproxy.page.feed import MOST_PAGES, Feed
 from kubeproxy.page.pages import page_pages
+from kubeproxy.server.admission import Admission
+from kubeproxy.server.http import Request, routes
+from kubeproxy.server.server import HttpServer
 from support.scripted import Server
 
 ACCESS = page_access(["127.0.0.0/8", "::1/128"], [])

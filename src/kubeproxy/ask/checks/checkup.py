@@ -13,7 +13,6 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from kubeproxy import host, modes
 from kubeproxy.api.greeting import greet, token_validity
 from kubeproxy.api.kubeconfig import load_cluster
 from kubeproxy.api.source import Reach
@@ -40,6 +39,7 @@ from kubeproxy.kernel.rule_walk import Aim
 from kubeproxy.model.addresses import Family, family_of, pack, place_text, unpack
 from kubeproxy.model.plan import FamilyGlobals
 from kubeproxy.release import build
+from kubeproxy.setup import host, modes
 
 GREETING_PATIENCE = 1.0
 """Seconds that the API server may take: a healthy node is looked at within two."""

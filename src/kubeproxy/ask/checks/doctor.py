@@ -7,7 +7,6 @@ import os
 
 from msgspec.structs import replace
 
-from kubeproxy import modes
 from kubeproxy.ask.checks import identity
 from kubeproxy.ask.checks.checkup import CheckedNode, Checkup, checked, look_at
 from kubeproxy.ask.finding import Diagnosis
@@ -17,6 +16,7 @@ from kubeproxy.config.pflag import parse
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ConfigError, KubeProxyError
 from kubeproxy.kernel.proc import processes
+from kubeproxy.setup import modes
 
 
 def examine(given: argparse.Namespace) -> tuple[CheckedNode, Checkup]:

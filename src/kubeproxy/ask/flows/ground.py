@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from kubeproxy import host, modes
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.flows.owners import nodeport_addresses
 from kubeproxy.ask.flows.users import ServedPorts
@@ -15,6 +14,7 @@ from kubeproxy.backends.mode import FlowsEnd, Mode
 from kubeproxy.kernel.conntrack.tracked import Wanted
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServiceName
+from kubeproxy.setup import host, modes
 
 
 class Ground(NamedTuple):

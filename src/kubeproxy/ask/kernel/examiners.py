@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 
-from kubeproxy import modes
 from kubeproxy.ask.facts import Facts
 from kubeproxy.backends.examination import Examiner
 from kubeproxy.model.addresses import Family
+from kubeproxy.setup import modes
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kubeproxy import modes
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.kernel.examiners import examiners
@@ -17,6 +16,7 @@ from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel.route.routes import source_for
 from kubeproxy.model.addresses import destination_text, pack
+from kubeproxy.setup import modes
 
 _SHOWN = 10
 REPAIR = "the proxy repairs them by itself within its sync period; `kube-proxy verify` again shows it"

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from kubeproxy import modes
 from kubeproxy.ask.kernel.journey import (
     DROP,
     LEFT,
@@ -35,6 +34,7 @@ from kubeproxy.kernel.nftables.trace import OUTPUT, PREROUTING, REQUESTS, Flow, 
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import PROTOCOLS, destination_text, unpack
 from kubeproxy.model.answer import Packet
+from kubeproxy.setup import modes
 
 MOST_STEPS = 20_000
 """Steps that are kept; a packet meets 10 to 100."""

@@ -221,7 +221,7 @@ class Ruleset:
         }
 
     def _on_loopback(self) -> dict[str, tuple[str, ...]]:
-        """Return the chains that refuse NodePorts on loopback, and count it; a relay takes TCP (localhost.py)."""
+        """Return the chains that refuse NodePorts on loopback, and count it; a relay takes TCP (localsetup/host.py)."""
         if self._ours.loopback is Loopback.NOTHING:
             return {}
         relayed = ("meta l4proto tcp return",) if self._ours.loopback is Loopback.RELAYED else ()

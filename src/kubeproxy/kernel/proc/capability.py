@@ -1,6 +1,6 @@
 """The capabilities of this process: putting one into effect, and giving up all but some for good.
 
-Which ones are needed for what is decided elsewhere (privileges.py). Source: capabilities(7), prctl(2).
+Which ones are needed for what is decided elsewhere (program/privileges.py). Source: capabilities(7), prctl(2).
 """
 
 from __future__ import annotations

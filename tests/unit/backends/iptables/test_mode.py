@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy import modes
 from kubeproxy.backends.iptables import mode
 from kubeproxy.config.modes.iptables import IPTables
 from kubeproxy.config.types import DetectLocal, KubeProxyConfiguration
@@ -12,6 +11,7 @@ from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel.xtables import iptables_variant
 from kubeproxy.kernel.xtables.xtables import Commands, Incompatible, LockHeldError
 from kubeproxy.model.addresses import Family
+from kubeproxy.setup import modes
 
 V4 = (Family.IPV4,)
 

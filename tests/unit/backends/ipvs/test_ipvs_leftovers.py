@@ -12,7 +12,7 @@ from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.ipset import Entry, IpsetError, Ipsets, SetCounts
 from kubeproxy.model.addresses import Family
-from kubeproxy.observe.registry import CounterMetric
+from kubeproxy.report.registry import CounterMetric
 
 
 def refuse(code):

@@ -10,7 +10,7 @@ from kubeproxy.backends.ipvs.layout import scheduler_named
 from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
-from kubeproxy.observe.registry import CounterMetric
+from kubeproxy.report.registry import CounterMetric
 from support.cluster_objects import world
 
 

@@ -7,11 +7,11 @@ import os
 
 import pytest
 
-from kubeproxy import modes
 from kubeproxy.backends.nftables import probe
 from kubeproxy.errors import Unsupported
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.nftables import nfnetlink
+from kubeproxy.setup import modes
 
 
 @pytest.fixture

@@ -1,1 +1,0 @@
-"""Metrics, health servers, events and logs: what an operator sees."""

@@ -1,0 +1,419 @@
+"""Builds the parts of the program and wires them: the only module that knows them all. Their end is in lifetime.py.
+
+sources (API or manifests) --events--> engine --transactions--> backends
+                                         |--> reporter --> metrics, health, events, service health, conntrack
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Any, Literal
+
+from msgspec import structs
+
+from kubeproxy.api.names import Loop
+from kubeproxy.backends.mode import Backend, Mode, Operations
+from kubeproxy.config.gates import gate_states
+from kubeproxy.config.modes import FALLBACK
+from kubeproxy.config.notices import notices
+from kubeproxy.config.options import Options
+from kubeproxy.config.types import KubeProxyConfiguration, Logging
+from kubeproxy.config.watch import watch as watch_config
+from kubeproxy.engine.engine import Engine, Pace
+from kubeproxy.engine.observer import Audience
+from kubeproxy.engine.pacing import Backoff
+from kubeproxy.errors import ApplyError, ConfigError, Unsupported
+from kubeproxy.kernel.proc.capability import raise_net_admin
+from kubeproxy.kernel.proc.descriptors import raise_limit
+from kubeproxy.kernel.proc.orphans import INIT, Orphans
+from kubeproxy.kernel.route.addresses import AddressMonitor
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.events import Event
+from kubeproxy.model.plan import FamilyGlobals, Globals
+from kubeproxy.model.world import Settings, pod_cidrs, primary_family
+from kubeproxy.program import garbage, privileges
+from kubeproxy.program.lifetime import Lifetime
+from kubeproxy.program.serving import Served, Servers
+from kubeproxy.program.startup_taint import StartupTaint
+from kubeproxy.release import build
+from kubeproxy.report import logs
+from kubeproxy.report.events import EventRecorder, ObjectReference
+from kubeproxy.report.flows import FlowCleaner
+from kubeproxy.report.health import ProxyHealth, eligible
+from kubeproxy.report.metrics import ProxyMetrics
+from kubeproxy.report.reporter import Reporter
+from kubeproxy.report.service_health import ServiceHealth
+from kubeproxy.report.systemd import Notifier
+from kubeproxy.setup import host, modes
+from kubeproxy.setup.sources import Sources, open_sources
+
+log = logging.getLogger("kubeproxy.app")
+
+FIRST_REMOVAL_RETRY = 0.5  # seconds: other rules lead connections elsewhere meanwhile
+SLOWEST_REMOVAL_RETRY = 600.0  # without the rights to do it, it fails for ever
+CONFIG_CHANGED = 1  # the supervisor restarts us with the new file, as it does the Go kube-proxy
+
+
+def run(options: Options) -> int:
+    """Do what the options ask for; return the exit code. Raises KubeProxyError, to be shown to the user."""
+    config = options.config
+    # A container's first process ignores signals that it has no handler for; the loop brings handlers of its own.
+    # What has a beginning and an end was not done then.
+    unfinished = int(options.cleanup or options.init_only)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(unfinished))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    output = _set_up_logs(config.logging)
+    raise_net_admin()
+    raise_limit()
+    for name, value in options.flags if log.isEnabledFor(logs.level(1)) else ():
+        log.log(logs.level(1), 'FLAG: --%s="%s"', name, value)
+    if options.cleanup:
+        return _clean_up()
+    for notice in notices(config):
+        log.warning("%s", notice)
+    options, mode, settings = _chosen(options)
+    config, operations = options.config, mode.operations()
+    host.check_families(settings)
+    if options.init_only:
+        _prepare_host(operations, config)
+        operations.initialize(config)
+        return 0
+    garbage.postpone()
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        return runner.run(_main(options, settings, mode, output))
+
+
+def _chosen(options: Options) -> tuple[Options, Mode, Settings]:
+    """Return the options with the mode that runs, and its settings on this node; another mode only where none is named.
+
+    Raises Unsupported.
+    """
+    try:
+        return _in_mode(options)
+    except Unsupported as error:
+        if options.config.mode:
+            raise
+        fallback = structs.replace(options, config=structs.replace(options.config, mode=FALLBACK.name))
+        try:
+            found = _in_mode(fallback)
+        except Unsupported:
+            raise error from None
+        log.warning("mode is empty and the default mode cannot run here: %s; running %s mode", error, FALLBACK.name)
+        return found
+
+
+def _in_mode(options: Options) -> tuple[Options, Mode, Settings]:
+    mode = modes.named(options.config.active_mode)
+    operations = mode.operations()
+    settings = host.settings(
+        options.config, options.connections, options.orphans, options.forward_after, options.balancing_entries
+    )
+    return options, mode, operations.within(_checked(settings, partial(operations.check, options.config)))
+
+
+def _checked(settings: Settings, check: Callable[[Sequence[Family]], None]) -> Settings:
+    """Return the settings with the families that the mode can do on this node. Raises Unsupported."""
+    able = host.supported(settings.families, primary_family(settings, None), check)
+    if able.lack:
+        log.warning("%s", able.words)
+    return structs.replace(settings, families=able.families)
+
+
+async def _main(options: Options, settings: Settings, mode: Mode, output: logs.Output) -> int:
+    async with opened(options, settings, mode, output, privileges.give_up) as app:
+        return await app.run()
+
+
+@asynccontextmanager
+async def opened(
+    options: Options,
+    settings: Settings,
+    mode: Mode,
+    output: logs.Output,
+    give_up: Callable[[Sequence[str], str], None],
+) -> AsyncIterator[App]:
+    """Make the program, ready to run. The host is left alone until nothing stands in the way of that.
+
+    `give_up` is called when the host is prepared and no thread runs yet, with the files that will be read again and
+    the program that makes credentials: what the process may do from then on is its business (privileges.py).
+
+    Raises ConfigError, Unsupported or ApplyError.
+    """
+    config, operations = options.config, mode.operations()
+    metrics = ProxyMetrics()
+    if mode.refusals:
+        metrics.count_refusals(*mode.refusals)
+    metrics.begin(family.label for family in settings.families)
+    metrics.show_features(gate_states(config.feature_gates))
+
+    def deliver(events: Sequence[Event]) -> None:
+        app.take(events)
+
+    async with AsyncExitStack() as stack:
+        sources = open_sources(options, settings.node_name, deliver, metrics)
+        stack.push_async_callback(sources.close)
+        _prepare_host(operations, config)
+        give_up([*filter(None, [options.config_file]), *sources.files()], sources.plugin)
+        backends = operations.open(config, _bare(settings), metrics.registry)
+        for backend in backends:
+            stack.callback(backend.close)
+        app = App(options, settings, mode, output, metrics, sources, backends)
+        yield app
+
+
+def _prepare_host(operations: Operations, config: KubeProxyConfiguration) -> None:
+    """Set what the program needs of the kernel as a whole. Raises ApplyError or Unsupported."""
+    host.tune(config.conntrack, config.oom_score_adj)
+    operations.prepare(config)
+
+
+def _set_up_logs(config: Logging) -> logs.Output:
+    routing = config.options.json if config.format == "json" else config.options.text
+    patterns = [(item.file_pattern, item.verbosity) for item in config.vmodule]
+    return logs.setup(
+        config.verbosity,
+        config.format,
+        patterns,
+        split_stream=routing.split_stream,
+        buffer=routing.info_buffer_size,
+    )
+
+
+def _clean_up() -> int:
+    failures = modes.clean_up()
+    for failure in failures:
+        log.error("Cannot clean up: %s", failure)
+    return 1 if failures else 0
+
+
+def _bare(settings: Settings) -> Globals:
+    """Return what is known before the Node is: which families there are."""
+    ours = {family: FamilyGlobals() for family in settings.families}
+    return Globals(
+        settings.node_name,
+        connections=settings.connections,
+        orphans=settings.orphans,
+        forwarding=settings.forwarding,
+        ipv4=ours.get(Family.IPV4),
+        ipv6=ours.get(Family.IPV6),
+    )
+
+
+async def remove_others(mode: Mode, backoff: Backoff) -> None:
+    """Remove what other modes left; again later what could not be, as when another program held iptables' lock."""
+    logged: set[str] = set()
+    while failures := await asyncio.to_thread(modes.remove_others, mode):
+        for failure in failures:
+            if failure not in logged:
+                log.error("Cannot remove the rules of another mode error=%r", failure)
+        logged.update(failures)
+        await asyncio.sleep(backoff.failed())
+
+
+class App:
+    """One running proxy. Made and run on the event loop."""
+
+    def __init__(
+        self,
+        options: Options,
+        settings: Settings,
+        mode: Mode,
+        output: logs.Output,
+        metrics: ProxyMetrics,
+        sources: Sources,
+        backends: Sequence[Backend],
+    ) -> None:
+        config = self._config = options.config
+        self._output = output
+        self._systemd = Notifier.of_environment(os.environ)
+        self._mode = mode
+        self._options = options
+        self._settings = settings
+        self._node = ObjectReference("Node", settings.node_name, "", settings.node_name)
+        self._metrics = metrics
+        self._sources = sources
+        self._lifetime = Lifetime(output.handler.flush)
+        self._health = ProxyHealth(self._metrics, config.sync_period)
+        self._events = EventRecorder(settings.node_name, self._sources.post)
+        self._service_health = ServiceHealth(self._health.healthy, self._service_health_failed)
+        relays = {each.family: ports_of for each in backends if (ports_of := each.abilities.ports_of)}
+        self._flows = FlowCleaner(self._metrics, settings.families, self._local_addresses, relays=relays)
+        self._reporter = Reporter(
+            self._metrics, self._health, self._service_health, self._events, self._flows, self._node
+        )
+        pace = Pace(config.min_sync_period, config.sync_period)
+        self._engine = Engine(
+            settings,
+            backends,
+            self._reporter,
+            pace,
+            self._local_addresses,
+            node_patience=self._sources.node_patience(settings.local_mode == "NodeCIDR"),
+            servers=self._sources.servers,
+        )
+        self._sources.follow_servers(self._engine.addresses_changed)
+        self._servers = Servers(self._served())
+        self._pod_cidrs: tuple[str, ...] = ()
+
+    def _served(self) -> Served:
+        return Served(
+            self._options,
+            self._settings,
+            self._mode,
+            self._engine,
+            self._metrics,
+            self._health,
+            self._sources,
+            self._events,
+            self._output,
+            self._lifetime.fail,
+            self._watched,
+        )
+
+    def _watched(self, audience: Audience | None) -> None:
+        self._reporter.audience = audience
+
+    async def run(self) -> int:
+        """Run until told to stop; return the exit code."""
+        loop = asyncio.get_running_loop()
+        self._lifetime.heed_signals()
+        monitor = AddressMonitor.open(ignored=modes.interfaces())
+        loop.add_reader(monitor.fileno(), self._addresses, monitor)
+        self._health.ready_when("api", self._sources.stale)
+        self._health.ready_when("kernel", lambda: next(iter(self._refusals().values()), None))
+        self._metrics.own.ready.follow(lambda: not self._health.unready())
+        self._servers.open()
+        for name, work in self._work().items():
+            self._lifetime.start(name, work)
+        log.info(
+            "Starting version=%s mode=%s node=%s families=%s",
+            build(),
+            self._mode.name,
+            self._settings.node_name,
+            ",".join(f.label for f in self._settings.families),
+        )
+        self._events.record(self._node, "Normal", "Starting", "StartKubeProxy", "")
+        if self._options.idle:
+            self._events.record(self._node, "Warning", "FlagWithoutEffect", "StartKubeProxy", self._options.idle)
+        if (old := self._mode.deprecation) is not None:
+            self._events.record(self._node, "Warning", old.reason, "StartKubeProxy", old.note)
+        try:
+            return await self._lifetime.end()
+        finally:
+            self._systemd.stopping()
+            loop.remove_reader(monitor.fileno())
+            monitor.close()
+            await self._lifetime.cancel_parts()
+            await self._service_health.stop()
+            await self._servers.close()
+
+    def _work(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """Return all that runs for as long as the program does, by name."""
+        work = {
+            "engine": self._engine.run(),
+            "events": self._events.run(),
+            "resyncs": self._reporter.count_resyncs(
+                self._config.config_sync_period, lambda: self._engine.planner.objects
+            ),
+            "flows": self._flows.run(),
+            "first sync": self._after_first_sync(),
+            "systemd": self._systemd.run(self._health.healthy, self._summary),
+            **self._sources.work(),
+        }
+        if self._options.startup_taint:
+            work["startup taint"] = self._announce_readiness(self._options.startup_taint)
+        if self._output.handler.buffered:
+            work["logs"] = self._output.handler.flush_every(self._config.logging.flush_frequency)
+        if os.getpid() == INIT:
+            work["orphans"] = Orphans().run()
+        if self._options.config_file:
+            work["config"] = self._watch_config()
+        return work
+
+    def take(self, events: Sequence[Event]) -> None:
+        """Hand events on, and note what concerns the proxy itself: its own Node."""
+        if self._reporter.audience is not None:
+            self._reporter.audience.arrived(events)
+        self._engine.arrive(events)
+        node = self._engine.planner.nodes.get(self._settings.node_name)
+        self._health.node_eligible = eligible(node) if self._sources.knows_nodes else True
+        if self._settings.local_mode == "NodeCIDR":
+            try:
+                host.check_pod_cidrs(self._settings, node)
+            except ConfigError as error:
+                self._lifetime.fail(error)
+            cidrs = pod_cidrs(node)
+            if self._pod_cidrs and cidrs and cidrs != self._pod_cidrs:
+                log.error("The Node's podCIDRs changed old=%s new=%s; restarting", self._pod_cidrs, cidrs)
+                self._lifetime.stop(1)
+            self._pod_cidrs = cidrs or self._pod_cidrs
+
+    def _refusals(self) -> Mapping[str, str]:
+        """Return why families are refused at the moment, by their labels."""
+        return {one.family.label: one.refusal for one in self._engine.standings if one.refusal is not None}
+
+    def _local_addresses(self) -> Mapping[Family, list[bytes]]:
+        return host.packed_local_addresses(self._settings.families, modes.interfaces())
+
+    def _addresses(self, monitor: AddressMonitor) -> None:
+        try:
+            if monitor.drain():
+                self._engine.addresses_changed()
+        except ApplyError as error:
+            log.error("Cannot watch the local addresses error=%r", str(error))
+
+    def _service_health_failed(self, namespace: str, name: str, port: int, why: str) -> None:
+        # Note and uid are those of the Go kube-proxy, by which people may look for it.
+        service = ObjectReference("Service", name, namespace, f"{namespace}/{name}")
+        node = self._settings.node_name
+        note = f'node {node} failed to start healthcheck "{namespace}/{name}" on port {port}: {why}'
+        self._events.record(service, "Warning", "FailedToStartServiceHealthcheck", "Listen", note)
+
+    def _summary(self) -> str:
+        """Return what systemd shows as the status of the service."""
+        if self._engine.progress is not None:
+            return str(self._engine.progress)
+        reasons = self._health.unready()
+        if reasons:
+            return "Not ready: " + "; ".join(reasons.values())
+        return f"Ready: {len(self._engine.planner.compiled)} Services in {self._config.active_mode} mode"
+
+    async def _after_first_sync(self) -> None:
+        """What is done once, when our own rules are in place."""
+        await garbage.resume_when(self._engine.ready)
+        self._systemd.ready()
+        node = self._engine.planner.nodes.get(self._settings.node_name)  # by now it is known, or given up on
+        host.warn_of_addresses(self._config, self._settings, node)
+        await remove_others(self._mode, Backoff(FIRST_REMOVAL_RETRY, SLOWEST_REMOVAL_RETRY))
+        self._flows.recheck(self._engine.planner.compiled)
+
+    async def _announce_readiness(self, key: str) -> None:
+        """Let pods in when our own rules are in place."""
+        if self._sources.patch is None:
+            log.warning("--startup-taint has no effect: there is no API server, and no Node to take it from")
+            return
+        await self._engine.ready.wait()
+        name, nodes = self._settings.node_name, self._engine.planner.nodes
+
+        def tell(kind: Literal["Normal", "Warning"], reason: str, note: str) -> None:
+            self._events.record(self._node, kind, reason, "StartKubeProxy", note)
+
+        await StartupTaint(key, name, lambda: nodes.get(name), self._sources.patch, tell).remove()
+
+    async def _watch_config(self) -> None:
+        changes = watch_config(
+            self._options.config_file,
+            self._config,
+            self._options.resolve,
+            invalid=self._metrics.own.config_invalid.set,
+        )
+        async for change in changes:
+            log.warning("The configuration changed, restarting: %s", "; ".join(change.difference))
+            self._lifetime.stop(CONFIG_CHANGED)

@@ -1,0 +1,196 @@
+"""The ports and the socket that the proxy opens, and what it says when one of them is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import platform
+import time
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from kubeproxy import __version__
+from kubeproxy.ask.desk import Desk
+from kubeproxy.ask.snapshot import Snapshot
+from kubeproxy.ask.socket import socket_pages
+from kubeproxy.ask.state_page import StatePage
+from kubeproxy.ask.zones import Places
+from kubeproxy.backends.mode import Mode
+from kubeproxy.config.addresses import split_host_port
+from kubeproxy.config.gates import gate_enabled
+from kubeproxy.config.options import Options
+from kubeproxy.config.write import describe, in_effect
+from kubeproxy.control.listener import discard, listen
+from kubeproxy.engine.engine import Engine
+from kubeproxy.engine.observer import Audience
+from kubeproxy.errors import ApplyError
+from kubeproxy.model.world import Settings
+from kubeproxy.page import PATHS
+from kubeproxy.program.neighbours import Neighbours, TakenPort
+from kubeproxy.program.profiling import LEVEL_PAGE, profiling_pages
+from kubeproxy.release import commit
+from kubeproxy.report import logs
+from kubeproxy.report.events import EventRecorder, ObjectReference
+from kubeproxy.report.health import ProxyHealth
+from kubeproxy.report.metrics import KUBERNETES, ProxyMetrics
+from kubeproxy.report.pages import flags_text, metrics_pages, status_text
+from kubeproxy.report.slis import SLIS_PAGE
+from kubeproxy.server.admission import Admission
+from kubeproxy.server.http import Handler, Request, Response, routes
+from kubeproxy.server.server import HttpServer
+from kubeproxy.setup.sources import Sources
+
+if TYPE_CHECKING:
+    from kubeproxy.page.whole import Whole
+
+log = logging.getLogger("kubeproxy.serving")
+
+METRICS_PAGE = ("127.0.0.1", "10249")  # where another kube-proxy says its mode, while ours serves no metrics
+
+COMMANDS_AT_ONCE = 16
+"""Connections at the socket: places of their own, so that flooded health ports do not keep an operator out."""
+
+
+class Served(NamedTuple):
+    """The parts of the program that answers come from.
+
+    `fail` ends the program; `watched` has somebody hear of changes, or nobody.
+    """
+
+    options: Options
+    settings: Settings
+    mode: Mode
+    engine: Engine
+    metrics: ProxyMetrics
+    health: ProxyHealth
+    sources: Sources
+    events: EventRecorder
+    output: logs.Output
+    fail: Callable[[ApplyError], None]
+    watched: Callable[[Audience | None], None]
+
+
+class Servers:
+    """All that listens for people and programs, but for health check ports of Services."""
+
+    def __init__(self, served: Served) -> None:
+        config = served.options.config
+        self._served = served
+        self._node = ObjectReference("Node", served.settings.node_name, "", served.settings.node_name)
+        self._servers: list[HttpServer] = []
+        page = split_host_port(config.metrics_bind_address) or METRICS_PAGE
+        self._neighbours = Neighbours(config.active_mode, (page[0], int(page[1])), self._other_proxy)
+        self._started = time.time()
+        self._page: Whole | None = None
+
+    def open(self) -> None:
+        """Open health port, metrics port and socket; one that is taken is tried again, or ends the program."""
+        options, config = self._served.options, self._served.options.config
+        health = self._served.health.routes()
+        # Load balancers ask by other methods too, as HAProxy by OPTIONS.
+        healthz = routes(health, any_method=health.keys())
+        metrics = routes(self._pages(), any_method=frozenset((LEVEL_PAGE, SLIS_PAGE)))
+        wanted = (
+            ("healthz", config.healthz_bind_address, healthz, "FailedToStartProxierHealthcheck"),
+            ("metrics", config.metrics_bind_address, metrics, "FailedToStartMetricServer"),
+        )
+        for name, address, handler, reason in wanted:
+            place = split_host_port(address) if address else None
+            if place is not None:
+                self._listen(HttpServer(name, handler, names=options.page.hosts), (place[0], int(place[1])), reason)
+        if options.control_socket:
+            self._serve_commands(options.control_socket)
+
+    async def close(self) -> None:
+        """Stop listening, and wait until all connections are gone."""
+        await asyncio.gather(*(server.stop() for server in self._servers))
+        if self._page is not None:
+            await self._page.close()
+        if self._served.options.control_socket:
+            discard(self._served.options.control_socket)
+
+    def _listen(self, server: HttpServer, address: tuple[str, int], reason: str) -> None:
+        def say(text: str) -> None:
+            self._warn(reason, text)
+            if self._served.options.config.bind_address_hard_fail:
+                self._served.fail(ApplyError(text))
+
+        self._servers.append(server)
+        server.start_retrying([address], TakenPort(self._neighbours, address[1], say).failed)
+
+    def _serve_commands(self, path: str) -> None:
+        """Answer the commands at a unix socket; without one the proxy runs as well."""
+
+        warned: set[str] = set()
+
+        def failed(error: ApplyError) -> None:  # every 5 s, for as long as it lasts
+            level = logging.DEBUG if str(error) in warned else logging.WARNING
+            warned.add(str(error))
+            log.log(level, "%s; commands such as `kube-proxy why` cannot ask this proxy", error)
+
+        pages = socket_pages(self._desk)
+        admission = Admission(lambda: (COMMANDS_AT_ONCE, 1))
+        server = HttpServer("commands", routes(pages), lambda at, _: listen(at), admission)
+        self._servers.append(server)
+        server.start_retrying([(path, 0)], failed)
+
+    @cached_property
+    def _desk(self) -> Desk:
+        served = self._served
+        sources = served.sources
+        snapshot = Snapshot(served.options, served.mode, served.engine, served.health, sources.reach, self._started)
+        return Desk(snapshot, Places(sources.zones, nodes=sources.nodes))
+
+    def _pages(self) -> Mapping[str, Handler]:
+        """Return what the metrics port shows."""
+        served, config = self._served, self._served.options.config
+        on = partial(gate_enabled, config.feature_gates)
+        pages = metrics_pages(
+            served.metrics,
+            lambda: config.active_mode,
+            configz=lambda: msgspec.json.encode({"kubeproxy.config.k8s.io": describe(in_effect(config))}),
+            statusz=(lambda: status_text(self._facts(), self._started, list(pages)))
+            if on("ComponentStatusz")
+            else None,
+            flagz=(lambda: flags_text(served.options.flags)) if on("ComponentFlagz") else None,
+            state=StatePage(self._desk.snapshot).handle,
+            asked_by=self._neighbours.asked_by,
+        )
+        if config.enable_profiling:
+            pages.update(profiling_pages(served.output.verbosity.set))
+        if served.options.page.networks:
+            pages.update(dict.fromkeys(PATHS, self._show))
+        return pages
+
+    def _show(self, request: Request) -> Response:
+        """Answer for the page, most of which is loaded when it is first asked for."""
+        if self._page is None:
+            from kubeproxy.page.whole import Whole  # noqa: PLC0415 - a proxy that nobody looks at does without
+
+            served = self._served
+            self._page = Whole(self._desk, served.watched)
+        return self._page.handlers[request.path](request)
+
+    def _facts(self) -> Mapping[str, str]:
+        """Return what /statusz says of this proxy."""
+        served = self._served
+        return {
+            "Python version": platform.python_version(),
+            "Binary version": __version__,
+            "Commit": commit() or "unknown",
+            "Emulation version": ".".join(KUBERNETES),
+            "Mode": served.mode.name,
+            "Node": served.settings.node_name,
+            "Services": str(len(served.engine.planner.compiled)),
+            "Ready": "; ".join(served.health.unready().values()) or "yes",
+        }
+
+    def _other_proxy(self, text: str) -> None:
+        self._warn("AnotherKubeProxy", text)
+
+    def _warn(self, reason: str, text: str) -> None:
+        log.error("%s", text)
+        self._served.events.record(self._node, "Warning", reason, "StartKubeProxy", text)

@@ -1,0 +1,1 @@
+"""What follows from a commit: metrics, health, events, stale UDP flows, log lines, systemd's status."""

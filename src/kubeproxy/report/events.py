@@ -1,0 +1,248 @@
+"""Kubernetes Events (events.k8s.io/v1) about what users should see on their objects: built, aggregated, limited, sent.
+
+Recording never fails and never waits: sending happens in `run`, through a callable that is handed in. Without one (the
+manifests mode) events are only logged. Aggregation and limits as in client-go (tools/events, tools/record).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Final, Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from kubeproxy.engine.pacing import TokenBucket
+from kubeproxy.errors import SourceError
+
+_log = logging.getLogger("kubeproxy.report")
+
+CONTROLLER: Final = "kube-proxy"
+SERIES_SECONDS: Final = 6 * 60.0  # the same event within this time is one series
+PATCH_SECONDS: Final = 60.0  # a growing series is written at most this often
+BURST: Final = 25  # events about one object at once, and then one per REFILL_SECONDS
+REFILL_SECONDS: Final = 5 * 60.0
+REMEMBERED: Final = 4096  # series and objects
+QUEUED: Final = 1000
+NOTE_BYTES: Final = 1024
+ATTEMPTS: Final = 12
+RETRY_SECONDS: Final = 10.0
+
+EventType = Literal["Normal", "Warning"]
+
+Post = Callable[[str, str, bytes], Awaitable[int]]
+"""Sends (method, path, JSON body) to the API server and returns the HTTP status; PATCH bodies are JSON merge patches.
+
+Raises SourceError or OSError when the server cannot be reached, which is tried again.
+"""
+
+
+class ObjectReference(NamedTuple):
+    """What an event is about. A Node's uid is its name, as kubelet and kube-proxy have it."""
+
+    kind: str
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    api_version: str = "v1"
+
+
+class _Key(NamedTuple):
+    """What makes two events one series. client-go leaves the note out; here it says which field or port is meant."""
+
+    regarding: ObjectReference
+    kind: EventType
+    reason: str
+    action: str
+    note: str
+
+
+class _Series:
+    """One event at the API server, and how often it happened since."""
+
+    def __init__(self, path: str, now: float) -> None:
+        self.path = path
+        self.count = 1
+        self.last_seen = now
+        self.written_count = 1
+        self.written_at = now
+
+
+class EventRecorder:
+    """Records events of this node's proxy; all on the event loop's thread. `host` is the node's name.
+
+    `clock` counts seconds, `wall_clock` seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        post: Post | None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._instance = f"{CONTROLLER}-{host}"[:128]
+        self._post = post
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._series: OrderedDict[_Key, _Series] = OrderedDict()
+        self._buckets: OrderedDict[ObjectReference, TokenBucket] = OrderedDict()
+        self._queue: deque[tuple[str, str, bytes, _Key]] = deque()
+        self._wake = asyncio.Event()
+        self._last_name = 0
+        self._complained = False
+
+    def record(self, regarding: ObjectReference, kind: EventType, reason: str, action: str, note: str) -> None:
+        """Record that something happened to an object: `reason` and `action` in CamelCase, `note` for people."""
+        note = _shortened(note)
+        level = logging.WARNING if kind == "Warning" else logging.INFO
+        where = f"{regarding.namespace}/{regarding.name}" if regarding.namespace else regarding.name
+        _log.log(level, "Event object=%s kind=%s reason=%s note=%r", where, regarding.kind, reason, note)
+        if self._post is None:
+            return
+        key = _Key(regarding, kind, reason, action, note)
+        now = self._clock()
+        series = self._series.get(key)
+        if series is not None and now - series.last_seen < SERIES_SECONDS:
+            series.count += 1
+            series.last_seen = now
+            if series.written_count == 1:
+                self._patch(key, series)
+        else:
+            self._create(key, now)
+
+    @property
+    def queued(self) -> int:
+        """How many requests wait to be sent."""
+        return len(self._queue)
+
+    async def run(self, retry: float = RETRY_SECONDS) -> None:
+        """Send what is recorded until cancelled; a server that is away is tried again every `retry` seconds."""
+        while True:
+            self._wake.clear()
+            self.flush()
+            while self._queue:
+                await self._send(*self._queue.popleft(), retry)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PATCH_SECONDS):
+                    await self._wake.wait()
+
+    def flush(self) -> None:
+        """Queue a write of every series that grew and was not written for a while; forget those that are over."""
+        now = self._clock()
+        for key, series in list(self._series.items()):
+            if series.count > series.written_count and now - series.written_at >= PATCH_SECONDS:
+                self._patch(key, series)
+            elif now - series.last_seen >= SERIES_SECONDS:
+                del self._series[key]
+
+    def _create(self, key: _Key, now: float) -> None:
+        bucket = _remembered(self._buckets, key.regarding, lambda: TokenBucket(1 / REFILL_SECONDS, BURST, self._clock))
+        if not bucket.take():
+            _log.debug("Event about %s %s left out: too many", key.regarding.kind, key.regarding.name)
+            return
+        namespace = key.regarding.namespace or "default"
+        path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
+        # Unique on this node, as client-go's: the object's name and a time that never repeats.
+        self._last_name = max(self._last_name + 1, int(self._wall_clock() * 1e9))
+        name = f"{key.regarding.name}.{self._last_name:x}"
+        self._series.pop(key, None)
+        _remembered(self._series, key, lambda: _Series(f"{path}/{name}", now))
+        self._enqueue("POST", path, self._document(key, namespace, name), key)
+
+    def _document(self, key: _Key, namespace: str, name: str) -> dict[str, object]:
+        reference = {
+            "apiVersion": key.regarding.api_version,
+            "kind": key.regarding.kind,
+            "namespace": key.regarding.namespace,
+            "name": key.regarding.name,
+            "uid": key.regarding.uid,
+        }
+        return {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": namespace},
+            "eventTime": _micro_time(self._wall_clock()),
+            "reportingController": CONTROLLER,
+            "reportingInstance": self._instance,
+            "action": key.action,
+            "reason": key.reason,
+            "regarding": {field: value for field, value in reference.items() if value},
+            "note": key.note,
+            "type": key.kind,
+        }
+
+    def _patch(self, key: _Key, series: _Series) -> None:
+        series.written_count = series.count
+        series.written_at = self._clock()
+        seen = {"count": series.count, "lastObservedTime": _micro_time(self._wall_clock())}
+        self._enqueue("PATCH", series.path, {"series": seen}, key)
+
+    def _enqueue(self, method: str, path: str, body: object, key: _Key) -> None:
+        if len(self._queue) >= QUEUED:
+            self._complain("more than %d wait to be sent", QUEUED)
+            return
+        self._queue.append((method, path, msgspec.json.encode(body), key))
+        self._wake.set()
+
+    async def _send(self, method: str, path: str, body: bytes, key: _Key, retry: float) -> None:
+        assert self._post is not None  # noqa: S101 - record() queues nothing without
+        for _ in range(ATTEMPTS):
+            try:
+                status = await self._post(method, path, body)
+            except (SourceError, OSError) as error:
+                self._complain("%s", error)
+            except Exception as error:
+                # An event is never worth the proxy.
+                self._complain("%r", error)
+                return
+            else:
+                if 200 <= status < 300 or (method == "POST" and status == 409):
+                    self._complained = False
+                    return
+                if status != 429 and status < 500:
+                    self._complain("the API server answered %d", status)
+                    self._series.pop(key, None)  # gone, or refused: the next one starts anew
+                    return
+                self._complain("the API server answered %d", status)
+            await asyncio.sleep(retry)
+        self._series.pop(key, None)
+
+    def _complain(self, why: str, *values: object) -> None:
+        if not self._complained:
+            self._complained = True
+            _log.warning("Events may get lost: " + why, *values)
+
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+def _remembered(cache: OrderedDict[_K, _V], key: _K, make: Callable[[], _V]) -> _V:
+    """Return what is cached under a key, made if it is not there; the least recently used entries go."""
+    found = cache.get(key)
+    if found is None:
+        found = cache[key] = make()
+        if len(cache) > REMEMBERED:
+            cache.popitem(last=False)
+    else:
+        cache.move_to_end(key)
+    return found
+
+
+def _shortened(note: str) -> str:
+    """Cut a text to the 1,024 bytes that the API server takes, at a character."""
+    encoded = note.encode(errors="replace")
+    if len(encoded) <= NOTE_BYTES:
+        return encoded.decode()
+    return encoded[: NOTE_BYTES - 3].decode(errors="ignore") + "..."
+
+
+def _micro_time(seconds: float) -> str:
+    """Return a time since the epoch as the API's MicroTime."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,342 @@
+"""The metrics that every mode has, under kube-proxy's names, labels and buckets.
+
+Names, help and buckets as in pkg/proxy/metrics and component-base of Kubernetes 1.36; our own are in own_metrics.py. A
+mode registers those that it alone has. How they are counted and written is in registry.py; nothing here decides when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import resource
+import sys
+import threading
+from collections import Counter as Counts
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from kubeproxy import __version__
+from kubeproxy.release import commit
+from kubeproxy.report.own_metrics import OwnMetrics
+from kubeproxy.report.registry import CounterMetric, MetricFamily, MetricRegistry, Single
+
+KUBERNETES: Final = ("1", "36")
+
+# component-base's ExponentialBuckets(0.001, 2, 15), in the floating point steps that it makes.
+SYNC_BUCKETS: Final = tuple(0.001 * 2**n for n in range(15))
+# LinearBuckets of 0.25-0.5, 1-59, 60-115 by 5, 120-300 by 30; MergeBuckets puts a zero in front.
+PROGRAMMING_BUCKETS: Final = (0.0, 0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120, 301, 30))
+LATENCY_BUCKETS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
+SIZE_BUCKETS: Final = (64, 256, 512, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216)
+# Ten minutes to four years.
+ROTATION_BUCKETS: Final = (600, 1800, 3600, 14400, 86400, 604800, 2592000, 7776000, 15552000, 31104000, 124416000)
+
+FAMILY: Final = "ip_family"  # IPv4 or IPv6
+
+
+class ProxyMetrics:
+    """All metrics of one proxy, handed to whoever counts. Those with labels are families: `.labels(...)`."""
+
+    def __init__(self) -> None:
+        self.registry = MetricRegistry()
+        self.refusals: list[MetricFamily[CounterMetric]] = []
+        self._sync(self.registry)
+        self._changes(self.registry)
+        self.count_refusals(
+            "kubeproxy_sync_errors_total",
+            "Cumulative syncs that the kernel refused, in any mode (not in the Go kube-proxy)",
+        )
+        self.own = OwnMetrics(self.registry)
+        self.rest = RestClientMetrics(self.registry)
+        started = _start_time()
+        self.registry.collect(lambda: _process(started))
+        self.registry.collect(_concurrency)
+        build = self.registry.gauge(
+            "kubernetes_build_info",
+            "[BETA] A metric with a constant '1' value labeled by major, minor, git version, git commit, git tree"
+            " state, build date, Go version, and compiler from which Kubernetes was built, and platform on which it is"
+            " running.",
+            *build_info(),
+        )
+        build.labels(*build_info().values()).set(1)
+        self._registered = _registered(self.registry)
+        self._features = self.registry.gauge(
+            "kubernetes_feature_enabled",
+            "[BETA] This metric records the data about the stage and enablement of a k8s feature.",
+            *("name", "stage"),
+        )
+
+    def render(self) -> bytes:
+        """Return all metrics as Prometheus text, to be sent as registry.CONTENT_TYPE."""
+        for level, number in _by_stability(self.registry.helps).items():  # modes register theirs later
+            self._registered.labels("", level).reached(number)
+        return self.registry.render()
+
+    def show_features(self, states: Iterable[tuple[str, str, bool]]) -> None:
+        """Show the feature gates: name, stage and whether it is on."""
+        for name, stage, enabled in states:
+            self._features.labels(name, stage).set(enabled)
+
+    def count_refusals(self, name: str, text: str) -> None:
+        """Count syncs that the kernel refused, by family, under this name as well."""
+        self.refusals.append(self.registry.counter(name, text, FAMILY))
+
+    def begin(self, families: Iterable[str]) -> None:
+        """Show 0 for the refusals of these families: an alert on a rate does not see a counter that begins with 1.
+
+        The times of the last sync, and of the last one that was queued, are there from the start, too.
+        """
+        for family in families:
+            self.last_queued.labels(family)
+            self.last_sync.labels(family)
+            for counter in self.refusals:
+                counter.labels(family)
+
+    def _sync(self, registry: MetricRegistry) -> None:
+        self.sync_duration = registry.histogram(
+            "kubeproxy_sync_proxy_rules_duration_seconds",
+            "[ALPHA] SyncProxyRules latency in seconds",
+            SYNC_BUCKETS,
+            FAMILY,
+        )
+        self.sync_full_duration = registry.histogram(
+            "kubeproxy_sync_full_proxy_rules_duration_seconds",
+            "[ALPHA] SyncProxyRules latency in seconds for full resyncs",
+            SYNC_BUCKETS,
+            FAMILY,
+        )
+        self.sync_partial_duration = registry.histogram(
+            "kubeproxy_sync_partial_proxy_rules_duration_seconds",
+            "[ALPHA] SyncProxyRules latency in seconds for partial resyncs",
+            SYNC_BUCKETS,
+            FAMILY,
+        )
+        self.network_programming = registry.histogram(
+            "kubeproxy_network_programming_duration_seconds",
+            "[ALPHA] In Cluster Network Programming Latency in seconds",
+            PROGRAMMING_BUCKETS,
+            FAMILY,
+        )
+        self.conntrack_duration = registry.histogram(
+            "kubeproxy_conntrack_reconciler_sync_duration_seconds",
+            "[ALPHA] ReconcileConntrackFlowsLatency latency in seconds",
+            SYNC_BUCKETS,
+            FAMILY,
+        )
+        self.last_sync = registry.gauge(
+            "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+            "[ALPHA] The last time proxy rules were successfully synced",
+            FAMILY,
+        )
+        self.last_queued = registry.gauge(
+            "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
+            "[ALPHA] The last time a sync of proxy rules was queued",
+            FAMILY,
+        )
+
+    def _changes(self, registry: MetricRegistry) -> None:
+        self.endpoint_changes_pending = registry.gauge(
+            "kubeproxy_sync_proxy_rules_endpoint_changes_pending", "[ALPHA] Pending proxy rules Endpoint changes"
+        ).labels()
+        self.service_changes_pending = registry.gauge(
+            "kubeproxy_sync_proxy_rules_service_changes_pending", "[ALPHA] Pending proxy rules Service changes"
+        ).labels()
+        self.endpoint_changes = registry.counter(
+            "kubeproxy_sync_proxy_rules_endpoint_changes_total", "[ALPHA] Cumulative proxy rules Endpoint changes"
+        ).labels()
+        self.service_changes = registry.counter(
+            "kubeproxy_sync_proxy_rules_service_changes_total", "[ALPHA] Cumulative proxy rules Service changes"
+        ).labels()
+        self.no_local_endpoints = registry.gauge(
+            "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
+            "[ALPHA] Number of services with a Local traffic policy and no endpoints",
+            "traffic_policy",
+            FAMILY,
+        )
+        self.conntrack_deleted = registry.counter(
+            "kubeproxy_conntrack_reconciler_deleted_entries_total",
+            "[ALPHA] Cumulative conntrack flows deleted by conntrack reconciler",
+            FAMILY,
+        )
+        self.healthz = registry.counter(
+            "kubeproxy_proxy_healthz_total", "[ALPHA] Cumulative proxy healthz HTTP status", "code"
+        )
+        self.livez = registry.counter(
+            "kubeproxy_proxy_livez_total", "[ALPHA] Cumulative proxy livez HTTP status", "code"
+        )
+
+
+_STABILITY: Final = re.compile(r"\[(ALPHA|BETA|STABLE)\] ")
+
+
+def _by_stability(helps: Iterable[str]) -> Mapping[str, int]:
+    """Return how many metrics there are of each level, by their help texts; ours have none."""
+    return Counts(found[1] for text in helps if (found := _STABILITY.match(text)))
+
+
+def _registered(registry: MetricRegistry) -> MetricFamily[CounterMetric]:
+    """Make component-base's metrics about metrics. None of ours is hidden or can be disabled."""
+    for what in ("disabled", "hidden"):
+        registry.counter(f"{what}_metrics_total", f"[BETA] The count of {what} metrics.").labels()
+    return registry.counter(
+        "registered_metrics_total",
+        "[BETA] The count of registered metrics broken by stability level and deprecation version.",
+        *("deprecated_version", "stability_level"),
+    )
+
+
+class RestClientMetrics:
+    """The rest_client_ metrics of component-base, for the API client."""
+
+    def __init__(self, registry: MetricRegistry) -> None:
+        self.duration = registry.histogram(
+            "rest_client_request_duration_seconds",
+            "[ALPHA] Request latency in seconds. Broken down by verb, and host.",
+            LATENCY_BUCKETS,
+            *("verb", "host"),
+        )
+        self.request_size = registry.histogram(
+            "rest_client_request_size_bytes",
+            "[ALPHA] Request size in bytes. Broken down by verb and host.",
+            SIZE_BUCKETS,
+            *("verb", "host"),
+        )
+        self.response_size = registry.histogram(
+            "rest_client_response_size_bytes",
+            "[ALPHA] Response size in bytes. Broken down by verb and host.",
+            SIZE_BUCKETS,
+            *("verb", "host"),
+        )
+        self.rate_limiter_duration = registry.histogram(
+            "rest_client_rate_limiter_duration_seconds",
+            "[ALPHA] Client side rate limiter latency in seconds. Broken down by verb, and host.",
+            LATENCY_BUCKETS,
+            *("verb", "host"),
+        )
+        self.dns_duration = registry.histogram(
+            "rest_client_dns_resolution_duration_seconds",
+            "[ALPHA] DNS resolver latency in seconds. Broken down by host.",
+            LATENCY_BUCKETS[:-1],
+            "host",
+        )
+        self.requests = registry.counter(
+            "rest_client_requests_total",
+            "[ALPHA] Number of HTTP requests, partitioned by status code, method, and host.",
+            *("code", "method", "host"),
+        )
+        self.retries = registry.counter(
+            "rest_client_request_retries_total",
+            "[ALPHA] Number of request retries, partitioned by status code, verb, and host.",
+            *("code", "verb", "host"),
+        )
+        self._exec_plugins(registry)
+
+    def _exec_plugins(self, registry: MetricRegistry) -> None:
+        self.exec_calls = registry.counter(
+            "rest_client_exec_plugin_call_total",
+            "[ALPHA] Number of calls to an exec plugin, partitioned by the type of event encountered (no_error,"
+            " plugin_execution_error, plugin_not_found_error, client_internal_error) and an optional exit code. The"
+            " exit code will be set to 0 if and only if the plugin call was successful.",
+            *("code", "call_status"),
+        )
+        self.exec_rotation_age = registry.histogram(
+            "rest_client_exec_plugin_certificate_rotation_age",
+            "[ALPHA] Histogram of the number of seconds the last auth exec plugin client certificate lived before being"
+            " rotated. If auth exec plugin client certificates are unused, histogram will contain no data.",
+            ROTATION_BUCKETS,
+        ).labels()
+        self.exec_ttl = registry.gauge(
+            "rest_client_exec_plugin_ttl_seconds",
+            "[ALPHA] Gauge of the shortest TTL (time-to-live) of the client certificate(s) managed by the auth exec"
+            " plugin. The value is in seconds until certificate expiry (negative if already expired). If auth exec"
+            " plugins are unused or manage no TLS certificates, the value will be +INF.",
+        ).labels()
+        self.exec_ttl.set(float("inf"))
+
+
+def build_info() -> Mapping[str, str]:
+    """Return kubernetes_build_info's labels: the Kubernetes version this proxy behaves as, and what it runs on."""
+    major, minor = KUBERNETES
+    machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
+    return {
+        "major": major,
+        "minor": minor,
+        "git_version": f"v{major}.{minor}.0+python.{__version__}",
+        "git_commit": commit(),
+        "git_tree_state": "",
+        "build_date": "",
+        "go_version": "",
+        "compiler": f"{sys.implementation.name} {'.'.join(map(str, sys.version_info[:3]))}",
+        "platform": f"linux/{machine}",
+    }
+
+
+def _stat() -> list[str]:
+    """Return the fields of /proc/self/stat after the command (proc(5)): 11 is utime, 19 starttime, 21 rss."""
+    return Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+
+
+def _start_time() -> float:
+    """Return when this process started, in seconds since the epoch."""
+    lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
+    boot = next(float(line.split()[1]) for line in lines if line.startswith("btime "))
+    return boot + int(_stat()[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def _process(started: float) -> Iterable[Single]:
+    """Yield the process_ metrics of the Go client."""
+    stat = _stat()
+    cpu = (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+    descriptors = sum(1 for _ in os.scandir("/proc/self/fd")) - 1
+    resident = int(stat[21]) * resource.getpagesize()
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    most = 2**64 - 1 if limit == resource.RLIM_INFINITY else limit
+    gauges = (
+        ("max_fds", "Maximum number of open file descriptors.", resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        ("open_fds", "Number of open file descriptors.", descriptors),
+        ("resident_memory_bytes", "Resident memory size in bytes.", resident),
+        ("start_time_seconds", "Start time of the process since unix epoch in seconds.", started),
+        ("virtual_memory_bytes", "Virtual memory size in bytes.", int(stat[20])),
+        ("virtual_memory_max_bytes", "Maximum amount of virtual memory available in bytes.", most),
+    )
+    yield "process_cpu_seconds_total", "counter", "Total user and system CPU time spent in seconds.", cpu
+    traffic = _traffic()
+    for name, text, key in (
+        ("receive", "Number of bytes received by the process over the network.", "InOctets"),
+        ("transmit", "Number of bytes sent by the process over the network.", "OutOctets"),
+    ):
+        if key in traffic:
+            yield f"process_network_{name}_bytes_total", "counter", text, traffic[key]
+    for name, text, value in gauges:
+        yield f"process_{name}", "gauge", text, value
+
+
+def _traffic(path: Path = Path("/proc/self/net/netstat")) -> Mapping[str, int]:
+    """Return the IP layer's counters (proc(5)); they are those of the network namespace, as with the Go client."""
+    try:
+        lines = [line.split() for line in path.read_text(encoding="ascii").splitlines() if line.startswith("IpExt:")]
+    except OSError:
+        return {}
+    return {
+        name: int(value)
+        for names, values in zip(lines[::2], lines[1::2], strict=False)
+        for name, value in zip(names[1:], values[1:], strict=False)
+    }
+
+
+def _concurrency() -> Iterable[Single]:
+    """Yield what the Go client calls goroutines and threads, which the dashboards of all components show."""
+    try:
+        tasks = len(asyncio.all_tasks())
+    except RuntimeError:  # not on an event loop
+        tasks = 0
+    threads = threading.active_count()
+    yield (
+        "go_goroutines",
+        "gauge",
+        "Number of asyncio tasks and threads, which are what goroutines are.",
+        tasks + threads,
+    )
+    yield "go_threads", "gauge", "Number of threads.", threads

@@ -1,0 +1,222 @@
+"""What follows from a sync: metrics, health, events, service health ports, stale UDP flows. The engine's observer.
+
+Everything here is a consequence: nothing in it decides what is programmed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from kubeproxy.backends.mode import Difference
+from kubeproxy.engine.observer import Audience, Commit, Notice, ServiceProblem
+from kubeproxy.errors import ApplyError
+from kubeproxy.model.addresses import Family, unpack
+from kubeproxy.model.plan import Compiled, Globals, HealthCheck, Policy, ServiceName
+from kubeproxy.model.planner import Change, Counts
+from kubeproxy.report.events import EventRecorder, ObjectReference
+from kubeproxy.report.flows import FlowCleaner
+from kubeproxy.report.health import ProxyHealth
+from kubeproxy.report.logs import level
+from kubeproxy.report.metrics import ProxyMetrics
+from kubeproxy.report.service_health import HealthCheckAddress, LocalEndpoints, ServiceHealth
+
+log = logging.getLogger("kubeproxy.reporter")
+
+EACH_SYNC = level(3)
+EACH_SERVICE = level(4)
+
+_REFERENCES: dict[str, tuple[str, str]] = {
+    "services": ("Service", "v1"),
+    "endpointslices": ("EndpointSlice", "discovery.k8s.io/v1"),
+    "nodes": ("Node", "v1"),
+    "servicecidrs": ("ServiceCIDR", "networking.k8s.io/v1"),
+}
+
+
+class Reporter:
+    """Implements observer.Observer. `audience` is who else hears of it at the moment."""
+
+    def __init__(
+        self,
+        metrics: ProxyMetrics,
+        health: ProxyHealth,
+        service_health: ServiceHealth,
+        events: EventRecorder,
+        flows: FlowCleaner,
+        node: ObjectReference,
+    ) -> None:
+        self.audience: Audience | None = None
+        self._metrics = metrics
+        self._health = health
+        self._service_health = service_health
+        self._events = events
+        self._flows = flows
+        self._node = node
+        self._families = 1  # until the world is known
+        self._checks: dict[ServiceName, HealthCheck] = {}
+        self._without_local: Counter[tuple[str, Family]] = Counter()
+        self._services: Counter[Family] = Counter()
+        self._endpoints: Counter[Family] = Counter()
+        self._without_endpoints: Counter[Family] = Counter()
+
+    def queued(self, families: Sequence[Family]) -> None:
+        """See observer.Observer."""
+        now = time.time()
+        for family in families:
+            self._metrics.last_queued.labels(family.label).set(now)
+            self._health.queued(family.label)
+
+    def counted(self, fresh: Counts, pending: Counts) -> None:
+        """See observer.Observer."""
+        metrics = self._metrics
+        self._count(fresh)
+        metrics.service_changes_pending.set(pending.services)
+        metrics.endpoint_changes_pending.set(pending.endpoints)
+
+    async def count_resyncs(self, period: float, objects: Callable[[], Counts]) -> None:
+        """Count all objects as changed once more every `period` seconds (configSyncPeriod), until cancelled.
+
+        In the Go kube-proxy informers deliver them anew, and its counters count that.
+        """
+        while True:
+            await asyncio.sleep(period)
+            self._count(objects())
+
+    def _count(self, changed: Counts) -> None:
+        """Count as the Go kube-proxy: a Service in each family, a slice in its own."""
+        self._metrics.service_changes.inc(changed.services * self._families)
+        self._metrics.endpoint_changes.inc(changed.endpoints)
+
+    def committed(self, commit: Commit) -> None:
+        """See observer.Observer."""
+        label, metrics, seconds = commit.family.label, self._metrics, commit.seconds
+        if log.isEnabledFor(EACH_SYNC):
+            log.log(EACH_SYNC, "Committed family=%s full=%s seconds=%.6f", label, commit.full, seconds)
+        if commit.full:
+            log.info("Committed everything family=%s services=%d seconds=%.3f", label, commit.services, seconds)
+        metrics.sync_duration.labels(label).observe(seconds)
+        (metrics.sync_full_duration if commit.full else metrics.sync_partial_duration).labels(label).observe(seconds)
+        metrics.last_sync.labels(label).set(time.time())
+        self._health.updated(label)
+        self._flows.changed(commit.changes, full=commit.everything, families=(commit.family,))
+        for age in commit.ages:
+            metrics.network_programming.labels(label).observe(age)
+
+    def refused(self, family: Family, error: ApplyError) -> None:
+        """See observer.Observer."""
+        for counter in self._metrics.refusals:
+            counter.labels(family.label).inc()
+        # A repair that does not get through waits as a change does: it makes the node unhealthy and raises the alarm.
+        self._health.queued(family.label)
+        queued, synced = self._metrics.last_queued.labels(family.label), self._metrics.last_sync.labels(family.label)
+        if queued.value <= synced.value:
+            queued.set(time.time())
+        if self.audience is not None:
+            self.audience.refused(family, error)
+
+    def settled(self, changes: Sequence[Change]) -> None:
+        """See observer.Observer."""
+        checks_changed = False
+        for change in changes:
+            if change.before.health != change.after.health:
+                checks_changed = True
+                if change.after.health is not None:
+                    self._checks[change.name] = change.after.health
+                else:
+                    self._checks.pop(change.name, None)
+            self._count_without_local(change)
+            self._count_services(change.before, -1)
+            self._count_services(change.after, 1)
+        self._show_services()
+        if checks_changed:
+            self._service_health.sync(_ports(self._checks))
+        if log.isEnabledFor(EACH_SERVICE):
+            for change in changes:
+                pools = [len(plan.cluster or plan.local) for plan in change.after.plans]
+                log.log(EACH_SERVICE, "Settled service=%s endpoints=%s", "/".join(change.name), pools)
+        if self.audience is not None:
+            self.audience.settled(changes)
+
+    def _count_without_local(self, change: Change) -> None:
+        for compiled, step in ((change.before, -1), (change.after, 1)):
+            for policy, family in _without_local(compiled):
+                count = self._without_local[policy, family] = self._without_local[policy, family] + step
+                self._metrics.no_local_endpoints.labels(policy, family.label).set(count)
+
+    def _count_services(self, compiled: Compiled, step: int) -> None:
+        plans, counted, lacking = compiled.plans, None, None
+        for plan in plans:  # family by family
+            family = plan.key.family
+            if family is not counted:
+                counted = family
+                self._services[family] += step
+            self._endpoints[family] += step * len(plan.cluster or plan.local)
+            if family is not lacking and not plan.usable:
+                lacking = family
+                self._without_endpoints[family] += step
+
+    def _show_services(self) -> None:
+        own = self._metrics.own
+        for family in self._services:
+            own.services.labels(family.label).set(self._services[family])
+            own.endpoints.labels(family.label).set(self._endpoints[family])
+            own.without_endpoints.labels(family.label).set(self._without_endpoints[family])
+
+    def noticed(self, notice: Notice) -> None:
+        """See observer.Observer."""
+        record = self._events.record
+        if isinstance(notice, Difference):
+            self._metrics.own.repairs.inc()
+            record(self._node, "Warning", "RulesChangedByOthers", "Repairing", notice.what)
+        elif isinstance(notice, ServiceProblem):
+            (namespace, name), problem = notice.service, notice.problem
+            regarding = ObjectReference("Service", name, namespace, notice.uid)
+            note = f"{problem.field}: {problem.reason}"
+            record(regarding, "Warning", "UnusableServiceField", "Programming", note)
+        else:
+            kind, version = _REFERENCES[notice.resource]
+            regarding = ObjectReference(kind, notice.name or "unnamed", notice.namespace, notice.uid, version)
+            note = f"{notice.field or 'object'}: {notice.reason}"
+            record(regarding, "Warning", "UnusableField", "Reading", note)
+
+    def world(self, world: Globals) -> None:
+        """See observer.Observer."""
+        self._families = len(world.families)
+        addresses: dict[Family, list[str] | None] = {}
+        for family in world.families:
+            ours = world.of(family)
+            if ours is None:
+                continue
+            for policy in ("internal", "external"):
+                count = self._without_local[policy, family]
+                self._metrics.no_local_endpoints.labels(policy, family.label).set(count)
+            self._services[family] += 0  # shown from now on
+            chosen = ours.nodeport_ips
+            both = None if chosen is None else (*chosen, *ours.health_check_only_ips)
+            addresses[family] = None if both is None else [unpack(ip) for ip in both]
+        self._show_services()
+        self._service_health.listen_on(addresses)
+        self._flows.world(world)
+
+
+def _without_local(compiled: Compiled) -> Iterable[tuple[str, Family]]:
+    for plan in compiled.plans:
+        if plan.local or not plan.usable:
+            continue
+        if plan.policies.internal is Policy.LOCAL:
+            yield "internal", plan.key.family
+        if plan.policies.external is Policy.LOCAL:
+            yield "external", plan.key.family
+
+
+def _ports(checks: Mapping[ServiceName, HealthCheck]) -> dict[HealthCheckAddress, LocalEndpoints]:
+    """Return what each port serves; of two Services with the same port the first by name has it."""
+    ports: dict[HealthCheckAddress, LocalEndpoints] = {}
+    for (namespace, name), check in sorted(checks.items()):
+        for family, count in check.counts:
+            ports.setdefault(HealthCheckAddress(family, check.port), LocalEndpoints(namespace, name, count))
+    return ports

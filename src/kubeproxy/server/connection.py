@@ -1,0 +1,326 @@
+"""One client's HTTP/1.1 connection: parsed with httptools, and bounded in what it may send, hold or leave unread.
+
+Each connection gets one answer in a turn of the event loop, and each client a share of its time (budget.py). A body
+that takes long to make is sent in pieces as they come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from contextlib import aclosing
+from http import HTTPStatus
+from ipaddress import ip_address
+from typing import Final, NamedTuple
+
+import httptools
+
+from kubeproxy.server.admission import peer_of
+from kubeproxy.server.budget import Budget
+from kubeproxy.server.hosts import refused_host
+from kubeproxy.server.http import TEXT, Handler, Request, Response
+
+_log = logging.getLogger("kubeproxy.server")
+
+REQUEST_SECONDS: Final = 10.0
+IDLE_SECONDS: Final = 90.0
+LINGER_SECONDS: Final = 2.0
+REQUEST_BYTES: Final = 16 * 1024
+UNREAD_BYTES: Final = 1024 * 1024
+PIPELINED: Final = 8
+"""Requests of one connection that may wait for their turn."""
+REFUSAL_SECONDS: Final = 0.01
+"""Of the event loop's time, taken from a client's share for each request that is refused."""
+_PIECE: Final = 512
+_KEPT_HEADERS: Final = frozenset((b"accept", b"accept-encoding", b"host", b"user-agent", b"origin", b"sec-fetch-site"))
+
+
+def _head(response: Response, version: str, more: Sequence[str]) -> bytes:
+    """Return status line and headers."""
+    status = HTTPStatus(response.status)
+    lines = [f"HTTP/{version} {status.value} {status.phrase}"]
+    lines += [f"{name}: {value}" for name, value in response.headers]
+    lines.append(f"Date: {time.strftime('%a, %d %b %Y %H:%M:%S GMT', time.gmtime())}")
+    return "\r\n".join([*lines, *more, "", ""]).encode("latin-1", "replace")
+
+
+class _Asked(NamedTuple):
+    """A request as it was parsed."""
+
+    method: str
+    version: str
+    keep: bool
+    url: bytes
+    headers: dict[bytes, bytes]
+    body: bytes
+
+
+class ServerConnection(asyncio.Protocol):
+    """One client's connection. The parser's callbacks (on_...) are called from data_received.
+
+    `lost` is called when it is gone, `lasting` when it begins an answer that ends only with it; `names` are those by
+    which loopback is asked besides localhost (hosts.py); `budget` limits the time that answers take.
+    """
+
+    # ruff: noqa: D102 - asyncio.Protocol and httptools say what their callbacks mean
+
+    def __init__(
+        self,
+        handler: Handler,
+        lost: Callable[[ServerConnection], None],
+        lasting: Callable[[ServerConnection], None] = lambda _: None,
+        names: Collection[str] = (),
+        budget: Budget | None = None,
+    ) -> None:
+        self._handler = handler
+        self._budget = budget or Budget()
+        self._client = b""
+        self._is_remote = False
+        self._waiting: deque[_Asked] = deque()
+        self._next: asyncio.Handle | None = None  # until the next request may be answered
+        self._tell_lost = lost
+        self._tell_lasting = lasting
+        self._names = names
+        self.lost = asyncio.Event()
+        self._transport: asyncio.Transport | None = None
+        self._local_address = self._peer = ""
+        self._given_up = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._body = b""
+        self._received = 0
+        self._closing = False
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._stream: asyncio.Task[None] | None = None
+
+    def abort(self) -> None:
+        """Drop the connection without sending what is left; one that is not made yet, as soon as it is."""
+        self._given_up = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - what create_server makes
+        self._transport = transport
+        self._local_address = (transport.get_extra_info("sockname") or ("",))[0]
+        self._peer = (transport.get_extra_info("peername") or ("",))[0]
+        if self._peer:  # all clients of a unix socket are one
+            self._client = peer_of(self._peer)
+            self._is_remote = self._peer != self._local_address and not ip_address(self._peer).is_loopback
+        if self._given_up:
+            transport.abort()
+        else:
+            self._wait(REQUEST_SECONDS)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self._tell_lost(self)
+        self.lost.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._stream is not None:
+            self._stream.cancel()
+        if self._next is not None:
+            self._next.cancel()
+        # They refer back to us: cycles would be left to the collector, which seldom works.
+        self._parser = self._stream = self._timer = self._next = None
+        self._transport = None
+
+    def pause_writing(self) -> None:
+        # The client does not read: ask it nothing more, and give it some time.
+        self._writable.clear()
+        if self._transport is not None:
+            self._transport.pause_reading()
+        self._wait(REQUEST_SECONDS)
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+        if self._transport is not None and not self._closing:
+            self._transport.resume_reading()
+        self._wait(IDLE_SECONDS)
+
+    def data_received(self, data: bytes) -> None:
+        parser = self._parser
+        if self._is_closing() or parser is None:
+            return
+        if self._received == 0:
+            self._wait(REQUEST_SECONDS)
+        try:
+            for start in range(0, len(data), _PIECE):
+                piece = data[start : start + _PIECE]
+                self._received += len(piece)
+                parser.feed_data(piece)
+                if self._is_closing():
+                    return
+                if self._received > REQUEST_BYTES:
+                    self._refuse(431)
+                    return
+        except httptools.HttpParserUpgrade:
+            self._close()  # answered already, without changing the protocol
+        except httptools.HttpParserError:
+            self._refuse(400)
+
+    def on_message_begin(self) -> None:
+        self._url = self._body = b""
+        self._headers = {}
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() in _KEPT_HEADERS:
+            self._headers[name.lower()] = value
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        parser = self._parser
+        if self._closing or parser is None or self._transport is None or self._transport.is_closing():
+            return  # or the client is gone, with more requests sent at once
+        self._received = 0
+        if len(self._waiting) >= PIPELINED:
+            self._refuse(429)
+            return
+        method = parser.get_method().decode("ascii", "replace")
+        keep = parser.should_keep_alive() and not parser.should_upgrade()
+        self._waiting.append(_Asked(method, parser.get_http_version(), keep, self._url, self._headers, self._body))
+        if self._next is None:
+            self._admit()
+
+    def _admit(self) -> None:
+        """Answer the oldest request that waits, as soon as its client's share of the event loop allows it."""
+        self._next = None
+        if self._waiting and not self._closing:
+            delay = self._budget.reserve(self._client, remote=self._is_remote)
+            if delay:
+                self._next = asyncio.get_running_loop().call_later(delay, self._answer_oldest)
+            else:
+                self._answer_oldest()
+
+    def _answer_oldest(self) -> None:
+        self._next = None
+        if self._closing or self._transport is None or self._transport.is_closing():
+            return
+        began = time.monotonic()
+        self._respond(self._waiting.popleft())
+        self._budget.spend(self._client, time.monotonic() - began, remote=self._is_remote)
+        if not self._closing:
+            self._next = asyncio.get_running_loop().call_soon(self._admit)
+
+    def _respond(self, asked: _Asked) -> None:
+        method, version, keep = asked.method, asked.version, asked.keep
+        response = self._answer(asked)
+        if not isinstance(response.body, bytes):
+            if method != "HEAD":
+                self._closing = True  # it is the last answer on this connection
+                if response.lasts == "until the client goes":
+                    self._tell_lasting(self)
+                self._stream = asyncio.get_running_loop().create_task(self._send_pieces(response, version))
+                return
+            response = response._replace(body=b"")
+        self._send(response, version, body=method != "HEAD", keep=keep)
+        if keep:
+            self._wait(IDLE_SECONDS)
+        else:
+            self._close()
+
+    def _answer(self, asked: _Asked) -> Response:
+        def header(name: bytes) -> str:
+            return asked.headers.get(name, b"").decode("ascii", "replace")
+
+        try:
+            path, _, query = asked.url.decode("ascii", "replace").partition("?")
+            host = header(b"host")
+            if (why := refused_host(host, self._local_address, self._names)) is not None:
+                return Response(403, TEXT, f"{why}\n".encode())
+            request = Request(
+                asked.method,
+                path,
+                query,
+                accept=header(b"accept"),
+                accept_encoding=header(b"accept-encoding"),
+                body=asked.body,
+                neighbour=header(b"user-agent") if self._peer == self._local_address else "",
+                peer=self._peer,
+                local=self._local_address,
+                host=host,
+                origin=header(b"origin"),
+                site=header(b"sec-fetch-site"),
+            )
+            return self._handler(request)
+        except Exception:
+            _log.exception("Serving %r failed", asked.url)
+            return Response(500, TEXT, b"internal error\n")
+
+    def _send(self, response: Response, version: str, *, body: bool, keep: bool) -> None:
+        if self._transport is None or not isinstance(response.body, bytes):
+            return
+        more = [f"Content-Length: {len(response.body)}"]
+        if not keep:
+            more.append("Connection: close")
+        elif version == "1.0":
+            more.append("Connection: keep-alive")
+        self._transport.write(_head(response, version, more) + (response.body if body else b""))
+        if self._transport.get_write_buffer_size() > UNREAD_BYTES:
+            self._closing = True
+            self.abort()
+
+    async def _send_pieces(self, response: Response, version: str) -> None:
+        """Send a body piece by piece and close; HTTP/1.0 has no chunks, and the connection's end is the body's."""
+        chunked = version != "1.0"
+        assert not isinstance(response.body, bytes)  # noqa: S101 - on_message_complete looked
+        async with aclosing(response.body) as pieces:
+            try:
+                self._write(_head(response, version, ["Connection: close", *["Transfer-Encoding: chunked"] * chunked]))
+                async for piece in pieces:
+                    if piece:
+                        self._write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+                    self._wait(IDLE_SECONDS if self._writable.is_set() else REQUEST_SECONDS)
+                    await self._writable.wait()
+            except Exception:
+                _log.exception("Serving %r failed", self._url)
+                self.abort()  # a body without an end is seen to be cut
+                return
+        self._write(b"0\r\n\r\n" * chunked)
+        if self._transport is not None:
+            self._transport.close()
+            self._wait(REQUEST_SECONDS)
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def _refuse(self, status: int) -> None:
+        if not self._closing:
+            text = f"{status} {HTTPStatus(status).phrase}\n".encode()
+            self._send(Response(status, TEXT, text), "1.1", body=True, keep=False)
+            self._linger()
+            self._budget.spend(self._client, REFUSAL_SECONDS, remote=self._is_remote)
+
+    def _close(self) -> None:
+        if not self._closing and self._transport is not None:
+            self._closing = True
+            self._transport.close()
+            self._wait(REQUEST_SECONDS)
+
+    def _linger(self) -> None:
+        """Close for writing, and for good when the client did: closing on unread data would reset what was sent."""
+        if not self._closing and self._transport is not None:
+            self._closing = True
+            self._transport.write_eof()
+            self._wait(LINGER_SECONDS)
+
+    def _is_closing(self) -> bool:
+        return self._closing
+
+    def _wait(self, seconds: float) -> None:
+        """Drop the connection unless something happens within that time."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.abort)

@@ -1,0 +1,223 @@
+"""Listens for the HTTP servers of health and metrics, and binds again every 5 s where an address is taken.
+
+What is served is decided elsewhere (health.py, pages.py), how many may be connected in admission.py, and how they are
+spoken to in connection.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Final
+
+from kubeproxy.errors import ApplyError
+from kubeproxy.model.addresses import host_port
+from kubeproxy.server.admission import PROCESS, Admission
+from kubeproxy.server.connection import ServerConnection
+from kubeproxy.server.http import Handler
+
+_log = logging.getLogger("kubeproxy.server")
+
+RETRY_SECONDS: Final = 5.0  # as kube-proxy waits between attempts to serve healthz and metrics
+_BACKLOG: Final = 128
+_ACCEPTED: Final = 16
+"""Connections that are accepted in a turn of the event loop: some 2 ms."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a listening TCP socket. Raises OSError.
+
+    Both unspecified addresses take both families, as in Go; other IPv6 addresses take only theirs.
+    """
+    wildcard = host in {"0.0.0.0", "::", ""}  # noqa: S104 - compared, and asked for by the configuration
+    if wildcard:
+        try:
+            return _bind(socket.AF_INET6, "::", port, only_v6=False)
+        except OSError as error:
+            if host == "::" or error.errno not in {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}:
+                raise
+        return _bind(socket.AF_INET, "0.0.0.0", port, only_v6=False)  # noqa: S104
+    return bind_exactly(host, port)
+
+
+def bind_exactly(host: str, port: int) -> socket.socket:
+    """Return a listening TCP socket of the family of its address, even if that is unspecified. Raises OSError."""
+    return _bind(socket.AF_INET6 if ":" in host else socket.AF_INET, host, port, only_v6=True)
+
+
+def _bind(family: int, host: str, port: int, *, only_v6: bool) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only_v6)
+        sock.bind((host, port))
+        sock.listen(_BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+class HttpServer:
+    """One handler served on one or more addresses. Made, then started and stopped on the event loop's thread.
+
+    `name` is for the log, such as 'healthz'; `bind` makes its sockets; `admission` counts connections, over all servers
+    of the process, but for those with an answer that lasts; `names` are those by which loopback may be asked too.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        handler: Handler,
+        bind: Callable[[str, int], socket.socket] = bind,
+        admission: Admission = PROCESS,
+        names: Collection[str] = (),
+    ) -> None:
+        self.name = name
+        self._handler = handler
+        self._bind = bind
+        self._admission = admission
+        self._names = names
+        self._sockets: list[socket.socket] = []
+        self._connections: set[ServerConnection] = set()
+        self._retries: set[asyncio.Task[None]] = set()
+        self._accepting: set[asyncio.Task[None]] = set()
+        self._stopped = False
+
+    def start(self, addresses: Sequence[tuple[str, int]]) -> None:
+        """Listen on all (host, port) pairs now, or on none. Raises ApplyError naming the address that is taken."""
+        sockets: list[socket.socket] = []
+        for host, port in addresses:
+            try:
+                sockets.append(self._open(host, port))
+            except OSError as error:
+                for sock in sockets:
+                    self._shut(sock)
+                raise ApplyError(f"cannot serve {self.name} on {_shown(host, port)}: {error.strerror}") from error
+        self._sockets += sockets
+        for sock in sockets:
+            self._listen(sock)
+
+    def _open(self, host: str, port: int) -> socket.socket:
+        if not self._admission.may_listen():
+            raise OSError(errno.EMFILE, "too few open files are allowed for so many servers; raise LimitNOFILE")
+        sock = self._bind(host, port)
+        self._admission.listening += 1
+        return sock
+
+    def _shut(self, sock: socket.socket) -> None:
+        self._admission.listening -= 1
+        sock.close()
+
+    def start_retrying(
+        self,
+        addresses: Sequence[tuple[str, int]],
+        failed: Callable[[ApplyError], None],
+        interval: float = RETRY_SECONDS,
+    ) -> bool:
+        """Listen as `start`, and try again every `interval` seconds while that fails; return whether it worked at once.
+
+        `failed` is called for each attempt that failed.
+        """
+        try:
+            self.start(addresses)
+        except ApplyError as error:
+            failed(error)
+            self._spawn(self._retry(addresses, failed, interval), self._retries)
+            return False
+        return True
+
+    @property
+    def ports(self) -> list[int]:
+        """The ports that are listened on, in the order asked for."""
+        return [sock.getsockname()[1] for sock in self._sockets]
+
+    def close(self) -> None:
+        """Stop listening for good and drop all connections; the addresses are free at once. Safe to call twice."""
+        self._stopped = True
+        for task in self._retries:
+            task.cancel()
+        loop = asyncio.get_running_loop()
+        for sock in self._sockets:
+            loop.remove_reader(sock)
+            self._shut(sock)
+        self._sockets.clear()
+        for connection in list(self._connections):
+            connection.abort()
+
+    async def stop(self) -> None:
+        """Close, and wait until tasks and connections are gone. Safe to call twice."""
+        self.close()
+        await asyncio.gather(*self._retries, *self._accepting, return_exceptions=True)
+        await asyncio.gather(*(connection.lost.wait() for connection in self._connections))
+
+    def _spawn(self, work: Coroutine[None, None, None], tasks: set[asyncio.Task[None]]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    # Not asyncio.Server: closing that one between an accept() and the task that it starts loses the connection's
+    # socket (CPython 3.11), and its start is a coroutine, where `start` here has done its work when it returns.
+
+    def _listen(self, sock: socket.socket) -> None:
+        if not self._stopped:
+            asyncio.get_running_loop().add_reader(sock, self._accept, sock)
+
+    def _accept(self, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        if not self._admission.has_room():
+            self._admission.make_room()
+        for _ in range(_ACCEPTED):
+            if not self._admission.has_room():
+                return  # who waits is still there when somebody has gone
+            try:
+                accepted, address = sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no more file descriptors or memory: readable until there are, so wait
+                _log.warning("Cannot accept a connection to %s: %s", self.name, error)
+                loop.remove_reader(sock)
+                loop.call_later(1, self._listen, sock)
+                return
+            client = address[0] if isinstance(address, tuple) else "::1"  # all that come by a unix socket are one
+            if self._admission.is_flooding(client):
+                accepted.close()
+                continue
+            accepted.setblocking(False)
+            budget = self._admission.budget
+            connection = ServerConnection(self._handler, self._lost, self._admission.leave, self._names, budget)
+            self._connections.add(connection)
+            self._admission.enter(connection, client)
+            self._spawn(self._adopt(connection, accepted), self._accepting)
+
+    async def _adopt(self, connection: ServerConnection, accepted: socket.socket) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted)
+        except OSError:
+            accepted.close()
+            self._lost(connection)
+
+    async def _retry(
+        self, addresses: Sequence[tuple[str, int]], failed: Callable[[ApplyError], None], interval: float
+    ) -> None:
+        while True:
+            await asyncio.sleep(interval)
+            try:
+                self.start(addresses)
+            except ApplyError as error:
+                failed(error)
+            else:
+                _log.info("Serving %s on %s at last", self.name, ", ".join(_shown(*a) for a in addresses))
+                return
+
+    def _lost(self, connection: ServerConnection) -> None:
+        self._connections.discard(connection)
+        self._admission.leave(connection)
+
+
+def _shown(host: str, port: int) -> str:
+    return host if "/" in host else host_port(host, port)  # a unix socket has a path

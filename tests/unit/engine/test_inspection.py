@@ -1,0 +1,75 @@
+"""How closely one looks, and what is believed: decided without a loop or a kernel."""
+
+import pytest
+
+from kubeproxy.backends.mode import Depth, Difference
+from kubeproxy.engine.inspection import Suspicion, look_after
+from kubeproxy.errors import ApplyError
+
+CERTAIN, DOUBTFUL = Difference("rules were changed"), Difference("elements were changed", certain=False)
+
+
+def test_a_look_is_thorough_once_in_a_period():
+    suspicion = Suspicion(30.0, 100.0)
+    assert [suspicion.depth(100.0 + n).name for n in (1, 29, 30, 31, 59, 60)] == [
+        *["QUICK", "QUICK", "THOROUGH"],
+        *["QUICK", "QUICK", "THOROUGH"],
+    ]
+
+
+def test_what_is_certain_convicts_at_once():
+    assert Suspicion(30.0, 0.0).convicts(CERTAIN)
+
+
+def test_what_is_in_doubt_is_looked_at_thoroughly_and_convicts_the_second_time():
+    suspicion = Suspicion(30.0, 0.0)
+    assert not suspicion.convicts(DOUBTFUL)
+    assert suspicion.depth(1.0) is Depth.THOROUGH
+    assert suspicion.convicts(DOUBTFUL)
+    assert suspicion.depth(2.0) is Depth.QUICK
+
+
+@pytest.mark.parametrize("settle", [lambda s: s.convicts(None), lambda s: s.drop(1.0)], ids=["nothing", "full sync"])
+def test_a_doubt_ends(settle):
+    suspicion = Suspicion(30.0, 0.0)
+    suspicion.convicts(DOUBTFUL)
+    settle(suspicion)
+    assert suspicion.depth(2.0) is Depth.QUICK
+    assert not suspicion.convicts(DOUBTFUL)
+
+
+def test_a_full_sync_stands_for_a_thorough_look():
+    suspicion = Suspicion(30.0, 0.0)
+    suspicion.drop(29.0)
+    assert suspicion.depth(31.0) is Depth.QUICK
+    assert suspicion.depth(59.0) is Depth.THOROUGH
+
+
+class Backend:
+    """Does its upkeep and looks, or fails at one of both."""
+
+    def __init__(self, fails=""):
+        self.fails, self.done = fails, []
+
+    def upkeep(self):
+        self._do("upkeep")
+
+    def inspect(self, depth):
+        self._do(depth)
+        return DOUBTFUL
+
+    def _do(self, what):
+        self.done.append(what)
+        if what == self.fails:
+            raise ApplyError("no such table")
+
+
+def test_upkeep_comes_before_the_look():
+    backend = Backend()
+    assert look_after(backend, Depth.THOROUGH) == DOUBTFUL
+    assert backend.done == ["upkeep", Depth.THOROUGH]
+
+
+@pytest.mark.parametrize("fails", ["upkeep", Depth.QUICK])
+def test_what_cannot_be_read_differs(fails):
+    assert look_after(Backend(fails), Depth.QUICK) == Difference("the kernel cannot be read: no such table")

@@ -1,0 +1,78 @@
+"""Work in threads beside the event loop: whoever is cancelled meanwhile waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from kubeproxy.engine.turns import exhaust, to_its_end
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("fails", [False, True])
+def test_who_is_cancelled_waits_for_the_thread(fails, times):
+    """What it works with is closed by then: a listener of userspace mode would wait for half a minute for an answer."""
+    begun, go_on, ended = threading.Event(), threading.Event(), []
+
+    def transactions():
+        begun.set()
+        go_on.wait(30)
+        ended.append(True)
+        if fails:
+            raise ValueError("after the end of all")
+        yield 1
+        ended.append("more")
+
+    async def main():
+        work = asyncio.create_task(exhaust(transactions()))
+        await asyncio.to_thread(begun.wait, 30)
+        for _ in range(times):
+            work.cancel()
+            await asyncio.sleep(0.05)
+            assert not work.done()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+
+    asyncio.run(main())
+    assert ended == [True]
+
+
+def test_who_is_cancelled_has_ended_what_was_begun():
+    """As a socket that did not listen to the transactions and is to listen again, before it is closed."""
+    steps, begun = [], threading.Event()
+
+    def transactions():
+        try:
+            while True:
+                begun.set()
+                yield 1
+        finally:
+            steps.append("ended")
+
+    held = transactions()
+
+    async def main():
+        work = asyncio.create_task(exhaust(held))
+        await asyncio.to_thread(begun.wait, 30)
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        steps.append("closed")
+
+    asyncio.run(main())
+    assert steps == ["ended", "closed"]
+
+
+def test_an_error_is_handed_on_and_kept_by_nobody():
+    async def main():
+        with pytest.raises(ZeroDivisionError) as caught:
+            await to_its_end(lambda: 1 // 0)
+        return caught.value.__traceback__
+
+    trace = asyncio.run(main())
+    while trace is not None:
+        assert not any(isinstance(value, asyncio.Future) for value in trace.tb_frame.f_locals.values())
+        trace = trace.tb_next

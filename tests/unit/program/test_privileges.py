@@ -1,0 +1,87 @@
+"""Which capabilities are kept for what a node and a configuration need."""
+
+from __future__ import annotations
+
+import pytest
+
+from kubeproxy.api.cluster import Cluster, Trust, parse_server
+from kubeproxy.api.credentials import Credentials, ExecConfig, ExecPlugin, TokenFile
+from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.proc.capability import Capability
+from kubeproxy.program import privileges
+from kubeproxy.program.privileges import Needs, needed
+from kubeproxy.setup.sources import ManifestSources
+
+ALWAYS = {Capability.NET_ADMIN, Capability.NET_BIND_SERVICE}
+EXEC = ExecConfig(
+    api_version="client.authentication.k8s.io/v1",
+    command="login",
+    args=[],
+    env=[],
+    install_hint="",
+    cluster=None,
+    field="u",
+)
+
+
+@pytest.mark.parametrize(
+    ("needs", "more"),
+    [
+        (Needs(), set()),
+        (Needs(legacy=("ip6tables-legacy",)), {Capability.NET_RAW}),
+        (Needs(others_files=("/token",)), {Capability.DAC_READ_SEARCH}),
+        (Needs(plugin="/bin/login"), {Capability.DAC_READ_SEARCH}),
+        (Needs(("iptables",), ("/token",), "login"), {Capability.NET_RAW, Capability.DAC_READ_SEARCH}),
+    ],
+)
+def test_what_is_kept(needs, more):
+    assert needed(needs) == ALWAYS | more
+
+
+def test_the_files_that_are_read_again_are_known(tmp_path):
+    server = parse_server("http://10.0.0.1", "test")
+    trust = Trust(ca_file="/ca", certificate_file="/crt", key_file="/key")
+    assert Cluster(server, trust, TokenFile("/token")).files == ("/ca", "/crt", "/key", "/token")
+    assert Cluster(server, Trust(ca_data=b"x"), Credentials()).files == ()
+    assert (ExecPlugin(EXEC).program, TokenFile("/token").program) == ("login", "")
+    (tmp_path / "web.yaml").write_text("")
+    folder = ManifestSources(str(tmp_path), "n", lambda events: None)
+    assert folder.files() == [str(tmp_path), str(tmp_path / "web.yaml")]
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """What was given up, in order; this process keeps its own rights."""
+    made = []
+    monkeypatch.setattr(privileges.xtables, "installed", lambda: ["iptables-nft", "ip6tables-legacy"])
+    monkeypatch.setattr(privileges, "beyond_permission", lambda paths: [path for path in paths if path == "/others"])
+    monkeypatch.setattr(privileges, "keep_only", made.append)
+    monkeypatch.setattr(privileges, "forbid_new_privileges", lambda: made.append("no new privileges"))
+    return made
+
+
+def test_all_of_it_is_given_up_at_once(steps):
+    privileges.give_up(["/config"], "")
+    privileges.give_up(["/config", "/others"], "")
+    raw = ALWAYS | {Capability.NET_RAW}
+    assert steps == [raw, "no new privileges", raw | {Capability.DAC_READ_SEARCH}, "no new privileges"]
+
+
+def test_a_node_that_refuses_is_told_and_served(steps, monkeypatch, caplog):
+    def refuses(wanted):
+        raise ApplyError("cannot set capabilities: Operation not permitted")
+
+    monkeypatch.setattr(privileges, "keep_only", refuses)
+    privileges.give_up([], "")
+    assert [record.getMessage() for record in caplog.records] == [
+        "Running with more rights than are needed: cannot set capabilities: Operation not permitted"
+    ]
+
+
+@pytest.mark.parametrize(("mode", "gives"), [(0o755, False), (0o4755, True), (0o2755, True)])
+def test_a_plugin_with_rights_of_its_own_keeps_them(steps, tmp_path, mode, gives):
+    plugin = tmp_path / "login"
+    plugin.touch()
+    plugin.chmod(mode)
+    privileges.give_up([], str(plugin))
+    assert (steps == []) is gives

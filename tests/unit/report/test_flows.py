@@ -1,0 +1,448 @@
+"""Which tracked UDP flows a change made wrong, and when they are looked for; a conntrack that takes notes."""
+
+import asyncio
+import contextlib
+from functools import partial
+
+import pytest
+from msgspec import structs
+
+from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.conntrack.tracked import target_of
+from kubeproxy.kernel.conntrack.udp_flows import Translation
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.plan import (
+    NOTHING,
+    Action,
+    Compiled,
+    FamilyGlobals,
+    Frontend,
+    FrontendKind,
+    Globals,
+    Policies,
+    Policy,
+    ServicePlan,
+    ServicePortKey,
+    Traffic,
+)
+from kubeproxy.model.planner import Change
+from kubeproxy.report import flows
+from kubeproxy.report.flows import (
+    SECOND_LOOK,
+    UNTRANSLATED,
+    FlowCleaner,
+    Key,
+    Suspects,
+    joined,
+    remembered,
+    suspects,
+    translations,
+)
+from kubeproxy.report.metrics import ProxyMetrics
+
+V4, V6 = Family.IPV4, Family.IPV6
+UDP, TCP = 17, 6
+VIP, EXTERNAL, NODE = bytes([10, 96, 0, 1]), bytes([198, 51, 100, 1]), bytes([192, 0, 2, 1])
+A, B, C = (bytes([10, 244, 0, n, 0x1F, 0x90]) for n in (1, 2, 3))
+REJECT = Traffic(Action.REJECT, Action.REJECT, Action.REJECT)
+ALL = Policies(Policy.CLUSTER, Policy.CLUSTER)
+
+
+def frontend(kind, address, port=53, protocol=UDP):
+    return Frontend(kind, address + bytes([protocol]) + port.to_bytes(2, "big"))
+
+
+SERVED = Traffic(Action.CLUSTER, Action.CLUSTER_MASQUERADE, Action.CLUSTER_MASQUERADE)
+LOCAL = Traffic(Action.CLUSTER, Action.CLUSTER_MASQUERADE, Action.LOCAL)
+NOT_HERE = Traffic(Action.CLUSTER, Action.CLUSTER_MASQUERADE, Action.DROP)
+
+
+def meaning(
+    *serving, protocol=UDP, family=V4, vip=VIP, external=(), balancer=(), nodeport=0, outside=None, sources=None
+):
+    """A Service with endpoints; `outside` is what others than its cluster IP do, `sources` may use the balancer."""
+    internal = SERVED if serving else REJECT
+    fronts = [frontend(FrontendKind.CLUSTER, vip, protocol=protocol)]
+    fronts += [frontend(FrontendKind.EXTERNAL, address, protocol=protocol) for address in external]
+    fronts += [frontend(FrontendKind.LOADBALANCER, address, protocol=protocol) for address in balancer]
+    if nodeport:
+        fronts.append(frontend(FrontendKind.NODEPORT, b"", nodeport, protocol))
+    key = ServicePortKey("ns", "web", "", protocol, family)
+    return Compiled(
+        (ServicePlan(key, tuple(fronts), serving, (), ALL, internal, outside or internal, 0, (), serving, sources),)
+    )
+
+
+def change(before, after, name="web"):
+    return Change(("ns", name), before, after)
+
+
+FRONT = Key(VIP, 53)
+TARGET = target_of(VIP, flows.UDP, 53)
+NODEPORT = (30053).to_bytes(2)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lost"),
+    [
+        pytest.param(meaning(A), meaning(A, B), set(), id="an endpoint more"),
+        pytest.param(meaning(), meaning(A), {UNTRANSLATED}, id="the first endpoint: a packet may have slipped through"),
+        pytest.param(meaning(A, B), meaning(A), {B}, id="an endpoint less"),
+        pytest.param(meaning(A), meaning(B), {A}, id="another endpoint"),
+        pytest.param(meaning(A), meaning(), {A, UNTRANSLATED}, id="no endpoint left"),
+        pytest.param(meaning(A), NOTHING, {A}, id="no Service left"),
+        pytest.param(meaning(), NOTHING, set(), id="a Service without endpoints goes"),
+        pytest.param(NOTHING, meaning(A), {UNTRANSLATED}, id="a new Service: flows began before it"),
+        pytest.param(NOTHING, meaning(), {UNTRANSLATED}, id="a new Service without endpoints"),
+        pytest.param(meaning(A), meaning(A), set(), id="something else changed"),
+    ],
+)
+def test_what_a_change_makes_wrong(before, after, lost):
+    assert suspects([change(before, after)], V4, certain=True)[FRONT].lost == lost
+
+
+def test_when_it_is_not_certain_what_the_kernel_had_any_flow_may_be_wrong():
+    assert suspects([change(NOTHING, meaning(A))], V4, certain=False) == {FRONT: Suspects(frozenset({A}), None)}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param({"outside": NOT_HERE}, {"outside": LOCAL}, id="the first endpoint of this node"),
+        pytest.param({"outside": LOCAL}, {"outside": NOT_HERE}, id="the last endpoint of this node"),
+        pytest.param({"sources": ((NODE, NODE),)}, {"sources": ((NODE, EXTERNAL),)}, id="another source range"),
+        pytest.param({"sources": ((NODE, NODE),)}, {}, id="open to all"),
+    ],
+)
+def test_whoever_is_served_from_now_on_may_have_slipped_through(before, after):
+    made = [meaning(A, balancer=[EXTERNAL], **part) for part in (before, after)]
+    wrong = suspects([change(*made)], V4, certain=True)
+    assert wrong == {
+        FRONT: Suspects(frozenset({A}), frozenset()),
+        Key(EXTERNAL, 53): Suspects(frozenset({A}), frozenset({UNTRANSLATED})),
+    }
+
+
+@pytest.mark.parametrize("more", [{"protocol": TCP}, {"family": V6, "vip": bytes(16)}])
+def test_other_protocols_and_families_are_left_alone(more):
+    assert suspects([change(meaning(A, **more), meaning(**more))], V4, certain=True) == {}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_frontend_that_moves_to_another_service_keeps_what_both_have(order):
+    moves = [change(meaning(A, B), NOTHING, "old"), change(NOTHING, meaning(B, C), "new")][::order]
+    assert suspects(moves, V4, certain=True) == {FRONT: Suspects(frozenset({B, C}), frozenset({A}))}
+
+
+def test_every_frontend_counts():
+    before, after = meaning(A, external=[EXTERNAL], nodeport=30053), meaning(B, external=[EXTERNAL], nodeport=30053)
+    found = suspects([change(before, after)], V4, certain=True)
+    assert found.keys() == {FRONT, Key(EXTERNAL, 53), Key(b"", 30053)}
+    assert translations(found, [NODE]) == [
+        Translation(VIP + b"\0\x35", A),
+        Translation(EXTERNAL + b"\0\x35", A),
+        Translation(NODE + NODEPORT, A),
+    ]
+
+
+def test_an_added_external_ip_is_a_new_frontend():
+    found = suspects([change(meaning(A), meaning(A, external=[EXTERNAL]))], V4, certain=True)
+    assert translations(found, []) == [Translation(EXTERNAL + b"\0\x35", EXTERNAL + b"\0\x35")]
+
+
+def test_an_external_ip_that_a_service_loses_is_no_frontend_any_more():
+    found = suspects([change(meaning(A, external=[EXTERNAL]), meaning(A))], V4, certain=True)
+    assert translations(found, []) == [Translation(EXTERNAL + b"\0\x35", A)]
+
+
+@pytest.mark.parametrize("policy", [SERVED, LOCAL])
+def test_flows_stay_that_go_to_an_endpoint_which_serves_whatever_policies_and_source_ranges_say_now(policy):
+    changed = meaning(A, balancer=[EXTERNAL], outside=policy, sources=((b"", b""),))
+    found = suspects([change(meaning(A, balancer=[EXTERNAL]), changed)], V4, certain=True)
+    assert all(A not in look.lost for look in found.values())
+
+
+def test_what_serves_again_is_not_wrong():
+    assert translations({FRONT: Suspects(frozenset({A}), frozenset({A, B}))}, []) == [Translation(VIP + b"\0\x35", B)]
+    assert translations({FRONT: Suspects(frozenset({A}), None)}, []) is None
+
+
+class Notes:
+    """A conntrack that finds one flow each time."""
+
+    def __init__(self, *, forgets=True):
+        self.calls = []
+        self._forgets = forgets
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def forget(self, _family, wanted, _frontends):
+        if self._forgets:
+            self.calls.append(sorted(t.endpoint for t in wanted))
+            return 1
+        return None
+
+    def clean(self, _family, services, nodeports, _addresses):
+        self.calls.append((services, nodeports))
+        return 1
+
+
+def cleaned(*steps, forgets=True, looks):
+    """Tell a cleaner of changes, waiting for so many looks after each; return what it looked for."""
+
+    async def scene():
+        notes, metrics = Notes(forgets=forgets), ProxyMetrics()
+        cleaner = FlowCleaner(metrics, [V4], dict, notes)
+        task = asyncio.create_task(cleaner.run())
+        for step, count in zip(steps, looks, strict=True):
+            cleaner.changed([step], full=False)
+            async with asyncio.timeout(15):
+                while len(notes.calls) < count:  # noqa: ASYNC110 - the notes have no event
+                    await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        return notes.calls
+
+    return asyncio.run(scene())
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    monkeypatch.setattr(flows, "SECOND_LOOK", 0.01)
+
+
+def test_there_is_a_second_look(soon):
+    assert cleaned(change(meaning(A), meaning(B)), looks=[2]) == [[A], [A]]
+
+
+@pytest.fixture
+def cleaner():
+    return FlowCleaner(ProxyMetrics(), [V4], dict, Notes())
+
+
+def wanted(cleaner, now):
+    return translations(cleaner.due(V4, now), [])
+
+
+def test_a_second_look_knows_what_serves_by_then(cleaner):
+    cleaner.changed([change(meaning(A), meaning(B))], full=False)
+    assert wanted(cleaner, 0.0) == [Translation(VIP + b"\0\x35", A)]
+    cleaner.changed([change(meaning(B), meaning(A, B))], full=False)
+    assert cleaner.due(V4, SECOND_LOOK - 0.1) == {}
+    assert cleaner.due(V4, SECOND_LOOK) == {FRONT: Suspects(frozenset({A, B}), frozenset({A}))}
+    assert cleaner.due(V4, 3600.0) == {}
+
+
+def test_every_change_has_a_second_look_of_its_own(cleaner):
+    cleaner.changed([change(meaning(A), meaning(B))], full=False)
+    assert wanted(cleaner, 0.0) == [Translation(VIP + b"\0\x35", A)]
+    cleaner.changed([change(meaning(B), meaning(C))], full=False)
+    assert wanted(cleaner, 0.3) == [Translation(VIP + b"\0\x35", B)]
+    assert wanted(cleaner, 0.5) == [Translation(VIP + b"\0\x35", A)]
+    assert wanted(cleaner, 0.8) == [Translation(VIP + b"\0\x35", B)]
+    assert cleaner.due(V4, 3600.0) == {}
+
+
+def test_after_a_full_sync_any_flow_may_be_wrong(cleaner):
+    cleaner.changed([change(NOTHING, meaning(A))], full=True)
+    assert cleaner.due(V4, 0.0) == cleaner.due(V4, 1.0) == {FRONT: Suspects(frozenset({A}), None)}
+
+
+def relaying(*ports):
+    return FlowCleaner(ProxyMetrics(), [V4], dict, Notes(), relays={V4: lambda _: ports})
+
+
+def test_flows_to_a_listener_of_the_proxy_are_told_by_its_port():
+    """In userspace mode none goes to an endpoint: those that go to an open listener of their service port stay."""
+    cleaner = relaying(1053)
+    cleaner.changed([change(NOTHING, meaning(A))], full=False)
+    for now in (0.0, 1.0):
+        (look,) = cleaner.due(V4, now).values()
+        assert look.lost is None
+        assert NODE + bytes((4, 29)) in look.serving
+        assert NODE + bytes((4, 30)) not in look.serving
+
+
+def test_a_listener_leaves_endpoints_by_itself():
+    cleaner = relaying(1053)
+    cleaner.changed(
+        [change(meaning(A, B), meaning(C)), change(meaning(A, vip=NODE), meaning(A, B, vip=NODE))], full=False
+    )
+    assert cleaner.due(V4, 0.0) == {}
+
+
+def test_flows_to_a_listener_that_closed_or_is_another_ones_go():
+    cleaner = relaying()
+    cleaner.changed([change(meaning(A), NOTHING)], full=False)
+    assert cleaner.due(V4, 0.0) == {FRONT: Suspects(frozenset(), None)}
+    (plan,) = meaning(A).plans
+    local = Traffic(Action.LOCAL, Action.LOCAL, Action.LOCAL)
+    cleaner = relaying()
+    cleaner.changed([change(meaning(A), Compiled((structs.replace(plan, internal=local),)))], full=False)
+    assert cleaner.due(V4, 2.0) == {FRONT: Suspects(frozenset(), None)}
+
+
+def test_a_look_under_way_knows_what_serves_by_then():
+    """A Service that is made anew while the kernel's table is read has another listener, and flows to it."""
+    notes, ports = Notes(), []
+    cleaner = FlowCleaner(ProxyMetrics(), [V4], dict, notes, relays={V4: lambda _: ports})
+    cleaner.changed([change(meaning(A), NOTHING)], full=False)
+    wanted = cleaner._underway[V4] = cleaner.due(V4, 0.0)
+    cleaner._remove(V4, wanted, ())
+    ((services, _),) = notes.calls
+    assert services == {TARGET: frozenset()}
+    ports.append(1053)
+    cleaner.changed([change(NOTHING, meaning(A))], full=False)
+    assert NODE + bytes((4, 29)) in services[TARGET]
+
+
+def test_two_looks_at_once_are_for_what_both_are_for():
+    one, two = {FRONT: Suspects(frozenset({C}), frozenset({A}))}, {FRONT: Suspects(frozenset({C}), frozenset({B}))}
+    anything = {FRONT: Suspects(frozenset({C}), None)}
+    assert joined([one, two]) == {FRONT: Suspects(frozenset({C}), frozenset({A, B}))}
+    assert joined([one, anything]) == joined([anything, one]) == anything
+
+
+def test_a_recheck_looks_at_all_udp_flows_and_no_others(soon):
+    async def scene():
+        notes = Notes()
+        cleaner = FlowCleaner(ProxyMetrics(), [V4], dict, notes)
+        cleaner.recheck(
+            {("ns", "udp"): meaning(A), ("ns", "tcp"): meaning(B, protocol=TCP, vip=EXTERNAL), ("ns", "none"): NOTHING}
+        )
+        task = asyncio.create_task(cleaner.run())
+        await asyncio.sleep(0.05)
+        task.cancel()
+        return notes.calls
+
+    assert asyncio.run(scene())[0] == ({TARGET: frozenset({A})}, {})
+
+
+def test_nothing_is_looked_for_when_nothing_went(soon):
+    assert cleaned(change(meaning(A), meaning(A, B)), looks=[0]) == []
+
+
+def test_a_kernel_that_cannot_forget_is_read(soon):
+    found = cleaned(change(meaning(A, nodeport=30053), meaning(B, nodeport=30053)), forgets=False, looks=[2])
+    assert found == [({TARGET: {B}}, {NODEPORT: {B}})] * 2
+
+
+def flaky(answer):
+    """Return a function that raises ApplyError once, and then answers."""
+    answers = iter([ApplyError("the table changed while being read")])
+
+    def ask(*_):
+        for error in answers:
+            raise error
+        return answer
+
+    return ask
+
+
+async def looked_for(cleaner, calls, *, until):
+    task = asyncio.create_task(cleaner.run())
+    async with asyncio.timeout(15):
+        while not task.done() and not until():  # noqa: ASYNC110 - the notes have no event
+            await asyncio.sleep(0.001)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    return calls
+
+
+@pytest.fixture
+def again(monkeypatch):
+    monkeypatch.setattr(flows, "RETRY", 0.01)
+    monkeypatch.setattr(flows, "SECOND_LOOK", 3600.0)
+
+
+def test_what_the_kernel_refused_to_remove_is_looked_for_again(again):
+    async def scene():
+        notes = Notes()
+        taking_notes, refuse_once = notes.forget, flaky(None)
+
+        def forget(family, wanted, frontends):
+            refuse_once()
+            return taking_notes(family, wanted, frontends)
+
+        notes.forget = forget
+        cleaner = FlowCleaner(ProxyMetrics(), [V4], dict, notes)
+        cleaner.changed([change(meaning(A), meaning(B))], full=False)
+        return await looked_for(cleaner, notes.calls, until=lambda: notes.calls)
+
+    assert asyncio.run(scene()) == [[A]]
+
+
+def test_addresses_that_cannot_be_read_end_nothing(again):
+    async def scene():
+        notes = Notes()
+        cleaner = FlowCleaner(ProxyMetrics(), [V4], flaky({V4: [NODE]}), notes)
+        cleaner.world(Globals("node-a", ipv4=FamilyGlobals(nodeport_ips=None), ipv6=None))
+        cleaner.changed([change(meaning(A, nodeport=30053), meaning(B, nodeport=30053))], full=False)
+        return await looked_for(cleaner, notes.calls, until=lambda: notes.calls)
+
+    assert asyncio.run(scene()) == [[A, A]]
+
+
+def test_a_family_is_told_of_its_own_syncs_only():
+    cleaner = FlowCleaner(ProxyMetrics(), [V4, V6], dict, Notes())
+    six = meaning(A, family=V6, vip=bytes(16))
+    cleaner.changed([change(meaning(A), NOTHING), change(six, NOTHING, "six")], full=False, families=[V4])
+    assert cleaner.due(V4, 0.0).keys() == {FRONT}
+    assert cleaner.due(V6, 0.0) == {}
+
+
+def test_after_a_repair_what_went_untranslated_is_looked_for_although_nothing_changed(cleaner):
+    cleaner.changed([change(meaning(A), meaning(A))], full=True, families=[V4])
+    assert cleaner.due(V4, 0.0) == {FRONT: Suspects(frozenset({A}), None)}
+
+
+def test_what_a_kernel_never_removes_is_remembered_within_bounds(monkeypatch):
+    monkeypatch.setattr(flows, "MOST_REMEMBERED", 3)
+    monkeypatch.setattr(flows, "MOST_LOST", 2)
+    many = {Key(VIP, port): Suspects(frozenset({C}), frozenset({A})) for port in range(4)}
+    last = Key(VIP, 3)
+    assert list(remembered(many, {})) == list(remembered({}, many)) == [Key(VIP, 1), Key(VIP, 2), last]
+    assert remembered(many, {last: Suspects(frozenset(), frozenset({B}))})[last] == Suspects(frozenset(), {A, B})
+    more = {last: Suspects(frozenset(), frozenset({B, C}))}
+    assert remembered(many, more)[last] == Suspects(frozenset(), None)
+
+
+def test_a_family_that_is_committed_while_another_is_cleaned_does_not_wait(monkeypatch):
+    """At a start the kernel has IPv6 some milliseconds after IPv4: its stale flows lead to nobody all the while."""
+    order = []
+    real = asyncio.sleep
+
+    async def noted(delay, result=None):
+        order.append("pause")
+        return await real(0.01, result)
+
+    async def scene():
+        cleaner = FlowCleaner(ProxyMetrics(), [V6, V4], dict, Notes())  # the turn of V6 is over then
+        loop = asyncio.get_running_loop()
+
+        def clean(family, wanted, addresses):
+            order.append(family)
+            if family is V4:
+                loop.call_soon_threadsafe(cleaner.changed, [change(meaning(A, **six), NOTHING)])
+            return 0
+
+        six = {"family": V6, "vip": bytes(16)}
+        cleaner.changed = partial(cleaner.changed, full=True)
+        monkeypatch.setattr(cleaner, "_remove", clean)
+        cleaner.changed([change(meaning(A), NOTHING)])
+        task = asyncio.create_task(cleaner.run())
+        async with asyncio.timeout(15):
+            while V6 not in order:
+                await real(0.001)
+        task.cancel()
+
+    monkeypatch.setattr(asyncio, "sleep", noted)
+    asyncio.run(scene())
+    assert order[: order.index(V6)] == [V4]
