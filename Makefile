@@ -8,7 +8,7 @@ GUESTS ?= 2
 TARGET ?=
 SOAK ?= 60
 
-.PHONY: setup demo test test-all fuzz lint conformance conformance-ipvs machine bench prove soak wayback node dist clean
+.PHONY: setup demo test test-all fuzz lint conformance conformance-ipvs machine bench prove soak wayback e2e node dist clean
 
 setup:
 	@tools/setup
@@ -74,6 +74,12 @@ soak: setup
 wayback: setup
 	@tools/check-host
 	@$(PY) -m prove.wayback --peer "$(PEER)" $(WITH)
+
+# Upstream's end-to-end tests on two real nodes, with ours or the Go kube-proxy: docs/conformance.md says how.
+e2e: setup
+	@tools/check-host
+	@$(PY) -m e2e run --kubernetes "$(KUBERNETES)" $(if $(PROXY),--proxy $(PROXY)) $(if $(MODE),--mode $(MODE)) \
+		$(if $(FOCUS),--focus '$(FOCUS)') $(WITH)
 
 # On a node: /opt/kube-proxy, /usr/local/bin/kube-proxy, a systemd unit, manual pages and completion. Nothing of the tests.
 node:

@@ -1,0 +1,106 @@
+"""Processes of the cluster: started with a log each, and ended by their ids, those of containers too."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from e2e.errors import E2EError
+from e2e.layout import NAMESPACES, NODES
+from e2e.network import inside
+from lab.iproute import processes_in
+from lab.netns import names
+
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+class Processes:
+    """The programs of one cluster; each writes into `logs/NAME.log` of its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._logs = folder / "logs"
+        self._logs.mkdir(parents=True, exist_ok=True)
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(
+        self, name: str, namespace: str, command: Sequence[str], hostname: str = "", cwd: Path | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a program in a network namespace."""
+        with self.log(name).open("ab") as log:
+            process = subprocess.Popen(
+                [*inside(namespace, hostname), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=cwd,
+            )
+        self._running[name] = process
+        return process
+
+    def log(self, name: str) -> Path:
+        """Return the path of a program's log."""
+        return self._logs / f"{name}.log"
+
+    def check(self) -> None:
+        """Raise E2EError when a program of the cluster has ended by itself."""
+        for name, process in self._running.items():
+            if (code := process.poll()) is not None:
+                tail = "\n".join(self.log(name).read_text(errors="replace").splitlines()[-8:])
+                raise E2EError(f"{name} ended with exit code {code}; the end of its log:\n{tail}")
+
+    def stop(self, name: str) -> None:
+        """End one program, at once if it takes ten seconds."""
+        process = self._running.pop(name)
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def reap(self) -> None:
+        """Wait for the programs that end_all() has ended."""
+        for process in self._running.values():
+            process.wait()
+        self._running.clear()
+
+
+def cgroups() -> list[Path]:
+    """Return the root cgroup of each node in each hierarchy; under cgroup v2 there is one hierarchy."""
+    if (_CGROUPS / "cgroup.controllers").exists():
+        return [_CGROUPS / node.namespace for node in NODES]
+    hierarchies = [path for path in _CGROUPS.iterdir() if path.is_dir() and not path.is_symlink()]
+    return [hierarchy / node.namespace for hierarchy in sorted(hierarchies) for node in NODES]
+
+
+def remaining() -> set[int]:
+    """Return the processes inside the cluster's network namespaces and cgroups: all of them are its own."""
+    there = set(names("kpe2e-"))
+    pids = {pid for name in NAMESPACES if name in there for pid in processes_in(name)}
+    for cgroup in cgroups():
+        for file in cgroup.rglob("cgroup.procs"):
+            with contextlib.suppress(OSError):
+                pids.update(int(pid) for pid in file.read_text().split())
+    return pids - {os.getpid()}
+
+
+def end_all(patience: float = 8.0) -> None:
+    """End every process of the cluster: SIGTERM, then SIGKILL."""
+    deadline = time.monotonic() + patience
+    _signal(remaining(), signal.SIGTERM)
+    while (pids := remaining()) and time.monotonic() < deadline + patience:
+        if time.monotonic() > deadline:
+            _signal(pids, signal.SIGKILL)
+        time.sleep(0.2)
+
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
