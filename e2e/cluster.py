@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from pathlib import Path
 from e2e import controlplane, nodes
 from e2e.errors import E2EError
 from e2e.images import make_images
-from e2e.layout import FOLDER, HUB
+from e2e.layout import FOLDER, HUB, LOGS
 from e2e.network import network_down, network_up
 from e2e.processes import Processes, cgroups, end_all
 
@@ -29,19 +30,23 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def cluster(programs: Path, proxy: Sequence[str], mode: str) -> Iterator[Processes]:
-    """Run a cluster with a kube-proxy on both nodes; all of it is removed at the end. Raises E2EError.
+    """Run a cluster with a kube-proxy on both nodes; all but its logs is removed at the end. Raises E2EError.
 
     What a killed run left is removed first. One cluster runs at a time on a machine.
     """
     with _locked():
         remove()
-        FOLDER.mkdir(mode=0o700)
-        processes = Processes(FOLDER)
+        shutil.rmtree(LOGS, ignore_errors=True)
+        for folder in (FOLDER, LOGS):
+            folder.mkdir(mode=0o700)
+        processes = Processes(LOGS)
         try:
             _bring_up(programs, proxy, mode, processes)
             yield processes
         finally:
             say("removing the cluster")
+            # A second Ctrl-C would leave half of it.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             remove()
             processes.reap()
 

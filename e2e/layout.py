@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Final
 
 FOLDER: Final = Path("/var/tmp/kpe2e")  # noqa: S108 - root's own, made with mode 0700; /tmp is often memory
+LOGS: Final = Path("/var/tmp/kpe2e-logs")  # noqa: S108
+"""Logs and reports of the last run, which stay."""
+
 PREFIX: Final = "kpe2e-"
 HUB: Final = f"{PREFIX}hub"
 HUB_IPV4, HUB_IPV6 = "192.168.78.1", "fd78::1"

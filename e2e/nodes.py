@@ -14,7 +14,7 @@ import yaml
 from e2e.binaries import CNI
 from e2e.controlplane import kubeconfig, kubectl
 from e2e.errors import E2EError
-from e2e.layout import CLUSTER_DNS, DOMAIN, NODES, POD_CIDRS, Node
+from e2e.layout import CLUSTER_DNS, DOMAIN, LOGS, NODES, POD_CIDRS, Node
 from e2e.processes import Processes, cgroups
 
 _CONTAINERD: Final = """version = 2
@@ -127,7 +127,7 @@ def _wait(programs: Path, folder: Path, processes: Processes, seconds: float = 1
     while kubectl(programs, folder, "get", "nodes", path).split() != ["True"] * len(NODES):
         processes.check()
         if time.monotonic() > deadline:
-            raise E2EError(f"the nodes are not ready after {seconds:.0f} s: see {folder}/logs/kubelet-*.log")
+            raise E2EError(f"the nodes are not ready after {seconds:.0f} s: see {LOGS}/kubelet-*.log")
         time.sleep(1)
 
 
@@ -157,7 +157,7 @@ def start_proxies(command: Sequence[str], mode: str, folder: Path, processes: Pr
         while not _healthy(node):
             processes.check()
             if time.monotonic() > deadline:
-                raise E2EError(f"kube-proxy on {node.name} is not healthy: see {folder}/logs")
+                raise E2EError(f"kube-proxy on {node.name} is not healthy: see {LOGS}")
             time.sleep(0.5)
 
 

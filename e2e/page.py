@@ -35,8 +35,8 @@ input, and needs root and Go:
     make e2e KUBERNETES=DIR FOCUS=affinity                            # some tests; the page stays as it is
 
 It says which Debian packages are missing, builds what a source tree lacks into `_output/e2e`, and removes the cluster
-at the end, also after an error or Ctrl-C. Tests of SCTP, of network policies, of ingress, of host ports, and those that
-disrupt the cluster are left out.
+at the end, also after an error or Ctrl-C; logs and Ginkgo's reports of the last run stay in `/var/tmp/kpe2e-logs`.
+Tests of SCTP, of network policies, of ingress, of host ports, and those that disrupt the cluster are left out.
 """
 
 

@@ -20,11 +20,10 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 class Processes:
-    """The programs of one cluster; each writes into `logs/NAME.log` of its folder."""
+    """The programs of one cluster; each writes into `NAME.log` of a folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self._logs = folder / "logs"
-        self._logs.mkdir(parents=True, exist_ok=True)
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(

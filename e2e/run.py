@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from e2e.cluster import say
 from e2e.controlplane import kubeconfig, kubectl
-from e2e.layout import FOLDER, HUB
+from e2e.errors import E2EError
+from e2e.layout import FOLDER, HUB, LOGS
 from e2e.processes import Processes
 from e2e.results import Result, Verdict, verdicts
 
@@ -32,23 +33,28 @@ SKIP: Final = (
 def run(
     programs: Path, processes: Processes, shards: Sequence[str], skip: str, timeout: str
 ) -> tuple[dict[str, Verdict], float]:
-    """Run the tests; return a verdict for each that ran, and the seconds. Logs lie in the cluster's folder."""
+    """Run the tests; return a verdict for each that ran, and the seconds. Raises E2EError when none ran."""
     begin = time.monotonic()
     running: dict[int, subprocess.Popen[bytes]] = {}
     for number, focus in enumerate(shards, 1):
         running[number] = processes.start(f"tests-{number}", HUB, _command(programs, number, focus, skip, timeout))
-    seen: set[str] = set()
+    said: dict[int, tuple[int, int]] = {}
     while any(process.poll() is None for process in running.values()):
         time.sleep(5)
         for number in running:
-            _show(processes.log(f"tests-{number}"), seen)
+            counts = progress(processes.log(f"tests-{number}").read_text(errors="replace"))
+            if counts != said.get(number, (0, 0)):
+                said[number] = counts
+                say(f"shard {number}: {counts[0]} tests finished, {counts[1]} of them failed")
     found: dict[str, Verdict] = {}
     for number in running:
-        report = FOLDER / f"report-{number}.json"
+        report = LOGS / f"report-{number}.json"
         if report.exists():
             found |= verdicts(json.loads(report.read_text()))
         else:
             say(f"shard {number} wrote no report; its log ends: {processes.log(f'tests-{number}').read_text()[-600:]}")
+    if not found:
+        raise E2EError("no test ran")
     return found, time.monotonic() - begin
 
 
@@ -60,7 +66,7 @@ def _command(programs: Path, number: int, focus: str, skip: str, timeout: str) -
         f"-ginkgo.timeout={timeout}",
         f"-ginkgo.focus={focus}",
         f"-ginkgo.skip={skip}",
-        f"-ginkgo.json-report={FOLDER / f'report-{number}.json'}",
+        f"-ginkgo.json-report={LOGS / f'report-{number}.json'}",
         f"-kubeconfig={kubeconfig(FOLDER, 'admin')}",
         "-provider=skeleton",
         "-num-nodes=2",
@@ -68,15 +74,10 @@ def _command(programs: Path, number: int, focus: str, skip: str, timeout: str) -
     ]
 
 
-def _show(log: Path, seen: set[str]) -> None:
-    """Print the verdicts that a shard's log has and `seen` has not."""
-    for line in re.findall(
-        r"^\s*(?:•|\x1b\S*•).*seconds\].*|^\s*\[FAIL\].*", log.read_text(errors="replace"), re.MULTILINE
-    ):
-        key = f"{log.name} {line}"
-        if key not in seen:
-            seen.add(key)
-            say(f"{log.stem}: {line.strip()}")
+def progress(log: str) -> tuple[int, int]:
+    """Return how many tests a shard's log has finished, and how many of them failed."""
+    finished = re.findall(r"^• \[(\S+)", log, re.MULTILINE)
+    return len(finished), sum(not word[0].isdigit() for word in finished)
 
 
 def versions(programs: Path, proxy: Sequence[str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from e2e.errors import E2EError
 from e2e.images import IMAGES, tags
 from e2e.page import PAGE, explained, render
 from e2e.results import Result, Verdict, read, verdicts, write
+from e2e.run import progress
 
 SERVE = "[sig-network] Services should serve endpoints"
 INTERNET = "[sig-network] Networking should provide Internet connection"
@@ -49,6 +50,18 @@ def test_a_report_gives_the_tests_that_ran_or_skipped_themselves():
         "[sig-network] Services lacks nodes": Verdict("skipped", "requires 3 nodes"),
     }
     assert verdicts([{"SpecReports": None}]) == {}
+
+
+def test_progress_counts_what_a_log_has_finished():
+    log = """------------------------------
+• [6.212 seconds]
+[sig-network] Services should serve
+• [FAILED] [301.002 seconds]
+S [SKIPPED] [0.000 seconds]
+  • [not at a line's begin]
+"""
+    assert progress(log) == (2, 1)
+    assert progress("") == (0, 0)
 
 
 def test_a_result_is_read_as_it_was_written(tmp_path):
