@@ -5,8 +5,9 @@ Reads only, apart from a dormant scratch table that shows how nft lists what we 
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kubeproxy.backends.elements import Elements
 from kubeproxy.backends.nftables.layout import (
@@ -24,14 +25,21 @@ from kubeproxy.backends.nftables.layout import (
     slot_of_clients,
 )
 from kubeproxy.backends.nftables.numbering import Numbers, list_key
+from kubeproxy.backends.nftables.older import copies, older_form
 from kubeproxy.backends.nftables.render import Placed
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.table import Table
 from kubeproxy.kernel.nftables import messages, nfnetlink
+from kubeproxy.kernel.nftables.elements import catch_all_element
 from kubeproxy.kernel.nftables.shapes import ChainShape
 from kubeproxy.kernel.nftables.tables import Definition, TableContents
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range
 from kubeproxy.model.plan import FrontendKind, Policy, Pool, ServicePlan
+
+CONTRADICTIONS: Final = frozenset(
+    {errno.EBUSY, errno.EEXIST, errno.EINVAL, errno.ELOOP, errno.EMLINK, errno.ENOENT, errno.EOPNOTSUPP}
+)
+"""Refusals of a repair that say that something in the table is in its way; others, as ENOBUFS, pass by themselves."""
 
 
 class Signature(NamedTuple):
@@ -90,14 +98,16 @@ def wanted(ruleset: Ruleset, found: TableContents) -> Definition:
     return ruleset.definition(chains, (slot for name in found.sets if (slot := slot_of_clients(name)) is not None))
 
 
-def repairs(ruleset: Ruleset, found: TableContents) -> list[bytes] | None:
+def repairs(ruleset: Ruleset, found: TableContents, table: Table) -> list[bytes] | None:
     """Return the messages that make chains, rules and sets what they should be, [] where they are, None where sets that
     have the elements of Services are others: then rules and elements have to change at once.
     """
     definition = wanted(ruleset, found)
-    if any(found.sets.get(spec.name) != spec.form for spec in definition.sets if spec.name in ruleset.layout.shapes):
+    of_services = (spec for spec in definition.sets if spec.name in ruleset.layout.shapes)
+    if any((found.sets.get(spec.name) or older_form(spec.name, found)) != spec.form for spec in of_services):
         return None
-    return messages.changes(ruleset.family, TABLE, found, definition)
+    changes = messages.changes(ruleset.family, TABLE, found, definition)
+    return [*changes, *copies(ruleset, definition, found, table)] if changes else changes
 
 
 def transports(table: Table) -> bool:
@@ -108,6 +118,13 @@ def transports(table: Table) -> bool:
 def catch_alls(table: Table) -> list[str]:
     """Return the sets with an element that matches what no other one does. None of ours has one."""
     return sorted(name for name in table.sets() if not name.startswith("__") and table.has_catch_all(name))
+
+
+def catch_all_removals(table: Table) -> list[bytes]:
+    """Return the messages that remove such elements, which no reading by key shows."""
+    place, element = (table.family, TABLE), [catch_all_element()]
+    found = (nfnetlink.element_messages(nfnetlink.DELETE_ELEMENT, *place, name, element) for name in catch_alls(table))
+    return [message for messages in found for message in messages]
 
 
 def numbers(actual: Elements) -> Iterator[int]:

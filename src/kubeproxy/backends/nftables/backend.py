@@ -29,8 +29,8 @@ from kubeproxy.backends.nftables.render import Placed, changed, place_all, rende
 from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset
 from kubeproxy.backends.nftables.table import Table
 from kubeproxy.errors import ApplyError, ChangedByOthersError
+from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.nftables import messages, nfnetlink
-from kubeproxy.kernel.nftables.elements import catch_all_element
 from kubeproxy.model.addresses import Range
 from kubeproxy.model.gone import Departed
 from kubeproxy.model.plan import FamilyGlobals, Globals, Pool, ServiceName, ServicePlan
@@ -265,7 +265,7 @@ class NftablesBackend:
             yield from self.sync(wanted.items())
         elif not header.dormant and header.comment.startswith(COMMENT) and self._repaired():
             self._chains = audit.affinity_chains(self._table)
-            self._remove_catch_alls()
+            self._transact(audit.catch_all_removals(self._table))
             actual = reading.frontends_and_sets(self._table, self._ruleset.layout.shapes)
             if self._gone is not None:
                 self._gone.found(self._table.elements(GONE), self._in_use, time.monotonic())
@@ -289,28 +289,24 @@ class NftablesBackend:
     def _repaired(self) -> bool:
         """Make chains and rules ours, as of the signature, and return True; False where only another table is that."""
         self._signature = audit.signature(self._table)
-        changes = audit.repairs(self._ruleset, self._table.contents())
+        changes = audit.repairs(self._ruleset, self._table.contents(), self._table)
         if not changes:
             return changes is not None
         log.info("Writing the rules that differ table=%r messages=%d", self._ruleset.name, len(changes))
         try:
             self._transact(changes)
-        except ApplyError as error:
+        except NetlinkError as error:
+            if error.code not in audit.CONTRADICTIONS:
+                raise  # the same is tried again: another table would lose the clients
             log.debug("Rules that differ cannot be written one by one error=%r", str(error))
             return False
         self._sign()
         return True
 
-    def _remove_catch_alls(self) -> None:
-        """Remove elements of other programs that match what no other one does: no dump by key shows them."""
-        place, element = (self.family, TABLE), [catch_all_element()]
-        for name in audit.catch_alls(self._table):
-            self._transact(nfnetlink.element_messages(nfnetlink.DELETE_ELEMENT, *place, name, element))
-
     def _intact(self) -> bool:
         """Return whether chains and rules are ours, as of the signature."""
         self._signature = audit.signature(self._table)
-        return audit.repairs(self._ruleset, self._table.contents()) == []
+        return audit.repairs(self._ruleset, self._table.contents(), self._table) == []
 
     def _sign(self) -> None:
         """Take the signature of what we just made. Raises ChangedByOthersError when that is not what is there."""

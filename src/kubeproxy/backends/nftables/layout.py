@@ -234,17 +234,17 @@ class Layout:
         return SetShape(spec, tuple(["address" if f == "source" else f for f in fields]), kind)
 
 
-_CLIENTS: Final = "clients-"
+CLIENTS: Final = "clients-"
 
 
 def client_set(slot: int) -> str:
     """Return the name of the set of clients that stay with a slot, over all pools."""
-    return f"{_CLIENTS}{slot}"
+    return f"{CLIENTS}{slot}"
 
 
 def slot_of_clients(name: str) -> int | None:
     """Return whose clients a set has; None when it is no set of clients."""
-    slot = name.removeprefix(_CLIENTS)
+    slot = name.removeprefix(CLIENTS)
     return int(slot) if slot != name and slot.isdecimal() else None
 
 

@@ -123,3 +123,23 @@ def test_after_a_dump_that_fails_a_full_sync_mends_what_is_not_known(how):
             else:
                 break
     assert reads > 2
+
+
+@pytest.mark.parametrize("code", [errno.ENOBUFS, errno.ENOMEM, errno.EINTR, errno.EPERM])
+def test_a_repair_of_rules_that_is_refused_for_a_moment_is_tried_again(code):
+    """Another table in its place would begin without the clients of session affinity."""
+    with FakeGround.fresh() as ground:
+        backend, plans = disturbed(ground)
+        header, chains = ground.header(), ground.chains()
+        ground.disturb("add rule ip kube-proxy services drop")
+
+        def refuse():
+            ground.before_commit = lambda: None
+            raise NetlinkError(code, "the kernel refused an nf_tables transaction")
+
+        ground.before_commit = refuse
+        with pytest.raises(NetlinkError):
+            resync(backend, plans)
+        resync(backend, plans)
+        assert ground.header() == header
+        assert ground.chains() == chains
