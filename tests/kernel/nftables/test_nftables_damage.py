@@ -10,7 +10,7 @@ from kubeproxy.kernel.nftables import messages, nfnetlink
 from kubeproxy.kernel.nftables.tables import Chain
 from support.nftables_disturbances import disturbed
 from support.nftables_ground import resync
-from support.nftables_plans import V4
+from support.nftables_plans import V4, cluster
 
 CATCH_ALLS = {
     SetId.ENDPOINTS: "* : 10.9.9.9 . 99",
@@ -66,4 +66,22 @@ def test_names_may_have_any_bytes(ground):
     assert backend.inspect(Depth.THOROUGH) is not None
     resync(backend, plans)
     assert ground.chains() == chains
+    ground.is_clean(backend, plans)
+
+
+def test_clients_that_source_ranges_let_in_are_let_in_while_a_table_is_replaced(ground):
+    """A set of ranges counts later than all else of a transaction: until then they are rules."""
+    plans = cluster("a", ingress=["198.51.100.1"], load_balancer_source_ranges=["172.16.0.0/24", "192.0.2.7/32"])
+    ground.disturb("add table ip kube-proxy")
+    backend, seen = ground.start(), []
+    ground.after_commit = lambda: seen.append(ground.chains().get("source-ranges", []))
+    resync(backend, plans)
+    replaced, afterwards = seen[0], seen[-1]
+    (number,) = {element.split(" . ")[0] for element in ground.elements(SetId.FIREWALL_ALLOW)}
+    spelled_out = [
+        f"ip daddr {number} ip saddr {span} goto source-allowed"
+        for span in ("172.16.0.0-172.16.0.255", "192.0.2.7-192.0.2.7")
+    ]
+    assert replaced == [afterwards[0], *spelled_out, *afterwards[1:]]
+    assert len(afterwards) == 3
     ground.is_clean(backend, plans)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from kubeproxy.backends.ahead import Ahead
 from kubeproxy.backends.elements import Elements, altered, difference, inspected
 from kubeproxy.backends.mode import Abilities, Depth, Difference
-from kubeproxy.backends.nftables import affinity, audit, reading
+from kubeproxy.backends.nftables import affinity, audit, reading, source_ranges
 from kubeproxy.backends.nftables.adoption import adopted
 from kubeproxy.backends.nftables.counting import Counting
 from kubeproxy.backends.nftables.forwarding import Devices
@@ -25,7 +25,7 @@ from kubeproxy.backends.nftables.handover import groups
 from kubeproxy.backends.nftables.layout import SERVICE_CIDRS, SHARED, TABLE, TRANSPORTS, VERDICT_MAPS, ChainName, SetId
 from kubeproxy.backends.nftables.numbering import Numbers, list_key
 from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, chain_names
-from kubeproxy.backends.nftables.render import Placed, changed, place_all, render, translate
+from kubeproxy.backends.nftables.render import Placed, changed, place_all, render, slots_in_use, translate
 from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset
 from kubeproxy.backends.nftables.table import Table
 from kubeproxy.errors import ApplyError, ChangedByOthersError
@@ -33,7 +33,7 @@ from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.nftables import messages, nfnetlink
 from kubeproxy.model.addresses import Range
 from kubeproxy.model.gone import Departed
-from kubeproxy.model.plan import FamilyGlobals, Globals, Pool, ServiceName, ServicePlan
+from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
 
 log = logging.getLogger("kubeproxy.nftables")
 
@@ -365,17 +365,9 @@ class NftablesBackend:
                 yield self._commit(batch)
                 batch = self._batch()
         yield self._commit(batch)
-        reader.rest(self._taken)
+        reader.rest(lambda: slots_in_use(self._placed.values()))
         yield from self._remove_strays(actual)
         yield self._sync_globals()
-
-    def _taken(self) -> dict[str, dict[bytes, int]]:
-        """Return the number of slots of each frontend that are in use, by the map of its endpoints."""
-        slots = _Slots()
-        for placed in self._placed.values():
-            for item in placed:
-                translate(item, slots)
-        return slots.taken
 
     def _remove_strays(self, actual: Elements) -> Iterator[int]:
         transaction = Transaction(self._packers, {})
@@ -407,7 +399,10 @@ class NftablesBackend:
         elements = messages.ranges(*place, SERVICE_CIDRS, audit.edges(ours.service_cidrs))
         elements += total.messages()
         removal = [messages.table_message(*place, COMMENT), nfnetlink.table_removal(*place)]
-        self._transact([*removal, *self._ruleset.creation(self._chains, elements)])
+        ranges = source_ranges.spelled_out(self._ruleset, self._placed.values())
+        self._transact([*removal, *self._ruleset.creation(self._chains, elements, ranges)])
+        if ranges:
+            self._transact(source_ranges.ordinary(self._ruleset))
         self._sign()
         self._nodeport_ips = frozenset(ours.nodeport_ips or ())
         self._service_cidrs, self._service_cidr_edges = ours.service_cidrs, audit.edges(ours.service_cidrs)
@@ -465,20 +460,6 @@ class NftablesBackend:
     def _transact(self, parts: list[bytes]) -> None:
         if parts:
             self._table.commit(parts)
-
-
-class _Slots:
-    """A recipient of render.translate that counts the slots of each frontend."""
-
-    def __init__(self) -> None:
-        self.taken: dict[str, dict[bytes, int]] = {}
-
-    def entry(self, set_id: str, key: bytes, data: bytes) -> None:
-        """Leave an element out."""
-
-    def pool(self, set_id: str, key: bytes, pool: Pool) -> None:
-        """Count the slots of a frontend."""
-        self.taken.setdefault(set_id, {})[key] = len(pool)
 
 
 class _Batch(NamedTuple):

@@ -269,6 +269,28 @@ def _forward(item: Placed, key: bytes, way: Way, recipient: Recipient) -> None:
             recipient.entry(class_map, key, packed_class(len(members)))
 
 
+def slots_in_use(services: Iterable[Iterable[Placed]]) -> dict[str, dict[bytes, int]]:
+    """Return the number of slots of each frontend that are in use, by the map of its endpoints."""
+    slots = _SlotCount()
+    for item in (item for placed in services for item in placed):
+        translate(item, slots)
+    return slots.taken
+
+
+class _SlotCount:
+    """A recipient of translate that counts the slots of each frontend."""
+
+    def __init__(self) -> None:
+        self.taken: dict[str, dict[bytes, int]] = {}
+
+    def entry(self, set_id: str, key: bytes, data: bytes) -> None:
+        """Leave an element out."""
+
+    def pool(self, set_id: str, key: bytes, pool: Pool) -> None:
+        """Count the slots of a frontend."""
+        self.taken.setdefault(set_id, {})[key] = len(pool)
+
+
 def pools(item: Placed) -> dict[Policy, Pool]:
     """Return the pools that the frontends of a plan pick from, in slot order."""
     found = {}

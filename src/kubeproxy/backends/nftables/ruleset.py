@@ -7,7 +7,8 @@ Hooks and priorities are those of the Go kube-proxy v1.36.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from kubeproxy.backends.nftables import forwarding, gone
@@ -66,6 +67,10 @@ _NODEPORTS: Final = (
 """The sets and maps that have all NodePorts together."""
 
 
+SOURCE_RANGES: Final = "source-ranges"
+"""The chain that lets the clients of a list of source ranges through."""
+
+
 class Ruleset:
     """One family's table under given globals: what it consists of, but for the elements of Services."""
 
@@ -106,12 +111,18 @@ class Ruleset:
         flowtables = (forwarding.FLOWTABLE,) if self._world.forwarding.protocols else ()
         return Definition((*self.sets(), *clients), made, counters, flowtables)
 
-    def creation(self, chains: Iterable[ChainName] = (), elements: Iterable[bytes] = ()) -> list[bytes]:
-        """Return the messages that make the table where there is none, with these elements.
+    def creation(
+        self,
+        chains: Iterable[ChainName] = (),
+        elements: Iterable[bytes] = (),
+        others: Mapping[str, Chain] = MappingProxyType({}),
+    ) -> list[bytes]:
+        """Return the messages that make the table where there is none, with these elements, and `others` for chains.
 
         Rules come last: the kernel checks a new element against each rule of its map.
         """
         place, made = (self.family, TABLE), self.definition(chains)
+        made = made._replace(chains={**made.chains, **others})
         head = [messages.table_message(*place, COMMENT), *messages.objects(*place, made), *self.transports()]
         return [*head, *elements, *messages.rules(*place, made.chains)]
 
@@ -197,9 +208,9 @@ class Ruleset:
                 f"meta mark set meta mark xor {self._mark}",
                 "masquerade fully-random",
             ),
-            "firewall-check": (f"{service} @firewalled-services goto source-ranges",),
+            "firewall-check": (f"{service} @firewalled-services goto {SOURCE_RANGES}",),
             # A list's number stands where the destination is for as long as it takes to look it up with the source.
-            "source-ranges": (
+            SOURCE_RANGES: (
                 f"{ip} daddr set {service} map @firewall-lists",
                 f"{ip} daddr . {ip} saddr @firewall-allow goto source-allowed",
                 f"{ip} daddr set ct original {ip} daddr drop",

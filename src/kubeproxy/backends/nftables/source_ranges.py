@@ -1,0 +1,50 @@
+"""Source ranges as rules, for the moment in which a table is replaced.
+
+The kernel makes the elements of a set of ranges count after all else of a transaction, the later the larger it is.
+Until then clients that source ranges let in would be dropped, so the same transaction has a rule for each range, and
+the next one removes these rules. Source: nf_tables_commit in net/netfilter/nf_tables_api.c of Linux 6.18.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Final
+
+from kubeproxy.backends.nftables.layout import TABLE, list_number
+from kubeproxy.backends.nftables.render import Placed
+from kubeproxy.backends.nftables.ruleset import SOURCE_RANGES, Ruleset
+from kubeproxy.kernel.nftables import compiling, messages
+from kubeproxy.kernel.nftables import expressions as x
+from kubeproxy.kernel.nftables.nfnetlink import rules_removal
+from kubeproxy.kernel.nftables.tables import Chain
+from kubeproxy.model.addresses import unpack
+
+_MOST: Final = 2000
+"""Ranges that become rules: each is tried one after the other by packets to addresses with ranges."""
+
+
+def spelled_out(ruleset: Ruleset, services: Iterable[Iterable[Placed]]) -> dict[str, Chain]:
+    """Return the chain of source ranges, by its name, with a rule for each range of these Services; {} without any."""
+    rules = tuple(islice(_rules(ruleset.layout.ip, services), _MOST))
+    if not rules:
+        return {}
+    to_number, *others = ruleset.definition(()).chains[SOURCE_RANGES].rules
+    return {SOURCE_RANGES: Chain(None, (to_number, *rules, *others))}
+
+
+def ordinary(ruleset: Ruleset) -> list[bytes]:
+    """Return the messages that write that chain as it always is."""
+    place, chain = (ruleset.family, TABLE), ruleset.definition(()).chains[SOURCE_RANGES]
+    return [rules_removal(*place, SOURCE_RANGES), *messages.rules(*place, {SOURCE_RANGES: chain})]
+
+
+def _rules(ip: str, services: Iterable[Iterable[Placed]]) -> Iterator[x.Rule]:
+    at_least, at_most = map(x.OPERATORS.index, (">=", "<="))
+    for item in (item for placed in services for item in placed):
+        number = unpack(list_number(item.ranges, item.plan.key.family))
+        for first, last in item.allowed:
+            text = f"{ip} daddr {number} {ip} saddr {unpack(first)} goto source-allowed"
+            *before, equals, onwards = compiling.rule(text, ip)
+            assert isinstance(equals, x.Compare)  # noqa: S101 - with the client's address
+            yield (*before, x.Compare(equals.sreg, at_least, first), x.Compare(equals.sreg, at_most, last), onwards)
