@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count
@@ -33,6 +34,7 @@ class FakeKernel:
         self.generation = 1
         self.counts = True  # says how many elements there are, as it does since Linux 6.16
         self.now = 0
+        self.room = 1 << 29  # bytes that a transaction may have
         self._handles = count(1)
         self._refusal: tuple[int, int] | None = None  # how many messages are taken before one is refused, its errno
         self.heard = {family: Heard(complete=False) for family in Family}
@@ -68,6 +70,8 @@ class FakeKernel:
 
     def commit(self, messages: Sequence[bytes]) -> None:
         """Execute netlink messages as one transaction. Raises NetlinkError."""
+        if sum(map(len, messages)) > self.room:
+            raise NetlinkError(errno.EMSGSIZE, "cannot send to nf_tables")
         try:
             self._execute(netlink.execute, messages)
         except RefusedError as error:
@@ -109,6 +113,10 @@ class FakeTable:
 
     def close(self) -> None:
         pass
+
+    @property
+    def room(self) -> int:
+        return self.kernel.room
 
     def commit(self, messages: Sequence[bytes]) -> None:
         self.kernel.commit(messages)

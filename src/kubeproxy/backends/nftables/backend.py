@@ -40,6 +40,9 @@ log = logging.getLogger("kubeproxy.nftables")
 BATCH = 20_000
 """Elements a transaction: about 0.05 s in the kernel, so that neither its commit lock nor our loop is held long."""
 
+ELEMENT = 160
+"""Bytes that elements have in a transaction, on average and at most."""
+
 PRUNE_FROM = 5000
 """Rules of session affinity that there may be before unused chains are looked for: some hundred counts and timeouts.
 Then there are twice as many as are used, at most."""
@@ -61,6 +64,7 @@ class NftablesBackend:
         self.family = family = table.family
         self.abilities = Abilities(programmed=lambda: len(self._placed), depart=self.depart)
         self._table = table
+        self._most = table.room // ELEMENT  # elements of a transaction
         self._counting = counting
         self._devices = devices
         self._clients = clients
@@ -120,7 +124,7 @@ class NftablesBackend:
                     else:
                         self._change(batch, before, after)
                     batch.services[name] = after
-                if batch.transaction.elements >= BATCH:
+                if self._is_full(batch.transaction):
                     yield from ahead.commit(batch)
                     batch = self._batch()
             yield from ahead.settled()
@@ -128,6 +132,10 @@ class NftablesBackend:
         self._reset_gone()
         if _weight(self._chains) > self._prune_at:
             self._prune()
+
+    def _is_full(self, transaction: Transaction) -> bool:
+        """Return whether a transaction is to be committed: it has many elements, or hardly fits into the send buffer."""
+        return transaction.elements >= min(BATCH, self._most)
 
     def _by_ports(
         self, name: ServiceName, placed: tuple[Placed, ...], batch: _Batch, ahead: Ahead[_Batch]
@@ -139,7 +147,7 @@ class NftablesBackend:
         batch.transaction.next_service()
         for count, item in enumerate(placed, 1):
             translate(item, batch.transaction)
-            if batch.transaction.elements >= BATCH and count < len(placed):
+            if self._is_full(batch.transaction) and count < len(placed):
                 batch.services[name] = placed[:count]
                 asked = batch.transaction.asked
                 yield from ahead.commit(batch)
@@ -361,7 +369,7 @@ class NftablesBackend:
                     batch.transaction.entry(set_id, key, data)
             batch.services[name] = placed
             batch.moves.extend(affinity.moves(before, placed))
-            if batch.transaction.elements >= BATCH:
+            if self._is_full(batch.transaction):
                 yield self._commit(batch)
                 batch = self._batch()
         yield self._commit(batch)
@@ -376,7 +384,7 @@ class NftablesBackend:
             for key in entries:
                 if key not in users:
                     transaction.remove(set_id, key)
-                if transaction.elements >= BATCH:
+                if self._is_full(transaction):
                     self._transact(transaction.messages())
                     yield transaction.elements
                     transaction = Transaction(self._packers, {})

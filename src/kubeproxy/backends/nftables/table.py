@@ -33,6 +33,10 @@ class Table(Protocol):
     def commit(self, messages: Sequence[bytes]) -> None:
         """Commit netlink messages as one transaction. Raises NetlinkError when the kernel refuses, with its errno."""
 
+    @property
+    def room(self) -> int:
+        """Return how many bytes a transaction may have."""
+
     def afresh(self) -> None:
         """Forget what others did so far: the table is about to be looked at whole."""
 
@@ -122,6 +126,11 @@ class KernelTable:
             ) from error
         if self._others is not None:
             self._others.ours()
+
+    @property
+    def room(self) -> int:
+        """See Table."""
+        return self._transactions.room
 
     def generation(self) -> int:
         """Return the number of the ruleset's generation: each transaction of any program adds one."""

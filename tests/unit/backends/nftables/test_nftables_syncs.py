@@ -14,8 +14,8 @@ from support.cluster_objects import HERE, endpoint, parsed, service, world
 from support.compiled import compile_service
 from support.effort import examples
 from support.nftables_disturbances import disturbed
-from support.nftables_ground import resync, sync, without_slots
-from support.nftables_plans import EVERYTHING, V4, WORLD, cluster, plans_of, sticky
+from support.nftables_ground import FakeGround, resync, sync, without_slots
+from support.nftables_plans import EVERYTHING, V4, V6, WORLD, cluster, plans_of, sticky
 from support.random_plans import histories
 
 # -- incremental ---------------------------------------------------------------------------------------------------
@@ -245,3 +245,17 @@ def test_a_new_service_with_many_ports_takes_several_transactions(ground, monkey
     ground.is_clean(backend, plans)
     sync(backend, (("default", "many"), ()))
     ground.is_clean(backend, {})
+
+
+@pytest.mark.parametrize("family", [V4, V6])
+def test_transactions_fit_into_a_send_buffer_that_may_not_grow(family):
+    """In a user namespace it has twice net.core.wmem_max: 416 KiB, where nobody raised that."""
+    globals_ = world(families=[family])
+    with FakeGround.fresh() as ground:
+        ground.kernel.room = 2 * 212_992
+        backend = ground.start(globals_)
+        plans = {("default", f"s{n}"): plans_of(f"s{n}", n, 10, globals_) for n in range(1, 1500)}
+        resync(backend, plans)
+        ground.is_clean(backend, plans)
+        resync(backend, {})
+        ground.is_clean(backend, {})
