@@ -134,7 +134,7 @@ class NftablesBackend:
             self._prune()
 
     def _is_full(self, transaction: Transaction) -> bool:
-        """Return whether a transaction is to be committed: it has many elements, or hardly fits into the send buffer."""
+        """Return whether a transaction is to be committed: it has many elements, or fills the send buffer."""
         return transaction.elements >= min(BATCH, self._most)
 
     def _by_ports(
