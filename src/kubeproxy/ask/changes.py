@@ -135,7 +135,8 @@ def _met(side: ConfiguredNode, packet: Packet, here: set[bytes], index: Index) -
         return _Met(_WORDS.get(made.outcome, made.outcome.value))
     if not side.habits.carries_sctp and packet.protocol == socket.IPPROTO_SCTP:
         return _Met("refused, as this mode carries no SCTP")
-    hidden = any(choice.masqueraded for choice in made.choices)
+    # A pod that meets itself sees this node in any configuration.
+    hidden = any(choice.masqueraded and choice.destination[:-2] != packet.source for choice in made.choices)
     endpoints = frozenset(choice.destination for choice in made.choices)
     return _Met(_SERVED + (", with this node's address" if hidden else ""), endpoints)
 

@@ -10,7 +10,7 @@ from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.endpoints import parse_slice
 from kubeproxy.model.events import Replaced
 from kubeproxy.model.habits import Affinity, Habits
-from kubeproxy.model.objects import EndpointPort, Service, ServicePort
+from kubeproxy.model.objects import EndpointPort, EndpointSlice, Service, ServicePort
 from kubeproxy.model.plan import Detector
 from kubeproxy.model.planner import Planner
 from support.cluster_objects import HERE, NODE_IPS, THERE, endpoint, endpoint_slice, service, world
@@ -77,10 +77,10 @@ def test_habits_of_another_mode(habits, text):
     assert any(one.startswith(text) for one in texts) if text else texts == []
 
 
-def recognising(network: str) -> ConfiguredNode:
-    made = planner(WEB, SLICE, nodeports=None).world
+def recognising(network: str, web: Service = WEB, piece: EndpointSlice = SLICE) -> ConfiguredNode:
+    made = planner(web, piece, nodeports=None).world
     planned = Planner(replace(made, ipv4=replace(made.ipv4, detector=Detector("network", network))))
-    planned.apply([Replaced("services", [WEB]), Replaced("endpointslices", [SLICE])])
+    planned.apply([Replaced("services", [web]), Replaced("endpointslices", [piece])])
     planned.take()
     return ConfiguredNode(planned, Habits())
 
@@ -115,6 +115,15 @@ def test_a_pod_network_that_is_cut_matters_to_pods_outside_of_it(pods, said_of):
     made = shifts(before, after, LOCAL, [KnownPod(pack(pod), pod, node) for pod, node in pods.items()])
     assert [list(one.who) for one in made if one.where == ("IPv4 cluster IPs",)] == [said_of] * bool(said_of)
     assert bool(made) is bool(said_of)
+
+
+def test_a_pod_that_is_an_endpoint_of_the_service_tells_of_others():
+    """By the Service's address it may meet itself, as this node's, in both configurations."""
+    web = [WEB, endpoint_slice(endpoint("10.244.1.1", HERE), endpoint("10.244.9.9"), ports=PORTS)]
+    before, after = recognising("10.244.0.0/16", *web), recognising("10.244.128.0/17", *web)
+    made = shifts(before, after, LOCAL, [KnownPod(pack("10.244.1.1"), "10.244.1.1", HERE)])
+    who = (f"pods on this node by {NETWORK} (10.244.1.1)",)
+    assert Shift(("IPv4 cluster IPs",), who, "served", "served, with this node's address", ("default/web",)) in made
 
 
 def test_pods_that_are_known_are_endpoints_and_the_nodes_network():
