@@ -34,7 +34,6 @@ class _Meta(Struct, rename="camel"):
 
 class _ServiceSpec(Struct, rename={"cluster_ip": "clusterIP"}):
     cluster_ip: str | None = None
-    type: str | None = None
 
 
 class _Service(Struct):
@@ -48,7 +47,7 @@ class _Slice(Struct, rename="camel"):
 
 
 async def versions(client: ApiClient, service: tuple[str, str] | None) -> Mapping[tuple[str, str], Versions]:
-    """Return the versions of a Service (namespace, name), or of all that mean something to a proxy.
+    """Return the versions of a Service (namespace, name), or of all that a proxy watches: those of no cluster IP too.
 
     Raises SourceError.
     """
@@ -58,7 +57,7 @@ async def versions(client: ApiClient, service: tuple[str, str] | None) -> Mappin
         query["fieldSelector"] = f"metadata.name={service[1]}"
     found: dict[tuple[str, str], Versions] = {}
     async for one in items(client, f"/api/v1{where}/services", query, _Service):
-        if one.spec.cluster_ip not in {None, "", "None"} and one.spec.type != "ExternalName":
+        if one.spec.cluster_ip != "None":
             found[one.metadata.namespace, one.metadata.name] = Versions(one.metadata.resource_version)
     query = {"labelSelector": NO_HEADLESS + (f",{_OF_SERVICE}={service[1]}" if service is not None else "")}
     async for piece in items(client, f"/apis/discovery.k8s.io/v1{where}/endpointslices", query, _Slice):

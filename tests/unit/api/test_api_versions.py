@@ -46,7 +46,10 @@ def test_all_of_them():
     services = [[service("web", "5"), service("head", "6", "None")], [service("out", "7", "", "ExternalName")]]
     slices = [[piece("web-1", "web", "8"), piece("web-f", "web", "9", "FQDN")], [piece("head-1", "head", "9")]]
     client = Client(services=services, endpointslices=slices)
-    assert asyncio.run(versions(client, None)) == {("default", "web"): Versions("5", {"web-1": "8"})}
+    assert asyncio.run(versions(client, None)) == {
+        ("default", "web"): Versions("5", {"web-1": "8"}),
+        ("default", "out"): Versions("7"),
+    }
     assert [path for path, _ in client.asked] == ["/api/v1/services"] * 2 + [
         "/apis/discovery.k8s.io/v1/endpointslices"
     ] * 2
