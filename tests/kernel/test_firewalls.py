@@ -111,6 +111,8 @@ def test_what_a_chain_surely_drops(drops, rules, more):
         ("forward", 0, "drop", True),
         ("output", 0, "drop", True),
         ("output", -150, "drop", False),  # there packets still go to the Service's address
+        ("postrouting", -10, "drop", True),
+        ("postrouting", 100, "drop", False),  # there they may have this node's address
         ("input", 0, "drop", False),
         ("forward", 0, "accept", False),
     ],

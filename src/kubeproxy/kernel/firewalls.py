@@ -28,6 +28,7 @@ _MOST_RULES: Final = 2000
 """Rules that are read of one base chain and those that it leads to; a firewall's are tens."""
 _TRACKED: Final = -200  # NF_IP_PRI_CONNTRACK
 _TRANSLATED: Final = -100
+_MASQUERADED: Final = 100  # NF_IP_PRI_NAT_SRC
 _CT_STATE: Final = 0  # NFT_CT_STATE
 _VERDICTS: Final = {x.DROP: "drop", x.ACCEPT: "accept"}
 _SILENT: Final = frozenset({"immediate", "reject", "target", "queue", "counter", "log"})
@@ -135,8 +136,10 @@ def dropped(
 
 
 def _passing(chain: Chain, aims: Sequence[Aim], early: Mapping[str, Aim]) -> Sequence[Aim]:
-    """Return the packets as a chain sees them: translation at a hook has the priority NF_IP_PRI_NAT_DST."""
+    """Return the packets as a chain sees them: translation at a hook has the priority NF_IP_PRI_NAT_DST or _SRC."""
     if chain.hook == "forward" or (chain.hook == "output" and chain.priority > _TRANSLATED):
+        return aims
+    if chain.hook == "postrouting" and chain.priority < _MASQUERADED:
         return aims
     if chain.hook not in early or chain.priority >= _TRANSLATED:
         return ()
