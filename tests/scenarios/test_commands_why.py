@@ -141,6 +141,37 @@ async def test_what_another_kube_proxy_left_for_an_address_is_told(live: Live) -
             await live.run("iptables-nft", "-t", "nat", *rule.split())
 
 
+async def test_an_address_that_the_other_variant_of_iptables_alone_knows_is_told(live: Live) -> None:
+    if live.mode.variant != "nft":
+        return
+    stale, unknown = "KUBE-SVC-AAAAAAAAAAAAAAAA", "10.96.200.200"
+    rule = f"-A KUBE-SERVICES -d {unknown}/32 -p tcp -m tcp --dport 80 -j {stale}"
+    for each in (f"-N {stale}", "-N KUBE-SERVICES", rule):
+        await live.run("iptables-legacy", "-t", "nat", *each.split())
+    try:
+        status, text = await live.ask("why", live.ips["pod"]["IPv4"], f"{unknown}:80")
+        assert (status, "x  both variants of iptables have a kube-proxy's IPv4 chains" in text) == (1, True), text
+        assert text.splitlines()[0].endswith(", unless another kube-proxy's rules take it first (x)"), text
+        assert "both variants" not in (await live.ask("why", live.ips["pod"]["IPv4"], f"{unknown}:81"))[1]
+    finally:
+        for each in ("-F KUBE-SERVICES", "-X KUBE-SERVICES", f"-X {stale}"):
+            await live.run("iptables-legacy", "-t", "nat", *each.split())
+
+
+async def test_a_node_without_a_route_to_the_service_hears_of_it(live: Live) -> None:
+    live.service("routed", "a1")
+    front = live.front("routed")
+    await live.expect(front, {"node": "a1"})
+    await live.run("ip", "route", "add", "unreachable", f"{front.address}/32")
+    try:
+        await live.expect(front, {"node": "unreachable"}, "tcp")
+        status, text = await live.ask("why", "node", f"{front.address}:80")
+        assert (status, f"x  this node has no route to {front.address}: " in text) == (1, True), text
+        assert (await live.ask("why", live.ips["pod"]["IPv4"], f"{front.address}:80"))[0] == 0
+    finally:
+        await live.run("ip", "route", "del", "unreachable", f"{front.address}/32")
+
+
 async def test_a_table_that_another_kube_proxy_left_for_an_address_is_told(live: Live) -> None:
     if live.mode.name != "iptables-nft":
         return  # the table is its own there

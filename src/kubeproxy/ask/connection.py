@@ -14,8 +14,9 @@ from kubeproxy.ask.source import Source
 from kubeproxy.ask.why import THIS_NODE, Explained, Why, fields
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.kernel.nftables.chains import HOOKS
+from kubeproxy.kernel.route.routes import source_for
 from kubeproxy.kernel.rule_walk import Aim
-from kubeproxy.model.addresses import PROTOCOLS, family_of, pack
+from kubeproxy.model.addresses import PROTOCOLS, family_of, pack, unpack
 from kubeproxy.setup import host, modes
 
 PROBES = (PROTOCOLS["TCP"], PROTOCOLS["UDP"])
@@ -44,7 +45,9 @@ class Told(Struct, frozen=True):
     @property
     def heading(self) -> str:
         """The answer in one line."""
-        return self.why.heading + ", but not all is well (x)" * (self.why.passes and self.answer == "no")
+        taken = any(one.about == "leftovers" and one.is_wrong for one in self.findings) and not self.why.passes
+        more = ", but not all is well (x)" * (self.why.passes and self.answer == "no")
+        return self.why.heading + more + ", unless another kube-proxy's rules take it first (x)" * taken
 
     @property
     def fixes(self) -> list[str]:
@@ -79,8 +82,22 @@ def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) 
     if asked.running:
         node = _way(asked, why)
         around = look_at_way(node) if why.forwarded else look_at_answer(node)
-        findings += [*present.look(asked, explained), *_around(around)]
+        findings += [*present.look(asked, explained), *_unrouted(why), *_around(around)]
     return Told(why, (*findings, *probe.findings(probes)), probes)
+
+
+def _unrouted(why: Why) -> Iterator[Diagnosis]:
+    """Look whether this node's own packets have a route to the Service's address, which they need before any rule."""
+    front = pack(probe.place(why.destination.partition("/")[0])[0])
+    if why.source == THIS_NODE and front is not None and source_for(front) is None:
+        yield Diagnosis(
+            severity=Severity.BROKEN,
+            about="routes",
+            what=f"this node has no route to {unpack(front)}",
+            why="the kernel routes its own packets before any rule: programs hear that the network is unreachable",
+            fix="see that the interface of the default route is up (ip link, ip route), or add a route for the "
+            "addresses of Services; any will do, as the rules replace the address",
+        )
 
 
 def _around(report: Checkup) -> Iterator[Diagnosis]:
@@ -110,4 +127,11 @@ def _way(asked: Source, why: Why) -> CheckedNode:
     hooks = frozenset(HOOKS) - {"output" if crosses else "forward"}
     first = "output" if source is None or source in local else "prerouting"
     early = {first: target._replace(source=source)}
-    return replace(node, family=family, hooks=hooks, aims=aims if begins_here or crosses else (), early=early)
+    return replace(
+        node,
+        family=family,
+        hooks=hooks,
+        aims=aims if begins_here or crosses else (),
+        early=early,
+        served=bool(why.service),
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.api.x509 import Validity
@@ -117,6 +118,13 @@ CASES: dict = {
     "table gone": (
         programming.there([Trace("table", V4)], (V4, V6), "nftables"),
         [(BROKEN, "nothing of nftables mode is in the kernel for IPv6")],
+    ),
+    "nothing written yet": (
+        (
+            replace(one, what=one.fix)
+            for one in programming.there([Trace("table", V4)], (V4, V6), "nftables", listed=False)
+        ),
+        [(BROKEN, "the proxy writes it as soon as it has the lists of the API server")],
     ),
     "same version": (programming.versions("1", "1", 0.0, 9.0), []),
     "old version": (

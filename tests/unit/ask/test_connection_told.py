@@ -5,8 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from kubeproxy.api.source import Reach, WatchStanding
+from kubeproxy.ask import connection
 from kubeproxy.ask.checks import contact, settings, strangers
 from kubeproxy.ask.checks.checkup import Checkup
 from kubeproxy.ask.connection import Told, tell
@@ -43,7 +45,7 @@ ANSWERS = ("yes", "no", "unknown")
 PROBED = (Probe("10.0.0.2:80", "TCP", 0.1), Probe("10.0.0.3:80", "TCP", 0.1, "refused", True))
 DROPS = [Drop("table inet fw", "guard", "forward", bytes([10, 244, 1, end]), 3000) for end in (10, 11)]
 FORWARDING = settings.forwarding([settings.Setting("net/ipv4/ip_forward", 1, 0)], FlowsEnd.ENDPOINTS)
-STALE = strangers.left_over([Trace("40 chains KUBE-... of iptables-nft", Family.IPV4)], "nftables")
+STALE = list(strangers.left_over([Trace("40 chains KUBE-... of iptables-nft", Family.IPV4)], "nftables"))
 
 
 @pytest.mark.parametrize(
@@ -93,6 +95,21 @@ def test_what_else_decides_on_the_node_is_told_and_counts(findings, status, line
 )
 def test_the_answer(told, status):
     assert told.answer == ANSWERS[status]
+
+
+def test_rules_of_another_proxy_may_take_what_this_one_has_not():
+    told = Told(why("dropped"), tuple(around(Checkup(list(STALE), []))))
+    assert (told.answer, told.heading.endswith(", unless another kube-proxy's rules take it first (x)")) == ("no", True)
+
+
+@pytest.mark.parametrize(
+    ("route", "source", "stopped"),
+    [(None, "this node", True), (b"\1" * 4, "this node", False), (None, "10.0.0.1", False)],
+)
+def test_what_this_node_sends_needs_a_route_before_any_rule(route, source, stopped, monkeypatch):
+    monkeypatch.setattr(connection, "source_for", lambda _: route)
+    found = list(connection._unrouted(replace(why(), source=source)))
+    assert [one.what for one in found] == ["this node has no route to 10.96.0.1"] * stopped
 
 
 class Asked:

@@ -58,7 +58,7 @@ class CheckedNode(Struct, frozen=True):
     `mode` and `config` are the running ones, or those that are meant to run; `node_ports` says whether
     any Service has a NodePort. What concerns one connection alone has a `family`, None for all of them, passes some of
     the `hooks` of netfilter, and has its packets as they go on to endpoints (`aims`), and as they come (`early`), by
-    the hook where they are translated.
+    the hook where they are translated; `served`: a Service of this proxy has the address.
     """
 
     facts: Facts | None
@@ -71,6 +71,7 @@ class CheckedNode(Struct, frozen=True):
     hooks: Collection[str] = HOOKS
     aims: Sequence[Aim] = ()
     early: Mapping[str, Aim] = {}
+    served: bool = True
 
     @property
     def families(self) -> tuple[Family, ...]:
@@ -193,7 +194,7 @@ def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts) -> None:
         report.look("API server's certificate and clock", lambda: _greeted(node, reach))
         if facts.node is not None or any(one.resource == "nodes" and one.synced for one in reach.watched):
             report.look("Node", lambda: _registered(node, facts))
-    if report.look("kernel", lambda: programming.standing(facts.standings)):
+    if facts.listed and report.look("kernel", lambda: programming.standing(facts.standings)):
         covered.add("kernel")
     rest = {part: why for part, why in facts.unready.items() if part not in covered}
     report.look("readiness", lambda: programming.unready(rest))
@@ -289,7 +290,8 @@ def _able(node: CheckedNode) -> Iterator[Diagnosis]:
 def _rules(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
     if node.running:
         traces = node.mode.traces(sight)
-        yield from programming.there(traces, node.families, node.mode.name)
+        listed = node.facts is None or node.facts.listed
+        yield from programming.there(traces, node.families, node.mode.name, listed=listed)
     yield from _left(node, sight)
     ours = frozenset(mode.table for mode in modes.every() if mode.table)
     filters = [*firewalls.filters(sight.nf_tables, ours), *firewalls.legacy_filters()]
@@ -319,7 +321,7 @@ def _left(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
     twice = list(strangers.both_variants(chain for chain in sight.xtables if node.concerns(chain.family)))
     if twice and aim is not None:
         there = [trace for mode in modes.every() for trace in mode.traces(sight) if trace.catches(aim)]
-        twice = twice if len(there) > 1 else []
+        twice = twice if len(there) > node.served else []
     yield from twice
 
 

@@ -53,8 +53,10 @@ def unready(reasons: Mapping[str, str]) -> Iterator[Diagnosis]:
         )
 
 
-def there(traces: Iterable[Trace], families: Iterable[Family], mode: str) -> Iterator[Diagnosis]:
-    """Look whether something of the running mode is in the kernel for each family."""
+def there(
+    traces: Iterable[Trace], families: Iterable[Family], mode: str, *, listed: bool = True
+) -> Iterator[Diagnosis]:
+    """Look whether something of the running mode is in the kernel for each family; `listed`: it had its lists."""
     known = {trace.family for trace in traces}
     for family in families:
         if family not in known and None not in known:
@@ -64,7 +66,9 @@ def there(traces: Iterable[Trace], families: Iterable[Family], mode: str) -> Ite
                 what=f"nothing of {mode} mode is in the kernel for {family.label}",
                 why="no Service answers on this node",
                 fix="the proxy puts it back within seconds; if it does not, its log says why. What removes it? A "
-                "firewall that flushes all rules, as `nft flush ruleset` does, must keep to its own tables",
+                "firewall that flushes all rules, as `nft flush ruleset` does, must keep to its own tables"
+                if listed
+                else "the proxy writes it as soon as it has the lists of the API server",
             )
 
 
