@@ -183,4 +183,5 @@ async def test_a_kernel_that_announces_nothing_is_said(live: Live) -> None:
 
 
 async def test_an_unknown_service(live: Live) -> None:
-    assert (await live.ask("flows", "nothing")) == (1, "no Service default/nothing is known here\n")
+    status, text = await live.ask("flows", "nothing")
+    assert (status, text.startswith("no Service default/nothing that is watched: there is none")) == (1, True)

@@ -299,4 +299,4 @@ async def test_a_table_of_another_owner_and_what_waits_for_it(bare: Live) -> Non
 @every_mode
 async def test_an_unknown_service(live: Live) -> None:
     status, text = await live.ask("verify", "nobody")
-    assert (status, "no Service default/nobody is known here" in text) == (2, True), text
+    assert (status, "no Service default/nobody that is watched: there is none" in text) == (2, True), text

@@ -14,6 +14,8 @@ from kubeproxy.model.plan import Frontend, FrontendKind, ServiceName, ServicePla
 
 NODE = "node"
 """The source that stands for this node itself, whichever of its addresses it picks."""
+_SHOWN = 3
+"""Services of the name that is asked for in other namespaces that are shown."""
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """The name of a namespace or of a Service (RFC 1123)."""
 
@@ -110,6 +112,7 @@ def _service_address(
     if compiled is None or known is None:
         raise QuestionError(
             f"{unwatched(name)}; `kubectl -n {name[0]} get service {name[1]} --show-labels` tells which"
+            + "".join(_hints(snapshot, name))
         )
     if reason := skipped(known):
         raise QuestionError(f"Service {service} has nothing to connect to here: {reason}")
@@ -126,6 +129,16 @@ def _service_address(
         raise QuestionError(f"Service {service} has {wrong}; it has {', '.join(dict.fromkeys(ports))} (spec.ports)")
     kind = f"{family.label} " if family is not None else ""
     raise QuestionError(f"Service {service} has no {kind}cluster IP with a port (spec.clusterIPs)")
+
+
+def _hints(snapshot: Snapshot, name: ServiceName) -> Iterator[str]:
+    """Yield what else may be meant, or wrong, where a Service is unknown."""
+    same = sorted(space for space, other in snapshot.planner.services if other == name[1])
+    if same:
+        yield "; there is " + ", ".join(f"{space}/{name[1]}" for space in same[:_SHOWN])
+    reach = snapshot.reach()
+    if reach is not None and reach.trouble:
+        yield f"; it may be new: the API server cannot be reached, {reach.trouble}"
 
 
 def _cluster_ips(plans: tuple[ServicePlan, ...], family: Family | None) -> Iterator[tuple[ServicePlan, Frontend]]:

@@ -21,6 +21,7 @@ from kubeproxy.ask import cluster
 from kubeproxy.ask.flows.ground import ground
 from kubeproxy.ask.flows.look import Cost, Look
 from kubeproxy.ask.flows.users import PortUse, uses
+from kubeproxy.ask.snapshot import unwatched
 from kubeproxy.ask.source import source
 from kubeproxy.commands import NO, YES, follow, output
 from kubeproxy.commands.services import service_name
@@ -54,7 +55,7 @@ def run(given: argparse.Namespace) -> int:
     names = [service_name(given.name)] if given.name else []
     served = where.served(names)
     if names and not served.all:
-        output.say(f"no Service {'/'.join(names[0])} is known here")
+        output.say(unwatched(names[0]))
         return NO
     if given.follow:
         return follow.run(where, names, served, given)

@@ -49,7 +49,7 @@ def absent(
             has = ", ".join(f"{port.name or 'unnamed'} ({PROTOCOL_NAMES[port.protocol]})" for port in piece.ports)
             reason = f"the slice has no port {key.port_name or 'without a name'} ({PROTOCOL_NAMES[key.protocol]})"
             for endpoint in piece.endpoints if piece.ports else piece.particular or ():
-                yield Absent(endpoint.address + PORT_BYTES[0], name, f"{reason}, but {has or 'none'}", "ports")
+                yield Absent(endpoint.address + PORT_BYTES[0], name, f"{reason}; it has {has or 'none'}", "ports")
         for number in numbers:
             for endpoint in piece.endpoints:
                 destination = endpoint.address + PORT_BYTES[number]

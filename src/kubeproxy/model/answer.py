@@ -296,11 +296,15 @@ class _Question:
         return Answer(Outcome.NOT_OURS, steps, Notice.UNKNOWN)
 
     def _no_nodeport(self) -> AnswerStep | None:
-        """Return that the port is a NodePort which this address of the node does not answer, None if it is none."""
+        """Return that the port is a NodePort which this address does not answer here, None if it is none."""
         owned = self._frontend(self._tail)
         destination = self._packet.destination
-        if owned is None or not (destination in self._local or is_loopback(destination)):
+        if owned is None:
             return None
+        if destination not in self._local and not is_loopback(destination):
+            of_others = f"on another Node's it is a NodePort of {_named(owned[0])}, which that node decides"
+            text = f"{self._where()}: no Service has this address; {of_others}"
+            return AnswerStep(False, text, "spec.ports[].nodePort")
         chosen = self._ours.nodeport_ips
         where = "all but loopback" if chosen is None else ", ".join(map(unpack, chosen)) or "no address"
         text = f"{self._where()}: a NodePort of {_named(owned[0])}, but not on this address: they answer on {where}"

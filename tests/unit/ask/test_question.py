@@ -76,6 +76,7 @@ def test_a_question_stands_for_a_packet(subject, source, target, meant):
         ("node", "default/web", "it has http 80/TCP, dns 53/UDP (spec.ports)"),
         ("node", "none:80", "no Service default/none that is watched: there is none, it is headless"),
         ("node", "none:80", "`kubectl -n default get service none --show-labels` tells which"),
+        ("node", "shop/web:80", "tells which; there is default/web"),
         ("node", "plain:", "it has 8080/TCP (spec.ports)"),
         ("fd00::7", "plain:8080", "Service default/plain has no IPv6 cluster IP with a port (spec.clusterIPs)"),
         ("node", "default/names:80", "Service default/names has nothing to connect to here: its type is ExternalName"),

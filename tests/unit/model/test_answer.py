@@ -132,7 +132,9 @@ def test_an_endpoint_of_another_zone_node_or_port():
     ]
     wrong = slice_of(endpoint("10.244.1.1"), ports=[EndpointPort(port=8080, name="web", protocol="TCP")])
     made = ask(planner(WEB, wrong), "10.96.0.10")
-    assert [(a.reason, a.field) for a in made.absent] == [("the slice has no port http (TCP), but web (TCP)", "ports")]
+    assert [(a.reason, a.field) for a in made.absent] == [
+        ("the slice has no port http (TCP); it has web (TCP)", "ports")
+    ]
 
 
 def test_a_port_that_no_service_has_at_the_address():
@@ -182,7 +184,11 @@ def test_a_nodeport_is_known_on_an_address_that_does_not_answer_it():
         "no 192.0.2.1:30080/TCP: a NodePort of default/web, port http, but not on this address: they answer on "
         "192.0.2.9 [nodePortAddresses]"
     )
-    assert "no Service has this address and port" in told(ask(made, STRANGER, 30080))
+    assert told(ask(made, STRANGER, 30080)) == (
+        f"no {STRANGER}:30080/TCP: no Service has this address; on another Node's it is a NodePort of default/web, "
+        "port http, which that node decides [spec.ports[].nodePort]"
+    )
+    assert "no Service has this address and port" in told(ask(made, STRANGER, 30081))
 
 
 @pytest.mark.parametrize(

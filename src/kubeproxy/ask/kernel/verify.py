@@ -9,6 +9,7 @@ from msgspec import Struct
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.kernel.examiners import examiners
 from kubeproxy.ask.kernel.looks import Seen, look
+from kubeproxy.ask.snapshot import unwatched
 from kubeproxy.ask.source import Source, knowing
 from kubeproxy.backends.examination import Finding
 from kubeproxy.errors import KubeProxyError, NoAnswerError
@@ -61,7 +62,7 @@ def verify(asked: Source, names: Sequence[ServiceName], *, api: bool) -> Report:
         seen = look(asked.services, kernel, names)
     troubles = [*_troubles(facts)]
     if names and not seen.services:
-        troubles.append(f"no Service {'/'.join(names[0])} is known here")
+        troubles.append(unwatched(names[0]))
     behind: list[Finding] = []
     if asked.running and not facts.manifests and (names or api):
         from kubeproxy.ask import cluster  # noqa: PLC0415 - it loads modules that a look at the kernel does without
