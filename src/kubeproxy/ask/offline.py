@@ -113,7 +113,7 @@ async def _read(options: Options, settings: Settings) -> tuple[Planner, Reach | 
     work = [asyncio.ensure_future(part) for part in sources.work().values()]
     try:
         async with asyncio.timeout(PATIENCE):
-            ended = asyncio.ensure_future(_listed(complete, sources))
+            ended = asyncio.ensure_future(_listed(complete, planner, sources))
             await asyncio.wait([ended, *work], return_when=asyncio.FIRST_COMPLETED)
             for part in work:
                 if part.done():
@@ -136,12 +136,14 @@ async def _read(options: Options, settings: Settings) -> tuple[Planner, Reach | 
     return planner, reach
 
 
-async def _listed(complete: asyncio.Event, sources: Sources) -> None:
-    """Return once everything was read, or waiting is useless."""
+async def _listed(complete: asyncio.Event, planner: Planner, sources: Sources) -> None:
+    """Return once everything that exists was read, or waiting is useless."""
     begun = time.monotonic()
     while not complete.is_set():
         reach = sources.reach()
         if reach is not None and (contact.hopeless(reach) or (reach.trouble and time.monotonic() - begun > UNREACHED)):
+            return
+        if planner.complete and reach is not None and all(one.synced for one in reach.watched):
             return
         with suppress(TimeoutError):
             await asyncio.wait_for(complete.wait(), 0.05)

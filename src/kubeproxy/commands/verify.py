@@ -19,6 +19,8 @@ from kubeproxy.commands.services import service_name
 _NICE = 5
 """What takes a second of a processor gives way to the proxy, and to whatever else the node is for."""
 
+_START = "start kube-proxy on this node, which writes what is missing; none was asked, as the objects are read here"
+
 _SHOWN = 50
 """Findings that are listed one by one; `-o json` has them all."""
 
@@ -34,17 +36,18 @@ def run(given: argparse.Namespace) -> int:
     names = [service_name(given.name)] if given.name else []
     if not names:
         os.nice(_NICE)
-    report = verify(source(given), names, api=given.api)
+    asked = source(given)
+    report = verify(asked, names, api=given.api)
     if given.output == "json":
         output.json(report.fields())
     else:
-        _print(report)
+        _print(report, REPAIR if asked.running else _START)
     if report.differs:
         return NO
     return YES if report.is_complete(names) else UNKNOWN
 
 
-def _print(report: Report) -> None:
+def _print(report: Report, repair: str) -> None:
     facts, seen = report.facts, report.seen
     for findings in (seen.findings, report.behind):
         for finding in findings[:_SHOWN]:
@@ -63,7 +66,7 @@ def _print(report: Report) -> None:
     where = f"({facts.mode}, {families})"
     if seen.findings:
         output.say(f"{_counted(len(seen.findings), 'difference')} in {_counted(seen.services, 'Service')} {where}")
-        output.say(f"Fix: {REPAIR}")
+        output.say(f"Fix: {repair}")
     elif seen.services or not report.troubles:
         output.marked(output.OK, f"{_counted(seen.services, 'Service')} in the kernel as planned {where}")
     if report.behind:

@@ -26,8 +26,9 @@ def require(mode: str, kernel: tuple[int, int], otherwise: str) -> None:
     try:
         nfnetlink.table(socket.AF_INET, "kube-proxy")
     except NetlinkError as error:
+        reason = str(error).replace(": ", ", ")  # what is before the first ": " is what lacks, the rest its fix
         raise Unsupported(
-            f"nf_tables does not answer ({error}): load the kernel module nf_tables (modprobe nf_tables), "
+            f"nf_tables does not answer ({reason}): load the kernel module nf_tables (modprobe nf_tables), "
             "and give the process the capability CAP_NET_ADMIN"
         ) from error
 
