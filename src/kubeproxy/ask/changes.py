@@ -192,7 +192,21 @@ def _clients(
             groups.setdefault((f"pods on {where}" if one.node else "pods", words), []).append(one)
         return found + [_known(f"{who} by {words}", each) for (who, words), each in groups.items() if words]
     made_up = (_pod(f"pods by {detector.words}", detector, family) for detector in detectors)
-    return found + [pod for pod in made_up if pod is not None]
+    return found + _together([pod for pod in made_up if pod is not None])
+
+
+def _together(pods: Sequence[ClientKind]) -> list[ClientKind]:
+    """Return made-up pods of two configurations: if one tells them by network and one by interface, most are both."""
+    networks, entering = ([pod for pod in pods if bool(pod.interface) is by] for by in (False, True))
+    if not networks or not entering:
+        return list(pods)
+    ((network, *_), (one, *_)) = networks, entering
+    by = one.words.removeprefix("pods by ")
+    return [
+        network._replace(words=f"{network.words} that come in by {by}", interface=one.interface),
+        network._replace(words=f"{network.words} that do not come in by {by}"),
+        one._replace(words=f"what comes in by {by} from outside of {network.words.removeprefix('pods by ')}"),
+    ]
 
 
 def _known(words: str, pods: Sequence[KnownPod]) -> ClientKind:

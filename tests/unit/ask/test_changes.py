@@ -77,9 +77,9 @@ def test_habits_of_another_mode(habits, text):
     assert any(one.startswith(text) for one in texts) if text else texts == []
 
 
-def recognising(network: str, web: Service = WEB, piece: EndpointSlice = SLICE) -> ConfiguredNode:
+def recognising(value: str, web: Service = WEB, piece: EndpointSlice = SLICE, kind="network") -> ConfiguredNode:
     made = planner(web, piece, nodeports=None).world
-    planned = Planner(replace(made, ipv4=replace(made.ipv4, detector=Detector("network", network))))
+    planned = Planner(replace(made, ipv4=replace(made.ipv4, detector=Detector(kind, value))))
     planned.apply([Replaced("services", [web]), Replaced("endpointslices", [piece])])
     planned.take()
     return ConfiguredNode(planned, Habits())
@@ -124,6 +124,16 @@ def test_a_pod_that_is_an_endpoint_of_the_service_tells_of_others():
     made = shifts(before, after, LOCAL, [KnownPod(pack("10.244.1.1"), "10.244.1.1", HERE)])
     who = (f"pods on this node by {NETWORK} (10.244.1.1)",)
     assert Shift(("IPv4 cluster IPs",), who, "served", "served, with this node's address", ("default/web",)) in made
+
+
+def test_pods_by_interface_are_mostly_those_of_the_network():
+    """A pod of the network that comes in by the bridge is one in both: it notices nothing."""
+    before, after = recognising("10.244.0.0/16"), recognising("cbr0", kind="bridge")
+    made = {who: one.after for one in shifts(before, after, LOCAL) for who in one.who if "cluster IPs" in one.where[0]}
+    assert made == {
+        f"pods by {NETWORK} that do not come in by the interface cbr0": "served, with this node's address",
+        f"what comes in by the interface cbr0 from outside of {NETWORK}": "served",
+    }
 
 
 def test_pods_that_are_known_are_endpoints_and_the_nodes_network():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from types import SimpleNamespace
 
 import pytest
@@ -130,3 +131,8 @@ def test_an_answer_of_old_objects_says_how_old_they_are(monkeypatch):
     (found,) = told.findings
     assert (told.answer, found.severity.mark, "what was known 8 minutes ago" in found.text) == ("no", "x", True)
     assert told.heading == "10.0.0.1 -> 10.96.0.1:80/tcp: not ours, the client sees "
+
+
+def test_a_blackhole_is_called_so():
+    error = OSError(errno.EINVAL, "Invalid argument")
+    assert probe._failed("10.0.0.1:80", "TCP", 0.0, error).problem == "its route is a blackhole"

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -207,3 +208,14 @@ def test_a_file_that_is_no_kubeconfig_is_told_with_a_fix(
     assert run(["doctor", "-o", "json", "--kubeconfig", str(file)]) == 1
     (found,) = json.loads(capfd.readouterr().out)["findings"]
     assert (str(file) in found["what"], "kubectl --kubeconfig FILE" in found["fix"]) == (True, True)
+
+
+def test_nobody_waits_for_a_node_that_does_not_exist() -> None:
+    watched = (WatchStanding(resource="nodes", synced=True, connected=True, stale=0.0),)
+    reach = Reach(server="https://h", trouble="", watched=watched, certificates={})
+
+    async def main() -> None:
+        planner, sources = SimpleNamespace(complete=True), SimpleNamespace(reach=lambda: reach)
+        await asyncio.wait_for(offline._listed(asyncio.Event(), planner, sources), 5)
+
+    asyncio.run(main())

@@ -119,4 +119,6 @@ def _failed(address: str, protocol: str, began: float, error: OSError) -> Probe:
         return Probe(address, protocol, seconds, f"no answer within {PATIENCE:.0f} s")
     if error.errno == errno.ECONNREFUSED:
         return Probe(address, protocol, seconds, "refused", refused=True)
+    if error.errno == errno.EINVAL:  # what the kernel says of such a route
+        return Probe(address, protocol, seconds, "its route is a blackhole")
     return Probe(address, protocol, seconds, os.strerror(error.errno or errno.EIO).lower())
