@@ -145,17 +145,25 @@ async def test_an_address_that_the_other_variant_of_iptables_alone_knows_is_told
     if live.mode.variant != "nft":
         return
     stale, unknown = "KUBE-SVC-AAAAAAAAAAAAAAAA", "10.96.200.200"
-    rule = f"-A KUBE-SERVICES -d {unknown}/32 -p tcp -m tcp --dport 80 -j {stale}"
-    for each in (f"-N {stale}", "-N KUBE-SERVICES", rule):
-        await live.run("iptables-legacy", "-t", "nat", *each.split())
-    try:
+    rule = f"KUBE-SERVICES -d {unknown}/32 -p tcp -m tcp --dport 80 -j {stale}"
+
+    async def each(*commands: str) -> None:
+        for words in commands:
+            await live.cluster.exec("node", ["iptables-legacy", "-t", "nat", *words.split()])
+
+    async def check() -> str:
+        # Again: a proxy that has just started removes them once.
+        await each(f"-N {stale}", "-N KUBE-SERVICES", "-F KUBE-SERVICES", f"-A {rule}")
         status, text = await live.ask("why", live.ips["pod"]["IPv4"], f"{unknown}:80")
-        assert (status, "x  both variants of iptables have a kube-proxy's IPv4 chains" in text) == (1, True), text
-        assert text.splitlines()[0].endswith(", unless another kube-proxy's rules take it first (x)"), text
+        named = "x  both variants of iptables have a kube-proxy's IPv4 chains" in text
+        first = text.splitlines()[0].endswith(", unless another kube-proxy's rules take it first (x)")
+        return "" if (status, named, first) == (1, True, True) else text
+
+    try:
+        await live.eventually(check)
         assert "both variants" not in (await live.ask("why", live.ips["pod"]["IPv4"], f"{unknown}:81"))[1]
     finally:
-        for each in ("-F KUBE-SERVICES", "-X KUBE-SERVICES", f"-X {stale}"):
-            await live.run("iptables-legacy", "-t", "nat", *each.split())
+        await each("-F KUBE-SERVICES", "-X KUBE-SERVICES", f"-X {stale}")
 
 
 async def test_a_node_without_a_route_to_the_service_hears_of_it(live: Live) -> None:
