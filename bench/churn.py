@@ -25,6 +25,7 @@ from bench.runs import Run
 from kubeproxy.api.decode import WatchDecoder
 from kubeproxy.engine.engine import Engine
 from kubeproxy.kernel.nftables import nfnetlink
+from kubeproxy.kernel.nftables.messages import chain_message
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Replaced
 from support import nft
@@ -132,7 +133,7 @@ async def _commit_beside() -> None:
         nft.run("add table ip elsewhere\n")
         for number in itertools.count():
             await asyncio.sleep(BESIDE)
-            link.commit([nfnetlink.chain_message(Family.IPV4, "elsewhere", f"chain-{number}")])
+            link.commit([chain_message(Family.IPV4, "elsewhere", f"chain-{number}")])
 
 
 def _connect(engine: Engine, reader: int) -> None:

@@ -46,7 +46,7 @@ def alone(size: str) -> dict[str, float]:
     lists = ("services", objects.service_pages(wanted)), ("endpointslices", objects.slice_pages(wanted))
     planner.apply([Replaced(resource, proxy.listed(resource, pages).objects) for resource, pages in lists])
     backlog.add(planner.take())
-    for _ in backend.sync(backlog.plans()):
+    for _ in backend.sync(backlog.plans(backlog.changes.values())):
         pass
     now, most = memory.resident()
     return {"cpu": time.process_time(), "rss": now, "peak": most}

@@ -201,7 +201,7 @@ def _hurry() -> None:
     from kubeproxy.api import source, watch  # noqa: PLC0415
     from kubeproxy.engine import inspection  # noqa: PLC0415 - see _interpose
 
-    watch.Pace = functools.partial(source.ListPace, first=0.05, cap=1.0, relist=0.05, healthy=3.0)  # type: ignore[assignment,misc]
+    watch.ListPace = functools.partial(source.ListPace, first=0.05, cap=1.0, relist=0.05, healthy=3.0)  # type: ignore[assignment,misc]
     inspection.INTERVAL = 0.2
 
 

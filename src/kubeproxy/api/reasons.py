@@ -9,10 +9,7 @@ import os
 import re
 import socket
 import ssl
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from kubeproxy.api.cluster import Cluster
+from typing import Final, Protocol
 
 _ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
 _REFUSED: Final = 111
@@ -27,6 +24,22 @@ _OTHER_NAMES: Final = frozenset((62, 64))  # another host name, another address
 # What OpenSSL calls the reasons (ssl.SSLError.reason), by what operators can do about them.
 _NO_TLS: Final = frozenset(("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"))
 _OURS_REFUSED: Final = re.compile(r"ALERT_(?:BAD_CERTIFICATE|UNKNOWN_CA|CERTIFICATE_\w+|UNSUPPORTED_CERTIFICATE)$")
+
+
+class ConnectedServer(Protocol):
+    """A server's side of a connection, as error messages name it."""
+
+    @property
+    def identity(self) -> str:
+        """The credentials that the server gets, in words."""
+
+    @property
+    def authorities(self) -> str:
+        """The certificate authorities that its certificate must be signed by, in words."""
+
+    @property
+    def server_hostname(self) -> str | None:
+        """The name that must be in its certificate."""
 
 
 def os_reason(error: OSError) -> str:
@@ -54,7 +67,7 @@ def _code(error: ssl.SSLError) -> str:
     return getattr(error, "reason", None) or ""  # missing where Python itself raised it
 
 
-def connection_reason(error: OSError, cluster: Cluster) -> str:
+def connection_reason(error: OSError, cluster: ConnectedServer) -> str:
     """Return why no connection to the server of `cluster` was made."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _certificate_reason(error, cluster)
@@ -70,7 +83,7 @@ def connection_reason(error: OSError, cluster: Cluster) -> str:
     return os_reason(error)
 
 
-def _certificate_reason(error: ssl.SSLCertVerificationError, cluster: Cluster) -> str:
+def _certificate_reason(error: ssl.SSLCertVerificationError, cluster: ConnectedServer) -> str:
     code = error.verify_code
     if code in _NOT_SIGNED:
         return f"the server's certificate is not signed by {cluster.authorities}"

@@ -7,6 +7,8 @@ from enum import IntEnum
 
 from msgspec import Struct
 
+from kubeproxy.errors import NoAnswerError
+
 
 class Severity(IntEnum):
     """How bad it is, the worst first."""
@@ -74,3 +76,11 @@ def duration(seconds: float) -> str:
         if seconds >= 2 * unit:
             return f"{seconds / unit:.0f} {name}"
     return f"{seconds:.0f} seconds"
+
+
+class UnreadError(NoAnswerError):
+    """The objects cannot be read; `finding` says why, and what mends it."""
+
+    def __init__(self, finding: Diagnosis) -> None:
+        super().__init__(f"{finding.what}. Fix: {finding.fix}")
+        self.finding = finding

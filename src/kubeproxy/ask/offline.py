@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from kubeproxy.api.source import Reach
 from kubeproxy.ask.checks import contact
 from kubeproxy.ask.desk import Desk
+from kubeproxy.ask.finding import UnreadError
 from kubeproxy.ask.snapshot import Snapshot
-from kubeproxy.ask.source import UnreadError
 from kubeproxy.config.options import Options, build_options
 from kubeproxy.config.pflag import parse
 from kubeproxy.engine.standing import FamilyStanding

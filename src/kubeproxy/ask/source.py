@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from kubeproxy.ask.checks import contact
 from kubeproxy.ask.facts import Facts, Objects, ProgrammedService
-from kubeproxy.ask.finding import Diagnosis
 from kubeproxy.ask.why import Explained
 from kubeproxy.control.client import Client
 from kubeproxy.errors import NoAnswerError
@@ -16,14 +15,6 @@ from kubeproxy.model.plan import ServiceName
 
 if TYPE_CHECKING:
     from kubeproxy.ask.desk import Desk
-
-
-class UnreadError(NoAnswerError):
-    """The objects cannot be read; `finding` says why, and what mends it."""
-
-    def __init__(self, finding: Diagnosis) -> None:
-        super().__init__(f"{finding.what}. Fix: {finding.fix}")
-        self.finding = finding
 
 
 AT_ONCE = 100

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kubeproxy.config.durations import Duration
+    from kubeproxy.config.fields import GROUP
     from kubeproxy.config.load import load_file, load_text
     from kubeproxy.config.options import Options, build_options
-    from kubeproxy.config.types import GROUP, KubeProxyConfiguration
+    from kubeproxy.config.types import KubeProxyConfiguration
     from kubeproxy.config.write import describe, differences, dump, write_file
 
 __all__ = [
@@ -37,7 +38,7 @@ _HOMES = {
     "load_text": "load",
     "Options": "options",
     "build_options": "options",
-    "GROUP": "types",
+    "GROUP": "fields",
     "KubeProxyConfiguration": "types",
     "describe": "write",
     "differences": "write",

@@ -16,9 +16,10 @@ from msgspec import Struct
 from msgspec.structs import fields
 
 from kubeproxy.config.durations import Duration
+from kubeproxy.config.fields import Quantity, VModuleItem
 from kubeproxy.config.messages import Mistake, did_you_mean
 from kubeproxy.config.modes import MODES
-from kubeproxy.config.types import KubeProxyConfiguration, Quantity, VModuleItem
+from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.config.values import parse_quantity
 
 

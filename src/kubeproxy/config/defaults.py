@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from kubeproxy.config import modes
 from kubeproxy.config.addresses import is_ipv6, with_port
-from kubeproxy.config.types import HEALTHZ_PORT, METRICS_PORT, KubeProxyConfiguration
+from kubeproxy.config.fields import HEALTHZ_PORT, METRICS_PORT
+from kubeproxy.config.types import KubeProxyConfiguration
 
 
 def with_defaults(config: KubeProxyConfiguration, given: AbstractSet[str]) -> KubeProxyConfiguration:

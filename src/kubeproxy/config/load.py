@@ -13,9 +13,10 @@ from typing import Any
 
 from kubeproxy.config.decode import decode
 from kubeproxy.config.defaults import with_defaults
+from kubeproxy.config.fields import API_VERSION, GROUP, KIND
 from kubeproxy.config.messages import Mistake, did_you_mean, listed
 from kubeproxy.config.tree import parse
-from kubeproxy.config.types import API_VERSION, GROUP, KIND, KubeProxyConfiguration
+from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.config.validate import validate
 from kubeproxy.errors import ConfigError
 

@@ -15,13 +15,14 @@ from msgspec.structs import replace
 
 from kubeproxy.config.addresses import with_port
 from kubeproxy.config.defaults import with_defaults
+from kubeproxy.config.fields import VModuleItem
 from kubeproxy.config.flags import BY_NAME, FLAGS, KEPT_WITH_CONFIG, LOGGING
 from kubeproxy.config.load import load_file, raise_mistakes
 from kubeproxy.config.messages import Mistake
 from kubeproxy.config.modes.description import ModeConfig
 from kubeproxy.config.page import PageAccess, page_access
 from kubeproxy.config.pflag import KINDS, CommandLine
-from kubeproxy.config.types import KubeProxyConfiguration, VModuleItem
+from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.config.validate import validate
 from kubeproxy.config.write import with_values
 from kubeproxy.errors import ConfigError

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from functools import partial
 
 from kubeproxy.config.addresses import parse_cidr, parse_ip, split_host_port
+from kubeproxy.config.fields import Logging, OutputRouting
 from kubeproxy.config.gates import gate_enabled, gate_problem
 from kubeproxy.config.messages import Mistake
 from kubeproxy.config.modes import DEFAULT, MODES
 from kubeproxy.config.modes.description import NODEPORT_WORDS
 from kubeproxy.config.modes.iptables import bit_mistakes
-from kubeproxy.config.types import KubeProxyConfiguration, Logging, OutputRouting
+from kubeproxy.config.types import KubeProxyConfiguration
 
 LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
 HIDDEN_METRICS_VERSION = "1.35"

@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from kubeproxy.config.decode import json_fields
 from kubeproxy.config.durations import Duration
+from kubeproxy.config.fields import API_VERSION, KIND
 from kubeproxy.config.modes.description import EVERY_ADDRESS
-from kubeproxy.config.types import API_VERSION, KIND, KubeProxyConfiguration
+from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ConfigError
 
 _OMITTED_AT_DEFAULT = frozenset(

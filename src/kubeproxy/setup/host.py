@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kubeproxy.config.addresses import split_host_port
+from kubeproxy.config.fields import ConntrackSettings
 from kubeproxy.config.gates import gate_enabled
 from kubeproxy.config.modes.description import EVERY_ADDRESS, spelled_out
-from kubeproxy.config.types import ConntrackSettings, KubeProxyConfiguration
+from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ConfigError, Unsupported
 from kubeproxy.kernel.proc.sysctl import ConntrackConfig, apply_settings, conntrack_settings
 from kubeproxy.kernel.route.addresses import local_addresses

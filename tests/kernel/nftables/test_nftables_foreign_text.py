@@ -11,8 +11,8 @@ from msgspec import structs
 
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.rules import pods_in_iptables
+from kubeproxy.config.fields import API_VERSION
 from kubeproxy.config.load import read_text
-from kubeproxy.config.types import API_VERSION
 from kubeproxy.errors import ConfigError
 from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.model.addresses import Family

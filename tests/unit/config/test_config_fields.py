@@ -8,7 +8,7 @@ import pytest
 
 from kubeproxy.config import Duration, KubeProxyConfiguration, describe, load_text
 from kubeproxy.config.decode import json_fields
-from kubeproxy.config.types import VModuleItem
+from kubeproxy.config.fields import VModuleItem
 from kubeproxy.errors import ConfigError
 
 BOOL = ("yes", 'expected true or false, got "yes"')

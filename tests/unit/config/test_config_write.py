@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.config import Duration, KubeProxyConfiguration, describe, differences, dump, load_text, write_file
-from kubeproxy.config.modes.iptables import IPTables
-from kubeproxy.config.modes.nftables import NFTables
-from kubeproxy.config.types import ConntrackSettings, Logging, VModuleItem
+from kubeproxy.config.blocks import IPTables, NFTables
+from kubeproxy.config.fields import ConntrackSettings, Logging, VModuleItem
 from kubeproxy.config.write import in_effect, with_values
 from kubeproxy.errors import ConfigError
 

@@ -6,10 +6,10 @@ import pytest
 
 from kubeproxy.config import Duration, KubeProxyConfiguration, build_options
 from kubeproxy.config.decode import json_fields
+from kubeproxy.config.fields import VModuleItem
 from kubeproxy.config.flags import BY_NAME, FLAGS, GROUPS
 from kubeproxy.config.page import page_access
 from kubeproxy.config.pflag import KINDS, parse, shown_default
-from kubeproxy.config.types import VModuleItem
 from kubeproxy.errors import ConfigError
 
 INT = ("x", 'invalid argument "x" for "--{}" flag: strconv.ParseInt: parsing "x": invalid syntax')

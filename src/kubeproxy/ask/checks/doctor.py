@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from kubeproxy.ask.checks import identity
 from kubeproxy.ask.checks.checkup import CheckedNode, Checkup, checked, look_at
-from kubeproxy.ask.finding import Diagnosis
-from kubeproxy.ask.source import UnreadError, source
+from kubeproxy.ask.finding import Diagnosis, UnreadError
+from kubeproxy.ask.source import source
 from kubeproxy.config.options import build_options
 from kubeproxy.config.pflag import parse
 from kubeproxy.config.types import KubeProxyConfiguration

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
 from kubeproxy.config.durations import Duration
+from kubeproxy.config.fields import ConfigurationFields
 from kubeproxy.config.messages import Mistake
 from kubeproxy.config.struct import json_name
 
-if TYPE_CHECKING:
-    from kubeproxy.config.types import KubeProxyConfiguration
+C = TypeVar("C", bound=ConfigurationFields)
 
 LoopbackNodePorts = Literal["never", "ipv4", "relayed"]
 """Whether loopback may be among the addresses that NodePorts answer on: never, for IPv4, or by a relay of the proxy."""
@@ -85,28 +85,28 @@ class ModeConfig(Struct, frozen=True, kw_only=True):
     beyond: frozenset[str] = frozenset()
     balances: bool = False
 
-    def sync_block(self, config: KubeProxyConfiguration) -> SyncBlock:
+    def sync_block(self, config: ConfigurationFields) -> SyncBlock:
         """The block with the mode's sync periods."""
         block: SyncBlock = getattr(config, self.syncs)
         return block
 
-    def masquerade_block(self, config: KubeProxyConfiguration) -> MasqueradeBlock:
+    def masquerade_block(self, config: ConfigurationFields) -> MasqueradeBlock:
         """The block with the mode's masquerade settings."""
         block: MasqueradeBlock = getattr(config, self.masquerades)
         return block
 
-    def path(self, config: KubeProxyConfiguration, attribute: str) -> str:  # noqa: ARG002 - see nftables
+    def path(self, config: ConfigurationFields, attribute: str) -> str:  # noqa: ARG002 - see nftables
         """The JSON path where the user wrote an attribute of the sync block."""
         return f"{self.syncs}.{json_name(attribute)}"
 
-    def mistakes(self, config: KubeProxyConfiguration) -> Iterator[Mistake]:  # noqa: ARG002 - as most modes
+    def mistakes(self, config: ConfigurationFields) -> Iterator[Mistake]:  # noqa: ARG002 - as most modes
         """What is wrong with the mode's own settings, when it is the one to run."""
         yield from ()
 
-    def completed(self, config: KubeProxyConfiguration, given: AbstractSet[str]) -> KubeProxyConfiguration:  # noqa: ARG002
+    def completed(self, config: C, given: AbstractSet[str]) -> C:  # noqa: ARG002
         """The configuration for this mode when `mode` is empty; given names the fields (JSON paths) that are set."""
         return config
 
-    def loopback_nodeports(self, config: KubeProxyConfiguration) -> LoopbackNodePorts:  # noqa: ARG002 - see iptables
+    def loopback_nodeports(self, config: ConfigurationFields) -> LoopbackNodePorts:  # noqa: ARG002 - see iptables
         """Whether NodePorts may answer on loopback addresses."""
         return "never"

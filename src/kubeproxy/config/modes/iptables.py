@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from kubeproxy.config.durations import Duration
+from kubeproxy.config.fields import ConfigurationFields
 from kubeproxy.config.messages import Mistake
 from kubeproxy.config.modes.description import LoopbackNodePorts, ModeConfig
-from kubeproxy.config.struct import ConfigStruct
-
-if TYPE_CHECKING:
-    from kubeproxy.config.types import KubeProxyConfiguration
-
-
-class IPTables(ConfigStruct, frozen=True, kw_only=True):
-    """Settings of iptables mode; masqueradeBit and masqueradeAll also govern ipvs mode."""
-
-    masquerade_bit: int = 14
-    masquerade_all: bool = False
-    localhost_node_ports: bool = True
-    sync_period: Duration = Duration(30)
-    min_sync_period: Duration = Duration(1)
 
 
 class IptablesMode(ModeConfig, frozen=True, kw_only=True):
     """The only mode with NodePorts on loopback."""
 
-    def loopback_nodeports(self, config: KubeProxyConfiguration) -> LoopbackNodePorts:
+    def loopback_nodeports(self, config: ConfigurationFields) -> LoopbackNodePorts:
         """IPv4 only: the kernel has no route_localnet for IPv6."""
         return "ipv4" if config.iptables.localhost_node_ports else "never"
 

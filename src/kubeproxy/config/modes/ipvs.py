@@ -4,31 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kubeproxy.config.addresses import parse_cidr
 from kubeproxy.config.durations import Duration
+from kubeproxy.config.fields import ConfigurationFields
 from kubeproxy.config.gates import gate_enabled
 from kubeproxy.config.messages import Mistake
 from kubeproxy.config.modes.description import ModeConfig
-from kubeproxy.config.struct import ConfigStruct
-
-if TYPE_CHECKING:
-    from kubeproxy.config.types import KubeProxyConfiguration
-
-
-class IPVS(ConfigStruct, frozen=True, kw_only=True):
-    """Settings of ipvs mode. A timeout of 0 leaves the kernel's value."""
-
-    sync_period: Duration = Duration(30)
-    min_sync_period: Duration = Duration(0)
-    scheduler: str = ""
-    exclude_cidrs: tuple[str, ...] = ()
-    strict_arp: bool = False
-    tcp_timeout: Duration = Duration(0)
-    tcp_fin_timeout: Duration = Duration(0)
-    udp_timeout: Duration = Duration(0)
-
 
 _SCHEDULER: Final = re.compile(r"[a-z0-9_]{0,15}")  # IP_VS_SCHEDNAME_MAXLEN; a module's name as well
 
@@ -36,7 +19,7 @@ _SCHEDULER: Final = re.compile(r"[a-z0-9_]{0,15}")  # IP_VS_SCHEDNAME_MAXLEN; a 
 class IpvsMode(ModeConfig, frozen=True, kw_only=True):
     """Its block is checked only when it is the mode to run."""
 
-    def mistakes(self, config: KubeProxyConfiguration) -> Iterator[Mistake]:
+    def mistakes(self, config: ConfigurationFields) -> Iterator[Mistake]:
         """The gate that is off, timeouts below 0, and networks that are none."""
         if not gate_enabled(config.feature_gates, "KubeProxyIPVS"):
             yield Mistake("mode", "ipvs needs the feature gate KubeProxyIPVS=true")

@@ -4,35 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec.structs import replace
 
-from kubeproxy.config.durations import Duration
+from kubeproxy.config.blocks import IPTables
+from kubeproxy.config.fields import ConfigurationFields
 from kubeproxy.config.gates import gate_enabled
 from kubeproxy.config.messages import Mistake
-from kubeproxy.config.modes.description import PRIMARY_ADDRESS, LoopbackNodePorts, ModeConfig
-from kubeproxy.config.modes.iptables import IPTables, bit_mistakes
-from kubeproxy.config.struct import ConfigStruct, json_name
-
-if TYPE_CHECKING:
-    from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.config.modes.description import PRIMARY_ADDRESS, C, LoopbackNodePorts, ModeConfig
+from kubeproxy.config.modes.iptables import bit_mistakes
+from kubeproxy.config.struct import json_name
 
 LOCALHOST_GATE: Final = "KubeProxyNFTablesLocalhostNodePorts"
 INHERITED: Final = ("masquerade_bit", "sync_period", "min_sync_period")
-
-
-class NFTables(ConfigStruct, frozen=True, kw_only=True):
-    """Settings of nftables mode.
-
-    minSyncPeriod defaults to 0, not to the 1 s of the Go kube-proxy: a change costs microseconds here, and changes
-    that arrive together are applied together.
-    """
-
-    masquerade_bit: int = 14
-    masquerade_all: bool = False
-    sync_period: Duration = Duration(30)
-    min_sync_period: Duration = Duration(0)
 
 
 class NftablesMode(ModeConfig, frozen=True, kw_only=True):
@@ -41,19 +26,19 @@ class NftablesMode(ModeConfig, frozen=True, kw_only=True):
     So a configuration that was made for the Go kube-proxy's default mode keeps its meaning.
     """
 
-    def path(self, config: KubeProxyConfiguration, attribute: str) -> str:
+    def path(self, config: ConfigurationFields, attribute: str) -> str:
         """The JSON path where the user wrote an attribute, in the iptables block if it was inherited."""
         usual, written = getattr(IPTables(), attribute), getattr(config.iptables, attribute)
         inherited = not config.mode and getattr(config.nftables, attribute) == written != usual
         return f"{'iptables' if inherited else 'nftables'}.{json_name(attribute)}"
 
-    def mistakes(self, config: KubeProxyConfiguration) -> Iterator[Mistake]:
+    def mistakes(self, config: ConfigurationFields) -> Iterator[Mistake]:
         """The bit out of range, unless that of iptables is the one that was written: it is checked in any mode."""
         path = self.path(config, "masquerade_bit")
         if path.startswith("nftables."):
             yield from bit_mistakes(path, config.nftables.masquerade_bit)
 
-    def completed(self, config: KubeProxyConfiguration, given: AbstractSet[str]) -> KubeProxyConfiguration:
+    def completed(self, config: C, given: AbstractSet[str]) -> C:
         """The configuration with what is inherited."""
         usual = IPTables()
         values = {
@@ -65,7 +50,7 @@ class NftablesMode(ModeConfig, frozen=True, kw_only=True):
         everything = config.nftables.masquerade_all or config.iptables.masquerade_all
         return replace(config, nftables=replace(config.nftables, **values, masquerade_all=everything))
 
-    def loopback_nodeports(self, config: KubeProxyConfiguration) -> LoopbackNodePorts:
+    def loopback_nodeports(self, config: ConfigurationFields) -> LoopbackNodePorts:
         """By a relay, with the gate of Kubernetes 1.37: rules of this mode lead no packet away from loopback."""
         return "relayed" if gate_enabled(config.feature_gates, LOCALHOST_GATE) else "never"
 

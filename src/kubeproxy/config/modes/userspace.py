@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from kubeproxy.config.fields import ConfigurationFields
 from kubeproxy.config.messages import Mistake
 from kubeproxy.config.modes import iptables
 from kubeproxy.config.modes.description import ModeConfig
-
-if TYPE_CHECKING:
-    from kubeproxy.config.types import KubeProxyConfiguration
 
 
 class UserspaceMode(ModeConfig, frozen=True, kw_only=True):
     """portRange and udpIdleTimeout are checked only when it is the mode to run: the Go kube-proxy checks neither."""
 
-    def mistakes(self, config: KubeProxyConfiguration) -> Iterator[Mistake]:
+    def mistakes(self, config: ConfigurationFields) -> Iterator[Mistake]:
         """A range that is none, and a timeout that is not positive."""
         if parse_port_range(config.port_range) is None:
             yield Mistake("portRange", f'expected ports like 300-2000, 300+1700 or 300, got "{config.port_range}"')

@@ -1,0 +1,127 @@
+"""KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1 (Kubernetes 1.36) as frozen structs.
+
+Shapes and defaults only: a struct built with no arguments is the default configuration. Attributes are snake_case,
+JSON names are Kubernetes'. The blocks of the proxy modes are in blocks.py. Reading lives in load.py, checking in
+validate.py, writing in write.py.
+What differs from the Go kube-proxy is said at the field.
+"""
+
+from __future__ import annotations
+
+from typing import NewType
+
+from msgspec import field
+
+from kubeproxy.config.blocks import IPVS, IPTables, NFTables
+from kubeproxy.config.durations import Duration
+from kubeproxy.config.struct import ConfigStruct
+
+GROUP = "kubeproxy.config.k8s.io"
+API_VERSION = f"{GROUP}/v1alpha1"
+KIND = "KubeProxyConfiguration"
+
+HEALTHZ_PORT = 10256
+METRICS_PORT = 10249
+
+Quantity = NewType("Quantity", int)
+"""A number of bytes that may be written as a Kubernetes resource quantity ("64Ki")."""
+
+
+class ClientConnection(ConfigStruct, frozen=True, kw_only=True):
+    """How the API server is reached. A qps or burst of 0 means the default; a negative qps means no limit."""
+
+    kubeconfig: str = ""
+    accept_content_types: str = ""
+    content_type: str = "application/vnd.kubernetes.protobuf"
+    qps: float = 5.0
+    burst: int = 10
+
+
+class OutputRouting(ConfigStruct, frozen=True, kw_only=True):
+    """Options of one log format; they need the feature gate LoggingAlphaOptions."""
+
+    split_stream: bool = False
+    info_buffer_size: Quantity = Quantity(0)
+
+
+class LogOptions(ConfigStruct, frozen=True, kw_only=True):
+    """Options of the log formats."""
+
+    text: OutputRouting = field(default_factory=OutputRouting)
+    json: OutputRouting = field(default_factory=OutputRouting)
+
+
+class VModuleItem(ConfigStruct, frozen=True, kw_only=True):
+    """A verbosity for the source files whose name matches a pattern."""
+
+    file_pattern: str = ""
+    verbosity: int = 0
+
+
+class Logging(ConfigStruct, frozen=True, kw_only=True):
+    """The LoggingConfiguration that all Kubernetes components share."""
+
+    format: str = "text"
+    flush_frequency: Duration = Duration(5)
+    verbosity: int = 0
+    vmodule: tuple[VModuleItem, ...] = ()
+    options: LogOptions = field(default_factory=LogOptions)
+
+
+class ConntrackSettings(ConfigStruct, frozen=True, kw_only=True):
+    """Connection tracking limits and timeouts; 0 leaves the kernel's value, which is not the same as unset."""
+
+    max_per_core: int = 32768
+    min: int = 131072
+    tcp_established_timeout: Duration = Duration(24 * 3600)
+    tcp_close_wait_timeout: Duration = Duration(3600)
+    tcp_be_liberal: bool = False
+    udp_timeout: Duration = Duration(0)
+    udp_stream_timeout: Duration = Duration(0)
+
+
+class Winkernel(ConfigStruct, frozen=True, kw_only=True):
+    """Settings of the Windows proxy: read and written back, without effect on Linux."""
+
+    network_name: str = ""
+    source_vip: str = ""
+    enable_dsr: bool = False
+    root_hns_endpoint_name: str = ""
+    forward_health_check_vip: bool = False
+
+
+class DetectLocal(ConfigStruct, frozen=True, kw_only=True):
+    """The interface names by which traffic of this node's pods is recognised."""
+
+    bridge_interface: str = ""
+    interface_name_prefix: str = ""
+
+
+class ConfigurationFields(ConfigStruct, frozen=True, kw_only=True):
+    """The fields of KubeProxyConfiguration with their defaults; nothing here depends on the list of modes."""
+
+    feature_gates: dict[str, bool] = field(default_factory=dict)
+    client_connection: ClientConnection = field(default_factory=ClientConnection)
+    logging: Logging = field(default_factory=Logging)
+    hostname_override: str = ""
+    bind_address: str = "0.0.0.0"  # noqa: S104 - the API's default, nothing is bound to it
+    healthz_bind_address: str = f"0.0.0.0:{HEALTHZ_PORT}"
+    metrics_bind_address: str = f"127.0.0.1:{METRICS_PORT}"
+    bind_address_hard_fail: bool = False
+    enable_profiling: bool = False
+    show_hidden_metrics_for_version: str = ""
+    mode: str = ""
+    iptables: IPTables = field(default_factory=IPTables)
+    ipvs: IPVS = field(default_factory=IPVS)
+    nftables: NFTables = field(default_factory=NFTables)
+    winkernel: Winkernel = field(default_factory=Winkernel)
+    detect_local_mode: str = ""
+    detect_local: DetectLocal = field(default_factory=DetectLocal)
+    cluster_cidr: str = ""
+    node_port_addresses: tuple[str, ...] = ()
+    oom_score_adj: int = -999
+    conntrack: ConntrackSettings = field(default_factory=ConntrackSettings)
+    config_sync_period: Duration = Duration(15 * 60)
+    port_range: str = ""
+    udp_idle_timeout: Duration = Duration(0.25)
+    windows_run_as_service: bool = False
