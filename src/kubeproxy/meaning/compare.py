@@ -7,6 +7,7 @@ the way tells them apart. The first packet of each class is followed in both rul
 from __future__ import annotations
 
 import ipaddress
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -99,34 +100,64 @@ def _is_loopback(address: int, bits: int) -> bool:
 
 def destinations(rulesets: Iterable[Ruleset], place: NodePlace) -> Iterator[int]:
     """Yield one destination of each class that the constants of the rules make."""
-    points: set[int] = set()
+    points: dict[int, set[tuple[object, ...]]] = defaultdict(set)
     edges = {0, 1 << place.bits}
-    for low, high in _constants(rulesets, place):
+    sources: dict[int, set[int]] = {}
+    for number, (low, high, mark) in enumerate(_constants(rulesets, place, edges, sources)):
         if low == high:
-            points.add(low)
+            points[low].add(mark if mark is not None else (number,))
         else:
             edges |= {low, high + 1}
-    yield from sorted(points)
     ordered = sorted(edges)
+    chosen = {
+        (bisect_right(ordered, each), frozenset(sources.get(each, ())), frozenset(marks)): each
+        for each, marks in points.items()
+    }
+    yield from sorted(chosen.values())
     for low, end in pairwise(ordered):
-        chosen = next((each for each in range(low, end) if each not in points), None)
-        if chosen is not None:
-            yield chosen
+        free = next((each for each in range(low, end) if each not in points), None)
+        if free is not None:
+            yield free
 
 
-def _constants(rulesets: Iterable[Ruleset], place: NodePlace) -> Iterator[tuple[int, int]]:
-    yield from place.local
-    tables: dict[int, Keyed] = {}
-    for op in (op for each in rulesets for op in each.operations()):
-        if op[0] == Op.DESTINATION:
-            yield from op[1]
-        elif op[0] in {Op.FIND, Op.MISSES}:
-            tables[id(op[1].entries)] = op[1]
-    for table in tables.values():
-        at = table.at.get(Property.DESTINATION)
-        if at is not None:
+def _constants(
+    rulesets: Iterable[Ruleset], place: NodePlace, edges: set[int], sources: dict[int, set[int]]
+) -> Iterator[tuple[int, int, tuple[object, ...] | None]]:
+    """Yield first and last address of each constant that destinations are compared with.
+
+    A third item that is not None stands for an element of a set that only says of an address that it meets itself,
+    as the sets of endpoints do: addresses with the same marks are alike but for their name. As they are sources
+    too, `edges` gets the ends of ranges of sources, and `sources` the rulesets that name an address as a source.
+    """
+    yield from ((low, high, None) for low, high in place.local)
+    for number, ruleset in enumerate(rulesets):
+        tables: dict[int, Keyed] = {}
+        for op in ruleset.operations():
+            if op[0] is Op.DESTINATION:
+                yield from ((low, high, None) for low, high in op[1])
+            elif op[0] is Op.SOURCE:
+                _add_sources(op[1], number, edges, sources)
+            elif op[0] in {Op.FIND, Op.MISSES}:
+                tables[id(op[1].entries)] = op[1]
+        for key, table in tables.items():
+            at, source = table.at.get(Property.DESTINATION), table.at.get(Property.SOURCE)
             for entry in table.entries:
-                yield entry.ranges[at]
+                ranges = entry.ranges
+                own = None
+                if source is not None and (at is None or ranges[source] != ranges[at]):
+                    _add_sources((ranges[source],), number, edges, sources)
+                elif source is not None and not entry.data:
+                    own = (key, *(each for spot, each in enumerate(ranges) if spot not in {at, source}))
+                if at is not None:
+                    yield *ranges[at], own
+
+
+def _add_sources(ranges: Addresses, number: int, edges: set[int], sources: dict[int, set[int]]) -> None:
+    for low, high in ranges:
+        if low == high:
+            sources.setdefault(low, set()).add(number)
+        else:
+            edges |= {low, high + 1}
 
 
 class _Comparing:
@@ -282,7 +313,8 @@ def _described(shares: Shares) -> str:
     """Return the kinds of outcomes: how many endpoints, masqueraded or not, refused, dropped, passed."""
     kinds: dict[str, int] = defaultdict(int)
     for outcome, _ in shares:
-        kinds[f"{outcome.kind}{', masqueraded' if outcome.masquerade else ''}"] += 1
+        words = ", masqueraded" if outcome.masquerade else "", ", remembered" if outcome.remembered else ""
+        kinds[outcome.kind + "".join(words)] += 1
     return " and ".join(
         f"{kind} to {number} endpoints" if kind.startswith("translated") else kind
         for kind, number in sorted(kinds.items())

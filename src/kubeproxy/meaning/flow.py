@@ -11,13 +11,15 @@ from kubeproxy.meaning.rules import Op, Ruleset
 
 class PacketOutcome(NamedTuple):
     """The fate of a packet: 'passed' or 'translated' with its destination, 'refused', 'dropped', or 'unknown' with the
-    expression that is not understood. A port of -1 is the one that the packet has; `masquerade`: it gets a new source.
+    expression that is not understood. A port of -1 is the one that the packet has; `masquerade`: it gets a new source;
+    `remembered`: its client stays with the endpoint.
     """
 
     kind: str
     address: int = 0
     port: int = -1
     masquerade: bool = False
+    remembered: bool = False
     text: str = ""
 
 
@@ -44,6 +46,7 @@ class PacketSet:
         "masquerade",
         "outputs",
         "refused",
+        "remembered",
         "services",
         "share",
         "sources",
@@ -63,6 +66,7 @@ class PacketSet:
         self.translated = False
         self.masquerade = False
         self.refused = False
+        self.remembered = False
         self.found: Any = b""
         self.unknown = ""
 
@@ -80,6 +84,7 @@ class PacketSet:
         new.translated = self.translated
         new.masquerade = self.masquerade
         new.refused = self.refused
+        new.remembered = self.remembered
         new.found = self.found
         new.unknown = self.unknown
         return new

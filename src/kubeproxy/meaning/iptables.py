@@ -254,7 +254,7 @@ _OPTIONS: Final[dict[str, Callable[[NodePlace, str, bool], Operation | None]]] =
 _FLAGS: Final[dict[str, Operation | None]] = {
     "--rcheck": _NEVER,  # nobody is in a list yet
     "--update": _NEVER,
-    "--set": None,
+    "--set": (Op.REMEMBER,),
     "--reap": None,
     "--rsource": None,
 }

@@ -108,8 +108,10 @@ class _Rule:
 
     def _one(self, one: x.Expression) -> None:
         match one:
-            case x.PacketCount() | x.Offload() | x.Update() | x.NamedObject(type=1):
+            case x.PacketCount() | x.Offload() | x.NamedObject(type=1):
                 pass
+            case x.Update():
+                self._done.append((Op.REMEMBER,))
             case x.Opaque(name) if name in _SILENT:
                 pass
             case x.Compare():

@@ -32,6 +32,7 @@ class Op(IntEnum):
     REFUSE = 13
     VERDICT = 14  # code, chain
     UNKNOWN = 15  # text
+    REMEMBER = 16  # the client, for session affinity
 
 
 class Property(IntEnum):

@@ -121,7 +121,7 @@ class Walk:
         for flow in flows:
             if flow.translated or flow.destination != destination or flow.current is not None:
                 port = -1 if flow.current is None else regions.first_of(flow.current)[1]
-                outcome = PacketOutcome("translated", flow.destination, port, flow.masquerade)
+                outcome = PacketOutcome("translated", flow.destination, port, flow.masquerade, flow.remembered)
             else:
                 outcome = PacketOutcome("passed", 0, -1, flow.masquerade)
             leaves.append(Leaf(flow.services, flow.sources, flow.inputs, flow.outputs, flow.share, outcome))
@@ -437,6 +437,8 @@ class Walk:
             flow.masquerade = True
         elif kind is Op.REFUSE:
             flow.refused = True
+        elif kind is Op.REMEMBER:
+            flow.remembered = True
         elif kind is Op.UNKNOWN:
             flow.unknown = op[1]
         elif kind is Op.WRITE:
