@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from kubeproxy.meaning import regions
 from kubeproxy.meaning.flow import Interfaces, Leaf, PacketOutcome
 from kubeproxy.meaning.regions import Addresses
-from kubeproxy.meaning.rules import Keyed, NodePlace, Op, Property, Ruleset
+from kubeproxy.meaning.rules import NodePlace, Op, Property, Ruleset
 from kubeproxy.meaning.walk import Walk
 
 TOLERANCE: Final = 0.02
@@ -131,15 +131,12 @@ def _constants(
     """
     yield from ((low, high, None) for low, high in place.local)
     for number, ruleset in enumerate(rulesets):
-        tables: dict[int, Keyed] = {}
         for op in ruleset.operations():
             if op[0] is Op.DESTINATION:
                 yield from ((low, high, None) for low, high in op[1])
             elif op[0] is Op.SOURCE:
                 _add_sources(op[1], number, edges, sources)
-            elif op[0] in {Op.FIND, Op.MISSES}:
-                tables[id(op[1].entries)] = op[1]
-        for key, table in tables.items():
+        for table in ruleset.tables():
             at, source = table.at.get(Property.DESTINATION), table.at.get(Property.SOURCE)
             for entry in table.entries:
                 ranges = entry.ranges
@@ -147,7 +144,7 @@ def _constants(
                 if source is not None and (at is None or ranges[source] != ranges[at]):
                     _add_sources((ranges[source],), number, edges, sources)
                 elif source is not None and not entry.data:
-                    own = (key, *(each for spot, each in enumerate(ranges) if spot not in {at, source}))
+                    own = (id(table.entries), *(each for spot, each in enumerate(ranges) if spot not in {at, source}))
                 if at is not None:
                     yield *ranges[at], own
 

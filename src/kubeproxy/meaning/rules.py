@@ -221,6 +221,11 @@ class Ruleset:
         """Return the base chains of a hook, by priority."""
         return self._at.get(hook, [])
 
+    def tables(self) -> list[Keyed]:
+        """Return the sets and maps that rules look keys up in; those with the same elements only once."""
+        used = (op[1] for op in self.operations() if op[0] in {Op.FIND, Op.MISSES})
+        return list({id(table.entries): table for table in used}.values())
+
     def operations(self) -> Iterator[Operation]:
         """Yield all operations."""
         for chain in self.chains.values():

@@ -6,8 +6,8 @@ Hooks and their order are those of Linux 6.18 (nf_hook_slow, nf_nat_inet_fn); th
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from kubeproxy.meaning import regions
@@ -49,22 +49,26 @@ class Walk:
         self._remote = regions.minus(place.everywhere, place.local)
         self._destination = 0
         self._is_local: dict[int, bool] = {}
+        self._named, self._edges = _destinations(ruleset)
+        self._onward: dict[tuple[Any, ...], tuple[PacketSet, list[Leaf]]] = {}
 
     def arriving(self, destination: int) -> list[Leaf]:
         """Return the outcomes of all packets to a destination that come in by an interface."""
         self._destination = destination
+        self._onward.clear()
         flow = PacketSet(regions.EVERY, self._remote, self._interfaces.every, self._interfaces.every, destination)
         leaves: list[Leaf] = []
         for each in self._hook("prerouting", [flow], leaves):
             if self._local(each.destination):
                 self._finish(self._hook("input", [each], leaves), leaves)
             else:
-                self._finish(self._hook("postrouting", self._hook("forward", [each], leaves), leaves), leaves)
+                self._leaving(("forward", "postrouting"), each, leaves)
         return leaves
 
     def made_here(self, destination: int) -> list[Leaf]:
         """Return the outcomes of all packets to a destination that a program of this node sends."""
         self._destination = destination
+        self._onward.clear()
         every, here = self._interfaces.every, self._local(destination)
         outputs = Interfaces.LOOPBACK if here else every
         flow = PacketSet(regions.EVERY, self._place.local, Interfaces.NONE, outputs, destination)
@@ -73,12 +77,13 @@ class Walk:
             local = self._local(each.destination)
             if local is not here:
                 each.outputs = Interfaces.LOOPBACK if local else every
+            if not local:
+                self._leaving(("postrouting",), each, leaves)
+                continue
             left = self._hook("postrouting", [each], leaves)
-            if local:
-                for one in left:
-                    one.inputs = Interfaces.LOOPBACK
-                left = self._hook("input", self._hook("prerouting", left, leaves, looped=True), leaves)
-            self._finish(left, leaves)
+            for one in left:
+                one.inputs = Interfaces.LOOPBACK
+            self._finish(self._hook("input", self._hook("prerouting", left, leaves, looped=True), leaves), leaves)
         # The way by loopback follows from the destination: it is no property of the packet.
         return [
             leaf._replace(
@@ -86,6 +91,29 @@ class Walk:
             )
             for leaf in leaves
         ]
+
+    def _leaving(self, hooks: Sequence[str], flow: PacketSet, leaves: list[Leaf]) -> None:
+        """Follow packets that leave the node. To all endpoints that no rule names they meet the same rules."""
+        share, flow.share = flow.share, 1.0
+        key = (
+            *(hooks[0], bisect_right(self._edges, flow.destination), flow.sources, flow.inputs, flow.outputs),
+            *(id(flow.services), id(flow.current), flow.mark, flow.translated, flow.masquerade, flow.remembered),
+        )
+        alike = flow.translated and flow.destination not in self._named
+        known = self._onward.get(key) if alike else None
+        if known is None:
+            known = flow.copy(), []  # the copy keeps the numbers of `key` in use
+            flows = [flow]
+            for hook in hooks:
+                flows = self._hook(hook, flows, known[1])
+            self._finish(flows, known[1])
+            if alike:
+                self._onward[key] = known
+        for leaf in known[1]:
+            outcome = leaf.outcome
+            if alike and outcome.kind == "translated":
+                outcome = outcome._replace(address=flow.destination)
+            leaves.append(Leaf(*leaf[:4], leaf.share * share, outcome))
 
     def _local(self, address: int) -> bool:
         known = self._is_local.get(address)
@@ -482,3 +510,20 @@ class Walk:
                 each.services = part
             each.current = target or part
         return flows[1:]
+
+
+def _destinations(ruleset: Ruleset) -> tuple[set[int], list[int]]:
+    """Return the single addresses that rules compare destinations with, and the edges of ranges of them."""
+    points: set[int] = set()
+    edges: set[int] = set()
+    ranges = [each for op in ruleset.operations() if op[0] is Op.DESTINATION for each in op[1]]
+    for table in ruleset.tables():
+        at = table.at.get(Property.DESTINATION)
+        if at is not None:
+            ranges += [entry.ranges[at] for entry in table.entries]
+    for low, high in ranges:
+        if low == high:
+            points.add(low)
+        else:
+            edges |= {low, high + 1}
+    return points, sorted(edges)
