@@ -42,9 +42,9 @@ class Outlook(Struct, frozen=True, kw_only=True, rename="camel"):
 def outlook(asked: Source, facts: Facts, now: KubeProxyConfiguration, new: KubeProxyConfiguration) -> Outlook:
     """Return what changes when a proxy of these facts runs with `new` instead of `now`. Raises KubeProxyError."""
     old_mode, mode = modes.named(facts.mode), modes.named(new.active_mode)
-    settings, lacks, alone = _settings(facts, new, mode)
+    settings, lacks, alone = settings_for(facts, new, mode)
     local = host.packed_local_addresses(tuple(Family), modes.interfaces())
-    world, unknown = _world(facts, settings, local)
+    world, unknown = world_for(facts, settings, local)
     before, after = Planner(facts.world), Planner(world)
     slices: list[Slice] = []
     for each in asked.objects():
@@ -72,7 +72,7 @@ def outlook(asked: Source, facts: Facts, now: KubeProxyConfiguration, new: KubeP
     )
 
 
-def _settings(facts: Facts, new: KubeProxyConfiguration, mode: Mode) -> tuple[Settings, str, list[str]]:
+def settings_for(facts: Facts, new: KubeProxyConfiguration, mode: Mode) -> tuple[Settings, str, list[str]]:
     """Return what the configuration says of this node, what it lacks to run it, '' for nothing, and what it lacks for
     one family alone, as a sentence or none.
     """
@@ -85,7 +85,7 @@ def _settings(facts: Facts, new: KubeProxyConfiguration, mode: Mode) -> tuple[Se
     return structs.replace(settings, families=able.families), "", [able.words] if able.lack else []
 
 
-def _world(facts: Facts, settings: Settings, local: Local) -> tuple[Globals, list[str]]:
+def world_for(facts: Facts, settings: Settings, local: Local) -> tuple[Globals, list[str]]:
     """Return what holds for the node with the new settings, and what of it cannot be known here."""
     unknown = []
     node = facts.node

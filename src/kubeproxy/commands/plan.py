@@ -4,6 +4,9 @@ The new configuration is a file (--config), or the running one with some of the 
 `kube-proxy plan --proxy-mode ipvs --feature-gates KubeProxyIPVS=true`. It is laid over the objects that the running
 proxy has; without one, over those of --manifests or --kubeconfig, and --now names the configuration to compare with.
 
+With --from-kernel the rules that run now, of any kube-proxy, are compared with those that this program would write, for
+all packets: a proof, or packets with another outcome.
+
 Ends with 0 when clients notice nothing, with 1 when they do, and with 2 when that could not be told, as when the new
 configuration is invalid: then all its mistakes are shown. Changes nothing.
 """
@@ -15,9 +18,10 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from kubeproxy.ask.from_kernel import Switch, switches
 from kubeproxy.ask.outlook import Outlook, outlook
 from kubeproxy.ask.source import knowing, source
-from kubeproxy.commands import NO, YES, output
+from kubeproxy.commands import NO, UNKNOWN, YES, output
 from kubeproxy.config.flags import FLAGS
 from kubeproxy.config.load import load_file, raise_mistakes
 from kubeproxy.config.pflag import parse
@@ -34,6 +38,11 @@ _OF_ALL = frozenset({"config", "kubeconfig", "hostname-override", "proxy-mode"})
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own arguments: the proxy's flags that set a field."""
     parser.add_argument("--now", metavar="FILE", help="without a running proxy: the configuration to compare with")
+    parser.add_argument(
+        "--from-kernel",
+        action="store_true",
+        help="compare the rules in the kernel with those that would be written, for all packets (as root)",
+    )
     group = parser.add_argument_group("the new configuration, beside --config, --proxy-mode and --hostname-override")
     for flag in FLAGS:
         if _sets_a_field(flag.name, flag.path) and not flag.hidden:
@@ -43,10 +52,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Answer; return the exit code."""
-    asked = source(_without_news(given))
+    asked = source(given if given.from_kernel else _without_news(given))
     facts = knowing(asked)
     now = facts.configuration()
     new = _new(given, now)
+    if given.from_kernel:
+        return _switch(switches(asked, facts, new), given.output)
     found = outlook(asked, facts, now, new)
     if given.output == "json":
         output.json(found)
@@ -85,6 +96,31 @@ def _new(given: argparse.Namespace, now: KubeProxyConfiguration) -> KubeProxyCon
         config = replace(config, hostname_override=given.hostname_override.strip().lower())
     raise_mistakes(validate(config))
     return config
+
+
+def _switch(found: Sequence[Switch], form: str) -> int:
+    """Print the comparison with the rules in the kernel; return the exit code."""
+    if form == "json":
+        output.json({"families": found})
+    else:
+        for each in found:
+            _print_switch(each)
+    if any(each.differences for each in found):
+        return NO
+    return UNKNOWN if any(each.unknown for each in found) else YES
+
+
+def _print_switch(found: Switch) -> None:
+    for text in found.unknown:
+        output.marked("?", f"{found.family}: not understood, so packets that meet it were not compared: {text}")
+    for each in found.differences:
+        output.marked(
+            output.BAD, f"{found.family}: {each.packet}, and {each.classes - 1} more classes of packets alike"
+        )
+        output.say(f"       now: {'; '.join(each.now)}")
+        output.say(f"      then: {'; '.join(each.then)}")
+    if not found.differences and not found.unknown:
+        output.say(f"{found.family}: proved for all packets: {found.classes} classes, each with the same outcome.")
 
 
 def _print(found: Outlook) -> None:

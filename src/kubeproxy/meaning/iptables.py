@@ -33,6 +33,7 @@ _COMMENT: Final = re.compile(r' -m comment --comment (?:"(?:[^"\\]|\\.)*"|\S+)')
 _VERDICTS: Final = {"ACCEPT": ACCEPT, "DROP": DROP, "RETURN": RETURN}
 _SILENT: Final = frozenset({"LOG", "NFLOG", "TCPMSS", "TRACE", "CHECKSUM"})
 _NEW: Final = "NEW"
+_OWN: Final = "KUBE-"
 
 
 def compiled(text: str, place: NodePlace) -> list[ChainRules]:
@@ -58,6 +59,21 @@ def compiled(text: str, place: NodePlace) -> list[ChainRules]:
                 for name, its in rules.items()
             ]
     return found
+
+
+def of_kube_proxy(text: str) -> str:
+    """Return the text of iptables-save without the rules of other programs: only chains of kube-proxy and what leads
+    to them. Policies are those of an empty table.
+    """
+    kept = []
+    for line in text.splitlines():
+        if line.startswith(":"):
+            name, policy, _ = line[1:].split(" ", 2)
+            if name.startswith(_OWN) or policy != "-":
+                kept.append(line.replace(f":{name} DROP ", f":{name} ACCEPT "))
+        elif not line.startswith("-A ") or line[3:].startswith(_OWN) or f"-j {_OWN}" in line:
+            kept.append(line)
+    return "\n".join(kept)
 
 
 def _hook(table: str, name: str, policy: str) -> HookPlace | None:

@@ -1,0 +1,158 @@
+"""The question of `kube-proxy plan --from-kernel`: the rules that run now, of any kube-proxy, against those that this
+program would write for a configuration: do all packets have the same outcome?
+
+The latter are written into an empty network namespace, and read back from there. The host's rules are read only.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from typing import Final
+
+from msgspec import Struct
+
+from kubeproxy.ask.facts import Facts
+from kubeproxy.ask.outlook import settings_for, world_for
+from kubeproxy.ask.source import Source
+from kubeproxy.backends.mode import Mode
+from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.errors import ApplyError, Unsupported
+from kubeproxy.kernel.netlink.protocol import Netlink
+from kubeproxy.kernel.nftables import chains, nfnetlink
+from kubeproxy.kernel.proc.empty_network import in_empty_network
+from kubeproxy.kernel.route.addresses import local_addresses
+from kubeproxy.kernel.xtables import iptables_variant
+from kubeproxy.meaning import iptables, nft_tables, nftables, regions
+from kubeproxy.meaning.compare import Shares, compare
+from kubeproxy.meaning.rules import NodePlace, Ruleset
+from kubeproxy.model.addresses import Family, unpack
+from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
+from kubeproxy.model.planner import Planner
+from kubeproxy.report.registry import MetricRegistry
+from kubeproxy.setup import host, modes
+
+_TABLE: Final = "kube-proxy"
+_LOOPBACK: Final = {Family.IPV4: (127 << 24, (128 << 24) - 1), Family.IPV6: (1, 1)}
+_MODES: Final = ("nftables", "iptables")
+
+Plans = Mapping[ServiceName, tuple[ServicePlan, ...]]
+
+
+class SwitchDifference(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A group of differences: the number of classes, a packet of one of them, and its fate now and then."""
+
+    classes: int
+    packet: str
+    now: tuple[str, ...]
+    then: tuple[str, ...]
+
+
+class Switch(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The answer for one family: the number of classes of packets, the groups of differences, and rules of either side
+    that are not understood.
+    """
+
+    family: str
+    classes: int
+    differences: tuple[SwitchDifference, ...]
+    unknown: tuple[str, ...]
+
+
+def switches(asked: Source, facts: Facts, config: KubeProxyConfiguration) -> tuple[Switch, ...]:
+    """Compare the rules of this network namespace with those for a configuration. Raises KubeProxyError."""
+    mode = modes.named(config.active_mode)
+    if mode.name not in _MODES:
+        raise Unsupported(f"--from-kernel compares the modes {' and '.join(_MODES)}, not {mode.name}")
+    settings, lacks, _ = settings_for(facts, config, mode)
+    if lacks:
+        raise Unsupported(lacks)
+    world, unknown = world_for(facts, settings, host.packed_local_addresses(tuple(Family), modes.interfaces()))
+    if unknown:
+        raise Unsupported(unknown[0])
+    planner = Planner(world)
+    for each in asked.objects():
+        services = {each.name: each.service} if each.service is not None else {}
+        planner.adopt(services, {each.name: each.slices} if each.slices else {})
+    planner.take()
+    plans = {name: compiled.plans for name, compiled in planner.compiled.items()}
+    return _switches(mode, config, planner.world, plans)
+
+
+def _switches(mode: Mode, config: KubeProxyConfiguration, world: Globals, plans: Plans) -> tuple[Switch, ...]:
+    places = {family: _place(family) for family in world.families}
+    now = {family: _rules(family, places[family]) for family in world.families}
+
+    def written() -> dict[Family, Ruleset]:
+        with ExitStack() as stack:
+            for backend in mode.operations().open(config, world, MetricRegistry()):
+                stack.enter_context(closing(backend))
+                own = {
+                    name: tuple(plan for plan in each if plan.key.family is backend.family)
+                    for name, each in plans.items()
+                }
+                for _ in backend.resync(own):
+                    pass
+            return {family: _rules(family, places[family]) for family in world.families}
+
+    then = in_empty_network(written)
+    return tuple(_compared(family, now[family], then[family], places[family]) for family in world.families)
+
+
+def _place(family: Family) -> NodePlace:
+    own = [int.from_bytes(address.ip, "big") for address in local_addresses(family)]
+    return NodePlace(8 * family.address_size, regions.union([_LOOPBACK[family], *((each, each) for each in own)]))
+
+
+def _rules(family: Family, place: NodePlace) -> Ruleset:
+    """Return the rules of kube-proxy that are in the kernel, in its table and in those of iptables."""
+    found = []
+    with Netlink.open(nfnetlink.NETLINK_NETFILTER) as link:
+        if any(chain.table == _TABLE for chain in chains.chains(link, family)):
+            found += nftables.compiled(nft_tables.read(family, _TABLE, link), place)
+    return Ruleset([*found, *iptables.compiled(iptables.of_kube_proxy(_saved(family)), place)])
+
+
+def _saved(family: Family) -> str:
+    """Return the text of iptables-save; '' where iptables is not installed."""
+    try:
+        commands = iptables_variant.commands(family, iptables_variant.chosen())
+    except ApplyError:
+        return ""
+    done = subprocess.run([f"{commands.name}-save"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ApplyError(f"cannot read the rules: {commands.name}-save: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _compared(family: Family, now: Ruleset, then: Ruleset, place: NodePlace) -> Switch:
+    found = compare(now, then, place)
+    return Switch(
+        family=family.label,
+        classes=found.classes,
+        differences=tuple(
+            SwitchDifference(
+                classes=group.classes,
+                packet=str(group.witness.packet),
+                now=_words(group.witness.first, family),
+                then=_words(group.witness.second, family),
+            )
+            for group in found.causes
+        ),
+        unknown=found.unknown,
+    )
+
+
+def _words(shares: Shares, family: Family) -> tuple[str, ...]:
+    return tuple(
+        f"{share:.1%} {outcome.kind}"
+        + (
+            f" to {unpack(outcome.address.to_bytes(family.address_size, 'big'))} port {outcome.port}"
+            if outcome.kind == "translated"
+            else ""
+        )
+        + (", masqueraded" if outcome.masquerade else "")
+        + (", remembered" if outcome.remembered else "")
+        for outcome, share in shares
+    )

@@ -1,0 +1,26 @@
+"""`kube-proxy plan --from-kernel`: the rules that run are those that would be written, or a packet shows otherwise."""
+
+from __future__ import annotations
+
+from support.live import Live
+from support.modes import modes
+
+pytestmark = modes("nftables", "iptables-nft")
+
+
+async def test_what_runs_is_what_would_be_written(live: Live) -> None:
+    live.service("plain", "a1 b1", type="NodePort")
+    live.service("sticky", "a1 b1", sessionAffinity="ClientIP")
+    live.service("none", "")
+    await live.programmed(live.front("plain"), "a1 b1")
+    await live.programmed(live.front("sticky"), "a1 b1")
+    status, text = await live.ask("plan", "--from-kernel")
+    assert (status, text.count("proved for all packets")) == (0, 2), text
+
+
+async def test_another_pod_network_has_a_witness(live: Live) -> None:
+    live.service("plain", "a1 b1")
+    await live.programmed(live.front("plain"), "a1 b1")
+    status, text = await live.ask("plan", "--from-kernel", "--cluster-cidr", "10.245.0.0/16,fd00:245::/32")
+    assert status == 1, text
+    assert "masqueraded" in text

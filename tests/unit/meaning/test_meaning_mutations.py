@@ -1,0 +1,38 @@
+"""Changes of recorded rules of the Go kube-proxy are found, unless they change no packet's outcome."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from support.places import ROOT
+from support.rulesets import compared, iptables_rules
+
+RECORDINGS = sorted((ROOT / "tests/recordings/iptables-save").glob("*.4"))
+TO_ENDPOINT = re.compile(r"-A KUBE-SEP-\S+ .*-j DNAT --to-destination")
+
+
+@pytest.mark.parametrize("file", RECORDINGS, ids=lambda file: file.name)
+def test_a_ruleset_equals_itself(file) -> None:
+    rules = iptables_rules(file.read_text())
+    found = compared(rules, rules)
+    assert (found.causes, found.unknown) == ((), ())
+    assert found.classes > 1
+
+
+@pytest.mark.parametrize("file", RECORDINGS[:4], ids=lambda file: file.name)
+def test_each_endpoint_that_goes_is_found(file) -> None:
+    lines = file.read_text().splitlines()
+    before = iptables_rules("\n".join(lines))
+    jumps = {line.rpartition(" -j ")[2] for line in lines if "-j KUBE-SEP-" in line and not line.startswith(":")}
+    for number, line in enumerate(lines):
+        if TO_ENDPOINT.match(line) and line.split()[1] in jumps:
+            after = iptables_rules("\n".join([*lines[:number], *lines[number + 1 :]]))
+            assert compared(before, after).causes, line
+
+
+def test_a_share_that_changes_is_found() -> None:
+    text = (ROOT / "tests/recordings/iptables-save/0001-0.4").read_text()
+    changed = text.replace("--probability 0.50000000000", "--probability 0.40000000000")
+    assert compared(iptables_rules(text), iptables_rules(changed)).causes
