@@ -19,8 +19,8 @@ async def test_what_runs_is_what_would_be_written(live: Live) -> None:
 
 
 async def test_another_pod_network_has_a_witness(live: Live) -> None:
-    live.service("plain", "a1 b1")
-    await live.programmed(live.front("plain"), "a1 b1")
+    live.service("elsewhere", "a1 b1")
+    await live.programmed(live.front("elsewhere"), "a1 b1")
     status, text = await live.ask("plan", "--from-kernel", "--cluster-cidr", "10.245.0.0/16,fd00:245::/32")
     assert status == 1, text
     assert "masqueraded" in text
