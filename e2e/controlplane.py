@@ -66,6 +66,7 @@ def start(programs: Path, folder: Path, processes: Processes) -> None:
         "--leader-elect=false",
         f"--cluster-cidr={POD_CIDRS}",
         f"--service-cluster-ip-range={SERVICE_CIDRS}",
+        f"--flex-volume-plugin-dir={folder / 'volumeplugins'}",
         "--controllers=*,-nodeipam,-node-route-controller,-cloud-node-lifecycle-controller",
         f"--cluster-signing-cert-file={folder / 'ca.crt'}",
         f"--cluster-signing-key-file={folder / 'ca.key'}",
