@@ -65,9 +65,7 @@ def _print(state: Fullness, spent: float) -> None:
     for head, rows in (("SERVICE", state.services), ("CLIENT OF NO SERVICE", state.clients)):
         if rows:
             output.say()
-            output.table((head, "ENTRIES"), [(one.name, str(one.entries)) for one in rows[:_SHOWN]], "  ")
-            if len(rows) > _SHOWN:
-                output.marked(output.NOTE, f"and {len(rows) - _SHOWN} more; -o json has them")
+            output.table((head, "ENTRIES"), [(one.name, str(one.entries)) for one in rows], "  ", _SHOWN)
     output.say()
     output.marked(output.NOTE, f"all entries were read, in {spent:.2f} s of a processor")
     for fix in state.fixes:

@@ -94,7 +94,7 @@ def _print_service(name: str, ports: Sequence[PortUse]) -> None:
         for port in ports
         for one in port.endpoints
     ]
-    _rows(head, rows, _SHOWN)
+    output.table(head, rows, "  ", _SHOWN)
     clients = sorted(
         ((one, port) for port in ports for one in port.clients),
         key=lambda pair: (-pair[0].connections, -pair[0].closing),
@@ -105,7 +105,7 @@ def _print_service(name: str, ports: Sequence[PortUse]) -> None:
             (port.port, one.address, one.pod, str(one.connections), str(one.unanswered), str(one.closing))
             for one, port in clients
         ]
-        _rows(("PORT", "CLIENT", "POD", "CONNECTIONS", "UNANSWERED", "CLOSING"), shown, _CLIENTS)
+        output.table(("PORT", "CLIENT", "POD", "CONNECTIONS", "UNANSWERED", "CLOSING"), shown, "  ", _CLIENTS)
 
 
 def _print_all(ports: Sequence[PortUse]) -> None:
@@ -131,7 +131,7 @@ def _print_all(ports: Sequence[PortUse]) -> None:
         output.say("no Service has a connection now")
         return
     head = ("SERVICE", "CONNECTIONS", "NEW/S", "UNANSWERED", "CLOSING", "BUSIEST CLIENT")
-    _rows(head, [(a, str(b), f"{c:.1f}", str(d), str(e), f) for a, b, c, d, e, f in rows], _SHOWN)
+    output.table(head, [(a, str(b), f"{c:.1f}", str(d), str(e), f) for a, b, c, d, e, f in rows], "  ", _SHOWN)
 
 
 def _busiest(ports: Sequence[PortUse]) -> str:
@@ -142,12 +142,6 @@ def _busiest(ports: Sequence[PortUse]) -> str:
     first = max(clients, key=lambda one: (one.connections, one.closing))
     count = str(first.connections) if first.connections else f"{first.closing} closing"
     return f"{first.address} ({count})"
-
-
-def _rows(head: Sequence[str], rows: Sequence[Sequence[str]], most: int) -> None:
-    output.table(head, rows[:most], "  ")
-    if len(rows) > most:
-        output.marked(output.NOTE, f"and {len(rows) - most} more; -o json has them")
 
 
 def _print_cost(cost: Cost) -> None:

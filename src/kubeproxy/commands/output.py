@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -53,9 +53,16 @@ def json_line(value: Any) -> None:
     sys.stdout.write(json_bytes(value).decode() + "\n")
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "") -> None:
-    """Print rows in columns under a head."""
-    lines = [list(head), *([str(cell) for cell in row] for row in rows)]
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "", most: int | None = None) -> None:
+    """Print rows in columns under a head, at most so many of them."""
+    lines = [list(head), *rows[:most]]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     for line in lines:
         say(indent + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    more(len(rows) - len(lines) + 1)
+
+
+def more(count: int) -> None:
+    """Print how many more there are, if any."""
+    if count > 0:
+        marked(NOTE, f"and {count} more; -o json has them")

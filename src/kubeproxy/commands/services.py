@@ -46,7 +46,7 @@ def run(given: argparse.Namespace) -> int:
     if given.output == "json":
         output.json({"services": list(map(_row, held))})
     else:
-        output.table(("SERVICE", "STATE", "ENDPOINTS", "ADDRESSES"), (_cells(one) for one in held))
+        output.table(("SERVICE", "STATE", "ENDPOINTS", "ADDRESSES"), [_cells(one) for one in held])
     return YES if all(one.state in _FINE for one in held) else NO
 
 

@@ -52,8 +52,7 @@ def _print(report: Report, repair: str) -> None:
     for findings in (seen.findings, report.behind):
         for finding in findings[:_SHOWN]:
             output.marked(output.BAD, text(finding))
-        if len(findings) > _SHOWN:
-            output.marked(output.NOTE, f"and {len(findings) - _SHOWN} more; -o json has them")
+        output.more(len(findings) - _SHOWN)
     for trouble in report.troubles:
         output.marked(output.BAD, trouble)
     for caveat in seen.caveats:

@@ -66,10 +66,6 @@ class Client:
         except OSError:
             return 0
 
-    def text(self, page: str, **parameters: str) -> bytes:
-        """Return an answer as it is sent. Raises NoAnswerError or QuestionError."""
-        return self._request(page, list(parameters.items())).read()
-
     def _request(self, page: str, parameters: list[tuple[str, str]]) -> HTTPResponse:
         connection = _Connection(self.path)
         query = f"?{urlencode(parameters)}" if parameters else ""

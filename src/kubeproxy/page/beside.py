@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.flows.owners import Keys, keys_by_port
 from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.engine.turns import in_turns
@@ -187,7 +188,7 @@ class Problems:
             return
         self._seconds = answer["processorSeconds"]
         unknown = [_unknown(text, "") for text in answer["unknown"]]
-        self._findings = [*(_finding(one) for one in answer["findings"]), *unknown]
+        self._findings = [*answer["findings"], *unknown]
         self._answered.set()
 
     def _ended(self, why: str) -> None:
@@ -208,12 +209,8 @@ class Problems:
         self._tell("problems", message)
 
 
-def _finding(found: Mapping[str, str]) -> Mapping[str, str]:
-    return {"severity": found["severity"], "what": found["what"], "detail": found["why"], "fix": found["fix"]}
-
-
 def _unknown(what: str, fix: str) -> Mapping[str, str]:
-    return {"severity": "unknown", "what": what, "detail": "", "fix": fix}
+    return Diagnosis(Severity.UNKNOWN, "node", what, fix=fix).row()
 
 
 async def _wrong_objects(planner: Planner) -> tuple[int, list[dict[str, str]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import Final
 
 from kubeproxy.ask.listing import addresses, changed_at, endpoints, flags
@@ -22,10 +21,6 @@ class Rows:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-
-    def of(self, names: Iterable[ServiceName]) -> Iterator[Row]:
-        """Yield the rows of those of these Services that are known."""
-        return (row for name in names if (row := self.one(name)) is not None)
 
     def one(self, name: ServiceName, seen: float = 0.0) -> Row | None:
         """Return the row of a Service, None for one that is gone; `seen` is when it was seen to change, if it was."""

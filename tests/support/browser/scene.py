@@ -213,7 +213,7 @@ def facts(at: float, pid: int = 812, **more: Any) -> Json:
 
 def finding(severity: str, what: str, detail: str, fix: str) -> Json:
     """Return what doctor found."""
-    return {"severity": severity, "what": what, "detail": detail, "fix": fix}
+    return {"severity": severity, "about": "node", "what": what, "why": detail, "fix": fix}
 
 
 def _names() -> Iterable[str]:

@@ -66,7 +66,9 @@ def test_a_look_begins_at_once_and_says_when_it_was():
 
 
 @pytest.mark.parametrize("socket", ["/run/s", ""])
-def test_whoever_asks_often_gets_one_look_after_a_pause(socket):
+def test_whoever_asks_often_gets_one_look_after_a_pause(socket, monkeypatch):
+    monkeypatch.setattr(module, "LEAST", 0.5)  # longer than a busy machine keeps a test waiting
+
     async def scene(problems, told):
         await looked(told, 1)
         first = told[-1]["lookedAt"]

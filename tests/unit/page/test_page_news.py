@@ -215,13 +215,14 @@ def test_rows_tell_policies_and_when_it_changed(node):
         endpoints("inside", "10.244.0.1", "10.244.0.2/unready", piece="b"),
     )
     node.news.begin()
-    (row,) = Rows(node.snapshot).of([("default", "web")])
+    row = Rows(node.snapshot).one(("default", "web"))
     assert (row[4], row[5], row[7]) == (
         "NodePort",
         "A",
         1769904000.0,
     )
-    (row,) = Rows(node.snapshot).of([("default", "inside"), ("default", "nothing")])
+    assert Rows(node.snapshot).one(("default", "nothing")) is None
+    row = Rows(node.snapshot).one(("default", "inside"))
     assert (row[2:4], row[5], row[7]) == ((1, 2), "l", 1767225600.0)
 
 

@@ -13,8 +13,8 @@ function problemList() {
   const said = list.map((one) => one.detail).join('\n');
   for (const finding of known.findings || []) {
     // doctor looks at the kernel's standing too; what the stream said first is not told twice.
-    if (finding.detail && said.includes(finding.detail)) continue;
-    list.push({ level: SEVERITY[finding.severity] || 'note', what: finding.what, detail: finding.detail, fix: finding.fix });
+    if (finding.why && said.includes(finding.why)) continue;
+    list.push({ level: SEVERITY[finding.severity] || 'note', what: finding.what, detail: finding.why, fix: finding.fix });
   }
   list.sort((a, b) => LEVELS.indexOf(a.level) - LEVELS.indexOf(b.level));
   problemsOf = { key, list };
