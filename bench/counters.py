@@ -10,8 +10,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec.structs import replace
-
 from bench import change, kernel, memory, objects, path, proxy
 from bench.charts import Chart
 from bench.figures import spreads
@@ -21,12 +19,12 @@ from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.counting import KernelCounters
 from kubeproxy.backends.nftables.counting import connections as connections_of
 from kubeproxy.backends.nftables.table import KernelTable
+from kubeproxy.features import CONNECTION_COUNTERS
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import Connections
 from kubeproxy.model.planner import Planner
 
 SIZES = ("1kx10", "10kx10")
-KINDS: tuple[Connections, ...] = ("uncounted", "counted")
+KINDS: tuple[str, ...] = ("uncounted", "counted")
 
 COLUMNS = (
     Column("full sync ms", "full", 0),
@@ -41,9 +39,9 @@ COLUMNS = (
 )
 
 
-def measure(size: str, connections: Connections, pairs: int) -> dict[str, float]:
+def measure(size: str, connections: str, pairs: int) -> dict[str, float]:
     """Measure one table: ms, us by kind of change, MB and kB of the kernel's memory."""
-    wanted, world = objects.parse_size(size), replace(proxy.world(), connections=connections)
+    wanted, world = objects.parse_size(size), CONNECTION_COUNTERS.on(proxy.world(), connections == "counted")
     proxy.collect_as_the_proxy_does()
     planner, backend = Planner(world), NftablesBackend(KernelTable.open(Family.IPV4), world)
     planner.apply(change.lists(wanted))
@@ -81,10 +79,10 @@ def run(with_: Run) -> Report:
     rows = []
     for size in sizes:
 
-        def once(kind: Connections, what: str, size: str = size) -> dict[str, float]:
+        def once(kind: str, what: str, size: str = size) -> dict[str, float]:
             found = with_.measure(what, measure, size=size, connections=kind, pairs=pairs)
             connecting: dict[str, Any] = {"size": size, "rounds": 4, "connections": 1000, "seconds": 0.1}
-            return found | with_.measure(f"{what}, connections", path.measure, **connecting, counters=kind)
+            return found | with_.measure(f"{what}, connections", path.measure, **connecting, counters=kind == "counted")
 
         runs = with_.in_turns(KINDS, count, once, size)
         rows += [Row(f"{size} {kind}", dict(spreads(runs[kind]))) for kind in KINDS]

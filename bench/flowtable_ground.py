@@ -18,6 +18,7 @@ from typing import NamedTuple
 from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.forwarding import Devices
 from kubeproxy.backends.nftables.table import KernelTable
+from kubeproxy.features.fast_forwarding import FAST_FORWARDING, Forwarding
 from kubeproxy.kernel.route.interfaces import ethernet_interfaces, interface_changes
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Replaced
@@ -31,7 +32,7 @@ from kubeproxy.model.objects import (
     ServiceSpec,
     SliceEndpoint,
 )
-from kubeproxy.model.plan import Forwarding, Globals
+from kubeproxy.model.plan import Globals
 from kubeproxy.model.planner import Planner
 from lab.netns import open_socket_in
 
@@ -78,7 +79,7 @@ def _lists() -> list[Replaced]:
 @contextmanager
 def programmed(forwarding: Forwarding) -> Iterator[list[NftablesBackend]]:
     """Program both Services, and let go of the tables at the end."""
-    world = Globals("node", forwarding=forwarding)
+    world = FAST_FORWARDING.on(Globals("node"), forwarding)
     planner = Planner(world)
     planner.apply(_lists())
     changes = planner.take()

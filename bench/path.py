@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec.structs import replace
-
 from bench import objects, proxy
 from bench.charts import Chart, Panel
 from bench.figures import median, percentile, spreads
@@ -19,9 +17,10 @@ from bench.report import Column, Report, Row, panel_by_kind
 from bench.runs import Run
 from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.table import KernelTable
+from kubeproxy.features import CONNECTION_COUNTERS, RESETS
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Replaced, Upserted
-from kubeproxy.model.plan import Connections, Globals, Orphans
+from kubeproxy.model.plan import Globals
 from kubeproxy.model.planner import Planner
 
 SIZES = ("10x10", "1kx10", "10kx10", "44kx10")
@@ -47,8 +46,9 @@ def measure(
     rounds: int,
     connections: int,
     seconds: float,
-    counters: Connections = "uncounted",
-    orphans: Orphans = "left",
+    *,
+    counters: bool = False,
+    resets: bool = False,
 ) -> dict[str, float]:
     """Measure one size: us, connections a second, Gbit/s."""
     wanted = objects.parse_size(size)
@@ -58,7 +58,7 @@ def measure(
         endpoint = objects.endpoints_of(0, wanted.endpoints)[0]
         straight = {"straight": ((endpoint, PORT), (endpoint, SINK_PORT))}
         bare = _measured(network, {"bare": straight["straight"]}, rounds, connections, seconds)
-        backend = _program(wanted, replace(proxy.world(), connections=counters, orphans=orphans))
+        backend = _program(wanted, RESETS.on(CONNECTION_COUNTERS.on(proxy.world(), counters), resets))
         service = {"service": ((objects.cluster_ip(0), 80), (objects.cluster_ip(wanted.services), 80))}
         found = _measured(network, service | straight, rounds, connections, seconds)
         backend.close()

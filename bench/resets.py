@@ -11,8 +11,6 @@ import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec.structs import replace
-
 from bench import change, objects, path, proxy
 from bench.charts import Chart
 from bench.figures import median, spreads
@@ -20,13 +18,13 @@ from bench.report import Column, Report, Row, panel_by_kind
 from bench.runs import Run
 from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.table import KernelTable
+from kubeproxy.features import RESETS
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.gone import Departed, Departures
-from kubeproxy.model.plan import Orphans
 from kubeproxy.model.planner import Planner
 
 SIZES = ("1kx10", "10kx10")
-KINDS: tuple[Orphans, ...] = ("left", "reset")
+KINDS: tuple[str, ...] = ("left", "reset")
 
 COLUMNS = (
     Column("full sync ms", "full", 0),
@@ -41,9 +39,9 @@ COLUMNS = (
 )
 
 
-def measure(size: str, orphans: Orphans, pairs: int) -> dict[str, float]:
+def measure(size: str, orphans: str, pairs: int) -> dict[str, float]:
     """Measure one table: ms, MB, us by kind of change."""
-    wanted, world = objects.parse_size(size), replace(proxy.world(), orphans=orphans)
+    wanted, world = objects.parse_size(size), RESETS.on(proxy.world(), orphans == "reset")
     proxy.collect_as_the_proxy_does()
     departures = Departures() if orphans == "reset" else None
     planner, backend = Planner(world, departures), NftablesBackend(KernelTable.open(Family.IPV4), world)
@@ -119,10 +117,10 @@ def run(with_: Run) -> Report:
     rows = []
     for size in sizes:
 
-        def once(kind: Orphans, what: str, size: str = size) -> dict[str, float]:
+        def once(kind: str, what: str, size: str = size) -> dict[str, float]:
             found = with_.measure(what, measure, size=size, orphans=kind, pairs=pairs)
             connecting: dict[str, Any] = {"size": size, "rounds": 4, "connections": 1000, "seconds": 0.2}
-            return found | with_.measure(f"{what}, connections", path.measure, **connecting, orphans=kind)
+            return found | with_.measure(f"{what}, connections", path.measure, **connecting, resets=kind == "reset")
 
         runs = with_.in_turns(KINDS, count, once, size)
         rows += [Row(f"{size} {kind}", dict(spreads(runs[kind]))) for kind in KINDS]

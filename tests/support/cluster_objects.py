@@ -7,6 +7,8 @@ from typing import Literal
 
 from msgspec.structs import astuple
 
+from kubeproxy.features.balancing import BALANCING, ENTRIES
+from kubeproxy.features.feature import Features
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOLS, Family, pack
 from kubeproxy.model.endpoints import Slice, parse_slice
 from kubeproxy.model.objects import (
@@ -32,7 +34,7 @@ from kubeproxy.model.objects import (
     ServiceStatus,
     SliceEndpoint,
 )
-from kubeproxy.model.plan import BALANCING_ENTRIES, Detector, FamilyGlobals, FrontendKind, Globals
+from kubeproxy.model.plan import Detector, FamilyGlobals, FrontendKind, Globals
 
 HERE = "node-a"
 THERE = "node-b"
@@ -74,7 +76,7 @@ def world(
     masquerade_all: bool = False,
     families: Iterable[Family] = (Family.IPV4, Family.IPV6),
     nodeports: Literal["primary", "all", "none"] = "primary",
-    balancing_entries: int = BALANCING_ENTRIES,
+    balancing_entries: int = ENTRIES,
 ) -> Globals:
     parts = {}
     for family in families:
@@ -88,7 +90,7 @@ def world(
         node_name=node,
         zone=zone,
         masquerade_all=masquerade_all,
-        balancing_entries=balancing_entries,
+        features=Features({BALANCING.flag: balancing_entries} if balancing_entries != ENTRIES else {}),
         ipv4=parts.get(Family.IPV4),
         ipv6=parts.get(Family.IPV6),
     )

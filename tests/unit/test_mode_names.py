@@ -1,4 +1,4 @@
-"""Who may name a proxy mode: its folder in backends/, and the configuration. Everybody else asks the Mode."""
+"""Only backends/, config/ and features/ name a proxy mode. All other rooms ask the Mode."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kubeproxy.config.modes import MODES
 from support.places import ROOT
 
 SOURCES = ROOT / "src" / "kubeproxy"
-MAY = ("backends", "config", "kernel")
+MAY = ("backends", "config", "features", "kernel")
 """What lies below the modes is in kernel/, where these are the names of commands, tables and modules."""
 
 

@@ -40,7 +40,7 @@ _FLAGS = ("config", "manifests", "kubeconfig", "proxy_mode", "hostname_override"
 def desk(arguments: argparse.Namespace) -> Desk:
     """Return a Desk that answers as a proxy of these arguments would. Raises KubeProxyError without the objects."""
     options = _options(arguments)
-    settings = host.settings(options.config, balancing_entries=options.balancing_entries)
+    settings = host.settings(options.config, options.features)
     mode = modes.named(options.config.active_mode)
     planner, reach = asyncio.run(_read(options, settings))
     addresses = _local(settings)

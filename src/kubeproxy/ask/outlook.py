@@ -76,7 +76,7 @@ def settings_for(facts: Facts, new: KubeProxyConfiguration, mode: Mode) -> tuple
     """Return what the configuration says of this node, what it lacks to run it, '' for nothing, and what it lacks for
     one family alone, as a sentence or none.
     """
-    settings = host.settings(new, balancing_entries=facts.world.balancing_entries)
+    settings = host.settings(new, facts.world.features.values)
     primary = primary_family(settings, facts.node if settings.node_name == facts.world.node_name else None)
     try:
         able = host.supported(settings.families, primary, partial(mode.operations().look, new))

@@ -6,7 +6,11 @@ defaults are those of the Go kube-proxy 1.36; what differs is said in the help t
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from kubeproxy.features import FEATURES, STARTUP_TAINT
+from kubeproxy.features.feature import Feature
 
 
 class Flag(NamedTuple):
@@ -38,6 +42,11 @@ GENERAL, CLIENT, SERVERS, BACKEND, LOCAL, CONNTRACK, LOGGING, LEGACY = (
 )
 GROUPS = (GENERAL, CLIENT, SERVERS, BACKEND, LOCAL, CONNTRACK, LOGGING, LEGACY)
 
+
+def _features(group: str, *features: Feature[Any]) -> Iterator[Flag]:
+    return (Flag(each.flag, each.kind, each.default, group, "", each.usage) for each in features)
+
+
 _INTERVAL = "How often everything is checked and repaired (like 5s, 1m, 2h22m). Must be greater than 0."
 _MINIMUM = "The least time between two syncs (like 5s, 1m). 0 means that each change is applied at once."
 _NO_EFFECT = "it has no effect: logs go to standard error."
@@ -54,9 +63,7 @@ FLAGS = (
     Flag("cleanup", "bool", "false", GENERAL, "", "Remove the rules of all modes from the kernel and exit."),
     Flag("init-only", "bool", "false", GENERAL, "",
          "Do what needs full root privileges and exit; afterwards CAP_NET_ADMIN is enough to run."),
-    Flag("startup-taint", "string", "", GENERAL, "",
-         "The key of a taint to remove from this Node once everything is programmed the first time. It needs the right"
-         " to patch Nodes. (Not in the Go kube-proxy.)"),
+    *_features(GENERAL, STARTUP_TAINT),
     Flag("feature-gates", "mapStringBool", "", GENERAL, "featureGates",
          "Pairs like A=true,B=false for features that are not final. All gates of Kubernetes 1.36 are accepted;"
          " a proxy reads:"),
@@ -98,19 +105,7 @@ FLAGS = (
     Flag("proxy-mode", "ProxyMode", "", BACKEND, "mode",
          "nftables (the default; the Go kube-proxy's is iptables), iptables, ipvs or userspace."),
     Flag("masquerade-all", "bool", "false", BACKEND, "", "Masquerade all traffic to cluster IPs."),
-    Flag("connection-counters", "bool", "false", BACKEND, "",
-         "Count the connections that each endpoint gets, in the kernel; nftables mode alone can. It costs memory on"
-         " nodes with many processors. (Not in the Go kube-proxy.)"),
-    Flag("reset-gone-endpoints", "bool", "false", BACKEND, "",
-         "Reset connections of a Service's clients to endpoints that were terminating and are gone; nftables mode alone"
-         " can. (Not in the Go kube-proxy.)"),
-    Flag("fast-forward-after", "int32", "0", BACKEND, "",
-         "Let connections of Services go past all rules after so many packets of the client, by a flowtable of the"
-         " kernel; nftables mode alone can. 0 for never. (Not in the Go kube-proxy.)"),
-    Flag("balancing-entries", "int32", "1048576", BACKEND, "",
-         "How many entries in the kernel annotations with weights and consistent hashing may have, of all Services; a"
-         " quarter of them those of one namespace. Older Services come first, the others are served evenly. 0 leaves"
-         " these annotations out; nftables mode alone serves them. (Not in the Go kube-proxy.)"),
+    *_features(BACKEND, *(each for each in FEATURES.values() if each is not STARTUP_TAINT)),
     Flag("iptables-masquerade-bit", "int32", "14", BACKEND, "iptables.masqueradeBit",
          "The bit of the firewall mark for packets to masquerade, from 0 to 31."),
     Flag("iptables-localhost-nodeports", "bool", "true", BACKEND, "iptables.localhostNodePorts",
@@ -200,11 +195,12 @@ FLAGS = (
 BY_NAME = {flag.name: flag for flag in FLAGS}
 
 _KEPT = (
-    "config write-config-to manifests control-socket page-from page-hosts connection-counters cleanup init-only master"
+    "config write-config-to manifests control-socket page-from page-hosts cleanup init-only master"
     " hostname-override version help"
-    " reset-gone-endpoints startup-taint fast-forward-after balancing-entries"
 )
-KEPT_WITH_CONFIG = frozenset(_KEPT.split()) | {
-    flag.name for flag in FLAGS if flag.group in (LOGGING, LEGACY) and not flag.name.endswith("-port")
-}
+KEPT_WITH_CONFIG = (
+    frozenset(_KEPT.split())
+    | FEATURES.keys()
+    | {flag.name for flag in FLAGS if flag.group in (LOGGING, LEGACY) and not flag.name.endswith("-port")}
+)
 """Flags that still count beside --config (or never do); all others are replaced by the file."""

@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from kubeproxy import features
 from kubeproxy.config.addresses import with_port
 from kubeproxy.config.defaults import with_defaults
 from kubeproxy.config.fields import VModuleItem
@@ -26,16 +27,6 @@ from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.config.validate import validate
 from kubeproxy.config.write import with_values
 from kubeproxy.errors import ConfigError
-from kubeproxy.model.plan import BALANCING_ENTRIES, Connections, Orphans
-
-_QUALIFIED_NAME = re.compile(
-    r"([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?"
-    r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-)
-"""A key of a label or taint: IsQualifiedName of apimachinery."""
-
-_BEYOND = ("connection-counters", "reset-gone-endpoints", "fast-forward-after", "balancing-entries")
-"""Flags of ours that only some modes can do something for."""
 
 
 def _unchanged(config: KubeProxyConfiguration) -> KubeProxyConfiguration:
@@ -46,11 +37,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """What to do.
 
     config is complete and valid, flags applied. config_file, master, manifests and write_config_to are "" when not
-    given; control_socket is where commands ask, "" for nowhere; page says who may see the page; startup_taint is
-    the key of a taint of the Node that goes when everything is programmed, "" for none; connections says whether
-    the kernel is to count those of each endpoint, orphans what becomes of those whose endpoint is gone,
-    forward_after how many packets they have before they go past all rules (0: they never do), balancing_entries how
-    many entries weights and tables may have (0: none are served). idle says which flags have no effect, "" for none.
+    given; control_socket is the path of the socket for commands, "" for none; page says which clients may see the
+    page; features are the values of the features that flags set; idle names the flags without an effect, "" for none.
     flags are all flags with their values, for /flagz. resolve puts the flags that outrank a configuration file over
     what a newly read file says; notices are to be shown to the user.
     """
@@ -61,11 +49,7 @@ class Options(Struct, frozen=True, kw_only=True):
     manifests: str = ""
     control_socket: str = ""
     page: PageAccess = PageAccess()
-    startup_taint: str = ""
-    connections: Connections = "uncounted"
-    orphans: Orphans = "left"
-    forward_after: int = 0
-    balancing_entries: int = BALANCING_ENTRIES
+    features: Mapping[str, Any] = {}
     idle: str = ""
     cleanup: bool = False
     init_only: bool = False
@@ -102,12 +86,8 @@ def build_options(line: CommandLine) -> Options:
         manifests=given.get("manifests", ""),
         control_socket=given.get("control-socket", BY_NAME["control-socket"].default),
         page=page_access(_listed(given, "page-from"), _listed(given, "page-hosts")),
-        startup_taint=_taint(given),
-        connections="counted" if given.get("connection-counters") else "uncounted",
+        features=features.values(given),
         idle=idle,
-        forward_after=_forward_after(given),
-        balancing_entries=_balancing_entries(given),
-        orphans="reset" if given.get("reset-gone-endpoints") else "left",
         cleanup=given.get("cleanup", False),
         init_only=given.get("init-only", False),
         write_config_to=given.get("write-config-to", ""),
@@ -123,38 +103,9 @@ def _listed(given: Mapping[str, Any], name: str) -> tuple[str, ...]:
     return values
 
 
-def _forward_after(given: Mapping[str, Any]) -> int:
-    """After how many packets connections go past all rules, 0 for never. Raises ConfigError."""
-    after: int = given.get("fast-forward-after", 0)
-    if after < 0:
-        raise ConfigError(f"--fast-forward-after: must not be negative, got {after}")
-    if after and given.get("reset-gone-endpoints"):
-        raise ConfigError(
-            "--fast-forward-after and --reset-gone-endpoints: take one, as what is fast forwarded meets no rule that"
-            " could reset it"
-        )
-    return after
-
-
-def _balancing_entries(given: Mapping[str, Any]) -> int:
-    """How many entries weights and tables may have. Raises ConfigError."""
-    entries: int = given.get("balancing-entries", BALANCING_ENTRIES)
-    if entries < 0:
-        raise ConfigError(f"--balancing-entries: must not be negative, got {entries}")
-    return entries
-
-
-def _taint(given: Mapping[str, Any]) -> str:
-    """The key of the startup taint. Raises ConfigError."""
-    key: str = given.get("startup-taint", "")
-    if key and not _QUALIFIED_NAME.fullmatch(key):
-        raise ConfigError(f'--startup-taint: expected the key of a taint, as example.com/not-ready, got "{key}"')
-    return key
-
-
 def _idle(given: Mapping[str, Any], mode: ModeConfig) -> str:
-    """The flags that the mode can do nothing for, in a sentence; "" for none."""
-    idle = [f"--{name}" for name in _BEYOND if given.get(name) and name not in mode.beyond]
+    """The flags of features that the mode does not support, in a sentence; "" for none."""
+    idle = [f"--{name}" for name in features.without_effect(given, mode.name)]
     verb = "have" if len(idle) > 1 else "has"
     return f"{' and '.join(idle)} {verb} no effect in mode {mode.name}" if idle else ""
 

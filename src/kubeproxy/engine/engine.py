@@ -25,6 +25,7 @@ from kubeproxy.engine.progress import Progress
 from kubeproxy.engine.standing import FamilyStanding
 from kubeproxy.engine.turns import exhaust, in_turns, to_its_end
 from kubeproxy.errors import ApplyError, ChangedByOthersError, Unsupported
+from kubeproxy.features import RESETS
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event
 from kubeproxy.model.gone import Departures
@@ -62,7 +63,7 @@ class Engine:
         servers: Callable[[], Iterable[tuple[str, int]]] = tuple,
     ) -> None:
         self.settings = settings
-        self.planner = Planner(build(settings, Surroundings()), Departures() if settings.orphans == "reset" else None)
+        self.planner = Planner(build(settings, Surroundings()), Departures() if RESETS.value(settings) else None)
         self.ready = asyncio.Event()
         self.progress: Progress | None = None  # of the full sync under way, if there is one
         self.local_addresses: Mapping[Family, Sequence[bytes]] = {}  # the node's, packed, as they were read last

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from kubeproxy.features.balancing import BALANCING
 from kubeproxy.model.addresses import (
     PORT_BYTES,
     PROTOCOLS,
@@ -365,7 +366,7 @@ def _asked(service: Service, slices: Sequence[Slice], world: Globals, problems: 
     its_own = annotations is not None and asks(annotations)
     if not its_own and not [piece for piece in slices if piece.weight is not None]:
         return None
-    if world.balancing == "ignored":
+    if not BALANCING.value(world):
         whose = "what they say of shares is left out" if its_own else "the weights of its EndpointSlices are left out"
         reason = f"{whose}: the proxy on this node shares connections as without them, by its mode or its flags"
         problems.append(Problem("metadata.annotations", reason))

@@ -10,6 +10,7 @@ from typing import Final, Literal, NamedTuple
 
 from msgspec import Struct, structs
 
+from kubeproxy.features.feature import Features
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range, merge_ranges, parse_network, unpack, within
 
 ServiceName = tuple[str, str]
@@ -155,10 +156,6 @@ class Hashing(NamedTuple):
 
 ROOM: Final = 1 << 16
 """How often a Service's endpoints are entered in a family at most, for weights and tables over all of its frontends."""
-
-
-BALANCING_ENTRIES: Final = 1 << 20
-"""How often endpoints of all Services are entered on a node at most, unless a flag says otherwise."""
 
 
 class Balance(Struct, frozen=True, gc=False):
@@ -338,32 +335,10 @@ ExternalIPs = Literal["served", "ignored"]
 """What becomes of spec.externalIPs, of all Services."""
 
 
-Connections = Literal["counted", "uncounted"]
-"""Whether the kernel counts the connections that it sends to each endpoint, where the mode can."""
-
-Balancing = Literal["served", "ignored"]
-"""What becomes of annotations that say how connections are shared: not every mode can do it."""
-
-
-Orphans = Literal["left", "reset"]
-"""What becomes of connections whose endpoint is gone: they are left alone, as by the Go kube-proxy, or reset."""
-
-
-class Forwarding(Struct, frozen=True):
-    """Which connections of Services go past all rules: of these protocols, `after` so many packets of the client.
-
-    No protocols: none do.
-    """
-
-    after: int = 0
-    protocols: tuple[int, ...] = ()
-
-
 class Globals(Struct, frozen=True):
     """What holds for all Services: the node and the configuration.
 
     `api_servers` are the keys of frontends (Frontend.key) that would stand before this proxy's own API server.
-    `balancing_entries` is how many entries there may be for weights and tables, of all Services.
     """
 
     node_name: str
@@ -371,11 +346,7 @@ class Globals(Struct, frozen=True):
     masquerade_all: bool = False
     masquerade_mark: int = 0x4000
     external_ips: ExternalIPs = "served"
-    connections: Connections = "uncounted"
-    orphans: Orphans = "left"
-    forwarding: Forwarding = Forwarding()
-    balancing: Balancing = "served"
-    balancing_entries: int = BALANCING_ENTRIES
+    features: Features = Features()
     api_servers: tuple[bytes, ...] = ()
     ipv4: FamilyGlobals | None = FamilyGlobals()
     ipv6: FamilyGlobals | None = FamilyGlobals()

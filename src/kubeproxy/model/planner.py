@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from msgspec import Struct, structs
 
+from kubeproxy.features.balancing import BALANCING
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.balancing import asks, entries, expected_entries, slow_start
 from kubeproxy.model.budget import FairOrder, NodeBudget
@@ -100,7 +101,7 @@ class Planner:
         self._triggers: dict[ServiceName, list[Trigger]] = {}
         self._missing: set[Resource] = set(NEEDED)
         self._slow_start = SlowStart()
-        self._budget = NodeBudget(world.balancing_entries)
+        self._budget = NodeBudget(BALANCING.value(world))
         self._order = FairOrder()
 
     @property
@@ -304,7 +305,7 @@ class Planner:
         found = yield from compiling(service, pieces, self.world, starting.growth(name))
         annotations = service.metadata.annotations
         seconds = 0
-        if annotations is not None and asks(annotations) and self.world.balancing == "served":
+        if annotations is not None and asks(annotations) and BALANCING.value(self.world):
             seconds = slow_start(annotations, [])
         if not seconds:
             starting.forget(name)
@@ -367,7 +368,7 @@ class Planner:
         if isinstance(obj, Service):
             if self.services.get(name) != obj:
                 self.services[name] = obj
-                if asks(obj.metadata.annotations) and self.world.balancing == "served":
+                if asks(obj.metadata.annotations) and BALANCING.value(self.world):
                     self._budget.expect(name, obj.metadata.creation_timestamp or "", expected_entries(obj))
                 self.counts.services += 1
                 self._mark(name)

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct, structs
 
+from kubeproxy.features.feature import Features
 from kubeproxy.model.addresses import (
     PORT_BYTES,
     Family,
@@ -25,16 +26,11 @@ from kubeproxy.model.addresses import (
 )
 from kubeproxy.model.objects import Node, NodeAddress, NodeSpec, NodeStatus
 from kubeproxy.model.plan import (
-    BALANCING_ENTRIES,
-    Balancing,
-    Connections,
     Detector,
     ExternalIPs,
     FamilyGlobals,
-    Forwarding,
     Globals,
     Loopback,
-    Orphans,
 )
 
 LocalMode = Literal["ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"]
@@ -60,11 +56,7 @@ class Settings(Struct, frozen=True):
     masquerade_all: bool = False
     masquerade_mark: int = 0x4000
     external_ips: ExternalIPs = "served"
-    connections: Connections = "uncounted"
-    orphans: Orphans = "left"
-    forwarding: Forwarding = Forwarding()
-    balancing: Balancing = "served"
-    balancing_entries: int = BALANCING_ENTRIES
+    features: Features = Features()
 
 
 class Surroundings(NamedTuple):
@@ -90,11 +82,7 @@ def build(settings: Settings, around: Surroundings) -> Globals:
         masquerade_all=settings.masquerade_all,
         masquerade_mark=settings.masquerade_mark,
         external_ips=settings.external_ips,
-        connections=settings.connections,
-        orphans=settings.orphans,
-        forwarding=settings.forwarding,
-        balancing=settings.balancing,
-        balancing_entries=settings.balancing_entries,
+        features=settings.features,
         api_servers=tuple(sorted(_server_keys(around.api_servers))),
         ipv4=parts.get(Family.IPV4),
         ipv6=parts.get(Family.IPV6),

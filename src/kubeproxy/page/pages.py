@@ -20,6 +20,7 @@ from kubeproxy.ask.zones import Zones
 from kubeproxy.config.page import PageAccess
 from kubeproxy.engine.turns import in_turns
 from kubeproxy.errors import QuestionError
+from kubeproxy.features import CONNECTION_COUNTERS
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, pack, place_text, unpack
 from kubeproxy.model.plan import Globals, ServiceName
 from kubeproxy.page import ROOT
@@ -81,7 +82,7 @@ def facts(desk: Desk) -> dict[str, Any]:
         "endpointSlices": found.endpoint_slices,
         "ready": not found.unready,
         "unready": found.unready,
-        "connectionCounters": found.world.connections == "counted",
+        "connectionCounters": CONNECTION_COUNTERS.value(found.world),
         "nodePortAddresses": {
             family.label: _nodeport_addresses(found.world, family) for family in found.world.families
         },

@@ -31,6 +31,7 @@ from kubeproxy.engine.engine import Engine, Pace
 from kubeproxy.engine.observer import Audience
 from kubeproxy.engine.pacing import Backoff
 from kubeproxy.errors import ApplyError, ConfigError, Unsupported
+from kubeproxy.features import STARTUP_TAINT
 from kubeproxy.kernel.proc.capability import raise_net_admin
 from kubeproxy.kernel.proc.descriptors import raise_limit
 from kubeproxy.kernel.proc.orphans import INIT, Orphans
@@ -113,9 +114,7 @@ def _chosen(options: Options) -> tuple[Options, Mode, Settings]:
 def _in_mode(options: Options) -> tuple[Options, Mode, Settings]:
     mode = modes.named(options.config.active_mode)
     operations = mode.operations()
-    settings = host.settings(
-        options.config, options.connections, options.orphans, options.forward_after, options.balancing_entries
-    )
+    settings = host.settings(options.config, options.features)
     return options, mode, operations.within(_checked(settings, partial(operations.check, options.config)))
 
 
@@ -199,9 +198,7 @@ def _bare(settings: Settings) -> Globals:
     ours = {family: FamilyGlobals() for family in settings.families}
     return Globals(
         settings.node_name,
-        connections=settings.connections,
-        orphans=settings.orphans,
-        forwarding=settings.forwarding,
+        features=settings.features,
         ipv4=ours.get(Family.IPV4),
         ipv6=ours.get(Family.IPV6),
     )
@@ -328,8 +325,8 @@ class App:
             "systemd": self._systemd.run(self._health.healthy, self._summary),
             **self._sources.work(),
         }
-        if self._options.startup_taint:
-            work["startup taint"] = self._announce_readiness(self._options.startup_taint)
+        if taint := STARTUP_TAINT.among(self._options.features):
+            work["startup taint"] = self._announce_readiness(taint)
         if self._output.handler.buffered:
             work["logs"] = self._output.handler.flush_every(self._config.logging.flush_frequency)
         if os.getpid() == INIT:

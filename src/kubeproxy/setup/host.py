@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 from kubeproxy.config.addresses import split_host_port
 from kubeproxy.config.fields import ConntrackSettings
@@ -20,11 +21,11 @@ from kubeproxy.config.gates import gate_enabled
 from kubeproxy.config.modes.description import EVERY_ADDRESS, spelled_out
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ConfigError, Unsupported
+from kubeproxy.features.feature import Features
 from kubeproxy.kernel.proc.sysctl import ConntrackConfig, apply_settings, conntrack_settings
 from kubeproxy.kernel.route.addresses import local_addresses
 from kubeproxy.model.addresses import Family, family_of, is_loopback, pack, parse_networks
 from kubeproxy.model.objects import Node
-from kubeproxy.model.plan import BALANCING_ENTRIES, Connections, Forwarding, Orphans
 from kubeproxy.model.world import PRIMARY, LocalMode, Settings, node_addresses, pod_cidrs, primary_family
 
 log = logging.getLogger("kubeproxy.host")
@@ -105,14 +106,14 @@ def supported(
     raise lacks[0]
 
 
-def settings(
-    config: KubeProxyConfiguration,
-    connections: Connections = "uncounted",
-    orphans: Orphans = "left",
-    forward_after: int = 0,
-    balancing_entries: int = BALANCING_ENTRIES,
-) -> Settings:
-    """Return what the configuration, the flags beside it and this host say about the node. Raises Unsupported."""
+_NO_FEATURES: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+def settings(config: KubeProxyConfiguration, features: Mapping[str, Any] = _NO_FEATURES) -> Settings:
+    """Return the settings of the node, by the configuration, the values of features and this host.
+
+    Raises Unsupported.
+    """
     bind = pack(config.bind_address) or b""
     bind = bind if any(bind) else b""
     return Settings(
@@ -127,13 +128,7 @@ def settings(
         bind_address=bind,
         masquerade_all=config.masquerade_all,
         masquerade_mark=1 << config.masquerade_bit,
-        connections=connections,
-        orphans=orphans if "reset-gone-endpoints" in config.of_mode.beyond else "left",
-        forwarding=Forwarding(forward_after, (socket.IPPROTO_TCP, socket.IPPROTO_UDP))
-        if forward_after and "fast-forward-after" in config.of_mode.beyond
-        else Forwarding(),
-        balancing="served" if config.of_mode.balances and balancing_entries else "ignored",
-        balancing_entries=balancing_entries,
+        features=Features(features, config.of_mode.name),
         external_ips="served" if gate_enabled(config.feature_gates, "AllowServiceExternalIPs") else "ignored",
     )
 

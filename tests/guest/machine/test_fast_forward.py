@@ -10,8 +10,8 @@ import pytest
 
 from bench.flowtable_ground import POD, POD_PORT, TCP, UDP, Connection, offloaded, programmed, set_up
 from kubeproxy.backends.nftables.forwarding import within
+from kubeproxy.features.fast_forwarding import FAST_FORWARDING, Forwarding
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import Forwarding
 from kubeproxy.model.world import Settings
 
 BOTH = Forwarding(20, (TCP, UDP))
@@ -25,7 +25,7 @@ def node() -> None:
 
 @pytest.fixture(scope="module")
 def allowed() -> Forwarding:
-    return within(Settings("node", (V4, V6), forwarding=BOTH)).forwarding
+    return FAST_FORWARDING.value(within(FAST_FORWARDING.on(Settings("node", (V4, V6)), BOTH)))
 
 
 @pytest.fixture(scope="module")

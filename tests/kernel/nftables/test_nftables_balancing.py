@@ -7,9 +7,9 @@ from collections import Counter
 from contextlib import closing
 
 import pytest
-from msgspec.structs import replace
 
 from kubeproxy.backends.nftables.counting import KernelCounters, connections
+from kubeproxy.features import BALANCING, CONNECTION_COUNTERS
 from kubeproxy.kernel.conntrack.tracked import target_of
 from kubeproxy.kernel.conntrack.udp_flows import Conntrack
 from kubeproxy.model import maglev
@@ -80,7 +80,7 @@ def fits(found, got):
 
 @pytest.mark.parametrize("family", list(Family))
 def test_connections_are_shared_as_weights_say(family):
-    globals_ = replace(world(families=[family]), connections="counted")
+    globals_ = CONNECTION_COUNTERS.on(world(families=[family]), True)
     with ground_with_ways_out(family) as ground:
         backend = ground.start(globals_)
         canary = plans(globals_, (None, range(10, 18)), ("25", range(18, 20)))
@@ -93,7 +93,7 @@ def test_connections_are_shared_as_weights_say(family):
 
 
 def test_a_drained_endpoint_gets_no_connection_and_keeps_those_that_it_has():
-    globals_ = replace(world(families=[Family.IPV4]), connections="counted")
+    globals_ = CONNECTION_COUNTERS.on(world(families=[Family.IPV4]), True)
     even = plans(globals_, (None, [1, 10]))
     drained = plans(globals_, (None, [1, 10]), weights=f"{HERE}=0")
     with ground_with_ways_out(Family.IPV4) as ground:
@@ -123,7 +123,7 @@ def tracked():
 @pytest.mark.parametrize("affinity", [0, 10800])
 @pytest.mark.parametrize("algorithm", ["maglev-251", "maglev", "maglev-4093"])
 def test_maglev_sends_each_client_where_its_hash_says(family, affinity, algorithm):
-    globals_ = replace(world(families=[family]), connections="counted")
+    globals_ = CONNECTION_COUNTERS.on(world(families=[family]), True)
     found = plans(globals_, (None, range(1, 8)), ("30", range(10, 12)), affinity=affinity, algorithm=algorithm)
     (plan,) = found[WEB]
     weights, hashing = plan.weights(Policy.CLUSTER), plan.balance.hashing
@@ -148,7 +148,7 @@ def test_maglev_sends_each_client_where_its_hash_says(family, affinity, algorith
 
 
 def test_maglev_shares_as_weights_say():
-    globals_ = replace(world(families=[Family.IPV4]), connections="counted")
+    globals_ = CONNECTION_COUNTERS.on(world(families=[Family.IPV4]), True)
     found = plans(globals_, (None, range(10, 18)), ("25", range(18, 20)), algorithm="maglev-4093")
     with ground_with_ways_out(Family.IPV4) as ground:
         resync(ground.start(globals_), found)
@@ -162,7 +162,7 @@ def test_maglev_shares_as_weights_say():
 
 def test_tables_of_many_services_cost_what_a_node_gives():
     """Forty Services of sixteen ports had 2.6 million elements."""
-    globals_ = world(families=[Family.IPV4], balancing_entries=1 << 16)
+    globals_ = BALANCING.on(world(families=[Family.IPV4]), 1 << 16)
     ports = [ServicePort(port=number, name=f"p{number}") for number in range(1, 5)]
     planner, objects = Planner(globals_), []
     for n in range(1, 41):

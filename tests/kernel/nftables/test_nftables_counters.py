@@ -6,9 +6,9 @@ from collections import Counter
 from contextlib import ExitStack, closing
 
 import pytest
-from msgspec.structs import replace
 
 from kubeproxy.backends.nftables.counting import KernelCounters, connections
+from kubeproxy.features import CONNECTION_COUNTERS
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import ServicePort
 from support.cluster_objects import world
@@ -25,7 +25,7 @@ def ip(*words):
 
 
 def counted_world(family):
-    return replace(world(families=[family]), connections="counted")
+    return CONNECTION_COUNTERS.on(world(families=[family]), True)
 
 
 def opened(stack, family, kind, address, port):

@@ -4,8 +4,8 @@ The lines are those of setupNFTables and syncProxyRules in pkg/proxy/nftables/pr
 """
 
 import pytest
-from msgspec.structs import replace
 
+from kubeproxy.features import CONNECTION_COUNTERS, RESETS
 from support.cluster_objects import world
 from support.nftables_ground import list_table, resync
 from support.nftables_plans import EVERYTHING, V4, plans_of, sticky
@@ -39,10 +39,10 @@ def first_transaction(sets):
     yield from (f"delete set {NAME} {name}" for name in sets if DELETED_SETS.match(name) and name != "nodeport-ips")
 
 
-@pytest.mark.parametrize("reset", ["left", "reset"])
+@pytest.mark.parametrize("reset", [False, True])
 def test_the_go_kube_proxy_takes_our_table_over(ground, reset):
     everything = {key: value for key, value in EVERYTHING.items() if key != "session_affinity"}
-    globals_ = replace(world(families=[V4]), orphans=reset, connections="counted")
+    globals_ = RESETS.on(CONNECTION_COUNTERS.on(world(families=[V4]), True), reset)
     plans = {
         ("default", "a"): sticky("a", 1, 3, **everything),
         ("default", "b"): plans_of("b", 2, 2),

@@ -12,6 +12,7 @@ from kubeproxy.backends.nftables.layout import TABLE, ChainName
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.userspace.layout import TABLE as USERSPACE
 from kubeproxy.backends.userspace.ruleset import Ruleset as UserspaceRuleset
+from kubeproxy.features import RESETS
 from kubeproxy.kernel.netlink import protocol
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from kubeproxy.kernel.nftables import compiling, expressions, listing, messages, nfnetlink, nfta, tables
@@ -38,7 +39,7 @@ def worlds(family):
         FamilyGlobals(Detector("prefix", "veth")),
         FamilyGlobals(Detector("bridge", "cni0")),
     ]
-    base = Globals("node", orphans="reset", ipv4=None, ipv6=None)
+    base = RESETS.on(Globals("node", ipv4=None, ipv6=None), True)
     name = "ipv4" if family is Family.IPV4 else "ipv6"
     return [replace(base, **{name: each, "masquerade_all": number == 3}) for number, each in enumerate(ours)]
 

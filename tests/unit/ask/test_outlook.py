@@ -6,6 +6,7 @@ import pytest
 
 from kubeproxy.ask import outlook as plan
 from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.features import BALANCING
 from kubeproxy.model.plan import FamilyGlobals, Globals
 from kubeproxy.setup import modes
 
@@ -16,10 +17,9 @@ def test_another_configuration_leaves_the_flag_of_balancing_as_it_is(entries, mo
     monkeypatch.setattr(
         plan.host, "supported", lambda families, primary, look: SimpleNamespace(families=families, lack="")
     )
-    balancing = "served" if entries else "ignored"
-    now = Globals("node", balancing=balancing, balancing_entries=entries, ipv4=FamilyGlobals())
+    now = BALANCING.on(Globals("node", ipv4=FamilyGlobals()), entries)
     facts = SimpleNamespace(world=now, node=None)
     new = KubeProxyConfiguration(mode="nftables", hostname_override="node")
     settings, _, _ = plan._settings(facts, new, modes.named("nftables"))
     world, _ = plan._world(facts, settings, {})
-    assert (world.balancing, world.balancing_entries) == (balancing, entries)
+    assert BALANCING.value(world) == entries

@@ -11,6 +11,7 @@ from kubeproxy.config.flags import BY_NAME, FLAGS, GROUPS
 from kubeproxy.config.page import page_access
 from kubeproxy.config.pflag import KINDS, parse, shown_default
 from kubeproxy.errors import ConfigError
+from kubeproxy.features.fast_forwarding import Forwarding
 
 INT = ("x", 'invalid argument "x" for "--{}" flag: strconv.ParseInt: parsing "x": invalid syntax')
 BOOL = ("x", 'invalid argument "x" for "--{}" flag: strconv.ParseBool: parsing "x": invalid syntax')
@@ -36,7 +37,8 @@ ROWS = [
     ("control-socket", "string", "/run/kube-proxy/control.sock", "", "/s", ".control_socket", "/s", None, ""),
     ("cleanup", "bool", "false", "", "true", ".cleanup", True, *BOOL),
     ("init-only", "bool", "false", "", "true", ".init_only", True, *BOOL),
-    ("startup-taint", "string", "", "", "example.com/not-ready", ".startup_taint", "example.com/not-ready", "a/b/c",
+    ("startup-taint", "string", "", "", "example.com/not-ready", ".features",
+     {"startup-taint": "example.com/not-ready"}, "a/b/c",
      '--{}: expected the key of a taint, as example.com/not-ready, got "a/b/c"'),
     ("feature-gates", "mapStringBool", "", "", "WatchList=true,AllBeta=false", "featureGates",
      {"WatchList": True, "AllBeta": False}, "WatchLists=true",
@@ -74,10 +76,11 @@ ROWS = [
     ("proxy-mode", "ProxyMode", "", "", "iptables", "mode", "iptables", "ipsv",
      '--{}: expected nftables, iptables, ipvs, userspace, or "" for nftables, got "ipsv"'),
     ("masquerade-all", "bool", "false", IPVS, "true", "iptables.masqueradeAll", True, *BOOL),
-    ("connection-counters", "bool", "false", "", "true", ".connections", "counted", *BOOL),
-    ("reset-gone-endpoints", "bool", "false", "", "true", ".orphans", "reset", *BOOL),
-    ("fast-forward-after", "int32", "0", "", "20", ".forward_after", 20, "-1", "--{}: must not be negative, got -1"),
-    ("balancing-entries", "int32", "1048576", "", "0", ".balancing_entries", 0, "-1",
+    ("connection-counters", "bool", "false", "", "true", ".features", {"connection-counters": True}, *BOOL),
+    ("reset-gone-endpoints", "bool", "false", "", "true", ".features", {"reset-gone-endpoints": True}, *BOOL),
+    ("fast-forward-after", "int32", "0", "", "20", ".features",
+     {"fast-forward-after": Forwarding(20, (6, 17))}, "-1", "--{}: must not be negative, got -1"),
+    ("balancing-entries", "int32", "1048576", "", "0", ".features", {"balancing-entries": 0}, "-1",
      "--{}: must not be negative, got -1"),
     ("iptables-masquerade-bit", "int32", "14", "", "0", "iptables.masqueradeBit", 0, "32",
      "--{}: must be from 0 to 31, got 32"),

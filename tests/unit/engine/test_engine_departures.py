@@ -3,6 +3,8 @@
 import pytest
 
 from kubeproxy.backends.mode import Abilities
+from kubeproxy.features import RESETS
+from kubeproxy.features.feature import Features
 from kubeproxy.model import gone as model
 from kubeproxy.model.addresses import pack
 from kubeproxy.model.events import Upserted
@@ -49,7 +51,7 @@ def test_who_is_gone_is_told_and_committed_in_time():
         assert stage.backend.gone == [pack("10.244.0.2") + b"\x06" + (8080).to_bytes(2, "big")]
         assert stage.backend.asked(pack("10.244.0.1"))
 
-    play(scene, orphans="reset")
+    play(scene, features=Features({RESETS.flag: True}))
 
 
 def test_unless_asked_for_nobody_is_told():
@@ -73,4 +75,4 @@ def test_what_is_refused_comes_with_the_next_full_sync():
         assert "resync" in [kind for kind, _ in stage.backend.calls]
         assert not stage.engine._backlogs[stage.backend.family].besides
 
-    play(scene, orphans="reset")
+    play(scene, features=Features({RESETS.flag: True}))

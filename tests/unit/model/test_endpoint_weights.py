@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from kubeproxy.backends.nftables.render import slots
 from kubeproxy.config.modes import MODES
+from kubeproxy.features import BALANCING
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.answer import Packet, answer
 from kubeproxy.model.events import ZonedSlice
@@ -162,7 +162,7 @@ def test_a_wrong_slow_start_is_named_and_does_not_count(text):
 
 
 def test_a_mode_that_shares_evenly_says_so_once():
-    globals_ = replace(world(families=[Family.IPV4, Family.IPV6]), balancing="ignored")
+    globals_ = BALANCING.on(world(families=[Family.IPV4, Family.IPV6]), 0)
     slices = parsed(ONE, name="a", weight="0"), parsed(TWO, name="b")
     (problem,) = compiled(*slices, globals_=globals_, weights="nonsense").problems
     assert "what they say of shares is left out" in problem.reason
@@ -172,7 +172,7 @@ def test_a_mode_that_shares_evenly_says_so_once():
 
 
 def test_one_mode_has_weights():
-    assert [mode.name for mode in MODES.values() if mode.balances] == ["nftables"]
+    assert [name for name in MODES if BALANCING.supported(name)] == ["nftables"]
 
 
 def test_new_endpoints_have_a_part_of_their_weight():

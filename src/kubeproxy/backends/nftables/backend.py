@@ -29,6 +29,7 @@ from kubeproxy.backends.nftables.render import Placed, changed, place_all, rende
 from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset
 from kubeproxy.backends.nftables.table import Table
 from kubeproxy.errors import ApplyError, ChangedByOthersError
+from kubeproxy.features import RESETS
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.nftables import messages, nfnetlink
 from kubeproxy.model.addresses import Range
@@ -68,7 +69,7 @@ class NftablesBackend:
         self._counting = counting
         self._devices = devices
         self._clients = clients
-        self._gone = GoneEndpoints(family) if world.orphans == "reset" else None
+        self._gone = GoneEndpoints(family) if RESETS.value(world) else None
         self._in_use: Callable[[bytes], bool] = lambda _: False
         self._is_whole = False  # what is placed is all that the table has
         self._ruleset = Ruleset(family, world)

@@ -36,6 +36,7 @@ from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset, client_number
 from kubeproxy.backends.nftables.view import View
 from kubeproxy.backends.nftables.words import Words
 from kubeproxy.backends.table_view import complete, nodeport_findings, rule_findings
+from kubeproxy.features import RESETS
 from kubeproxy.kernel.nftables.lookup import Entries
 from kubeproxy.kernel.proc.listening import Listening, listening
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, pack, unpack
@@ -239,7 +240,7 @@ class NftablesExaminer:
 
     def _gone(self, wanted: Plans) -> Iterator[Finding]:
         """Look for endpoints that are known as gone though a Service has them."""
-        if self._world.orphans != "reset" or not (gone := set(map(endpoint_key, self._view.elements(GONE)))):
+        if not RESETS.value(self._world) or not (gone := set(map(endpoint_key, self._view.elements(GONE)))):
             return
         for name, plans in wanted.items():
             for plan in plans:

@@ -12,16 +12,14 @@ from contextlib import closing
 from socket import IPPROTO_TCP, IPPROTO_UDP
 from typing import Final, Protocol
 
-from msgspec.structs import replace
-
 from kubeproxy.backends.nftables.layout import TABLE
 from kubeproxy.errors import ApplyError
+from kubeproxy.features.fast_forwarding import FAST_FORWARDING, Forwarding
 from kubeproxy.kernel.nftables import compiling, messages, nfnetlink
 from kubeproxy.kernel.nftables.flowtables import MOST_DEVICES, flowtable_message
 from kubeproxy.kernel.nftables.tables import Chain, Definition, Hook
 from kubeproxy.kernel.proc import modules
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
-from kubeproxy.model.plan import Forwarding
 from kubeproxy.model.world import Settings
 
 log = logging.getLogger("kubeproxy.nftables")
@@ -49,7 +47,7 @@ def jump(forwarding: Forwarding) -> str:
 
 def within(settings: Settings) -> Settings:
     """Return the settings without what this kernel cannot do; each is said once, in the log."""
-    wanted = settings.forwarding
+    wanted = FAST_FORWARDING.value(settings)
     if not wanted.protocols:
         return settings
     try:
@@ -59,13 +57,13 @@ def within(settings: Settings) -> Settings:
             "Connections are not fast forwarded: this kernel has no flowtables (CONFIG_NFT_FLOW_OFFLOAD) error=%r",
             str(error),
         )
-        return replace(settings, forwarding=Forwarding())
+        return FAST_FORWARDING.on(settings, Forwarding())
     if modules.kernel_version(modules.release()) < FORGETS_FORWARDED and IPPROTO_UDP in wanted.protocols:
         log.warning(
             "Only TCP is fast forwarded: before Linux %d.%d flows that are cannot be forgotten when an endpoint goes",
             *FORGETS_FORWARDED,
         )
-        return replace(settings, forwarding=Forwarding(wanted.after, (IPPROTO_TCP,)))
+        return FAST_FORWARDING.on(settings, Forwarding(wanted.after, (IPPROTO_TCP,)))
     return settings
 
 

@@ -14,6 +14,7 @@ from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.backends.nftables.view import KernelView
 from kubeproxy.backends.nftables.weight import weigh
 from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.features import CONNECTION_COUNTERS, FAST_FORWARDING
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from kubeproxy.kernel.route.interfaces import ethernet_interfaces, interface_changes
 from kubeproxy.model.addresses import Family
@@ -33,14 +34,14 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) ->
 
 
 def _backends(world: Globals, registry: Registry) -> Sequence[NftablesBackend]:
-    metrics = ConnectionMetrics(registry) if world.connections == "counted" else None
+    metrics = ConnectionMetrics(registry) if CONNECTION_COUNTERS.value(world) else None
     clients = ClientGauges(registry)
     return [
         NftablesBackend(
             KernelTable.open(family),
             world,
             Counting(family, KernelCounters.open(family), metrics) if metrics is not None else None,
-            _devices(family) if world.forwarding.protocols else None,
+            _devices(family) if FAST_FORWARDING.value(world).protocols else None,
             clients,
         )
         for family in world.families

@@ -32,6 +32,7 @@ from kubeproxy.backends.nftables.layout import (
     tries,
 )
 from kubeproxy.backends.rules import pods_in_nft
+from kubeproxy.features import CONNECTION_COUNTERS, FAST_FORWARDING, RESETS
 from kubeproxy.kernel.nftables import compiling, messages
 from kubeproxy.kernel.nftables.elements import plain_element
 from kubeproxy.kernel.nftables.nfnetlink import NEW_ELEMENT, element_messages
@@ -81,6 +82,8 @@ class Ruleset:
         self._ours = ours if ours is not None else FamilyGlobals()
         self._world = world
         self._mark = f"{world.masquerade_mark:#x}"
+        self._resets = RESETS.value(world)
+        self._forwarding = FAST_FORWARDING.value(world)
 
     @property
     def name(self) -> str:
@@ -108,7 +111,7 @@ class Ruleset:
         clients = map(self._clients, sorted({*_slots_with_clients(names), *slots}))
         made = {name: self._chain(rules, hook) for name, (hook, rules) in self.chains(names).items()}
         counters = () if self._ours.loopback is Loopback.NOTHING else tuple(COUNTERS)
-        flowtables = (forwarding.FLOWTABLE,) if self._world.forwarding.protocols else ()
+        flowtables = (forwarding.FLOWTABLE,) if self._forwarding.protocols else ()
         return Definition((*self.sets(), *clients), made, counters, flowtables)
 
     def creation(
@@ -136,12 +139,12 @@ class Ruleset:
 
     def sets(self) -> list[SetSpec]:
         """Return the sets that every table has."""
-        counted = self._world.connections == "counted"  # packets sent to an endpoint are first ones of connections
+        counted = CONNECTION_COUNTERS.value(self._world)  # packets sent to an endpoint are first ones of connections
         found = [
             shape.spec._replace(flags=COUNTED) if counted and shape.kind is Kind.DESTINATION else shape.spec
             for shape in self.layout.shapes.values()
         ]
-        if self._world.orphans == "reset":
+        if self._resets:
             found.append(gone.declaration(self.layout))
         found.append(SetSpec(TRANSPORTS, ("meta l4proto",)))
         found.append(SetSpec(SERVICE_CIDRS, (f"{self.layout.ip} daddr",), flags=INTERVAL, merges=True))
@@ -149,9 +152,9 @@ class Ruleset:
 
     def _static(self) -> dict[str, tuple[str, ...]]:
         """Return the chains that do not depend on any Service, by name, with their rules."""
-        beyond = gone.rules(self.layout) if self._world.orphans == "reset" else {}
-        if self._world.forwarding.protocols:
-            beyond = beyond | forwarding.rules(self._world.forwarding)
+        beyond = gone.rules(self.layout) if self._resets else {}
+        if self._forwarding.protocols:
+            beyond = beyond | forwarding.rules(self._forwarding)
         return self._treatments() | self._picking() | self._checks() | self._on_loopback() | beyond
 
     def _treatments(self) -> dict[str, tuple[str, ...]]:
@@ -291,7 +294,7 @@ class Ruleset:
         new, untranslated = "ct state new jump", "ct state new ct status & dnat == 0 jump"
         # What was translated goes to an endpoint, which is no frontend.
         checks = (f"{untranslated} service-endpoints-check", f"{untranslated} cluster-ips-check")
-        first = (f"{new} firewall-check", *((gone.CHECK,) if self._world.orphans == "reset" else ()))
+        first = (f"{new} firewall-check", *((gone.CHECK,) if self._resets else ()))
         return [
             ("filter-prerouting-pre-dnat", Hook("filter", 0, -110), first),
             ("filter-output-pre-dnat", Hook("filter", 3, -110), first),
@@ -308,7 +311,7 @@ class Ruleset:
         ]
 
     def _fast_jump(self) -> tuple[str, ...]:
-        return (forwarding.jump(self._world.forwarding),) if self._world.forwarding.protocols else ()
+        return (forwarding.jump(self._forwarding),) if self._forwarding.protocols else ()
 
     def _loopback_jump(self) -> tuple[str, ...]:
         if self._ours.loopback is Loopback.NOTHING:

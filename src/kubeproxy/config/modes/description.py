@@ -71,8 +71,7 @@ class ModeConfig(Struct, frozen=True, kw_only=True):
     periods and its masquerade settings. `flags` are flags that mean other fields in other modes, with the paths that
     they set in this one; `flag_defaults` are values of such flags that count although they are not given.
     `unset_when_empty` are paths of the mode's own block where 0 counts as unset.
-    `nodeport_addresses` is what an unset nodePortAddresses means. `beyond` are flags of ours that have an effect in it.
-    `balances`: annotations that ask for weights and the like have one.
+    `nodeport_addresses` is what an unset nodePortAddresses means.
     """
 
     name: str
@@ -82,8 +81,6 @@ class ModeConfig(Struct, frozen=True, kw_only=True):
     flag_defaults: Mapping[str, Any] = {}
     unset_when_empty: frozenset[str] = frozenset()
     nodeport_addresses: tuple[str, ...] = EVERY_ADDRESS
-    beyond: frozenset[str] = frozenset()
-    balances: bool = False
 
     def sync_block(self, config: ConfigurationFields) -> SyncBlock:
         """The block with the mode's sync periods."""

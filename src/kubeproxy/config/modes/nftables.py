@@ -67,6 +67,4 @@ MODE: Final = NftablesMode(
     },
     unset_when_empty=frozenset(("nftables.syncPeriod", "nftables.minSyncPeriod")),
     nodeport_addresses=PRIMARY_ADDRESS,
-    beyond=frozenset(("connection-counters", "reset-gone-endpoints", "fast-forward-after", "balancing-entries")),
-    balances=True,
 )

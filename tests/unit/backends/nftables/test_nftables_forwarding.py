@@ -6,14 +6,13 @@ import logging
 from socket import IPPROTO_TCP, IPPROTO_UDP
 
 import pytest
-from msgspec.structs import replace
 
 from kubeproxy.backends.nftables import forwarding
 from kubeproxy.backends.nftables.forwarding import Devices, within
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.errors import ApplyError
+from kubeproxy.features.fast_forwarding import FAST_FORWARDING, Forwarding
 from kubeproxy.kernel.nftables.flowtables import MOST_DEVICES
-from kubeproxy.model.plan import Forwarding
 from kubeproxy.model.world import Settings
 from support.nft_text import skeleton
 from support.nftables_plans import V4, WORLD
@@ -23,7 +22,7 @@ BOTH = Forwarding(20, (IPPROTO_TCP, IPPROTO_UDP))
 
 def test_only_where_asked_for_is_there_a_flowtable():
     assert "flow" not in skeleton(Ruleset(V4, WORLD))
-    text = skeleton(Ruleset(V4, replace(WORLD, forwarding=BOTH))).splitlines()
+    text = skeleton(Ruleset(V4, FAST_FORWARDING.on(WORLD, BOTH))).splitlines()
     assert "add flowtable ip kube-proxy fast { hook ingress priority filter ; }" in text
     (jump,) = [line for line in text if "jump fast-forward" in line]
     assert jump == "add rule ip kube-proxy filter-forward ct status dnat ct original packets >= 20 jump fast-forward"
@@ -133,8 +132,8 @@ def test_what_the_kernel_cannot_do_is_said_and_left_out(monkeypatch, caplog, rel
     monkeypatch.setattr(forwarding, "_probe", run)
     monkeypatch.setattr(forwarding.modules, "release", lambda: release)
     with caplog.at_level(logging.WARNING):
-        found = within(Settings("node", (V4,), forwarding=BOTH))
-    assert found.forwarding == left
+        found = within(FAST_FORWARDING.on(Settings("node", (V4,)), BOTH))
+    assert FAST_FORWARDING.value(found) == left
     assert said in caplog.text
     assert bool(caplog.records) == bool(said)
 

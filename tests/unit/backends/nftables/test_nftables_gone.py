@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
 from kubeproxy.backends.nftables import gone
 from kubeproxy.backends.nftables.gone import GONE, MOST, GoneEndpoints
 from kubeproxy.backends.nftables.layout import service_key
+from kubeproxy.features import RESETS
 from kubeproxy.kernel.nftables.nfnetlink import Element
 from kubeproxy.model.addresses import PORT_BYTES, pack
 from kubeproxy.model.gone import Departed
 from support.nftables_ground import resync, sync
 from support.nftables_plans import V4, V6, WORLD, cluster
 
-RESETTING = replace(WORLD, orphans="reset")
+RESETTING = RESETS.on(WORLD, True)
 PLANS = cluster("a")
 
 

@@ -10,8 +10,10 @@ from msgspec.structs import replace
 
 from kubeproxy.backends.nftables.layout import HASHED, TREATMENTS, ChainName, client_set, parse_chain_name
 from kubeproxy.backends.nftables.ruleset import Ruleset
+from kubeproxy.features import CONNECTION_COUNTERS, RESETS
+from kubeproxy.features.fast_forwarding import FAST_FORWARDING, Forwarding
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import Forwarding, Loopback
+from kubeproxy.model.plan import Loopback
 from support.cluster_objects import world
 from support.nft_text import skeleton
 
@@ -42,7 +44,7 @@ DELETED_CHAINS = re.compile(r".*/")
 
 def everything():
     """Return the text of tables that together have all sets, chains and counters that a table may have."""
-    full = replace(world(), connections="counted", orphans="reset", forwarding=Forwarding(1, (6, 17)))
+    full = FAST_FORWARDING.on(RESETS.on(CONNECTION_COUNTERS.on(world(), True), True), Forwarding(1, (6, 17)))
     places = (full.ipv4.nodeport_ips, None)
     chains = [
         ChainName(nodeport, treatment, 3, 0 if treatment.endswith(HASHED) else 10)
