@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from socket import IPPROTO_TCP, IPPROTO_UDP
-from typing import Any, Final
-
-from msgspec import Struct
+from typing import Any, Final, NamedTuple
 
 from kubeproxy.features.feature import Feature, negative
 
 
-class Forwarding(Struct, frozen=True):
+class Forwarding(NamedTuple):
     """Connections of Services that bypass all rules: of these protocols, after so many packets of the client.
 
     Without protocols there are none.

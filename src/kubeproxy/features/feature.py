@@ -1,18 +1,22 @@
-"""A feature that the Go kube-proxy lacks: its flag, its annotations, and the modes that support it. Pure."""
+"""A feature that the Go kube-proxy lacks: its flag, its annotations, and the modes that support it. Pure.
+
+Light to import, as the table of flags is made from it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, Literal, Protocol, TypeVar
-
-from msgspec import Struct, structs
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from kubeproxy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from msgspec import Struct
 
 T = TypeVar("T")
 
 
-class Features(Struct, frozen=True):
+class Features(NamedTuple):
     """The features of a node: the values of those that are set, by flag, and the mode. Mode "" supports all."""
 
     values: Mapping[str, Any] = {}
@@ -27,7 +31,7 @@ class HasFeatures(Protocol):
         """The node's features."""
 
 
-P = TypeVar("P", bound=Struct)
+P = TypeVar("P", bound="Struct")
 
 
 def _no_mistake(value: Any, flags: Mapping[str, Any]) -> str:  # noqa: ARG001 - see Feature
@@ -38,7 +42,7 @@ def _same(value: Any) -> Any:
     return value
 
 
-class Feature(Struct, Generic[T], frozen=True, kw_only=True):
+class Feature(NamedTuple, Generic[T]):
     """One feature. It has no other setting than its flag, which also counts beside --config.
 
     `kind` and `default` are those of config.flags.Flag, `usage` is its help. `modes` support the feature, None: all of
@@ -75,9 +79,11 @@ class Feature(Struct, Generic[T], frozen=True, kw_only=True):
 
     def on(self, node: P, value: T) -> P:
         """Return the settings or globals of a node with another value of the feature."""
+        from msgspec import structs  # noqa: PLC0415 - not for --help
+
         features: Features = getattr(node, "features")  # noqa: B009 - of HasFeatures
         values = {**features.values, self.flag: value}
-        return structs.replace(node, features=structs.replace(features, values=values))
+        return structs.replace(node, features=features._replace(values=values))
 
     def checked(self, flags: Mapping[str, Any]) -> T:
         """Return the value that the flags set. Raises ConfigError."""

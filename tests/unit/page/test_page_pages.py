@@ -23,6 +23,7 @@ from kubeproxy.ask.why import Why
 from kubeproxy.ask.zones import Places, with_zones
 from kubeproxy.config.page import PageAccess, page_access
 from kubeproxy.errors import QuestionError
+from kubeproxy.features.feature import Features
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.endpoints import parse_slice
 from kubeproxy.model.objects import EndpointPort, EndpointSlice, Labels, ObjectMeta, SliceEndpoint
@@ -56,7 +57,7 @@ class FakeDesk:
 
     def facts(self):
         families = {Family.IPV4: FamilyGlobals(nodeport_ips=(bytes([192, 0, 2, 1]),)), Family.IPV6: None}
-        world = SimpleNamespace(node_name="node-a", connections="uncounted", families=[*families], of=families.get)
+        world = SimpleNamespace(node_name="node-a", features=Features(), families=[*families], of=families.get)
         return SimpleNamespace(
             world=world, version="1", mode="nftables", pid=1, started=2.0, services=250, endpoint_slices=3, unready={}
         )
