@@ -21,7 +21,7 @@ ECHO = Feature[int](
 )
 features.FEATURES[ECHO.flag] = ECHO
 
-from kubeproxy import host
+from kubeproxy.setup import host
 from kubeproxy.config.options import build_options
 from kubeproxy.config.pflag import parse
 from kubeproxy.errors import ConfigError
