@@ -1,5 +1,6 @@
-"""What weights and tables of consistent hashing may cost a node: which Services have theirs, and in which order changes
-of them are taken. Pure.
+"""The limit of entries for weights and hash tables on a node: the Services within it, and the order of their changes.
+
+Pure.
 
 A Service of two kilobytes may ask for 65,536 elements of the kernel on every node, and a namespace may have a thousand
 of them. See docs/balancing.md "What a node gives".
@@ -15,23 +16,23 @@ from typing import Final, NamedTuple
 from kubeproxy.model.plan import ROOM, ServiceName
 
 SHARES: Final = 4
-"""A namespace has one of so many parts of what the node gives."""
+"""A namespace gets at most this fraction of the entries: one in four."""
 
 TURN: Final = ROOM
-"""Entries of which changes are taken at a time: a quarter of a second of a processor."""
+"""Entries to change in one turn: a quarter of a second of a processor."""
 
 
 class _Asker(NamedTuple):
-    """A Service that asks for entries; the smaller one comes first."""
+    """A Service that needs entries; the smaller one comes first."""
 
     created: str  # RFC 3339: text order is age
     name: ServiceName
 
 
 class NodeBudget:
-    """Who may have how many entries: Services by age, then name, each of which fits into what the older ones left.
+    """Grants entries to Services by age, then name, as long as they fit beside those of older Services.
 
-    So it is the same on every node that knows the same Services, and after a restart.
+    The result is the same on every node with the same Services, and after a restart.
     """
 
     def __init__(self, entries: int) -> None:
@@ -44,12 +45,12 @@ class NodeBudget:
         self._is_settled = True
 
     def expect(self, name: ServiceName, created: str, entries: int) -> None:
-        """Take about how many entries a Service will ask for, unless it has asked already."""
+        """Estimate the entries of a Service that has not requested any yet."""
         if name not in self._asked:
             self.ask(name, created, entries)
 
     def ask(self, name: ServiceName, created: str, entries: int) -> None:
-        """Take how many entries a Service asks for, in place of what it asked for before."""
+        """Replace the number of entries that a Service requests."""
         asker, before = self._asked.get(name, (None, 0))
         if before == entries and (asker is None or asker.created == created):
             return
@@ -66,16 +67,16 @@ class NodeBudget:
             del self._sums[name[0]]
 
     def has(self, name: ServiceName) -> bool:
-        """Return whether a Service has what it asks for, as it was settled last."""
+        """Return whether the last `settle` granted a Service its entries."""
         return name not in self._denied
 
     def costs(self, names: KeysView[ServiceName]) -> dict[ServiceName, int]:
-        """Return how many entries those of these Services have that have any, the oldest first."""
+        """Return the entries granted to each of these Services, the oldest first; Services without any are left out."""
         found = sorted(self._asked[name] for name in names & self._asked.keys() if self.has(name))
         return {asker.name: entries for asker, entries in found}
 
     def settle(self) -> Iterable[ServiceName]:
-        """Decide anew, if anything changed; return the Services that have got or lost theirs. The youngest lose."""
+        """Grant entries again, if a request changed; return the Services that gained or lost theirs."""
         if self._is_settled:
             return ()
         self._is_settled = True
@@ -97,9 +98,9 @@ class NodeBudget:
 
 
 class FairOrder:
-    """Which of many costly changes are taken now: of each namespace in turn, so that none waits for all of another.
+    """Orders costly changes by namespace in turn, so that no namespace waits for all changes of another.
 
-    What waits goes before what comes, and a namespace that comes again has no other turn than if it had waited.
+    Waiting changes precede new ones. A namespace that returns gets the same turn as if it had waited.
     """
 
     def __init__(self) -> None:
@@ -108,7 +109,7 @@ class FairOrder:
         self._turn = 0
 
     def deferred(self, costs: Mapping[ServiceName, int]) -> Iterable[ServiceName]:
-        """Return the Services whose changes are to wait, in their order; `costs` are those that cost any entries."""
+        """Return the Services whose changes wait, in order; `costs` has the entries of each changed Service."""
         if sum(costs.values()) <= TURN:
             self._waiting.clear()
             self._served.clear()

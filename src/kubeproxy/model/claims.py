@@ -1,7 +1,8 @@
-"""Who owns an address and port that several Services ask for: whom the API server gave it, then the oldest.
+"""The owner of an address and port that several Services claim: the Service the API server allocated it to, else the
+oldest.
 
-Source: CVE-2020-8554 (who may write externalIPs must not take other Services' addresses); the Go kube-proxy leaves it
-to chance.
+Source: CVE-2020-8554: a user who may write externalIPs must not take addresses of other Services. The Go kube-proxy
+leaves the choice to chance.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ class Right(IntEnum):
     """Why a Service may have a key; the smaller one wins."""
 
     ALLOCATED = 0  # the API server gave it to this Service: cluster IPs, NodePorts
-    WRITTEN = 1  # somebody wrote it into the object: external IPs, load balancers' addresses
+    WRITTEN = 1  # a client of the API wrote it into the object: external IPs, load balancers' addresses
 
 
 class Claimant(Struct, frozen=True, order=True, gc=False):
-    """A Service that asks for keys by some right; the smallest has them. `created` is RFC 3339: text order is age."""
+    """A Service that claims keys by a right; the smallest owns them. `created` is RFC 3339: text order is age."""
 
     right: Right
     created: str
@@ -36,7 +37,7 @@ class Claimant(Struct, frozen=True, order=True, gc=False):
 
     @property
     def writing(self) -> Claimant:
-        """Return the same Service as it asks for what is written into it."""
+        """Return the same Service as the claimant of addresses that are written into it."""
         return structs.replace(self, right=Right.WRITTEN)
 
     @property
@@ -51,8 +52,7 @@ class Claimant(Struct, frozen=True, order=True, gc=False):
 class Claims:
     """The frontends of one family and their owners. A key is a frontend's: an address, or a NodePort without one.
 
-    `written` are the keys that Services ask for because somebody wrote them. Whoever asks for a contested key costs the
-    logarithm of those who do, however many there are.
+    `written` are the keys claimed by right of WRITTEN. A claim on a contested key costs the logarithm of its claimants.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Claims:
     def replace(
         self, old: Claimant | None, new: Claimant | None, before: Collection[bytes], after: Collection[bytes]
     ) -> set[bytes]:
-        """Replace a Service's claims of one right; return the keys whose owner changed and that others ask for, too.
+        """Replace a Service's claims of one right; return the contested keys with a new owner.
 
         `old` and `new` differ when a Service was deleted and made again with another age.
         """
@@ -81,7 +81,7 @@ class Claims:
     def replace_written(
         self, name: ServiceName, old: Claimant | None, new: Claimant | None, after: tuple[bytes, ...]
     ) -> set[bytes]:
-        """Replace what a Service asks for because somebody wrote it; return what `replace` does."""
+        """Replace a Service's claims by right of WRITTEN; return the same keys as `replace`."""
         before = self.written.pop(name, ())
         if after:
             self.written[name] = after
@@ -93,16 +93,16 @@ class Claims:
         return bool(self._contested)
 
     def owner(self, key: bytes) -> Claimant | None:
-        """Return who holds a key."""
+        """Return the owner of a key."""
         return self._owner.get(key)
 
     def asking(self, key: bytes) -> Iterable[ServiceName]:
-        """Return all who ask for a key: when its owner changes they have it, had it, or report the owner."""
+        """Return all Services that claim a key: a new owner changes the plans or the problems of each."""
         owner = self._owner.get(key)
         return [claimant.service for claimant in self._contested.get(key, () if owner is None else (owner,))]
 
     def _release(self, key: bytes, claimant: Claimant) -> bool:
-        """Take a claimant from a key; return whether another one has it now."""
+        """Withdraw a claim; return whether the key has another owner now."""
         waiting = self._contested.get(key)
         if waiting is None:
             if self._owner.get(key) == claimant:
@@ -117,7 +117,7 @@ class Claims:
         return at == 0
 
     def _contest(self, key: bytes, claimant: Claimant) -> bool:
-        """Have a claimant ask for a key that has an owner; return whether it is the owner now."""
+        """Add a claim to a key that has an owner; return whether the claimant is the owner now."""
         waiting = self._contested.setdefault(key, [self._owner[key]])
         at = bisect_left(waiting, claimant)
         if at < len(waiting) and waiting[at] == claimant:
@@ -128,7 +128,7 @@ class Claims:
 
 
 def parted(plans: tuple[ServicePlan, ...], family: Family) -> tuple[Sequence[bytes], Sequence[Frontend]]:
-    """Return the keys that the API server gave a Service in a family, and the frontends that somebody wrote into it."""
+    """Return the keys allocated to a Service in a family, and the frontends with addresses written into it."""
     if not plans or (len(plans) == 1 and plans[0].key.family is not family):
         return (), ()
     if len(plans) == 1 and len(plans[0].frontends) == 1 and plans[0].frontends[0].kind is _CLUSTER_IP:
@@ -146,7 +146,7 @@ def parted(plans: tuple[ServicePlan, ...], family: Family) -> tuple[Sequence[byt
 
 
 def written_addresses(service: Service) -> set[bytes | None]:
-    """Return the packed addresses that somebody wrote into a Service."""
+    """Return the packed external IPs and load balancer addresses of a Service."""
     status = service.status.load_balancer if service.status else None
     ingress = (status.ingress if status else None) or ()
     return {pack(text) for text in (*(service.spec.external_ips or ()), *(each.ip for each in ingress if each.ip))}

@@ -1,6 +1,6 @@
-"""What a source tells the state: complete lists, changed objects, deleted objects, objects that cannot be read.
+"""Events from a source of objects: complete lists, changed objects, deleted objects, objects that cannot be read.
 
-An event says what to look at again, never what to do. The order of events of different objects does not matter.
+An event names the objects to compile again, never an action. The order of events of different objects does not matter.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from kubeproxy.model.objects import Object, PlacedSlice, Resource
 
 
 class Replaced(Struct, frozen=True):
-    """All objects of a resource as of now (a first list, or a new one): whatever is not in it is gone.
+    """All objects of a resource as of now (a first list, or a new one): all others are deleted.
 
     EndpointSlices may be packed already. `kept` names objects (namespace, name) that exist but could not be decoded:
-    their last good state stays. None says that this is not known of any, and that all stay.
+    their last good state stays. None: the names are unknown, and all objects stay.
     """
 
     resource: Resource
@@ -33,16 +33,16 @@ class Upserted(Struct, frozen=True):
 
 
 class ZonedSlice(Struct, frozen=True):
-    """An EndpointSlice that is known, once more and with the zones of its endpoints.
+    """A known EndpointSlice again, with the zones of its endpoints.
 
-    It counts only while its version is the one that is known: of any other the watch says all there is.
+    It is ignored unless it has the known version: the watch delivers all others.
     """
 
     object: PlacedSlice
 
     @property
     def resource(self) -> Resource:
-        """Return the resource, as of other events."""
+        """Return the resource, as other events do."""
         return "endpointslices"
 
 

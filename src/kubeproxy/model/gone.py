@@ -1,7 +1,7 @@
-"""Which endpoints are gone for good: those that were terminating when they left the slices. Events in; pure.
+"""Tracker of deleted endpoints: those that were terminating when their slices dropped them. Events in; pure.
 
-An endpoint that leaves while it is well (its label changed, it is not ready) may go on serving whom it serves. Its last
-state is in no object any more, so this is remembered: the one thing here that depends on what was before.
+An endpoint that is dropped in any other state (its label changed, it is not ready) may still serve its connections. The
+last state of an endpoint is in no object, so it is kept here: the only state of the model that depends on the past.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.plan import ServiceName
 
 UPDATED: Final = 0.5
-"""Seconds that an endpoint has to be missing after a slice was written without it: it may be on its way to another
-slice, as the slices of a Service are written one after the other."""
+"""Seconds until an endpoint counts as deleted after an update of its slice: it may move to another slice, as the slices
+of a Service are written one after the other."""
 
 DELETED: Final = 5.0
-"""Seconds after its slice was deleted: a namespace that is deleted loses slices, Services and pods in any order, and
-the pods finish what they do."""
+"""The same after its slice was deleted: a deleted namespace loses slices, Services and pods in any order, and the pods
+finish their work."""
 
 
 SECONDS: Final = 3600
-"""How long connections to an endpoint are reset: a TCP client gives up after a quarter of an hour (tcp_retries2), and
-one that only waits is heard of again when it sends, or by a keepalive."""
+"""Seconds for which connections to an endpoint are reset: a TCP client gives up after a quarter of an hour
+(tcp_retries2), and an idle one sends data or a keepalive later."""
 
 MOST: Final = 1 << 16
-"""Endpoints that are known to be gone; beyond it the first are let go."""
+"""The limit of deleted endpoints to keep; beyond it the oldest are removed."""
 
 
 class Departed(NamedTuple):
-    """What happened since the last look.
+    """Changes since the last look.
 
-    `gone` are endpoints that are gone for good: address, protocol (1 byte) and port (2 bytes, network order). `taken`
-    are the addresses that endpoints have now and nobody had before.
+    `gone` are deleted endpoints: address, protocol (1 byte) and port (2 bytes, network order). `taken`
+    are the addresses that endpoints have now and none had before.
     """
 
     gone: tuple[bytes, ...] = ()
@@ -44,7 +44,7 @@ class Departed(NamedTuple):
 
 
 class _Missing(Struct, gc=False):
-    """A terminating endpoint that no slice has any more: its Service, what it served, and when it counts as gone."""
+    """A terminating endpoint that is in no slice now: its Service, its ports, and when it counts as deleted."""
 
     service: ServiceName
     keys: set[bytes]
@@ -74,13 +74,13 @@ class Departures:
         return address in self._slices
 
     def gone_from(self, service: ServiceName) -> Iterator[bytes]:
-        """Yield what endpoints served that are gone from a Service, as in Departed: for who asks."""
+        """Yield the deleted endpoints of a Service, as in Departed."""
         for one in self._gone.values():
             if one.service == service:
                 yield from sorted(one.keys)
 
     def replace(self, service: ServiceName, before: Slice | None, after: Slice | None) -> None:
-        """Take in that a slice of a Service is another one now; None is one that is not there."""
+        """Replace a slice of a Service; None is a missing slice."""
         had, has = _states(before), _states(after)
         for address in had.keys() - has.keys():
             self._lose(service, address, before, after)
@@ -103,7 +103,7 @@ class Departures:
     def _lose(self, service: ServiceName, address: bytes, before: Slice | None, after: Slice | None) -> None:
         serves = self._terminating.get(address)
         if serves is not None and before is not None:
-            serves.update(_keys(address, before))  # another Service's slice may not have said yet that it terminates
+            serves.update(_keys(address, before))  # the slice of another Service may lack this state yet
         self._slices[address] -= 1
         if self._slices[address]:
             return
@@ -114,9 +114,9 @@ class Departures:
             self._fresh[address] = _Missing(service, serves, UPDATED if after is not None else DELETED)
 
     def look(self, now: float, services: Container[ServiceName]) -> Departed:
-        """Return what happened since the last look; `now` is in seconds, `services` are those that there are.
+        """Return the changes since the last look; `now` is in seconds, `services` are the existing ones.
 
-        Slices that went with their Service say nothing of its endpoints.
+        Slices that are deleted with their Service do not prove that its endpoints are.
         """
         for missing in self._fresh.values():
             missing.due = now + missing.patience
@@ -140,7 +140,7 @@ class Departures:
 
 
 def _states(piece: Slice | None) -> dict[bytes, bool]:
-    """Return the addresses of a slice, and whether what has them is terminating: of two alike, both."""
+    """Return the addresses of a slice, and whether all endpoints with that address are terminating."""
     if piece is None:
         return {}
     if piece.particular is None:
@@ -152,5 +152,5 @@ def _states(piece: Slice | None) -> dict[bytes, bool]:
 
 
 def _keys(address: bytes, piece: Slice) -> list[bytes]:
-    """Return what an endpoint serves by a slice."""
+    """Return the ports of an endpoint by a slice, as in Departed."""
     return [address + bytes((port.protocol,)) + PORT_BYTES[port.port] for port in piece.ports]

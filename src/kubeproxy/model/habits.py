@@ -1,4 +1,4 @@
-"""In what the modes differ for a client. Each mode says its own, for who explains what becomes of a packet."""
+"""Differences between the modes that a client can see. Each mode declares its own; answers about packets use them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kubeproxy.model.plan import FrontendKind
 
 
 class Affinity(Enum):
-    """For what a client is remembered: it keeps its endpoint as long as it asks for the same of these."""
+    """The scope of session affinity: a client keeps its endpoint within it."""
 
     SERVICE_PORT = "a service port"
     POLICY = "a service port, apart by internal and external traffic policy"
@@ -18,17 +18,17 @@ class Affinity(Enum):
 
 
 class Habits(NamedTuple):
-    """In what the proxies of different modes differ for a client.
+    """Differences between the modes that a client can see.
 
     `refuses_ports`: kinds of addresses whose other ports are refused. `drops_unowned`: addresses of ServiceCIDRs that
-    no Service has are dropped. `refuses_node`: this node's own connections to external addresses that nobody serves are
-    refused like all others, not sent on to wherever their route leads. `ranges_first`: source ranges apply to a Service
+    no Service has are dropped. `refuses_node`: this node's own connections to external addresses without endpoints are
+    refused like all others, not routed. `ranges_first`: source ranges apply to a Service
     without endpoints as well. `resets_tcp`: families in which TCP is refused by a reset, in place of an ICMP error.
     `loopback`: families in which NodePorts always answer on loopback, where they answer on all local addresses.
-    `closes_everywhere`: a NodePort that nobody serves is refused or dropped on all local addresses, those included on
+    `closes_everywhere`: a NodePort without endpoints is refused or dropped on all local addresses, those included on
     which NodePorts do not answer. `one_pool`: under policy Local, pods and this node get the endpoints of this node as
-    clients from outside do, where it has any. `carries`: the proxy carries the bytes, and is whom endpoints see.
-    `carries_sctp`: SCTP is served, and not refused. `affinity`: for what session affinity holds. `outlives_mode`:
+    clients from outside do, where it has any. `carries`: the proxy relays the bytes, and endpoints see its address.
+    `carries_sctp`: SCTP is served, and not refused. `affinity`: its scope. `outlives_mode`:
     connections go on when another mode takes over. `hairpins`: the endpoints that are masqueraded when they reach
     themselves.
     """

@@ -1,6 +1,6 @@
-"""What is kept of the objects of a long list, made as each page comes in: slices packed, and what Services have in
-common as one object for all of them. Decoded as they are, 10,000 Services take twice the memory, and their slices ten
-times; most of it would stay with the process for ever.
+"""Reduces the objects of a long list page by page: slices are packed, and Services share their equal parts.
+
+Fully decoded, 10,000 Services take twice the memory, and their slices ten times; the process would keep most of it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _NO_STATUS: Final = ServiceStatus(LoadBalancerStatus())
 
 
 def kept(found: Object) -> Object | PackedSlice:
-    """Return what stands for an object from now on; a Service is equal to what it was."""
+    """Return the reduced form of an object; a Service stays equal to itself."""
     if isinstance(found, EndpointSlice):
         return packed(found)
     return _sharing(found) if isinstance(found, Service) else found
 
 
 def _sharing(service: Service) -> Service:
-    """Return the same Service, with one object for what it has in common with others."""
+    """Return the same Service, sharing equal parts with other Services."""
     meta, spec, status = service.metadata, service.spec, service.status
     address, addresses = spec.cluster_ip, spec.cluster_ips
     return Service(
@@ -71,5 +71,5 @@ def _word(text: str | None) -> str | None:
 
 @lru_cache(maxsize=1024)
 def _ports(entries: tuple[ServicePort, ...]) -> list[ServicePort]:
-    """Return a list of ports, the same one for all Services that have just these."""
+    """Return a list of ports, the same one for all Services with equal ports."""
     return list(entries)

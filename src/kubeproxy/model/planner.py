@@ -77,7 +77,7 @@ class Counts(Struct):
 class Planner:
     """Holds the objects, reduced to what is used, and the last plan of each Service.
 
-    `departures` has who left for good, None unless that is asked for.
+    `departures` tracks deleted endpoints, None unless resets are on.
     Nodes are not level-triggered, on purpose: one that is deleted stays as it was (see `remembering`). Neither are the
     shares of new endpoints, of Services that ask for a slow start.
     """
@@ -135,7 +135,7 @@ class Planner:
         return owner.service
 
     def apply(self, events: Iterable[Event]) -> list[Rejected]:
-        """Take events in; return what in them cannot be used, for the user to see."""
+        """Apply events; return the parts of them that cannot be used, to report to the user."""
         return [rejected for step in self.applying(events) for rejected in step]
 
     def applying(self, events: Iterable[Event]) -> Iterator[list[Rejected]]:
@@ -159,7 +159,7 @@ class Planner:
             yield rejected
 
     def adopt(self, services: Mapping[ServiceName, Service], slices: Mapping[ServiceName, Mapping[str, Slice]]) -> None:
-        """Take over objects as another planner has them; slices are by Service and name."""
+        """Copy objects of another planner; slices are by Service and name."""
         self.services.update(services)
         for owner, pieces in slices.items():
             self.slices.setdefault(owner, {}).update(pieces)
@@ -176,7 +176,7 @@ class Planner:
                 self._dirty.update(dict.fromkeys(claims.written))
 
     def tick(self, now: float) -> None:
-        """Take note of the time, in seconds of a clock that never goes back: shares of new endpoints may have grown."""
+        """Set the time, in seconds of a monotonic clock; Services whose slow start reaches a new step become dirty."""
         self._dirty.update(dict.fromkeys(self._slow_start.advance(now)))
 
     @property
@@ -212,13 +212,13 @@ class Planner:
             yield from self._compile(name, moved)
             if not done % STEP:
                 yield []
-        if (giver := self._giver(dirty.keys())) is not None:
-            self.deferred.remove(giver)
-            self._dirty.pop(giver, None)
-            dirty[giver] = None
-            triggers[giver] = self._triggers.pop(giver, [])
-            yield from self._compile(giver, moved)
-        for claims, keys in moved.items():  # once for all, as each may have many who ask for it
+        if (releasing := self._releasing(dirty.keys())) is not None:
+            self.deferred.remove(releasing)
+            self._dirty.pop(releasing, None)
+            dirty[releasing] = None
+            triggers[releasing] = self._triggers.pop(releasing, [])
+            yield from self._compile(releasing, moved)
+        for claims, keys in moved.items():  # all at the end, as each may have many claimants
             for key in keys:
                 dirty.update(dict.fromkeys(claims.asking(key)))
                 yield []
@@ -243,9 +243,9 @@ class Planner:
         yield changes
 
     def _begun(self) -> dict[ServiceName, None]:
-        """Return what is dirty, but for what has to wait its turn.
+        """Return the dirty Services without those that wait their turn.
 
-        A Service that is gone does not wait: another one may have its address already.
+        A deleted Service does not wait: another one may have its address already.
         """
         dirty, self._dirty = self._dirty, {}
         dirty.update(dict.fromkeys(self._budget.settle()))
@@ -257,10 +257,10 @@ class Planner:
                 self._dirty[name] = dirty.pop(name)
         return dirty
 
-    def _giver(self, taken: KeysView[ServiceName]) -> ServiceName | None:
-        """Return one of those that wait which has an address that it no longer asks for and that one of these asks for.
+    def _releasing(self, taken: KeysView[ServiceName]) -> ServiceName | None:
+        """Return a waiting Service that no longer claims an address which one of the `taken` Services claims.
 
-        No more than one a turn, as what waits is costly.
+        Only one a turn, as waiting Services are costly.
         """
         for name in self.deferred:
             service = self.services.get(name)

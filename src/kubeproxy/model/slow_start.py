@@ -1,8 +1,8 @@
-"""Slow start: which endpoints of a Service are new, and how much of their share they have by now. Pure: time is told.
+"""Slow start: the new endpoints of each Service, and the part of their share that they have. Pure: time is a parameter.
 
 The share of a new endpoint grows in steps, and all new endpoints of a Service take a step at once, so that a Service
-costs a change a step at most. Who is there when a Service is looked at for the first time is not new: a restart of the
-proxy begins nothing.
+costs one change a step at most. The endpoints of the first look at a Service are not new: a restart of the proxy begins
+no slow start.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from kubeproxy.model.endpoints import FULL
 from kubeproxy.model.plan import ServiceName
 
 STEPS: Final = 10
-"""In how many steps a share grows: by a tenth each."""
+"""The number of steps in which a share grows."""
 
 _SURELY: Final = 0.001
 """Seconds after a step, so that rounding does not take the moment for one before it."""
 
 
 class _Ages(Struct):
-    """Endpoints of a Service (packed addresses): all that are known, and when the new ones came, in steps."""
+    """Endpoints of a Service (packed addresses): all of them, and the step in which each new one was added."""
 
     step: float  # seconds
     known: frozenset[bytes]
@@ -33,7 +33,7 @@ class _Ages(Struct):
 
 
 class SlowStart:
-    """The Services whose new endpoints begin slowly. `now` is in seconds of a clock that never goes back."""
+    """The Services with a slow start. `now` is in seconds of a clock that never goes back."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -41,7 +41,7 @@ class SlowStart:
         self._growing: set[ServiceName] = set()  # those that have new endpoints
 
     def growth(self, name: ServiceName) -> Growth:
-        """Return how much of their weight the new endpoints of a Service have."""
+        """Return the part of their weight that the new endpoints of a Service have, in percent."""
         if name not in self._growing:
             return GROWN
         ages = self._ages[name]
@@ -51,7 +51,7 @@ class SlowStart:
         }
 
     def seen(self, name: ServiceName, endpoints: Collection[bytes], seconds: int) -> bool:
-        """Take note of the endpoints that a Service has; return whether some of them are new."""
+        """Record the endpoints of a Service; return whether its shares change."""
         step = seconds / STEPS
         at = floor(self.now / step)
         before = self._ages.get(name)
@@ -71,13 +71,13 @@ class SlowStart:
             self._growing.discard(name)
 
     def forget(self, name: ServiceName) -> None:
-        """Let go of a Service that is gone, or has no slow start."""
+        """Remove a Service that was deleted, or has no slow start."""
         if self._ages:
             self._ages.pop(name, None)
             self._growing.discard(name)
 
     def advance(self, now: float) -> Collection[ServiceName]:
-        """Take note of the time; return the Services of which a share has grown since."""
+        """Set the time; return the Services with a share that has grown since."""
         before, self.now = self.now, now
         steps = ((name, self._ages[name].step) for name in self._growing)
         return [name for name, step in steps if floor(before / step) != floor(now / step)]

@@ -38,7 +38,7 @@ PRIMARY = "primary"
 
 
 class Settings(Struct, frozen=True):
-    """What the configuration says. `bind_address` is packed, b'' when unspecified; CIDRs are text.
+    """The settings of this node. `bind_address` is packed, b'' when unspecified; CIDRs are text.
 
     `nodeport_addresses` are networks, and `primary` for the node's own address. `loopback_nodeports` says whether
     loopback may be among them: by the rules, for IPv4, or by a relay, for whichever family names a loopback network.
@@ -60,7 +60,7 @@ class Settings(Struct, frozen=True):
 
 
 class Surroundings(NamedTuple):
-    """What the node and the cluster say: the Node object if there is one, service CIDRs, packed local addresses.
+    """Inputs from the node and the cluster: the Node object if there is one, service CIDRs, packed local addresses.
 
     `api_servers` are the addresses and ports by which this proxy reaches the API server, or the proxy before it.
     """
@@ -72,7 +72,7 @@ class Surroundings(NamedTuple):
 
 
 def build(settings: Settings, around: Surroundings) -> Globals:
-    """Return the globals. What cannot be read is left out; `complaints` says so."""
+    """Return the globals. Values that cannot be read are left out."""
     node = around.node
     labels = node.metadata.labels if node is not None else None
     parts = {family: _family(settings, around, family) for family in settings.families}
@@ -109,9 +109,9 @@ def node_addresses(settings: Settings, node: Node | None, family: Family) -> tup
 
 
 def primary_family(settings: Settings, node: Node | None) -> Family | None:
-    """Return the family that this node cannot do without: of bindAddress, else of the first of the Node's addresses.
+    """Return the family that this node requires: of bindAddress, else of the first of the Node's addresses.
 
-    None when neither says it.
+    None when both are missing.
     """
     if settings.bind_address:
         return family_of(settings.bind_address)
@@ -124,7 +124,7 @@ _LOOPBACK = {Family.IPV4: b"\x7f\0\0\1", Family.IPV6: b"\0" * 15 + b"\1"}
 
 
 def _listed(node: Node | None) -> list[tuple[NodeAddress, bytes]]:
-    """Return the addresses that a Node says it has, with their packed forms; what is no address is left out."""
+    """Return the addresses of a Node with their packed forms; invalid ones are left out."""
     entries = (node.status.addresses if node is not None and node.status is not None else None) or ()
     packed = ((entry, pack(entry.address)) for entry in entries if entry.type in _KINDS)
     return [(entry, address) for entry, address in packed if address is not None]
@@ -139,7 +139,7 @@ def pod_cidrs(node: Node | None) -> tuple[str, ...]:
 
 
 def remembering(before: Node | None, node: Node) -> Node:
-    """Return a Node with what it had `before` and lost: the addresses of a family, its pod networks.
+    """Return a Node with what it lost since `before`: the addresses of a family, its pod networks.
 
     The Go kube-proxy takes them at its start and keeps them: NodePorts must not go away because a Node is deleted, or
     registered anew. What changes is followed all the same.
@@ -194,7 +194,7 @@ def _nodeport_ips(
     """Return the addresses that NodePorts answer on, None for all."""
     primary = PRIMARY in settings.nodeport_addresses
     ranges = parse_networks(settings.nodeport_addresses, family)
-    # Loopback stands for an address that nobody knows, and that is no network for NewNodePortAddresses either. No
+    # Loopback stands for an unknown address, which is no network for NewNodePortAddresses either. No
     # network of this family counts as all of them there.
     if (all(map(is_loopback, own)) if primary else not ranges) or any(covers_all(network) for network in ranges):
         return None
