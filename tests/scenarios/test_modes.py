@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.backends.iptables.names import chain_hash
+from kubeproxy.backends.iptables.names import chain_hashes
 from lab.proxyprocess import proxy_command
 from lab.topology import NODE_A
 from support.foreign import load_iptables
@@ -135,12 +135,12 @@ async def test_harm_inside_a_services_chains_is_repaired_and_told(bare: Live, va
     await bare.choose_variant(variant)
     bare.service("web", "a1", **DUAL)
     await bare.start(IPTABLES)
-    service = f"KUBE-SVC-{chain_hash('default/web:tcptcp')}"
+    service = f"KUBE-SVC-{chain_hashes(['default/web:tcptcp'])[0]}"
     for family, name in (("IPv4", "iptables"), ("IPv6", "ip6tables")):
         front, pod = bare.front("web", "cluster", family), bare.ips["a1"][family]
         await bare.expect(front, {"pod": "a1"})
         there, elsewhere = (f"[{pod}]:3000", f"[{pod}]:9") if family == "IPv6" else (f"{pod}:3000", f"{pod}:9")
-        endpoint = f"KUBE-SEP-{chain_hash('default/web:tcptcp' + there)}"
+        endpoint = f"KUBE-SEP-{chain_hashes(['default/web:tcptcp' + there])[0]}"
         harm = {
             "IPv4": [
                 ["-R", endpoint, "2", "-p", "tcp", "-j", "DNAT", "--to-destination", elsewhere],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kubeproxy.backends.iptables.names import chain_hash
+from kubeproxy.backends.iptables.names import chain_hashes
 from support.live import Live
 
 # What the Go kube-proxy v1.36 starts its first transaction with: base chains made anew, others and maps emptied.
@@ -69,8 +69,8 @@ async def load_iptables(live: Live, name: str, variant: str) -> None:
         }
         for number, protocol in enumerate(("tcp", "udp")):
             port = f"default/{name}:{protocol}{protocol}"
-            values[f"{protocol}_HASH"] = chain_hash(port)
-            values[f"{protocol}_ENDPOINT"] = chain_hash(f"{port}{values['DESTINATION']}")
+            values[f"{protocol}_HASH"] = chain_hashes([port])[0]
+            values[f"{protocol}_ENDPOINT"] = chain_hashes([f"{port}{values['DESTINATION']}"])[0]
             values[f"{protocol}_NODEPORT"] = str(live.front(name, "nodeport", family, number).port)
         file = live.cluster.folder / f"foreign-{family}.rules"
         file.write_text(_filled(_recorded("foreign.rules"), values))

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from kubeproxy.backends.iptables.audit import Saved, survey
 from kubeproxy.backends.iptables.backend import IptablesBackend
-from kubeproxy.backends.iptables.names import chain_hash
+from kubeproxy.backends.iptables.names import chain_hashes
 from kubeproxy.backends.iptables.options import Options
 from kubeproxy.backends.iptables.render import INVALID_COUNTER, LOCALHOST_COUNTER
 from kubeproxy.backends.iptables.skeleton import CANARY_TABLES
@@ -23,8 +23,8 @@ from support.iptables_kernel import WORLD, check, opened, plans, state
 from support.namespaces import run
 from support.places import CASES
 
-WEB = f"KUBE-SVC-{chain_hash('default/atcp')}"
-POD = f"KUBE-SEP-{chain_hash('default/atcp10.244.0.1:8080')}"
+WEB = f"KUBE-SVC-{chain_hashes(['default/atcp'])[0]}"
+POD = f"KUBE-SEP-{chain_hashes(['default/atcp10.244.0.1:8080'])[0]}"
 
 
 def suspects(made: IptablesBackend) -> list:

@@ -67,6 +67,16 @@ def test_one_that_is_packed_otherwise_is_read_all_the_same(dumped):
     assert found == [(b"k" * 8, b"v" * 8), (b"k" * 12, b"v" * 4)]
 
 
+def test_elements_with_timeouts_are_alike(dumped):
+    """A key's end of the size of a timeout is still read."""
+    timed = [element(bytes([n]) * 8, more=attribute(nfta.SET_ELEM_TIMEOUT, bytes([n]) * 8)) for n in (1, 2)]
+    assert dumped(b"".join(timed))[0] == [(b"\1" * 8, b""), (b"\2" * 8, b"")]
+    assert contents._alike(b"".join(timed), 0, len(timed[0]) * 2) is not None
+    ended = element(b"k" * 8, more=attribute(nfta.SET_ELEM_KEY_END, attribute(nfta.DATA_VALUE, b"end!")))
+    assert len(ended) == len(timed[0])
+    assert dumped(timed[0] + ended)[0] == [(b"\1" * 8, b""), (b"k" * 8 + b"end!", b"")]
+
+
 def test_an_element_that_is_listed_twice_is_yielded_twice(dumped):
     found, _ = dumped(element(b"k" * 8) * 2)
     assert found == [(b"k" * 8, b"")] * 2

@@ -1,6 +1,6 @@
-"""The dump of a set or map of nf_tables as pairs of key and data: 100,000 elements take some tenths of a second.
+"""Elements of a set or map of nf_tables as pairs of key and data: 100,000 elements take some tenths of a second.
 
-Nearly always all elements of a set are packed alike, which is checked; then a buffer is taken apart at C speed.
+Nearly always all elements of a set are packed alike, which is checked; then a list of them is decoded at C speed.
 """
 
 from __future__ import annotations
@@ -26,34 +26,45 @@ def pairs(family: int, table: str, name: str, link: Netlink | None = None) -> It
     Raises NetlinkError, with code ENOENT when the set is missing.
     """
     for data, start, end in element_lists(family, table, name, link):
-        alike = _alike(data, start, end)
-        if alike is None:
-            alike = [element_of(data, first, last)[:2] for _, first, last in attributes(data, start, end)]
-        yield alike
+        yield decoded(data, start, end)
+
+
+def decoded(data: bytes, start: int, end: int) -> Pairs:
+    """Return the elements of the list (NFTA_SET_ELEM_LIST_ELEMENTS) in data[start:end].
+
+    The key of an interval is its first value followed by its last one; a verdict's data is the name of its chain.
+    """
+    alike = _alike(data, start, end)
+    if alike is None:
+        return [element_of(data, first, last)[:2] for _, first, last in attributes(data, start, end)]
+    return alike
 
 
 @lru_cache(maxsize=64)
-def _layout(key: int, value: int) -> struct.Struct:
-    return struct.Struct(f"{_HEADS}x{key}s{_BETWEEN}x{value}s" if value else f"{_HEADS}x{key}s")
+def _layout(key: int, value: int, rest: int) -> struct.Struct:
+    """Return where key and data are in an element; `rest` is the size of what follows them, such as timeouts."""
+    return struct.Struct(f"{_HEADS}x{key}s{_BETWEEN}x{value}s{rest}x" if value else f"{_HEADS}x{key}s{rest}x")
 
 
 def _alike(data: bytes, start: int, end: int) -> list[tuple[bytes, bytes]] | None:
-    """Return the keys and values of a list of elements; None when some are packed otherwise than the first one."""
+    """Return the keys and values of a list of several elements; None when one is packed otherwise than the first."""
     if end - start < ATTRIBUTE.size:
         return []
     size = ATTRIBUTE.unpack_from(data, start)[0]
-    if size < _HEADS or (end - start) % size:
+    if size < _HEADS or size == end - start or (end - start) % size:
         return None
     first = element_of(data, start + ATTRIBUTE.size, start + size)
-    layout = _layout(len(first.key), len(first.data))
-    if layout.size != size or layout.unpack_from(data, start) != (
-        (first.key, first.data) if first.data else (first.key,)
-    ):
+    used = _HEADS + len(first.key) + (_BETWEEN + len(first.data) if first.data else 0)
+    if used > size or len(first.key) % 4:
+        return None
+    layout = _layout(len(first.key), len(first.data), size - used)
+    if layout.unpack_from(data, start) != ((first.key, first.data) if first.data else (first.key,)):
         return None
     body = data[start:end]
     count = len(body) // size
-    between = range(_HEADS + len(first.key), _HEADS + len(first.key) + (_BETWEEN if first.data else 0))
-    for at in (*range(_HEADS), *between):
+    after_key = _HEADS + len(first.key)
+    between = range(after_key, after_key + _BETWEEN) if first.data else ()
+    for at in (*range(_HEADS), *between, *range(used, min(used + ATTRIBUTE.size, size))):
         if body[at::size].count(body[at]) < count:
             return None
     found = layout.iter_unpack(body)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.backends.iptables.audit import Saved, as_saved, survey
-from kubeproxy.backends.iptables.names import chain_hash
+from kubeproxy.backends.iptables.names import chain_hashes
 from kubeproxy.backends.mode import Depth
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.xtables.xtables import RestoreError
@@ -19,7 +19,7 @@ from support.fake_tables import FakeCommands, FakeTables, backend, normalised
 from support.iptables_plans import SHARED_CHAINS, V4, a, opened, plans
 from support.random_plans import histories
 
-WEB = f"KUBE-SVC-{chain_hash('default/webtcp')}"
+WEB = f"KUBE-SVC-{chain_hashes(['default/webtcp'])[0]}"
 
 
 def audited(made) -> str:
@@ -221,7 +221,7 @@ def strict(monkeypatch):
 def test_a_chain_that_others_use_is_emptied_and_left(strict, caplog, uses_nft):
     state = {a("web"): plans("web", 1, "10.244.0.1"), a("other"): plans("other", 2, "10.244.0.2")}
     made = opened(state, uses_nft=uses_nft)
-    endpoint = "nat", f"KUBE-SEP-{chain_hash('default/webtcp10.244.0.1:8080')}"
+    endpoint = "nat", f"KUBE-SEP-{chain_hashes(['default/webtcp10.244.0.1:8080'])[0]}"
     assert made.tables.chains[endpoint]
     made.tables.chains["nat", "OUTPUT"].append(f"-A OUTPUT -d 192.0.2.1/32 -j {WEB}")
     list(made.sync([(a("web"), ()), (a("new"), plans("new", 3, "10.244.0.3"))]))
