@@ -9,9 +9,10 @@ from itertools import chain
 import pytest
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.netlink.protocol import HEADER, NetlinkError
+from kubeproxy.kernel.netlink.protocol import HEADER, Netlink, NetlinkError
 from kubeproxy.kernel.nftables import elements, nfnetlink
 from kubeproxy.kernel.nftables.contents import pairs
+from kubeproxy.kernel.nftables.tables import read
 from kubeproxy.model.addresses import Family
 from support import nft
 
@@ -255,7 +256,8 @@ def test_rules_are_alike_when_they_do_the_same(link):
         nft.run(f"add chain ip {table} c\nadd rule ip {table} c {text}\n")
 
     def rules(table):
-        return [(rule.chain, rule.expressions) for rule in nfnetlink.rules(Family.IPV4, table)]
+        with Netlink.open(nfnetlink.NETLINK_NETFILTER) as reads:
+            return read(Family.IPV4, table, reads).chains["c"].rules
 
     assert rules(TABLE) == rules("other")
     nft.run(

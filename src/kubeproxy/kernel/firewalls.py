@@ -147,7 +147,7 @@ def _passing(chain: Chain, aims: Sequence[Aim], early: Mapping[str, Aim]) -> Seq
 
 
 def _raw_rules(chain: Chain, link: Netlink, name: str) -> list[bytes]:
-    return [raw for _, raw in nfnetlink.chain_rules(_FAMILIES[chain.family], chain.table, name, link)]
+    return [rule.raw for rule in nfnetlink.rules(_FAMILIES[chain.family], chain.table, link, name)]
 
 
 def legacy_filters(net: Path = Path("/proc/thread-self/net")) -> list[Filter]:
@@ -210,8 +210,8 @@ class _Reader(dict[str, list[_Rule]]):
         self._table, self._link = chain.table, link
 
     def __missing__(self, name: str) -> list[_Rule]:
-        found = nfnetlink.chain_rules(self._number, self._table, name, self._link)
-        self[name] = rules = [_rule(raw) for _, raw in found[:_MOST_RULES]]
+        found = nfnetlink.rules(self._number, self._table, self._link, name)
+        self[name] = rules = [_rule(rule.raw) for rule in found[:_MOST_RULES]]
         return rules
 
 

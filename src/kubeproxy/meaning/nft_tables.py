@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from kubeproxy.kernel.netlink.protocol import Netlink, attributes
-from kubeproxy.kernel.nftables import chains as kernel_chains
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import nfnetlink, nfta, tables
 
@@ -33,11 +32,7 @@ def read(family: int, name: str, link: Netlink) -> NftTable:
     """Read a table with all elements from the kernel. Raises NetlinkError."""
     forms = tables.read_sets(family, name, link)
     sets = {each: Elements(form, tuple(_elements(family, name, each, form, link))) for each, form in forms.items()}
-    hooks = {
-        one.name: tables.Hook(one.kind, one.base.hook, one.base.priority, one.drops) if one.base is not None else None
-        for one in kernel_chains.chains(link, family)
-        if one.table == name
-    }
+    hooks = tables.read_hooks(family, name, link)
     rules: dict[str, list[x.Rule]] = {each: [] for each in hooks}
     for rule in nfnetlink.rules(family, name, link):
         rules[rule.chain].append(x.parse(rule.raw))

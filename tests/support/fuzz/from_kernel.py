@@ -114,7 +114,7 @@ def nf_tables(data: bytes) -> None:
         lambda: nfnetlink.table(V4, name, _link(answer)),
         lambda: nfnetlink.rules(V4, name, _link(answer)),
         lambda: nfnetlink.rule_handles(V4, name, _link(answer)),
-        lambda: nfnetlink.chain_rules(V4, name, "c", _link(answer)),
+        lambda: nfnetlink.rules(V4, name, _link(answer), "c"),
         lambda: nfnetlink.chains(V4, name, _link(answer)),
         lambda: shapes.chains(V4, name, _link(answer)),
         lambda: tables.read_sets(V4, name, _link(answer)),

@@ -171,7 +171,7 @@ class NftWatch:
         return next((removed(jump, self._family) for jump in jumps if not self._has(jump)), None)
 
     def _rule_handles(self, table: str, chain: str) -> list[int]:
-        return [handle for handle, _ in nfnetlink.chain_rules(self._family, table, chain)]
+        return [rule.handle for rule in nfnetlink.rules(self._family, table, chain=chain)]
 
     def _has(self, jump: Jump) -> bool:
         return has_jump(self._family, jump.table, jump.chain, jump.target)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Final, NamedTuple, Self
 
 from kubeproxy.backends.elements import difference, inspected
@@ -21,6 +21,7 @@ from kubeproxy.backends.userspace.listeners import KINDS, Assignment, ListenerNa
 from kubeproxy.backends.userspace.ruleset import Ruleset
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from kubeproxy.kernel.nftables import nfnetlink, shapes
+from kubeproxy.kernel.nftables.contents import pairs
 from kubeproxy.kernel.nftables.messages import table_message
 from kubeproxy.kernel.nftables.shapes import ChainShape
 from kubeproxy.kernel.route.addresses import SCOPE_UNIVERSE, local_addresses
@@ -237,7 +238,7 @@ class UserspaceBackend:
         """Return the set or map whose elements differ from what was committed, '' for none; reads all of them."""
         total = merged(self._elements.values())
         for name in self._ruleset.shapes:
-            found = {e.key: e.data for e in nfnetlink.elements(self.family, TABLE, name)}
+            found = dict(chain.from_iterable(pairs(self.family, TABLE, name)))
             if found != total.get(name, {}):
                 return name
         return ""

@@ -7,7 +7,6 @@ include/uapi/linux/netfilter/nf_tables.h and net/netfilter/nfnetlink.c of Linux 
 from __future__ import annotations
 
 import errno
-import re
 import socket
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -77,9 +76,6 @@ _LIST_LIMIT: Final = 60_000
 _SEND_BUFFER: Final = 512 << 20
 _RECEIVE_BUFFER: Final = 16 << 20
 _TIMEOUT: Final = 60.0  # seconds
-
-
-_ANONYMOUS: Final = re.compile(rb"__(set|map)\d+\0")
 
 
 def element_messages(
@@ -329,63 +325,32 @@ def _comment(userdata: bytes) -> str:
     return ""
 
 
-@understood("nf_tables")
-def rule_handles(family: int, table_name: str, link: Netlink | None = None) -> tuple[int, ...]:
-    """Return the handles of a table's rules in order: any rule added, replaced or removed changes them."""
-    request = text_attribute(nfta.RULE_TABLE, table_name)
-    return tuple(
-        int.from_bytes(data[s:e], "big")
-        for data, start, end in _dump(GET_RULE, family, request, "nf_tables rules", link)
-        for kind, s, e in attributes(data, start, end)
-        if kind == nfta.RULE_HANDLE
-    )
-
-
 class Rule(NamedTuple):
-    """A rule's chain and its expressions, as names with (type, value) pairs; names of anonymous sets are left out.
-
-    `raw` are the expressions as the kernel sent them.
-    """
+    """A rule's chain and handle; `raw` are its expressions as the kernel sent them."""
 
     chain: str
-    expressions: tuple[object, ...]
+    handle: int
     raw: bytes
 
 
 @understood("nf_tables")
-def rules(family: int, table_name: str, link: Netlink | None = None) -> list[Rule]:
-    """Return a table's rules, chain by chain, in a form that two tables with the same rules share."""
+def rules(family: int, table_name: str, link: Netlink | None = None, chain: str = "") -> list[Rule]:
+    """Return the rules of a table, or of one of its chains, in order. Raises NetlinkError."""
     request = text_attribute(nfta.RULE_TABLE, table_name)
+    if chain:
+        request += text_attribute(nfta.RULE_CHAIN, chain)
     found = []
-    for data, start, end in _dump(GET_RULE, family, request, "nf_tables rules", link):
-        parts = {kind: (s, e) for kind, s, e in attributes(data, start, end)}
-        chain = data[slice(*parts[nfta.RULE_CHAIN])].rstrip(b"\0").decode(errors=nfta.NOT_TEXT)
-        raw = data[slice(*parts.get(nfta.RULE_EXPRESSIONS, (0, 0)))]
-        found.append(Rule(chain, _expressions(raw), raw))
+    for data, start, end in _dump(GET_RULE, family, request, f"rules of {chain}" if chain else "nf_tables rules", link):
+        parts = {kind: data[s:e] for kind, s, e in attributes(data, start, end)}
+        name = parts[nfta.RULE_CHAIN].rstrip(b"\0").decode(errors=nfta.NOT_TEXT)
+        handle = int.from_bytes(parts[nfta.RULE_HANDLE], "big")
+        found.append(Rule(name, handle, parts.get(nfta.RULE_EXPRESSIONS, b"")))
     return found
 
 
-@understood("nf_tables")
-def chain_rules(family: int, table_name: str, chain: str, link: Netlink | None = None) -> list[tuple[int, bytes]]:
-    """Return the handle and the expressions, as the kernel sent them, of each rule of one chain."""
-    request = text_attribute(nfta.RULE_TABLE, table_name) + text_attribute(nfta.RULE_CHAIN, chain)
-    found = []
-    for data, start, end in _dump(GET_RULE, family, request, f"rules of {chain}", link):
-        parts = {kind: (s, e) for kind, s, e in attributes(data, start, end)}
-        raw = data[slice(*parts.get(nfta.RULE_EXPRESSIONS, (0, 0)))]
-        found.append((int.from_bytes(data[slice(*parts[nfta.RULE_HANDLE])], "big"), raw))
-    return found
-
-
-def _expressions(data: bytes) -> tuple[object, ...]:
-    """Return each expression's name and attributes. nf_tables does not flag what is nested; this is its structure."""
-    found = []
-    for _, first, last in attributes(data, 0, len(data)):
-        parts = {kind: (s, e) for kind, s, e in attributes(data, first, last)}
-        body = [(kind, data[s:e]) for kind, s, e in attributes(data, *parts.get(nfta.EXPR_DATA, (0, 0)))]
-        values = tuple((kind, b"anonymous" if _ANONYMOUS.fullmatch(value) else value) for kind, value in body)
-        found.append((data[slice(*parts[nfta.EXPR_NAME])], values))
-    return tuple(found)
+def rule_handles(family: int, table_name: str, link: Netlink | None = None) -> tuple[int, ...]:
+    """Return the handles of a table's rules in order: any rule added, replaced or removed changes them."""
+    return tuple(rule.handle for rule in rules(family, table_name, link))
 
 
 def chains(family: int, table_name: str, link: Netlink | None = None) -> frozenset[str]:

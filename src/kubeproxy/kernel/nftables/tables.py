@@ -134,11 +134,7 @@ class TableContents(Struct, frozen=True):
 def read(family: int, table: str, link: Netlink) -> TableContents:
     """Return what there is of a table; nothing at all of one that is missing. Raises ApplyError."""
     sets = read_sets(family, table, link)
-    hooks = {
-        one.name: Hook(one.kind, one.base.hook, one.base.priority, one.drops) if one.base is not None else None
-        for one in chains.chains(link, family)
-        if one.table == table
-    }
+    hooks = read_hooks(family, table, link)
     rules: dict[str, list[expressions.Rule]] = {name: [] for name in hooks}
     for rule in nfnetlink.rules(family, table, link):
         whole = tuple([_whole(each, family, table, sets, link) for each in expressions.parse(rule.raw)])
@@ -154,8 +150,17 @@ def chain_rules(family: int, table: str, chain: str, link: Netlink) -> dict[int,
     """Return the rules of one chain of any program, by handle. Raises NetlinkError."""
     sets = read_sets(family, table, link)
     return {
-        handle: tuple([_whole(each, family, table, sets, link) for each in expressions.parse(raw)])
-        for handle, raw in nfnetlink.chain_rules(family, table, chain, link)
+        rule.handle: tuple([_whole(each, family, table, sets, link) for each in expressions.parse(rule.raw)])
+        for rule in nfnetlink.rules(family, table, link, chain)
+    }
+
+
+def read_hooks(family: int, table: str, link: Netlink) -> dict[str, Hook | None]:
+    """Return the hooks of a table's chains by name, None for a chain that is jumped to. Raises NetlinkError."""
+    return {
+        one.name: Hook(one.kind, one.base.hook, one.base.priority, one.drops) if one.base is not None else None
+        for one in chains.chains(link, family)
+        if one.table == table
     }
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from kubeproxy.kernel.netlink.protocol import understood
 from kubeproxy.kernel.nftables.expressions import PacketCount, Rule, parse
-from kubeproxy.kernel.nftables.nfnetlink import chain_rules
+from kubeproxy.kernel.nftables.nfnetlink import rules
 
 
 def expressions(family: int, table: str, chain: str) -> Iterator[bytes]:
     """Yield the packed expressions of each rule of a chain, none for a missing one. Raises NetlinkError."""
-    return (raw for _, raw in chain_rules(family, table, chain))
+    return (rule.raw for rule in rules(family, table, chain=chain))
 
 
 def leads_to(rule: bytes, target: str) -> bool:
