@@ -10,9 +10,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from kubeproxy.meaning import regions
+from kubeproxy.meaning import regions, splitting
 from kubeproxy.meaning.flow import Ended, Interfaces, Leaf, PacketOutcome, PacketSet
-from kubeproxy.meaning.regions import Addresses
 from kubeproxy.meaning.rules import (
     ACCEPT,
     CONTINUE,
@@ -263,11 +262,13 @@ class Walk:
     def _test(self, kind: Op, op: Operation, flow: PacketSet, missed: list[PacketSet]) -> PacketSet | None:
         """Return the part of a flow for which a test holds, and append the other part to `missed`."""
         if kind is Op.SERVICE or kind is Op.ORIGINAL_SERVICE:
-            return self._services(op[1], flow, missed, original=kind is Op.ORIGINAL_SERVICE or flow.current is None)
+            return splitting.by_service(
+                op[1], flow, missed, original=kind is Op.ORIGINAL_SERVICE or flow.current is None
+            )
         if kind is Op.SOURCE:
-            return self._sources(op[1], flow, missed)
+            return splitting.by_source(op[1], flow, missed)
         if kind is Op.CHANCE:
-            return self._split(flow, op[1], missed)
+            return splitting.by_chance(flow, op[1], missed)
         if kind is Op.INTERFACE:
             return self._interface(op, flow, missed)
         if kind is Op.DESTINATION:
@@ -279,49 +280,6 @@ class Walk:
             return flow
         missed.append(flow)
         return None
-
-    @staticmethod
-    def _services(wanted: int, flow: PacketSet, missed: list[PacketSet], *, original: bool) -> PacketSet | None:
-        mine = flow.services if original or flow.current is None else flow.current
-        both = mine & wanted
-        if both == mine:
-            return flow
-        if not both:
-            missed.append(flow)
-            return None
-        rest, kept = flow.copy(), flow.copy()
-        if original:
-            rest.services, kept.services = mine & ~wanted, both
-        else:
-            rest.current, kept.current = mine & ~wanted, both
-        missed.append(rest)
-        return kept
-
-    @staticmethod
-    def _sources(wanted: Addresses, flow: PacketSet, missed: list[PacketSet]) -> PacketSet | None:
-        inside = regions.meet(flow.sources, wanted)
-        if inside == flow.sources:
-            return flow
-        if not inside:
-            missed.append(flow)
-            return None
-        rest, kept = flow.copy(), flow.copy()
-        rest.sources, kept.sources = regions.minus(flow.sources, wanted), inside
-        missed.append(rest)
-        return kept
-
-    @staticmethod
-    def _split(flow: PacketSet, chance: float, missed: list[PacketSet]) -> PacketSet | None:
-        if chance >= 1:
-            return flow
-        rest = flow.copy()
-        rest.share *= 1 - chance
-        missed.append(rest)
-        if chance <= 0:
-            return None
-        kept = flow.copy()
-        kept.share *= chance
-        return kept
 
     def _interface(self, op: Operation, flow: PacketSet, missed: list[PacketSet]) -> PacketSet | None:
         _, patterns, negated, outgoing = op
@@ -421,7 +379,7 @@ class Walk:
             flow = flow.within(both)
         at = table.at
         if Property.SOURCE in at:
-            kept = self._sources((entry.ranges[at[Property.SOURCE]],), flow, rest)
+            kept = splitting.by_source((entry.ranges[at[Property.SOURCE]],), flow, rest)
             if kept is None:
                 return
             flow = kept
