@@ -8,7 +8,7 @@ GUESTS ?= 2
 TARGET ?=
 SOAK ?= 60
 
-.PHONY: setup demo test test-all fuzz lint conformance conformance-ipvs machine bench prove soak wayback e2e node dist clean
+.PHONY: setup demo test test-all fuzz lint conformance conformance-ipvs machine bench prove soak wayback switch e2e node dist clean
 
 setup:
 	@tools/setup
@@ -74,6 +74,11 @@ soak: setup
 wayback: setup
 	@tools/check-host
 	@$(PY) -m prove.wayback --peer "$(PEER)" $(WITH)
+
+# The Go kube-proxy's rules and ours for the same objects, compared for all packets: docs/proof.md.
+switch: setup
+	@tools/check-host
+	@$(PY) -m prove.switch --peer "$(PEER)" $(WITH)
 
 # Upstream's end-to-end tests on two real nodes, with ours or the Go kube-proxy: docs/conformance.md says how.
 e2e: setup

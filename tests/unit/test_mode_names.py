@@ -8,8 +8,8 @@ from kubeproxy.config.modes import MODES
 from support.places import ROOT
 
 SOURCES = ROOT / "src" / "kubeproxy"
-MAY = ("backends", "config", "features", "kernel")
-"""What lies below the modes is in kernel/, where these are the names of commands, tables and modules."""
+MAY = ("backends", "config", "features", "kernel", "meaning")
+"""In kernel/ and meaning/, below the modes, these are the names of commands, tables and modules."""
 
 
 def names_in(text: str) -> set[tuple[int, str]]:

@@ -6,7 +6,6 @@ The latter are written into an empty network namespace, and read back from there
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from typing import Final
@@ -18,14 +17,12 @@ from kubeproxy.ask.outlook import settings_for, world_for
 from kubeproxy.ask.source import Source
 from kubeproxy.backends.mode import Mode
 from kubeproxy.config.types import KubeProxyConfiguration
-from kubeproxy.errors import ApplyError, Unsupported
-from kubeproxy.kernel.netlink.protocol import Netlink
-from kubeproxy.kernel.nftables import chains, nfnetlink
+from kubeproxy.errors import Unsupported
 from kubeproxy.kernel.proc.empty_network import in_empty_network
 from kubeproxy.kernel.route.addresses import local_addresses
-from kubeproxy.kernel.xtables import iptables_variant
-from kubeproxy.meaning import iptables, nft_tables, nftables, regions
+from kubeproxy.meaning import regions
 from kubeproxy.meaning.compare import Shares, compare
+from kubeproxy.meaning.in_kernel import rules_of_kube_proxy
 from kubeproxy.meaning.rules import NodePlace, Ruleset
 from kubeproxy.model.addresses import Family, unpack
 from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
@@ -33,9 +30,7 @@ from kubeproxy.model.planner import Planner
 from kubeproxy.report.registry import MetricRegistry
 from kubeproxy.setup import host, modes
 
-_TABLE: Final = "kube-proxy"
 _LOOPBACK: Final = {Family.IPV4: (127 << 24, (128 << 24) - 1), Family.IPV6: (1, 1)}
-_MODES: Final = ("nftables", "iptables")
 
 Plans = Mapping[ServiceName, tuple[ServicePlan, ...]]
 
@@ -63,8 +58,9 @@ class Switch(Struct, frozen=True, kw_only=True, rename="camel"):
 def switches(asked: Source, facts: Facts, config: KubeProxyConfiguration) -> tuple[Switch, ...]:
     """Compare the rules of this network namespace with those for a configuration. Raises KubeProxyError."""
     mode = modes.named(config.active_mode)
-    if mode.name not in _MODES:
-        raise Unsupported(f"--from-kernel compares the modes {' and '.join(_MODES)}, not {mode.name}")
+    if not mode.comparable:
+        names = " and ".join(each.name for each in modes.every() if each.comparable)
+        raise Unsupported(f"--from-kernel compares the modes {names}, not {mode.name}")
     settings, lacks, _ = settings_for(facts, config, mode)
     if lacks:
         raise Unsupported(lacks)
@@ -82,7 +78,7 @@ def switches(asked: Source, facts: Facts, config: KubeProxyConfiguration) -> tup
 
 def _switches(mode: Mode, config: KubeProxyConfiguration, world: Globals, plans: Plans) -> tuple[Switch, ...]:
     places = {family: _place(family) for family in world.families}
-    now = {family: _rules(family, places[family]) for family in world.families}
+    now = {family: rules_of_kube_proxy(family, places[family]) for family in world.families}
 
     def written() -> dict[Family, Ruleset]:
         with ExitStack() as stack:
@@ -94,7 +90,7 @@ def _switches(mode: Mode, config: KubeProxyConfiguration, world: Globals, plans:
                 }
                 for _ in backend.resync(own):
                     pass
-            return {family: _rules(family, places[family]) for family in world.families}
+            return {family: rules_of_kube_proxy(family, places[family]) for family in world.families}
 
     then = in_empty_network(written)
     return tuple(_compared(family, now[family], then[family], places[family]) for family in world.families)
@@ -103,27 +99,6 @@ def _switches(mode: Mode, config: KubeProxyConfiguration, world: Globals, plans:
 def _place(family: Family) -> NodePlace:
     own = [int.from_bytes(address.ip, "big") for address in local_addresses(family)]
     return NodePlace(8 * family.address_size, regions.union([_LOOPBACK[family], *((each, each) for each in own)]))
-
-
-def _rules(family: Family, place: NodePlace) -> Ruleset:
-    """Return the rules of kube-proxy that are in the kernel, in its table and in those of iptables."""
-    found = []
-    with Netlink.open(nfnetlink.NETLINK_NETFILTER) as link:
-        if any(chain.table == _TABLE for chain in chains.chains(link, family)):
-            found += nftables.compiled(nft_tables.read(family, _TABLE, link), place)
-    return Ruleset([*found, *iptables.compiled(iptables.of_kube_proxy(_saved(family)), place)])
-
-
-def _saved(family: Family) -> str:
-    """Return the text of iptables-save; '' where iptables is not installed."""
-    try:
-        commands = iptables_variant.commands(family, iptables_variant.chosen())
-    except ApplyError:
-        return ""
-    done = subprocess.run([f"{commands.name}-save"], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ApplyError(f"cannot read the rules: {commands.name}-save: {done.stderr.strip()}")
-    return done.stdout
 
 
 def _compared(family: Family, now: Ruleset, then: Ruleset, place: NodePlace) -> Switch:

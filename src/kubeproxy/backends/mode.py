@@ -277,7 +277,7 @@ class Mode(NamedTuple):
     addresses are Services' and not the node's, `table` its table of nf_tables in each family. `refusals` is a counter
     that the mode has of its own for syncs that the kernel refused, by family. `habits` are in what a client may notice
     which mode runs. `tracked_as` are bits that the status of its connections has in connection tracking; 0 where it
-    does not tell them from others.
+    does not tell them from others. `comparable`: `kube-proxy plan --from-kernel` can compare its rules for all packets.
     """
 
     config: ModeConfig
@@ -288,6 +288,7 @@ class Mode(NamedTuple):
     flows_end: FlowsEnd = FlowsEnd.ENDPOINTS
     tracked_as: int = DESTINATION_TRANSLATED
     refusals: Metric | None = None
+    comparable: bool = False
     deprecation: Deprecation | None = None
 
     @property

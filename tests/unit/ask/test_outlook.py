@@ -20,6 +20,6 @@ def test_another_configuration_leaves_the_flag_of_balancing_as_it_is(entries, mo
     now = BALANCING.on(Globals("node", ipv4=FamilyGlobals()), entries)
     facts = SimpleNamespace(world=now, node=None)
     new = KubeProxyConfiguration(mode="nftables", hostname_override="node")
-    settings, _, _ = plan._settings(facts, new, modes.named("nftables"))
-    world, _ = plan._world(facts, settings, {})
+    settings, _, _ = plan.settings_for(facts, new, modes.named("nftables"))
+    world, _ = plan.world_for(facts, settings, {})
     assert BALANCING.value(world) == entries

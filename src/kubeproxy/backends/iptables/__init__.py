@@ -7,6 +7,7 @@ from kubeproxy.model.habits import Habits
 MODE = Mode(
     iptables.MODE,
     __name__,
+    comparable=True,
     habits=Habits(
         refuses_ports=(),
         drops_unowned=False,

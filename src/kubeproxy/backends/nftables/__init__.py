@@ -12,6 +12,7 @@ MODE = Mode(
     nftables.MODE,
     __name__,
     table=TABLE,
+    comparable=True,
     refusals=Metric(
         "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
         "[ALPHA] Cumulative proxy nftables sync failures",

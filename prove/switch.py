@@ -1,0 +1,154 @@
+"""All packets, by the Go kube-proxy's rules and by ours: `python -m prove.switch --peer PATH`, as root.
+
+The Go kube-proxy programs a node of the lab for Services of every kind, in nftables and in iptables mode. Then
+`kube-proxy plan --from-kernel` compares its rules with ours for the same objects. Exit code 1 if a packet has another
+outcome.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from lab.cluster import LabCluster
+from lab.proxyprocess import ProxyError, configuration
+from lab.topology import NODE_A, NODE_B
+from support.live import Live, slice_of
+from support.traffic import DUAL
+
+Json = dict[str, Any]
+
+MODES: Final = ("nftables", "iptables")
+_LB: Final = {"type": "LoadBalancer"}
+_LOCAL: Final = _LB | {"externalTrafficPolicy": "Local"}
+_NODEPORT: Final = {"type": "NodePort"}
+_STICKY: Final = {"sessionAffinity": "ClientIP"}
+_NEAR: Final = {"internalTrafficPolicy": "Local"}
+OFFERS: Final[dict[str, tuple[str, Json]]] = {
+    "plain": ("a1 a2 b1", {}),
+    "nodeport": ("a1 b1", _NODEPORT),
+    "nodeport-local": ("a1 b1", _NODEPORT | {"externalTrafficPolicy": "Local"}),
+    "balanced": ("a1 b1 b2", _LB),
+    "local": ("a1 b2", _LOCAL),
+    "local-elsewhere": ("b2", _LOCAL),
+    "near": ("a1 a2 b1", _NEAR),
+    "near-elsewhere": ("b1", _NEAR),
+    "near-nodeport": ("a1 b1", _NODEPORT | _NEAR),
+    "sticky": ("a2 a3 b2", _STICKY | _NODEPORT),
+    "sticky-local": ("a1 b1", _STICKY | _LOCAL),
+    "ranged": ("a4 b2", _LB | {"loadBalancerSourceRanges": ["192.168.100.1/32", "fd00:100::1/128"]}),
+    "ranged-node": ("a4 b2", _LB | {"loadBalancerSourceRanges": ["192.168.100.0/24", "10.0.0.0/8"]}),
+    "external": ("a1 b1", {"externalIPs": ["203.0.113.9"]}),
+    "none": ("", _NODEPORT),
+    "none-balanced": ("", _LB),
+    "none-local": ("", _LOCAL),
+    "none-external": ("", {"externalIPs": ["203.0.113.10"]}),
+    "draining": ("a1/draining b1/draining", {}),
+    "unready": ("a1/unready b1", _NODEPORT),
+}
+"""Endpoints and fields of the spec by the Service's name."""
+_PORTS: Final = [{"name": "tcp", "port": 80, "protocol": "TCP", "targetPort": 3000}]
+_TARGETS: Final = [{"name": "tcp", "port": 3000, "protocol": "TCP"}]
+_ENDPOINTS: Final = 10
+_PODS: Final = 25_000
+
+
+async def compared(peer: str, more: int) -> int:
+    """Print the answer for each mode; return the exit code."""
+    worst = 0
+    async with LabCluster() as cluster:
+        live = Live(cluster)
+        await live.add_pods()
+        for name, (endpoints, spec) in OFFERS.items():
+            live.service(name, endpoints, **spec, **DUAL)
+        _add(live, more)
+        await live.until(lambda: all(_has_addresses(cluster, name) for name in OFFERS), "addresses of load balancers")
+        for mode in MODES:
+            worst = max(worst, await _compared(live, peer, mode, more))
+    return worst
+
+
+def _add(live: Live, more: int) -> None:
+    """Add Services of ten endpoints of both nodes; one Service in ten has a NodePort."""
+    draw = random.Random(7)
+    for number in range(more):
+        kind = _NODEPORT if number % 10 == 0 and number < 10_000 else {}
+        live.service(f"more-{number}", None, ports=_PORTS, **kind)
+        endpoints = []
+        for pod in draw.sample(range(_PODS), _ENDPOINTS):
+            network, host = divmod(pod, 250)
+            node = NODE_A if network < 2 else NODE_B
+            address = f"10.244.{network}.{host + 2}"
+            endpoints.append({"addresses": [address], "conditions": {"ready": True}, "nodeName": node.name})
+        live.cluster.store.put("endpointslices", slice_of(f"more-{number}", "IPv4", endpoints, _TARGETS))
+
+
+def _has_addresses(cluster: LabCluster, name: str) -> bool:
+    service = cluster.get("services", name)
+    balanced = service["spec"]["type"] == "LoadBalancer"
+    return not balanced or len(service["status"]["loadBalancer"].get("ingress") or ()) > 1
+
+
+async def _compared(live: Live, peer: str, mode: str, more: int) -> int:
+    """Have the Go kube-proxy program the node in a mode, and compare; return the command's exit code."""
+    cluster = live.cluster
+    file = _configured(cluster, f"go-{mode}", {"mode": mode, "clientConnection": {"contentType": "application/json"}})
+    proxy = await cluster.launch_proxy([peer, "--config", str(file)], file)
+    await proxy.wait_ready(60.0 + more / 10)
+    await asyncio.sleep(2.0 + more / 500)  # it is ready before its second family is synced
+    await proxy.stop()
+    ours = _configured(cluster, f"ours-{mode}", {"mode": mode})
+    begin = time.monotonic()
+    code, text = await _proxy_command(
+        cluster, "plan", "--from-kernel", "--kubeconfig", cluster.node_kubeconfig, "--config", ours, "-o", "json"
+    )
+    print(f"{mode} mode, {len(OFFERS) + more} Services ({time.monotonic() - begin:.0f} s):")
+    if not text.startswith("{"):
+        print(text)
+        return code
+    for each in json.loads(text)["families"]:
+        print(f"  {each['family']}: {each['classes']:,} classes of packets, {len(each['differences'])} differences")
+        for group in each["differences"]:
+            print(f"    {group['packet']}: {', '.join(group['now'])}; ours: {', '.join(group['then'])}")
+        for rule in each["unknown"]:
+            print(f"    not understood: {rule}")
+    await cluster.exec("node", [peer, "--cleanup"], 300.0)
+    return code
+
+
+def _configured(cluster: LabCluster, name: str, fields: Json) -> Path:
+    file = cluster.folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(configuration(cluster.node_kubeconfig, fields)))
+    return file
+
+
+async def _proxy_command(cluster: LabCluster, *words: object) -> tuple[int, str]:
+    program = Path(sys.executable).with_name("kube-proxy")
+    code, out, error = await cluster.exec("node", [str(word) for word in (program, *words)], 600.0)
+    return code, out or error
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run; return the exit code: 0 if every packet has the same outcome in both modes."""
+    parser = argparse.ArgumentParser(prog="python -m prove.switch", description=__doc__)
+    parser.add_argument("--peer", required=True, help="the Go kube-proxy, its path")
+    parser.add_argument("--more", type=int, default=10, help="this many Services of ten endpoints more")
+    given = parser.parse_args(argv)
+    try:
+        return asyncio.run(compared(given.peer, given.more))
+    except ProxyError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

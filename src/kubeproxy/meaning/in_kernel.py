@@ -1,0 +1,37 @@
+"""The rules of a kube-proxy, this one or the Go one, read from the kernel of this network namespace."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Final
+
+from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.netlink.protocol import Netlink
+from kubeproxy.kernel.nftables import chains, nfnetlink
+from kubeproxy.kernel.xtables import iptables_variant
+from kubeproxy.meaning import iptables, nft_tables, nftables
+from kubeproxy.meaning.rules import NodePlace, Ruleset
+from kubeproxy.model.addresses import Family
+
+_TABLE: Final = "kube-proxy"
+
+
+def rules_of_kube_proxy(family: Family, place: NodePlace) -> Ruleset:
+    """Return the rules of kube-proxy that are in the kernel, in its table and in those of iptables."""
+    found = []
+    with Netlink.open(nfnetlink.NETLINK_NETFILTER) as link:
+        if any(chain.table == _TABLE for chain in chains.chains(link, family)):
+            found += nftables.compiled(nft_tables.read(family, _TABLE, link), place)
+    return Ruleset([*found, *iptables.compiled(iptables.of_kube_proxy(_saved(family)), place)])
+
+
+def _saved(family: Family) -> str:
+    """Return the text of iptables-save; '' where iptables is not installed."""
+    try:
+        commands = iptables_variant.commands(family, iptables_variant.chosen())
+    except ApplyError:
+        return ""
+    done = subprocess.run([f"{commands.name}-save"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ApplyError(f"cannot read the rules: {commands.name}-save: {done.stderr.strip()}")
+    return done.stdout
