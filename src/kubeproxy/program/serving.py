@@ -16,7 +16,7 @@ from kubeproxy import __version__
 from kubeproxy.ask.desk import Desk
 from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.ask.socket import socket_pages
-from kubeproxy.ask.state_page import StatePage
+from kubeproxy.ask.state.page import StatePage
 from kubeproxy.ask.zones import Places
 from kubeproxy.backends.mode import Mode
 from kubeproxy.config.addresses import split_host_port

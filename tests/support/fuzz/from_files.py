@@ -10,7 +10,7 @@ from typing import Final
 
 from kubeproxy.api.credentials import ExecPlugin
 from kubeproxy.api.kubeconfig import load_cluster
-from kubeproxy.ask.state_page import parse_query
+from kubeproxy.ask.state.page import parse_query
 from kubeproxy.config.load import read_text
 from kubeproxy.config.page import page_access
 from kubeproxy.config.pflag import parse

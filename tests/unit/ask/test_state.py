@@ -8,8 +8,8 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from kubeproxy.ask import state_page as module
-from kubeproxy.ask.state_page import StatePage
+from kubeproxy.ask.state import page as module
+from kubeproxy.ask.state.page import StatePage
 from kubeproxy.engine.standing import FamilyStanding
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Deleted, Replaced, Upserted

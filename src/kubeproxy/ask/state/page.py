@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from kubeproxy.ask import state
 from kubeproxy.ask.snapshot import Snapshot, unwatched
-from kubeproxy.ask.state_text import node_text, service_text
+from kubeproxy.ask.state.text import node_text, service_text
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.plan import NOTHING, Frontend, ServiceName
 from kubeproxy.model.planner import Planner
