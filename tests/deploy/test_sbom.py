@@ -65,7 +65,7 @@ def test_every_package_is_in_it(image: Path) -> None:
         "libstdc++6": "1:12.2.0-14",
     }
     assert [one["externalRefs"][0]["referenceLocator"] for one in packages.values()] == [
-        f"pkg:pypi/kubeproxy.{__version__}",
+        f"pkg:pypi/kubeproxy@{__version__}",
         "pkg:pypi/pyyaml@6.0.3",
         "pkg:deb/debian/libc6@2.36-9%2Bdeb12u10?arch=arm64&distro=debian-12&upstream=glibc",
         "pkg:deb/debian/libstdc%2B%2B6@1%3A12.2.0-14?arch=arm64&distro=debian-12&upstream=gcc-12",

@@ -7,15 +7,15 @@ import gzip
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from kubeproxy.backends.nftables.ruleset import client_number
+from kubeproxy.features import CONNECTION_COUNTERS, RESETS
 from support.cluster_objects import world
 from support.nftables_ground import KernelGround, resync
 from support.nftables_plans import EVERYTHING, V4, plans_of, sticky
 
 RECORDINGS = Path(__file__).parents[2] / "recordings" / "nftables"
-WORLD = replace(world(families=[V4]), orphans="reset", connections="counted")
+WORLD = RESETS.on(CONNECTION_COUNTERS.on(world(families=[V4]), True), True)
 CLIENTS = {"10.1.1.1": 0, "10.1.1.2": 1, "10.1.1.3": 2}
 """Addresses of clients, and the slot that each stays with."""
 
