@@ -2,39 +2,52 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeVar
+
 from kubeproxy.meaning import regions
 from kubeproxy.meaning.flow import PacketSet
 from kubeproxy.meaning.regions import Addresses
 
+Part = TypeVar("Part", int, Addresses)
+
+
+Field = Literal["services", "current", "sources", "inputs", "outputs"]
+"""The fields of a PacketSet that are sets, and so can be split."""
+
 
 def by_service(wanted: int, flow: PacketSet, missed: list[PacketSet], *, original: bool) -> PacketSet | None:
     """Split by protocol and port, those before the translation if `original`."""
-    mine = flow.services if original or flow.current is None else flow.current
-    both = mine & wanted
-    if both == mine:
-        return flow
-    if not both:
-        missed.append(flow)
-        return None
-    rest, kept = flow.copy(), flow.copy()
-    if original:
-        rest.services, kept.services = mine & ~wanted, both
-    else:
-        rest.current, kept.current = mine & ~wanted, both
-    missed.append(rest)
-    return kept
+    field: Field = "services" if original or flow.current is None else "current"
+    mine: int = getattr(flow, field)
+    return _split(flow, field, mine, mine & wanted, mine & ~wanted, missed)
 
 
 def by_source(wanted: Addresses, flow: PacketSet, missed: list[PacketSet]) -> PacketSet | None:
     """Split by the source address."""
     inside = regions.meet(flow.sources, wanted)
-    if inside == flow.sources:
+    outside = regions.minus(flow.sources, wanted) if inside and inside != flow.sources else ()
+    return _split(flow, "sources", flow.sources, inside, outside, missed)
+
+
+def by_interface(wanted: int, flow: PacketSet, missed: list[PacketSet], *, outgoing: bool) -> PacketSet | None:
+    """Split by the interface that packets leave by, if `outgoing`, else by which they came in."""
+    field: Field = "outputs" if outgoing else "inputs"
+    mine: int = getattr(flow, field)
+    return _split(flow, field, mine, mine & wanted, mine & ~wanted, missed)
+
+
+def _split(
+    flow: PacketSet, field: Field, mine: Part, inside: Part, outside: Part, missed: list[PacketSet]
+) -> PacketSet | None:
+    """Split the set `mine` of a field into the parts inside and outside of what a test wants."""
+    if inside == mine:
         return flow
     if not inside:
         missed.append(flow)
         return None
     rest, kept = flow.copy(), flow.copy()
-    rest.sources, kept.sources = regions.minus(flow.sources, wanted), inside
+    setattr(rest, field, outside)
+    setattr(kept, field, inside)
     missed.append(rest)
     return kept
 

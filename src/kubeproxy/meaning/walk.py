@@ -262,9 +262,7 @@ class Walk:
     def _test(self, kind: Op, op: Operation, flow: PacketSet, missed: list[PacketSet]) -> PacketSet | None:
         """Return the part of a flow for which a test holds, and append the other part to `missed`."""
         if kind is Op.SERVICE or kind is Op.ORIGINAL_SERVICE:
-            return splitting.by_service(
-                op[1], flow, missed, original=kind is Op.ORIGINAL_SERVICE or flow.current is None
-            )
+            return splitting.by_service(op[1], flow, missed, original=kind is Op.ORIGINAL_SERVICE)
         if kind is Op.SOURCE:
             return splitting.by_source(op[1], flow, missed)
         if kind is Op.CHANCE:
@@ -284,20 +282,7 @@ class Walk:
     def _interface(self, op: Operation, flow: PacketSet, missed: list[PacketSet]) -> PacketSet | None:
         _, patterns, negated, outgoing = op
         wanted = self._interfaces.of(patterns)
-        mine = flow.outputs if outgoing else flow.inputs
-        inside = mine & ~wanted if negated else mine & wanted
-        if inside == mine:
-            return flow
-        if not inside:
-            missed.append(flow)
-            return None
-        rest, kept = flow.copy(), flow.copy()
-        if outgoing:
-            rest.outputs, kept.outputs = mine & ~inside, inside
-        else:
-            rest.inputs, kept.inputs = mine & ~inside, inside
-        missed.append(rest)
-        return kept
+        return splitting.by_interface(~wanted if negated else wanted, flow, missed, outgoing=outgoing)
 
     def _value(self, field: Property, flow: PacketSet) -> int:
         if field is Property.MARK:
