@@ -13,7 +13,7 @@ from typing import Final
 from msgspec import Struct
 
 from kubeproxy.ask.facts import Facts
-from kubeproxy.ask.outlook import settings_for, world_for
+from kubeproxy.ask.outlook import planned, settings_for, world_for
 from kubeproxy.ask.source import Source
 from kubeproxy.backends.mode import Mode
 from kubeproxy.config.types import KubeProxyConfiguration
@@ -26,7 +26,6 @@ from kubeproxy.meaning.in_kernel import rules_of_kube_proxy
 from kubeproxy.meaning.rules import NodePlace, Ruleset
 from kubeproxy.model.addresses import Family, unpack
 from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
-from kubeproxy.model.planner import Planner
 from kubeproxy.report.registry import MetricRegistry
 from kubeproxy.setup import host, modes
 
@@ -67,11 +66,7 @@ def switches(asked: Source, facts: Facts, config: KubeProxyConfiguration) -> tup
     world, unknown = world_for(facts, settings, host.packed_local_addresses(tuple(Family), modes.interfaces()))
     if unknown:
         raise Unsupported(unknown[0])
-    planner = Planner(world)
-    for each in asked.objects():
-        services = {each.name: each.service} if each.service is not None else {}
-        planner.adopt(services, {each.name: each.slices} if each.slices else {})
-    planner.take()
+    planner = planned(world, asked.objects())
     plans = {name: compiled.plans for name, compiled in planner.compiled.items()}
     return _switches(mode, config, planner.world, plans)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from kubeproxy.ask.changes import ConfiguredNode, Local, Shift, known_pods, lasting, remarks, shifts
-from kubeproxy.ask.facts import Facts
+from kubeproxy.ask.facts import Facts, Objects
 from kubeproxy.ask.source import Source
 from kubeproxy.backends.mode import Mode, Sight, Weight
 from kubeproxy.config.types import KubeProxyConfiguration
@@ -17,7 +18,6 @@ from kubeproxy.errors import KubeProxyError, Unsupported
 from kubeproxy.kernel import firewalls
 from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX, read_sysctl
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.plan import Globals
 from kubeproxy.model.planner import Planner
 from kubeproxy.model.world import Settings, Surroundings, build, pod_cidrs, primary_family
@@ -45,15 +45,9 @@ def outlook(asked: Source, facts: Facts, now: KubeProxyConfiguration, new: KubeP
     settings, lacks, alone = settings_for(facts, new, mode)
     local = host.packed_local_addresses(tuple(Family), modes.interfaces())
     world, unknown = world_for(facts, settings, local)
-    before, after = Planner(facts.world), Planner(world)
-    slices: list[Slice] = []
-    for each in asked.objects():
-        slices += each.slices.values()
-        services = {each.name: each.service} if each.service is not None else {}
-        for planner in (before, after):
-            planner.adopt(services, {each.name: each.slices} if each.slices else {})
-    before.take()
-    after.take()
+    objects = tuple(asked.objects())
+    before, after = planned(facts.world, objects), planned(world, objects)
+    slices = [piece for each in objects for piece in each.slices.values()]
     sides = ConfiguredNode(before, old_mode.habits), ConfiguredNode(after, mode.habits)
     same = mode.name == old_mode.name
     node = [*alone, *_sysctls(mode, new), *_written(old_mode, mode, before, after, local)]
@@ -70,6 +64,16 @@ def outlook(asked: Source, facts: Facts, now: KubeProxyConfiguration, new: KubeP
         lacks=lacks,
         unknown=tuple(unknown),
     )
+
+
+def planned(world: Globals, objects: Iterable[Objects]) -> Planner:
+    """Return a planner that has compiled these objects for a node with these globals."""
+    planner = Planner(world)
+    for each in objects:
+        services = {each.name: each.service} if each.service is not None else {}
+        planner.adopt(services, {each.name: each.slices} if each.slices else {})
+    planner.take()
+    return planner
 
 
 def settings_for(facts: Facts, new: KubeProxyConfiguration, mode: Mode) -> tuple[Settings, str, list[str]]:
