@@ -22,6 +22,7 @@ import yaml
 from lab.cluster import LabCluster
 from lab.proxyprocess import ProxyError, configuration
 from lab.topology import NODE_A, NODE_B
+from prove.wayback import GO_CONFIG
 from support.live import Live, slice_of
 from support.traffic import DUAL
 
@@ -71,7 +72,7 @@ async def compared(peer: str, more: int) -> int:
         for name, (endpoints, spec) in OFFERS.items():
             live.service(name, endpoints, **spec, **DUAL)
         _add(live, more)
-        await live.until(lambda: all(_has_addresses(cluster, name) for name in OFFERS), "addresses of load balancers")
+        await live.until(lambda: all(map(live.has_addresses, OFFERS)), "addresses of load balancers")
         for mode in MODES:
             worst = max(worst, await _compared(live, peer, mode, more))
     return worst
@@ -92,16 +93,10 @@ def _add(live: Live, more: int) -> None:
         live.cluster.store.put("endpointslices", slice_of(f"more-{number}", "IPv4", endpoints, _TARGETS))
 
 
-def _has_addresses(cluster: LabCluster, name: str) -> bool:
-    service = cluster.get("services", name)
-    balanced = service["spec"]["type"] == "LoadBalancer"
-    return not balanced or len(service["status"]["loadBalancer"].get("ingress") or ()) > 1
-
-
 async def _compared(live: Live, peer: str, mode: str, more: int) -> int:
     """Have the Go kube-proxy program the node in a mode, and compare; return the command's exit code."""
     cluster = live.cluster
-    file = _configured(cluster, f"go-{mode}", {"mode": mode, "clientConnection": {"contentType": "application/json"}})
+    file = _configured(cluster, f"go-{mode}", GO_CONFIG | {"mode": mode})
     proxy = await cluster.launch_proxy([peer, "--config", str(file)], file)
     await proxy.wait_ready(60.0 + more / 10)
     await asyncio.sleep(2.0 + more / 500)  # it is ready before its second family is synced

@@ -183,7 +183,7 @@ class Journey:
         for name, offer in OFFERS.items():
             self._live.service(name, offer.endpoints, **offer.spec, **DUAL)
             self._live.cluster.patch("services", name, {"metadata": {"annotations": dict(offer.annotations)}})
-        await self._live.until(lambda: all(map(self._has_address, OFFERS)), "addresses of load balancers")
+        await self._live.until(lambda: all(map(self._live.has_addresses, OFFERS)), "addresses of load balancers")
         for number in range(self._setting.more):
             self._live.service(f"more-{number}", "a1 b1")
         if self._setting.others:
@@ -198,12 +198,6 @@ class Journey:
             Step(before, after, {kind: crowd.figures(kind, *time) for kind in KINDS}, crowd.failures(*time))
             for (before, after), time in zip(itertools.pairwise(programs), times, strict=True)
         ]
-
-    def _has_address(self, name: str) -> bool:
-        service = self._live.cluster.get("services", name)
-        return (
-            service["spec"]["type"] != "LoadBalancer" or len(service["status"]["loadBalancer"].get("ingress") or ()) > 1
-        )
 
     async def _shrink(self) -> None:
         """Let an endpoint end and go, so that its connections are reset where that is asked for."""

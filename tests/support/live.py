@@ -182,6 +182,12 @@ class Live:
             if record.labels.get("kubernetes.io/service-name") == name:
                 self.cluster.delete("endpointslices", record.key[1])
 
+    def has_addresses(self, name: str) -> bool:
+        """Whether a Service has the addresses of both families that its load balancer gives it, if it has one."""
+        service = self.cluster.get("services", name)
+        balanced = service["spec"]["type"] == "LoadBalancer"
+        return not balanced or len(service["status"]["loadBalancer"].get("ingress") or ()) > 1
+
     def front(self, name: str, kind: str = "cluster", family: str = "IPv4", port: int = 0) -> Front:
         """Where a Service is reached by cluster IP, nodeport, loadbalancer or external IP; by its first port."""
         service = self.cluster.get("services", name)
