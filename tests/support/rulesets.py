@@ -11,7 +11,7 @@ from kubeproxy.kernel.nftables.fields import FIELDS, padded
 from kubeproxy.kernel.nftables.tables import SetForm
 from kubeproxy.meaning import iptables, nft_tables, nftables, regions
 from kubeproxy.meaning.compare import Comparison, compare
-from kubeproxy.meaning.rules import NodePlace, Ruleset
+from kubeproxy.meaning.rules import CompiledRules, NodePlace
 
 NODE = "192.168.100.10"
 PLACE = NodePlace(32, regions.union([(127 << 24, (128 << 24) - 1), (int(ipaddress.ip_address(NODE)),) * 2]))
@@ -20,19 +20,21 @@ Sets = Mapping[str, tuple[str, Mapping[str, str]]]
 """By name: the fields of the key, with ' . ' between them, and the elements: key to '' or a verdict or a value."""
 
 
-def iptables_rules(text: str) -> Ruleset:
+def iptables_rules(text: str) -> CompiledRules:
     """A ruleset of iptables: tables as of iptables-save, without counters."""
-    return Ruleset(iptables.compiled(text, PLACE))
+    return CompiledRules(iptables.compiled(text, PLACE))
 
 
-def nftables_rules(chains: Mapping[str, tuple[tables.Hook | None, list[str]]], sets: Sets | None = None) -> Ruleset:
+def nftables_rules(
+    chains: Mapping[str, tuple[tables.Hook | None, list[str]]], sets: Sets | None = None
+) -> CompiledRules:
     """A ruleset of one nf_tables table: hook and rules of each chain, in nft's language."""
     made = {
         name: tables.Chain(hook, tuple(compiling.rule(rule, "ip") for rule in rules))
         for name, (hook, rules) in chains.items()
     }
     elements = {name: _set(key, entries) for name, (key, entries) in (sets or {}).items()}
-    return Ruleset(nftables.compiled(nft_tables.NftTable(2, "t", made, elements), PLACE))
+    return CompiledRules(nftables.compiled(nft_tables.NftTable(2, "t", made, elements), PLACE))
 
 
 def _set(key: str, entries: Mapping[str, str]) -> nft_tables.Elements:
@@ -58,6 +60,6 @@ def _data(word: str) -> bytes | x.RuleVerdict:
     return ipaddress.ip_address(address).packed + int(port).to_bytes(2, "big") + bytes(2)
 
 
-def compared(first: Ruleset, second: Ruleset) -> Comparison:
+def compared(first: CompiledRules, second: CompiledRules) -> Comparison:
     """Compare two rulesets on the node."""
     return compare(first, second, PLACE)

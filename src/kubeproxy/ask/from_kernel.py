@@ -23,7 +23,7 @@ from kubeproxy.kernel.route.addresses import local_addresses
 from kubeproxy.meaning import regions
 from kubeproxy.meaning.compare import Shares, compare
 from kubeproxy.meaning.in_kernel import rules_of_kube_proxy
-from kubeproxy.meaning.rules import NodePlace, Ruleset
+from kubeproxy.meaning.rules import CompiledRules, NodePlace
 from kubeproxy.model.addresses import Family, unpack
 from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
 from kubeproxy.report.registry import MetricRegistry
@@ -75,7 +75,7 @@ def _switches(mode: Mode, config: KubeProxyConfiguration, world: Globals, plans:
     places = {family: _place(family) for family in world.families}
     now = {family: rules_of_kube_proxy(family, places[family]) for family in world.families}
 
-    def written() -> dict[Family, Ruleset]:
+    def written() -> dict[Family, CompiledRules]:
         with ExitStack() as stack:
             for backend in mode.operations().open(config, world, MetricRegistry()):
                 stack.enter_context(closing(backend))
@@ -96,7 +96,7 @@ def _place(family: Family) -> NodePlace:
     return NodePlace(8 * family.address_size, regions.union([_LOOPBACK[family], *((each, each) for each in own)]))
 
 
-def _compared(family: Family, now: Ruleset, then: Ruleset, place: NodePlace) -> Switch:
+def _compared(family: Family, now: CompiledRules, then: CompiledRules, place: NodePlace) -> Switch:
     found = compare(now, then, place)
     return Switch(
         family=family.label,

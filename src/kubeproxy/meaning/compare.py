@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from kubeproxy.meaning import regions
 from kubeproxy.meaning.flow import Interfaces, Leaf, PacketOutcome
 from kubeproxy.meaning.regions import Addresses
-from kubeproxy.meaning.rules import NodePlace, Op, Property, Ruleset
+from kubeproxy.meaning.rules import CompiledRules, NodePlace, Op, Property
 from kubeproxy.meaning.walk import Walk
 
 TOLERANCE: Final = 0.02
@@ -70,7 +70,7 @@ class Comparison(NamedTuple):
     unknown: tuple[str, ...]
 
 
-def compare(first: Ruleset, second: Ruleset, place: NodePlace) -> Comparison:
+def compare(first: CompiledRules, second: CompiledRules, place: NodePlace) -> Comparison:
     """Compare two rulesets for all packets."""
     found = _Comparing(place)
     interfaces = Interfaces((first, second))
@@ -82,7 +82,7 @@ def compare(first: Ruleset, second: Ruleset, place: NodePlace) -> Comparison:
     return found.result()
 
 
-def outcomes(ruleset: Ruleset, place: NodePlace, packet: FirstPacket) -> Shares:
+def outcomes(ruleset: CompiledRules, place: NodePlace, packet: FirstPacket) -> Shares:
     """Return what becomes of one packet."""
     interfaces = Interfaces((ruleset,))
     walk = Walk(ruleset, place, interfaces)
@@ -98,7 +98,7 @@ def _is_loopback(address: int, bits: int) -> bool:
     return address >> 24 == 127 if bits == 32 else address == 1
 
 
-def destinations(rulesets: Iterable[Ruleset], place: NodePlace) -> Iterator[int]:
+def destinations(rulesets: Iterable[CompiledRules], place: NodePlace) -> Iterator[int]:
     """Yield one destination of each class that the constants of the rules make."""
     points: dict[int, set[tuple[object, ...]]] = defaultdict(set)
     edges = {0, 1 << place.bits}
@@ -121,7 +121,7 @@ def destinations(rulesets: Iterable[Ruleset], place: NodePlace) -> Iterator[int]
 
 
 def _constants(
-    rulesets: Iterable[Ruleset], place: NodePlace, edges: set[int], sources: dict[int, set[int]]
+    rulesets: Iterable[CompiledRules], place: NodePlace, edges: set[int], sources: dict[int, set[int]]
 ) -> Iterator[tuple[int, int, tuple[object, ...] | None]]:
     """Yield first and last address of each constant that destinations are compared with.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from kubeproxy.meaning.regions import Addresses
-from kubeproxy.meaning.rules import Op, Ruleset
+from kubeproxy.meaning.rules import CompiledRules, Op
 
 
 class PacketOutcome(NamedTuple):
@@ -110,7 +110,7 @@ class Interfaces:
     LOOPBACK: Final = 2
     OTHER: Final = 4
 
-    def __init__(self, rulesets: Iterable[Ruleset]) -> None:
+    def __init__(self, rulesets: Iterable[CompiledRules]) -> None:
         patterns = {name for each in rulesets for op in each.operations() if op[0] == Op.INTERFACE for name in op[1]}
         names = sorted({pattern.replace("*", "0") for pattern in patterns} - {"lo", ""})
         self.names = {self.NONE: "", self.LOOPBACK: "lo", self.OTHER: "other"}

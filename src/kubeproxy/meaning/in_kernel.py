@@ -10,19 +10,19 @@ from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables import chains, nfnetlink
 from kubeproxy.kernel.xtables import iptables_variant
 from kubeproxy.meaning import iptables, nft_tables, nftables
-from kubeproxy.meaning.rules import NodePlace, Ruleset
+from kubeproxy.meaning.rules import CompiledRules, NodePlace
 from kubeproxy.model.addresses import Family
 
 _TABLE: Final = "kube-proxy"
 
 
-def rules_of_kube_proxy(family: Family, place: NodePlace) -> Ruleset:
+def rules_of_kube_proxy(family: Family, place: NodePlace) -> CompiledRules:
     """Return the rules of kube-proxy that are in the kernel, in its table and in those of iptables."""
     found = []
     with Netlink.open(nfnetlink.NETLINK_NETFILTER) as link:
         if any(chain.table == _TABLE for chain in chains.chains(link, family)):
             found += nftables.compiled(nft_tables.read(family, _TABLE, link), place)
-    return Ruleset([*found, *iptables.compiled(iptables.of_kube_proxy(_saved(family)), place)])
+    return CompiledRules([*found, *iptables.compiled(iptables.of_kube_proxy(_saved(family)), place)])
 
 
 def _saved(family: Family) -> str:

@@ -205,7 +205,7 @@ class ChainRules:
 _TESTS: Final = frozenset({Op.SOURCE, Op.DESTINATION, Op.SERVICE, Op.INTERFACE, Op.VALUE})
 
 
-class Ruleset:
+class CompiledRules:
     """The chains of all tables. A chain's name is unique: table and chain, separated by a slash."""
 
     def __init__(self, chains: Iterable[ChainRules]) -> None:

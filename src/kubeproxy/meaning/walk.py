@@ -20,13 +20,13 @@ from kubeproxy.meaning.rules import (
     JUMP,
     RETURN,
     ChainRules,
+    CompiledRules,
     Keyed,
     MapEntry,
     NodePlace,
     Op,
     Operation,
     Property,
-    Ruleset,
 )
 
 _NEW: Final = 8  # NF_CT_STATE_BIT(IP_CT_NEW)
@@ -41,7 +41,7 @@ _DEEPEST: Final = 64
 class Walk:
     """Follows packets through one ruleset."""
 
-    def __init__(self, ruleset: Ruleset, place: NodePlace, interfaces: Interfaces) -> None:
+    def __init__(self, ruleset: CompiledRules, place: NodePlace, interfaces: Interfaces) -> None:
         self._ruleset = ruleset
         self._place = place
         self._interfaces = interfaces
@@ -455,7 +455,7 @@ class Walk:
         return flows[1:]
 
 
-def _destinations(ruleset: Ruleset) -> tuple[set[int], list[int]]:
+def _destinations(ruleset: CompiledRules) -> tuple[set[int], list[int]]:
     """Return the single addresses that rules compare destinations with, and the edges of ranges of them."""
     points: set[int] = set()
     edges: set[int] = set()
