@@ -1,0 +1,47 @@
+"""Outcomes of packets in a small ruleset of nf_tables, worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from kubeproxy.kernel.nftables.tables import Hook
+from kubeproxy.meaning.compare import FirstPacket, outcomes
+from support.rulesets import PLACE, nftables_rules
+
+KEY = "ip daddr . meta l4proto . th dport"
+CHAINS = {
+    "filter-forward": (Hook("filter", 2, 0), [f"ct state new {KEY} vmap @services"]),
+    "service": (None, ["numgen random mod 4 vmap { 0 : goto refuse, 1 : goto lose, 2 : goto lose, 3 : goto lose }"]),
+    "mark": (None, ["ip saddr != 10.244.0.0/16 meta mark set meta mark or 0x4000"]),
+    "refuse": (None, ["reject"]),
+    "lose": (None, ["drop"]),
+    "nat-postrouting": (Hook("nat", 4, 100), ["meta mark & 0x4000 != 0 masquerade fully-random"]),
+}
+SETS = {
+    "services": (
+        KEY,
+        {
+            "10.96.0.1 . tcp . 80": "goto service",
+            "10.96.0.2 . tcp . 80": "goto refuse",
+            "10.96.0.3 . tcp . 80": "drop",
+            "10.96.0.5 . tcp . 80": "goto mark",
+        },
+    )
+}
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "wanted"),
+    [
+        ("10.244.0.9", "10.96.0.1", {"refused": 0.25, "dropped": 0.75}),
+        ("10.244.0.9", "10.96.0.2", {"refused": 1.0}),
+        ("10.244.0.9", "10.96.0.3", {"dropped": 1.0}),
+        ("10.244.0.9", "10.96.0.4", {"passed": 1.0}),
+        ("10.244.0.9", "10.96.0.5", {"passed": 1.0}),
+        ("192.168.100.1", "10.96.0.5", {"passed masq": 1.0}),
+    ],
+)
+def test_outcomes(source: str, destination: str, wanted: dict[str, float]) -> None:
+    rules = nftables_rules(CHAINS, SETS)
+    found = outcomes(rules, PLACE, FirstPacket(source, destination, 6, 80, "eth0", ""))
+    assert {one.kind + " masq" * one.masquerade: round(share, 6) for one, share in found} == wanted
