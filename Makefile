@@ -84,7 +84,7 @@ switch: setup
 e2e: setup
 	@tools/check-host
 	@$(PY) -m e2e run --kubernetes "$(KUBERNETES)" $(if $(PROXY),--proxy $(PROXY)) $(if $(MODE),--mode $(MODE)) \
-		$(if $(FOCUS),--focus '$(FOCUS)') $(WITH)
+		$(if $(FOCUS),--focus '$(FOCUS)') $(if $(RESUME),--resume) $(WITH)
 
 # On a node: /opt/kube-proxy, /usr/local/bin/kube-proxy, a systemd unit, manual pages and completion. Nothing of the tests.
 node:

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from e2e import dns, loadbalancer, page
-from e2e.binaries import missing_packages, programs
+from e2e import dns, loadbalancer, page, run
+from e2e.binaries import etcd, missing_packages, outdated_etcd, programs
+from e2e.choice import choose
 from e2e.cluster import cluster, remove, say
 from e2e.errors import E2EError
 from e2e.layout import FOLDER
-from e2e.results import RESULTS, read, write
-from e2e.run import SHARDS, SKIP, result, run, versions
+from e2e.results import RESULTS, file_of, read, read_file, write
 from lab.iproute import LinkError
 
 MODES = ("nftables", "iptables", "userspace")
@@ -29,10 +29,10 @@ def parser() -> argparse.ArgumentParser:
     runs.add_argument("--kubernetes", type=Path, required=True, metavar="DIR", help="source tree or folder of binaries")
     runs.add_argument("--proxy", choices=("ours", "go"), default="ours")
     runs.add_argument("--mode", choices=MODES, default="nftables")
-    runs.add_argument("--focus", metavar="REGEX", help="tests to run, instead of all that a kube-proxy decides")
-    runs.add_argument("--skip", metavar="REGEX", default=SKIP, help="tests to leave out (default: %(default)s)")
-    runs.add_argument("--timeout", metavar="TIME", default="3h", help="end of all tests, as 90m (default: %(default)s)")
-    runs.add_argument("--shards", type=int, choices=(1, 2, 3), default=3, help="how many tests run side by side")
+    runs.add_argument("--focus", metavar="REGEX", default="", help="some of the tests that a kube-proxy decides")
+    runs.add_argument("--resume", action="store_true", help="go on: tests without a verdict, and those that failed")
+    runs.add_argument("--parallel", type=int, default=4, metavar="N", help="tests side by side (%(default)s)")
+    runs.add_argument("--minutes", type=int, default=15, metavar="N", help="end of a test that hangs (%(default)s)")
     commands.add_parser("page", help="write docs/conformance.md from e2e/results")
     commands.add_parser("down", help="remove what a killed run left")
     stand_in = commands.add_parser("stand-in", help="what a run starts inside its cluster")
@@ -67,21 +67,32 @@ def _run(arguments: argparse.Namespace) -> int:
         raise E2EError(f"Debian packages are missing: apt-get install {' '.join(missing)}")
     signal.signal(signal.SIGTERM, _interrupt)
     folder = programs(arguments.kubernetes.resolve())
+    if wrong := outdated_etcd(run.first_line([etcd(folder), "--version"])):
+        say(f"warning: {wrong}")
     ours = Path(sys.executable).with_name("kube-proxy")
     proxy = [str(ours if arguments.proxy == "ours" else folder / "kube-proxy")]
-    chosen = [arguments.focus] if arguments.focus else list(SHARDS)
-    shards = ["|".join(chosen[n :: arguments.shards]) for n in range(min(arguments.shards, len(chosen)))]
+    results = Path("/tmp/kpe2e-results") if arguments.focus else RESULTS  # noqa: S108 - a file to read
     with cluster(folder, proxy, arguments.mode) as processes:
-        known = versions(folder, proxy)
-        say("running the tests")
-        found, seconds = run(folder, processes, shards, arguments.skip, arguments.timeout)
-    made = result(arguments.proxy, arguments.mode, found, seconds, known, part=bool(arguments.focus))
-    path = write(made, Path("/tmp/kpe2e-results") if made.part else RESULTS)  # noqa: S108 - a file to read
-    passed = sum(verdict.state == "passed" for verdict in found.values())
-    say(f"{passed} passed, {len(made.failed)} failed, in {seconds:.0f} s: {path}")
+        chosen, left_out = choose(run.list_tests(folder), arguments.focus)
+        made = run.begin(arguments.proxy, arguments.mode, arguments.focus, chosen, left_out)
+        if arguments.resume and (path := file_of(made.proxy, made.mode, results)).exists():
+            made = run.resume(read_file(path), made)
+        run.stamp(made, run.versions(folder, proxy))
+        path = write(made, results)
+        say(f"{len(made.pending)} tests to run, {len(made.tests)} have a verdict: {path}")
+        try:
+            run.run(
+                run.Run(folder, processes, arguments.minutes), made, arguments.parallel, lambda: write(made, results)
+            )
+        except KeyboardInterrupt:
+            say(f"interrupted: {len(made.pending)} tests have no verdict; RESUME=1 goes on with them")
+            raise
+    say(f"{made.count('passed')} passed, {len(made.failed)} failed, {made.count('skipped')} skipped themselves: {path}")
     for name in made.failed:
-        print(f"  failed: {name}\n    {found[name].reason}")
-    return 1 if made.failed or not passed else 0
+        print(f"  failed: {name}\n    {made.tests[name].reason}")
+    if not made.focus:
+        print("python -m e2e page writes docs/conformance.md from all results")
+    return 1 if made.failed or not made.count("passed") else 0
 
 
 def _interrupt(_number: int, _frame: object) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -26,7 +27,6 @@ PACKAGES: Final = {
 """Each program and its Go package."""
 
 DEBIAN: Final = {
-    "etcd": "etcd-server",
     "containerd": "containerd",
     "ctr": "containerd",
     "runc": "runc",
@@ -45,6 +45,9 @@ DEBIAN: Final = {
 }
 """Programs of this machine, and the Debian package of each."""
 
+ETCD_SINCE: Final = ((3, 4, 31), (3, 5, 13))
+"""The first etcd of each older series whose progress notifications Kubernetes can use; all of 3.6 can."""
+
 CNI: Final = Path("/usr/lib/cni")
 
 
@@ -55,6 +58,32 @@ def missing_packages() -> list[str]:
     if not (CNI / "bridge").exists():
         missing.add("containernetworking-plugins")
     return sorted(missing)
+
+
+def etcd(folder: Path) -> str:
+    """Return the path of etcd: that of the folder of programs, else that of this machine. Raises E2EError."""
+    path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+    if found := shutil.which("etcd", path=f"{folder}:{path}"):
+        return found
+    raise E2EError(
+        f"no etcd in {folder} or PATH: put a release of etcd there, or apt-get install etcd-server (3.5.13 or later)"
+    )
+
+
+def outdated_etcd(line: str) -> str:
+    """Return what is wrong with the etcd that prints this line for --version; "" when nothing is."""
+    found = re.search(r"(\d+)\.(\d+)\.(\d+)", line)
+    if found is None:
+        return f"etcd --version printed {line!r}, not a version"
+    version = tuple(map(int, found.groups()))
+    since = next((each for each in ETCD_SINCE if each[:2] == version[:2]), ETCD_SINCE[-1])
+    if version >= since:
+        return ""
+    return (
+        f"etcd {found[0]} is older than {'.'.join(map(str, since))}: it sends no progress notifications of watches, so "
+        "controllers of Kubernetes 1.36 wait for ever and the tests of rolling updates fail; "
+        "put a later etcd into the folder of programs"
+    )
 
 
 def programs(kubernetes: Path) -> Path:

@@ -10,6 +10,7 @@ from typing import Final
 
 import yaml
 
+from e2e.binaries import etcd
 from e2e.errors import E2EError
 from e2e.layout import API, CLUSTER_DNS, HUB, HUB_IPV4, POD_CIDRS, SERVICE_CIDRS, TOKENS
 from e2e.network import inside
@@ -55,8 +56,8 @@ def _openssl(folder: Path, *arguments: str) -> None:
 
 def start(programs: Path, folder: Path, processes: Processes) -> None:
     """Start the control plane and wait for it. Raises E2EError."""
-    etcd = ["etcd", "--data-dir", str(folder / "etcd"), "--unsafe-no-fsync", "--log-level=warn"]
-    processes.start("etcd", HUB, [*etcd, f"--listen-client-urls={_ETCD}", f"--advertise-client-urls={_ETCD}"])
+    command = [etcd(programs), "--data-dir", str(folder / "etcd"), "--unsafe-no-fsync", "--log-level=warn"]
+    processes.start("etcd", HUB, [*command, f"--listen-client-urls={_ETCD}", f"--advertise-client-urls={_ETCD}"])
     processes.start("apiserver", HUB, [str(programs / "kube-apiserver"), *_apiserver_flags(folder)])
     _wait(programs, folder, processes)
     controllers = [

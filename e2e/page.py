@@ -15,11 +15,8 @@ COLUMNS: Final = (("ours", "nftables"), ("ours", "iptables"), ("go", "nftables")
 _TITLES: Final = {"ours": "ours", "go": "Go"}
 
 ENVIRONMENT: Final = {
-    r"Internet": "the cluster has no Internet",
     r"source IP": "the test's client has an address of the nodes' network",
-    r"iperf2": "the image lacks the iperf that the test expects",
     r"should only target nodes with endpoints": "asks an IPv6 health port of an IPv4 Service",
-    r"using https": "the API server's proxy to pods has no certificate that pods take",
 }
 """Why a test fails with every kube-proxy, by a pattern of its name: said only where the Go kube-proxy fails it too."""
 
@@ -27,26 +24,41 @@ _HEAD: Final = """# Upstream's end-to-end tests
 
 Kubernetes' own tests of Services (`test/e2e/network`), run on a cluster of two nodes: kube-apiserver, kubelet and
 containerd, in network namespaces of one machine, with stand-ins for cluster DNS and for a cloud's load balancer. The
-Go kube-proxy of the same tree ran in the same environment. `python -m e2e page` wrote this page; `make e2e` gives its
-input, and needs root and Go:
+Go kube-proxy of the same tree runs in the same environment. `python -m e2e page` wrote this page from the recorded results.
 
-    make e2e KUBERNETES=/path/to/kubernetes                           # a source tree, or a folder of binaries
+## How to repeat it
+
+As root, on Debian 12 or later, with Go and a source tree of Kubernetes, or a folder of its programs:
+
+    make e2e KUBERNETES=/path/to/kubernetes                     # ours, nftables mode
     make e2e KUBERNETES=DIR PROXY=go MODE=iptables
-    make e2e KUBERNETES=DIR FOCUS=affinity                            # some tests; the page stays as it is
+    make e2e KUBERNETES=DIR FOCUS=affinity                      # some tests; the page stays as it is
+    make e2e KUBERNETES=DIR RESUME=1                            # after an interruption, or a change of the program
+    make e2e KUBERNETES=DIR WITH="--parallel 8 --minutes 10"    # tests side by side; end of a test that hangs
 
-It says which Debian packages are missing, builds what a source tree lacks into `_output/e2e`, and removes the cluster
-at the end, also after an error or Ctrl-C; logs and Ginkgo's reports of the last run stay in `/var/tmp/kpe2e-logs`.
-Tests of SCTP, of network policies, of ingress, of host ports, and those that disrupt the cluster are left out.
+- It says which Debian packages are missing, and builds what a source tree lacks into `_output/e2e`.
+- **etcd** is that of the folder of programs, else that of `PATH`. It must be 3.4.31, 3.5.13 or later, or tests of
+  rolling updates fail, with a warning at the start: Debian 12 has 3.4.23. Take a release of etcd.
+- Each test runs in a process of its own. One that hangs is ended, one that fails runs again later, alone in the
+  cluster; the page shows the last try and tells of the first.
+- A verdict is written at once. `RESUME=1` keeps those that passed, and runs tests without one and those that failed.
+- The cluster is removed at the end, also after an error or Ctrl-C. The last run's logs stay in `/var/tmp/kpe2e-logs`.
 """
 
 
 def render(results: Sequence[Result]) -> str:
-    """Return the page; without results it says so."""
+    """Return the page; it says which programs and modes have no run."""
     by_column = {(each.proxy, each.mode): each for each in results}
     columns = [by_column[column] for column in COLUMNS if column in by_column]
-    if not columns:
-        return f"{_HEAD}\nNo run has been recorded.\n"
-    return "\n".join([_HEAD, *_runs(columns), "", *_tests(columns), *_failures(columns)]) + "\n"
+    missing = [f"{_TITLES[proxy]} {mode}" for proxy, mode in COLUMNS if (proxy, mode) not in by_column]
+    lines = [_HEAD]
+    if columns:
+        lines += [*_runs(columns), ""]
+    if missing:
+        lines += [f"No run has been recorded: {', '.join(missing)}.", ""]
+    if columns:
+        lines += [*_incomplete(columns), *_failures(columns), *_retried(columns), *_tests(columns), *_left_out(columns)]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _title(result: Result) -> str:
@@ -54,20 +66,28 @@ def _title(result: Result) -> str:
 
 
 def _runs(columns: Sequence[Result]) -> Iterator[str]:
-    yield "## Runs"
-    yield ""
-    yield "| kube-proxy | date | commit | versions | minutes | passed | failed | skipped |"
-    yield "|---|---|---|---|---:|---:|---:|---:|"
+    yield "## Runs\n"
+    yield "| kube-proxy | date | commit | minutes | passed | failed | skipped | not run |"
+    yield "|---|---|---|---:|---:|---:|---:|---:|"
     for each in columns:
-        states = [verdict.state for verdict in each.tests.values()]
-        counts = states.count("passed"), len(each.failed), states.count("skipped")
+        counts = each.count("passed"), len(each.failed), each.count("skipped"), len(each.pending)
+        cells = [_title(each), ", ".join(each.dates), ", ".join(each.commits), f"{each.seconds / 60:.0f}"]
+        yield f"| {' | '.join([*cells, *map(str, counts)])} |"
+    yield ""
+    for each in columns:
         known = ", ".join(f"{name} {version}" for name, version in each.versions.items() if version)
-        cells = [_title(each), each.date, each.commit, known, f"{each.seconds / 60:.0f}", *map(str, counts)]
-        yield f"| {' | '.join(cells)} |"
+        yield f"- {_title(each)}: {known}"
+
+
+def _incomplete(columns: Sequence[Result]) -> Iterator[str]:
+    for each in columns:
+        if each.pending:
+            done = len(each.tests)
+            yield f"**{_title(each)} was interrupted** after {done} of {done + len(each.pending)} tests.\n"
 
 
 def _tests(columns: Sequence[Result]) -> Iterator[str]:
-    names = sorted({name for each in columns for name in each.tests})
+    names = sorted({name for each in columns for name in (*each.tests, *each.pending)})
     group = ""
     for name in names:
         first = _group(name)
@@ -89,30 +109,55 @@ def _group(name: str) -> str:
 
 def _word(verdict: Verdict | None) -> str:
     if verdict is None:
-        return ""
-    return verdict.state if verdict.state in ("passed", "skipped") else f"**{verdict.state}**"
+        return "not run"
+    tried = f" ({verdict.tries} tries)" if verdict.tries > 1 else ""
+    return (verdict.state if verdict.good else f"**{verdict.state}**") + tried
 
 
 def _cell(text: str) -> str:
     return text.strip().replace("|", "\\|").replace("<", "&lt;")
 
 
+def _short(name: str) -> str:
+    return name.removeprefix("[sig-network] ")
+
+
 def _failures(columns: Sequence[Result]) -> Iterator[str]:
     failed = sorted({name for each in columns for name in each.failed})
     if not failed:
         return
-    yield "\n## Failures\n"
+    yield "## Failures\n"
     yield "| test | fails with | reason |"
     yield "|---|---|---|"
     for name in failed:
         runs = [each for each in columns if name in each.failed]
         reason = explained(name) if any(each.proxy == "go" for each in runs) else ""
-        cells = [
-            name.removeprefix("[sig-network] "),
-            ", ".join(map(_title, runs)),
-            reason or runs[0].tests[name].reason,
-        ]
+        cells = [_short(name), ", ".join(map(_title, runs)), reason or runs[0].tests[name].reason]
         yield f"| {' | '.join(map(_cell, cells))} |"
+    yield ""
+
+
+def _retried(columns: Sequence[Result]) -> Iterator[str]:
+    rows = [
+        (_short(name), _title(each), verdict.first)
+        for each in columns
+        for name, verdict in each.tests.items()
+        if verdict.state == "passed" and verdict.tries > 1
+    ]
+    if rows:
+        yield "## Passed alone, after a failure beside other tests\n"
+        yield "| test | kube-proxy | the first failure |"
+        yield "|---|---|---|"
+        yield from (f"| {' | '.join(map(_cell, row))} |" for row in sorted(rows))
+        yield ""
+
+
+def _left_out(columns: Sequence[Result]) -> Iterator[str]:
+    reasons = {name: reason for each in columns for name, reason in each.left_out.items()}
+    yield "\n## Tests that are left out\n"
+    yield "| test | reason |"
+    yield "|---|---|"
+    yield from (f"| {_cell(_short(name))} | {reason} |" for name, reason in sorted(reasons.items()))
 
 
 def explained(name: str, reasons: Mapping[str, str] = ENVIRONMENT) -> str:

@@ -29,9 +29,16 @@ class Processes:
     def start(
         self, name: str, namespace: str, command: Sequence[str], hostname: str = "", cwd: Path | None = None
     ) -> subprocess.Popen[bytes]:
-        """Start a program in a network namespace."""
+        """Start a program of the cluster, which runs until the end, in a network namespace."""
+        process = self._running[name] = self.spawn(name, namespace, command, hostname, cwd)
+        return process
+
+    def spawn(
+        self, name: str, namespace: str, command: Sequence[str], hostname: str = "", cwd: Path | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a program that ends by itself, or that the caller ends."""
         with self.log(name).open("ab") as log:
-            process = subprocess.Popen(
+            return subprocess.Popen(
                 [*inside(namespace, hostname), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -39,8 +46,6 @@ class Processes:
                 start_new_session=True,
                 cwd=cwd,
             )
-        self._running[name] = process
-        return process
 
     def log(self, name: str) -> Path:
         """Return the path of a program's log."""

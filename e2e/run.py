@@ -1,114 +1,177 @@
-"""One run of upstream's test binary: shards side by side, and what became of each test."""
+"""One run of upstream's test binary: a process for each test, several side by side, and a verdict from each."""
 
 from __future__ import annotations
 
 import json
 import platform
-import re
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import msgspec
+
+from e2e.binaries import etcd
+from e2e.choice import is_serial, pattern
 from e2e.cluster import say
 from e2e.controlplane import kubeconfig, kubectl
 from e2e.errors import E2EError
 from e2e.layout import FOLDER, HUB, LOGS
 from e2e.processes import Processes
-from e2e.results import Result, Verdict, verdicts
+from e2e.results import Result, Verdict, names_in, verdict
 
-SHARDS: Final = (
-    r"\[sig-network\] Services ",
-    r"\[sig-network\] (Networking |Conntrack|KubeProxy|Traffic|Topology|EndpointSlice |Service CIDRs|Connectivity)",
-    r"\[sig-network\] (LoadBalancers|\[Feature:IPv6DualStack\])",
+_FRAMEWORK: Final = (
+    "-ginkgo.no-color",
+    f"-kubeconfig={kubeconfig(FOLDER, 'admin')}",
+    "-provider=skeleton",
+    "-num-nodes=2",
+    "-node-os-distro=debian",
 )
-"""Regular expressions of the tests that a kube-proxy decides; each runs in a process of its own."""
-
-SKIP: Final = (
-    r"Disruptive|\[Flaky\]|Ingress|NetworkPolicy|SCTP|sctp|GCE|HostPort|Migration|NFAcct|finalizer|PerformanceDNS"
-)
+_GRACE: Final = 120
+"""Seconds that a test which Ginkgo interrupted has for its clean-up."""
 
 
-def run(
-    programs: Path, processes: Processes, shards: Sequence[str], skip: str, timeout: str
-) -> tuple[dict[str, Verdict], float]:
-    """Run the tests; return a verdict for each that ran, and the seconds. Raises E2EError when none ran."""
-    begin = time.monotonic()
-    running: dict[int, subprocess.Popen[bytes]] = {}
-    for number, focus in enumerate(shards, 1):
-        running[number] = processes.start(f"tests-{number}", HUB, _command(programs, number, focus, skip, timeout))
-    said: dict[int, tuple[int, int]] = {}
-    while any(process.poll() is None for process in running.values()):
-        time.sleep(5)
-        for number in running:
-            counts = progress(processes.log(f"tests-{number}").read_text(errors="replace"))
-            if counts != said.get(number, (0, 0)):
-                said[number] = counts
-                say(f"shard {number}: {counts[0]} tests finished, {counts[1]} of them failed")
-    found: dict[str, Verdict] = {}
-    for number in running:
-        report = LOGS / f"report-{number}.json"
-        if report.exists():
-            found |= verdicts(json.loads(report.read_text()))
-        else:
-            say(f"shard {number} wrote no report; its log ends: {processes.log(f'tests-{number}').read_text()[-600:]}")
-    if not found:
-        raise E2EError("no test ran")
-    return found, time.monotonic() - begin
+def list_tests(programs: Path) -> list[str]:
+    """Return the names of upstream's network tests in the test binary. Raises E2EError."""
+    report = LOGS / "tests.json"
+    command = [str(programs / "e2e.test"), *_FRAMEWORK, "-ginkgo.dry-run", r"-ginkgo.focus=\[sig-network\]"]
+    done = subprocess.run([*command, f"-ginkgo.json-report={report}"], capture_output=True, text=True, check=False)
+    if done.returncode != 0 or not report.exists():
+        raise E2EError(f"e2e.test cannot list its tests: {(done.stdout + done.stderr).strip()[-600:]}")
+    return names_in(json.loads(report.read_text()))
 
 
-def _command(programs: Path, number: int, focus: str, skip: str, timeout: str) -> list[str]:
-    return [
-        str(programs / "e2e.test"),
-        "-ginkgo.no-color",
-        "-ginkgo.v",
-        f"-ginkgo.timeout={timeout}",
-        f"-ginkgo.focus={focus}",
-        f"-ginkgo.skip={skip}",
-        f"-ginkgo.json-report={LOGS / f'report-{number}.json'}",
-        f"-kubeconfig={kubeconfig(FOLDER, 'admin')}",
-        "-provider=skeleton",
-        "-num-nodes=2",
-        "-node-os-distro=debian",
-    ]
+class Job(NamedTuple):
+    """A test that runs: when it began, and its number, which names its log and its report."""
+
+    name: str
+    number: int
+    process: subprocess.Popen[bytes]
+    begin: float
 
 
-def progress(log: str) -> tuple[int, int]:
-    """Return how many tests a shard's log has finished, and how many of them failed."""
-    finished = re.findall(r"^• \[(\S+)", log, re.MULTILINE)
-    return len(finished), sum(not word[0].isdigit() for word in finished)
+class Run:
+    """Runs tests of one cluster and tells a callback each verdict."""
+
+    def __init__(self, programs: Path, processes: Processes, minutes: int) -> None:
+        self._program = str(programs / "e2e.test")
+        self._processes = processes
+        self._minutes = minutes
+        self._number = 0
+
+    def play(self, names: Iterable[str], workers: int, judged: Callable[[str, Verdict], None]) -> None:
+        """Run tests, some side by side. Raises E2EError when a program of the cluster ends."""
+        waiting = list(names)
+        running: list[Job] = []
+        while waiting or running:
+            while waiting and len(running) < workers:
+                running.append(self._start(waiting.pop(0)))
+            time.sleep(0.5)
+            self._processes.check()
+            for job in [job for job in running if self._ended(job)]:
+                running.remove(job)
+                judged(job.name, self._verdict(job))
+
+    def _start(self, name: str) -> Job:
+        self._number += 1
+        command = [self._program, *_FRAMEWORK, "-ginkgo.v", f"-ginkgo.timeout={self._minutes}m"]
+        command += [f"-ginkgo.focus={pattern(name)}", f"-ginkgo.json-report={self._report(self._number)}"]
+        process = self._processes.spawn(f"test-{self._number}", HUB, command)
+        return Job(name, self._number, process, time.monotonic())
+
+    def _ended(self, job: Job) -> bool:
+        if time.monotonic() - job.begin > self._minutes * 60 + _GRACE and job.process.poll() is None:
+            job.process.kill()
+            job.process.wait()
+        return job.process.poll() is not None
+
+    @staticmethod
+    def _report(number: int) -> Path:
+        return LOGS / f"test-{number}.json"
+
+    def _verdict(self, job: Job) -> Verdict:
+        seconds = time.monotonic() - job.begin
+        report = self._report(job.number)
+        found = verdict(json.loads(report.read_text()), seconds) if report.exists() else None
+        if found is None:
+            tail = self._processes.log(f"test-{job.number}").read_text(errors="replace").strip().splitlines()[-1:]
+            found = Verdict("failed", f"no verdict: exit code {job.process.returncode}: {''.join(tail)[:100]}")
+        return found
+
+
+def run(runner: Run, result: Result, workers: int, save: Callable[[], object]) -> None:
+    """Run the tests without a verdict, those that must be alone one by one, and then try each failed one again, alone.
+
+    A test that failed in a resumed run is tried again too. The result is saved after each test.
+    """
+    begin = time.monotonic() - result.seconds
+    total = len(result.pending) + len(result.tests)
+
+    def judged(name: str, found: Verdict) -> None:
+        now = found.after(result.tests.get(name))
+        result.tests[name] = now
+        result.pending = [each for each in result.pending if each != name]
+        result.seconds = round(time.monotonic() - begin)
+        save()
+        reason = f": {now.reason}" if now.reason else ""
+        say(f"{len(result.tests)} of {total}: {now.state} in {found.seconds} s: {name}{reason}")
+
+    runner.play([name for name in result.pending if not is_serial(name)], workers, judged)
+    for name in list(result.pending):
+        runner.play([name], 1, judged)
+    for name in result.failed:
+        runner.play([name], 1, judged)
 
 
 def versions(programs: Path, proxy: Sequence[str]) -> dict[str, str]:
-    """Return the versions that decide what a run shows."""
+    """Return the versions that decide what a run shows; a file `version` in the folder has that of Kubernetes."""
     server: Mapping[str, Any] = json.loads(kubectl(programs, FOLDER, "get", "--raw", "/version"))
+    parts = (server.get("major") or server.get("emulationMajor"), server.get("minor") or server.get("emulationMinor"))
+    file = programs / "version"
     return {
-        "kubernetes": f"{server['major']}.{server['minor']}" if server["major"] else "",
+        "kubernetes": file.read_text().strip() if file.exists() else ".".join(filter(None, parts)),
         "go": str(server["goVersion"]),
         "kernel": platform.release(),
-        "containerd": _first_line(["containerd", "--version"]),
-        "etcd": _first_line(["etcd", "--version"]),
-        "kube-proxy": _first_line([*proxy, "--version"]),
+        "containerd": first_line(["containerd", "--version"]).rpartition(" ")[2],
+        "etcd": first_line([etcd(programs), "--version"]).rpartition(" ")[2],
+        "kube-proxy": first_line([*proxy, "--version"]),
     }
 
 
-def _first_line(command: Sequence[str]) -> str:
+def first_line(command: Sequence[str]) -> str:
+    """Return the first line that a program prints."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return (done.stdout.splitlines() or [""])[0].strip()
 
 
 def commit() -> str:
-    """Return the project's commit, with a plus sign when files differ from it."""
+    """Return the project's commit, with a plus sign when files of the program or of this room differ from it."""
     here = Path(__file__).parent
-    name = _first_line(["git", "-C", str(here), "rev-parse", "--short", "HEAD"])
-    changed = _first_line(["git", "-C", str(here), "status", "--porcelain", "--untracked-files=no"])
+    name = first_line(["git", "-C", str(here), "rev-parse", "--short", "HEAD"])
+    paths = [str(here.parent / "src"), *map(str, here.glob("*.py"))]
+    changed = first_line(["git", "-C", str(here), "status", "--porcelain", "--untracked-files=no", "--", *paths])
     return name + ("+" if changed else "")
 
 
-def result(
-    proxy: str, mode: str, found: Mapping[str, Verdict], seconds: float, known: Mapping[str, str], part: bool
-) -> Result:
-    """Return what is written about a run."""
+def begin(proxy: str, mode: str, focus: str, chosen: Sequence[str], left_out: Mapping[str, str]) -> Result:
+    """Return the result of a run that begins: all tests are pending."""
+    return Result(proxy, mode, [], [], {}, 0, focus, {}, list(chosen), dict(left_out))
+
+
+def resume(earlier: Result, fresh: Result) -> Result:
+    """Return a result that goes on with an earlier one: its verdicts of tests that are chosen now. Raises E2EError."""
+    if earlier.focus != fresh.focus:
+        raise E2EError(f"the run to resume had FOCUS={earlier.focus or '(none)'}, this one {fresh.focus or '(none)'}")
+    known = {name: found for name, found in earlier.tests.items() if name in fresh.pending}
+    pending = [name for name in fresh.pending if name not in known]
+    return msgspec.structs.replace(earlier, tests=known, pending=pending, left_out=fresh.left_out)
+
+
+def stamp(result: Result, known: Mapping[str, str]) -> None:
+    """Add this day and commit to a result, and set the versions."""
     day = time.strftime("%Y-%m-%d", time.gmtime())
-    return Result(proxy, mode, day, commit(), dict(known), round(seconds), part, dict(found))
+    result.dates = sorted({*result.dates, day})
+    if commit() not in result.commits:
+        result.commits = [*result.commits, commit()]
+    result.versions = dict(known)
