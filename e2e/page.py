@@ -24,7 +24,7 @@ _HEAD: Final = """# Upstream's end-to-end tests
 
 Kubernetes' own tests of Services (`test/e2e/network`), run on a cluster of two nodes: kube-apiserver, kubelet and
 containerd, in network namespaces of one machine, with stand-ins for cluster DNS and for a cloud's load balancer. The
-Go kube-proxy of the same tree runs in the same environment. `python -m e2e page` wrote this page from the recorded results.
+Go kube-proxy of the same tree runs in the same environment. `python -m e2e page` wrote this page from recorded results.
 
 ## How to repeat it
 
