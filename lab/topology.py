@@ -25,6 +25,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.carrier import wait_for_links
 from lab.iproute import LinkError, ip_batch, processes_in
 from lab.netns import NamespaceError, names, run_in, run_in_new
 
@@ -192,6 +193,10 @@ class Topology:
         )
         ip_batch(_pod_lines(client), self.client)
         ip_batch(_port_lines([client]), self.node(NODE_A))
+        wait_for_links(self.outside, [*(n.name for n in NODES), "lan"])
+        for node in NODES:
+            wait_for_links(self.node(node), ["eth0"])
+        self._wait_for_pods([client])
 
     def add_node(self, node: NodeNet) -> None:
         """Make one more node on the LAN, without pods; for programs of a node alone. Raises LinkError."""
@@ -202,6 +207,8 @@ class Topology:
             ip_batch([_veth_line(namespace, node.name, self.outside)])
             ip_batch([f"link set {node.name} master lan", f"link set {node.name} up"], self.outside)
             ip_batch(self._node_lines(node), namespace)
+            wait_for_links(self.outside, [node.name])
+            wait_for_links(namespace, ["eth0"])
 
     def exists(self) -> bool:
         """Whether any namespace of this id exists."""
@@ -265,7 +272,10 @@ class Topology:
         raise LinkError(f"{node.name} has no pod address left in {node.pod_cidr}: delete some pods")
 
     def add_pods(self, pods: list[PodNet]) -> None:
-        """Make the namespaces and links of planned pods; about 10 ms for one, 4 ms for each of many."""
+        """Make the namespaces and links of planned pods, and return when they carry packets.
+
+        About 10 ms for one, 4 ms for each of many. Raises LinkError.
+        """
         pods = [p for p in pods if p.link]
         with self._lock:
             if not self._is_up:
@@ -277,6 +287,13 @@ class Topology:
                 ip_batch(_pod_lines(pod), pod.namespace)
             for node in NODES:
                 ip_batch(_port_lines([p for p in pods if p.node is node]), self.node(node))
+            self._wait_for_pods(pods)
+
+    def _wait_for_pods(self, pods: list[PodNet]) -> None:
+        for node in {p.node for p in pods}:
+            wait_for_links(self.node(node), [*(p.link for p in pods if p.node is node), "cbr0"])
+        for pod in pods:
+            wait_for_links(pod.namespace, ["eth0"])
 
     def remove_pods(self, pods: list[PodNet]) -> None:
         """Remove pods' namespaces; their links go with them."""

@@ -1,0 +1,69 @@
+"""Waiting for links that were just set up.
+
+The kernel uses a link, and listens to questions for its IPv6 addresses, only after workers have handled its carrier and
+its addresses (net/core/link_watch.c, addrconf_dad_work). Until then what is sent is dropped, a bridge does not forward
+to the port, and a question for the neighbour is lost. It is repeated only a second later.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from kubeproxy.kernel.netlink.protocol import NETLINK_ROUTE, Netlink, NetlinkError, attribute, attributes, messages
+from lab.iproute import LinkError
+from lab.netns import run_in
+
+PATIENCE: Final = 5.0
+"""Seconds after which a link that carries nothing is an error; a worker that is late takes one."""
+_PAUSE: Final = 0.002
+_RTM_NEWLINK, _RTM_GETLINK = 16, 18
+_NAME, _OPERSTATE = 3, 16  # IFLA_IFNAME, IFLA_OPERSTATE
+_UP: Final = b"\x06"  # IF_OPER_UP
+_IFINFOMSG: Final = struct.Struct("=BxHiII")  # family, type, index, flags, which flags
+NET: Final = Path("/proc/thread-self/net")
+_SOLICITED_NODE: Final = "ff0200000000000000000001ff"  # RFC 4291: then the last 24 bits of the address
+
+
+def wait_for_links(namespace: str, links: Sequence[str]) -> None:
+    """Return when the links of a namespace carry packets and their addresses can be found. Raises LinkError."""
+    run_in(namespace, lambda: _wait(namespace, links))
+
+
+def _wait(namespace: str, links: Sequence[str]) -> None:
+    end = time.monotonic() + PATIENCE
+    try:
+        with Netlink.open(NETLINK_ROUTE) as netlink:
+            for link in links:
+                while not (_is_up(netlink, link) and can_be_found(link)):
+                    if time.monotonic() > end:
+                        raise LinkError(f"{link} in {namespace} carries no packets after {PATIENCE:g} s")
+                    time.sleep(_PAUSE)
+    except NetlinkError as error:
+        raise LinkError(f"{namespace}: {error}") from error
+
+
+def _is_up(netlink: Netlink, link: str) -> bool:
+    """Return whether a link is in use. From Linux 6.8 on the question itself makes the kernel handle its carrier."""
+    head = _IFINFOMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
+    for data in netlink.ask(_RTM_GETLINK, head + attribute(_NAME, link.encode() + b"\0"), f"the link {link}"):
+        for at in messages(data):
+            if at.kind == _RTM_NEWLINK:
+                found = {kind: data[a:b] for kind, a, b in attributes(data, at.start + _IFINFOMSG.size, at.end)}
+                return found.get(_OPERSTATE) == _UP
+    return False
+
+
+def can_be_found(link: str) -> bool:
+    """Return whether a link of this namespace listens to neighbour solicitations for each of its IPv6 addresses."""
+    groups = {fields[2] for line in _lines("igmp6") if (fields := line.split())[1] == link}
+    addresses = {fields[0] for line in _lines("if_inet6") if (fields := line.split())[-1] == link}
+    return all(_SOLICITED_NODE + address[-6:] in groups for address in addresses)
+
+
+def _lines(name: str) -> list[str]:
+    return Path(NET, name).read_text(encoding="ascii").splitlines()
