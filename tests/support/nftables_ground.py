@@ -18,7 +18,7 @@ from contextlib import ExitStack, closing, contextmanager
 from kubeproxy.backends.mode import Depth, Difference
 from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.layout import NUMBER_MAPS, TABLE, VERDICT_MAPS, SetId
-from kubeproxy.backends.nftables.table import KernelTable, Table
+from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.kernel.nftables.others import listen_to_table
 from kubeproxy.model.addresses import Family
@@ -71,7 +71,7 @@ class Ground(ABC):
         return backend
 
     @abstractmethod
-    def table(self, family: Family) -> Table:
+    def table(self, family: Family) -> KernelTable:
         """Return a family's table."""
 
     @abstractmethod
@@ -156,7 +156,7 @@ class Ground(ABC):
 class Interposed:
     """A table of a ground, with what the ground wants to know and to do in between."""
 
-    def __init__(self, table: Table, ground: Ground) -> None:
+    def __init__(self, table: KernelTable, ground: Ground) -> None:
         self.family = table.family
         self._table = table
         self._ground = ground
@@ -187,7 +187,7 @@ class FakeGround(Ground):
         with closing(cls()) as ground:
             yield ground
 
-    def table(self, family: Family) -> Table:
+    def table(self, family: Family) -> KernelTable:
         return self.kernel.open(family)
 
     def disturb(self, *lines: str) -> None:
@@ -218,7 +218,7 @@ class KernelGround(Ground):
         with own_network(), closing(cls()) as ground:
             yield ground
 
-    def table(self, family: Family) -> Table:
+    def table(self, family: Family) -> KernelTable:
         return KernelTable.open(family)
 
     def disturb(self, *lines: str) -> None:

@@ -14,7 +14,7 @@ SHARED = frozenset(
         "Descriptors",
         "Entry",
         "Flow",
-        "KernelView",
+        "View",
         "Kind",
         "Layout",
         "Operation",

@@ -105,7 +105,7 @@ class FakeKernel:
 
 
 class FakeTable:
-    """See kubeproxy.backends.nftables.table.Table."""
+    """Stands for kubeproxy.backends.nftables.table.KernelTable."""
 
     def __init__(self, kernel: FakeKernel, family: Family) -> None:
         self.family = family

@@ -13,7 +13,7 @@ from kubeproxy.backends.mode import Registry, Room
 from kubeproxy.backends.nftables.layout import TABLE, client_set, pool_number
 from kubeproxy.backends.nftables.render import Placed, pools
 from kubeproxy.backends.nftables.ruleset import AFFINITY_CLIENTS
-from kubeproxy.backends.nftables.table import Table
+from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nftables import elements, nfnetlink
 from kubeproxy.kernel.nftables.fetch import Fetcher
@@ -56,7 +56,7 @@ def _moved(was: Pool, now: Pool) -> list[tuple[int, int]]:
     return sorted(((slot, first[d]) for slot, d in lost), key=lambda move: move[1])
 
 
-def messages(wanted: Sequence[Move], table: Table) -> list[bytes]:
+def messages(wanted: Sequence[Move], table: KernelTable) -> list[bytes]:
     """Return the messages that copy the clients, with the time that each has left.
 
     A client may be in the sets of several slots, as it stays in that of a slot that its endpoint left: it is served by
@@ -88,7 +88,7 @@ def messages(wanted: Sequence[Move], table: Table) -> list[bytes]:
 class _Clients:
     """The clients of each set by the pool that they use. A set is read when it is asked for, and once."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: KernelTable) -> None:
         self.sets = table.sets()
         self._table = table
         self._read: dict[str, dict[bytes, dict[bytes, nfnetlink.Element]]] = {}
@@ -118,7 +118,7 @@ class ClientGauges:
             "ip_family",
         )
 
-    def look(self, table: Table) -> None:
+    def look(self, table: KernelTable) -> None:
         """Ask the kernel for one number, which it need not count for."""
         try:
             clients = table.count(_FULLEST)

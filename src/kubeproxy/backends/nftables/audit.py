@@ -28,7 +28,7 @@ from kubeproxy.backends.nftables.numbering import Numbers, list_key
 from kubeproxy.backends.nftables.older import copies, older_form
 from kubeproxy.backends.nftables.render import Placed
 from kubeproxy.backends.nftables.ruleset import Ruleset
-from kubeproxy.backends.nftables.table import Table
+from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.kernel.nftables import messages, nfnetlink
 from kubeproxy.kernel.nftables.elements import catch_all_element
 from kubeproxy.kernel.nftables.shapes import ChainShape
@@ -50,7 +50,7 @@ class Signature(NamedTuple):
     chains: frozenset[tuple[str, ChainShape]] = frozenset()
 
 
-def signature(table: Table) -> Signature:
+def signature(table: KernelTable) -> Signature:
     """Return the signature of our table."""
     return Signature(table.header(), table.rule_handles(), frozenset(table.chains().items()))
 
@@ -59,7 +59,7 @@ Edges = frozenset[tuple[bytes, bool]]
 """Where ranges of addresses begin, and, with True, where they are over: the address behind the last one."""
 
 
-def service_cidrs(table: Table) -> Edges:
+def service_cidrs(table: KernelTable) -> Edges:
     """Return the edges of the ranges of service CIDRs."""
     found = frozenset([(element.key, element.ends) for element in table.elements(SERVICE_CIDRS)])
     return found - {(bytes(table.family.address_size), True)}  # nft says so that nothing is before the first one
@@ -76,7 +76,7 @@ def edges(ranges: Iterable[Range]) -> Edges:
     return frozenset(found)
 
 
-def affinity_chains(table: Table) -> set[ChainName]:
+def affinity_chains(table: KernelTable) -> set[ChainName]:
     """Return the chains of session affinity that the table has."""
     names = map(parse_chain_name, table.chains())
     return {name for name in names if name is not None}
@@ -98,7 +98,7 @@ def wanted(ruleset: Ruleset, found: TableContents) -> Definition:
     return ruleset.definition(chains, (slot for name in found.sets if (slot := slot_of_clients(name)) is not None))
 
 
-def repairs(ruleset: Ruleset, found: TableContents, table: Table) -> list[bytes] | None:
+def repairs(ruleset: Ruleset, found: TableContents, table: KernelTable) -> list[bytes] | None:
     """Return the messages that make chains, rules and sets what they should be, [] where they are, None where sets that
     have the elements of Services are others: then rules and elements have to change at once.
     """
@@ -110,17 +110,17 @@ def repairs(ruleset: Ruleset, found: TableContents, table: Table) -> list[bytes]
     return [*changes, *copies(ruleset, definition, found, table)] if changes else changes
 
 
-def transports(table: Table) -> bool:
+def transports(table: KernelTable) -> bool:
     """Return whether the set of transports is as it should be: rules only act on what is in it."""
     return {element.key[0] for element in table.elements(TRANSPORTS)} == PROTOCOL_NAMES.keys()
 
 
-def catch_alls(table: Table) -> list[str]:
+def catch_alls(table: KernelTable) -> list[str]:
     """Return the sets with an element that matches what no other one does. None of ours has one."""
     return sorted(name for name in table.sets() if not name.startswith("__") and table.has_catch_all(name))
 
 
-def catch_all_removals(table: Table) -> list[bytes]:
+def catch_all_removals(table: KernelTable) -> list[bytes]:
     """Return the messages that remove such elements, which no reading by key shows."""
     place, element = (table.family, TABLE), [catch_all_element()]
     found = (nfnetlink.element_messages(nfnetlink.DELETE_ELEMENT, *place, name, element) for name in catch_alls(table))

@@ -27,7 +27,7 @@ from kubeproxy.backends.nftables.numbering import Numbers, list_key
 from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, chain_names
 from kubeproxy.backends.nftables.render import Placed, changed, place_all, render, slots_in_use, translate
 from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset
-from kubeproxy.backends.nftables.table import Table
+from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.errors import ApplyError, ChangedByOthersError
 from kubeproxy.features import RESETS
 from kubeproxy.kernel.netlink.protocol import NetlinkError
@@ -56,7 +56,7 @@ class NftablesBackend:
 
     def __init__(
         self,
-        table: Table,
+        table: KernelTable,
         world: Globals,
         counting: Counting | None = None,
         devices: Devices | None = None,

@@ -11,18 +11,18 @@ import time
 from collections import Counter as Counts
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol, Self
+from typing import Final, NamedTuple, Self
 
 from kubeproxy.backends.mode import Counter, Labelled, Registry
 from kubeproxy.backends.nftables.layout import ENDPOINT_MAPS, TABLE, slot_bytes
 from kubeproxy.backends.nftables.numbering import Numbers
-from kubeproxy.backends.nftables.render import Placed, translate
+from kubeproxy.backends.nftables.render import Parts, Placed
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from kubeproxy.kernel.nftables import counts
 from kubeproxy.kernel.nftables.counts import AT_ONCE, Count
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
-from kubeproxy.model.plan import Pool, ServiceName, ServicePlan, ServicePortKey
+from kubeproxy.model.plan import ServiceName, ServicePlan, ServicePortKey
 
 log = logging.getLogger("kubeproxy.nftables")
 
@@ -36,34 +36,12 @@ TOP: Final = 100
 """Service ports of a family with a series of their own; all others are summed."""
 
 
-class Counters(Protocol):
-    """Where counters are read."""
-
-    def read(self, name: str, keys: Sequence[bytes]) -> Sequence[Count]:
-        """Return what those of these elements of a map have counted that there are. Raises ApplyError."""
-
-    def close(self) -> None:
-        """Let go of the kernel."""
-
-
-class _Elements:
-    """The keys of a service port's elements in the endpoint maps; a recipient of render.translate."""
-
-    def __init__(self) -> None:
-        self.keys: list[tuple[str, bytes]] = []
-
-    def entry(self, set_id: str, key: bytes, data: bytes) -> None:
-        """Pass over what is in other sets."""
-
-    def pool(self, set_id: str, key: bytes, pool: Pool) -> None:
-        """Take the endpoints of a frontend."""
-        self.keys += [(set_id, key + slot) for slot in slot_bytes(len(pool))[: len(pool)]]
-
-
-def _elements(item: Placed) -> Sequence[tuple[str, bytes]]:
-    found = _Elements()
-    translate(item, found)
-    return found.keys
+def _elements(item: Placed) -> list[tuple[str, bytes]]:
+    """Return map and key of each element of a service port in the endpoint maps."""
+    pools = Parts([item]).pools
+    return [
+        (set_id, key + slot) for (set_id, key), pool in pools.items() for slot in slot_bytes(len(pool))[: len(pool)]
+    ]
 
 
 class Total(NamedTuple):
@@ -73,7 +51,7 @@ class Total(NamedTuple):
     bytes: int
 
 
-def connections(counters: Counters, plans: Iterable[ServicePlan]) -> Mapping[tuple[ServicePortKey, bytes], Total]:
+def connections(counters: KernelCounters, plans: Iterable[ServicePlan]) -> Mapping[tuple[ServicePortKey, bytes], Total]:
     """Return the new connections of each endpoint (address and port, packed) of service ports, over all frontends.
 
     Asks the kernel for the elements of these service ports and no others, 7 us each. Endpoints without any connection
@@ -171,7 +149,7 @@ class Counting:
     Each element that is placed is asked for, so a pass costs what there is in the table: 7 us an element.
     """
 
-    def __init__(self, family: Family, counters: Counters, metrics: ConnectionMetrics) -> None:
+    def __init__(self, family: Family, counters: KernelCounters, metrics: ConnectionMetrics) -> None:
         self._family = family
         self._counters = counters
         self._metrics = metrics
@@ -249,9 +227,9 @@ class KernelCounters:
         return cls(family, Netlink.open(NETLINK_NETFILTER))
 
     def read(self, name: str, keys: Sequence[bytes]) -> Sequence[Count]:
-        """See Counters."""
+        """Return key, data and counter of those of these elements that a map has. Raises NetlinkError."""
         return counts.counts(self._family, TABLE, name, keys, self._link)
 
     def close(self) -> None:
-        """See Counters."""
+        """Close the socket."""
         self._link.close()

@@ -31,9 +31,9 @@ from kubeproxy.backends.nftables.layout import (
 )
 from kubeproxy.backends.nftables.localhost import LOOPBACK, wishes
 from kubeproxy.backends.nftables.numbering import Numbers
-from kubeproxy.backends.nftables.render import Table, place_all, translate
+from kubeproxy.backends.nftables.render import Parts, Table, place_all
 from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset, client_number
-from kubeproxy.backends.nftables.view import View
+from kubeproxy.backends.nftables.view import NftablesView
 from kubeproxy.backends.nftables.words import Words
 from kubeproxy.backends.table_view import complete, nodeport_findings, rule_findings
 from kubeproxy.features import RESETS
@@ -49,43 +49,30 @@ _BEYOND: Final = (4, 256)
 """Slots after those of a frontend's endpoints that are asked for by key: as many again, at least and at most these."""
 
 
-class _Wanted:
-    """What a Service's plans put into the table: a recipient of render.translate."""
+class _Wanted(Parts):
+    """The elements that the plans of one Service put into a family's table."""
 
     def __init__(self, family: Family, plans: Iterable[ServicePlan], numbers: Numbers) -> None:
-        self.entries: list[tuple[str, bytes, bytes]] = []
-        self.pools: list[tuple[str, bytes, Pool]] = []
         self.plans = [plan for plan in plans if plan.key.family is family]
-        for item in place_all(self.plans, (), numbers):
-            translate(item, self)
-
-    def entry(self, set_id: str, key: bytes, data: bytes) -> None:
-        """Take an element."""
-        self.entries.append((set_id, key, data))
-
-    def pool(self, set_id: str, key: bytes, pool: Pool) -> None:
-        """Take the endpoints of a frontend."""
-        self.pools.append((set_id, key, pool))
+        super().__init__(place_all(self.plans, (), numbers))
 
     def number_lists(self, lists: Entries) -> None:
-        """Say ranges by the number that the kernel has for their list, as `lists` has it for its frontends."""
-        ours = {
-            data: lists[key] for set_id, key, data in self.entries if set_id == SetId.FIREWALL_LISTS and key in lists
-        }
-        for at, (set_id, key, _) in enumerate(self.entries if ours else ()):
-            if set_id == SetId.FIREWALL_ALLOW:
-                self.entries[at] = (set_id, _numbered(key, ours), b"")
+        """Renumber the source ranges as the kernel numbers their list; `lists` maps frontends to these numbers."""
+        ours = {data: lists[key] for key, data in self.elements.get(SetId.FIREWALL_LISTS, {}).items() if key in lists}
+        if ours and (spans := self.elements.get(SetId.FIREWALL_ALLOW)):
+            self.elements[SetId.FIREWALL_ALLOW] = {_numbered(key, ours): b"" for key in spans}
 
     @property
     def fronts(self) -> list[bytes]:
         """Return the keys of the frontends."""
         return [service_key(frontend.key) for plan in self.plans for frontend in plan.frontends]
 
-    def elements(self) -> Iterator[tuple[str, bytes]]:
-        """Yield the sets and keys of all elements."""
-        for set_id, key, _ in self.entries:
-            yield set_id, key
-        for set_id, key, pool in self.pools:
+    def places(self) -> Iterator[tuple[str, bytes]]:
+        """Yield set and key of all elements."""
+        for set_id, entries in self.elements.items():
+            for key in entries:
+                yield set_id, key
+        for (set_id, key), pool in self.pools.items():
             for slot in slot_bytes(len(pool))[: len(pool)]:
                 yield set_id, key + slot
 
@@ -100,7 +87,7 @@ def _numbered(key: bytes, numbers: Mapping[bytes, bytes]) -> bytes:
 class NftablesExaminer:
     """See backends.examination.Examiner."""
 
-    def __init__(self, view: View, world: Globals) -> None:
+    def __init__(self, view: NftablesView, world: Globals) -> None:
         self.family = view.family
         self._view = view
         self._world = world
@@ -137,7 +124,7 @@ class NftablesExaminer:
     def _looked_up(self, wanted: Collection[_Wanted]) -> Actual:
         keys: dict[str, set[bytes]] = {}
         for part in wanted:
-            for set_id, key in (*part.elements(), *self._possible(part)):
+            for set_id, key in (*part.places(), *self._possible(part)):
                 keys.setdefault(set_id, set()).add(key)
         restricted = keys.pop(SetId.FIREWALL_ALLOW, None) is not None
         actual = {set_id: self._view.lookup(set_id, asked) for set_id, asked in keys.items()}
@@ -153,7 +140,7 @@ class NftablesExaminer:
 
     def _numbers_of_others(self, wanted: Iterable[_Wanted]) -> Iterator[bytes]:
         """Yield the numbers that frontends of other Services have, if there is any number to compare."""
-        asked = {(set_id, key) for part in wanted for set_id, key, _ in part.entries if set_id in NUMBER_MAPS}
+        asked = {(set_id, key) for part in wanted for set_id in NUMBER_MAPS for key in part.elements.get(set_id, ())}
         for set_id in NUMBER_MAPS if asked else ():
             for key, number in self._view.elements(set_id).items():
                 if (set_id, key) not in asked:
@@ -165,7 +152,7 @@ class NftablesExaminer:
             for name, shape in self._layout.shapes.items():
                 if name not in ENDPOINT_MAPS and shape.fields[-1] == "port" and shape.key_size(self.family) == len(key):
                     yield name, key
-        for set_id, key, pool in part.pools:
+        for (set_id, key), pool in part.pools.items():
             count = len(pool)
             least, most = _BEYOND
             after = count + min(max(count, least), most)
@@ -176,7 +163,7 @@ class NftablesExaminer:
         """See Examiner. Of the sets of a pool the first one that has the client is it."""
         sets, asked = self._view.sets(), set()
         remembered = client_number(client)
-        for set_id, key, pool in _Wanted(self.family, [plan], Numbers()).pools:
+        for (set_id, key), pool in _Wanted(self.family, [plan], Numbers()).pools.items():
             number = self._view.lookup(POOLS_OF[SetId(set_id)], [key]).get(key)
             if number is None or number in asked:
                 continue
@@ -200,7 +187,7 @@ class NftablesExaminer:
         actual = {name: self._view.elements(name) for name in self._layout.shapes}
         for part in parts.values():
             part.number_lists(actual[SetId.FIREWALL_LISTS])
-        complete(actual, (element for part in parts.values() for element in part.elements()), self._view.lookup)
+        complete(actual, (element for part in parts.values() for element in part.places()), self._view.lookup)
         nodeport_ips = actual.pop(SetId.NODEPORT_IPS).keys()
         yield from _Comparison(self._words, actual).all_of(parts)
         answering = frozenset(self._ours.nodeport_ips or ())
@@ -284,13 +271,15 @@ class _Comparison:
     def all_of(self, parts: Mapping[ServiceName, _Wanted]) -> Iterator[Finding]:
         """Yield all findings, those without a Service last."""
         for name, part in parts.items():
-            for set_id, key, data in part.entries:
-                self._used[set_id].add(key)
-                present = self._actual[set_id].get(key)
-                right = self._is_number_of(data, present) if set_id in NUMBER_MAPS else present == data
-                if not right:
-                    yield self._otherwise(name, set_id, key, data, present)
-            for set_id, key, pool in part.pools:
+            for set_id, entries in part.elements.items():
+                there = self._actual[set_id]
+                self._used[set_id].update(entries)
+                for key, data in entries.items():
+                    present = there.get(key)
+                    right = self._is_number_of(data, present) if set_id in NUMBER_MAPS else present == data
+                    if not right:
+                        yield self._otherwise(name, set_id, key, data, present)
+            for (set_id, key), pool in part.pools.items():
                 yield from self._pool(name, set_id, key, pool)
         owners = {key: name for name, part in parts.items() for key in part.fronts}
         lists = self._actual.get(SetId.FIREWALL_LISTS, {})

@@ -11,7 +11,7 @@ from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.counting import ConnectionMetrics, Counting, KernelCounters
 from kubeproxy.backends.nftables.examine import NftablesExaminer
 from kubeproxy.backends.nftables.table import KernelTable
-from kubeproxy.backends.nftables.view import KernelView
+from kubeproxy.backends.nftables.view import NftablesView
 from kubeproxy.backends.nftables.weight import weigh
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.features import CONNECTION_COUNTERS, FAST_FORWARDING
@@ -59,7 +59,7 @@ def _examine(
 ) -> list[NftablesExaminer]:
     # One for all: whenever a netfilter socket is closed, the proxy's next transaction waits (see table.KernelTable).
     link = Netlink.open(NETLINK_NETFILTER)
-    return [NftablesExaminer(KernelView(family, link), world) for family in families]
+    return [NftablesExaminer(NftablesView(family, link), world) for family in families]
 
 
 OPERATIONS = Operations(_check, _check, weigh, _open, _examine, within=forwarding.within, rooms=rooms)

@@ -12,7 +12,7 @@ from typing import Final
 from kubeproxy.backends.nftables.layout import CLIENTS, POOL_MAPS, TABLE, VERDICT_MAPS
 from kubeproxy.backends.nftables.packing import Packers, Transaction
 from kubeproxy.backends.nftables.ruleset import Ruleset, client_number
-from kubeproxy.backends.nftables.table import Table
+from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.kernel.nftables.elements import timed_element
 from kubeproxy.kernel.nftables.nfnetlink import NEW_ELEMENT, element_messages
 from kubeproxy.kernel.nftables.tables import Definition, SetForm, TableContents
@@ -26,7 +26,7 @@ def older_form(name: str, found: TableContents) -> SetForm | None:
     return found.sets.get(_OLDER.get(name, ""))
 
 
-def copies(ruleset: Ruleset, wanted: Definition, found: TableContents, table: Table) -> list[bytes]:
+def copies(ruleset: Ruleset, wanted: Definition, found: TableContents, table: KernelTable) -> list[bytes]:
     """Return the messages that fill today's sets with the elements of those that they replace. Raises ApplyError."""
     transaction = Transaction(Packers(ruleset.layout), {})
     for name, older in _OLDER.items():
@@ -43,7 +43,7 @@ def copies(ruleset: Ruleset, wanted: Definition, found: TableContents, table: Ta
     return messages
 
 
-def _clients(name: str, form: SetForm, table: Table) -> Iterator[bytes]:
+def _clients(name: str, form: SetForm, table: KernelTable) -> Iterator[bytes]:
     """Yield the clients of a slot as today's sets have them: by a hash of the address, not by all of it."""
     size = table.family.address_size
     for client in table.elements(name) if form.key_length == 2 * size else ():

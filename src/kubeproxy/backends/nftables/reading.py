@@ -22,7 +22,7 @@ from kubeproxy.backends.nftables.layout import (
     service_key,
     slot_bytes,
 )
-from kubeproxy.backends.nftables.table import Table
+from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.plan import ServiceName, ServicePlan
 
@@ -51,7 +51,7 @@ _FRONTENDS: Final[Mapping[str, tuple[SetId, ...]]] = {
 """The maps of frontends that pick from a map of endpoints."""
 
 
-def frontends_and_sets(table: Table, names: Iterable[str]) -> Elements:
+def frontends_and_sets(table: KernelTable, names: Iterable[str]) -> Elements:
     """Return all elements of these sets but the maps of endpoints, which are there without any. Raises ApplyError."""
     return {name: {} if name in ENDPOINT_MAPS else _dumped(table, name) for name in names}
 
@@ -59,7 +59,7 @@ def frontends_and_sets(table: Table, names: Iterable[str]) -> Elements:
 class EndpointReader:
     """Reads the maps of endpoints for some frontends at a time, into the elements that were read of the other sets."""
 
-    def __init__(self, table: Table, actual: Elements) -> None:
+    def __init__(self, table: KernelTable, actual: Elements) -> None:
         self._table = table
         self._actual = actual
         self._left = {name: _slots(name, actual) for name in _FRONTENDS}
@@ -130,7 +130,7 @@ class EndpointReader:
         self._unread[name] -= len(found)
 
 
-def differing(table: Table, names: Iterable[str], desired: Iterable[Elements]) -> str:
+def differing(table: KernelTable, names: Iterable[str], desired: Iterable[Elements]) -> str:
     """Return the first set whose elements are not the desired ones, '' for none; `desired` comes Service by Service."""
     total: Elements = {}
     counts = dict.fromkeys(_FRONTENDS, 0)
@@ -153,17 +153,17 @@ def differing(table: Table, names: Iterable[str], desired: Iterable[Elements]) -
     return next((str(name) for name in others if _dumped(table, name) != total.get(name, {})), "")
 
 
-def _differs(table: Table, name: str, entries: dict[bytes, bytes]) -> bool:
+def _differs(table: KernelTable, name: str, entries: dict[bytes, bytes]) -> bool:
     return table.lookup(name, list(entries)) != entries
 
 
-def _count(table: Table, name: str) -> int:
+def _count(table: KernelTable, name: str) -> int:
     """Return the number of a set's elements, by a dump where the kernel does not count them (before Linux 6.16)."""
     counted = table.count(name)
     return counted if counted is not None else sum(map(len, table.pairs(name)))
 
 
-def _dumped(table: Table, name: str) -> dict[bytes, bytes]:
+def _dumped(table: KernelTable, name: str) -> dict[bytes, bytes]:
     """Return the elements of a set, read again while the kernel's hash table is being resized.
 
     Such a dump counts entries, not keys: it lists some twice and as many not at all (nft_rhash_walk of Linux 6.18).

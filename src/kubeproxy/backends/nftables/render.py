@@ -142,39 +142,29 @@ class Recipient(Protocol):
         """Take the endpoints of a frontend, in slot order."""
 
 
-class _Dicts:
-    """A recipient that keeps elements to compare them."""
-
-    def __init__(self) -> None:
-        self.elements: Elements = {}
-
-    def entry(self, set_id: str, key: bytes, data: bytes) -> None:
-        self.elements.setdefault(set_id, {})[key] = data
-
-    def pool(self, set_id: str, key: bytes, pool: Pool) -> None:
-        elements = self.elements.setdefault(set_id, {})
-        elements.update({key + slot: d + b"\0\0" for slot, d in zip(slot_bytes(len(pool)), pool, strict=False)})
-
-
-class _Whole:
-    """A recipient that keeps pools whole: frontends of a port share theirs, and so what changes in it."""
+class Parts:
+    """A recipient that collects elements. It keeps pools whole, as the frontends of a service port share them."""
 
     def __init__(self, placed: Iterable[Placed]) -> None:
         self.elements: Elements = {}
+        """The elements of all sets but the endpoint maps."""
         self.pools: dict[tuple[str, bytes], Pool] = {}
+        """Endpoints in slot order, by endpoint map and frontend."""
         for item in placed:
             translate(item, self)
 
     def entry(self, set_id: str, key: bytes, data: bytes) -> None:
+        """See Recipient."""
         self.elements.setdefault(set_id, {})[key] = data
 
     def pool(self, set_id: str, key: bytes, pool: Pool) -> None:
+        """See Recipient."""
         self.pools[set_id, key] = pool
 
 
 def changed(before: Iterable[Placed], after: Iterable[Placed]) -> Delta:
     """Return the smallest change of the elements of a Service; each pool is compared once for all its frontends."""
-    old, new = _Whole(before), _Whole(after)
+    old, new = Parts(before), Parts(after)
     delta = difference(old.elements, new.elements)
     compared: dict[tuple[int, int], _Slots] = {}
     for where in old.pools.keys() | new.pools.keys():
@@ -210,10 +200,12 @@ def _changed_slots(was: Pool, now: Pool) -> _Slots:
 
 def render(placed: Iterable[Placed]) -> Elements:
     """Return the elements of a Service in one family."""
-    recipient = _Dicts()
-    for item in placed:
-        translate(item, recipient)
-    return recipient.elements
+    parts = Parts(placed)
+    found = parts.elements
+    for (set_id, key), pool in parts.pools.items():
+        elements = found.setdefault(set_id, {})
+        elements.update({key + slot: d + b"\0\0" for slot, d in zip(slot_bytes(len(pool)), pool, strict=False)})
+    return found
 
 
 def translate(item: Placed, recipient: Recipient) -> None:
@@ -270,25 +262,12 @@ def _forward(item: Placed, key: bytes, way: Way, recipient: Recipient) -> None:
 
 
 def slots_in_use(services: Iterable[Iterable[Placed]]) -> dict[str, dict[bytes, int]]:
-    """Return the number of slots of each frontend that are in use, by the map of its endpoints."""
-    slots = _SlotCount()
-    for item in (item for placed in services for item in placed):
-        translate(item, slots)
-    return slots.taken
-
-
-class _SlotCount:
-    """A recipient of translate that counts the slots of each frontend."""
-
-    def __init__(self) -> None:
-        self.taken: dict[str, dict[bytes, int]] = {}
-
-    def entry(self, set_id: str, key: bytes, data: bytes) -> None:
-        """Leave an element out."""
-
-    def pool(self, set_id: str, key: bytes, pool: Pool) -> None:
-        """Count the slots of a frontend."""
-        self.taken.setdefault(set_id, {})[key] = len(pool)
+    """Return the number of slots in use of each frontend, by endpoint map."""
+    found: dict[str, dict[bytes, int]] = {}
+    for placed in services:
+        for (set_id, key), pool in Parts(placed).pools.items():
+            found.setdefault(set_id, {})[key] = len(pool)
+    return found
 
 
 def pools(item: Placed) -> dict[Policy, Pool]:

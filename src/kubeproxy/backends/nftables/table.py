@@ -1,15 +1,11 @@
-"""The kernel's side of nftables mode: one family's table, as the rest of this room speaks to it.
-
-`Table` is what the room needs of the kernel; `KernelTable` is the real one. What chains and elements mean does not
-live here.
-"""
+"""Access to one family's table in the kernel: transactions, dumps, lookups, and announcements of other programs."""
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
-from typing import Protocol, Self
+from typing import Self
 
 from kubeproxy.backends.nftables.layout import TABLE
 from kubeproxy.errors import ApplyError
@@ -22,67 +18,11 @@ from kubeproxy.kernel.nftables.tables import TableContents
 from kubeproxy.model.addresses import Family
 
 
-class Table(Protocol):
-    """Transactions, and reading back. All calls block shortly and raise ApplyError."""
-
-    family: Family
-
-    def close(self) -> None:
-        """Let go of the kernel; the table stays."""
-
-    def commit(self, messages: Sequence[bytes]) -> None:
-        """Commit netlink messages as one transaction. Raises NetlinkError when the kernel refuses, with its errno."""
-
-    @property
-    def room(self) -> int:
-        """Return how many bytes a transaction may have."""
-
-    def afresh(self) -> None:
-        """Forget what others did so far: the table is about to be looked at whole."""
-
-    def miss(self) -> None:
-        """Take that something of what others did may have been missed, until `afresh`."""
-
-    def heard(self) -> Heard:
-        """Return what other programs did to our table since `afresh`, as far as the kernel told."""
-
-    def not_listening(self) -> AbstractContextManager[None]:
-        """Do not listen to what the body commits, as it is much: each element would be told."""
-
-    def header(self) -> nfnetlink.TableHeader | None:
-        """Return our table's handle, comment and state, None when it is missing."""
-
-    def rule_handles(self) -> tuple[int, ...]:
-        """Return the handles of our table's rules: none is ever used again."""
-
-    def chains(self) -> Mapping[str, ChainShape]:
-        """Return our table's chains by name."""
-
-    def contents(self) -> TableContents:
-        """Return all of our table but the elements of its named sets."""
-
-    def sets(self) -> Collection[str]:
-        """Return the names of our table's sets and maps."""
-
-    def elements(self, name: str) -> Iterable[nfnetlink.Element]:
-        """Return the elements of one of our table's sets. Raises NetlinkError with code ENOENT when it is missing."""
-
-    def pairs(self, name: str) -> Iterable[Pairs]:
-        """Yield the elements of one of our table's sets, part by part, as key and data. Raises as `elements`."""
-
-    def count(self, name: str) -> int | None:
-        """Return how many elements one of our table's sets has; None where the kernel does not say so."""
-
-    def has_catch_all(self, name: str) -> bool:
-        """Return whether one of our table's sets has an element that matches what no other one does."""
-
-    def lookup(self, name: str, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
-        """Return what those of these keys lead to that one of our table's maps has. Raises NetlinkError."""
-
-
 class KernelTable:
-    """The table of the network namespace that it was opened in. Closing a netfilter socket makes the next transaction
-    of anybody wait 10 to 30 ms (nft_rcv_nl_event of Linux 6.18), so all are kept for the life of a backend.
+    """The table `kube-proxy` of one family, in the network namespace of the sockets.
+
+    All calls block for a short time and raise ApplyError. The sockets stay open for the life of a backend: when one is
+    closed, the kernel delays the next transaction of any program by 10 to 30 ms (nft_rcv_nl_event of Linux 6.18).
     """
 
     def __init__(
@@ -105,7 +45,7 @@ class KernelTable:
             return table
 
     def close(self) -> None:
-        """See Table."""
+        """Close the sockets; the table stays."""
         if self._others is not None:
             self._others.close()
         self._transactions.close()
@@ -113,7 +53,10 @@ class KernelTable:
         self._fetcher.close()
 
     def commit(self, messages: Sequence[bytes]) -> None:
-        """See Table."""
+        """Commit netlink messages as one transaction.
+
+        Raises NetlinkError with the errno of the kernel's refusal, ApplyError if another program owns the table.
+        """
         try:
             self._transactions.commit(messages)
         except NetlinkError as error:
@@ -129,7 +72,7 @@ class KernelTable:
 
     @property
     def room(self) -> int:
-        """See Table."""
+        """Return the largest size of a transaction in bytes."""
         return self._transactions.room
 
     def generation(self) -> int:
@@ -137,61 +80,61 @@ class KernelTable:
         return self._transactions.generation()
 
     def afresh(self) -> None:
-        """See Table."""
+        """Discard the recorded changes of other programs: the caller is about to read the whole table."""
         if self._others is None:
             self._others = listen_to_table(TABLE)
             self._others.leave_out(self._transactions.port)
         self._others.afresh(self.family, self.generation)
 
     def miss(self) -> None:
-        """See Table."""
+        """Mark the record of other programs' changes as incomplete until `afresh`."""
         if self._others is not None:
             self._others.miss(self.family)
 
     def heard(self) -> Heard:
-        """See Table."""
+        """Return the changes of other programs since `afresh`, as far as the kernel announced them."""
         return self._others.heard(self.family, self.generation) if self._others is not None else Heard(complete=False)
 
     def not_listening(self) -> AbstractContextManager[None]:
-        """See Table."""
+        """Ignore announcements while the body commits: a large commit would announce each of its elements."""
         return self._others.not_listening(self.generation) if self._others is not None else nullcontext()
 
     def header(self) -> nfnetlink.TableHeader | None:
-        """See Table."""
+        """Return the table's handle, comment and state; None when it is missing."""
         return nfnetlink.table(self.family, TABLE, self._reads)
 
     def rule_handles(self) -> tuple[int, ...]:
-        """See Table."""
+        """Return the handles of all rules of the table. The kernel never reuses one."""
         return nfnetlink.rule_handles(self.family, TABLE, self._reads)
 
     def chains(self) -> Mapping[str, ChainShape]:
-        """See Table."""
+        """Return the shapes of the table's chains by name."""
         return shapes.chains(self.family, TABLE, self._reads)
 
     def contents(self) -> TableContents:
-        """See Table."""
+        """Return the whole table except the elements of its named sets."""
         return tables.read(self.family, TABLE, self._reads)
 
     def sets(self) -> Collection[str]:
-        """See Table."""
+        """Return the names of the table's sets and maps."""
         return tables.read_sets(self.family, TABLE, self._reads)
 
     def elements(self, name: str) -> Iterable[nfnetlink.Element]:
-        """See Table."""
+        """Return the elements of a set. Raises NetlinkError with code ENOENT when it is missing."""
         return nfnetlink.elements(self.family, TABLE, name, self._reads)
 
     def pairs(self, name: str) -> Iterable[Pairs]:
-        """See Table."""
+        """Yield the elements of a set as lists of (key, data), one list a dump buffer. Raises as `elements`."""
         return pairs(self.family, TABLE, name, self._reads)
 
     def count(self, name: str) -> int | None:
-        """See Table."""
+        """Return the number of elements of a set; None if the kernel does not count them (before Linux 6.16)."""
         return self._fetcher.count(self.family, TABLE, name)
 
     def has_catch_all(self, name: str) -> bool:
-        """See Table."""
+        """Return whether a set has a catch-all element, which matches every key that no other element has."""
         return self._fetcher.has_catch_all(self.family, TABLE, name)
 
     def lookup(self, name: str, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
-        """See Table."""
+        """Return those of these keys that a map has, with their data. Raises NetlinkError."""
         return self._fetcher.fetch(self.family, TABLE, name, keys)

@@ -6,27 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from kubeproxy.backends.mode import Weight
 from kubeproxy.backends.nftables.numbering import Numbers
-from kubeproxy.backends.nftables.render import place_all, translate
+from kubeproxy.backends.nftables.render import Parts, place_all
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import Globals, Pool, ServiceName, ServicePlan
-
-
-class _Scale:
-    """A recipient of elements that counts them: what Services share once."""
-
-    def __init__(self) -> None:
-        self._entries: set[tuple[str, bytes]] = set()
-        self._members = 0
-
-    def entry(self, set_id: str, key: bytes, data: bytes) -> None:  # noqa: ARG002 - see render.Recipient
-        self._entries.add((set_id, key))
-
-    def pool(self, set_id: str, key: bytes, pool: Pool) -> None:  # noqa: ARG002 - see render.Recipient
-        self._members += len(pool)
-
-    @property
-    def count(self) -> int:
-        return len(self._entries) + self._members
+from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
 
 
 def weigh(
@@ -36,8 +18,7 @@ def weigh(
     local: Sequence[bytes],  # noqa: ARG001
 ) -> Weight:
     """See backends.mode.Weigh."""
-    scale, numbers = _Scale(), Numbers()
-    for plans in wanted.values():
-        for item in place_all([plan for plan in plans if plan.key.family is family], (), numbers):
-            translate(item, scale)
-    return Weight(scale.count, "elements")
+    numbers = Numbers()
+    of_family = ([plan for plan in plans if plan.key.family is family] for plans in wanted.values())
+    parts = Parts(item for plans in of_family for item in place_all(plans, (), numbers))
+    return Weight(sum(map(len, parts.elements.values())) + sum(map(len, parts.pools.values())), "elements")

@@ -9,7 +9,7 @@ import pytest
 from kubeproxy.backends.examination import Kind
 from kubeproxy.backends.nftables.examine import NftablesExaminer
 from kubeproxy.backends.nftables.ruleset import client_number
-from kubeproxy.backends.nftables.view import KernelView
+from kubeproxy.backends.nftables.view import NftablesView
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from support.cluster_objects import address, dest, endpoint, parsed, service
 from support.compiled import compile_service
@@ -42,7 +42,7 @@ class TableView:
 def examiner(ground) -> NftablesExaminer:
     if isinstance(ground, FakeGround):
         return NftablesExaminer(TableView(ground.table(V4)), WORLD)
-    return NftablesExaminer(KernelView(V4, Netlink.open(NETLINK_NETFILTER)), WORLD)
+    return NftablesExaminer(NftablesView(V4, Netlink.open(NETLINK_NETFILTER)), WORLD)
 
 
 def everything(ground, plans) -> list:
