@@ -8,12 +8,13 @@ CleanupLeftovers of iptables and ipvs mode.
 from __future__ import annotations
 
 import logging
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from functools import partial
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 from kubeproxy.backends.mode import Keeps, Sight, Trace, keeps_nothing
 from kubeproxy.errors import ApplyError, Unsupported
@@ -25,6 +26,7 @@ from kubeproxy.kernel.nftables.nfnetlink import NETLINK_NETFILTER
 from kubeproxy.kernel.nftables.tables import read_sets
 from kubeproxy.kernel.rule_walk import Aim
 from kubeproxy.kernel.xtables import xtables
+from kubeproxy.kernel.xtables.nft_compat import writer_of
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, Family, family_of, unpack
 
 log = logging.getLogger("kubeproxy.backends")
@@ -122,9 +124,9 @@ def _table_catches(family: str, table: str, aim: Aim) -> bool:
 
 
 def remove_iptables_rules(keeps: Keeps = keeps_nothing) -> list[str]:
-    """Remove them from every variant that is installed; return what could not be removed.
+    """Remove the rules of kube-proxy's iptables and ipvs modes from every installed variant; return the failures.
 
-    `keeps` says of which chains, given with their table, the running mode is the owner.
+    `keeps` says which chains, by commands, table and name, belong to the running mode.
     """
     failures = []
     names = xtables.installed()
@@ -133,18 +135,26 @@ def remove_iptables_rules(keeps: Keeps = keeps_nothing) -> list[str]:
     for name in names:
         try:
             commands = xtables.commands(name)
-            text = removal(xtables.tables(name), partial(keeps, commands))
-            if text:
-                xtables.restore(name, text)
+            if found := list(owned(xtables.tables(name), partial(keeps, commands))):
+                with closing(writer_of(commands)) as writer:
+                    for text in removals(found, writer.chains_at_once if commands.uses_nft else sys.maxsize):
+                        writer.prepared(text)()
                 log.info("Removed the rules of another kube-proxy mode variant=%s", name)
         except (ApplyError, Unsupported) as error:  # `keeps` may have to look which variant is in use
             failures.append(str(error))
     return failures
 
 
-def removal(tables: Iterable[xtables.Table], keeps: Callable[[str, str], bool]) -> str:
-    """Return the restore text that removes what is a kube-proxy's: jumps first, then chains. '' for nothing."""
-    text = ""
+class Owned(NamedTuple):
+    """The chains of a table that are a kube-proxy's, and the rules of other chains ("-A ...") that lead to them."""
+
+    table: str
+    chains: Sequence[str]
+    jumps: Sequence[str]
+
+
+def owned(tables: Iterable[xtables.Table], keeps: Callable[[str, str], bool]) -> Iterator[Owned]:
+    """Yield what is to be removed of each table that has anything of a kube-proxy; `keeps` is by table and chain."""
     for table in tables:
         ours = [c for c in table.chains if is_ours(c) and not keeps(table.name, c)]
         gone = frozenset(ours)
@@ -153,5 +163,25 @@ def removal(tables: Iterable[xtables.Table], keeps: Callable[[str, str], bool]) 
         marked = MARK in map(xtables.target_of, others)
         if MARK in table.chains and not marked and not keeps(table.name, MARK):
             ours.append(MARK)
-        text += xtables.removal(table.name, ours, jumps)
-    return text
+        if ours:
+            yield Owned(table.name, sorted(ours, key=lambda chain: chain.startswith(PREFIXES)), jumps)
+
+
+def removals(found: Iterable[Owned], most: int) -> Iterator[str]:
+    """Yield the restore texts that remove chains and jumps, each with at most so many chains.
+
+    A table with more chains loses the jumps and the rules of its shared chains first, then those of all others. Only
+    then are chains removed: iptables refuses to remove one that a rule leads to. iptables-nft takes a time that grows
+    with the square of the chains in one restore.
+    """
+    for table, chains, jumps in found:
+        if len(chains) <= most:
+            yield xtables.removal(table, chains, jumps)
+            continue
+        shared = sum(not chain.startswith(PREFIXES) for chain in chains)
+        starts = (0, *range(shared, len(chains), most), len(chains))
+        pieces = [chains[start:end] for start, end in pairwise(starts)]
+        for number, piece in enumerate(pieces):
+            yield xtables.removal(table, piece, () if number else jumps, delete=False)
+        for piece in pieces:
+            yield xtables.removal(table, piece, ())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kubeproxy.backends.leftovers import removal
+from kubeproxy.backends.leftovers import owned, removals
 from kubeproxy.backends.nftables import cleanup as nftables_cleanup
 from kubeproxy.backends.nftables.layout import SCRATCH, TABLE
-from kubeproxy.kernel.xtables.xtables import Table
+from kubeproxy.kernel.xtables.xtables import Table, chain_of, target_of
 
 NAT = Table(
     "nat",
@@ -21,6 +21,10 @@ NAT = Table(
 )
 
 
+def removal(tables, keeps):
+    return "".join(removals(owned(tables, keeps), 100))
+
+
 def nothing(table, chain):
     """What a mode keeps that has no chains."""
     return False
@@ -30,17 +34,40 @@ def test_jumps_go_first_then_the_chains_and_nothing_of_others():
     assert removal([NAT], nothing).splitlines() == [
         "*nat",
         ":KUBE-SERVICES - [0:0]",
+        ":KUBE-MARK-MASQ - [0:0]",
         ":KUBE-SVC-ABC - [0:0]",
         ":KUBE-SEP-DEF - [0:0]",
-        ":KUBE-MARK-MASQ - [0:0]",
         '-D PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES',
         "-D OUTPUT -j KUBE-SERVICES",
         "-X KUBE-SERVICES",
+        "-X KUBE-MARK-MASQ",
         "-X KUBE-SVC-ABC",
         "-X KUBE-SEP-DEF",
-        "-X KUBE-MARK-MASQ",
         "COMMIT",
     ]
+
+
+def test_many_chains_go_in_pieces_and_none_while_a_rule_leads_to_it():
+    services = [f"KUBE-SVC-{number}" for number in range(7)]
+    large = Table(
+        "nat",
+        (*services, "PREROUTING", "KUBE-MARK-MASQ", "KUBE-SERVICES"),
+        (
+            "-A PREROUTING -j KUBE-SERVICES",
+            *(f"-A KUBE-SERVICES -j {chain}" for chain in services),
+            *(f"-A {chain} -j KUBE-MARK-MASQ" for chain in services),
+        ),
+    )
+    rules, chains = list(large.rules), set(large.chains)
+    for text in removals(owned([large], nothing), 3):
+        lines = text.splitlines()
+        assert sum(line.startswith(":") for line in lines) <= 3
+        emptied = {line[1:].split(" ")[0] for line in lines if line.startswith(":")}
+        rules = [rule for rule in rules if chain_of(rule) not in emptied and rule.replace("-A", "-D", 1) not in lines]
+        gone = {line[3:] for line in lines if line.startswith("-X ")}
+        assert gone.isdisjoint(map(target_of, rules))
+        chains -= gone
+    assert (rules, chains) == ([], {"PREROUTING"})
 
 
 def test_the_chain_of_the_mark_stays_while_rules_of_others_lead_to_it():

@@ -29,7 +29,7 @@ from kubeproxy.backends.iptables.watch import Watch, watch
 from kubeproxy.backends.mode import Abilities, Depth, Difference
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.proc.sysctl import write_sysctl
-from kubeproxy.kernel.xtables.nft_compat import NftCompat
+from kubeproxy.kernel.xtables.nft_compat import writer_of
 from kubeproxy.kernel.xtables.xtables import Commands, RestoreError, Writer, chain_of
 from kubeproxy.kernel.xtables.xtables_lock import NotReleasedError, Waited
 from kubeproxy.model.addresses import Family
@@ -386,11 +386,6 @@ def style_of(settings: Settings, world: Globals) -> Style:
     """Return what rules of all Services of a family have in common."""
     detector = (world.of(settings.family) or FamilyGlobals()).detector
     return Style.of(settings.family, detector, localhost_counter=settings.localhost and settings.counters)
-
-
-def writer_of(commands: Commands) -> Writer:
-    """Return what changes a variant's rules fastest."""
-    return NftCompat.open(commands) if commands.uses_nft else commands
 
 
 def _count(rules: str) -> int:

@@ -15,7 +15,7 @@ from typing import Final, Self
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.nftables.nfnetlink import Transactions
 from kubeproxy.kernel.xtables import xt_rules
-from kubeproxy.kernel.xtables.xtables import Commands
+from kubeproxy.kernel.xtables.xtables import Commands, Writer
 from kubeproxy.kernel.xtables.xtables_lock import NOT_WAITED, Waited
 
 _CHAIN: Final = 4096
@@ -67,3 +67,8 @@ class NftCompat:
             # Without what is done: as many transactions as were announced to whoever counts them.
             return self._commands.restore(text.split(_END, done)[-1:])
         return NOT_WAITED
+
+
+def writer_of(commands: Commands) -> Writer:
+    """Return what changes a variant's rules fastest. Raises NetlinkError."""
+    return NftCompat.open(commands) if commands.uses_nft else commands

@@ -262,11 +262,14 @@ def _feed(process: subprocess.Popen[bytes], pieces: Iterable[str]) -> None:
         pipe.close()
 
 
-def removal(table: str, chains: Sequence[str], rules: Iterable[str]) -> str:
-    """Return the restore text that removes rules ("-A ...") and then chains of a table; '' for nothing."""
+def removal(table: str, chains: Sequence[str], rules: Iterable[str], *, delete: bool = True) -> str:
+    """Return the restore text that removes rules ("-A ...") and then chains of a table; '' for nothing.
+
+    Without `delete` the chains stay, empty.
+    """
     lines = [f":{chain} - [0:0]" for chain in chains]
     lines += [f"-D {rule.removeprefix('-A ')}" for rule in rules]
-    lines += [f"-X {chain}" for chain in chains]
+    lines += [f"-X {chain}" for chain in chains] if delete else []
     return "\n".join([f"*{table}", *lines, "COMMIT", ""]) if lines else ""
 
 

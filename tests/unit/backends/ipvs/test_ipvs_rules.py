@@ -11,7 +11,7 @@ from kubeproxy.backends.ipvs.chains import CHAINS, JUMPS, Rules
 from kubeproxy.backends.ipvs.cleanup import removal
 from kubeproxy.backends.ipvs.layout import Scheduler, SetId, scheduler_named
 from kubeproxy.backends.ipvs.mode import CONN_REUSE, OPERATIONS, STRICT_ARP, excluded, settings
-from kubeproxy.backends.leftovers import removal as remove_leftovers
+from kubeproxy.backends.leftovers import owned, removals
 from kubeproxy.config.blocks import IPVS
 from kubeproxy.errors import ConfigError
 from kubeproxy.kernel.xtables.xtables import Commands, Table
@@ -88,8 +88,9 @@ def test_chains_of_the_current_mode_are_no_leftovers(monkeypatch) -> None:
     kept = partial(OPERATIONS.keeps, Commands("iptables-nft", Family.IPV4, uses_nft=True, version=(1, 8)))
     ours = table(rules(), "nat")
     others = Table("nat", (*ours.chains, "KUBE-SVC-X"), (*ours.rules, "-A KUBE-SVC-X -j ACCEPT"))
-    assert remove_leftovers([ours], kept) == ""
-    assert remove_leftovers([others], kept).splitlines() == [
+    assert list(owned([ours], kept)) == []
+    (text,) = removals(owned([others], kept), 10)
+    assert text.splitlines() == [
         "*nat",
         ":KUBE-SVC-X - [0:0]",
         "-X KUBE-SVC-X",
