@@ -8,8 +8,8 @@ import pytest
 
 from kubeproxy import __version__
 from kubeproxy.cli import main
-from kubeproxy.config import load_text
 from kubeproxy.config.flags import FLAGS, GROUPS
+from kubeproxy.config.load import load_text
 from kubeproxy.errors import ConfigError, Unsupported
 from kubeproxy.release import commit
 from kubeproxy.report.metrics import build_info

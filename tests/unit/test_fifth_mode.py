@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from kubeproxy.backends.mode import Abilities, Deprecation, FlowsEnd, Metric, Mode, Operations
 from kubeproxy.config.load import load_file
 from kubeproxy.config.messages import Mistake
-from kubeproxy.config.modes import MODES
-from kubeproxy.config.modes.description import ModeConfig
+from kubeproxy.config.modes import MODES, ModeConfig
 from kubeproxy.config.options import Options
 from kubeproxy.errors import ConfigError
 from kubeproxy.model.addresses import unpack

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 from msgspec import Struct
 
 from kubeproxy.backends.examination import Examiner
-from kubeproxy.config.modes.description import ModeConfig
+from kubeproxy.config.modes import ModeConfig
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel.conntrack.tracked import DESTINATION_TRANSLATED
 from kubeproxy.kernel.firewalls import Chain, RuleChain

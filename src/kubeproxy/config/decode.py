@@ -1,7 +1,7 @@
-"""Plain values to the configuration's structs: types are checked, names are checked, values are not.
+"""Plain values to the configuration's structs: checks names and types, not values.
 
-Every mistake is collected with its path, so that all are reported at once. Wrong types are errors. Unknown and
-duplicate fields are what Kubernetes calls strict errors: reported apart, for the caller to decide about.
+Every mistake is collected with its path, so that all are reported at once. Wrong types are errors. Unknown fields are
+strict errors, as Kubernetes calls them: reported apart, so that the caller can ignore them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple, get_type_hints
 
@@ -24,10 +25,13 @@ from kubeproxy.config.values import parse_quantity
 
 
 class Decoded(NamedTuple):
-    """The configuration as far as it could be read, its mistakes, and what a strict reading would not accept."""
+    """The configuration without the fields that are wrong, its mistakes, and those of strict reading.
+
+    `given` has the paths of the fields that are present with a value that counts.
+    """
 
     config: KubeProxyConfiguration
-    given: frozenset[str]  # paths of the fields that are present with a value that counts
+    given: frozenset[str]
     wrong: list[Mistake]
     strict: list[Mistake]
 
@@ -43,7 +47,7 @@ _UNSIGNED = frozenset(("logging.verbosity", "logging.vmodule[].verbosity"))
 
 
 def decode(tree: Mapping[str, Any]) -> Decoded:
-    """The fields of a KubeProxyConfiguration, without apiVersion and kind; null counts as absent everywhere."""
+    """Decode the fields of a KubeProxyConfiguration, without apiVersion and kind; null counts as absent everywhere."""
     reading = _Reading()
     config = reading.struct(KubeProxyConfiguration, tree, "")
     return Decoded(config, frozenset(reading.given), reading.wrong, reading.strict)
@@ -51,7 +55,7 @@ def decode(tree: Mapping[str, Any]) -> Decoded:
 
 @cache
 def json_fields(cls: type[Struct]) -> dict[str, tuple[str, Any]]:
-    """JSON name of each field of a struct, with its attribute and type."""
+    """Return the attribute and type of each field of a struct, by its JSON name."""
     hints = get_type_hints(cls)
     return {info.encode_name: (info.name, hints[info.name]) for info in fields(cls)}
 
@@ -127,12 +131,10 @@ def _number(value: Any) -> float:
 
 
 def _duration(value: Any) -> Duration:
-    if not isinstance(value, str):
-        raise _expected('a duration like "30s"', value)
-    try:
-        return Duration.parse(value)
-    except ValueError:
-        raise _expected('a duration like "30s" or "1h30m"', value) from None
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return Duration.parse(value)
+    raise _expected('a duration like "30s" or "1h30m"', value)
 
 
 def _quantity(value: Any) -> int:
@@ -141,10 +143,6 @@ def _quantity(value: Any) -> int:
     if not isinstance(value, str):
         raise _expected('a number of bytes like 512 or "64Ki"', value)
     return parse_quantity(value)
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(_items(value, str, "a list of text"))
 
 
 def _gates(value: Any) -> dict[str, bool]:
@@ -163,7 +161,7 @@ _READERS: dict[Any, Callable[[Any], Any]] = {
     float: _number,
     Duration: _duration,
     Quantity: _quantity,
-    tuple[str, ...]: _texts,
+    tuple[str, ...]: lambda value: tuple(_items(value, str, "a list of text")),
     dict[str, bool]: _gates,
 }
 
@@ -179,6 +177,5 @@ def _items(value: Any, kind: type, expected: str) -> list[Any]:
 
 def _expected(expected: str, value: Any, hint: str = "") -> ValueError:
     shown = json.dumps(value, ensure_ascii=False, default=str)
-    if len(shown) > 60:
-        shown = shown[:57] + "..."
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
     return ValueError(f"expected {expected}, got {shown}{hint}")

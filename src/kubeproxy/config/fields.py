@@ -1,20 +1,16 @@
-"""KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1 (Kubernetes 1.36) as frozen structs.
+"""KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1 (Kubernetes 1.36): frozen structs with their defaults.
 
-Shapes and defaults only: a struct built with no arguments is the default configuration. Attributes are snake_case,
-JSON names are Kubernetes'. The blocks of the proxy modes are in blocks.py. Reading lives in load.py, checking in
-validate.py, writing in write.py.
-What differs from the Go kube-proxy is said at the field.
+A struct built without arguments is the default configuration. Attributes are snake_case, JSON names are Kubernetes'.
+Differences from the Go kube-proxy are noted at the field.
 """
 
 from __future__ import annotations
 
 from typing import NewType
 
-from msgspec import field
+from msgspec import Struct, field
 
-from kubeproxy.config.blocks import IPVS, IPTables, NFTables
 from kubeproxy.config.durations import Duration
-from kubeproxy.config.struct import ConfigStruct
 
 GROUP = "kubeproxy.config.k8s.io"
 API_VERSION = f"{GROUP}/v1alpha1"
@@ -25,6 +21,23 @@ METRICS_PORT = 10249
 
 Quantity = NewType("Quantity", int)
 """A number of bytes that may be written as a Kubernetes resource quantity ("64Ki")."""
+
+_ACRONYMS = {
+    "cluster_cidr": "clusterCIDR",
+    "exclude_cidrs": "excludeCIDRs",
+    "strict_arp": "strictARP",
+    "enable_dsr": "enableDSR",
+}
+
+
+def json_name(name: str) -> str:
+    """Return the JSON name of an attribute."""
+    first, *others = name.split("_")
+    return _ACRONYMS.get(name) or first + "".join(word.capitalize() for word in others)
+
+
+class ConfigStruct(Struct, rename=json_name, frozen=True, kw_only=True):
+    """Base of every part of the configuration: frozen, keyword arguments only, Kubernetes' names in JSON."""
 
 
 class ClientConnection(ConfigStruct, frozen=True, kw_only=True):
@@ -95,6 +108,42 @@ class DetectLocal(ConfigStruct, frozen=True, kw_only=True):
 
     bridge_interface: str = ""
     interface_name_prefix: str = ""
+
+
+class IPTables(ConfigStruct, frozen=True, kw_only=True):
+    """Settings of iptables mode; masqueradeBit and masqueradeAll also govern ipvs mode."""
+
+    masquerade_bit: int = 14
+    masquerade_all: bool = False
+    localhost_node_ports: bool = True
+    sync_period: Duration = Duration(30)
+    min_sync_period: Duration = Duration(1)
+
+
+class IPVS(ConfigStruct, frozen=True, kw_only=True):
+    """Settings of ipvs mode. A timeout of 0 leaves the kernel's value."""
+
+    sync_period: Duration = Duration(30)
+    min_sync_period: Duration = Duration(0)
+    scheduler: str = ""
+    exclude_cidrs: tuple[str, ...] = ()
+    strict_arp: bool = False
+    tcp_timeout: Duration = Duration(0)
+    tcp_fin_timeout: Duration = Duration(0)
+    udp_timeout: Duration = Duration(0)
+
+
+class NFTables(ConfigStruct, frozen=True, kw_only=True):
+    """Settings of nftables mode.
+
+    minSyncPeriod defaults to 0, not to the 1 s of the Go kube-proxy: a change costs microseconds here, and changes
+    that arrive together are applied together.
+    """
+
+    masquerade_bit: int = 14
+    masquerade_all: bool = False
+    sync_period: Duration = Duration(30)
+    min_sync_period: Duration = Duration(0)
 
 
 class ConfigurationFields(ConfigStruct, frozen=True, kw_only=True):

@@ -1,46 +1,51 @@
-"""From a command line to what the program is to do: flags against the configuration file, and which of them wins.
+"""From a command line to Options: merges the flags with the configuration file.
 
-Pure but for reading the file. The rules are the Go kube-proxy's: with --config the file replaces all flags except
-those named in flags.KEPT_WITH_CONFIG; flags are applied after the defaults, so that a zero given by flag stays zero.
+The rules are the Go kube-proxy's: with --config the file replaces all flags except those named in
+flags.KEPT_WITH_CONFIG; flags are applied after the defaults, so that a zero given by flag stays zero.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kubeproxy import features
-from kubeproxy.config.addresses import with_port
-from kubeproxy.config.defaults import with_defaults
+from kubeproxy.config.addresses import Network, parse_cidr, parse_ip, with_port
+from kubeproxy.config.durations import quote
 from kubeproxy.config.fields import VModuleItem
 from kubeproxy.config.flags import BY_NAME, FLAGS, KEPT_WITH_CONFIG, LOGGING
 from kubeproxy.config.load import load_file, raise_mistakes
 from kubeproxy.config.messages import Mistake
-from kubeproxy.config.modes.description import ModeConfig
-from kubeproxy.config.page import PageAccess, page_access
+from kubeproxy.config.modes import ModeConfig
 from kubeproxy.config.pflag import KINDS, CommandLine
-from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.config.types import KubeProxyConfiguration, with_defaults
 from kubeproxy.config.validate import validate
 from kubeproxy.config.write import with_values
 from kubeproxy.errors import ConfigError
 
+_LABEL: Final = r"[A-Za-z0-9_]([-A-Za-z0-9_]{0,61}[A-Za-z0-9_])?"
+_NAME: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?")
 
-def _unchanged(config: KubeProxyConfiguration) -> KubeProxyConfiguration:
-    return config
+
+class PageAccess(NamedTuple):
+    """The networks whose clients get the page, none for no page; `hosts` are names, in small letters, and addresses."""
+
+    networks: tuple[Network, ...] = ()
+    hosts: frozenset[str] = frozenset()
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """What to do.
+    """The settings of one run of the program.
 
-    config is complete and valid, flags applied. config_file, master, manifests and write_config_to are "" when not
-    given; control_socket is the path of the socket for commands, "" for none; page says which clients may see the
-    page; features are the values of the features that flags set; idle names the flags without an effect, "" for none.
-    flags are all flags with their values, for /flagz. resolve puts the flags that outrank a configuration file over
-    what a newly read file says; notices are to be shown to the user.
+    `config` is complete and valid, flags applied. Paths are "" when not given; `control_socket` is the socket for
+    commands, "" for none. `page` has the clients that may see the page; `features` the values of the features that
+    flags set; `idle` names the flags without an effect, "" for none. `flags` are all flags with their values, for
+    /flagz. `resolve` applies the flags that outrank a configuration file to a newly read one; `notices` are for the
+    user.
     """
 
     config: KubeProxyConfiguration = field(default_factory=KubeProxyConfiguration)
@@ -56,14 +61,14 @@ class Options(Struct, frozen=True, kw_only=True):
     write_config_to: str = ""
     flags: tuple[tuple[str, str], ...] = ()
     notices: tuple[str, ...] = ()
-    resolve: Callable[[KubeProxyConfiguration], KubeProxyConfiguration] = _unchanged
+    resolve: Callable[[KubeProxyConfiguration], KubeProxyConfiguration] = lambda config: config
 
 
 def build_options(line: CommandLine) -> Options:
-    """The options that a command line stands for.
+    """Return the options of a command line.
 
-    ConfigError names the mistakes in the file as load_file does; without a file it holds one line for each mistake,
-    starting with the flag.
+    Raises ConfigError: as load_file for mistakes in the file; without a file with a line for each mistake, which
+    starts with the flag.
     """
     given = line.given
     host = _hostname(given)
@@ -97,21 +102,53 @@ def build_options(line: CommandLine) -> Options:
     )
 
 
+def page_access(networks: Sequence[str], hosts: Sequence[str]) -> PageAccess:
+    """Return the meaning of --page-from and --page-hosts. Raises ConfigError with a line for each mistake."""
+    mistakes: list[str] = []
+    found = [network for text in networks if (network := _page_network(text.strip(), mistakes)) is not None]
+    names = [name for text in hosts if (name := _page_host(text.strip(), mistakes))]
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    return PageAccess(tuple(found), frozenset(names))
+
+
+def _page_network(text: str, mistakes: list[str]) -> Network | None:
+    network = parse_cidr(text)
+    if network is None:
+        address = parse_ip(text)
+        hint = f"; for this address alone write {address}/{address.max_prefixlen}" if address is not None else ""
+        mistakes.append(f"--page-from: {quote(text)} is no CIDR such as 10.0.0.0/8{hint}")
+    return network
+
+
+def _page_host(text: str, mistakes: list[str]) -> str:
+    bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    address = parse_ip(bare)
+    if address is not None:
+        return str(address)
+    if not _NAME.fullmatch(bare) or len(bare) > 253:
+        mistakes.append(
+            f"--page-hosts: {quote(text)} is no name or IP address; expected node-a.example, say, no scheme and port"
+        )
+        return ""
+    return bare.rstrip(".").lower()
+
+
 def _listed(given: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """The values of a flag that takes several, or of its default."""
+    """Return the values of a flag that takes several, or of its default."""
     values: tuple[str, ...] = given.get(name, KINDS["strings"].parse(BY_NAME[name].default))
     return values
 
 
 def _idle(given: Mapping[str, Any], mode: ModeConfig) -> str:
-    """The flags of features that the mode does not support, in a sentence; "" for none."""
+    """Return the flags of features that the mode does not support, in a sentence; "" for none."""
     idle = [f"--{name}" for name in features.without_effect(given, mode.name)]
     verb = "have" if len(idle) > 1 else "has"
     return f"{' and '.join(idle)} {verb} no effect in mode {mode.name}" if idle else ""
 
 
 def _hostname(given: Mapping[str, Any]) -> str:
-    """The Node's name from the flag, trimmed and in small letters; "" when the flag is not given or empty."""
+    """Return the Node's name from the flag, trimmed and in small letters; "" when the flag is not given or empty."""
     text: str = given.get("hostname-override", "")
     name = text.strip().lower()
     if text and not name:
@@ -120,7 +157,7 @@ def _hostname(given: Mapping[str, Any]) -> str:
 
 
 def _with_logging(config: KubeProxyConfiguration, given: Mapping[str, Any]) -> KubeProxyConfiguration:
-    """The configuration with the logging flags over it; vmodule patterns of the flag come before those of the file."""
+    """Return the configuration with the logging flags applied; vmodule patterns of the flag precede the file's."""
     values = {flag.path: given[flag.name] for flag in FLAGS if flag.group == LOGGING and flag.name in given}
     if "logging.vmodule" in values:
         items = tuple(VModuleItem(file_pattern=name, verbosity=level) for name, level in values["logging.vmodule"])
@@ -129,7 +166,7 @@ def _with_logging(config: KubeProxyConfiguration, given: Mapping[str, Any]) -> K
 
 
 def _from_flags(given: Mapping[str, Any], host: str) -> KubeProxyConfiguration:
-    """The configuration of a command line without --config."""
+    """Return the configuration of a command line without --config."""
     values = {
         BY_NAME[name].path: value
         for name, value in given.items()
@@ -146,7 +183,7 @@ def _from_flags(given: Mapping[str, Any], host: str) -> KubeProxyConfiguration:
 
 
 def _with_mode_flags(config: KubeProxyConfiguration, given: Mapping[str, Any]) -> KubeProxyConfiguration:
-    """The flags that mean other fields in other modes: sync periods, and what is masqueraded."""
+    """Return the configuration with the flags applied that set other fields in each mode (ModeConfig.flags)."""
     mode = config.of_mode
     values = {**mode.flag_defaults, **given}
     return with_values(
@@ -155,7 +192,7 @@ def _with_mode_flags(config: KubeProxyConfiguration, given: Mapping[str, Any]) -
 
 
 def _with_ports(config: KubeProxyConfiguration, given: Mapping[str, Any]) -> KubeProxyConfiguration:
-    """The deprecated port flags: 0 turns a server off, another port is used where a given address has none."""
+    """Return it with the deprecated port flags: 0 turns a server off; others complete an address without a port."""
 
     def address(name: str, default: str) -> str:
         port = given.get(f"{name}-port")
@@ -173,7 +210,7 @@ def _with_ports(config: KubeProxyConfiguration, given: Mapping[str, Any]) -> Kub
 
 
 def _named_by_flag(mistake: Mistake, mode: ModeConfig) -> Mistake:
-    """The mistake with the flag's name where the field's path was."""
+    """Return the mistake with the flag's name in place of the field's path."""
     flags = {flag.path: flag.name for flag in FLAGS if flag.path}
     flags |= {path: flag for flag, paths in mode.flags.items() for path in paths}
     base = re.split(r"\[", mistake.path)[0]
@@ -185,7 +222,7 @@ def _named_by_flag(mistake: Mistake, mode: ModeConfig) -> Mistake:
 
 
 def _notices(given: Mapping[str, Any], with_file: bool) -> list[str]:
-    """What to tell a user of flags: that the file replaces them, or that a file should."""
+    """Return the notice that the file replaces some flags, or that a file is preferred to flags."""
     others = [name for name in given if name not in ("config", "write-config-to", "cleanup")]
     replaced = [f"--{name}" for name in given if name not in KEPT_WITH_CONFIG]
     if with_file and replaced:

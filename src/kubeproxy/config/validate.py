@@ -1,4 +1,4 @@
-"""What makes a configuration invalid; all of it is found in one go. Pure, and knows nothing of the node.
+"""Checks the values of a configuration, whatever the node: all mistakes at once, and notices about valid values.
 
 The rules are those of the Go kube-proxy 1.36. Two are wider here: mode may be userspace, and an empty
 metricsBindAddress (which only a flag can give) means no metrics server, as its documentation has always promised.
@@ -12,11 +12,9 @@ from functools import partial
 
 from kubeproxy.config.addresses import parse_cidr, parse_ip, split_host_port
 from kubeproxy.config.fields import Logging, OutputRouting
-from kubeproxy.config.gates import gate_enabled, gate_problem
+from kubeproxy.config.gates import gate_enabled, gate_problem, gate_warnings
 from kubeproxy.config.messages import Mistake
-from kubeproxy.config.modes import DEFAULT, MODES
-from kubeproxy.config.modes.description import NODEPORT_WORDS
-from kubeproxy.config.modes.iptables import bit_mistakes
+from kubeproxy.config.modes import DEFAULT, MODES, NODEPORT_WORDS, bit_mistakes
 from kubeproxy.config.types import KubeProxyConfiguration
 
 LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
@@ -28,7 +26,7 @@ _DUAL_STACK = "expected one CIDR or one of each IP family, like 10.100.0.0/16,fd
 
 
 def validate(config: KubeProxyConfiguration) -> list[Mistake]:
-    """Every mistake in the values of a configuration whose types are right; empty when it can be run."""
+    """Return every mistake in the values of a configuration whose types are right."""
     return [
         *_gates(config),
         *_logging(config.logging),
@@ -40,6 +38,19 @@ def validate(config: KubeProxyConfiguration) -> list[Mistake]:
         *_cidrs(config),
         *_legacy(config),
     ]
+
+
+def notices(config: KubeProxyConfiguration) -> Iterator[str]:
+    """Yield a sentence for each valid value that has no effect here, or will mean something else in a later release.
+
+    The Go kube-proxy warns from 1.37 on of a mode that is not set, as its default becomes nftables in 1.40 (KEP-5343).
+    """
+    yield from gate_warnings(config.feature_gates)
+    if not config.mode:
+        yield (
+            f"mode is not set: that means {DEFAULT.name} here, and iptables in the Go kube-proxy before 1.40. "
+            "Set it, so that it means the same in both"
+        )
 
 
 def _gates(config: KubeProxyConfiguration) -> Iterator[Mistake]:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from kubeproxy.config.decode import json_fields
 from kubeproxy.config.durations import Duration
 from kubeproxy.config.fields import API_VERSION, KIND
-from kubeproxy.config.modes.description import EVERY_ADDRESS
+from kubeproxy.config.modes import EVERY_ADDRESS
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ConfigError
 

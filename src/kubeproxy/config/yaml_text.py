@@ -1,50 +1,162 @@
-"""YAML text to plain values, within bounds; a ValueError says in which line it grows or nests too much, or is none.
+"""YAML and JSON text to plain values, within bounds of nesting and size; reports keys that occur more than once.
 
-libyaml's composer recurses, so that deep nesting overruns the stack, and aliases make of a kilobyte whatever they like:
-both are looked for in the events of the parser, which does neither, before anything is built.
+Scalars get the types of Kubernetes' YAML reader: dates and base-60 numbers stay text, 1e3 is a number. libyaml's
+composer recurses, so that deep nesting overruns the stack, and aliases can make a kilobyte arbitrarily large: the
+parser's events, which do neither, are checked for both before anything is built.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+import json
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     import yaml
 
 DEPTH: Final = 64
-"""Deepest nesting, as in what the API server sends (api/salvage.py); no field that is used lies deeper than 8."""
+"""Deepest nesting, as in answers of the API server (api/salvage.py); no field that is used lies deeper than 8."""
 
 VALUES: Final = 2_000_000
 """Most values of one document with all its aliases replaced: some 10,000 Services with their endpoints, and 1 GB."""
 
 _LONG: Final = 64  # characters of text that count as one more value
+_TAG: Final = "tag:yaml.org,2002:"
+_POWER_OF_TEN: Final = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+")  # as Helm writes 1000000; PyYAML wants a dot
+
+_Pairs = list[tuple[str, Any]]
+_Repeated = list[tuple[dict[str, Any], str]]
+"""Mappings with a key that occurs more than once in them, and that key."""
 
 
-def load_yaml(text: str | bytes, depth: int = DEPTH, values: int = VALUES) -> Any:
-    """Return the value of a text with one document. Raises ValueError."""
+class YamlDocument(NamedTuple):
+    """A value (dict, list, str, int, float, bool, None) and the paths of its keys that occur more than once."""
+
+    value: Any
+    duplicates: list[str]
+
+
+def load_yaml(text: str | bytes) -> Any:
+    """Return the value of a text with one YAML document. Raises ValueError that names the line."""
+    found = list(yaml_documents(text))
+    if len(found) > 1:
+        raise ValueError("holds more than one document")
+    return found[0].value if found else None
+
+
+def load_json(text: str) -> YamlDocument:
+    """Return the value of JSON text. Raises ValueError, and RecursionError where it nests too deeply."""
+    repeated: _Repeated = []
+    value = json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, repeated), parse_constant=_refuse)
+    return _document(value, repeated)
+
+
+def yaml_documents(text: str | bytes, depth: int = DEPTH, values: int = VALUES) -> Iterator[YamlDocument]:
+    """Yield the documents of YAML text. Raises ValueError that names the line and quotes none of its text."""
     import yaml  # noqa: PLC0415 - a start that reads no YAML does not need it
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    kind = _loader()
     try:
-        check_bounds(yaml.parse(text, Loader=loader), depth, values)
-        return yaml.load(text, Loader=loader)  # noqa: S506 - both are safe loaders
+        _check_bounds(yaml.parse(text, Loader=kind), depth, values)
+        loader = kind(text)
+        try:
+            while loader.check_data():
+                yield _document(loader.get_data(), loader.repeated)
+        finally:
+            loader.dispose()
     except yaml.YAMLError as error:
-        raise ValueError(place(error)) from error
+        raise ValueError(_place(error)) from error
     except UnicodeDecodeError as error:
         raise ValueError(f"is not UTF-8 text, see byte {error.start + 1}") from error
-    except (RecursionError, TypeError) as error:  # such as a list for a key
+    except (RecursionError, TypeError) as error:
         raise ValueError(f"cannot be built: {error}") from error
 
 
-def place(error: yaml.YAMLError) -> str:
-    """Return where a text is no YAML, and why, without what it holds there: that may be a secret."""
+@cache
+def _loader() -> Any:
+    import yaml  # noqa: PLC0415 - as above
+
+    base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+    class Loader(base):  # type: ignore[misc, valid-type]
+        """Builds values by the rules of this module."""
+
+        def __init__(self, text: str | bytes) -> None:
+            super().__init__(text)
+            self.repeated: _Repeated = []
+
+        def mapping(self, node: yaml.MappingNode) -> dict[str, Any]:
+            self.flatten_mapping(node)
+            for key, _ in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    raise yaml.constructor.ConstructorError(None, None, "a key must be text", key.start_mark)
+            pairs = [(str(key.value), self.construct_object(value, deep=True)) for key, value in node.value]
+            return _unique(pairs, self.repeated)
+
+        def number(self, node: yaml.ScalarNode) -> Any:
+            if ":" in node.value:
+                return node.value
+            try:
+                read = self.construct_yaml_int if node.tag == f"{_TAG}int" else self.construct_yaml_float
+                return read(node)
+            except ValueError as error:
+                raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
+
+    text_tags = {f"{_TAG}timestamp", f"{_TAG}value"}
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag not in text_tags]
+        for first, resolvers in base.yaml_implicit_resolvers.items()
+    }
+    Loader.add_implicit_resolver(f"{_TAG}float", _POWER_OF_TEN, list("-+0123456789"))
+    Loader.add_constructor(f"{_TAG}map", Loader.mapping)
+    for tag in ("int", "float"):
+        Loader.add_constructor(f"{_TAG}{tag}", Loader.number)
+    return Loader
+
+
+def _unique(pairs: _Pairs, repeated: _Repeated) -> dict[str, Any]:
+    """Return the mapping of pairs; the last pair of a key counts."""
+    mapping: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in mapping:
+            repeated.append((mapping, key))
+        mapping[key] = value
+    return mapping
+
+
+def _document(value: Any, repeated: _Repeated) -> YamlDocument:
+    keys: dict[int, list[str]] = {}
+    for mapping, key in repeated:
+        keys.setdefault(id(mapping), []).append(key)
+    places = _mappings(value, "") if repeated else ()
+    return YamlDocument(value, [f"{path}{key}" for path, mapping in places for key in keys.get(id(mapping), ())])
+
+
+def _mappings(value: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every mapping of a tree with the path of its keys."""
+    if isinstance(value, dict):
+        yield (f"{path}." if path else ""), value
+        for key, item in value.items():
+            yield from _mappings(item, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _mappings(item, f"{path}[{index}]")
+
+
+def _refuse(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _place(error: yaml.YAMLError) -> str:
+    """Return the place and the kind of an error, without the text there, which may be a secret."""
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
     return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else str(problem)
 
 
-def check_bounds(events: Iterable[yaml.Event], depth: int, values: int) -> None:
+def _check_bounds(events: Iterable[yaml.Event], depth: int, values: int) -> None:
     """Raise ValueError where a text nests deeper, or holds more values with its aliases replaced."""
     import yaml  # noqa: PLC0415 - as above
 
@@ -54,7 +166,7 @@ def check_bounds(events: Iterable[yaml.Event], depth: int, values: int) -> None:
     open_nodes: list[tuple[str | None, int]] = []  # the anchor of each collection, and the values seen before it
     for event in events:
         if isinstance(event, scalar):
-            size = 1 + len(event.value) // _LONG  # whoever writes an alias out writes all of its text
+            size = 1 + len(event.value) // _LONG  # a written out alias repeats all of its text
             seen += size
             if event.anchor:
                 sizes[event.anchor] = size
@@ -76,5 +188,4 @@ def check_bounds(events: Iterable[yaml.Event], depth: int, values: int) -> None:
 
 
 def _line(event: yaml.Event) -> str:
-    mark = event.start_mark
-    return f"line {mark.line + 1}" if mark else "somewhere"
+    return f"line {event.start_mark.line + 1 if event.start_mark else '?'}"

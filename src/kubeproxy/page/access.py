@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Final
 
 from kubeproxy.config.addresses import Address, parse_ip
-from kubeproxy.config.page import PageAccess
+from kubeproxy.config.options import PageAccess
 from kubeproxy.server.hosts import host_name, is_loopback
 from kubeproxy.server.http import Request
 

@@ -17,7 +17,7 @@ from kubeproxy.ask.facts import Objects
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.why import fields
 from kubeproxy.ask.zones import Zones
-from kubeproxy.config.page import PageAccess
+from kubeproxy.config.options import PageAccess
 from kubeproxy.engine.turns import in_turns
 from kubeproxy.errors import QuestionError
 from kubeproxy.features import CONNECTION_COUNTERS

@@ -22,11 +22,11 @@ from kubeproxy.api.names import Loop
 from kubeproxy.backends.mode import Backend, Mode, Operations
 from kubeproxy.config.fields import Logging
 from kubeproxy.config.gates import gate_states
+from kubeproxy.config.load import watch as watch_config
 from kubeproxy.config.modes import FALLBACK
-from kubeproxy.config.notices import notices
 from kubeproxy.config.options import Options
 from kubeproxy.config.types import KubeProxyConfiguration
-from kubeproxy.config.watch import watch as watch_config
+from kubeproxy.config.validate import notices
 from kubeproxy.engine.engine import Engine, Pace
 from kubeproxy.engine.observer import Audience
 from kubeproxy.engine.pacing import Backoff

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from kubeproxy.config.addresses import split_host_port
 from kubeproxy.config.fields import ConntrackSettings
 from kubeproxy.config.gates import gate_enabled
-from kubeproxy.config.modes.description import EVERY_ADDRESS, spelled_out
+from kubeproxy.config.modes import EVERY_ADDRESS, spelled_out
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ConfigError, Unsupported
 from kubeproxy.features.feature import Features

@@ -1,4 +1,4 @@
-"""The proxy modes, and what is left of those that do not run. The list of them is in config/modes."""
+"""The proxy modes, and what is left of those that do not run. The list of them is in config/modes.py."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from kubeproxy.backends.ipvs.render import server_key
 from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.backends.leftovers import remove_iptables_rules
 from kubeproxy.backends.mode import Depth
-from kubeproxy.config.blocks import IPVS
+from kubeproxy.config.fields import IPVS
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import Unsupported
 from kubeproxy.kernel import ipvs

@@ -12,7 +12,7 @@ from kubeproxy.api.credentials import ExecPlugin
 from kubeproxy.api.kubeconfig import load_cluster
 from kubeproxy.ask.state.page import parse_query
 from kubeproxy.config.load import read_text
-from kubeproxy.config.page import page_access
+from kubeproxy.config.options import page_access
 from kubeproxy.config.pflag import parse
 from kubeproxy.config.write import dump
 from kubeproxy.page.access import Content, refusal

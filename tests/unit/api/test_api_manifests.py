@@ -83,7 +83,7 @@ EXPLOSIVE = {
     "dashes": ("- " * 100_000, "line 1: nested deeper than 64 levels"),
     "maps": ("{a: " * 1_000, "line 1: nested deeper than 64 levels"),
     "no text": (b"a: \xff", "is not UTF-8 text, see byte 4"),
-    "a list for a key": ("? [a]\n: b", "line 1, column 3: found unhashable key"),
+    "a list for a key": ("? [a]\n: b", "line 1, column 3: a key must be text"),
 }
 
 

@@ -6,14 +6,17 @@ import operator
 import msgspec
 import pytest
 
-from kubeproxy.config import Duration, KubeProxyConfiguration, describe, load_text
 from kubeproxy.config.decode import json_fields
+from kubeproxy.config.durations import Duration
 from kubeproxy.config.fields import VModuleItem
+from kubeproxy.config.load import load_text
+from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.config.write import describe
 from kubeproxy.errors import ConfigError
 
 BOOL = ("yes", 'expected true or false, got "yes"')
 TEXT = (5, "expected text, got 5 (put it in quotes)")
-DURATION = (5, 'expected a duration like "30s", got 5')
+DURATION = (5, 'expected a duration like "30s" or "1h30m", got 5')
 NEGATIVE = ("-1s", "must not be negative, got -1s")
 DUAL_STACK = "expected one CIDR or one of each IP family, like 10.100.0.0/16,fde4:8dba:82e1::/48"
 SECONDS_0, SECONDS_30 = Duration(0), Duration(30)
@@ -94,7 +97,8 @@ FIELDS = [
     ("conntrack.udpStreamTimeout", SECONDS_0, "3m", Duration(180), *NEGATIVE),
     ("configSyncPeriod", Duration(900), "1h30m", Duration(5400), "-1s", "must be greater than 0, got -1s"),
     ("portRange", "", "300-2000", "300-2000", 300, "expected text, got 300 (put it in quotes)"),
-    ("udpIdleTimeout", Duration(0.25), "1.5s", Duration(1.5), 1, 'expected a duration like "30s", got 1'),
+    ("udpIdleTimeout", Duration(0.25), "1.5s", Duration(1.5), 1,
+     'expected a duration like "30s" or "1h30m", got 1'),
     ("windowsRunAsService", False, True, True, *BOOL),
 ]  # fmt: skip
 PATHS = [row[0] for row in FIELDS]

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubeproxy.config import Duration, load_file, load_text
-from kubeproxy.config.modes.userspace import parse_port_range
+from kubeproxy.config.durations import Duration
+from kubeproxy.config.load import load_file, load_text
+from kubeproxy.config.modes import parse_port_range
 from kubeproxy.errors import ConfigError
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -152,13 +153,13 @@ WRONG_FILES = [
         "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeletConfiguration",
         'kind: expected KubeProxyConfiguration, got "KubeletConfiguration"',
     ),
-    (HEAD + "mode: [", "not valid YAML or JSON: line 4, column 1: did not find expected node content"),
-    (HEAD + "? [a]\n: b", "not a configuration: line 3: a key must be text"),
-    (HEAD + "x: &x [*x]\n", "not a configuration: line 3: *x stands within itself"),
-    ("{" * 100_000, "not a configuration: line 1: nested deeper than 50 levels"),
-    ('{"a": ' + "[" * 400 + "]" * 400 + "}", "not a configuration: nested too deeply or too large"),
-    ("[" * 1_000, "not a configuration: line 1: nested deeper than 50 levels"),
-    (HEAD + "a: \x07", "not valid YAML or JSON: "),
+    (HEAD + "mode: [", "cannot be read as YAML or JSON: line 4, column 1: did not find expected node content"),
+    (HEAD + "? [a]\n: b", "cannot be read as YAML or JSON: line 3, column 3: a key must be text"),
+    (HEAD + "x: &x [*x]\n", "cannot be read as YAML or JSON: line 3: *x stands within itself"),
+    ("{" * 100_000, "cannot be read as YAML or JSON: line 1: nested deeper than 50 levels"),
+    ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "cannot be read as YAML or JSON: line 1: nested deeper than 50"),
+    ("[" * 1_000, "cannot be read as YAML or JSON: line 1: nested deeper than 50 levels"),
+    (HEAD + "a: \x07", "cannot be read as YAML or JSON: "),
 ]
 
 
@@ -169,7 +170,9 @@ def test_a_file_that_is_no_configuration(text, message):
 
 def test_an_alias_bomb_is_refused():
     lines = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]
-    assert mistakes(HEAD + "a0: &a0 x\n" + "\n".join(lines))[0].startswith("not a configuration: line 9: more than")
+    assert mistakes(HEAD + "a0: &a0 x\n" + "\n".join(lines))[0].startswith(
+        "cannot be read as YAML or JSON: line 9: more than"
+    )
 
 
 def test_a_file_that_cannot_be_read(tmp_path):

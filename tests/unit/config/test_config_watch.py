@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.config import load_text
-from kubeproxy.config.watch import watch
+from kubeproxy.config.load import load_text, watch
 from kubeproxy.config.write import with_values
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"

@@ -4,12 +4,13 @@ import operator
 
 import pytest
 
-from kubeproxy.config import Duration, KubeProxyConfiguration, build_options
 from kubeproxy.config.decode import json_fields
+from kubeproxy.config.durations import Duration
 from kubeproxy.config.fields import VModuleItem
 from kubeproxy.config.flags import BY_NAME, FLAGS, GROUPS
-from kubeproxy.config.page import page_access
+from kubeproxy.config.options import build_options, page_access
 from kubeproxy.config.pflag import KINDS, parse, shown_default
+from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ConfigError
 from kubeproxy.features.fast_forwarding import Forwarding
 

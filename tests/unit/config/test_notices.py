@@ -2,8 +2,8 @@
 
 import pytest
 
-from kubeproxy.config.notices import notices
 from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.config.validate import notices
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,11 @@
 
 import pytest
 
-from kubeproxy.config import Duration, KubeProxyConfiguration, Options, build_options, load_file
+from kubeproxy.config.durations import Duration
+from kubeproxy.config.load import load_file
+from kubeproxy.config.options import Options, build_options
 from kubeproxy.config.pflag import parse
+from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ConfigError
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"

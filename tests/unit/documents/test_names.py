@@ -2,8 +2,8 @@
 
 import re
 
+from kubeproxy.config.fields import ConfigStruct, json_name
 from kubeproxy.config.gates import GATES
-from kubeproxy.config.struct import ConfigStruct, json_name
 from kubeproxy.config.types import KubeProxyConfiguration
 from support.documents import documents
 from support.places import ROOT

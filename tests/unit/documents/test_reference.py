@@ -3,8 +3,8 @@
 import re
 from collections.abc import Iterator
 
+from kubeproxy.config.fields import ConfigStruct, json_name
 from kubeproxy.config.flags import FLAGS
-from kubeproxy.config.struct import ConfigStruct, json_name
 from kubeproxy.config.types import KubeProxyConfiguration
 from support.documents import document, documents
 from support.metric_names import metric_names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.config.page import PageAccess, page_access
+from kubeproxy.config.options import PageAccess, page_access
 from kubeproxy.errors import ConfigError
 from kubeproxy.page.access import Content, refusal
 from kubeproxy.server.http import Request

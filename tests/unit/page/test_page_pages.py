@@ -21,7 +21,7 @@ from kubeproxy.ask.facts import Objects
 from kubeproxy.ask.snapshot import unwatched
 from kubeproxy.ask.why import Why
 from kubeproxy.ask.zones import Places, with_zones
-from kubeproxy.config.page import PageAccess, page_access
+from kubeproxy.config.options import PageAccess, page_access
 from kubeproxy.errors import QuestionError
 from kubeproxy.features.feature import Features
 from kubeproxy.model.addresses import Family

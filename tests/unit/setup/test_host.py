@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.config import Duration, load_text
+from kubeproxy.config.durations import Duration
 from kubeproxy.config.fields import ConntrackSettings
+from kubeproxy.config.load import load_text
 from kubeproxy.errors import ConfigError, Unsupported
 from kubeproxy.model.addresses import Family, family_of, pack
 from kubeproxy.model.objects import Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta

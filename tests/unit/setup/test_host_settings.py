@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.config.blocks import IPTables
+from kubeproxy.config.fields import IPTables
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.model.world import Surroundings, build
 from kubeproxy.setup import host

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.config import load_text
+from kubeproxy.config.load import load_text
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.objects import Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
 from kubeproxy.setup import host

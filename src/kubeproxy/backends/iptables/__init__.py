@@ -1,11 +1,11 @@
 """iptables mode: the chains and rules of the Go kube-proxy, by iptables-restore."""
 
 from kubeproxy.backends.mode import Mode
-from kubeproxy.config.modes import iptables
+from kubeproxy.config.modes import MODES
 from kubeproxy.model.habits import Habits
 
 MODE = Mode(
-    iptables.MODE,
+    MODES["iptables"],
     __name__,
     comparable=True,
     habits=Habits(

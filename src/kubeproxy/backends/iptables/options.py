@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from kubeproxy.config.modes.description import spelled_out
+from kubeproxy.config.modes import spelled_out
 from kubeproxy.model.addresses import Family, is_loopback, parse_networks, within
 
 

@@ -1,7 +1,7 @@
 """ipvs mode: virtual servers on kube-ipvs0, ipsets, and fixed iptables chains that match them."""
 
 from kubeproxy.backends.mode import Deprecation, Mode
-from kubeproxy.config.modes import ipvs
+from kubeproxy.config.modes import MODES
 from kubeproxy.model.habits import Affinity, Habits
 from kubeproxy.model.plan import FrontendKind
 
@@ -9,7 +9,7 @@ INTERFACE = "kube-ipvs0"
 """The dummy interface that carries the addresses of Services, so that their packets come in at all."""
 
 MODE = Mode(
-    ipvs.MODE,
+    MODES["ipvs"],
     __name__,
     habits=Habits(
         refuses_ports=(FrontendKind.CLUSTER, FrontendKind.EXTERNAL, FrontendKind.LOADBALANCER),

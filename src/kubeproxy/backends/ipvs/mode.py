@@ -15,7 +15,7 @@ from kubeproxy.backends.ipvs.layout import scheduler_named
 from kubeproxy.backends.ipvs.weight import weigh
 from kubeproxy.backends.ipvs.wire import NodeKernel, NodeView, printer
 from kubeproxy.backends.mode import RESTORE_FAILURES, Operations, Registry
-from kubeproxy.config.blocks import IPVS
+from kubeproxy.config.fields import IPVS
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel.ipvs import Ipvs, Timeouts
 from kubeproxy.kernel.proc import modules

@@ -10,7 +10,7 @@ from typing import Final
 
 from kubeproxy.backends.ipvs.chains import DROP_IN_NAT
 from kubeproxy.backends.ipvs.layout import Scheduler, scheduler_named
-from kubeproxy.config.blocks import IPVS
+from kubeproxy.config.fields import IPVS
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel.ipset import Ipsets
 from kubeproxy.kernel.ipvs import (

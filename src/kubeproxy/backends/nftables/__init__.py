@@ -3,13 +3,13 @@
 from typing import Final
 
 from kubeproxy.backends.mode import Metric, Mode
-from kubeproxy.config.modes import nftables
+from kubeproxy.config.modes import MODES
 
 TABLE: Final = "kube-proxy"
 """As the Go kube-proxy's, so that either takes over from the other."""
 
 MODE = Mode(
-    nftables.MODE,
+    MODES["nftables"],
     __name__,
     table=TABLE,
     comparable=True,

@@ -3,14 +3,14 @@
 from typing import Final
 
 from kubeproxy.backends.mode import FlowsEnd, Mode
-from kubeproxy.config.modes import userspace
+from kubeproxy.config.modes import MODES
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.habits import Affinity, Habits
 
 TABLE: Final = "kube-proxy-userspace"
 
 MODE = Mode(
-    userspace.MODE,
+    MODES["userspace"],
     __name__,
     table=TABLE,
     habits=Habits(

@@ -14,7 +14,7 @@ from kubeproxy.backends.userspace.listeners import Listeners
 from kubeproxy.backends.userspace.ruleset import Ruleset
 from kubeproxy.backends.userspace.udp import Sessions
 from kubeproxy.backends.userspace.weight import weigh
-from kubeproxy.config.modes.userspace import parse_port_range
+from kubeproxy.config.modes import parse_port_range
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from kubeproxy.kernel.nftables.presence import require

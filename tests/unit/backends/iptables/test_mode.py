@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kubeproxy.backends.iptables import mode
-from kubeproxy.config.blocks import IPTables
-from kubeproxy.config.fields import DetectLocal
+from kubeproxy.config.fields import DetectLocal, IPTables
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel.xtables import iptables_variant

@@ -12,7 +12,7 @@ from kubeproxy.backends.ipvs.cleanup import removal
 from kubeproxy.backends.ipvs.layout import Scheduler, SetId, scheduler_named
 from kubeproxy.backends.ipvs.mode import CONN_REUSE, OPERATIONS, STRICT_ARP, excluded, settings
 from kubeproxy.backends.leftovers import owned, removals
-from kubeproxy.config.blocks import IPVS
+from kubeproxy.config.fields import IPVS
 from kubeproxy.errors import ConfigError
 from kubeproxy.kernel.xtables.xtables import Commands, Table
 from kubeproxy.model.addresses import Family, pack

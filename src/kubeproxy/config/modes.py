@@ -1,0 +1,219 @@
+"""The proxy modes as the configuration has them: the blocks and flags of each, and the checks of its settings.
+
+A mode is a ModeConfig in the list below and a folder of its name in kubeproxy.backends, which programs the kernel. Its
+own block is a struct in fields.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any, Final, Literal, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kubeproxy.config.addresses import parse_cidr
+from kubeproxy.config.durations import Duration
+from kubeproxy.config.fields import ConfigurationFields, IPTables, json_name
+from kubeproxy.config.gates import gate_enabled
+from kubeproxy.config.messages import Mistake
+
+C = TypeVar("C", bound=ConfigurationFields)
+
+LoopbackNodePorts = Literal["never", "ipv4", "relayed"]
+"""Whether NodePorts may answer on loopback addresses: never, on those of IPv4, or through a relay of the proxy."""
+
+EVERY_ADDRESS = ("0.0.0.0/0", "::/0")
+PRIMARY_ADDRESS = ("primary",)
+NODEPORT_WORDS = {
+    "primary": PRIMARY_ADDRESS,
+    "localhost": ("127.0.0.0/8", "::1/128"),
+    "all": EVERY_ADDRESS,
+}
+"""Words that nodePortAddresses accepts beside networks; "primary" stands for addresses that are known at run time.
+
+Kubernetes 1.37 (KEP-6032) has all of them, in any mixture; 1.36 has `primary` alone.
+"""
+
+_INHERITED: Final = ("masquerade_bit", "sync_period", "min_sync_period")
+_SCHEDULER: Final = re.compile(r"[a-z0-9_]{0,15}")  # IP_VS_SCHEDNAME_MAXLEN; a module's name as well
+
+
+def spelled_out(addresses: Iterable[str]) -> tuple[str, ...]:
+    """Return NodePort addresses with networks in place of words, except "primary"."""
+    return tuple([network for part in addresses for network in NODEPORT_WORDS.get(part, (part,))])
+
+
+def bit_mistakes(path: str, bit: int) -> Iterator[Mistake]:
+    """Yield the mistake in a masqueradeBit: a packet's mark has 32 bits."""
+    if not 0 <= bit <= 31:
+        yield Mistake(path, f"must be from 0 to 31, got {bit}")
+
+
+def parse_port_range(text: str) -> range | None:
+    """Return the ports of "low-high", "low+count" or "port"; empty for "" and "0" (any port), None if invalid."""
+    match = re.fullmatch(r"([0-9]{1,5})(?:([-+])([0-9]{1,5}))?", text.strip())
+    if text.strip() in ("", "0", "0-0"):
+        return range(0)
+    if match is None:
+        return None
+    low = int(match[1])
+    high = {"-": int(match[3] or 0), "+": low + int(match[3] or 0), None: low}[match[2]]
+    return range(low, high + 1) if 0 < low <= high <= 65535 else None
+
+
+class ModeConfig(Struct, frozen=True, kw_only=True):
+    """One mode. A mode overrides the methods whose default does not fit it.
+
+    `syncs` and `masquerades` name the fields of KubeProxyConfiguration whose blocks hold the mode's sync periods and
+    masquerade settings. `flags` maps flags whose meaning depends on the mode to the paths that they set in this one;
+    `flag_defaults` has values of such flags that apply when the flag is not given. In the paths `unset_when_empty` 0
+    counts as unset. `nodeport_addresses` is the meaning of an unset nodePortAddresses.
+    """
+
+    name: str
+    syncs: str
+    masquerades: str
+    flags: Mapping[str, tuple[str, ...]]
+    flag_defaults: Mapping[str, Any] = {}
+    unset_when_empty: frozenset[str] = frozenset()
+    nodeport_addresses: tuple[str, ...] = EVERY_ADDRESS
+
+    def path(self, config: ConfigurationFields, attribute: str) -> str:  # noqa: ARG002 - see NftablesMode
+        """Return the JSON path where the user wrote an attribute of the sync block."""
+        return f"{self.syncs}.{json_name(attribute)}"
+
+    def mistakes(self, config: ConfigurationFields) -> Iterator[Mistake]:  # noqa: ARG002
+        """Yield the mistakes in the mode's own settings; asked only of the mode to run."""
+        yield from ()
+
+    def completed(self, config: C, given: AbstractSet[str]) -> C:  # noqa: ARG002
+        """Return the configuration for this mode when `mode` is empty; `given` has the paths of the fields set."""
+        return config
+
+    def loopback_nodeports(self, config: ConfigurationFields) -> LoopbackNodePorts:  # noqa: ARG002
+        """Return whether NodePorts may answer on loopback addresses."""
+        return "never"
+
+
+class NftablesMode(ModeConfig, frozen=True, kw_only=True):
+    """With `mode` empty, unset settings are those of the iptables block that differ from its defaults.
+
+    So a configuration that was made for the Go kube-proxy's default mode keeps its meaning.
+    """
+
+    def path(self, config: ConfigurationFields, attribute: str) -> str:
+        """Return the JSON path where the user wrote an attribute, in the iptables block if it was inherited."""
+        usual, written = getattr(IPTables(), attribute), getattr(config.iptables, attribute)
+        inherited = not config.mode and getattr(config.nftables, attribute) == written != usual
+        return f"{'iptables' if inherited else 'nftables'}.{json_name(attribute)}"
+
+    def mistakes(self, config: ConfigurationFields) -> Iterator[Mistake]:
+        """Yield a bit out of range; an inherited one is checked with the iptables block, as in every mode."""
+        path = self.path(config, "masquerade_bit")
+        if path.startswith("nftables."):
+            yield from bit_mistakes(path, config.nftables.masquerade_bit)
+
+    def completed(self, config: C, given: AbstractSet[str]) -> C:
+        """Return the configuration with the inherited values."""
+        usual = IPTables()
+        values = {
+            attribute: getattr(config.iptables, attribute)
+            for attribute in _INHERITED
+            if f"nftables.{json_name(attribute)}" not in given
+            and getattr(config.iptables, attribute) != getattr(usual, attribute)
+        }
+        everything = config.nftables.masquerade_all or config.iptables.masquerade_all
+        return replace(config, nftables=replace(config.nftables, **values, masquerade_all=everything))
+
+    def loopback_nodeports(self, config: ConfigurationFields) -> LoopbackNodePorts:
+        """Return "relayed" with the gate of Kubernetes 1.37: rules of this mode lead no packet away from loopback."""
+        return "relayed" if gate_enabled(config.feature_gates, "KubeProxyNFTablesLocalhostNodePorts") else "never"
+
+
+class IptablesMode(ModeConfig, frozen=True, kw_only=True):
+    """The only mode whose rules serve NodePorts on loopback."""
+
+    def loopback_nodeports(self, config: ConfigurationFields) -> LoopbackNodePorts:
+        """Return "ipv4" unless it is switched off: the kernel has no route_localnet for IPv6."""
+        return "ipv4" if config.iptables.localhost_node_ports else "never"
+
+
+class IpvsMode(ModeConfig, frozen=True, kw_only=True):
+    """Masquerades by the settings of the iptables block."""
+
+    def mistakes(self, config: ConfigurationFields) -> Iterator[Mistake]:
+        """Yield a gate that is off, an invalid scheduler, negative timeouts and invalid networks."""
+        if not gate_enabled(config.feature_gates, "KubeProxyIPVS"):
+            yield Mistake("mode", "ipvs needs the feature gate KubeProxyIPVS=true")
+        block = config.ipvs
+        if not _SCHEDULER.fullmatch(block.scheduler):
+            message = f'expected the name of a scheduler like lc, or "" for rr, got "{block.scheduler}"'
+            yield Mistake("ipvs.scheduler", message)
+        for path, value in (
+            ("ipvs.tcpTimeout", block.tcp_timeout),
+            ("ipvs.tcpFinTimeout", block.tcp_fin_timeout),
+            ("ipvs.udpTimeout", block.udp_timeout),
+        ):
+            if value < 0:
+                yield Mistake(path, f"must not be negative, got {value}")
+        for index, part in enumerate(block.exclude_cidrs):
+            if parse_cidr(part) is None:
+                yield Mistake(f"ipvs.excludeCIDRs[{index}]", f'expected a CIDR like 192.0.2.0/24, got "{part}"')
+
+
+class UserspaceMode(ModeConfig, frozen=True, kw_only=True):
+    """Has no block, but two fields that no other mode reads; the Go kube-proxy does not check them."""
+
+    def mistakes(self, config: ConfigurationFields) -> Iterator[Mistake]:
+        """Yield an invalid portRange, and a udpIdleTimeout that is not positive."""
+        if parse_port_range(config.port_range) is None:
+            yield Mistake("portRange", f'expected ports like 300-2000, 300+1700 or 300, got "{config.port_range}"')
+        if config.udp_idle_timeout <= 0:
+            yield Mistake("udpIdleTimeout", f"must be greater than 0, got {config.udp_idle_timeout}")
+
+
+_IPTABLES_FLAGS: Final = {
+    "iptables-sync-period": ("iptables.syncPeriod",),
+    "iptables-min-sync-period": ("iptables.minSyncPeriod",),
+    "masquerade-all": ("iptables.masqueradeAll",),
+}
+DEFAULT: Final = NftablesMode(
+    name="nftables",
+    syncs="nftables",
+    masquerades="nftables",
+    flags={  # it has no flags of its own and takes those of iptables
+        "iptables-sync-period": ("iptables.syncPeriod", "nftables.syncPeriod"),
+        "iptables-min-sync-period": ("iptables.minSyncPeriod", "nftables.minSyncPeriod"),
+        "masquerade-all": ("nftables.masqueradeAll",),
+    },
+    unset_when_empty=frozenset(("nftables.syncPeriod", "nftables.minSyncPeriod")),
+    nodeport_addresses=PRIMARY_ADDRESS,
+)
+"""The meaning of an empty `mode`."""
+FALLBACK: Final = IptablesMode(
+    name="iptables",
+    syncs="iptables",
+    masquerades="iptables",
+    flags=_IPTABLES_FLAGS,
+    unset_when_empty=frozenset(("iptables.syncPeriod", "iptables.minSyncPeriod")),
+)
+"""The meaning of an empty `mode` on a node that cannot run the default one."""
+_IPVS: Final = IpvsMode(
+    name="ipvs",
+    syncs="ipvs",
+    masquerades="iptables",
+    flags={
+        "ipvs-sync-period": ("ipvs.syncPeriod",),
+        "ipvs-min-sync-period": ("ipvs.minSyncPeriod",),
+        "masquerade-all": ("iptables.masqueradeAll",),
+    },
+    flag_defaults={"ipvs-min-sync-period": Duration(1)},  # the default in a file is 0
+    unset_when_empty=frozenset(("ipvs.syncPeriod",)),
+)
+_USERSPACE: Final = UserspaceMode(name="userspace", syncs="iptables", masquerades="iptables", flags=_IPTABLES_FLAGS)
+
+MODES: Final[dict[str, ModeConfig]] = {mode.name: mode for mode in (DEFAULT, FALLBACK, _IPVS, _USERSPACE)}
+"""All modes by name."""
