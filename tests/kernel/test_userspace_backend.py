@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from msgspec.structs import replace
 
-from kubeproxy.backends.mode import Depth, Difference
+from kubeproxy.backends.mode import Depth, ForeignChange
 from kubeproxy.backends.userspace import backend
 from kubeproxy.backends.userspace.backend import UserspaceBackend
 from kubeproxy.backends.userspace.cleanup import cleanup
@@ -115,7 +115,7 @@ class Node:
         list(self.backend.sync([(("ns", name), plans)]))
 
 
-def difference(backend: UserspaceBackend) -> Difference | None:
+def difference(backend: UserspaceBackend) -> ForeignChange | None:
     """What an inspection says that has to read everything, as another program committed something."""
     run("nft", "add table ip elsewhere; delete table ip elsewhere")
     return backend.inspect(Depth.THOROUGH)

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 
-from kubeproxy.backends.mode import Depth, Difference
+from kubeproxy.backends.mode import Depth, ForeignChange
 from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.layout import NUMBER_MAPS, TABLE, VERDICT_MAPS, SetId
 from kubeproxy.backends.nftables.table import KernelTable
@@ -147,7 +147,7 @@ class Ground(ABC):
         backend.inspect(Depth.QUICK)
         return self.calls != ["heard"]
 
-    def difference(self, backend: NftablesBackend) -> Difference | None:
+    def difference(self, backend: NftablesBackend) -> ForeignChange | None:
         """Return what a backend says that has to read everything."""
         self._under[backend].miss()
         return backend.inspect(Depth.THOROUGH)

@@ -86,7 +86,7 @@ class FakeBackend:
         self.mood = ApplyError("the kernel is in a bad mood")
         self.resync_on_world = False
         self.is_touched = False
-        self.altered = self.altered_elements = None  # a Difference, or an error
+        self.altered = self.altered_elements = None  # a ForeignChange, or an error
         self.looks = []
         self.kept_up = 0
         self.before_step = self.before_world = lambda: None

@@ -42,7 +42,7 @@ class Depth(Enum):
     """Everything; the cost grows with the cluster."""
 
 
-class Difference(NamedTuple):
+class ForeignChange(NamedTuple):
     """What another program changed, in words for an operator.
 
     One that is not `certain` is believed when a second look shows it as well: a dump may catch the kernel's hash
@@ -86,7 +86,7 @@ class Backend(Protocol):
     def resync(self, wanted: Mapping[ServiceName, tuple[ServicePlan, ...]]) -> Iterator[int]:
         """Make the kernel hold exactly this."""
 
-    def inspect(self, depth: Depth) -> Difference | None:
+    def inspect(self, depth: Depth) -> ForeignChange | None:
         """Return how the kernel differs from what was committed; None where nothing shows at this depth."""
 
     def upkeep(self) -> None:

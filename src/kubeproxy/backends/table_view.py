@@ -1,7 +1,4 @@
-"""A table of nf_tables as one may look at it beside the proxy: for examinations by modes whose table has sets and maps.
-
-Reads only. What the elements mean is a mode's affair.
-"""
+"""A table of nf_tables with sets and maps: read beside the proxy, and inspected by it. Each mode has its own elements."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from kubeproxy.backends.examination import Finding, Kind
+from kubeproxy.backends.mode import Depth, ForeignChange
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables import lookup, nfnetlink, tables
 from kubeproxy.kernel.nftables.lookup import Entries
@@ -108,3 +106,25 @@ def nodeport_findings(wanted: AbstractSet[bytes], present: AbstractSet[bytes], w
     for kind, addresses in ((Kind.MISSING, wanted - present), (Kind.EXTRA, present - wanted)):
         for address in sorted(addresses):
             yield Finding(None, kind, f"{unpack(address)}, on which NodePorts answer", where)
+
+
+def inspected(
+    table: str, depth: Depth, is_altered: Callable[[], bool], changed: Callable[[], str]
+) -> ForeignChange | None:
+    """Return what another program did to a table; None where nothing shows at this depth.
+
+    `is_altered` returns whether chains or rules differ, `changed` the set or map whose elements differ, '' for none;
+    that reads all of them, so it is called last.
+    """
+    if is_altered():
+        return ForeignChange(altered(table))
+    if depth is Depth.QUICK:
+        return None
+    if which := changed():
+        return ForeignChange(f"elements of {which} in table {table} were changed by another program", certain=False)
+    return None
+
+
+def altered(table: str) -> str:
+    """Return the message about a table whose chains or rules differ."""
+    return f"chains or rules of table {table} were changed by another program"

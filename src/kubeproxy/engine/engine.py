@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 
 from msgspec import Struct
 
-from kubeproxy.backends.mode import Backend, Difference
+from kubeproxy.backends.mode import Backend, ForeignChange
 from kubeproxy.engine.backlog import Backlog, note, retries
 from kubeproxy.engine.inspection import Inspector
 from kubeproxy.engine.intake import Intake
@@ -159,7 +159,7 @@ class Engine:
         self._backlogs[family].stale = True
         self._wake.set()
 
-    def _convicted(self, family: Family, difference: Difference) -> None:
+    def _convicted(self, family: Family, difference: ForeignChange) -> None:
         self._observer.noticed(difference)
         self.force(family)
 
@@ -376,7 +376,7 @@ class Engine:
             asyncio.get_running_loop().call_later(backlog.refused(str(error)), self._try_again, backlog)
             self._observer.refused(family, error)
             if isinstance(error, ChangedByOthersError):
-                self._observer.noticed(Difference(str(error)))
+                self._observer.noticed(ForeignChange(str(error)))
             return False
         finally:
             self.progress = None

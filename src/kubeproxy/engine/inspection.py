@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from kubeproxy.backends.mode import Backend, Depth, Difference
+from kubeproxy.backends.mode import Backend, Depth, ForeignChange
 from kubeproxy.engine.backlog import Backlog
 from kubeproxy.engine.turns import to_its_end
 from kubeproxy.errors import ApplyError
@@ -38,7 +38,7 @@ class Suspicion:
             return Depth.THOROUGH
         return Depth.THOROUGH if self._in_doubt else Depth.QUICK
 
-    def convicts(self, difference: Difference | None) -> bool:
+    def convicts(self, difference: ForeignChange | None) -> bool:
         """Take what a look showed; return whether that is to be repaired."""
         convicted = difference is not None and (difference.certain or self._in_doubt)
         self._in_doubt = difference is not None and not convicted
@@ -62,7 +62,7 @@ class Inspector:
         backlogs: Mapping[Family, Backlog],
         period: float,
         kernel: asyncio.Lock,
-        convicted: Callable[[Family, Difference], None],
+        convicted: Callable[[Family, ForeignChange], None],
     ) -> None:
         self._backends = backends
         self._backlogs = backlogs
@@ -93,10 +93,10 @@ class Inspector:
             self._convicted(backend.family, difference)
 
 
-def look_after(backend: Backend, depth: Depth) -> Difference | None:
+def look_after(backend: Backend, depth: Depth) -> ForeignChange | None:
     """Do a backend's upkeep and inspect it. What cannot be read differs."""
     try:
         backend.upkeep()
         return backend.inspect(depth)
     except ApplyError as error:
-        return Difference(f"the kernel cannot be read: {error}")
+        return ForeignChange(f"the kernel cannot be read: {error}")

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
-from kubeproxy.backends.mode import Difference
+from kubeproxy.backends.mode import ForeignChange
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event, Rejected
@@ -45,7 +45,7 @@ class ServiceProblem(NamedTuple):
     problem: Problem
 
 
-Notice = ServiceProblem | Rejected | Difference
+Notice = ServiceProblem | Rejected | ForeignChange
 """What an operator should hear of: a Service's field, an object or an entry of it that cannot be used, or what another
 program changed and is being repaired."""
 

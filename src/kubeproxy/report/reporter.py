@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from kubeproxy.backends.mode import Difference
+from kubeproxy.backends.mode import ForeignChange
 from kubeproxy.engine.observer import Audience, Commit, Notice, ServiceProblem
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family, unpack
@@ -169,7 +169,7 @@ class Reporter:
     def noticed(self, notice: Notice) -> None:
         """See observer.Observer."""
         record = self._events.record
-        if isinstance(notice, Difference):
+        if isinstance(notice, ForeignChange):
             self._metrics.own.repairs.inc()
             record(self._node, "Warning", "RulesChangedByOthers", "Repairing", notice.what)
         elif isinstance(notice, ServiceProblem):

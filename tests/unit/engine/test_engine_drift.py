@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from kubeproxy.backends.mode import Depth, Difference
+from kubeproxy.backends.mode import Depth, ForeignChange
 from kubeproxy.engine.engine import Pace
 from kubeproxy.errors import ApplyError
 from support.staged_engine import LISTS, V4, endpoints, play, service, started
@@ -13,8 +13,8 @@ from support.staged_engine import LISTS, V4, endpoints, play, service, started
 _sleep = asyncio.sleep
 
 
-RULES = Difference("chains or rules were changed")
-ELEMENTS = Difference("elements of endpoints were changed", certain=False)
+RULES = ForeignChange("chains or rules were changed")
+ELEMENTS = ForeignChange("elements of endpoints were changed", certain=False)
 
 
 def test_changed_rules_are_repaired_at_once():

@@ -7,7 +7,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubeproxy.backends.mode import Difference
+from kubeproxy.backends.mode import ForeignChange
 from kubeproxy.engine import backlog
 from kubeproxy.engine.pacing import Backoff
 from kubeproxy.errors import ChangedByOthersError
@@ -40,7 +40,7 @@ def test_what_others_change_during_a_sync_is_told_as_drift():
         stage.backend.failures, stage.backend.mood = [True], ChangedByOthersError("rules were changed")
         stage.tell(endpoints("a", 1))
         await stage.settled()
-        assert stage.notes.notices == [Difference("rules were changed")]
+        assert stage.notes.notices == [ForeignChange("rules were changed")]
         assert len(stage.notes.of("refused")) == 1
         assert stage.programmed()["a"][0].cluster
 
@@ -118,9 +118,9 @@ def test_rules_of_a_family_are_repaired_while_the_other_one_fails():
         stage.tell(*READY, service("a"), service("six", 6, V6))
         await stage.until(lambda: stage.notes.of("refused") and stage.programmed(four))
         four.state.clear()
-        four.is_touched, four.altered = True, Difference("chains or rules were changed")
+        four.is_touched, four.altered = True, ForeignChange("chains or rules were changed")
         await stage.until(lambda: stage.programmed(four))
-        assert stage.notes.notices == [Difference("chains or rules were changed")]
+        assert stage.notes.notices == [ForeignChange("chains or rules were changed")]
 
     play(scene, families=(V4, V6))
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from kubeproxy.backends.mode import Depth, Difference
+from kubeproxy.backends.mode import Depth, ForeignChange
 from kubeproxy.engine.inspection import Suspicion, look_after
 from kubeproxy.errors import ApplyError
 
-CERTAIN, DOUBTFUL = Difference("rules were changed"), Difference("elements were changed", certain=False)
+CERTAIN, DOUBTFUL = ForeignChange("rules were changed"), ForeignChange("elements were changed", certain=False)
 
 
 def test_a_look_is_thorough_once_in_a_period():
@@ -72,4 +72,4 @@ def test_upkeep_comes_before_the_look():
 
 @pytest.mark.parametrize("fails", ["upkeep", Depth.QUICK])
 def test_what_cannot_be_read_differs(fails):
-    assert look_after(Backend(fails), Depth.QUICK) == Difference("the kernel cannot be read: no such table")
+    assert look_after(Backend(fails), Depth.QUICK) == ForeignChange("the kernel cannot be read: no such table")

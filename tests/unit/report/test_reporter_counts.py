@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from kubeproxy.backends.mode import Difference
+from kubeproxy.backends.mode import ForeignChange
 from kubeproxy.engine.observer import Commit
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
@@ -154,7 +154,7 @@ def test_repairs_are_counted():
     metrics = ProxyMetrics()
     reporter = made(metrics)
     assert metrics.own.repairs.value == 0
-    reporter.noticed(Difference("rules were changed"))
+    reporter.noticed(ForeignChange("rules were changed"))
     assert metrics.own.repairs.value == 1
 
 

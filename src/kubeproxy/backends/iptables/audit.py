@@ -20,7 +20,7 @@ from kubeproxy.backends.iptables.names import COPY, SEP, SERVICE_PREFIXES
 from kubeproxy.backends.iptables.render import Detail
 from kubeproxy.backends.iptables.restores import declarations
 from kubeproxy.backends.iptables.skeleton import CANARY, CANARY_TABLES, JUMPS
-from kubeproxy.backends.mode import Difference
+from kubeproxy.backends.mode import ForeignChange
 from kubeproxy.backends.rules import Jump
 from kubeproxy.kernel.xtables.xtables import Commands, Incompatible, RestoreError
 from kubeproxy.model.addresses import Family
@@ -47,7 +47,7 @@ Place = tuple[str, str]
 class Harm(NamedTuple):
     """A difference, and the Services whose own chains have it; none when others have it as well."""
 
-    difference: Difference
+    difference: ForeignChange
     services: frozenset[ServiceName] = frozenset()
 
 
@@ -301,20 +301,20 @@ def _deletion(copy: str, suspect: Suspect) -> str:  # noqa: ARG001 - see Audit._
     return f"-X {copy}\n"
 
 
-def flushed(table: str, family: Family) -> Difference:
+def flushed(table: str, family: Family) -> ForeignChange:
     """Return that a whole table is empty."""
-    return Difference(f"table {table} of iptables ({family.label}) was flushed by another program")
+    return ForeignChange(f"table {table} of iptables ({family.label}) was flushed by another program")
 
 
-def removed(jump: Jump, family: Family) -> Difference:
+def removed(jump: Jump, family: Family) -> ForeignChange:
     """Return that a jump to one of our chains is missing."""
     what = f"the jump from {jump.chain} to {jump.target}"
-    return Difference(f"{what} ({family.label}) was removed by another program")
+    return ForeignChange(f"{what} ({family.label}) was removed by another program")
 
 
-def _changed(harmed: Collection[Suspect], family: Family) -> Difference:
+def _changed(harmed: Collection[Suspect], family: Family) -> ForeignChange:
     first = next(iter(harmed))
     (table, chain), service = first.place, first.service
     whose = f" of Service {'/'.join(service)}" if service is not None else f" of iptables table {table}"
     more = f", and {len(harmed) - 1} more," if len(harmed) > 1 else ""
-    return Difference(f"chain {chain}{whose} ({family.label}){more} was changed by another program")
+    return ForeignChange(f"chain {chain}{whose} ({family.label}){more} was changed by another program")

@@ -26,7 +26,7 @@ from kubeproxy.backends.iptables.skeleton import CANARY_TABLES, Settings
 from kubeproxy.backends.iptables.stale import Removal, Stale
 from kubeproxy.backends.iptables.standing import Standing, read
 from kubeproxy.backends.iptables.watch import Watch, watch
-from kubeproxy.backends.mode import Abilities, Depth, Difference
+from kubeproxy.backends.mode import Abilities, Depth, ForeignChange
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.proc.sysctl import write_sysctl
 from kubeproxy.kernel.xtables.nft_compat import writer_of
@@ -341,7 +341,7 @@ class IptablesBackend:
     def upkeep(self) -> None:
         """Do nothing: the hourly full sync comes with the first change after its hour."""
 
-    def inspect(self, depth: Depth) -> Difference | None:  # noqa: ARG002 - audits have a pace of their own
+    def inspect(self, depth: Depth) -> ForeignChange | None:  # noqa: ARG002 - audits have a pace of their own
         """See backends.mode.Backend. One short request, unless another program touched what is ours.
 
         Then, now and then, all rules are read.

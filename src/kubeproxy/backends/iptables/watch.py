@@ -14,7 +14,7 @@ from typing import Final, Protocol, Self
 from kubeproxy.backends.iptables.audit import MOST_PLACES, Place, flushed, removed
 from kubeproxy.backends.iptables.names import SERVICE_PREFIXES
 from kubeproxy.backends.iptables.skeleton import CANARY, CANARY_TABLES, JUMPS, OWN_CHAINS, Present
-from kubeproxy.backends.mode import Difference
+from kubeproxy.backends.mode import ForeignChange
 from kubeproxy.backends.rules import Jump
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nftables import nfnetlink
@@ -56,7 +56,7 @@ class Watch(Protocol):
     def touched(self) -> bool:
         """Return whether another program may have changed something."""
 
-    def inspect(self) -> Difference | None:
+    def inspect(self) -> ForeignChange | None:
         """Return what another program did, as far as it shows without reading all rules; settles `touched`.
 
         Raises ApplyError.
@@ -141,7 +141,7 @@ class NftWatch:
             self._unknown = True
         self._noted |= heard.chains
 
-    def inspect(self) -> Difference | None:
+    def inspect(self) -> ForeignChange | None:
         """See Watch."""
         self._note()
         unknown = self._unknown or len(self._noted) > MOST_PLACES
@@ -151,7 +151,7 @@ class NftWatch:
         self._noted, self._unknown = set(), False
         return None
 
-    def _compare(self) -> Difference | None:
+    def _compare(self) -> ForeignChange | None:
         """Look at what is ours, except the Services' chains and the rules inside of any."""
         for table in CANARY_TABLES:
             if not nfnetlink.has_chain(self._family, table, CANARY):
@@ -161,13 +161,13 @@ class NftWatch:
             handles[table, chain] = found = self._rule_handles(table, chain)
             if len(found) != count or found != self._handles.get((table, chain), found):
                 where = f"chain {chain} of iptables table {table} ({self._family.label})"
-                return Difference(f"{where} was changed by another program")
+                return ForeignChange(f"{where} was changed by another program")
         if missing := self._missing(JUMPS):
             return missing
         self._handles = handles
         return None
 
-    def _missing(self, jumps: Iterable[Jump]) -> Difference | None:
+    def _missing(self, jumps: Iterable[Jump]) -> ForeignChange | None:
         return next((removed(jump, self._family) for jump in jumps if not self._has(jump)), None)
 
     def _rule_handles(self, table: str, chain: str) -> list[int]:
@@ -250,7 +250,7 @@ class LegacyWatch:
         """See Watch."""
         return self._lock.taken() != self._taken or self._look() != self._known
 
-    def inspect(self) -> Difference | None:
+    def inspect(self) -> ForeignChange | None:
         """See Watch. Always None: sizes and the lock only say when an audit is due."""
         self._taken = self._lock.taken()
         sizes = self._look()

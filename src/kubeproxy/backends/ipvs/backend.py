@@ -18,7 +18,7 @@ from kubeproxy.backends.ipvs.graceful import WEIGHT, ActualServer, Draining, Ope
 from kubeproxy.backends.ipvs.layout import Scheduler, SetId
 from kubeproxy.backends.ipvs.render import NO_WISH, NodeAddresses, Virtual, render
 from kubeproxy.backends.ipvs.state import State, Touched, untouched
-from kubeproxy.backends.mode import Abilities, Depth, Difference
+from kubeproxy.backends.mode import Abilities, Depth, ForeignChange
 from kubeproxy.backends.rules import Jump
 from kubeproxy.kernel.ipset import Entry
 from kubeproxy.model.addresses import Family, Range, within
@@ -290,16 +290,16 @@ class IpvsBackend:
             counts = self._kernel.connections(self._draining.keys())
             self._kernel.operate(list(self._draining.finished(counts, now)))
 
-    def inspect(self, depth: Depth) -> Difference | None:
+    def inspect(self, depth: Depth) -> ForeignChange | None:
         """See backends.mode.Backend. Nothing tells of changes to virtual servers and sets: counts are read each time.
 
         A thorough look reads all but real servers, and some of those.
         """
         self._read_addresses()
         if what := self._changed_addresses() or self._changed_counts() or self._missing_sample():
-            return Difference(f"{what} by another program")
+            return ForeignChange(f"{what} by another program")
         if depth is Depth.THOROUGH and (what := self._changed_contents()):
-            return Difference(f"{what} by another program", certain=False)
+            return ForeignChange(f"{what} by another program", certain=False)
         return None
 
     def _read_addresses(self) -> None:

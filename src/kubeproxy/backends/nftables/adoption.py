@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import repeat
 
-from kubeproxy.backends.elements import Elements
 from kubeproxy.backends.nftables.layout import SHARED, service_key, slot_bytes
 from kubeproxy.backends.nftables.packing import Users
 from kubeproxy.backends.nftables.render import Placed, translate, way_of
+from kubeproxy.backends.state import Elements
 from kubeproxy.model.plan import Policy, Pool, ServicePlan
 
 _PAD = b"\0\0"

@@ -9,7 +9,6 @@ import errno
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from kubeproxy.backends.elements import Elements
 from kubeproxy.backends.nftables.layout import (
     NUMBER_MAPS,
     POOL_MAPS,
@@ -29,6 +28,7 @@ from kubeproxy.backends.nftables.older import copies, older_form
 from kubeproxy.backends.nftables.render import Placed
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.table import KernelTable
+from kubeproxy.backends.state import Elements
 from kubeproxy.kernel.nftables import messages, nfnetlink
 from kubeproxy.kernel.nftables.elements import catch_all_element
 from kubeproxy.kernel.nftables.shapes import ChainShape

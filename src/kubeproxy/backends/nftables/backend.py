@@ -14,8 +14,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from kubeproxy.backends.ahead import Ahead
-from kubeproxy.backends.elements import Elements, altered, difference, inspected
-from kubeproxy.backends.mode import Abilities, Depth, Difference
+from kubeproxy.backends.mode import Abilities, Depth, ForeignChange
 from kubeproxy.backends.nftables import affinity, audit, reading, source_ranges
 from kubeproxy.backends.nftables.adoption import adopted
 from kubeproxy.backends.nftables.counting import Counting
@@ -28,6 +27,8 @@ from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, cha
 from kubeproxy.backends.nftables.render import Placed, changed, place_all, render, slots_in_use, translate
 from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset
 from kubeproxy.backends.nftables.table import KernelTable
+from kubeproxy.backends.state import Elements, diff
+from kubeproxy.backends.table_view import altered, inspected
 from kubeproxy.errors import ApplyError, ChangedByOthersError
 from kubeproxy.features import RESETS
 from kubeproxy.kernel.netlink.protocol import NetlinkError
@@ -361,7 +362,7 @@ class NftablesBackend:
             for shared in SHARED:
                 # What several ask for is counted for each, and only added when the kernel lacks it.
                 self._users[shared].update(desired.get(shared, {}).keys() & present.get(shared, {}).keys())
-            delta = difference(present, desired)
+            delta = diff(present, desired)
             for set_id, keys in delta.removed.items():
                 for key in keys:
                     batch.transaction.remove(set_id, key)
@@ -428,7 +429,7 @@ class NftablesBackend:
         if self._clients is not None:
             self._clients.look(self._table)
 
-    def inspect(self, depth: Depth) -> Difference | None:
+    def inspect(self, depth: Depth) -> ForeignChange | None:
         """See backends.mode.Backend. One short request, unless another program touched the table.
 
         Where the kernel's word of that may have been lost, it is looked at as `depth` says.
@@ -444,7 +445,7 @@ class NftablesBackend:
         if seen is None:
             return None
         self._table.miss()  # until a resync has repaired it, or a second look shows nothing
-        return Difference(f"{seen.what}: {', '.join(sorted(heard.by))}") if told else seen
+        return ForeignChange(f"{seen.what}: {', '.join(sorted(heard.by))}") if told else seen
 
     def _is_altered(self) -> bool:
         """Return whether another program changed our table's chains or rules. Cheap at any size."""

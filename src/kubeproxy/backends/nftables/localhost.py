@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from kubeproxy.backends.mode import Backend, Counter, Depth, Difference, Gauge, Registry
+from kubeproxy.backends.mode import Backend, Counter, Depth, ForeignChange, Gauge, Registry
 from kubeproxy.backends.nftables.layout import COUNTERS, TABLE
 from kubeproxy.backends.nftables.shares import STICKY_SLOTS, slot_counts
 from kubeproxy.backends.relay import tcp
@@ -260,7 +260,7 @@ class RelayingBackend:
         self._relay.retain(served)
         self._relay.take(served.items())
 
-    def inspect(self, depth: Depth) -> Difference | None:
+    def inspect(self, depth: Depth) -> ForeignChange | None:
         """Return how the kernel differs from what was committed."""
         return self._backend.inspect(depth)
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
-from kubeproxy.backends.elements import Elements
 from kubeproxy.backends.nftables.layout import (
     BELOW,
     CLASS_MAPS,
@@ -23,6 +22,7 @@ from kubeproxy.backends.nftables.layout import (
     slot_bytes,
 )
 from kubeproxy.backends.nftables.table import KernelTable
+from kubeproxy.backends.state import Elements
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.plan import ServiceName, ServicePlan
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
-from kubeproxy.backends.elements import Delta, Elements, difference
 from kubeproxy.backends.nftables.layout import (
     ENDPOINT_MAPS,
     HASHED,
@@ -26,6 +25,7 @@ from kubeproxy.backends.nftables.layout import (
 )
 from kubeproxy.backends.nftables.numbering import Numbers, list_key
 from kubeproxy.backends.nftables.shares import SLOTS, STICKY_SLOTS, slot_counts
+from kubeproxy.backends.state import Difference, Elements, diff
 from kubeproxy.model import maglev
 from kubeproxy.model.addresses import Range, merge_ranges
 from kubeproxy.model.plan import Action, Frontend, FrontendKind, Hashing, Policy, Pool, ServicePlan, Traffic
@@ -162,10 +162,10 @@ class Parts:
         self.pools[set_id, key] = pool
 
 
-def changed(before: Iterable[Placed], after: Iterable[Placed]) -> Delta:
+def changed(before: Iterable[Placed], after: Iterable[Placed]) -> Difference[str, bytes, bytes]:
     """Return the smallest change of the elements of a Service; each pool is compared once for all its frontends."""
     old, new = Parts(before), Parts(after)
-    delta = difference(old.elements, new.elements)
+    delta = diff(old.elements, new.elements)
     compared: dict[tuple[int, int], _Slots] = {}
     for where in old.pools.keys() | new.pools.keys():
         was, now = old.pools.get(where, ()), new.pools.get(where, ())

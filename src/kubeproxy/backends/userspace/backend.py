@@ -13,9 +13,10 @@ from functools import partial
 from itertools import chain, islice
 from typing import Final, NamedTuple, Self
 
-from kubeproxy.backends.elements import difference, inspected
-from kubeproxy.backends.mode import Abilities, Depth, Difference
+from kubeproxy.backends.mode import Abilities, Depth, ForeignChange
 from kubeproxy.backends.relay.datapath import DataPath
+from kubeproxy.backends.state import diff
+from kubeproxy.backends.table_view import inspected
 from kubeproxy.backends.userspace.layout import TABLE, Elements, elements, merged, packed
 from kubeproxy.backends.userspace.listeners import KINDS, Assignment, ListenerName, Listeners, assignments
 from kubeproxy.backends.userspace.ruleset import Ruleset
@@ -125,7 +126,7 @@ class UserspaceBackend:
         )
         after = {name: self._elements_of(plans) for name, plans in changes}
         before = merged(self._elements.get(name, {}) for name in after)
-        removed, added = difference(before, merged(after.values()))
+        removed, added = diff(before, merged(after.values()))
         gone_elements = {name: [(key, b"") for key in keys] for name, keys in removed.items()}
         messages = [
             *self._messages(nfnetlink.DELETE_ELEMENT, gone_elements),
@@ -219,10 +220,10 @@ class UserspaceBackend:
         served = any(name not in self._waiting for name, _ in again)
         self._listeners.exhausted = served and len(again) == AGAIN  # the next ones have their turn in a second
 
-    def inspect(self, depth: Depth) -> Difference | None:
+    def inspect(self, depth: Depth) -> ForeignChange | None:
         """See backends.mode.Backend. Two short requests, unless another program committed to nf_tables."""
         if self._find_landing() != self._landing:
-            return Difference("the node's addresses changed, and connections from outside are sent to one of them")
+            return ForeignChange("the node's addresses changed, and connections from outside are sent to one of them")
         generation = self._transactions.generation()
         if generation == self._generation:
             return None

@@ -5,11 +5,11 @@ from collections import Counter
 import pytest
 from hypothesis import given
 
-from kubeproxy.backends.elements import difference
 from kubeproxy.backends.nftables import packing
 from kubeproxy.backends.nftables.layout import SHARED, VERDICT_MAPS, Layout, SetId
 from kubeproxy.backends.nftables.packing import Packers, Transaction
 from kubeproxy.backends.nftables.render import render, translate
+from kubeproxy.backends.state import diff
 from kubeproxy.kernel.netlink.protocol import HEADER, attributes, messages
 from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.model.addresses import Family
@@ -82,7 +82,7 @@ def test_removals_come_before_additions(history):
     globals_, states = history
     (family,) = globals_.families
     one, two = (render(placed(p for found in plans.values() for p in found)) for plans in states)
-    delta = difference(one, two)
+    delta = diff(one, two)
     subject = transaction(family, {})
     for set_id, entries in delta.added.items():
         for key, data in entries:

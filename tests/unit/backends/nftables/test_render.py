@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from kubeproxy.backends.elements import difference
 from kubeproxy.backends.nftables import render as render_module
 from kubeproxy.backends.nftables.layout import CLASS_MAPS, CLASSES, ENDPOINT_MAPS, SHARED, VERDICT_MAPS, SetId
 from kubeproxy.backends.nftables.numbering import Numbers
 from kubeproxy.backends.nftables.render import assign, changed, place, place_all, render
+from kubeproxy.backends.state import diff
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.objects import ServicePort
 from support.cluster_objects import HERE, THERE, address, dest, endpoint, parsed, service, world
@@ -72,7 +72,7 @@ element_sets = st.dictionaries(
 
 @given(element_sets, element_sets)
 def test_a_difference_leads_from_one_to_the_other(before, after):
-    delta = difference(before, after)
+    delta = diff(before, after)
     elements = {name: dict(entries) for name, entries in before.items()}
     for name, keys in delta.removed.items():
         for key in keys:
@@ -91,7 +91,7 @@ def test_a_difference_leads_from_one_to_the_other(before, after):
 
 @given(element_sets)
 def test_no_difference_between_equals(elements):
-    assert difference(elements, elements) == ({}, {})
+    assert diff(elements, elements) == ({}, {})
 
 
 # -- histories --------------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def test_one_changed_endpoint_is_one_element_replaced():
 
     (before,) = placed([plan(*texts)])
     after = place(plan(texts[0], "10.244.0.9", texts[2]), before, Numbers())
-    delta = difference(render([before]), render([after]))
+    delta = diff(render([before]), render([after]))
     assert {s: len(keys) for s, keys in delta.removed.items()} == {SetId.ENDPOINTS: 2, SetId.NODEPORT_ENDPOINTS: 1}
     assert {d for entries in delta.added.values() for _, d in entries} == {dest("10.244.0.9:8080") + b"\0\0"}
 
@@ -189,7 +189,7 @@ def class_of_size(count):
 @pytest.mark.parametrize(("earlier", "later"), STEPS)
 def test_a_change_of_the_number_of_endpoints_touches_little_else(earlier, later):
     (before,) = placed([web(earlier)])
-    delta = difference(render([before]), render([place(web(later), before, Numbers())]))
+    delta = diff(render([before]), render([place(web(later), before, Numbers())]))
     removed, added = counts(delta.removed), counts(delta.added)
     for found in (removed, added):
         found.pop(SetId.HAIRPIN, None)
@@ -208,7 +208,7 @@ def test_a_change_of_the_number_of_endpoints_touches_little_else(earlier, later)
 @pytest.mark.parametrize(("count", "another"), [(5, True), (2, True), (17, True), (18, False), (300, False)])
 def test_the_first_endpoint_goes_and_the_last_one_takes_its_slot(count, another):
     (before,) = placed([web(count)])
-    delta = difference(render([before]), render([place(web(count - 1, 1), before, Numbers())]))
+    delta = diff(render([before]), render([place(web(count - 1, 1), before, Numbers())]))
     moved = {"endpoints": 2, "hairpin-endpoints": 1}
     of_class = {"cluster-services": 1} if another else {}
     assert counts(delta.removed) == moved | of_class
@@ -218,7 +218,7 @@ def test_the_first_endpoint_goes_and_the_last_one_takes_its_slot(count, another)
 @pytest.mark.parametrize("count", [1, 2, 4, 5, 16, 17])
 def test_replaced_endpoints_leave_the_class_alone(count):
     (before,) = placed([web(count)])
-    delta = difference(render([before]), render([place(web(count, count), before, Numbers())]))
+    delta = diff(render([before]), render([place(web(count, count), before, Numbers())]))
     assert counts(delta.removed) == counts(delta.added) == {"endpoints": count, "hairpin-endpoints": count}
 
 
@@ -285,7 +285,7 @@ def test_a_change_is_the_difference_of_all_elements(cycle):
         for name, plans in state.items():
             was = before.get(name, ())
             before[name] = now = place_all(plans, was, numbers)
-            assert as_sets(changed(was, now)) == as_sets(difference(render(was), render(now)))
+            assert as_sets(changed(was, now)) == as_sets(diff(render(was), render(now)))
 
 
 def test_a_pool_is_compared_once_for_all_addresses_of_a_port(monkeypatch):

@@ -1,0 +1,102 @@
+"""The one comparison of found with desired state: what to write, and the same as findings for an operator. Pure.
+
+A state maps a place (a set, a chain, an interface) to keys, and each key to a value that can be compared. A mode makes
+the desired state from plans and the found state from the kernel; whatever is free, as an endpoint's slot, is
+normalised in the found state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from kubeproxy.backends.examination import Finding, Kind
+from kubeproxy.model.plan import ServiceName
+
+P = TypeVar("P")
+K = TypeVar("K")
+V = TypeVar("V")
+
+State = Mapping[P, Mapping[K, V]]
+"""Place to key to value; no value is None."""
+
+Elements = dict[str, dict[bytes, bytes]]
+"""The state of a table of nf_tables: set to key to data, b'' in plain sets."""
+
+
+class Difference(NamedTuple, Generic[P, K, V]):
+    """What to remove and what to add, by place; an entry whose value differs is in both."""
+
+    removed: dict[P, list[K]]
+    added: dict[P, list[tuple[K, V]]]
+
+
+def diff(found: State[P, K, V], desired: State[P, K, V]) -> Difference[P, K, V]:
+    """Return the smallest change that leads from one state to the other."""
+    removed: dict[P, list[K]] = {}
+    added: dict[P, list[tuple[K, V]]] = {}
+    nothing: Mapping[K, V] = {}
+    for place in found.keys() | desired.keys():
+        old, new = found.get(place, nothing), desired.get(place, nothing)
+        if old == new:
+            continue
+        gone = [key for key, value in old.items() if new.get(key) != value]
+        come = [(key, value) for key, value in new.items() if old.get(key) != value]
+        if gone:
+            removed[place] = gone
+        if come:
+            added[place] = come
+    return Difference(removed, added)
+
+
+class Wording(NamedTuple):
+    """An entry that differs, in words: see examination.Finding."""
+
+    what: str
+    where: str
+    wanted: str = ""
+    present: str = ""
+
+
+class Words(Protocol):
+    """What the entries of a mode's states mean. A value is None where the entry is missing in that state."""
+
+    def owner(self, place: Any, key: Any) -> ServiceName | None:
+        """Return the Service that an entry belongs to that no plan asks for, None for no Service."""
+
+    def wording(self, place: Any, key: Any, wanted: Any, present: Any) -> Wording:
+        """Return an entry that differs in words."""
+
+
+def findings(
+    found: State[Any, Any, Any], desired: Mapping[ServiceName | None, State[Any, Any, Any]], words: Words
+) -> Iterator[Finding]:
+    """Yield how a found state differs from what Services desire, Service by Service; the entries of no Service last.
+
+    Several Services may desire one entry.
+    """
+    asked: dict[Any, set[Any]] = {}
+    for state in desired.values():
+        for place, entries in state.items():
+            asked.setdefault(place, set()).update(entries)
+    extra: dict[ServiceName | None, list[tuple[Any, Any]]] = {}
+    for place, entries in found.items():
+        for key in sorted(entries.keys() - asked.get(place, set())):
+            extra.setdefault(words.owner(place, key), []).append((place, key))
+    for name, state in desired.items():
+        for place, entries in state.items():
+            there = found.get(place, {})
+            for key, wanted in entries.items():
+                if (present := there.get(key)) != wanted:
+                    kind = Kind.MISSING if present is None else Kind.DIFFERENT
+                    yield Finding(name, kind, *words.wording(place, key, wanted, present))
+        for place, key in extra.pop(name, ()):
+            yield Finding(name, Kind.EXTRA, *words.wording(place, key, None, found[place][key]))
+    for name, left in extra.items():
+        for place, key in left:
+            yield Finding(name, Kind.EXTRA, *words.wording(place, key, None, found[place][key]))
+
+
+def meanings(meaning: Callable[[Any], str], wanted: Any, present: Any) -> tuple[str, str]:
+    """Return what both values of an entry mean, '' for one that is missing."""
+    return "" if wanted is None else meaning(wanted), "" if present is None else meaning(present)
