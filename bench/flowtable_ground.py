@@ -18,7 +18,7 @@ from typing import NamedTuple
 from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.forwarding import Devices
 from kubeproxy.backends.nftables.table import KernelTable
-from kubeproxy.features.fast_forwarding import FAST_FORWARDING, Forwarding
+from kubeproxy.features import FAST_FORWARDING, Forwarding
 from kubeproxy.kernel.route.interfaces import ethernet_interfaces, interface_changes
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Replaced

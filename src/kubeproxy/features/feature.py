@@ -34,14 +34,6 @@ class HasFeatures(Protocol):
 P = TypeVar("P", bound="Struct")
 
 
-def _no_mistake(value: Any, flags: Mapping[str, Any]) -> str:  # noqa: ARG001 - see Feature
-    return ""
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
 class Feature(NamedTuple, Generic[T]):
     """One feature. It has no other setting than its flag, which also counts beside --config.
 
@@ -60,8 +52,8 @@ class Feature(NamedTuple, Generic[T]):
     unset: T
     modes: frozenset[str] | None = None
     annotations: tuple[str, ...] = ()
-    mistake: Callable[[Any, Mapping[str, Any]], str] = _no_mistake
-    read: Callable[[Any], T] = _same
+    mistake: Callable[[Any, Mapping[str, Any]], str] = lambda _value, _flags: ""
+    read: Callable[[Any], T] = lambda value: value
 
     def supported(self, mode: str) -> bool:
         """Return whether a mode supports the feature."""
@@ -91,8 +83,3 @@ class Feature(NamedTuple, Generic[T]):
         if reason := self.mistake(value, flags):
             raise ConfigError(f"--{self.flag}: {reason}")
         return self.read(value)
-
-
-def negative(value: int, flags: Mapping[str, Any]) -> str:  # noqa: ARG001 - a Feature's `mistake`
-    """Return the reason to refuse a negative value."""
-    return f"must not be negative, got {value}" if value < 0 else ""

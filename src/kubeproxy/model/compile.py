@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from kubeproxy.features.balancing import BALANCING
+from kubeproxy.features import BALANCING
 from kubeproxy.model.addresses import (
     PORT_BYTES,
     PROTOCOLS,

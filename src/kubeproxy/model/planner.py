@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from msgspec import Struct, structs
 
-from kubeproxy.features.balancing import BALANCING
+from kubeproxy.features import BALANCING
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.balancing import asks, entries, expected_entries, slow_start
 from kubeproxy.model.budget import FairOrder, NodeBudget

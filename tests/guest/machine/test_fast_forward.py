@@ -10,7 +10,7 @@ import pytest
 
 from bench.flowtable_ground import POD, POD_PORT, TCP, UDP, Connection, offloaded, programmed, set_up
 from kubeproxy.backends.nftables.forwarding import within
-from kubeproxy.features.fast_forwarding import FAST_FORWARDING, Forwarding
+from kubeproxy.features import FAST_FORWARDING, Forwarding
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.world import Settings
 

@@ -12,7 +12,7 @@ from kubeproxy.config.options import build_options, page_access
 from kubeproxy.config.pflag import KINDS, parse, shown_default
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ConfigError
-from kubeproxy.features.fast_forwarding import Forwarding
+from kubeproxy.features import Forwarding
 
 INT = ("x", 'invalid argument "x" for "--{}" flag: strconv.ParseInt: parsing "x": invalid syntax')
 BOOL = ("x", 'invalid argument "x" for "--{}" flag: strconv.ParseBool: parsing "x": invalid syntax')

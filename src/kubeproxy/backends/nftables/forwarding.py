@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from kubeproxy.backends.nftables.layout import TABLE
 from kubeproxy.errors import ApplyError
-from kubeproxy.features.fast_forwarding import FAST_FORWARDING, Forwarding
+from kubeproxy.features import FAST_FORWARDING, Forwarding
 from kubeproxy.kernel.nftables import compiling, messages, nfnetlink
 from kubeproxy.kernel.nftables.flowtables import MOST_DEVICES, flowtable_message
 from kubeproxy.kernel.nftables.tables import Chain, Definition, Hook

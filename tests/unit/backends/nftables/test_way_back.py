@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from kubeproxy.backends.nftables.layout import HASHED, TREATMENTS, ChainName, client_set, parse_chain_name
 from kubeproxy.backends.nftables.ruleset import Ruleset
-from kubeproxy.features import CONNECTION_COUNTERS, RESETS
-from kubeproxy.features.fast_forwarding import FAST_FORWARDING, Forwarding
+from kubeproxy.features import CONNECTION_COUNTERS, FAST_FORWARDING, RESETS, Forwarding
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Loopback
 from support.cluster_objects import world
