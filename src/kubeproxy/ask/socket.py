@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kubeproxy.ask.why import Explained
-from kubeproxy.control.wire import stream
+from kubeproxy.control.listener import framed
 from kubeproxy.errors import QuestionError
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.server.http import TEXT, Handler, Request, Response
@@ -73,5 +73,5 @@ async def _streamed(
     answers: Callable[[Sequence[ServiceName]], Iterable[object]], names: Sequence[ServiceName]
 ) -> AsyncGenerator[bytes, None]:
     for start in range(0, len(names), _RUN):
-        yield stream(answers(names[start : start + _RUN]))
+        yield framed(map(msgspec.msgpack.encode, answers(names[start : start + _RUN])))
         await asyncio.sleep(0)

@@ -1,1 +1,1 @@
-"""The unix socket by which commands on the node ask a running proxy. Only its owner and root can open it."""
+"""The unix socket by which commands query a running proxy. Only its owner and root can open it."""

@@ -1,25 +1,23 @@
-"""Asks a running proxy over its unix socket. Blocking: for commands, never for the proxy itself."""
+"""Client of a running proxy's unix socket. Blocking: for commands, never for the proxy itself."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import TypeVar
 from urllib.parse import urlencode
 
 import msgspec
 
-from kubeproxy.control.listener import connect, server
-from kubeproxy.control.wire import LENGTH
+from kubeproxy.control.listener import LENGTH, connect, server
 from kubeproxy.errors import NoAnswerError, QuestionError
 from kubeproxy.release import SAME_BUILD
 
 T = TypeVar("T")
 
 PATIENCE = 10.0
-"""Seconds to wait for a proxy that does not answer."""
-
-_OTHER = f"the proxy's answer cannot be read ({{}}), as it runs another version than this command: {SAME_BUILD}"
+"""Timeout of a request in seconds."""
 
 
 class _Connection(HTTPConnection):
@@ -32,7 +30,7 @@ class _Connection(HTTPConnection):
 
 
 class Client:
-    """Asks the proxy whose socket is at `path`."""
+    """Sends requests to the proxy whose socket is at `path`."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -40,24 +38,16 @@ class Client:
     def ask(self, page: str, kind: type[T], **parameters: str) -> T:
         """Return one answer. Raises NoAnswerError or QuestionError."""
         response = self._request(page, list(parameters.items()))
-        try:
+        with _reading():
             return msgspec.msgpack.decode(response.read(), type=kind)
-        except msgspec.MsgspecError as error:
-            raise NoAnswerError(_OTHER.format(error)) from error
-        except (OSError, HTTPException) as error:
-            raise NoAnswerError(f"the proxy's answer broke off: {error}") from error
 
     def stream(self, page: str, kind: type[T], parameters: list[tuple[str, str]]) -> Iterator[T]:
-        """Yield the parts of a long answer as they come. Raises NoAnswerError or QuestionError."""
+        """Yield the parts of a long answer as they arrive. Raises NoAnswerError or QuestionError."""
         response = self._request(page, parameters)
         decoder = msgspec.msgpack.Decoder(kind)
-        try:
+        with _reading():
             while head := response.read(LENGTH):
                 yield decoder.decode(response.read(int.from_bytes(head, "big")))
-        except msgspec.MsgspecError as error:
-            raise NoAnswerError(_OTHER.format(error)) from error
-        except (OSError, HTTPException) as error:
-            raise NoAnswerError(f"the proxy's answer broke off: {error}") from error
 
     def pid(self) -> int:
         """Return the proxy's pid in our namespace; 0 when no proxy answers."""
@@ -88,5 +78,17 @@ class Client:
         if isinstance(error, PermissionError):
             return f"{self.path}: only root may ask; use sudo"
         if isinstance(error, TimeoutError):
-            return f"the proxy at {self.path} did not answer within {PATIENCE:.0f} s: its log and /livez may say why"
+            return f"the proxy at {self.path} did not answer within {PATIENCE:.0f} s: see its log and /livez"
         return f"the proxy at {self.path} cannot be asked: {getattr(error, 'strerror', None) or error}"
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Turn the errors of an answer that is incomplete or has another form into NoAnswerError."""
+    try:
+        yield
+    except msgspec.MsgspecError as error:
+        reason = f"the proxy's answer cannot be read ({error}), as it runs another version than this command"
+        raise NoAnswerError(f"{reason}: {SAME_BUILD}") from error
+    except (OSError, HTTPException) as error:
+        raise NoAnswerError(f"the proxy's answer broke off: {error}") from error

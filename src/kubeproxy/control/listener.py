@@ -1,4 +1,8 @@
-"""The socket's file: private from its first moment, in place of one that a dead process left, however long its path."""
+"""The unix socket's file and the frames of a stream over it.
+
+The file is accessible to its owner alone from the moment it exists, replaces one that a dead process left, and may have
+a path longer than the kernel allows.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,26 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _TIMEVAL = struct.Struct("ll")  # struct timeval: seconds, microseconds
 
+LENGTH = 4
+"""Size in bytes of the length, in network order, before each part of a stream."""
+
+
+def framed(parts: Iterable[bytes]) -> bytes:
+    """Return parts of a stream, each after its length."""
+    return b"".join(len(part).to_bytes(LENGTH, "big") + part for part in parts)
+
 
 def listen(path: str) -> socket.socket:
-    """Return a listening unix socket at `path`; its folder is made if need be, for the owner alone.
+    """Return a listening unix socket at `path`; a missing folder is made, with access for the owner alone.
 
-    Raises OSError, whose text says who else listens there if somebody does.
+    Raises OSError; its text names another process that listens there.
     """
     Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _guard(path)
@@ -38,14 +50,14 @@ def listen(path: str) -> socket.socket:
 
 
 def connect(path: str, patience: float) -> socket.socket:
-    """Return a socket connected to the process that listens at `path`, with a timeout in seconds, 0 for no waiting.
+    """Return a socket connected to the process that listens at `path`, with a timeout in seconds, 0 for none.
 
     Raises OSError.
     """
     _guard(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        # Where many wait to be accepted only a connect that blocks waits with them: unix(7), EAGAIN.
+        # When the backlog is full, only a blocking connect waits for a place in it: unix(7), EAGAIN.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(*divmod(int(patience * 1e6), 10**6)))
         sock.setblocking(patience > 0)
         with _short(path) as short:
@@ -53,7 +65,7 @@ def connect(path: str, patience: float) -> socket.socket:
         sock.settimeout(patience)
     except BlockingIOError as error:
         sock.close()
-        raise TimeoutError(error.errno, f"nobody accepted it within {patience:g} s") from error
+        raise TimeoutError(error.errno, f"the connection was not accepted within {patience:g} s") from error
     except OSError:
         sock.close()
         raise
@@ -61,28 +73,27 @@ def connect(path: str, patience: float) -> socket.socket:
 
 
 def discard(path: str) -> None:
-    """Remove the socket's file at the end, unless another process serves it by now."""
-    try:
+    """Remove the socket's file, unless another process serves it by now."""
+    with suppress(OSError):
         _clear(path)
-    except OSError:
-        return
 
 
 def _guard(path: str) -> None:
-    """Refuse a folder in which every user may put a socket: root would take an answer of theirs for the proxy's."""
+    """Refuse a folder in which every user may create a socket: root would take their answer for the proxy's."""
     folder = Path(path).parent
     if folder.stat().st_mode & stat.S_IWOTH:
-        raise OSError(errno.EINVAL, f"anybody may put a socket into {folder}: take a folder that is its owner's alone")
+        reason = f"every user may create a socket in {folder}: use a folder that only its owner can write to"
+        raise OSError(errno.EINVAL, reason)
 
 
 def _clear(path: str) -> None:
-    """Remove the socket of a process that is gone; nothing else is ever removed. Raises OSError."""
+    """Remove the socket of a process that has ended, and nothing else. Raises OSError."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise OSError(errno.EEXIST, f"{path} is there and no socket")
+        raise OSError(errno.EEXIST, f"{path} exists and is not a socket")
     pid = server(path)
     if pid is not None:
         raise OSError(errno.EADDRINUSE, f"process {pid} serves it already")
@@ -90,9 +101,9 @@ def _clear(path: str) -> None:
 
 
 def server(path: str) -> int | None:
-    """Return the number of the process that listens at `path`, None if nobody does.
+    """Return the pid of the process that listens at `path`, None without one.
 
-    Raises OSError when that cannot be told, as when it accepts nobody: the event loop does not wait for it.
+    Raises OSError when that is unknown, as when its backlog is full: the event loop does not wait for it.
     """
     try:
         with connect(path, 0.0) as sock:
@@ -105,7 +116,7 @@ def server(path: str) -> int | None:
 
 @contextmanager
 def _short(path: str) -> Iterator[str]:
-    """Give a path to the same file that fits into the 107 bytes that the kernel takes."""
+    """Yield a path of the same file within the kernel's limit of 107 bytes."""
     if len(os.fsencode(path)) < 108:
         yield path
         return

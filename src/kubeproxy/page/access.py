@@ -11,8 +11,8 @@ from typing import Final
 
 from kubeproxy.config.addresses import Address, parse_ip
 from kubeproxy.config.options import PageAccess
-from kubeproxy.server.hosts import host_name, is_loopback
-from kubeproxy.server.http import Request
+from kubeproxy.model.addresses import is_loopback
+from kubeproxy.server.http import Request, host_name
 
 _OWN_SITE: Final = frozenset(("", "same-origin", "none"))
 """Values of Sec-Fetch-Site: from a client that is no browser, from the page itself, and typed by the user."""
@@ -54,7 +54,7 @@ def _is_known(name: str, local: str, access: PageAccess) -> bool:
     address = _address(name)
     if address is None:
         return False
-    return is_loopback(str(address)) or address == _address(local) or str(address) in access.hosts
+    return is_loopback(address.packed) or address == _address(local) or str(address) in access.hosts
 
 
 def _address(text: str) -> Address | None:

@@ -1,33 +1,80 @@
-"""Who may be connected to the HTTP servers: so many at a time over all of them, and who goes when there are more.
+"""Limits for the clients of the HTTP servers: open connections, and time of the event loop for answers.
 
-Descriptors belong to the process, so that there is one count for it. A client that opens many connections, or half-open
-requests, takes places from itself first: others are served, and so is the kernel.
+File descriptors belong to the process, so all servers share one count of connections. When there are too many, the
+oldest connection of the client with the most is dropped: a client that opens many connections, or half-open requests,
+takes places from itself first. Answers are made on the loop that programs the kernel, and every pod can reach the
+health ports, so each client, and all remote clients together, get a share of its time.
 """
 
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from kubeproxy.kernel.proc.descriptors import shares
-from kubeproxy.server.budget import Budget
+from kubeproxy.model.addresses import MAPPED
 
 _PATIENCE: Final = 2.0  # seconds
-_LEAVING: Final = 16  # at most so many are on their way out: each of them makes one place
-_MAPPED: Final = b"\0" * 10 + b"\xff" * 2  # ::ffff:0:0/96, IPv4 on a socket of both families
-_SUBNET: Final = 8  # bytes of an IPv6 address that one client has to itself
+_LEAVING: Final = 16  # connections that may be closing at a time to make room
+_SUBNET: Final = 8  # bytes of an IPv6 address that belong to one client
+
+SHARE: Final = 0.1
+"""Share of the event loop's time for one client; a scrape of /metrics takes some 10 ms."""
+
+REMOTE_SHARE: Final = 0.2
+"""Share of the event loop's time for all clients of pods and other nodes together; the kubelet's probes are local."""
+
+BURST: Final = 1.0
+"""Seconds of which the share may be used at once."""
+
+LEAST: Final = 1e-4
+"""Seconds that are reserved for an answer before its time is measured."""
+
+_ALL: Final = b"remote"
+_MOST: Final = 4096  # clients in debt
+
+
+class Budget:
+    """Time of the event loop that each client (see `peer_of`) has used ahead of its share."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._free_at: dict[bytes, float] = {}
+
+    def delay(self, peer: bytes) -> float:
+        """Return the seconds until a client's next request may be answered."""
+        return max(0.0, self._free_at.get(peer, 0.0) - self._clock())
+
+    def reserve(self, peer: bytes, *, remote: bool) -> float:
+        """Take the time of a small answer from a client's share; return the seconds until it may be made."""
+        delay = max(self.delay(peer), self.delay(_ALL)) if remote else self.delay(peer)
+        self._charge(peer, LEAST, remote)
+        return delay
+
+    def spend(self, peer: bytes, seconds: float, *, remote: bool) -> None:
+        """Take the time that a reserved answer needed beyond a small one."""
+        if seconds > LEAST:
+            self._charge(peer, seconds - LEAST, remote)
+
+    def _charge(self, peer: bytes, seconds: float, remote: bool) -> None:
+        oldest = self._clock() - BURST
+        if len(self._free_at) > _MOST:
+            self._free_at = {key: at for key, at in self._free_at.items() if at > oldest}
+        for key, share in ((peer, SHARE), (_ALL, REMOTE_SHARE)) if remote else ((peer, SHARE),):
+            self._free_at[key] = max(oldest, self._free_at.get(key, oldest)) + seconds / share
 
 
 class OpenConnection(Protocol):
     """An open connection."""
 
     def abort(self) -> None:
-        """Drop it; it is gone, and says so, a moment later."""
+        """Start to drop it; it calls `Admission.leave` when it is closed."""
 
 
 class Admission:
-    """The connections of all servers, by peer, and the sockets that listen for them. `most` of each there may be."""
+    """The connections of all servers, by peer, and the sockets that listen. `most` returns the limits of both."""
 
     def __init__(self, most: Callable[[], tuple[int, int]]) -> None:
         self.listening = 0
@@ -39,21 +86,20 @@ class Admission:
 
     @property
     def connected(self) -> int:
-        """How many connections there are, those that are about to go included."""
+        """Number of connections, including those that are closing."""
         return len(self._peer_of) + len(self._leaving)
 
     def may_listen(self) -> bool:
-        """Whether one more socket may listen."""
+        """Return whether one more socket may listen."""
         return self.listening < self._most()[1]
 
     def has_room(self) -> bool:
-        """Whether one more may be accepted now."""
+        """Return whether one more connection may be accepted now."""
         return self.connected < self._most()[0]
 
     def make_room(self) -> None:
-        """Have somebody go for one who waits; that takes a moment, so ask again for room."""
+        """Drop the oldest connection of the client with the most; it takes a moment until `has_room` shows it."""
         if self._peers and len(self._leaving) < _LEAVING:
-            # The oldest of the peer with the most: idle, half open, or one of a crowd that keeps others out.
             crowd = max(self._peers.values(), key=len)
             oldest = next(iter(crowd))
             self._forget(oldest)
@@ -61,17 +107,17 @@ class Admission:
             oldest.abort()
 
     def is_flooding(self, address: str) -> bool:
-        """Whether a client's requests already wait for so long that one more connection of it would only wait."""
+        """Return whether a client is so far in debt that a request on one more connection would only wait."""
         return self.budget.delay(peer_of(address)) > _PATIENCE
 
     def enter(self, connection: OpenConnection, address: str) -> None:
-        """Count a connection in that was accepted from this address."""
+        """Count an accepted connection from this address."""
         peer = peer_of(address)
         self._peers.setdefault(peer, {})[connection] = None
         self._peer_of[connection] = peer
 
     def leave(self, connection: OpenConnection) -> None:
-        """Count a connection out whose socket is closed. Safe to call twice."""
+        """Remove a closed connection from the count. Safe to call twice."""
         self._leaving.discard(connection)
         self._forget(connection)
 
@@ -85,12 +131,12 @@ class Admission:
 
 
 def peer_of(address: str) -> bytes:
-    """Return what addresses of one client have in common: an IPv4 address, or the /64 of an IPv6 address."""
+    """Return what the addresses of one client share: an IPv4 address, or the /64 of an IPv6 address."""
     if ":" not in address:
         return socket.inet_pton(socket.AF_INET, address)
     packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])
-    return packed[len(_MAPPED) :] if packed.startswith(_MAPPED) else packed[:_SUBNET]
+    return packed[len(MAPPED) :] if packed.startswith(MAPPED) else packed[:_SUBNET]
 
 
 PROCESS: Final = Admission(lambda: shares()[:2])
-"""The one of this process, as its descriptors are its own."""
+"""The admission of this process: one, as there is one limit of file descriptors."""

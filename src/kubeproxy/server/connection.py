@@ -1,7 +1,7 @@
-"""One client's HTTP/1.1 connection: parsed with httptools, and bounded in what it may send, hold or leave unread.
+"""One client's HTTP/1.1 connection, parsed with httptools. Its requests, their time and unread answers are limited.
 
-Each connection gets one answer in a turn of the event loop, and each client a share of its time (budget.py). A body
-that takes long to make is sent in pieces as they come.
+A connection gets one answer in a turn of the event loop, a client a share of the loop's time (admission.py). A body
+that takes long to make is sent in pieces.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from typing import Final, NamedTuple
 
 import httptools
 
-from kubeproxy.server.admission import peer_of
-from kubeproxy.server.budget import Budget
-from kubeproxy.server.hosts import refused_host
-from kubeproxy.server.http import TEXT, Handler, Request, Response
+from kubeproxy.server.admission import Budget, peer_of
+from kubeproxy.server.http import TEXT, Handler, Request, Response, refused_host
 
 _log = logging.getLogger("kubeproxy.server")
 
@@ -31,9 +29,9 @@ LINGER_SECONDS: Final = 2.0
 REQUEST_BYTES: Final = 16 * 1024
 UNREAD_BYTES: Final = 1024 * 1024
 PIPELINED: Final = 8
-"""Requests of one connection that may wait for their turn."""
+"""Limit of the requests of one connection that wait."""
 REFUSAL_SECONDS: Final = 0.01
-"""Of the event loop's time, taken from a client's share for each request that is refused."""
+"""Time of the event loop that a refused request takes from its client's share."""
 _PIECE: Final = 512
 _KEPT_HEADERS: Final = frozenset((b"accept", b"accept-encoding", b"host", b"user-agent", b"origin", b"sec-fetch-site"))
 
@@ -48,7 +46,7 @@ def _head(response: Response, version: str, more: Sequence[str]) -> bytes:
 
 
 class _Asked(NamedTuple):
-    """A request as it was parsed."""
+    """A parsed request."""
 
     method: str
     version: str
@@ -61,11 +59,11 @@ class _Asked(NamedTuple):
 class ServerConnection(asyncio.Protocol):
     """One client's connection. The parser's callbacks (on_...) are called from data_received.
 
-    `lost` is called when it is gone, `lasting` when it begins an answer that ends only with it; `names` are those by
-    which loopback is asked besides localhost (hosts.py); `budget` limits the time that answers take.
+    `lost` is called when it is closed, `lasting` when an answer begins that lasts until then. `names` are the Host
+    names that are answered on loopback besides localhost; `budget` limits the time of answers.
     """
 
-    # ruff: noqa: D102 - asyncio.Protocol and httptools say what their callbacks mean
+    # ruff: noqa: D102 - asyncio.Protocol and httptools document their callbacks
 
     def __init__(
         self,
@@ -100,7 +98,7 @@ class ServerConnection(asyncio.Protocol):
         self._stream: asyncio.Task[None] | None = None
 
     def abort(self) -> None:
-        """Drop the connection without sending what is left; one that is not made yet, as soon as it is."""
+        """Drop the connection with its unsent data; before `connection_made`, as soon as that is called."""
         self._given_up = True
         if self._transport is not None:
             self._transport.abort()
@@ -110,7 +108,7 @@ class ServerConnection(asyncio.Protocol):
         self._transport = transport
         self._local_address = (transport.get_extra_info("sockname") or ("",))[0]
         self._peer = (transport.get_extra_info("peername") or ("",))[0]
-        if self._peer:  # all clients of a unix socket are one
+        if self._peer:  # all clients of a unix socket count as one
             self._client = peer_of(self._peer)
             self._is_remote = self._peer != self._local_address and not ip_address(self._peer).is_loopback
         if self._given_up:
@@ -127,12 +125,12 @@ class ServerConnection(asyncio.Protocol):
             self._stream.cancel()
         if self._next is not None:
             self._next.cancel()
-        # They refer back to us: cycles would be left to the collector, which seldom works.
+        # They refer to this object: cycles would wait for the garbage collector, which seldom runs.
         self._parser = self._stream = self._timer = self._next = None
         self._transport = None
 
     def pause_writing(self) -> None:
-        # The client does not read: ask it nothing more, and give it some time.
+        # The client does not read: accept no more requests, and drop it unless it reads soon.
         self._writable.clear()
         if self._transport is not None:
             self._transport.pause_reading()
@@ -161,7 +159,7 @@ class ServerConnection(asyncio.Protocol):
                     self._refuse(431)
                     return
         except httptools.HttpParserUpgrade:
-            self._close()  # answered already, without changing the protocol
+            self._close()  # the request was answered without changing the protocol
         except httptools.HttpParserError:
             self._refuse(400)
 
@@ -182,7 +180,7 @@ class ServerConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         parser = self._parser
         if self._closing or parser is None or self._transport is None or self._transport.is_closing():
-            return  # or the client is gone, with more requests sent at once
+            return  # also when the client disconnected after several requests at once
         self._received = 0
         if len(self._waiting) >= PIPELINED:
             self._refuse(429)
@@ -194,7 +192,7 @@ class ServerConnection(asyncio.Protocol):
             self._admit()
 
     def _admit(self) -> None:
-        """Answer the oldest request that waits, as soon as its client's share of the event loop allows it."""
+        """Answer the oldest waiting request as soon as its client's share of the event loop allows it."""
         self._next = None
         if self._waiting and not self._closing:
             delay = self._budget.reserve(self._client, remote=self._is_remote)
@@ -274,7 +272,7 @@ class ServerConnection(asyncio.Protocol):
     async def _send_pieces(self, response: Response, version: str) -> None:
         """Send a body piece by piece and close; HTTP/1.0 has no chunks, and the connection's end is the body's."""
         chunked = version != "1.0"
-        assert not isinstance(response.body, bytes)  # noqa: S101 - on_message_complete looked
+        assert not isinstance(response.body, bytes)  # noqa: S101 - checked in _respond
         async with aclosing(response.body) as pieces:
             try:
                 self._write(_head(response, version, ["Connection: close", *["Transfer-Encoding: chunked"] * chunked]))
@@ -285,7 +283,7 @@ class ServerConnection(asyncio.Protocol):
                     await self._writable.wait()
             except Exception:
                 _log.exception("Serving %r failed", self._url)
-                self.abort()  # a body without an end is seen to be cut
+                self.abort()  # the client notices that the body has no end
                 return
         self._write(b"0\r\n\r\n" * chunked)
         if self._transport is not None:
@@ -310,7 +308,7 @@ class ServerConnection(asyncio.Protocol):
             self._wait(REQUEST_SECONDS)
 
     def _linger(self) -> None:
-        """Close for writing, and for good when the client did: closing on unread data would reset what was sent."""
+        """Close for writing, and completely when the client does: to close with unread data resets the connection."""
         if not self._closing and self._transport is not None:
             self._closing = True
             self._transport.write_eof()
@@ -320,7 +318,7 @@ class ServerConnection(asyncio.Protocol):
         return self._closing
 
     def _wait(self, seconds: float) -> None:
-        """Drop the connection unless something happens within that time."""
+        """Drop the connection after that time, unless this is called again."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(seconds, self.abort)

@@ -1,14 +1,15 @@
-"""What a page of ours is: a function from a request to a response; and how paths choose one.
+"""Requests, responses and routes of our HTTP pages: a page is a function from a request to a response.
 
-Nothing here opens a socket: server.py listens, connection.py speaks HTTP, and pages are all over this room.
+server.py listens, connection.py parses and sends; the pages are in other rooms.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final, Literal, NamedTuple
 
+from kubeproxy.model.addresses import is_loopback, pack
 from kubeproxy.server.text import clean, printable
 
 Headers = tuple[tuple[str, str], ...]
@@ -17,11 +18,11 @@ JSON: Final[Headers] = (("Content-Type", "application/json"), ("X-Content-Type-O
 
 
 class Request(NamedTuple):
-    """What a handler gets: the method, and path and query as sent, still percent-encoded.
+    """A request: the method, and path and query as sent, still percent-encoded.
 
-    `accept`, `accept_encoding`, `host`, `origin` and `site` (Sec-Fetch-Site) are headers, '' when there is none;
+    `accept`, `accept_encoding`, `host`, `origin` and `site` (Sec-Fetch-Site) are headers, '' for a missing one;
     `neighbour` is the header User-Agent of a client on this node, '' of any other. `peer` is the client's address and
-    `local` the one that it asked, '' on a unix socket.
+    `local` the one that it connected to, '' on a unix socket.
     """
 
     method: str
@@ -39,8 +40,8 @@ class Request(NamedTuple):
 
     @property
     def parameters(self) -> list[tuple[str, str]]:
-        """Return what the query gives, in its order."""
-        from urllib.parse import parse_qsl  # noqa: PLC0415 - a proxy that nobody asks does without
+        """The names and values of the query, in its order."""
+        from urllib.parse import parse_qsl  # noqa: PLC0415 - loaded for the first request with a query
 
         return parse_qsl(self.query, keep_blank_values=True)
 
@@ -49,11 +50,11 @@ Pieces = AsyncGenerator[bytes, None]
 
 
 class Response(NamedTuple):
-    """What a handler returns; the body is left out for HEAD.
+    """A response; the body is left out for HEAD.
 
     A body that is a generator is sent piece by piece, as fast as the client reads; the event loop runs in between. It
-    is closed when the client goes away. One that lasts until then has no place among the connections that come and go
-    (admission.py): whoever makes it bounds how many there are.
+    is closed when the client disconnects. A response that `lasts` until then takes no place among the connections that
+    admission.py counts: the page must limit their number.
     """
 
     status: int
@@ -63,24 +64,20 @@ class Response(NamedTuple):
 
 
 def refused(status: int, text: str) -> Response:
-    """Return an answer that says why there is none; the text may hold what the client, or an object, gave."""
+    """Return the response of a refusal; the reason may quote what the client, or an object, gave."""
     return Response(status, TEXT, f"{printable(clean(text))}\n".encode())
 
 
 Handler = Callable[[Request], Response]
-"""Answers on the event loop, to any method: it must be quick.
-
-When it raises, the client gets a 500 and the log the traceback.
-"""
-
+"""Answers a request of any method, on the event loop: it must be quick. When it raises, the client gets a 500."""
 
 READ: Final = frozenset(("GET", "HEAD"))
 
 
 def routes(table: Mapping[str, Handler], any_method: AbstractSet[str] = frozenset()) -> Handler:
-    """Return a handler that passes on by exact path, and answers 404 for others.
+    """Return a handler that chooses a page by its exact path, with 404 for others.
 
-    Pages are read only, with 405 for all but GET and HEAD, apart from those of `any_method`.
+    Methods other than GET and HEAD get 405, except on the paths in `any_method`.
     """
 
     def choose(request: Request) -> Response:
@@ -93,7 +90,7 @@ def routes(table: Mapping[str, Handler], any_method: AbstractSet[str] = frozense
 
 
 def read_only(handler: Handler) -> Handler:
-    """Return a handler that answers 405 to all but GET and HEAD."""
+    """Return a handler that answers 405 to all methods but GET and HEAD."""
 
     def checked(request: Request) -> Response:
         if request.method in READ:
@@ -101,3 +98,32 @@ def read_only(handler: Handler) -> Handler:
         return Response(405, (*TEXT, ("Allow", "GET, HEAD")), b"method not allowed\n")
 
     return checked
+
+
+def refused_host(host: str, local_address: str, known: Collection[str] = ()) -> str | None:
+    """Return the reason to refuse a request by its Host header, None to answer it: protection against DNS rebinding.
+
+    `host` is '' without the header, as from load balancers; `local_address` is the one that the client connected to;
+    `known` are names in lower case that the operator configured.
+
+    A page of evil.example in a browser on this node may have its name resolved to 127.0.0.1 and read the answers, but
+    its requests name evil.example as the host. So on loopback a Host must be an address, localhost or a known name. On
+    other addresses every name is answered: Prometheus and load balancers may use one, and other clients of that network
+    need no browser.
+    """
+    local = pack(local_address)
+    if not host or local is None or not is_loopback(local):
+        return None
+    name = host_name(host)
+    candidates = (name.partition("%")[0], host.partition("%")[0])  # the second is ::1 without brackets
+    if name == "localhost" or name in known or any(map(pack, candidates)):
+        return None
+    return "on this address only a Host header of localhost or an IP address is answered (against DNS rebinding)"
+
+
+def host_name(host: str) -> str:
+    """Return a Host header in lower case without its port and last dot, an IPv6 address without its brackets."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    name, _, port = host.rpartition(":")
+    return (name if port.isdigit() else host).rstrip(".").lower()

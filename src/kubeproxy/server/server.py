@@ -1,7 +1,6 @@
-"""Listens for the HTTP servers of health and metrics, and binds again every 5 s where an address is taken.
+"""The HTTP servers' sockets: bound, bound again every 5 s while an address is taken, and their connections accepted.
 
-What is served is decided elsewhere (health.py, pages.py), how many may be connected in admission.py, and how they are
-spoken to in connection.py.
+admission.py limits the connections, connection.py serves one.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from kubeproxy.server.http import Handler
 
 _log = logging.getLogger("kubeproxy.server")
 
-RETRY_SECONDS: Final = 5.0  # as kube-proxy waits between attempts to serve healthz and metrics
+RETRY_SECONDS: Final = 5.0  # between attempts to serve healthz and metrics, as in the Go kube-proxy
 _BACKLOG: Final = 128
 _ACCEPTED: Final = 16
-"""Connections that are accepted in a turn of the event loop: some 2 ms."""
+"""Connections accepted in a turn of the event loop: some 2 ms."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -32,7 +31,7 @@ def bind(host: str, port: int) -> socket.socket:
 
     Both unspecified addresses take both families, as in Go; other IPv6 addresses take only theirs.
     """
-    wildcard = host in {"0.0.0.0", "::", ""}  # noqa: S104 - compared, and asked for by the configuration
+    wildcard = host in {"0.0.0.0", "::", ""}  # noqa: S104 - compared, and given in the configuration
     if wildcard:
         try:
             return _bind(socket.AF_INET6, "::", port, only_v6=False)
@@ -63,10 +62,10 @@ def _bind(family: int, host: str, port: int, *, only_v6: bool) -> socket.socket:
 
 
 class HttpServer:
-    """One handler served on one or more addresses. Made, then started and stopped on the event loop's thread.
+    """One handler served on one or more addresses; to be used on the event loop's thread.
 
-    `name` is for the log, such as 'healthz'; `bind` makes its sockets; `admission` counts connections, over all servers
-    of the process, but for those with an answer that lasts; `names` are those by which loopback may be asked too.
+    `name` is for the log, such as 'healthz'; `bind` makes its sockets; `admission` counts the connections of all
+    servers of the process, except those with a lasting answer; `names` are Host names that are answered on loopback.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class HttpServer:
         self._stopped = False
 
     def start(self, addresses: Sequence[tuple[str, int]]) -> None:
-        """Listen on all (host, port) pairs now, or on none. Raises ApplyError naming the address that is taken."""
+        """Listen on all (host, port) pairs, or on none. Raises ApplyError with the address that is taken."""
         sockets: list[socket.socket] = []
         for host, port in addresses:
             try:
@@ -119,9 +118,9 @@ class HttpServer:
         failed: Callable[[ApplyError], None],
         interval: float = RETRY_SECONDS,
     ) -> bool:
-        """Listen as `start`, and try again every `interval` seconds while that fails; return whether it worked at once.
+        """Listen as `start`; while that fails, call `failed` and try again every `interval` seconds.
 
-        `failed` is called for each attempt that failed.
+        Return whether the first attempt succeeded.
         """
         try:
             self.start(addresses)
@@ -133,11 +132,11 @@ class HttpServer:
 
     @property
     def ports(self) -> list[int]:
-        """The ports that are listened on, in the order asked for."""
+        """The ports of the sockets, in the order of the addresses."""
         return [sock.getsockname()[1] for sock in self._sockets]
 
     def close(self) -> None:
-        """Stop listening for good and drop all connections; the addresses are free at once. Safe to call twice."""
+        """Close all sockets and connections; the addresses are free at once. Safe to call twice."""
         self._stopped = True
         for task in self._retries:
             task.cancel()
@@ -160,8 +159,8 @@ class HttpServer:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    # Not asyncio.Server: closing that one between an accept() and the task that it starts loses the connection's
-    # socket (CPython 3.11), and its start is a coroutine, where `start` here has done its work when it returns.
+    # Not asyncio.Server: when it is closed between an accept() and the task that it starts, the connection's socket
+    # leaks (CPython 3.11); and its start is a coroutine.
 
     def _listen(self, sock: socket.socket) -> None:
         if not self._stopped:
@@ -173,17 +172,17 @@ class HttpServer:
             self._admission.make_room()
         for _ in range(_ACCEPTED):
             if not self._admission.has_room():
-                return  # who waits is still there when somebody has gone
+                return  # the socket stays readable until a connection was dropped
             try:
                 accepted, address = sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no more file descriptors or memory: readable until there are, so wait
+            except OSError as error:  # no more file descriptors or memory: the socket stays readable, so pause
                 _log.warning("Cannot accept a connection to %s: %s", self.name, error)
                 loop.remove_reader(sock)
                 loop.call_later(1, self._listen, sock)
                 return
-            client = address[0] if isinstance(address, tuple) else "::1"  # all that come by a unix socket are one
+            client = address[0] if isinstance(address, tuple) else "::1"  # all clients of a unix socket count as one
             if self._admission.is_flooding(client):
                 accepted.close()
                 continue

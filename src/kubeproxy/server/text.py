@@ -1,7 +1,6 @@
-"""What may be shown of text that others wrote: no secrets, nothing that a terminal or a log reader takes for a command.
+"""Foreign text made safe for logs, pages and terminals: without secrets, and without control characters.
 
-Names of objects and the API server's messages come from whoever may write there. Used by the log's formatters and by
-the pages for people and programs; nothing here knows what is shown.
+Names of objects and messages of the API server are written by others.
 """
 
 from __future__ import annotations
@@ -13,23 +12,23 @@ from typing import Any, Final
 import msgspec
 
 LINE: Final = 4096
-"""Most characters of one line of log or page; the rest of it is counted."""
-_LOOKED_AT: Final = 16 * LINE  # characters in which secrets are looked for, which takes time
+"""Limit of characters in one line of a log or page; the others are counted."""
+_SEARCHED: Final = 16 * LINE  # characters in which secrets are searched, which takes time
 
 _REDACTED: Final = r"\1<redacted>"
 _SECRETS: Final = re.compile(
     r"""((?i:\bbearer\s+|\bbasic\s+|(?:token|password|client-key-data)["']?\s*[:=]\s*["']?))[A-Za-z0-9._~+/=-]{6,}"""
 )
-# A JSON Web Token, as service accounts have, wherever it stands: two dots between base64 that starts with '{"'.
+# A JSON Web Token, as of a service account: base64 that starts with '{"', and two dots.
 _JWT: Final = re.compile(r"(\b)eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*")
 # The user's part of a URL, as in https://user:password@host.
 _USER: Final = re.compile(r"(://)[^\s/@\"']+(?=@)")
-# One of these is in whatever the three find; looking for them first makes a log line 10 us cheaper.
+# Each match of the three expressions contains one of these; to search them first saves 10 us a log line.
 _HINTS: Final = ("eyj", "bearer", "basic", "token", "password", "client-key", "://")
 
 
 def redact(text: str) -> str:
-    """Return the text without bearer tokens, passwords and the like."""
+    """Return the text without bearer tokens, passwords and users in URLs."""
     lowered = text.lower()
     if any(hint in lowered for hint in _HINTS):
         return _USER.sub(_REDACTED, _JWT.sub(_REDACTED, _SECRETS.sub(_REDACTED, text)))
@@ -37,18 +36,17 @@ def redact(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Return the text without secrets; of a long one its beginning, and how much more there is."""
-    shown = redact(text[:_LOOKED_AT])
-    if len(shown) <= LINE and len(text) <= _LOOKED_AT:
+    """Return the text without secrets; of a long one its beginning, and the number of characters left out."""
+    shown = redact(text[:_SEARCHED])
+    if len(shown) <= LINE and len(text) <= _SEARCHED:
         return shown
     return f"{shown[:LINE]}... ({len(text) - LINE} more characters)"
 
 
 def printable(text: str) -> str:
-    r"""Return the text as one line that shows what it holds.
+    r"""Return the text as one line, with escapes like \n and \u202e for all that Unicode counts as not printable.
 
-    Line ends, other control characters (ANSI escapes begin with one), marks that turn the direction of writing, and all
-    else that Unicode counts as not printable become escapes like \n and \u202e.
+    Among these are line ends, the character that begins ANSI escapes, and marks that turn the direction of writing.
     """
     if text.isprintable():
         return text
@@ -56,7 +54,7 @@ def printable(text: str) -> str:
 
 
 def json_bytes(value: Any) -> bytes:
-    """Return the JSON of a value in one line, with escapes of JSON for what is not printable: it says the same."""
+    """Return the JSON of a value in one line, with JSON's escapes for characters that are not printable."""
     data = msgspec.json.encode(value)
     if data.isascii() and b"\x7f" not in data:
         return data

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 
+import msgspec
 import pytest
 
 from kubeproxy.ask.facts import Facts, ProgrammedService
 from kubeproxy.commands import verify
 from kubeproxy.control import client
-from kubeproxy.control.wire import part
+from kubeproxy.control.listener import framed
 from kubeproxy.errors import KubeProxyError
 
 
@@ -25,7 +26,7 @@ class Answer:
 
 @pytest.mark.parametrize("streamed", ["streamed", "whole"])
 def test_an_answer_without_what_this_version_needs(monkeypatch: pytest.MonkeyPatch, streamed: str) -> None:
-    body = part({"name": ["default", "web"]})
+    body = framed([msgspec.msgpack.encode({"name": ["default", "web"]})])
     asked = client.Client("/run/control.sock")
     monkeypatch.setattr(asked, "_request", lambda *_: Answer(body if streamed == "streamed" else body[4:]))
     with pytest.raises(client.NoAnswerError, match="restart the proxy, or ask by the command of its own container"):

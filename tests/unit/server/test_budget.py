@@ -2,7 +2,7 @@
 
 import pytest
 
-from kubeproxy.server.budget import BURST, LEAST, REMOTE_SHARE, SHARE, Budget
+from kubeproxy.server.admission import BURST, LEAST, REMOTE_SHARE, SHARE, Budget
 
 
 class Clock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.server.hosts import refused_host
+from kubeproxy.server.http import refused_host
 
 
 @pytest.mark.parametrize("local", ["127.0.0.1", "127.0.1.1", "::1", "::ffff:127.0.0.1"])
