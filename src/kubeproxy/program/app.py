@@ -253,7 +253,7 @@ class App:
             self._reporter,
             pace,
             self._local_addresses,
-            node_patience=self._sources.node_patience(settings.local_mode == "NodeCIDR"),
+            node_patience=self._sources.node_patience,
             servers=self._sources.servers,
         )
         self._sources.follow_servers(self._engine.addresses_changed)

@@ -1,4 +1,4 @@
-"""Where the objects come from: an API server, or a folder of manifests. Both have one interface, Sources."""
+"""The sources of objects: an API server, or a folder of manifests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kubeproxy.api.source import Reach, ResourceStatus, watched, why_stale
 from kubeproxy.config.gates import gate_enabled
@@ -24,67 +24,74 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kubeproxy.sources")
 
-NODE_PATIENCE = 30.0  # kube-proxy polls its Node that long before it falls back to loopback
-NODE_CIDR_PATIENCE = 300.0  # and that long for the pod networks of NodeCIDR mode
+NODE_PATIENCE = 30.0  # seconds for which the Go kube-proxy polls its Node before it falls back to loopback
+NODE_CIDR_PATIENCE = 300.0  # the same for the pod networks of NodeCIDR mode
 
 Patch = Callable[[str, bytes], Awaitable[int]]
-"""Sends a JSON patch to a path; returns the HTTP status. Raises SourceError or OSError when that cannot be done."""
+"""Sends a JSON patch to a path; returns the HTTP status. Raises SourceError or OSError."""
 
 
-class Sources(Protocol):
-    """A source of objects, as program/app.py uses it."""
+class Sources:
+    """A source of objects; the defaults are those of a source without an API server."""
 
-    knows_nodes: bool
-    """Whether a missing Node means that there is none."""
+    knows_nodes: bool = False
+    """Whether a missing Node was deleted, and not just left out of the source."""
 
-    post: Post | None
-    """How events are sent, None when there is nobody to send them to."""
+    post: Post | None = None
+    """Sends events, None without an API server."""
 
-    patch: Patch | None
-    """How an object is changed in place, None where there is nobody to ask."""
+    patch: Patch | None = None
+    """Changes an object in place, None without an API server."""
 
-    plugin: str
+    plugin: str = ""
     """The program that is run for credentials, '' for none."""
 
+    node_patience: float = 0.0
+    """Seconds to wait for the Node before programming without it."""
+
     def files(self) -> Sequence[str]:
-        """Return the files and folders that are read again while it runs."""
+        """Return the files and folders that are read again while the program runs."""
+        raise NotImplementedError
 
     def work(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """Return what runs until cancelled, by name."""
+        """Return the coroutines to run until cancelled, by name."""
+        raise NotImplementedError
 
     def stale(self) -> str | None:
         """Return why the state may be old, None when it is not."""
+        return None
 
     def reach(self) -> Reach | None:
-        """Return how the API server is reached, None when objects come from elsewhere."""
+        """Return the state of the connection to the API server, None without one."""
+        return None
 
     def servers(self) -> frozenset[tuple[str, int]]:
         """Return the addresses and ports by which the API server is reached."""
+        return frozenset()
 
     def follow_servers(self, changed: Callable[[], None]) -> None:
         """Call `changed` from now on before a connection to a new address of the API server is tried."""
 
-    def node_patience(self, needs_pod_cidrs: bool) -> float:
-        """Return the seconds to wait for the Node before programming without it."""
-
     async def zones(self, service: ServiceName) -> Mapping[bytes, str]:
-        """Return the zones of a Service's endpoints by packed address, for people who ask. Raises KubeProxyError."""
+        """Return the zones of a Service's endpoints by packed address. Raises KubeProxyError."""
+        raise NotImplementedError
 
     async def nodes(self) -> Mapping[bytes, str]:
-        """Return the names of all Nodes by packed address, for people who ask. Raises KubeProxyError."""
+        """Return the names of all Nodes by packed address, none without an API server. Raises KubeProxyError."""
+        return {}
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
 
 
 def open_sources(options: Options, node_name: str, sink: Sink, metrics: ProxyMetrics) -> Sources:
     """Return the source that the options name. Raises ConfigError."""
     if options.manifests:
-        return ManifestSources(options.manifests, node_name, sink)
-    return ApiSources(options, node_name, sink, metrics)
+        return _ManifestSources(options.manifests, node_name, sink)
+    return _ApiSources(options, node_name, sink, metrics)
 
 
-class ApiSources:
+class _ApiSources(Sources):
     """The API server of the kubeconfig, of --master, or of the pod's service account."""
 
     knows_nodes = True
@@ -95,13 +102,14 @@ class ApiSources:
         from kubeproxy.api.recovery import WatchListSupport  # noqa: PLC0415
         from kubeproxy.api.watch import ApiSource  # noqa: PLC0415
 
-        cluster = load_cluster(options.config.client_connection.kubeconfig, options.master)
+        client = options.config.client_connection
+        cluster = load_cluster(client.kubeconfig, options.master)
         if cluster.proxy is not None:
             log.info("Using a proxy for the API server proxy=%s server=%s", cluster.proxy, cluster.url)
         self._cluster = cluster
         self.plugin = cluster.credentials.program
+        self.node_patience = NODE_CIDR_PATIENCE if options.config.local_mode == "NodeCIDR" else NODE_PATIENCE
         self._client = ApiClient(cluster, on_request=partial(_finished, metrics))
-        client = options.config.client_connection
         self._limit = RateLimit(client.qps, client.burst)
         self._waited = partial(_waited, metrics, cluster.server.authority)
         support = WatchListSupport()
@@ -111,23 +119,19 @@ class ApiSources:
         for resource, status in self._source.statuses.items():
             metrics.own.follow_staleness(resource, partial(_staleness, status))
         cluster.on_certificates(metrics.own.show_certificates)
-        self.post: Post | None = self._post
-        self.patch: Patch | None = self._patch
+        self.post = self._post
+        self.patch = self._patch
 
     def files(self) -> Sequence[str]:
-        """See Sources."""
         return self._cluster.files
 
     def work(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """See Sources."""
         return {"watch": self._source.run()}
 
     def stale(self) -> str | None:
-        """See Sources."""
         return why_stale(self._source.statuses.values(), self._client.contact.trouble, time.monotonic())
 
     def reach(self) -> Reach | None:
-        """See Sources."""
         now = time.monotonic()
         return Reach(
             server=self._cluster.url,
@@ -137,37 +141,28 @@ class ApiSources:
         )
 
     def servers(self) -> frozenset[tuple[str, int]]:
-        """See Sources."""
         return self._client.http.places.places
 
     def follow_servers(self, changed: Callable[[], None]) -> None:
-        """See Sources."""
         self._client.http.places.changed = changed
 
-    def node_patience(self, needs_pod_cidrs: bool) -> float:
-        """See Sources."""
-        return NODE_CIDR_PATIENCE if needs_pod_cidrs else NODE_PATIENCE
-
     async def zones(self, service: ServiceName) -> Mapping[bytes, str]:
-        """See Sources. Nobody waits for a server that is known to be out of reach."""
-        from kubeproxy.api.places import zones_of  # noqa: PLC0415 - a proxy that nobody asks does without
+        from kubeproxy.api.places import zones_of  # noqa: PLC0415 - loaded for the first question
 
+        # No waiting for a server that is out of reach.
         return {} if self._client.contact.trouble else await zones_of(self._client, service)
 
     async def nodes(self) -> Mapping[bytes, str]:
-        """See Sources. As with zones."""
         from kubeproxy.api.places import node_names  # noqa: PLC0415
 
         return {} if self._client.contact.trouble else await node_names(self._client)
 
     async def close(self) -> None:
-        """See Sources."""
         await self._client.close()
 
     async def _post(self, method: str, path: str, body: bytes) -> int:
-        return await self._send(
-            method, path, body, "application/merge-patch+json" if method == "PATCH" else "application/json"
-        )
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        return await self._send(method, path, body, kind)
 
     async def _patch(self, path: str, body: bytes) -> int:
         return await self._send("PATCH", path, body, "application/json-patch+json")
@@ -182,18 +177,37 @@ class ApiSources:
             return error.status.code
 
 
-class RateLimit:
-    """clientConnection.qps and burst: so many requests a second, and so many at once; a negative qps is no limit.
+class _ManifestSources(Sources):
+    """A folder of YAML and JSON files."""
 
-    It holds for what grows with what happens, which are events. Lists and watches are a few requests that nothing may
-    delay. As in client-go 0 stands for the default (5 and 10).
+    def __init__(self, folder: str, node_name: str, sink: Sink) -> None:
+        from kubeproxy.api.manifests import ManifestSource  # noqa: PLC0415 - needs a YAML parser
+
+        self._folder = Path(folder)
+        self._source = ManifestSource(folder, sink, node_name)
+
+    def files(self) -> Sequence[str]:
+        return [str(path) for path in (self._folder, *sorted(self._folder.glob("*")))]
+
+    def work(self) -> dict[str, Coroutine[Any, Any, None]]:
+        return {"manifests": self._source.run()}
+
+    async def zones(self, service: ServiceName) -> Mapping[bytes, str]:
+        return await asyncio.to_thread(self._source.zones, service)
+
+
+class RateLimit:
+    """clientConnection.qps and burst: limits of requests per second and at once; a negative qps means no limit.
+
+    It applies to events, whose number is unbounded; the few lists and watches are not delayed. As in client-go, 0 means
+    the default (5 and 10).
     """
 
     def __init__(self, qps: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._bucket = TokenBucket(qps or 5.0, burst or 10, clock) if qps >= 0 else None
 
     async def turn(self) -> float:
-        """Return when a request may be sent, with the seconds that it had to wait."""
+        """Wait until a request may be sent; return the seconds waited."""
         if self._bucket is None:
             return 0.0
         wait = self._bucket.reserve()
@@ -217,56 +231,3 @@ def _waited(metrics: ProxyMetrics, host: str, method: str, seconds: float) -> No
 
 def _staleness(status: ResourceStatus) -> float:
     return status.staleness(time.monotonic())
-
-
-class ManifestSources:
-    """A folder of YAML and JSON files."""
-
-    knows_nodes = False
-    post: Post | None = None
-    patch: Patch | None = None
-    plugin = ""
-
-    def __init__(self, folder: str, node_name: str, sink: Sink) -> None:
-        from kubeproxy.api.manifests import ManifestSource  # noqa: PLC0415 - needs a YAML parser
-
-        self._folder = Path(folder)
-        self._source = ManifestSource(folder, sink, node_name)
-
-    def files(self) -> Sequence[str]:
-        """See Sources."""
-        return [str(path) for path in (self._folder, *sorted(self._folder.glob("*")))]
-
-    def work(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """See Sources."""
-        return {"manifests": self._source.run()}
-
-    def stale(self) -> str | None:
-        """See Sources."""
-        return None
-
-    def reach(self) -> Reach | None:
-        """See Sources."""
-        return None
-
-    def servers(self) -> frozenset[tuple[str, int]]:
-        """See Sources."""
-        return frozenset()
-
-    def follow_servers(self, changed: Callable[[], None]) -> None:
-        """See Sources."""
-
-    def node_patience(self, needs_pod_cidrs: bool) -> float:  # noqa: ARG002 - nobody will bring a Node later
-        """See Sources."""
-        return 0.0
-
-    async def zones(self, service: ServiceName) -> Mapping[bytes, str]:
-        """See Sources."""
-        return await asyncio.to_thread(self._source.zones, service)
-
-    async def nodes(self) -> Mapping[bytes, str]:
-        """See Sources. Of a folder only this Node is read."""
-        return {}
-
-    async def close(self) -> None:
-        """See Sources."""

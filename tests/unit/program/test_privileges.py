@@ -6,11 +6,13 @@ import pytest
 
 from kubeproxy.api.cluster import Cluster, Trust, parse_server
 from kubeproxy.api.credentials import Credentials, ExecConfig, ExecPlugin, TokenFile
+from kubeproxy.config.options import Options
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.proc.capability import Capability
 from kubeproxy.program import privileges
 from kubeproxy.program.privileges import Needs, needed
-from kubeproxy.setup.sources import ManifestSources
+from kubeproxy.report.metrics import ProxyMetrics
+from kubeproxy.setup.sources import open_sources
 
 ALWAYS = {Capability.NET_ADMIN, Capability.NET_BIND_SERVICE}
 EXEC = ExecConfig(
@@ -45,7 +47,7 @@ def test_the_files_that_are_read_again_are_known(tmp_path):
     assert Cluster(server, Trust(ca_data=b"x"), Credentials()).files == ()
     assert (ExecPlugin(EXEC).program, TokenFile("/token").program) == ("login", "")
     (tmp_path / "web.yaml").write_text("")
-    folder = ManifestSources(str(tmp_path), "n", lambda events: None)
+    folder = open_sources(Options(manifests=str(tmp_path)), "n", print, ProxyMetrics())
     assert folder.files() == [str(tmp_path), str(tmp_path / "web.yaml")]
 
 

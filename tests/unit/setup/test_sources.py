@@ -17,7 +17,7 @@ from kubeproxy.setup.sources import RateLimit
 def test_nobody_waits_for_zones_from_a_server_that_is_out_of_reach():
     async def main():
         options = Options(config=KubeProxyConfiguration(), master="http://127.0.0.1:1")
-        source = sources.ApiSources(options, "node-a", lambda events: None, ProxyMetrics())
+        source = sources.open_sources(options, "node-a", lambda events: None, ProxyMetrics())
         try:
             with pytest.raises(SourceError):
                 await source.zones(("default", "web"))
