@@ -19,7 +19,7 @@ from kubeproxy.model.objects import EndpointSlice, Service
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.planner import Change
 from kubeproxy.page.rows import Rows, what
-from kubeproxy.report.own_metrics import NETFILTER, conntrack
+from kubeproxy.report.metrics import NETFILTER, conntrack
 
 MOST_ROWS: Final = 200
 """Rows in a message; when more Services changed the page loads all of them anew."""

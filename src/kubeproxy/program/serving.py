@@ -36,8 +36,7 @@ from kubeproxy.report import logs
 from kubeproxy.report.events import EventRecorder, ObjectReference
 from kubeproxy.report.health import ProxyHealth
 from kubeproxy.report.metrics import KUBERNETES, ProxyMetrics
-from kubeproxy.report.pages import flags_text, metrics_pages, status_text
-from kubeproxy.report.slis import SLIS_PAGE
+from kubeproxy.report.pages import SLIS_PAGE, flags_text, metrics_pages, status_text
 from kubeproxy.server.admission import Admission
 from kubeproxy.server.http import Handler, Request, Response, routes
 from kubeproxy.server.server import HttpServer

@@ -1,7 +1,7 @@
-"""Kubernetes Events (events.k8s.io/v1) about what users should see on their objects: built, aggregated, limited, sent.
+"""Kubernetes Events (events.k8s.io/v1) on the objects of users: built, aggregated, limited, sent.
 
-Recording never fails and never waits: sending happens in `run`, through a callable that is handed in. Without one (the
-manifests mode) events are only logged. Aggregation and limits as in client-go (tools/events, tools/record).
+Recording never fails and never waits; `run` sends. Without an API server events are only logged. Aggregation and limits
+as in client-go (tools/events, tools/record).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = logging.getLogger("kubeproxy.report")
 CONTROLLER: Final = "kube-proxy"
 SERIES_SECONDS: Final = 6 * 60.0  # the same event within this time is one series
 PATCH_SECONDS: Final = 60.0  # a growing series is written at most this often
-BURST: Final = 25  # events about one object at once, and then one per REFILL_SECONDS
+BURST: Final = 25  # events about one object at once; then one per REFILL_SECONDS
 REFILL_SECONDS: Final = 5 * 60.0
 REMEMBERED: Final = 4096  # series and objects
 QUEUED: Final = 1000
@@ -38,12 +38,12 @@ EventType = Literal["Normal", "Warning"]
 Post = Callable[[str, str, bytes], Awaitable[int]]
 """Sends (method, path, JSON body) to the API server and returns the HTTP status; PATCH bodies are JSON merge patches.
 
-Raises SourceError or OSError when the server cannot be reached, which is tried again.
+Raises SourceError or OSError when the server cannot be reached; then the request is repeated.
 """
 
 
 class ObjectReference(NamedTuple):
-    """What an event is about. A Node's uid is its name, as kubelet and kube-proxy have it."""
+    """The object of an event. A Node's uid is its name, as in events of kubelet and the Go kube-proxy."""
 
     kind: str
     name: str
@@ -53,7 +53,7 @@ class ObjectReference(NamedTuple):
 
 
 class _Key(NamedTuple):
-    """What makes two events one series. client-go leaves the note out; here it says which field or port is meant."""
+    """The fields that all events of a series share; unlike in client-go the note, as it names the field."""
 
     regarding: ObjectReference
     kind: EventType
@@ -63,7 +63,7 @@ class _Key(NamedTuple):
 
 
 class _Series:
-    """One event at the API server, and how often it happened since."""
+    """One event at the API server, and the count of its repetitions."""
 
     def __init__(self, path: str, now: float) -> None:
         self.path = path
@@ -74,10 +74,7 @@ class _Series:
 
 
 class EventRecorder:
-    """Records events of this node's proxy; all on the event loop's thread. `host` is the node's name.
-
-    `clock` counts seconds, `wall_clock` seconds since the epoch.
-    """
+    """Records events of the proxy on the Node `host`. On the event loop's thread."""
 
     def __init__(
         self,
@@ -98,7 +95,7 @@ class EventRecorder:
         self._complained = False
 
     def record(self, regarding: ObjectReference, kind: EventType, reason: str, action: str, note: str) -> None:
-        """Record that something happened to an object: `reason` and `action` in CamelCase, `note` for people."""
+        """Record an event: `reason` and `action` in CamelCase, `note` as a sentence."""
         note = _shortened(note)
         level = logging.WARNING if kind == "Warning" else logging.INFO
         where = f"{regarding.namespace}/{regarding.name}" if regarding.namespace else regarding.name
@@ -118,11 +115,11 @@ class EventRecorder:
 
     @property
     def queued(self) -> int:
-        """How many requests wait to be sent."""
+        """The number of requests that wait to be sent."""
         return len(self._queue)
 
     async def run(self, retry: float = RETRY_SECONDS) -> None:
-        """Send what is recorded until cancelled; a server that is away is tried again every `retry` seconds."""
+        """Send the recorded events until cancelled; a failed request is repeated every `retry` seconds."""
         while True:
             self._wake.clear()
             self.flush()
@@ -133,7 +130,7 @@ class EventRecorder:
                     await self._wake.wait()
 
     def flush(self) -> None:
-        """Queue a write of every series that grew and was not written for a while; forget those that are over."""
+        """Queue a write of each series that grew and was not written for a while; remove those that ended."""
         now = self._clock()
         for key, series in list(self._series.items()):
             if series.count > series.written_count and now - series.written_at >= PATCH_SECONDS:
@@ -148,7 +145,7 @@ class EventRecorder:
             return
         namespace = key.regarding.namespace or "default"
         path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
-        # Unique on this node, as client-go's: the object's name and a time that never repeats.
+        # Unique on this node, as in client-go: the object's name and a time that never repeats.
         self._last_name = max(self._last_name + 1, int(self._wall_clock() * 1e9))
         name = f"{key.regarding.name}.{self._last_name:x}"
         self._series.pop(key, None)
@@ -198,7 +195,7 @@ class EventRecorder:
             except (SourceError, OSError) as error:
                 self._complain("%s", error)
             except Exception as error:
-                # An event is never worth the proxy.
+                # An event must not end the proxy.
                 self._complain("%r", error)
                 return
             else:
@@ -207,7 +204,7 @@ class EventRecorder:
                     return
                 if status != 429 and status < 500:
                     self._complain("the API server answered %d", status)
-                    self._series.pop(key, None)  # gone, or refused: the next one starts anew
+                    self._series.pop(key, None)  # deleted, or refused: the next event starts a new series
                     return
                 self._complain("the API server answered %d", status)
             await asyncio.sleep(retry)
@@ -224,7 +221,7 @@ _V = TypeVar("_V")
 
 
 def _remembered(cache: OrderedDict[_K, _V], key: _K, make: Callable[[], _V]) -> _V:
-    """Return what is cached under a key, made if it is not there; the least recently used entries go."""
+    """Return a cached value, made if it is missing; the least recently used entries are removed."""
     found = cache.get(key)
     if found is None:
         found = cache[key] = make()
@@ -236,7 +233,7 @@ def _remembered(cache: OrderedDict[_K, _V], key: _K, make: Callable[[], _V]) -> 
 
 
 def _shortened(note: str) -> str:
-    """Cut a text to the 1,024 bytes that the API server takes, at a character."""
+    """Return the text cut to the API server's limit of 1,024 bytes, between characters."""
     encoded = note.encode(errors="replace")
     if len(encoded) <= NOTE_BYTES:
         return encoded.decode()

@@ -1,7 +1,7 @@
-"""Tracked UDP flows that a change made wrong: which they are, and when they are removed.
+"""Removal of stale UDP flows: entries of connection tracking that a change made wrong.
 
-What a flow is, and how the kernel removes it, lives in kernel/conntrack/udp_flows.py. Services that lost all
-endpoints, or are gone, count as having none. Source: docs/reference.md "Conntrack clean-up".
+kernel/conntrack/udp_flows.py removes them. A deleted Service counts as one without endpoints. Source: docs/reference.md
+"Conntrack clean-up".
 """
 
 from __future__ import annotations
@@ -29,30 +29,29 @@ UDP = 17
 
 LONGEST_PAUSE = 5.0
 SECOND_LOOK = 0.5
-"""Seconds after which what changed is looked for once more: a packet that was on its way through the kernel when the
-rules changed is tracked, with the old endpoint, only when it leaves."""
+"""Seconds until the second search for the flows of a change: a packet that passes through the kernel when the rules
+change is tracked, with the old endpoint, only when it leaves."""
 
 RETRY = 10.0
-"""Seconds after which flows are looked for again that could not be removed; the next change does so at once."""
+"""Seconds until flows that could not be removed are searched again, unless a change comes first."""
 
 MOST_REMEMBERED = 1 << 16
-"""Frontends whose flows are looked for again; beyond it the first are forgotten: some kernels never remove any, as
-those without nf_conntrack_netlink."""
+"""Limit of frontends whose removal is repeated: without nf_conntrack_netlink every removal fails."""
 
 MOST_LOST = 100
-"""Endpoints of a frontend that are told apart then; beyond it any may be wrong that does not serve."""
+"""Limit of lost endpoints of a frontend whose removal is repeated; beyond it, all that do not serve count as lost."""
 
 UNTRANSLATED = b""
-"""Stands for the frontend itself among the endpoints that a flow may still go to."""
+"""In place of an endpoint: the frontend itself, of a flow that was not translated."""
 
 NOTHING_LOST: Endpoints = frozenset()
 
 PortsOf = Callable[[ServicePortKey], Collection[int]]
-"""Returns the ports of this proxy to which the flows of a service port go now."""
+"""Returns the ports of this proxy's listeners for a service port."""
 
 
 class Ports(frozenset[bytes]):
-    """Endpoints (packed) of which the port alone is known, as two bytes: an address of this node comes before it."""
+    """Endpoints by their port alone (two bytes), whatever their address: the listeners on this node."""
 
     def __contains__(self, endpoint: object) -> bool:
         return isinstance(endpoint, bytes) and super().__contains__(endpoint[-2:])
@@ -66,9 +65,7 @@ class Key(NamedTuple):
 
 
 class Suspects(NamedTuple):
-    """Flows to look for: those to one frontend that go to an endpoint which is `lost`, or, if that is None, to any
-    that does not serve it now.
-    """
+    """Stale flows of a frontend: those to an endpoint in `lost`; if that is None, to any endpoint not in `serving`."""
 
     serving: Endpoints
     lost: Endpoints | None
@@ -78,7 +75,7 @@ Looks = dict[Key, Suspects]
 
 
 def joined(looks: Iterable[Looks]) -> Looks:
-    """Return several looks as one; all know what is serving now."""
+    """Return several searches as one; all of them have the present `serving`."""
     found: Looks = {}
     for look in looks:
         for key, (serving, lost) in look.items():
@@ -88,7 +85,7 @@ def joined(looks: Iterable[Looks]) -> Looks:
 
 
 def remembered(wanted: Looks, fresh: Looks) -> Looks:
-    """Return what could not be removed together with what is new, bounded."""
+    """Return the failed search `wanted` together with a new one, within the limits."""
     found = joined((wanted, fresh))
     for key in list(found)[: max(0, len(found) - MOST_REMEMBERED)]:
         del found[key]
@@ -99,14 +96,14 @@ def remembered(wanted: Looks, fresh: Looks) -> Looks:
 
 
 def suspects(changes: Sequence[Change], family: Family, *, certain: bool) -> Looks:
-    """Return the UDP frontends that changes concern, and which flows to them they made wrong.
+    """Return the UDP frontends of changes, and their flows that became stale.
 
-    A flow goes to an endpoint that served when it began, so one that is added makes nothing wrong, and one that goes
-    does. Flows went untranslated when nothing translated them: before a frontend appeared; and in the very moment in
-    which a frontend begins to serve somebody, or ends to. What is refused is not tracked, but a packet passes the rules
-    that translate first and those that refuse later (in iptables mode another transaction may come in between, in
-    nftables mode each hook sees the ruleset as it is by then): it may meet neither. Unless it is `certain` that the
-    kernel had what changed, any flow may be wrong.
+    A flow goes to an endpoint that served when it began: a removed endpoint makes it stale, an added one does not.
+    Flows are untranslated when they began before the frontend existed, or at the moment in which it began or ceased to
+    serve a kind of client: a refused packet is not tracked, but a packet passes the translating rules before the
+    refusing ones, and between the two the ruleset may change (in iptables mode by another transaction, in nftables mode
+    at each hook), so that neither applies. Unless it is `certain` that the kernel had the state before the changes,
+    every flow to an endpoint that does not serve counts as stale.
     """
     before = _frontends((change.before for change in changes), family)
     after = _frontends((change.after for change in changes), family)
@@ -121,10 +118,10 @@ def suspects(changes: Sequence[Change], family: Family, *, certain: bool) -> Loo
 
 
 def relayed(found: Looks, changes: Sequence[Change], family: Family, ports_of: PortsOf) -> Looks:
-    """Return the same looks where flows go to listeners of the proxy: wrong are those that go to none that is open.
+    """Return the same search where flows go to listeners of the proxy: stale are those not to an open listener.
 
-    Endpoints that go make none wrong, as the listener leaves them; only what goes elsewhere, or to nobody, does. The
-    port of a listener that closed may become that of another service port, so they are told by theirs.
+    A removed endpoint makes none stale, as the listener itself drops it; only another route does. The port of a closed
+    listener may become that of another service port, so each service port has its own ports.
     """
     open_now: dict[Key, set[bytes]] = {key: set() for key in found}
     for key, service_port in _keys((change.after for change in changes), family):
@@ -140,12 +137,12 @@ def relayed(found: Looks, changes: Sequence[Change], family: Family, ports_of: P
 
 
 def _routes(compiled: Compiled) -> list[object]:
-    """Return what decides to which listeners flows go."""
+    """Return the parts of the plans that decide the listener of a flow."""
     return [(plan.key, plan.internal, plan.external) for plan in compiled.plans]
 
 
 class _Frontend(NamedTuple):
-    """What a frontend's flows may go to, and whose are translated: by origin (pod, node, outside) and source range."""
+    """A frontend's endpoints, and the clients whose flows are translated: by origin, and by source range."""
 
     serving: Endpoints
     clients: tuple[object, ...]
@@ -166,7 +163,7 @@ def _frontends(compiled: Iterable[Compiled], family: Family) -> dict[Key, _Front
 
 
 def key_of(frontend: Frontend) -> Key:
-    """Return by what flows to a frontend are known."""
+    """Return the key of a frontend's flows."""
     return Key(b"" if frontend.kind is FrontendKind.NODEPORT else frontend.address, frontend.port)
 
 
@@ -181,7 +178,7 @@ def _udp_plans(compiled: Iterable[Compiled], family: Family) -> Iterator[Service
 
 
 def translations(wanted: Mapping[Key, Suspects], node_addresses: Iterable[bytes]) -> list[Translation] | None:
-    """Return exactly the flows that are wrong, None when that takes a look at all flows to these frontends."""
+    """Return the stale flows exactly, None when all flows to these frontends must be searched."""
     found: list[Translation] = []
     addresses = list(node_addresses)
     for key, (serving, lost) in wanted.items():
@@ -194,7 +191,7 @@ def translations(wanted: Mapping[Key, Suspects], node_addresses: Iterable[bytes]
 
 
 class _Now(Mapping[bytes, Endpoints]):
-    """Who serves frontends at the moment: that changes while the kernel's table is read, and flows to it begin."""
+    """The serving endpoints by the kernel's name of a frontend; they may change while the kernel's table is read."""
 
     def __init__(self, wanted: Mapping[Key, Suspects], keys: Mapping[bytes, Key]) -> None:
         self._wanted, self._keys = wanted, keys
@@ -203,7 +200,7 @@ class _Now(Mapping[bytes, Endpoints]):
         return self._wanted[self._keys[name]].serving
 
     def keys(self) -> KeysView[bytes]:
-        """Return the frontends; each flow that is read is looked up here."""
+        """Return the frontends' names; fast, as each flow of the kernel is looked up."""
         return self._keys.keys()
 
     def __iter__(self) -> Iterator[bytes]:
@@ -214,12 +211,7 @@ class _Now(Mapping[bytes, Endpoints]):
 
 
 class FlowCleaner:
-    """Removes tracked UDP flows that a change made wrong, off the event loop, one run at a time.
-
-    Where flows of a family go to listeners of the proxy instead of the endpoints themselves (`relays`, as in userspace
-    mode), those are wrong that go to none that is open for their service port: a listener itself leaves endpoints that
-    serve no more.
-    """
+    """Removes stale UDP flows in a thread, one run at a time; `relays` has the families with listeners."""
 
     def __init__(
         self,
@@ -241,16 +233,17 @@ class FlowCleaner:
         self._wake = asyncio.Event()
 
     def world(self, world: Globals) -> None:
-        """Take the addresses that NodePorts answer on."""
+        """Set the addresses that NodePorts answer on."""
         for family in self._nodeport_ips:
             ours = world.of(family)
             self._nodeport_ips[family] = ours.nodeport_ips if ours is not None else ()
 
     def changed(self, changes: Sequence[Change], *, full: bool, families: Sequence[Family] | None = None) -> None:
-        """Note what changed for UDP frontends, of some families or of all; the work is done by `run`.
+        """Record changes of UDP frontends, of some families or of all, for `run`.
 
-        After a full sync nobody knows what the kernel had before: at a start, when a sync had failed half-way, or when
-        another program took our rules away for a while. What went untranslated then stays so; `changes` has everything.
+        After a full sync the state of the kernel before it is unknown: at a start, after a sync that failed half-way,
+        or after another program removed our rules. Flows that were untranslated meanwhile stay so; `changes` has all
+        Services.
         """
         for family in families or tuple(self._first):
             first = self._first[family]
@@ -265,12 +258,12 @@ class FlowCleaner:
                 self._wake.set()
 
     def recheck(self, compiled: Mapping[ServiceName, Compiled]) -> None:
-        """Look at all flows to UDP frontends once more: another proxy's rules led some of them until just now."""
+        """Check all flows to UDP frontends again, after the rules of another proxy were removed."""
         udp = [name for name, entry in compiled.items() if entry.has(UDP)]
         self.changed([Change(name, compiled[name], compiled[name]) for name in udp], full=True)
 
     async def run(self) -> None:
-        """Clean whenever something changed, until cancelled."""
+        """Remove stale flows after each change, until cancelled."""
         loop = asyncio.get_running_loop()
         with self._conntrack:
             while True:
@@ -289,12 +282,12 @@ class FlowCleaner:
                             self._first[family] = remembered(wanted, self._first[family])
                             loop.call_later(RETRY, self._wake.set)
                 if any(self._first[family] for family in self._first.keys() - cleaned):
-                    continue  # a family that was committed meanwhile, as the second one of a start, does not wait
-                # A look at the kernel's whole table takes 9 ms at its usual size: a tenth of the time is enough.
+                    continue  # a family that was committed meanwhile, as the second one at a start, does not wait
+                # To read the kernel's whole table takes 9 ms at its usual size: a tenth of the time at most.
                 await asyncio.sleep(min(9 * (loop.time() - began), LONGEST_PAUSE))
 
     def due(self, family: Family, now: float) -> Looks:
-        """Return what is to be looked for at `now`, in seconds, and note what is new in it for its second look."""
+        """Return the searches due at `now`, in seconds; new ones are due a second time after SECOND_LOOK."""
         first, self._first[family] = self._first[family], {}
         second = self._second[family]
         looks = [first]
@@ -305,7 +298,7 @@ class FlowCleaner:
         return joined(looks)
 
     async def _clean(self, family: Family, wanted: Mapping[Key, Suspects]) -> bool:
-        """Remove what is wrong; return whether that was possible."""
+        """Remove stale flows; return whether that succeeded."""
         began = time.monotonic()
         try:
             deleted = await to_its_end(self._remove, family, wanted, self._nodeport_ips[family])

@@ -1,7 +1,6 @@
 """Health and readiness of the proxy itself, as /healthz, /livez and /readyz on port 10256.
 
-Pure but for the clocks and the counters: the engine says what was queued and done, the HTTP server asks. Bodies and
-rules as in pkg/proxy/healthcheck/proxy_health.go of Kubernetes 1.36; /readyz is ours.
+Bodies and rules as in pkg/proxy/healthcheck/proxy_health.go of Kubernetes 1.36; /readyz is ours.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ TO_BE_DELETED_TAINT: Final = "ToBeDeletedByClusterAutoscaler"
 NEVER: Final = "0001-01-01T00:00:00Z"  # Go's zero time
 
 ReadyCheck = Callable[[], str | None]
-"""Returns why the proxy is not ready, or None. Quick, and raises nothing."""
+"""Returns the reason why the proxy is not ready, or None. Quick, and raises nothing."""
 
 
 def eligible(node: Node | None) -> bool:
-    """Whether load balancers may send traffic to this node: it exists, is not being deleted, and stays in its group."""
+    """Return whether load balancers may send traffic to a Node: it exists and is not about to be deleted."""
     if node is None or node.metadata.deletion_timestamp:
         return False
     taints = (node.spec.taints if node.spec else None) or ()
@@ -33,12 +32,12 @@ def eligible(node: Node | None) -> bool:
 
 
 class ProxyHealth:
-    """Whether changes reach the kernel in time, by address family ('IPv4', 'IPv6').
+    """Health of the programming of each address family ('IPv4', 'IPv6').
 
-    Unhealthy is a family whose oldest queued change is older than twice the sync period (in seconds). Unlike the Go
-    kube-proxy, that holds for a family that was never synced as well; nothing is queued before everything was listed,
-    as no restart mends that. `node_eligible` is set from the Node by the caller; it only concerns /healthz, which also
-    fails until all families were synced once. The Go kube-proxy does not listen before the Node is known.
+    A family is unhealthy when its oldest queued change is older than twice the sync period (in seconds). Unlike in the
+    Go kube-proxy, this applies to a family that was never synced as well. Before everything was listed nothing is
+    queued, as a restart would not help. /healthz also fails until all families were synced once, and while
+    `node_eligible` is false, which the caller sets. The Go kube-proxy does not listen before the Node is known.
     """
 
     def __init__(
@@ -58,29 +57,29 @@ class ProxyHealth:
         self._checks: dict[str, ReadyCheck] = {"sync": self._synced}
 
     def queued(self, family: str) -> None:
-        """Note that a change waits to be programmed; only the oldest one counts."""
+        """Record that a change is queued; the oldest one counts."""
         self._queued.setdefault(family, self._clock())
 
     def updated(self, family: str) -> None:
-        """Note that everything queued was programmed."""
+        """Record that everything queued was programmed."""
         self._queued.pop(family, None)
         self._updated[family] = self._wall_clock()
 
     def healthy(self) -> bool:
-        """Whether no family is late; what service health checks report as serviceProxyHealthy."""
+        """Return whether all families are healthy: serviceProxyHealthy of the health checks of Services."""
         return not any(self._late(family) for family in self._queued)
 
     def last_updated(self, family: str) -> str | None:
-        """Return when everything queued was programmed the last time, None for never."""
+        """Return the last time at which everything queued was programmed, None for never."""
         updated = self._updated.get(family)
         return None if updated is None else timestamp(updated)
 
     def ready_when(self, name: str, check: ReadyCheck) -> None:
-        """Make readiness depend on one more check, such as 'api' or 'kernel'; a check of that name is replaced."""
+        """Add a check for readiness, such as 'api' or 'kernel', or replace the one of that name."""
         self._checks[name] = check
 
     def unready(self) -> dict[str, str]:
-        """Return why the proxy is not ready, by the name of the check; empty when it is."""
+        """Return the reasons why the proxy is not ready, by the name of the check; none when it is."""
         reasons = {name: check() for name, check in self._checks.items()}
         return {name: reason for name, reason in reasons.items() if reason is not None}
 
@@ -121,7 +120,7 @@ class ProxyHealth:
         }
         newest = timestamp(max(self._updated.values())) if self._updated else NEVER
         body: dict[str, object] = {
-            # A healthy proxy always has just updated: older releases said when the sync loop last ran, changes or not.
+            # The current time for a healthy proxy: in older releases this was the last run of the sync loop.
             "lastUpdated": now if ok else newest,
             "currentTime": now,
             **node,

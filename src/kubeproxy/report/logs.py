@@ -1,8 +1,7 @@
-"""Log lines as kube-proxy writes them: klog's text or component-base's JSON, on standard error, without secrets.
+"""Log output as of the Go kube-proxy: klog's text or component-base's JSON, on standard error, without secrets.
 
-Formats, verbosity and the handler only; what is logged where is each room's own, as "Message key=%s key=%r". A record
-is one line, whatever was in it (text.py). A reader that does not read never stops the proxy: lines are dropped and
-counted.
+A message has the form "Message key=%s key=%r". A record is one line, whatever its text (server/text.py). A slow reader
+never stops the proxy: lines are dropped and counted.
 """
 
 from __future__ import annotations
@@ -25,24 +24,21 @@ from kubeproxy.server.text import clean, json_bytes, printable
 
 _LETTERS: Final = ((logging.CRITICAL, "F"), (logging.ERROR, "E"), (logging.WARNING, "W"), (0, "I"))
 
-# POSIX: what a pipe takes whole, and without blocking when it polls as writable.
+# POSIX: bytes that a pipe takes in one piece, without blocking when it polls as writable.
 _PIPE_BUF: Final = 4096
 _PATIENCE_MS: Final = 50
 _TRACE_LINES: Final = 200
 
 
 def level(verbosity: int) -> int:
-    """Return the logging level of klog's V(verbosity): INFO for 0, DEBUG for 4, and what lies between and below.
-
-    Use it as `log.log(level(2), ...)`; `log.isEnabledFor(level(6))` guards what is expensive to say.
-    """
+    """Return the logging level of klog's V(verbosity): INFO for 0, DEBUG for 4."""
     if verbosity < 4:
         return logging.INFO - max(verbosity, 0)
     return max(logging.DEBUG - (verbosity - 4), 1)
 
 
 def verbosity_of(number: int) -> int:
-    """Return klog's V of a logging level; 0 for INFO and all above."""
+    """Return klog's V of a logging level, 0 for INFO and above."""
     if number > logging.DEBUG:
         return min(max(logging.INFO - number, 0), 3)
     return 4 + logging.DEBUG - number
@@ -72,7 +68,7 @@ class TextFormatter(logging.Formatter):
 
 
 def _trace(text: str) -> list[str]:
-    """Return the lines of a traceback, those in the middle of a long one left out."""
+    """Return the lines of a traceback; of a long one the first and the last."""
     lines = text.split("\n")
     left_out = len(lines) - _TRACE_LINES
     if left_out <= 0:
@@ -86,7 +82,7 @@ _PAIR: Final = re.compile(r" ([A-Za-z_]\w*)=%(?:\.\d+f|[sdrg])")
 
 @lru_cache(maxsize=512)
 def _pairs(template: str) -> tuple[str, tuple[str, ...]]:
-    """Return a template's message and the keys of the key=%s pairs that end it; no keys where it has other fields."""
+    """Return a template's message and the keys of the key=%s pairs at its end; no keys if it has other fields."""
     end = len(template)
     keys: list[str] = []
     for match in reversed(list(_PAIR.finditer(template))):
@@ -98,14 +94,14 @@ def _pairs(template: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _value(key: str, value: object) -> object:
-    # A secret may be one by its key alone.
+    # With the key, by which `clean` may recognise a secret.
     return value if isinstance(value, int | float) else clean(f"{key}={value}")[len(key) + 1 :]
 
 
 class JsonFormatter(logging.Formatter):
-    """component-base's JSON: ts (milliseconds since the epoch), caller, msg, v but for errors, then key and value.
+    """component-base's JSON: ts (milliseconds since the epoch), caller, msg, v (not for errors), then key and value.
 
-    The key=%s pairs that end a message are its keys; what is called error is err, and stacktrace has a traceback.
+    The keys are those of the key=%s pairs at the message's end; error becomes err, and stacktrace has a traceback.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -128,23 +124,23 @@ class JsonFormatter(logging.Formatter):
 
 
 Patterns = Sequence[tuple[str, int]]
-"""--vmodule: patterns of file names without .py, and the verbosity of these files."""
+"""--vmodule: patterns of file names without .py, and their verbosity."""
 
 
 class Verbosity(logging.Filter):
-    """What -v and --vmodule let through, as klog has it: a pattern can only show more than -v does.
+    """The filter of -v and --vmodule: a pattern shows more than -v in its files, as in klog.
 
-    Loggers are shared by the files of a room. So they pass on what any pattern asks for, and this looks at the file.
+    The files of a room share a logger, so loggers pass on all records that any file may show.
     """
 
     def __init__(self, verbosity: int, patterns: Patterns = ()) -> None:
         super().__init__()
-        # Go writes [^a] what Python writes [!a]; the first pattern that matches counts.
+        # Go's [^a] is Python's [!a]; the first matching pattern counts.
         self._patterns = [(pattern.replace("[^", "[!"), level(number)) for pattern, number in patterns]
         self.set(verbosity)
 
     def set(self, verbosity: int) -> None:
-        """Change -v; patterns stay."""
+        """Change -v, not the patterns."""
         self._common = level(verbosity)
         self._by_file: dict[str, int] = {}
         lowest = min([self._common, *(number for _, number in self._patterns)])
@@ -163,10 +159,10 @@ class Verbosity(logging.Filter):
 
 
 class StreamHandler(logging.Handler):
-    """Writes to file descriptors without ever waiting long for their readers.
+    """Writes to file descriptors without waiting long for their readers.
 
-    A line waits 50 ms at most; once one had to be dropped, the next ones do not wait until the reader is back, and then
-    a line says how many are missing. With a buffer (bytes), lines for `infos` wait until it is full or flushed.
+    A line waits 50 ms at most. After a dropped line the next ones do not wait until the reader reads again; then a line
+    gives the number of dropped ones. With a buffer (bytes), lines for `infos` are kept until it is full or flushed.
     """
 
     def __init__(self, errors: int, infos: int, buffer: int = 0) -> None:
@@ -181,7 +177,7 @@ class StreamHandler(logging.Handler):
 
     @property
     def buffered(self) -> bool:
-        """Whether lines may be held back, so that somebody has to flush."""
+        """Whether lines may be kept in the buffer, so that `flush_every` is needed."""
         return self._room > 0
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -189,7 +185,7 @@ class StreamHandler(logging.Handler):
         try:
             data = (self.format(record) + "\n").encode(errors="backslashreplace")
         except Exception as error:
-            # A wrong log call must not disturb what it tells about.
+            # A wrong log call must not fail its caller.
             data = f"cannot format a log line of {record.filename}:{record.lineno}: {error!r}\n".encode()
         if record.levelno >= logging.ERROR:
             self._put(self._errors, data)
@@ -202,7 +198,7 @@ class StreamHandler(logging.Handler):
             self._held_bytes += len(data)
 
     def flush(self) -> None:
-        """Write what is held back."""
+        """Write the buffer."""
         self.acquire()
         try:
             self._flush()
@@ -210,7 +206,7 @@ class StreamHandler(logging.Handler):
             self.release()
 
     async def flush_every(self, seconds: float) -> None:
-        """Flush again and again until cancelled."""
+        """Flush at this interval until cancelled."""
         while True:
             await asyncio.sleep(seconds)
             self.flush()
@@ -246,7 +242,7 @@ def _poller(fd: int) -> select.poll:
 
 
 class Output(NamedTuple):
-    """Where log lines go, and how many of them."""
+    """The handler of the log and its filter."""
 
     handler: StreamHandler
     verbosity: Verbosity
@@ -257,8 +253,8 @@ def setup(
 ) -> Output:
     """Send all logging to standard error in this format (text or json), at klog's verbosity.
 
-    With `split_stream`, only errors go there and everything else to standard output, by way of a buffer of so many
-    bytes. Other libraries' loggers tell warnings and errors. Raises ConfigError for another format.
+    With `split_stream`, only errors go there and the rest to standard output, through a buffer of `buffer` bytes. Of
+    other libraries, warnings and errors are logged. Raises ConfigError for another format.
     """
     formatters: dict[str, type[logging.Formatter]] = {"text": TextFormatter, "json": JsonFormatter}
     if log_format not in formatters:
@@ -273,7 +269,7 @@ def setup(
     shown = Verbosity(verbosity, patterns)
     if patterns:
         handler.addFilter(shown)
-    # Who would look these up for each record, and pay for it, is nobody.
+    # No format shows these, and they would be computed for each record.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     sys.excepthook = _log_uncaught
     return Output(handler, shown)

@@ -1,7 +1,7 @@
-"""The metrics that every mode has, under kube-proxy's names, labels and buckets.
+"""The metrics that every mode has; a mode registers its own.
 
-Names, help and buckets as in pkg/proxy/metrics and component-base of Kubernetes 1.36; our own are in own_metrics.py. A
-mode registers those that it alone has. How they are counted and written is in registry.py; nothing here decides when.
+Names, help, labels and buckets as in pkg/proxy/metrics and component-base of Kubernetes 1.36. The metrics that the Go
+kube-proxy lacks are in OwnMetrics. registry.py counts and renders.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ import resource
 import sys
 import threading
 from collections import Counter as Counts
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from kubeproxy import __version__
 from kubeproxy.release import commit
-from kubeproxy.report.own_metrics import OwnMetrics
-from kubeproxy.report.registry import CounterMetric, MetricFamily, MetricRegistry, Single
+from kubeproxy.report.registry import CounterMetric, GaugeMetric, Histogram, MetricFamily, MetricRegistry, Single
 
 KUBERNETES: Final = ("1", "36")
 
-# component-base's ExponentialBuckets(0.001, 2, 15), in the floating point steps that it makes.
+# component-base's ExponentialBuckets(0.001, 2, 15), in its floating point steps.
 SYNC_BUCKETS: Final = tuple(0.001 * 2**n for n in range(15))
 # LinearBuckets of 0.25-0.5, 1-59, 60-115 by 5, 120-300 by 30; MergeBuckets puts a zero in front.
 PROGRAMMING_BUCKETS: Final = (0.0, 0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120, 301, 30))
@@ -34,26 +33,27 @@ SIZE_BUCKETS: Final = (64, 256, 512, 1024, 4096, 16384, 65536, 262144, 1048576, 
 ROTATION_BUCKETS: Final = (600, 1800, 3600, 14400, 86400, 604800, 2592000, 7776000, 15552000, 31104000, 124416000)
 
 FAMILY: Final = "ip_family"  # IPv4 or IPv6
+NETFILTER: Final = Path("/proc/sys/net/netfilter")
 
 
 class ProxyMetrics:
-    """All metrics of one proxy, handed to whoever counts. Those with labels are families: `.labels(...)`."""
+    """All metrics of one proxy. Those with labels are families: `.labels(...)`."""
 
     def __init__(self) -> None:
-        self.registry = MetricRegistry()
+        registry = self.registry = MetricRegistry()
         self.refusals: list[MetricFamily[CounterMetric]] = []
-        self._sync(self.registry)
-        self._changes(self.registry)
+        self._sync(registry)
+        self._changes(registry)
         self.count_refusals(
             "kubeproxy_sync_errors_total",
             "Cumulative syncs that the kernel refused, in any mode (not in the Go kube-proxy)",
         )
-        self.own = OwnMetrics(self.registry)
-        self.rest = RestClientMetrics(self.registry)
+        self.own = OwnMetrics(registry)
+        self.rest = RestClientMetrics(registry)
         started = _start_time()
-        self.registry.collect(lambda: _process(started))
-        self.registry.collect(_concurrency)
-        build = self.registry.gauge(
+        registry.collect(lambda: _process(started))
+        registry.collect(_concurrency)
+        build = registry.gauge(
             "kubernetes_build_info",
             "[BETA] A metric with a constant '1' value labeled by major, minor, git version, git commit, git tree"
             " state, build date, Go version, and compiler from which Kubernetes was built, and platform on which it is"
@@ -61,8 +61,15 @@ class ProxyMetrics:
             *build_info(),
         )
         build.labels(*build_info().values()).set(1)
-        self._registered = _registered(self.registry)
-        self._features = self.registry.gauge(
+        # component-base's metrics about metrics; none of ours is hidden or can be disabled.
+        for state in ("disabled", "hidden"):
+            registry.counter(f"{state}_metrics_total", f"[BETA] The count of {state} metrics.").labels()
+        self._registered = registry.counter(
+            "registered_metrics_total",
+            "[BETA] The count of registered metrics broken by stability level and deprecation version.",
+            *("deprecated_version", "stability_level"),
+        )
+        self._features = registry.gauge(
             "kubernetes_feature_enabled",
             "[BETA] This metric records the data about the stage and enablement of a k8s feature.",
             *("name", "stage"),
@@ -70,12 +77,13 @@ class ProxyMetrics:
 
     def render(self) -> bytes:
         """Return all metrics as Prometheus text, to be sent as registry.CONTENT_TYPE."""
-        for level, number in _by_stability(self.registry.helps).items():  # modes register theirs later
-            self._registered.labels("", level).reached(number)
+        levels = Counts(found[1] for text in self.registry.helps if (found := _STABILITY.match(text)))
+        for level, number in levels.items():  # at each rendering, as modes register metrics later
+            self._registered.labels("", level).set(number)
         return self.registry.render()
 
     def show_features(self, states: Iterable[tuple[str, str, bool]]) -> None:
-        """Show the feature gates: name, stage and whether it is on."""
+        """Set the feature gates: name, stage, and whether it is on."""
         for name, stage, enabled in states:
             self._features.labels(name, stage).set(enabled)
 
@@ -84,10 +92,7 @@ class ProxyMetrics:
         self.refusals.append(self.registry.counter(name, text, FAMILY))
 
     def begin(self, families: Iterable[str]) -> None:
-        """Show 0 for the refusals of these families: an alert on a rate does not see a counter that begins with 1.
-
-        The times of the last sync, and of the last one that was queued, are there from the start, too.
-        """
+        """Make the refusals and times of these families start with 0: an alert on a rate misses a counter's first 1."""
         for family in families:
             self.last_queued.labels(family)
             self.last_sync.labels(family)
@@ -95,35 +100,24 @@ class ProxyMetrics:
                 counter.labels(family)
 
     def _sync(self, registry: MetricRegistry) -> None:
-        self.sync_duration = registry.histogram(
-            "kubeproxy_sync_proxy_rules_duration_seconds",
-            "[ALPHA] SyncProxyRules latency in seconds",
-            SYNC_BUCKETS,
-            FAMILY,
+        def latency(name: str, text: str, buckets: Sequence[float] = SYNC_BUCKETS) -> MetricFamily[Histogram]:
+            return registry.histogram(name, f"[ALPHA] {text}", buckets, FAMILY)
+
+        self.sync_duration = latency("kubeproxy_sync_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds")
+        self.sync_full_duration = latency(
+            "kubeproxy_sync_full_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds for full resyncs"
         )
-        self.sync_full_duration = registry.histogram(
-            "kubeproxy_sync_full_proxy_rules_duration_seconds",
-            "[ALPHA] SyncProxyRules latency in seconds for full resyncs",
-            SYNC_BUCKETS,
-            FAMILY,
-        )
-        self.sync_partial_duration = registry.histogram(
+        self.sync_partial_duration = latency(
             "kubeproxy_sync_partial_proxy_rules_duration_seconds",
-            "[ALPHA] SyncProxyRules latency in seconds for partial resyncs",
-            SYNC_BUCKETS,
-            FAMILY,
+            "SyncProxyRules latency in seconds for partial resyncs",
         )
-        self.network_programming = registry.histogram(
+        self.network_programming = latency(
             "kubeproxy_network_programming_duration_seconds",
-            "[ALPHA] In Cluster Network Programming Latency in seconds",
+            "In Cluster Network Programming Latency in seconds",
             PROGRAMMING_BUCKETS,
-            FAMILY,
         )
-        self.conntrack_duration = registry.histogram(
-            "kubeproxy_conntrack_reconciler_sync_duration_seconds",
-            "[ALPHA] ReconcileConntrackFlowsLatency latency in seconds",
-            SYNC_BUCKETS,
-            FAMILY,
+        self.conntrack_duration = latency(
+            "kubeproxy_conntrack_reconciler_sync_duration_seconds", "ReconcileConntrackFlowsLatency latency in seconds"
         )
         self.last_sync = registry.gauge(
             "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
@@ -169,51 +163,90 @@ class ProxyMetrics:
 
 
 _STABILITY: Final = re.compile(r"\[(ALPHA|BETA|STABLE)\] ")
+"""The level with which a help text begins; those of our own metrics have none."""
 
 
-def _by_stability(helps: Iterable[str]) -> Mapping[str, int]:
-    """Return how many metrics there are of each level, by their help texts; ours have none."""
-    return Counts(found[1] for text in helps if (found := _STABILITY.match(text)))
+class OwnMetrics:
+    """The metrics that the Go kube-proxy lacks: what an operator alerts on (deploy/alerts)."""
+
+    def __init__(self, registry: MetricRegistry) -> None:
+        def gauge(name: str, text: str, *labels: str) -> MetricFamily[GaugeMetric]:
+            return registry.gauge(name, f"{text} (not in the Go kube-proxy)", *labels)
+
+        self.ready = gauge("kubeproxy_ready", "Whether /readyz says that the proxy does its work: 1 or 0").labels()
+        self.repairs = registry.counter(
+            "kubeproxy_repairs_total",
+            "Cumulative repairs of what another program changed in our rules (not in the Go kube-proxy)",
+        ).labels()
+        self.config_invalid = gauge(
+            "kubeproxy_config_invalid", "Whether the configuration file as it is now cannot be used: 1 or 0"
+        ).labels()
+        self.services = gauge("kubeproxy_services", "Services that have an address in a family", FAMILY)
+        self.endpoints = gauge(
+            "kubeproxy_endpoints", "Endpoints that new connections are sent to, of all Service ports", FAMILY
+        )
+        self.without_endpoints = gauge(
+            "kubeproxy_services_without_endpoints",
+            "Services with a port that no endpoint anywhere takes connections for",
+            FAMILY,
+        )
+        self._staleness = gauge(
+            "kubeproxy_source_staleness_seconds",
+            "Seconds since the source of a resource was last heard from",
+            "resource",
+        )
+        self._certificates = gauge(
+            "kubeproxy_certificate_expiration_timestamp_seconds",
+            "When a certificate that is used for the API server expires: the client's own, or the last of the"
+            " authorities",
+            "certificate",
+        )
+        registry.collect(lambda: conntrack(NETFILTER))
+
+    def follow_staleness(self, resource_name: str, seconds: Callable[[], float]) -> None:
+        """Call this at each scrape for the seconds by which the state of a resource may be old."""
+        self._staleness.labels(resource_name).follow(seconds)
+
+    def show_certificates(self, expiries: Mapping[str, float]) -> None:
+        """Set the expiry of the certificates in use, in seconds since the epoch, by their name."""
+        self._certificates.clear()
+        for name, expiry in expiries.items():
+            self._certificates.labels(name).set(expiry)
 
 
-def _registered(registry: MetricRegistry) -> MetricFamily[CounterMetric]:
-    """Make component-base's metrics about metrics. None of ours is hidden or can be disabled."""
-    for what in ("disabled", "hidden"):
-        registry.counter(f"{what}_metrics_total", f"[BETA] The count of {what} metrics.").labels()
-    return registry.counter(
-        "registered_metrics_total",
-        "[BETA] The count of registered metrics broken by stability level and deprecation version.",
-        *("deprecated_version", "stability_level"),
-    )
+def conntrack(folder: Path) -> Iterable[Single]:
+    """Yield the number of tracked connections and its limit, nothing where the kernel has no such files."""
+    for name, file, text in (
+        ("entries", "nf_conntrack_count", "Connections that the kernel tracks in this network namespace"),
+        ("entries_limit", "nf_conntrack_max", "Connections that the kernel tracks at most"),
+    ):
+        try:
+            value = float((folder / file).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            continue
+        yield f"kubeproxy_conntrack_{name}", "gauge", f"{text} (not in the Go kube-proxy)", value
 
 
 class RestClientMetrics:
     """The rest_client_ metrics of component-base, for the API client."""
 
     def __init__(self, registry: MetricRegistry) -> None:
-        self.duration = registry.histogram(
-            "rest_client_request_duration_seconds",
-            "[ALPHA] Request latency in seconds. Broken down by verb, and host.",
+        def by_verb(name: str, text: str, buckets: Sequence[float]) -> MetricFamily[Histogram]:
+            return registry.histogram(f"rest_client_{name}", f"[ALPHA] {text}", buckets, "verb", "host")
+
+        self.duration = by_verb(
+            "request_duration_seconds", "Request latency in seconds. Broken down by verb, and host.", LATENCY_BUCKETS
+        )
+        self.request_size = by_verb(
+            "request_size_bytes", "Request size in bytes. Broken down by verb and host.", SIZE_BUCKETS
+        )
+        self.response_size = by_verb(
+            "response_size_bytes", "Response size in bytes. Broken down by verb and host.", SIZE_BUCKETS
+        )
+        self.rate_limiter_duration = by_verb(
+            "rate_limiter_duration_seconds",
+            "Client side rate limiter latency in seconds. Broken down by verb, and host.",
             LATENCY_BUCKETS,
-            *("verb", "host"),
-        )
-        self.request_size = registry.histogram(
-            "rest_client_request_size_bytes",
-            "[ALPHA] Request size in bytes. Broken down by verb and host.",
-            SIZE_BUCKETS,
-            *("verb", "host"),
-        )
-        self.response_size = registry.histogram(
-            "rest_client_response_size_bytes",
-            "[ALPHA] Response size in bytes. Broken down by verb and host.",
-            SIZE_BUCKETS,
-            *("verb", "host"),
-        )
-        self.rate_limiter_duration = registry.histogram(
-            "rest_client_rate_limiter_duration_seconds",
-            "[ALPHA] Client side rate limiter latency in seconds. Broken down by verb, and host.",
-            LATENCY_BUCKETS,
-            *("verb", "host"),
         )
         self.dns_duration = registry.histogram(
             "rest_client_dns_resolution_duration_seconds",
@@ -257,7 +290,7 @@ class RestClientMetrics:
 
 
 def build_info() -> Mapping[str, str]:
-    """Return kubernetes_build_info's labels: the Kubernetes version this proxy behaves as, and what it runs on."""
+    """Return kubernetes_build_info's labels: the Kubernetes version that this proxy implements, and its platform."""
     major, minor = KUBERNETES
     machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
     return {
@@ -314,7 +347,7 @@ def _process(started: float) -> Iterable[Single]:
 
 
 def _traffic(path: Path = Path("/proc/self/net/netstat")) -> Mapping[str, int]:
-    """Return the IP layer's counters (proc(5)); they are those of the network namespace, as with the Go client."""
+    """Return the IP layer's counters (proc(5)) of the network namespace, as the Go client does."""
     try:
         lines = [line.split() for line in path.read_text(encoding="ascii").splitlines() if line.startswith("IpExt:")]
     except OSError:
@@ -327,16 +360,12 @@ def _traffic(path: Path = Path("/proc/self/net/netstat")) -> Mapping[str, int]:
 
 
 def _concurrency() -> Iterable[Single]:
-    """Yield what the Go client calls goroutines and threads, which the dashboards of all components show."""
+    """Yield the Go client's counts of goroutines and threads, which dashboards of all components show."""
     try:
         tasks = len(asyncio.all_tasks())
     except RuntimeError:  # not on an event loop
         tasks = 0
     threads = threading.active_count()
-    yield (
-        "go_goroutines",
-        "gauge",
-        "Number of asyncio tasks and threads, which are what goroutines are.",
-        tasks + threads,
-    )
+    text = "Number of asyncio tasks and threads, which are what goroutines are."
+    yield "go_goroutines", "gauge", text, tasks + threads
     yield "go_threads", "gauge", "Number of threads.", threads

@@ -1,7 +1,4 @@
-"""The pages of the metrics port (10249): which path shows what. What they show is handed in.
-
-Paths and content types as in cmd/kube-proxy's metrics server; /debug/state is ours.
-"""
+"""The pages of the metrics port (10249). Paths and content types as in cmd/kube-proxy's metrics server of v1.36."""
 
 from __future__ import annotations
 
@@ -9,15 +6,17 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
+from urllib.parse import parse_qs
 
 from kubeproxy.report.metrics import ProxyMetrics
-from kubeproxy.report.registry import CONTENT_TYPE
-from kubeproxy.report.slis import health_pages
-from kubeproxy.server.http import JSON, TEXT, Handler, Headers, Request, Response
+from kubeproxy.report.registry import CONTENT_TYPE, MetricRegistry
+from kubeproxy.server.http import JSON, TEXT, Handler, Headers, Request, Response, read_only
 from kubeproxy.server.text import clean, printable
 
 _METRICS: Final[Headers] = (("Content-Type", CONTENT_TYPE),)
 _ZIPPED: Final[Headers] = (*_METRICS, ("Content-Encoding", "gzip"))
+SLIS_PAGE: Final = "/metrics/slis"
+_PING: Final = "ping"
 GZIP: Final = 31  # zlib's name for the gzip format with its largest window
 
 # The first lines of k8s.io/component-base/zpages.
@@ -36,9 +35,9 @@ def metrics_pages(
     state: Handler | None = None,
     asked_by: Callable[[str], None] | None = None,
 ) -> dict[str, Handler]:
-    """Return the routes of the metrics server: text pages but for /configz, whose callable returns JSON.
+    """Return the pages by path: text, except /configz, whose callable returns JSON; /debug/state is ours.
 
-    `asked_by` gets the User-Agent header of each program on this node that asks for the mode.
+    `asked_by` gets the User-Agent header of each program on this node that requests /proxyMode.
     """
 
     def all_metrics(request: Request) -> Response:
@@ -52,11 +51,7 @@ def metrics_pages(
             asked_by(request.neighbour)
         return Response(200, TEXT, proxy_mode().encode())
 
-    pages: dict[str, Handler] = {
-        "/metrics": all_metrics,
-        **health_pages(),
-        "/proxyMode": mode,
-    }
+    pages: dict[str, Handler] = {"/metrics": all_metrics, **health_pages(), "/proxyMode": mode}
     if configz is not None:
         pages["/configz"] = lambda _: Response(200, JSON, configz())
     if statusz is not None:
@@ -68,15 +63,53 @@ def metrics_pages(
     return pages
 
 
+def health_pages() -> Mapping[str, Handler]:
+    """Return /healthz of the metrics port and SLIS_PAGE, its metrics, by path; DELETE of SLIS_PAGE resets these.
+
+    Paths, texts and metrics as in k8s.io/apiserver's healthz and component-base's slis packages: the only check,
+    "ping", always succeeds. The state of the proxy is on the health port (health.py).
+    """
+    registry = MetricRegistry()
+    text = "[STABLE] This metric records the result of a single healthcheck."
+    result = registry.gauge("kubernetes_healthcheck", text, "name", "type")
+    text = "[STABLE] This metric records the results of all healthcheck."
+    results = registry.counter("kubernetes_healthchecks_total", text, "name", "type", "status")
+
+    def healthz(request: Request) -> Response:
+        query = parse_qs(request.query, keep_blank_values=True)
+        excluded = query.get("exclude", [])
+        if _PING in excluded:
+            lines = [f"[+]{_PING} excluded: ok"]
+        else:
+            lines = [f"[+]{_PING} ok"]
+            result.labels(_PING, "healthz").set(1)
+            results.labels(_PING, "healthz", "success").inc()
+        if unknown := sorted(set(excluded) - {_PING}):
+            names = ",".join(f'"{name}"' for name in unknown)
+            lines.append(f"warn: some health checks cannot be excluded: no matches for {names}")
+        if "verbose" not in query:
+            return Response(200, TEXT, b"ok")
+        return Response(200, TEXT, "\n".join([*lines, "healthz check passed", ""]).encode())
+
+    def slis(request: Request) -> Response:
+        if request.method == "DELETE":
+            result.clear()
+            results.clear()
+            return Response(200, TEXT, b"metrics reset\n")
+        return read_only(lambda _: Response(200, _METRICS, registry.render()))(request)
+
+    return {"/healthz": healthz, f"/healthz/{_PING}": lambda _: Response(200, TEXT, b"ok"), SLIS_PAGE: slis}
+
+
 def flags_text(flags: Sequence[tuple[str, str]]) -> str:
-    """Return what /flagz shows."""
+    """Return the text of /flagz."""
     return "\n".join(
         ["kube-proxy flagz", _WARNING, "", *(f"{name}={printable(clean(value))}" for name, value in flags), ""]
     )
 
 
 def status_text(facts: Mapping[str, str], started: float, paths: Sequence[str], now: float | None = None) -> str:
-    """Return what /statusz shows: when it was started (seconds since the epoch), the facts, and the other pages."""
+    """Return the text of /statusz: the start (seconds since the epoch), the facts, and the other pages."""
     minutes, seconds = divmod(int((time.time() if now is None else now) - started), 60)
     lines = [
         "kube-proxy statusz",

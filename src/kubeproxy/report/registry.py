@@ -1,15 +1,15 @@
 """Counters, gauges and histograms with labels, and their Prometheus text form (exposition format 0.0.4).
 
-Written here because the Prometheus client costs 25-50 ms and 5 MB to import. Knows no metric of the program: those are
-in metrics.py. Not thread safe: everything is counted on the event loop's thread.
+Written here because the Prometheus client costs 25-50 ms and 5 MB to import. Not thread safe: metrics change and are
+rendered on the event loop's thread.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -24,38 +24,8 @@ class Child(Protocol):
 C = TypeVar("C", bound=Child)
 
 
-class CounterMetric:
-    """A number that only grows."""
-
-    __slots__ = ("_function", "value")
-
-    def __init__(self) -> None:
-        self.value = 0.0
-        self._function: Callable[[], float] | None = None
-
-    def inc(self, by: float = 1.0) -> None:
-        """Count; a negative number is an error of the caller."""
-        if by < 0:
-            raise ValueError(f"a counter cannot go down by {-by}")
-        self.value += by
-
-    def reached(self, total: float) -> None:
-        """Take over a total that is counted elsewhere, as by the kernel; a smaller one than before is passed over."""
-        self.value = max(self.value, total)
-
-    def follow(self, function: Callable[[], float]) -> None:
-        """Ask this function for the total whenever metrics are rendered; it must be quick and not raise."""
-        self._function = function
-
-    def samples(self) -> Iterable[tuple[str, str, float]]:
-        """Return its one sample."""
-        if self._function is not None:
-            self.reached(self._function())
-        return (("", "", self.value),)
-
-
 class GaugeMetric:
-    """A number that goes up and down; or a function that tells it when it is asked for."""
+    """A number that goes up and down."""
 
     __slots__ = ("_function", "value")
 
@@ -68,12 +38,30 @@ class GaugeMetric:
         self.value = value
 
     def follow(self, function: Callable[[], float]) -> None:
-        """Ask this function from now on, whenever metrics are rendered; it must be quick and not raise."""
+        """Set the number to the function's value at each rendering; the function must be quick and not raise."""
         self._function = function
 
     def samples(self) -> Iterable[tuple[str, str, float]]:
-        """Return its one sample."""
-        return (("", "", self._function() if self._function else self.value),)
+        """Return the one sample."""
+        if self._function is not None:
+            self.set(self._function())
+        return (("", "", self.value),)
+
+
+class CounterMetric(GaugeMetric):
+    """A number that only grows."""
+
+    __slots__ = ()
+
+    def inc(self, by: float = 1.0) -> None:
+        """Add a number, which must not be negative."""
+        if by < 0:
+            raise ValueError(f"a counter cannot go down by {-by}")
+        self.value += by
+
+    def set(self, value: float) -> None:
+        """Take a total that is counted elsewhere, as by the kernel; one that is smaller than the last is ignored."""
+        self.value = max(self.value, value)
 
 
 class Histogram:
@@ -94,7 +82,7 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many observations there were."""
+        """The number of observations."""
         return sum(self._counts)
 
     def samples(self) -> Iterable[tuple[str, str, float]]:
@@ -108,7 +96,7 @@ class Histogram:
 
 
 class MetricFamily(Generic[C]):
-    """All time series of one name: one for each combination of label values that was asked for."""
+    """All time series of one name: one for each combination of label values that `labels` was called with."""
 
     __slots__ = ("_children", "_make", "_names", "help", "kind", "name")
 
@@ -121,7 +109,7 @@ class MetricFamily(Generic[C]):
         self._children: dict[tuple[str, ...], C] = {}
 
     def labels(self, *values: str) -> C:
-        """Return the series of these label values, in the order of the label names; it appears from now on."""
+        """Return the series of these label values, in the order of the label names; made at the first call."""
         child = self._children.get(values)
         if child is None:
             if len(values) != len(self._names):
@@ -130,26 +118,20 @@ class MetricFamily(Generic[C]):
         return child
 
     def clear(self) -> None:
-        """Forget all series, as before a set of label values is reported anew."""
+        """Remove all series."""
         self._children.clear()
 
     def render(self) -> Iterable[str]:
-        """Yield its lines; none while it has no series."""
-        if not self._children:
-            return
-        yield f"# HELP {self.name} {escape_help(self.help)}\n"
-        yield f"# TYPE {self.name} {self.kind}\n"
+        """Yield the lines; none while there is no series."""
+        if self._children:
+            yield _head(self.name, self.kind, self.help)
         for values, child in sorted(self._children.items()):
             # Sorted by label name, as the Go client does.
             pairs = sorted(zip(self._names, values, strict=True))
-            own = ",".join(f'{name}="{escape_label(value)}"' for name, value in pairs)
+            own = ",".join(f'{name}="{_escaped(value, quoted=True)}"' for name, value in pairs)
             for suffix, more, value in child.samples():
-                labels = f"{own},{more}" if own and more else own or more
-                yield (
-                    f"{self.name}{suffix}{{{labels}}} {number_text(value)}\n"
-                    if labels
-                    else (f"{self.name}{suffix} {number_text(value)}\n")
-                )
+                labels = f"{{{','.join(filter(None, (own, more)))}}}" if own or more else ""
+                yield f"{self.name}{suffix}{labels} {number_text(value)}\n"
 
 
 Single = tuple[str, str, str, float]
@@ -160,14 +142,12 @@ class MetricRegistry:
     """The families of one program, created explicitly: there is no global one."""
 
     def __init__(self) -> None:
-        self._families: dict[
-            str, MetricFamily[CounterMetric] | MetricFamily[GaugeMetric] | MetricFamily[Histogram]
-        ] = {}
+        self._families: dict[str, MetricFamily[Any]] = {}
         self._collectors: list[Callable[[], Iterable[Single]]] = []
 
     @property
     def helps(self) -> Iterable[str]:
-        """The help texts of all families, whether or not they have a series."""
+        """The help texts of all families, with or without series."""
         return [family.help for family in self._families.values()]
 
     def counter(self, name: str, text: str, *labels: str) -> MetricFamily[CounterMetric]:
@@ -184,7 +164,7 @@ class MetricRegistry:
         return self._add(MetricFamily(name, "histogram", text, labels, lambda: Histogram(bounds, texts)))
 
     def collect(self, collector: Callable[[], Iterable[Single]]) -> None:
-        """Ask this function for more series whenever metrics are rendered; it must be quick and not raise."""
+        """Add the series that the function returns at each rendering; it must be quick and not raise."""
         self._collectors.append(collector)
 
     def render(self) -> bytes:
@@ -192,48 +172,32 @@ class MetricRegistry:
         chunks: dict[str, str] = {name: "".join(family.render()) for name, family in self._families.items()}
         for collector in self._collectors:
             for name, kind, text, value in collector():
-                chunks[name] = f"# HELP {name} {escape_help(text)}\n# TYPE {name} {kind}\n{name} {number_text(value)}\n"
+                chunks[name] = f"{_head(name, kind, text)}{name} {number_text(value)}\n"
         return "".join(chunks[name] for name in sorted(chunks)).encode()
 
-    def _add(self, family: F) -> F:
+    def _add(self, family: MetricFamily[C]) -> MetricFamily[C]:
         if family.name in self._families:
             raise ValueError(f"the metric {family.name} exists already")
         self._families[family.name] = family
         return family
 
 
-F = TypeVar("F", MetricFamily[CounterMetric], MetricFamily[GaugeMetric], MetricFamily[Histogram])
+def _head(name: str, kind: str, text: str) -> str:
+    return f"# HELP {name} {_escaped(text)}\n# TYPE {name} {kind}\n"
 
 
-def escape_label(value: str) -> str:
-    """Escape a label value."""
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def escape_help(text: str) -> str:
-    """Escape a help text."""
-    return text.replace("\\", "\\\\").replace("\n", "\\n")
-
-
-_SPECIAL: Final[Mapping[float, str]] = {math.inf: "+Inf", -math.inf: "-Inf"}
+def _escaped(text: str, *, quoted: bool = False) -> str:
+    """Return a help text, or the value of a label, which is quoted, with the escapes of the format."""
+    text = text.replace("\\", "\\\\").replace("\n", "\\n")
+    return text.replace('"', '\\"') if quoted else text
 
 
 def number_text(value: float) -> str:
-    """Write a number as Go does (strconv 'g', shortest): bucket labels are compared as text, and so must not differ."""
-    if value != value:  # noqa: PLR0124 - not a number
-        return "NaN"
-    if value in _SPECIAL:
-        return _SPECIAL[value]
+    """Return a number as Go writes it (strconv 'g', shortest): bucket labels are compared as text."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else f"{value:+}".replace("inf", "Inf")
     text = repr(float(value))
-    magnitude = abs(value)
-    if magnitude == 0 or 1e-4 <= magnitude < 1e6:
+    if value == 0 or 1e-4 <= abs(value) < 1e6:
         return text.removesuffix(".0")
-    sign = "-" if value < 0 else ""
-    mantissa, _, exponent_text = text.removeprefix("-").partition("e")
-    whole, _, fraction = mantissa.partition(".")
-    digits = (whole + fraction).lstrip("0")
-    exponent = int(exponent_text or 0)
-    exponent += len(whole) - 1 if whole.strip("0") else -(len(fraction) - len(fraction.lstrip("0")) + 1)
-    digits = digits.rstrip("0")
-    shown = digits[0] + ("." + digits[1:] if len(digits) > 1 else "")
-    return f"{sign}{shown}e{'-' if exponent < 0 else '+'}{abs(exponent):02d}"
+    digits = text.partition("e")[0].replace(".", "").strip("-0")
+    return f"{value:.{len(digits) - 1}e}"

@@ -1,6 +1,6 @@
-"""What follows from a sync: metrics, health, events, service health ports, stale UDP flows. The engine's observer.
+"""Consequences of a sync: metrics, health, events, health check ports, stale UDP flows. The engine's observer.
 
-Everything here is a consequence: nothing in it decides what is programmed.
+Nothing here decides what is programmed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _REFERENCES: dict[str, tuple[str, str]] = {
 
 
 class Reporter:
-    """Implements observer.Observer. `audience` is who else hears of it at the moment."""
+    """Implements observer.Observer; passes changes on to `audience` while there is one."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Reporter:
         self._events = events
         self._flows = flows
         self._node = node
-        self._families = 1  # until the world is known
+        self._families = 1  # until the first call of `world`
         self._checks: dict[ServiceName, HealthCheck] = {}
         self._without_local: Counter[tuple[str, Family]] = Counter()
         self._services: Counter[Family] = Counter()
@@ -78,9 +78,9 @@ class Reporter:
         metrics.endpoint_changes_pending.set(pending.endpoints)
 
     async def count_resyncs(self, period: float, objects: Callable[[], Counts]) -> None:
-        """Count all objects as changed once more every `period` seconds (configSyncPeriod), until cancelled.
+        """Count all objects as changed every `period` seconds (configSyncPeriod), until cancelled.
 
-        In the Go kube-proxy informers deliver them anew, and its counters count that.
+        The counters of the Go kube-proxy do so, as its informers deliver all objects again.
         """
         while True:
             await asyncio.sleep(period)
@@ -214,7 +214,7 @@ def _without_local(compiled: Compiled) -> Iterable[tuple[str, Family]]:
 
 
 def _ports(checks: Mapping[ServiceName, HealthCheck]) -> dict[HealthCheckAddress, LocalEndpoints]:
-    """Return what each port serves; of two Services with the same port the first by name has it."""
+    """Return the content of each health check port; of two Services with the same port the first by name has it."""
     ports: dict[HealthCheckAddress, LocalEndpoints] = {}
     for (namespace, name), check in sorted(checks.items()):
         for family, count in check.counts:

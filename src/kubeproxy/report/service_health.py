@@ -1,7 +1,6 @@
-"""The health check ports of Services (healthCheckNodePort): small servers that load balancers ask for local endpoints.
+"""The health check ports of Services (healthCheckNodePort), by which load balancers find nodes with endpoints.
 
-Which Services want one, and how many endpoints they have on this node, is decided by the model. Answers as in
-pkg/proxy/healthcheck/service_health.go of Kubernetes 1.36.
+Answers as in pkg/proxy/healthcheck/service_health.go of Kubernetes 1.36.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from kubeproxy.server.server import RETRY_SECONDS, HttpServer, bind_exactly
 _log = logging.getLogger("kubeproxy.report")
 
 
-# The indentation is kube-proxy's: load balancers may be set to search the text.
+# With the indentation of the Go kube-proxy: load balancers may search the text.
 _BODY: Final = b"""{
 \t"service": {
 \t\t"namespace": %b,
@@ -33,7 +32,7 @@ _BODY: Final = b"""{
 
 
 class LocalEndpoints(NamedTuple):
-    """What a health check port reports: the Service, and how many endpoints it has on this node."""
+    """The content of a health check: the Service, and the number of its endpoints on this node."""
 
     namespace: str
     name: str
@@ -41,23 +40,22 @@ class LocalEndpoints(NamedTuple):
 
 
 class HealthCheckAddress(NamedTuple):
-    """Where a health check is answered: a port, on the addresses of a family that NodePorts answer on."""
+    """The place of a health check: a port, on the addresses on which NodePorts of a family answer."""
 
     family: Family
     port: int
 
 
 Failed = Callable[[str, str, int, str], None]
-"""Called once when a port cannot be opened: namespace, name, port and why (event FailedToStartServiceHealthcheck)."""
+"""Called once when a port cannot be opened: namespace, name, port, reason (event FailedToStartServiceHealthcheck)."""
 
 _EVERY_ADDRESS: Final = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 - kube-proxy's default
 
 
 class ServiceHealth:
-    """All health check ports of this node. On the event loop's thread; `stop` it at the end.
+    """All health check ports of this node, by family. On the event loop's thread; call `stop` at the end.
 
-    Each family has ports of its own, with its own counts. A port that is taken is tried again every `retry` seconds,
-    without disturbing the others.
+    A port that is taken is tried again every `retry` seconds; the others are served meanwhile.
     """
 
     def __init__(self, healthy: Callable[[], bool], failed: Failed, retry: float = RETRY_SECONDS) -> None:
@@ -71,9 +69,9 @@ class ServiceHealth:
         self._reported: set[HealthCheckAddress] = set()
 
     def listen_on(self, addresses: Mapping[Family, Sequence[str] | None]) -> None:
-        """Serve on these node addresses instead (None: on all of a family); open ports move when they differ.
+        """Serve on these addresses of the node, None for all of a family; open ports move to them.
 
-        A family without any address is not served, and before the first call none is.
+        A family without an address, and every family before the first call, is not served.
         """
         before = self._addresses
         self._addresses = {
@@ -86,7 +84,7 @@ class ServiceHealth:
         self.sync(self._wanted)
 
     def sync(self, wanted: Mapping[HealthCheckAddress, LocalEndpoints]) -> None:
-        """Open, close and update the ports so that exactly these are served."""
+        """Open, close and update ports so that exactly these are served."""
         self._wanted = dict(wanted)
         served = {place for place in wanted if self._addresses.get(place.family)}
         for place in self._servers.keys() - served:
@@ -106,7 +104,7 @@ class ServiceHealth:
         _log.info("Opening health check port=%d family=%s service=%s", port, family.label, name)
         group = self._servers[place] = []
         for address in self._addresses[family]:
-            # To any path and any method, as kube-proxy: HAProxy asks OPTIONS *.
+            # Every path and method, as in the Go kube-proxy: HAProxy sends OPTIONS *.
             server = HttpServer(f"health checks of {name}", lambda _: self._answer(place), bind_exactly)
             group.append(server)
             server.start_retrying([(address, port)], lambda error: self._report(place, error), self._retry)
@@ -114,7 +112,7 @@ class ServiceHealth:
     def _close(self, place: HealthCheckAddress) -> None:
         _log.info("Closing health check port=%d family=%s", place.port, place.family.label)
         for server in self._servers.pop(place):
-            server.close()  # the address is free when this returns, for another Service or another program
+            server.close()  # frees the address at once, for another Service or another program
             task = asyncio.get_running_loop().create_task(server.stop())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)

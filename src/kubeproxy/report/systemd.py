@@ -1,6 +1,6 @@
-"""What systemd is told of this service: ready, what it does, still alive, stopping (sd_notify(3), Type=notify).
+"""Notifications to systemd: ready, status, watchdog, stopping (sd_notify(3), Type=notify).
 
-One datagram a message to the socket of NOTIFY_SOCKET; without it nothing is sent. Nothing here ever fails the proxy.
+Each is a datagram to the socket in NOTIFY_SOCKET; without the variable nothing is sent. Errors never fail the proxy.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ STATUS_SECONDS: Final = 5.0
 
 
 class Notifier:
-    """Tells systemd. `address` is a socket's path, or its abstract name after an @; '' for nobody to tell.
+    """Sends notifications. `address` is a socket's path, or its abstract name after an @; '' sends none.
 
-    `watchdog` is the time in seconds after which systemd kills a service that does not say that it is alive, 0 for
-    never.
+    `watchdog` is the time in seconds after which systemd kills a service that sent no WATCHDOG=1, 0 for never.
     """
 
     def __init__(self, address: str = "", watchdog: float = 0.0) -> None:
@@ -34,7 +33,7 @@ class Notifier:
 
     @classmethod
     def of_environment(cls, environment: MutableMapping[str, str]) -> Notifier:
-        """Take the service manager's variables out of the environment, so that no child process speaks for us."""
+        """Take the variables of systemd out of the environment, so that no child process uses them."""
         address = environment.pop("NOTIFY_SOCKET", "")
         microseconds, pid = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
         ours = pid in {"", str(os.getpid())}
@@ -42,27 +41,27 @@ class Notifier:
         return cls(address, seconds)
 
     def ready(self) -> None:
-        """Say that the service has started, so that units ordered after it may start."""
+        """Report that the service has started, so that units ordered after it may start."""
         self._send("READY=1")
 
     def stopping(self) -> None:
-        """Say that the service ends."""
+        """Report that the service ends."""
         self._send("STOPPING=1\nSTATUS=Stopping; the rules stay in the kernel")
 
     async def run(self, healthy: Callable[[], bool], status: Callable[[], str]) -> None:
-        """Say what is going on, and, while `healthy` says so, that we are alive; until cancelled.
+        """Send changes of the status, and WATCHDOG=1 while `healthy` is true, until cancelled.
 
-        That this runs shows that the event loop does. systemd wants to hear it at least at half of its patience.
+        This coroutine shows that the event loop runs. systemd expects WATCHDOG=1 at half of its timeout.
         """
         if not self._address:
             return
         pause = min(STATUS_SECONDS, self._watchdog / 2) if self._watchdog else STATUS_SECONDS
         while True:
             lines = ["WATCHDOG=1"] if self._watchdog and healthy() else []
-            said = printable(clean(" ".join(status().split())))
-            if said != self._status:
-                self._status = said
-                lines.append(f"STATUS={said}")
+            text = printable(clean(" ".join(status().split())))
+            if text != self._status:
+                self._status = text
+                lines.append(f"STATUS={text}")
             if lines:
                 self._send("\n".join(lines))
             await asyncio.sleep(pause)
@@ -77,4 +76,4 @@ class Notifier:
         except OSError as error:
             if not self._complained:
                 self._complained = True
-                _log.warning("Cannot tell systemd error=%r", str(error))
+                _log.warning("Cannot notify systemd error=%r", str(error))

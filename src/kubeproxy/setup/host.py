@@ -1,6 +1,6 @@
-"""What the node itself is asked and told at the start: its name, its families, its sysctls, its place in an OOM.
+"""Settings of this node at the start, and the host's own: name, address families, sysctls, OOM score.
 
-Source: docs/reference.md "Start" 3, 7, 8 and 12.
+Source: docs/reference.md "Start" 3, 6 to 9 and 12.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from kubeproxy.config.addresses import split_host_port
 from kubeproxy.config.fields import ConntrackSettings
@@ -30,13 +30,6 @@ from kubeproxy.model.world import PRIMARY, LocalMode, Settings, node_addresses, 
 
 log = logging.getLogger("kubeproxy.host")
 
-_LOCAL_MODES: dict[str, LocalMode] = {
-    "ClusterCIDR": "ClusterCIDR",
-    "NodeCIDR": "NodeCIDR",
-    "BridgeInterface": "BridgeInterface",
-    "InterfaceNamePrefix": "InterfaceNamePrefix",
-}
-
 
 def node_name(override: str) -> str:
     """Return the Node's name: the override, else the host's name, trimmed and in lower case."""
@@ -47,7 +40,7 @@ def node_name(override: str) -> str:
 
 
 def families(primary: Family | None = None, proc: Path = Path("/proc")) -> tuple[Family, ...]:
-    """Return the families that the kernel has. Raises Unsupported when the primary one, if it is known, is missing."""
+    """Return the families that the kernel has. Raises Unsupported when a known primary family is missing."""
     disabled = proc / "sys/net/ipv6/conf/all/disable_ipv6"
     has_ipv6 = (proc / "net/if_inet6").exists() and not (disabled.exists() and disabled.read_text().strip() == "1")
     found = (Family.IPV4, Family.IPV6) if has_ipv6 else (Family.IPV4,)
@@ -59,34 +52,34 @@ def families(primary: Family | None = None, proc: Path = Path("/proc")) -> tuple
     return found
 
 
-_ASKED_AGAIN = (0.1, 0.4)
-"""Seconds before it is asked again whether a node lacks what a family needs."""
+_CHECKED_AGAIN = (0.1, 0.4)
+"""Pauses in seconds before a failed check of the families is repeated."""
 
 
 class Supported(NamedTuple):
-    """The families that a mode can do on this node, and what it lacks for the other one; '' for nothing."""
+    """The families that a mode supports on this node, and the requirement that the other family lacks, '' for none."""
 
     families: tuple[Family, ...]
     lack: str = ""
 
     @property
     def words(self) -> str:
-        """What it lacks, and what comes of that."""
+        """A sentence about the missing requirement."""
         return f"Services are served by {self.families[0].label} alone: {self.lack}"
 
 
 def supported(
     found: tuple[Family, ...], primary: Family | None, check: Callable[[Sequence[Family]], None]
 ) -> Supported:
-    """Return for which families `check` finds that nothing is missing. It raises Unsupported where something is.
+    """Return the families that pass `check`, which raises Unsupported when a requirement of a family is missing.
 
-    A node may do without one that is not its primary family, as without ip6tables, or a kernel without its nat table;
-    without either, while the primary one is not known (None). That is asked more than once, since what comes from a
-    moment without memory would hold until the next start. Raises Unsupported when none is left.
+    A family may be missing unless it is the primary one, as without ip6tables or the kernel's nat table of a family;
+    while the primary family is unknown (None), either may be missing. A failed check is repeated, as the result holds
+    until the next start and memory may be short for a moment. Raises Unsupported when no family is left.
     Source: platformCheckSupported of cmd/kube-proxy.
     """
     lacks: list[Unsupported] = []
-    for pause in (0.0, *_ASKED_AGAIN):
+    for pause in (0.0, *_CHECKED_AGAIN):
         time.sleep(pause)
         try:
             check(found)
@@ -110,16 +103,13 @@ _NO_FEATURES: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 def settings(config: KubeProxyConfiguration, features: Mapping[str, Any] = _NO_FEATURES) -> Settings:
-    """Return the settings of the node, by the configuration, the values of features and this host.
-
-    Raises Unsupported.
-    """
+    """Return the node's settings from the configuration, the values of features, and the host. Raises Unsupported."""
     bind = pack(config.bind_address) or b""
     bind = bind if any(bind) else b""
     return Settings(
         node_name=node_name(config.hostname_override),
         families=families(family_of(bind) if bind else None),
-        local_mode=_LOCAL_MODES[config.local_mode],
+        local_mode=cast(LocalMode, config.local_mode),
         cluster_cidrs=config.cluster_cidrs,
         bridge=config.detect_local.bridge_interface,
         prefix=config.detect_local.interface_name_prefix,
@@ -134,7 +124,7 @@ def settings(config: KubeProxyConfiguration, features: Mapping[str, Any] = _NO_F
 
 
 def packed_local_addresses(wanted: Sequence[Family], without: AbstractSet[str]) -> Mapping[Family, list[bytes]]:
-    """Return this node's addresses, without those of some interfaces: they are Services' addresses."""
+    """Return this node's addresses without those of some interfaces, which carry addresses of Services."""
     return {
         family: [address.ip for address in local_addresses(family) if address.interface not in without]
         for family in wanted
@@ -142,7 +132,7 @@ def packed_local_addresses(wanted: Sequence[Family], without: AbstractSet[str]) 
 
 
 def conntrack_sysctls(conntrack: ConntrackSettings) -> list[tuple[str, int]]:
-    """Return the sysctls that a conntrack block asks for on this machine, in order."""
+    """Return the sysctls of a conntrack block on this machine, in order."""
     wanted = ConntrackConfig(
         max_per_core=conntrack.max_per_core,
         min=conntrack.min,
@@ -156,7 +146,7 @@ def conntrack_sysctls(conntrack: ConntrackSettings) -> list[tuple[str, int]]:
 
 
 def tune(conntrack: ConntrackSettings, oom_score_adj: int) -> None:
-    """Set the sysctls and the OOM score that the configuration asks for. Raises ApplyError or Unsupported."""
+    """Set the configured sysctls and OOM score. Raises ApplyError or Unsupported."""
     written = apply_settings(conntrack_sysctls(conntrack))
     if written:
         log.info("Set sysctls keys=%s", ",".join(written))
@@ -167,7 +157,7 @@ def tune(conntrack: ConntrackSettings, oom_score_adj: int) -> None:
 
 
 def check_families(wanted: Settings) -> None:
-    """Raise ConfigError when all of clusterCIDR is of a family that this node does not have.
+    """Raise ConfigError when clusterCIDR has no network of this node's only family.
 
     Source: docs/reference.md "Start" 9; checkBadIPConfig of cmd/kube-proxy.
     """
@@ -182,7 +172,7 @@ def check_families(wanted: Settings) -> None:
 
 
 def warn_of_addresses(config: KubeProxyConfiguration, wanted: Settings, node: Node | None) -> None:
-    """Warn of addresses that do not fit the families of the Node, once it is known or given up on.
+    """Log a warning about configured addresses that do not fit the families of the Node, None for an unknown one.
 
     Source: docs/reference.md "Start" 6 and 9; checkBadConfig and checkBadIPConfig of cmd/kube-proxy.
     """
@@ -195,7 +185,7 @@ def warn_of_addresses(config: KubeProxyConfiguration, wanted: Settings, node: No
 
 
 def _open_nodeports(config: KubeProxyConfiguration, wanted: Settings, node: Node | None) -> Iterator[str]:
-    """Yield why NodePorts answer on more addresses than one may think."""
+    """Yield the reasons why NodePorts answer on unexpected addresses."""
     known = {family for family in wanted.families if not all(map(is_loopback, node_addresses(wanted, node, family)))}
     if not config.node_port_addresses and wanted.nodeport_addresses == EVERY_ADDRESS:
         yield "nodePortAddresses is unset: NodePorts answer on all local addresses; [primary] would be the node's own"
@@ -218,7 +208,7 @@ def _open_nodeports(config: KubeProxyConfiguration, wanted: Settings, node: Node
 
 
 def _of_the_other_family(config: KubeProxyConfiguration, wanted: Settings, node: Node | None) -> Iterator[str]:
-    """Yield which fields have addresses of another family than the Node's first address alone."""
+    """Yield the fields with addresses of one family only, and not that of the Node's first address."""
     fields: dict[str, Sequence[str]] = {"clusterCIDR": wanted.cluster_cidrs}
     if len(wanted.families) == 1:
         fields |= config.networks
@@ -237,7 +227,7 @@ def _of_the_other_family(config: KubeProxyConfiguration, wanted: Settings, node:
 
 
 def _network(place: str) -> list[str]:
-    """Return the network of a server's address alone, nothing for all addresses."""
+    """Return the network of a server's single address, none for the unspecified address."""
     text, _ = split_host_port(place) or ("", "")
     address = pack(text)
     return [f"{text}/{8 * len(address)}"] if address is not None and any(address) else []
@@ -248,7 +238,7 @@ def _first(wanted: Settings, node: Node | None) -> Family:
 
 
 def _unmasqueraded(wanted: Settings, node: Node | None) -> Iterator[str]:
-    """Yield the Node's families without a network in clusterCIDR; without a Node, of all that are served."""
+    """Yield the Node's families without a network in clusterCIDR; without a Node, all served ones without."""
     for family in _without_network(wanted) if wanted.local_mode == "ClusterCIDR" else ():
         if node is None or not all(map(is_loopback, node_addresses(wanted, node, family))):
             yield (
@@ -262,7 +252,7 @@ def _without_network(wanted: Settings) -> list[Family]:
 
 
 def check_pod_cidrs(wanted: Settings, node: Node | None) -> None:
-    """In NodeCIDR mode, look whether the Node's podCIDRs are of its primary family. Raises ConfigError.
+    """Raise ConfigError when, in NodeCIDR mode, no podCIDR is of the Node's primary family.
 
     The primary family is that of bindAddress, else of the first of the Node's addresses.
     """

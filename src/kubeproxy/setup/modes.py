@@ -1,4 +1,4 @@
-"""The proxy modes, and what is left of those that do not run. The list of them is in config/modes.py."""
+"""The proxy modes by name, and the removal of rules of those that do not run. Their list is in config/modes.py."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def every() -> list[Mode]:
 
 
 def interfaces() -> frozenset[str]:
-    """Return the interfaces that carry the addresses of Services: they may still be there when another mode runs."""
+    """Return the interfaces that carry addresses of Services; one may remain while another mode runs."""
     return frozenset(mode.interface for mode in every() if mode.interface)
 
 
 def remove_others(current: Mode) -> list[str]:
-    """Remove what other modes, or another kube-proxy, left on this node; return what could not be removed."""
+    """Remove the rules of other modes and of another kube-proxy from this node; return the failures."""
     running = current.operations()
     failures = [failure for mode in every() if mode.name != current.name for failure in mode.cleanup(running.keeps)]
-    # Two modes may fail at the same rules.
+    # Two modes may report the same failure.
     return list(dict.fromkeys([*failures, *running.remove_strays()]))
 
 
 def clean_up() -> list[str]:
-    """Remove what any mode put into the kernel; return what could not be removed."""
+    """Remove the rules of all modes from the kernel; return the failures."""
     return [failure for mode in every() for failure in mode.cleanup()]

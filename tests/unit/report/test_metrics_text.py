@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.backends.iptables import metrics as iptables
-from kubeproxy.report.metrics import PROGRAMMING_BUCKETS, ProxyMetrics
-from kubeproxy.report.own_metrics import conntrack
+from kubeproxy.report.metrics import PROGRAMMING_BUCKETS, ProxyMetrics, conntrack
 from kubeproxy.report.registry import MetricRegistry, number_text
 from kubeproxy.setup import modes
 
@@ -65,8 +64,8 @@ def test_wrong_use_is_an_error() -> None:
 
 def test_a_counter_takes_over_a_total_of_the_kernel() -> None:
     counter = MetricRegistry().counter("a_total", "Help").labels()
-    counter.reached(5)
-    counter.reached(3)
+    counter.set(5)
+    counter.set(3)
     assert counter.value == 5
 
 

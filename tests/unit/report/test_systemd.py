@@ -89,5 +89,5 @@ def test_a_socket_that_is_gone_is_said_once(tmp_path, caplog):
     notifier.ready()
     notifier.stopping()
     assert [record.getMessage() for record in caplog.records] == [
-        "Cannot tell systemd error='[Errno 2] No such file or directory'"
+        "Cannot notify systemd error='[Errno 2] No such file or directory'"
     ]

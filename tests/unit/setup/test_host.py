@@ -72,7 +72,7 @@ def test_a_node_may_do_without_one_family_unless_its_address_is_of_it(found, bin
 
     Which family the Node's first address is of is known later.
     """
-    monkeypatch.setattr(host, "_ASKED_AGAIN", (0.0,))
+    monkeypatch.setattr(host, "_CHECKED_AGAIN", (0.0,))
 
     def check(families):
         for family in families:
@@ -145,7 +145,7 @@ def test_pod_networks_of_the_node(node, bind, fits):
 
 def test_a_family_that_lacks_something_for_a_moment_is_served(monkeypatch):
     """Until the next start nobody would ask again."""
-    monkeypatch.setattr(host, "_ASKED_AGAIN", (0.0, 0.0))
+    monkeypatch.setattr(host, "_CHECKED_AGAIN", (0.0, 0.0))
     errors = [Unsupported("no buffer space"), Unsupported("no buffer space")]
 
     def check(families):
