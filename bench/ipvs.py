@@ -177,7 +177,7 @@ def _least(count: int) -> list[float]:
         server = next(one for one in kernel.servers() if one.key.family == socket.AF_INET)
         real = next(iter(kernel.destinations(server.key).values()))
         with recorded() as (sends, _):
-            kernel.apply([ipvs.Operation(ipvs.SET_DESTINATION, server, real)])
+            kernel.apply([ipvs.ServerChange(ipvs.SET_DESTINATION, server, real)])
     return [replay(sends) for _ in range(count)]
 
 

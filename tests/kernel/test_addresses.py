@@ -9,14 +9,14 @@ import socket
 import pytest
 
 from kubeproxy.kernel.route.addresses import (
-    SCOPE_HOST,
-    SCOPE_LINK,
     SCOPE_UNIVERSE,
     Address,
     AddressMonitor,
     local_addresses,
 )
 from support.namespaces import inside, namespace, run
+
+SCOPE_LINK, SCOPE_HOST = 253, 254  # enum rt_scope_t
 
 
 def ip(text: str) -> bytes:

@@ -9,7 +9,7 @@ import pytest
 from kubeproxy.backends import leftovers
 from kubeproxy.backends.mode import Sight
 from kubeproxy.kernel import firewalls
-from kubeproxy.kernel.route.routes import source_for, way_out
+from kubeproxy.kernel.route.addresses import source_for, way_out
 from kubeproxy.kernel.rule_walk import Aim
 from kubeproxy.model.addresses import Family
 from support.iptables_cases import go_rules

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.kernel.netlink import announcements
-from kubeproxy.kernel.netlink.protocol import netfilter_socket
-from kubeproxy.kernel.nftables import others
+from kubeproxy.kernel.netlink.announcements import Announcements
+from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, open_socket
+from kubeproxy.kernel.nftables import changes
+from kubeproxy.kernel.nftables.changes import monitor_table
 from kubeproxy.kernel.nftables.messages import chain_message
 from kubeproxy.kernel.nftables.nfnetlink import Transactions
-from kubeproxy.kernel.nftables.others import listen_to_table
 from support import nft
 from support.own_network import own_network
 
@@ -33,30 +33,30 @@ class Listening:
         self.look(V6)
 
     def look(self, family=V4):
-        self.others.afresh(family, self.link.generation)
+        self.others.reset(family, self.link.generation)
 
     def heard(self, family=V4):
-        return self.others.heard(family, self.link.generation)
+        return self.others.changes(family, self.link.generation)
 
     def unheard(self):
-        return self.others.not_listening(self.link.generation)
+        return self.others.paused(self.link.generation)
 
     def commit(self, name):
         self.link.commit([chain_message(V4, "ours", name)])
-        self.others.ours()
+        self.others.count_own()
 
 
 @contextmanager
 def listening():
     with own_network(), closing(Transactions.open()) as link:
         nft.run(TABLES)
-        with closing(listen_to_table("ours")) as others:
-            others.leave_out(link.port)
+        with closing(monitor_table("ours")) as others:
+            others.ignore(link.port)
             yield Listening(link, others)
 
 
 def test_nothing_is_waited_for_before_the_first_look(monkeypatch):
-    monkeypatch.setattr(others, "_LATE", (0.0, 3600.0))
+    monkeypatch.setattr(changes, "_LATE", (0.0, 3600.0))
     with listening() as here:
         assert here.heard().nothing
 
@@ -104,9 +104,9 @@ def test_what_is_ours_and_what_others_do_to_tables_of_theirs_is_nothing():
             nft.run(f"add element ip theirs addresses {{ 10.0.0.{number} }}\n")
         assert here.heard().nothing
         with closing(Transactions.open()) as second:
-            here.others.leave_out(second.port)
+            here.others.ignore(second.port)
             second.commit([chain_message(V4, "ours", "another")])
-            here.others.ours()
+            here.others.count_own()
             assert here.heard().nothing
 
 
@@ -145,7 +145,7 @@ def test_what_we_do_while_nobody_listens_is_not_missed():
         with here.unheard(), here.unheard():
             here.commit("another")
             nft.run("add chain ip ours third\n")
-            here.others.ours()
+            here.others.count_own()
         assert here.heard().nothing
         nft.run("add chain ip ours fourth\n")
         assert here.heard().rules
@@ -155,13 +155,13 @@ def test_what_we_do_while_nobody_listens_is_not_missed():
 def recorded():
     """What is announced meanwhile, to be announced once more: a list of messages."""
     messages = []
-    with closing(announcements.listening("nf_tables", 1 << 20, GROUP)) as recorder:
+    with closing(Announcements.open("nf_tables", (GROUP,), 1 << 20)) as recorder:
         yield messages
-        messages += announcements.waiting(recorder, "nf_tables", lambda: None)
+        messages += recorder.waiting()
 
 
 def announce(message):
-    with closing(netfilter_socket(1 << 16)) as sender:
+    with closing(open_socket(NETLINK_NETFILTER, 1 << 16)) as sender:
         sender.sendto(message, (0, 1 << GROUP - 1))
 
 
@@ -189,7 +189,7 @@ def test_what_is_announced_after_it_was_given_up_on_makes_up_for_nothing_else():
 
 
 def test_more_than_can_be_kept_is_known_to_be_missing(monkeypatch):
-    monkeypatch.setattr(others, "_RECEIVE_BUFFER", 1 << 14)
+    monkeypatch.setattr(changes, "_RECEIVE_BUFFER", 1 << 14)
     with listening() as here:
         many = ", ".join(f"10.{n >> 8}.{n & 255}.1" for n in range(5000))
         nft.run(f"add element ip theirs addresses {{ {many} }}\n")
@@ -207,7 +207,7 @@ def test_thirty_thousand_elements_of_others_at_once_can_be_kept():
 
 def test_what_threads_commit_side_by_side_is_all_counted():
     with listening() as here, closing(Transactions.open()) as second:
-        here.others.leave_out(second.port)
+        here.others.ignore(second.port)
         other = Listening(second, here.others)
         both = [
             threading.Thread(target=lambda by=by, word=word: [by.commit(f"{word}-{n}") for n in range(50)])

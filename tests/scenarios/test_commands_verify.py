@@ -17,8 +17,8 @@ from kubeproxy.kernel.ipvs import (
     DELETE_DESTINATION,
     DestinationKey,
     Ipvs,
-    Operation,
     RealServer,
+    ServerChange,
     ServerKey,
     VirtualServer,
 )
@@ -78,7 +78,7 @@ async def remove_endpoint(live: Live, front: Front, pod: str) -> None:
         await live.cluster.exec("node", ["nft", "delete", "element", *where])
     elif live.mode.name == "ipvs":
         real = RealServer(DestinationKey(pack(ip), 3000))
-        await operate(live, Operation(DELETE_DESTINATION, VirtualServer(_key(front)), real))
+        await operate(live, ServerChange(DELETE_DESTINATION, VirtualServer(_key(front)), real))
     else:
         command = f"iptables-{live.mode.variant}"
         rules = (await live.run(command, "-w", "-t", "nat", "-S")).splitlines()
@@ -92,7 +92,7 @@ def _key(front: Front) -> ServerKey:
     return ServerKey(Family.IPV4, 6, pack(front.address), front.port)
 
 
-async def operate(live: Live, operation: Operation) -> None:
+async def operate(live: Live, operation: ServerChange) -> None:
     """As another program, change a virtual server, if it is there."""
 
     def apply() -> None:
@@ -114,7 +114,7 @@ async def add_something(live: Live) -> None:
     if live.mode.name in STRAYS:
         await live.cluster.exec("node", ["nft", "add", "element", *STRAYS[live.mode.name]])
     elif live.mode.name == "ipvs":
-        await operate(live, Operation(ADD_SERVICE, VirtualServer(_key(Front("198.51.100.9", 80)))))
+        await operate(live, ServerChange(ADD_SERVICE, VirtualServer(_key(Front("198.51.100.9", 80)))))
     else:
         rule = ["KUBE-NODEPORTS", "-p", "tcp", "-m", "tcp", "--dport", "1", "-j", "ACCEPT"]
         command = [f"iptables-{live.mode.variant}", "-w", "-t", "nat"]

@@ -20,7 +20,7 @@ from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.layout import NUMBER_MAPS, TABLE, VERDICT_MAPS, SetId
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.kernel.nftables import nfnetlink
-from kubeproxy.kernel.nftables.others import listen_to_table
+from kubeproxy.kernel.nftables.changes import monitor_table
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
 from support import nft
@@ -225,8 +225,8 @@ class KernelGround(Ground):
         nft.run("\n".join(lines) + "\n")
 
     def disturb_unheard(self, *lines: str) -> None:
-        others = listen_to_table(TABLE)
-        with closing(others), closing(self.table(V4)) as table, others.not_listening(table.generation):
+        others = monitor_table(TABLE)
+        with closing(others), closing(self.table(V4)) as table, others.paused(table.generation):
             self.disturb(*lines)
 
     def contents(self, family: Family = V4) -> Contents:

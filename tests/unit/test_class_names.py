@@ -11,12 +11,10 @@ SHARED = frozenset(
     [
         "Chain",
         "Descriptors",
-        "Entry",
         "Flow",
         "View",
         "Kind",
         "Layout",
-        "Operation",
         "Options",
         "Ruleset",
         "SetId",

@@ -1,7 +1,6 @@
-"""Ip sets over netlink: creating them, adding and removing many entries at once, reading them back.
+"""Ip sets over netlink: creating them, adding and removing many entries at once, reading them.
 
-What a set is for is a backend's affair. Sources: include/uapi/linux/netfilter/ipset/ip_set.h and
-net/netfilter/ipset/ of Linux 6.18.
+Sources: include/uapi/linux/netfilter/ipset/ip_set.h and net/netfilter/ipset/ of Linux 6.18.
 """
 
 from __future__ import annotations
@@ -9,27 +8,34 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Self
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import (
     NETLINK_NETFILTER,
+    NLA_F_NESTED,
     NLM_F_CREATE,
     NLM_F_EXCL,
     Closing,
     Netlink,
     NetlinkError,
+    answers,
     attribute,
     attributes,
     errno_text,
-    messages,
+    first_refusals,
     nested,
+    netfilter_header,
+    number_attribute,
+    parts,
+    text_attribute,
+    text_of,
     understood,
 )
+from kubeproxy.model.addresses import unpack
 
 _SUBSYSTEM: Final = 6  # NFNL_SUBSYS_IPSET
-_PROTOCOL: Final = 6  # understood since Linux 3.x; 7 adds nothing that is used here
 
 _CREATE: Final = _SUBSYSTEM << 8 | 2
 _DESTROY: Final = _SUBSYSTEM << 8 | 3
@@ -65,12 +71,12 @@ _CIDR2: Final = 21
 _COUNT: Final = 24  # IPSET_ATTR_ELEMENTS
 _REFERENCES: Final = 25
 _BIG_ENDIAN: Final = 0x4000  # NLA_F_NET_BYTEORDER
-_NESTED: Final = 0x8000
 
-_HEADER: Final = struct.pack("=BBH", socket.AF_INET, 0, 0)  # struct nfgenmsg
+_HEADER_SIZE: Final = 4  # struct nfgenmsg
+_HEAD: Final = netfilter_header(socket.AF_INET) + attribute(1, b"\6")  # with the version of ipset's protocol
 _ADDRESS: Final = struct.Struct("=HHHH")
 _PORT_AND_PROTOCOL: Final = struct.Struct("=HH2sxx HHBxxx")
-# A list's length has 16 bits, and a refused message comes back whole.
+# The length of a list has 16 bits, and the kernel returns a refused message whole.
 _LIST_LIMIT: Final = 32_000
 
 BITMAP_PORT: Final = "bitmap:port"
@@ -79,7 +85,7 @@ HASH_IP_PORT: Final = "hash:ip,port"
 HASH_IP_PORT_IP: Final = "hash:ip,port,ip"
 HASH_IP_PORT_NET: Final = "hash:ip,port,net"
 
-# Errors of ip_set.h and its types, from 4096 on.
+# Error codes of ip_set.h and of the set types.
 _ERRORS: Final = {
     4097: "protocol error",
     4098: "the kernel has no such type of set, or no module for it",
@@ -98,14 +104,13 @@ _ERRORS: Final = {
     4354: "invalid protocol",
     4355: "missing protocol",
 }
-_NAMED_REFUSALS: Final = 3
 
 
-class Entry(NamedTuple):
-    """An entry of any type of set; what its type does not have stays empty.
+class SetEntry(NamedTuple):
+    """An entry of any type of set; fields that its type does not have are empty.
 
-    `ip` and `ip2` are packed; `ip2` is the last address of hash:ip,port,ip, or the network of hash:ip,port,net, whose
-    bits beyond `prefixlen` must be 0 (the kernel clears them, and it would read back as another entry).
+    `ip` and `ip2` are packed. `ip2` is the last address of hash:ip,port,ip, or the network of hash:ip,port,net, whose
+    bits beyond `prefixlen` must be 0: the kernel clears them, so the entry would be read back as another one.
     """
 
     ip: bytes = b""
@@ -115,22 +120,22 @@ class Entry(NamedTuple):
     prefixlen: int = 0
 
     def __str__(self) -> str:
-        parts = [_address_name(self.ip)] if self.ip else []
-        parts += [f"{self.protocol}:{self.port}"] if self.protocol else [str(self.port)] if not self.ip else []
+        texts = [unpack(self.ip)] if self.ip else []
+        texts += [f"{self.protocol}:{self.port}"] if self.protocol else [str(self.port)] if not self.ip else []
         if self.ip2:
-            parts.append(_address_name(self.ip2) + (f"/{self.prefixlen}" if self.prefixlen else ""))
-        return ",".join(parts)
+            texts.append(unpack(self.ip2) + (f"/{self.prefixlen}" if self.prefixlen else ""))
+        return ",".join(texts)
 
 
 class SetKind(NamedTuple):
-    """What a set is: its type (this module's constants) and family; AF_UNSPEC for bitmap:port, which has all ports."""
+    """The type of a set (a constant of this module) and its family, AF_UNSPEC for bitmap:port."""
 
     type: str
     family: int
 
 
 class SetCounts(NamedTuple):
-    """How many entries a set has, how many it may have (0 for a bitmap), and how many rules use it."""
+    """The number of entries in a set, the most that it takes (0 for a bitmap), and the number of rules that use it."""
 
     entries: int
     maxelem: int
@@ -138,17 +143,15 @@ class SetCounts(NamedTuple):
 
 
 class EntriesRefusedError(ApplyError):
-    """The kernel refused entries; `refused` has each one with its error. The others are in effect."""
+    """The kernel refused entries: `refused` has each with its error. The others are in effect."""
 
-    def __init__(self, refused: Sequence[tuple[Entry, NetlinkError]]) -> None:
+    def __init__(self, refused: Sequence[tuple[SetEntry, NetlinkError]]) -> None:
         self.refused = list(refused)
-        text = "; ".join(str(error) for _, error in self.refused[:_NAMED_REFUSALS])
-        more = len(self.refused) - _NAMED_REFUSALS
-        super().__init__(text + (f"; and {more} more" if more > 0 else ""))
+        super().__init__(first_refusals([error for _, error in self.refused]))
 
 
 class IpsetError(NetlinkError):
-    """The kernel refused something about a set; `code` is an errno, or one of ip_set.h's own from 4096 on."""
+    """The kernel refused a request about a set: `code` is an errno, or a code of ip_set.h, from 4096 on."""
 
     def __init__(self, code: int, what: str) -> None:
         ApplyError.__init__(self, f"{what}: {_ERRORS.get(code) or errno_text(code)}")
@@ -156,9 +159,9 @@ class IpsetError(NetlinkError):
 
 
 class Ipsets(Closing):
-    """The ip sets of a network namespace. A context manager; keeps one socket open.
+    """The ip sets of a network namespace. A context manager that keeps one socket open.
 
-    Errors are IpsetError where the kernel refuses, NetlinkError where the socket fails.
+    Raises IpsetError when the kernel refuses, NetlinkError when the socket fails.
     """
 
     def __init__(self, netlink: Netlink) -> None:
@@ -175,14 +178,15 @@ class Ipsets(Closing):
         self._netlink.close()
 
     def create(self, name: str, kind: SetKind, *, hashsize: int = 1024, maxelem: int = 65536) -> None:
-        """Make a set, the sizes of which a bitmap does not have. Refused with code EEXIST when the name is taken."""
+        """Create a set; a bitmap ignores the sizes. Refused with code EEXIST if the name exists."""
         if kind.type == BITMAP_PORT:
             options = _port(_PORT, 0) + _port(_PORT_TO, 65535)
         else:
-            options = _number(_HASHSIZE, hashsize) + _number(_MAXELEM, maxelem)
+            options = number_attribute(_HASHSIZE | _BIG_ENDIAN, hashsize)
+            options += number_attribute(_MAXELEM | _BIG_ENDIAN, maxelem)
         payload = (
             _named(name)
-            + attribute(_TYPE_NAME, kind.type.encode() + b"\0")
+            + text_attribute(_TYPE_NAME, kind.type)
             + attribute(_REVISION, bytes([self._revision(kind)]))
             + attribute(_FAMILY, bytes([kind.family]))
             + nested(_DATA, options)
@@ -190,11 +194,11 @@ class Ipsets(Closing):
         self._do(_CREATE, payload, f"create ip set {name}", NLM_F_CREATE | NLM_F_EXCL)
 
     def destroy(self, name: str) -> None:
-        """Remove a set, if there is one; refused while a rule uses it."""
+        """Remove a set, if it exists; refused while a rule uses it."""
         try:
             self._do(_DESTROY, _named(name), f"destroy ip set {name}")
         except IpsetError as error:
-            if error.code != errno.ENOENT:  # newer kernels accept it
+            if error.code != errno.ENOENT:
                 raise
 
     def flush(self, name: str) -> None:
@@ -202,58 +206,60 @@ class Ipsets(Closing):
         self._do(_FLUSH, _named(name), f"flush ip set {name}")
 
     def swap(self, first: str, second: str) -> None:
-        """Exchange the contents of two sets of one kind; rules that use them see the change at once."""
-        payload = _named(first) + attribute(_SECOND_NAME, second.encode() + b"\0")
+        """Exchange the contents of two sets of one kind, at once for the rules that use them."""
+        payload = _named(first) + text_attribute(_SECOND_NAME, second)
         self._do(_SWAP, payload, f"swap ip sets {first} and {second}")
 
     @understood("ip sets")
     def names(self) -> list[str]:
         """Return the names of all sets."""
-        request = _HEADER + attribute(1, bytes([_PROTOCOL])) + attribute(_FLAGS, _LIST_NAMES.to_bytes(4, "big"))
-        return [_text(parts[_SET_NAME]) for parts in self._dump(request, "the ip sets") if _SET_NAME in parts]
+        found = self._dump(_HEAD + number_attribute(_FLAGS, _LIST_NAMES), "the ip sets")
+        return [text_of(one[_SET_NAME]) for one in found if _SET_NAME in one]
 
     @understood("ip sets")
     def kind(self, name: str) -> SetKind | None:
-        """Return what a set is; None when there is none of that name."""
-        request = _named(name) + attribute(_FLAGS, _LIST_HEADERS.to_bytes(4, "big"))
-        for parts in self._dump(request, f"ip set {name}", missing=True):
-            return SetKind(_text(parts[_TYPE_NAME]), parts[_FAMILY][0])
-        return None
+        """Return the type and family of a set, None if it is missing."""
+        request = _named(name) + number_attribute(_FLAGS, _LIST_HEADERS)
+        try:
+            one = next(self._dump(request, f"ip set {name}"), None)
+        except IpsetError as error:
+            if error.code == errno.ENOENT:
+                return None
+            raise
+        return SetKind(text_of(one[_TYPE_NAME]), one[_FAMILY][0]) if one is not None else None
 
     @understood("ip sets")
     def counts(self) -> dict[str, SetCounts]:
-        """Return the counts of all sets by name, whatever their size at the price of a few kilobytes."""
-        request = _HEADER + attribute(1, bytes([_PROTOCOL])) + attribute(_FLAGS, _LIST_HEADERS.to_bytes(4, "big"))
+        """Return the counts of all sets by name; the kernel sends no entries, so this costs little."""
         found = {}
-        for parts in self._dump(request, "the ip sets"):
-            data = parts.get(_DATA, b"")
-            numbers = {kind: int.from_bytes(data[s:e], "big") for kind, s, e in attributes(data, 0, len(data))}
-            found[_text(parts[_SET_NAME])] = SetCounts(*(numbers.get(k, 0) for k in (_COUNT, _MAXELEM, _REFERENCES)))
+        for one in self._dump(_HEAD + number_attribute(_FLAGS, _LIST_HEADERS), "the ip sets"):
+            numbers = {kind: int.from_bytes(value, "big") for kind, value in parts(one.get(_DATA, b"")).items()}
+            counts = SetCounts(*(numbers.get(kind, 0) for kind in (_COUNT, _MAXELEM, _REFERENCES)))
+            found[text_of(one[_SET_NAME])] = counts
         return found
 
     @understood("ip sets")
-    def entries(self, name: str) -> set[Entry]:
-        """Return all entries of a set. Refused with code ENOENT when there is none of that name."""
-        found = set()
-        for parts in self._dump(_named(name), f"ip set {name}"):
-            data = parts.get(_ENTRIES, b"")
-            for _, start, end in attributes(data, 0, len(data)):
-                found.add(_read_entry(data, start, end))
+    def entries(self, name: str) -> set[SetEntry]:
+        """Return all entries of a set. Refused with code ENOENT if it is missing."""
+        found: set[SetEntry] = set()
+        for one in self._dump(_named(name), f"ip set {name}"):
+            data = one.get(_ENTRIES, b"")
+            found.update(_read_entry(parts(data, start, end)) for _, start, end in attributes(data, 0, len(data)))
         return found
 
-    def add(self, name: str, entries: Collection[Entry]) -> None:
-        """Add entries; those that are there already are fine. Raises EntriesRefusedError."""
+    def add(self, name: str, entries: Collection[SetEntry]) -> None:
+        """Add entries; existing ones are accepted. Raises EntriesRefusedError."""
         self._change(_ADD, "add {} to", name, entries)
 
-    def remove(self, name: str, entries: Collection[Entry]) -> None:
-        """Remove entries; those that are gone already are fine. Raises EntriesRefusedError."""
+    def remove(self, name: str, entries: Collection[SetEntry]) -> None:
+        """Remove entries; missing ones are accepted. Raises EntriesRefusedError."""
         self._change(_DELETE, "remove {} from", name, entries)
 
-    def _change(self, command: int, verb: str, name: str, entries: Collection[Entry]) -> None:
-        """Send many entries a message; a message that is refused stops at its first bad entry, so each goes alone."""
+    def _change(self, command: int, verb: str, name: str, entries: Collection[SetEntry]) -> None:
+        """Send many entries in a message. The kernel stops at the first bad one: then each is sent alone."""
         head, line = _named(name), attribute(_LINE, bytes(4))
         chunks = list(_chunks(entries))
-        payloads = [head + line + attribute(_ENTRIES | _NESTED, b"".join(packed)) for _, packed in chunks]
+        payloads = [head + line + attribute(_ENTRIES | NLA_F_NESTED, b"".join(packed)) for _, packed in chunks]
         results = self._netlink.requests(command, payloads, f"ip set {name}")
         alone = [item for (chunk, _), (code, _) in zip(chunks, results, strict=True) if code for item in chunk]
         answers = self._netlink.requests(command, [head + _pack_entry(item) for item in alone], f"ip set {name}")
@@ -272,57 +278,35 @@ class Ipsets(Closing):
 
     @understood("ip sets")
     def _revision(self, kind: SetKind) -> int:
-        """Return the newest revision of a type that the kernel has; asking loads its module."""
+        """Return the newest revision of a type that the kernel has; this loads its module."""
         if kind not in self._revisions:
-            request = (
-                _HEADER
-                + attribute(1, bytes([_PROTOCOL]))
-                + attribute(_TYPE_NAME, kind.type.encode() + b"\0")
-                + attribute(_FAMILY, bytes([kind.family]))
-            )
+            request = _HEAD + text_attribute(_TYPE_NAME, kind.type) + attribute(_FAMILY, bytes([kind.family]))
             what = f"the ip set type {kind.type}"
             try:
                 buffers = self._netlink.ask(_TYPE, request, what)
             except NetlinkError as error:
                 raise IpsetError(error.code, f"cannot use {what}") from error
-            self._revisions[kind] = next(_answers(buffers), {})[_REVISION][0]
+            self._revisions[kind] = next((parts(*place) for place in answers(buffers, _HEADER_SIZE)), {})[_REVISION][0]
         return self._revisions[kind]
 
-    def _dump(self, request: bytes, what: str, *, missing: bool = False) -> Iterator[dict[int, bytes]]:
+    def _dump(self, request: bytes, what: str) -> Iterator[dict[int, bytes]]:
         try:
             buffers = self._netlink.dump_all(_LIST, request, what)
         except NetlinkError as error:
-            if missing and error.code == errno.ENOENT:
-                return
             raise IpsetError(error.code, f"cannot read {what}") from error
-        yield from _answers(buffers)
-
-
-def _answers(buffers: Sequence[bytes]) -> Iterator[dict[int, bytes]]:
-    for data in buffers:
-        for at in messages(data):
-            if at.kind >> 8 == _SUBSYSTEM:
-                yield {kind: data[s:e] for kind, s, e in attributes(data, at.start + len(_HEADER), at.end)}
+        return (parts(*place) for place in answers(buffers, _HEADER_SIZE))
 
 
 def _named(name: str) -> bytes:
-    return _HEADER + attribute(1, bytes([_PROTOCOL])) + attribute(_SET_NAME, name.encode() + b"\0")
-
-
-def _text(data: bytes) -> str:
-    return data.rstrip(b"\0").decode()
+    return _HEAD + text_attribute(_SET_NAME, name)
 
 
 def _port(kind: int, port: int) -> bytes:
-    return attribute(kind | _BIG_ENDIAN, port.to_bytes(2, "big"))
+    return number_attribute(kind | _BIG_ENDIAN, port, 2)
 
 
-def _number(kind: int, value: int) -> bytes:
-    return attribute(kind | _BIG_ENDIAN, value.to_bytes(4, "big"))
-
-
-def _chunks(entries: Collection[Entry]) -> Iterator[tuple[list[Entry], list[bytes]]]:
-    items: list[Entry] = []
+def _chunks(entries: Collection[SetEntry]) -> Iterator[tuple[list[SetEntry], list[bytes]]]:
+    items: list[SetEntry] = []
     packed: list[bytes] = []
     used = 0
     for entry in entries:
@@ -340,10 +324,10 @@ def _chunks(entries: Collection[Entry]) -> Iterator[tuple[list[Entry], list[byte
 def _pack_address(kind: int, ip: bytes) -> bytes:
     size = len(ip)
     inner = 1 if size == 4 else 2  # IPSET_ATTR_IPADDR_IPV4, _IPV6
-    return _ADDRESS.pack(8 + size, kind | _NESTED, 4 + size, inner | _BIG_ENDIAN) + ip
+    return _ADDRESS.pack(8 + size, kind | NLA_F_NESTED, 4 + size, inner | _BIG_ENDIAN) + ip
 
 
-def _pack_entry(entry: Entry) -> bytes:
+def _pack_entry(entry: SetEntry) -> bytes:
     ip, protocol, port, ip2, prefixlen = entry
     inner = _pack_address(_IP, ip) if ip else b""
     if protocol:
@@ -357,13 +341,8 @@ def _pack_entry(entry: Entry) -> bytes:
     return nested(_DATA, inner)
 
 
-def _read_entry(data: bytes, start: int, end: int) -> Entry:
-    parts = {kind: data[s:e] for kind, s, e in attributes(data, start, end)}
-    protocol = parts.get(_PROTO, b"\0")[0]
-    port = int.from_bytes(parts.get(_PORT, b""), "big")
-    prefixlen = parts.get(_CIDR2, b"\0")[0]
-    return Entry(parts.get(_IP, b"")[4:], protocol, port, parts.get(_IP2, b"")[4:], prefixlen)
-
-
-def _address_name(ip: bytes) -> str:
-    return socket.inet_ntop(socket.AF_INET if len(ip) == 4 else socket.AF_INET6, ip)
+def _read_entry(found: Mapping[int, bytes]) -> SetEntry:
+    protocol = found.get(_PROTO, b"\0")[0]
+    port = int.from_bytes(found.get(_PORT, b""), "big")
+    prefixlen = found.get(_CIDR2, b"\0")[0]
+    return SetEntry(found.get(_IP, b"")[4:], protocol, port, found.get(_IP2, b"")[4:], prefixlen)

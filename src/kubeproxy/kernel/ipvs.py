@@ -1,7 +1,6 @@
-"""IPVS over generic netlink: virtual servers, their real servers, timeouts; in batches, and read back.
+"""IPVS over generic netlink: virtual servers, their real servers and timeouts; changed in batches, and read.
 
-Which servers there should be is a backend's affair. Sources: include/uapi/linux/ip_vs.h and
-net/netfilter/ipvs/ip_vs_ctl.c of Linux 6.18.
+Sources: include/uapi/linux/ip_vs.h, net/netfilter/ipvs/ip_vs_ctl.c and include/uapi/linux/genetlink.h of Linux 6.18.
 """
 
 from __future__ import annotations
@@ -14,24 +13,36 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, Self
 
-from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.netlink.generic import GENERIC, family_id
+from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel.netlink.protocol import (
     NETLINK_GENERIC,
+    NLA_F_NESTED,
     Closing,
     Netlink,
     NetlinkError,
+    answers,
     attribute,
     attributes,
-    messages,
+    first_refusals,
+    parts,
+    text_attribute,
+    text_of,
     understood,
 )
+from kubeproxy.model.addresses import PROTOCOL_NAMES, place_text
 
-# Flags of a virtual server. The schedulers sh and mh read the last two.
+GENERIC: Final = struct.Struct("=BBH")
+"""The header of generic netlink's families, struct genlmsghdr: command, version."""
+_CONTROL: Final = 0x10  # GENL_ID_CTRL
+_GET_FAMILY: Final = 3  # CTRL_CMD_GETFAMILY
+_FAMILY_ID: Final = 1
+_FAMILY_NAME: Final = 2
+
+# Flags of a virtual server. The schedulers sh and mh use the last two.
 PERSISTENT: Final = 0x1
 ONE_PACKET: Final = 0x4
-FALLBACK: Final = 0x8  # to the next server when the hashed one has weight 0
-PORT: Final = 0x10  # the client's port is hashed too: kube-proxy sets it with mh
+FALLBACK: Final = 0x8  # to the next server if the hashed one has weight 0
+PORT: Final = 0x10  # hashes the client's port as well: kube-proxy sets it with mh
 _SETTABLE: Final = PERSISTENT | ONE_PACKET | FALLBACK | PORT | 0x20  # not 0x2, HASHED, which the kernel sets itself
 
 # How packets get to a real server; kube-proxy masquerades (NAT), the others are of other programs.
@@ -73,18 +84,17 @@ _ACTIVE: Final = 7
 _INACTIVE: Final = 8
 _PERSISTENT: Final = 9
 _REAL_FAMILY: Final = 11
-_NESTED: Final = 0x8000
 
-# The attributes of a service that name it, as one piece: address family, protocol, address, port. Lengths include the
-# attribute's own header of four bytes, padding does not count. Packing all at once is what makes a batch cheap.
+# The attributes that name a service: address family, protocol, address, port, packed at once, which makes batches
+# cheap. The length of an attribute includes its header of four bytes, and no padding.
 _KEY: Final = struct.Struct("=HHHxx HHHxx HH16s HH2sxx")
-# Scheduler comes apart, since its length varies; then flags and mask, timeout, netmask.
+# After the scheduler, whose length varies: flags and mask, timeout, netmask.
 _TRAITS: Final = struct.Struct("=HHII HHI HH4s")
 _NESTING: Final = struct.Struct("=HH")
-# Address, port, address family; for adding and setting also forwarding method, weight and both thresholds.
+# Address, port, address family; to add or change one also forwarding method, weight and both thresholds.
 _DESTINATION_KEY: Final = struct.Struct("=HH HH16s HH2sxx HHHxx")
 _DESTINATION_ALL: Final = struct.Struct("=HH HH16s HH2sxx HHHxx HHI HHI HHI HHI")
-# Where address and port are in either of them.
+# The offsets of address and port in both.
 _AT_ADDRESS: Final = 8
 _AT_PORT: Final = 28
 
@@ -92,11 +102,10 @@ _SERVICE_COMMANDS: Final = {ADD_SERVICE: "add", SET_SERVICE: "change", DELETE_SE
 _DESTINATION_COMMANDS: Final = {ADD_DESTINATION: "add", SET_DESTINATION: "change", DELETE_DESTINATION: "delete"}
 _REAL_NUMBERS: Final = (_FORWARDING, _WEIGHT, _ACTIVE, _INACTIVE, _PERSISTENT)
 _REAL: Final = (_REAL_ADDRESS, _REAL_PORT, *_REAL_NUMBERS)
-_NAMED_REFUSALS: Final = 3
 
 
 class ServerKey(NamedTuple):
-    """What names a virtual server: AF_INET or AF_INET6, IPPROTO_ number, packed address, port."""
+    """The identity of a virtual server: AF_INET or AF_INET6, IPPROTO_ number, packed address, port."""
 
     family: int
     protocol: int
@@ -105,9 +114,9 @@ class ServerKey(NamedTuple):
 
 
 class VirtualServer(NamedTuple):
-    """A virtual server. `flags` are this module's constants; `timeout` is that of persistence, in seconds.
+    """A virtual server. `flags` are constants of this module; `timeout` is that of persistence, in seconds.
 
-    PERSISTENT wants a timeout above 0. `prefixlen` groups clients for persistence, in bits; 0 is the whole address.
+    PERSISTENT needs a timeout above 0. Persistence groups clients by their first `prefixlen` bits, 0 for all bits.
     """
 
     key: ServerKey
@@ -118,14 +127,14 @@ class VirtualServer(NamedTuple):
 
 
 class DestinationKey(NamedTuple):
-    """What names a real server within its virtual server: packed address, port. Its family is the virtual server's."""
+    """The identity of a real server in its virtual server: packed address and port, of the same family."""
 
     address: bytes
     port: int
 
 
 class RealServer(NamedTuple):
-    """A real server; the counts of connections are read only. Weight 0 gets no new connections."""
+    """A real server. The counts of connections are read only; weight 0 gets no new connections."""
 
     key: DestinationKey
     weight: int = 1
@@ -135,10 +144,10 @@ class RealServer(NamedTuple):
     forwarding: int = MASQUERADE
 
 
-class Operation(NamedTuple):
-    """One change: an ADD_, SET_ or DELETE_ command, the virtual server, and the real server where the command has one.
+class ServerChange(NamedTuple):
+    """One change: an ADD_, SET_ or DELETE_ command, the virtual server, and the real server if the command has one.
 
-    Deleting a virtual server deletes its real servers. Only the keys matter to deletions.
+    Deleting a virtual server deletes its real servers. Deletions use only the keys.
     """
 
     command: int
@@ -146,29 +155,28 @@ class Operation(NamedTuple):
     real: RealServer | None = None
 
     def __str__(self) -> str:
-        name = f"virtual server {_socket_name(self.server.key.address, self.server.key.port, self.server.key.protocol)}"
+        _, protocol, address, port = self.server.key
+        kind = PROTOCOL_NAMES.get(protocol, str(protocol))
+        name = f"virtual server {kind} {place_text(address, port)}"
         if self.real is None:
             return f"{_SERVICE_COMMANDS[self.command]} {name} ({self.server.scheduler})"
-        key = self.real.key
-        return f"{_DESTINATION_COMMANDS[self.command]} real server {_socket_name(key.address, key.port)} of {name}"
+        return f"{_DESTINATION_COMMANDS[self.command]} real server {place_text(*self.real.key)} of {name}"
 
 
 class RefusedError(ApplyError):
-    """The kernel refused some operations of a batch; `refused` has each one with its error. The others are in effect.
+    """The kernel refused changes of a batch: `refused` has each with its error. The others are in effect.
 
-    Codes are errno's: EEXIST for adding what is there, ESRCH for a missing virtual server, ENOENT for a missing real
-    server or scheduler.
+    The codes are EEXIST for adding what exists, ESRCH for a missing virtual server, ENOENT for a missing real server or
+    scheduler.
     """
 
-    def __init__(self, refused: Sequence[tuple[Operation, NetlinkError]]) -> None:
+    def __init__(self, refused: Sequence[tuple[ServerChange, NetlinkError]]) -> None:
         self.refused = list(refused)
-        text = "; ".join(str(error) for _, error in self.refused[:_NAMED_REFUSALS])
-        more = len(self.refused) - _NAMED_REFUSALS
-        super().__init__(text + (f"; and {more} more" if more > 0 else ""))
+        super().__init__(first_refusals([error for _, error in self.refused]))
 
 
 class Timeouts(NamedTuple):
-    """How long connections are kept, in seconds; 0 leaves one as it is when they are set."""
+    """Seconds after which the kernel forgets a silent connection; setting 0 leaves a value as it is."""
 
     tcp: int
     tcp_fin: int
@@ -179,9 +187,9 @@ Servers = dict[ServerKey, tuple[VirtualServer, dict[DestinationKey, RealServer]]
 
 
 class Ipvs(Closing):
-    """The virtual servers of a network namespace. A context manager; keeps one socket open.
+    """The virtual servers of a network namespace. A context manager that keeps one socket open.
 
-    `kind` is the number that generic netlink gave to IPVS. Raises NetlinkError when the socket fails.
+    `kind` is the message type that generic netlink assigned to IPVS. Raises NetlinkError when the socket fails.
     """
 
     def __init__(self, netlink: Netlink, kind: int) -> None:
@@ -191,7 +199,7 @@ class Ipvs(Closing):
 
     @classmethod
     def open(cls) -> Self:
-        """Open a socket in the caller's network namespace. Raises Unsupported when the kernel has no IPVS loaded."""
+        """Open a socket in the caller's network namespace. Raises Unsupported if the module of IPVS is not loaded."""
         netlink = Netlink.open(NETLINK_GENERIC)
         try:
             return cls(netlink, family_id(netlink, "IPVS"))
@@ -203,15 +211,15 @@ class Ipvs(Closing):
         """Close the socket; the servers stay."""
         self._netlink.close()
 
-    def apply(self, operations: Sequence[Operation]) -> None:
-        """Do all operations in order, in as few sends as possible. Raises RefusedError when some were refused."""
-        self.send([packed(operation) for operation in operations], operations.__getitem__)
+    def apply(self, changes: Sequence[ServerChange]) -> None:
+        """Make all changes in order, in as few sends as possible. Raises RefusedError."""
+        self.send([packed(change) for change in changes], changes.__getitem__)
 
-    def send(self, payloads: Sequence[bytes], named: Callable[[int], Operation]) -> None:
-        """Do operations that are packed already; `named` returns one by its number. Raises RefusedError."""
+    def send(self, payloads: Sequence[bytes], named: Callable[[int], ServerChange]) -> None:
+        """Make changes that are packed already; `named` returns one by its number, for errors. Raises RefusedError."""
         results = self._netlink.requests(self._kind, payloads, "IPVS")
         refused = [
-            (operation := named(number), NetlinkError(code, f"cannot {operation}", text))
+            (change := named(number), NetlinkError(code, f"cannot {change}", text))
             for number, (code, text) in enumerate(results)
             if code
         ]
@@ -220,7 +228,7 @@ class Ipvs(Closing):
 
     @understood("IPVS")
     def servers(self) -> list[VirtualServer]:
-        """Return all virtual servers but those that stand for a firewall mark."""
+        """Return all virtual servers but those of a firewall mark."""
         request = GENERIC.pack(_GET_SERVICE, _VERSION, 0)
         return [
             server
@@ -230,46 +238,53 @@ class Ipvs(Closing):
 
     @understood("IPVS")
     def destinations(self, key: ServerKey) -> dict[DestinationKey, RealServer]:
-        """Return the real servers of a virtual server; none when it is missing."""
+        """Return the real servers of a virtual server, none if it is missing."""
         request = GENERIC.pack(_GET_DESTINATION, _VERSION, 0) + packed_key(key)
         entries = self._dump(request, _DESTINATION, "the real servers")
         return {real.key: real for real in self._reader.read(entries, _address_size(key.family))}
 
     def dump(self) -> Servers:
-        """Return everything. The kernel lists real servers for one virtual server at a time: 30 us for each."""
+        """Return all servers. The kernel lists real servers by virtual server: 30 us for each."""
         return {server.key: (server, self.destinations(server.key)) for server in self.servers()}
 
     @understood("IPVS")
     def timeouts(self) -> Timeouts:
         """Return the timeouts of connections."""
         found: dict[int, bytes] = {}
-        for data in self._netlink.ask(self._kind, GENERIC.pack(_GET_CONFIG, _VERSION, 0), "the IPVS timeouts"):
-            for at in messages(data):
-                if at.kind == self._kind:
-                    found |= {kind: data[s:e] for kind, s, e in attributes(data, at.start + GENERIC.size, at.end)}
+        buffers = self._netlink.ask(self._kind, GENERIC.pack(_GET_CONFIG, _VERSION, 0), "the IPVS timeouts")
+        for place in answers(buffers, GENERIC.size):
+            found |= parts(*place)
         return Timeouts(*(_number(found.get(kind, b"")) for kind in _TIMEOUTS))
 
     def set_timeouts(self, timeouts: Timeouts) -> None:
-        """Set the timeouts of connections, leaving those that are 0. Raises NetlinkError."""
-        parts = [attribute(kind, struct.pack("=I", value)) for kind, value in zip(_TIMEOUTS, timeouts, strict=True)]
-        payload = GENERIC.pack(_SET_CONFIG, _VERSION, 0) + b"".join(parts)
-        code, text = self._netlink.requests(self._kind, [payload], "the IPVS timeouts")[0]
-        if code:
-            raise NetlinkError(code, f"cannot set the IPVS timeouts to {timeouts}", text)
+        """Set the timeouts of connections that are not 0. Raises NetlinkError."""
+        packed = [attribute(kind, struct.pack("=I", value)) for kind, value in zip(_TIMEOUTS, timeouts, strict=True)]
+        payload = GENERIC.pack(_SET_CONFIG, _VERSION, 0) + b"".join(packed)
+        self._netlink.request(self._kind, payload, f"set the IPVS timeouts to {timeouts}")
 
     def _dump(self, request: bytes, wanted: int, what: str) -> Iterator[tuple[bytes, int, int]]:
-        """Yield (buffer, start, end) of the attributes of each entry. All is read first: the socket is used again."""
-        for data in self._netlink.dump_all(self._kind, request, what):
-            for at in messages(data):
-                if at.kind == self._kind:
-                    for kind, start, end in attributes(data, at.start + GENERIC.size, at.end):
-                        if kind == wanted:
-                            yield data, start, end
+        """Yield (buffer, start, end) of the attributes of each entry, after the dump is complete."""
+        for data, first, last in answers(self._netlink.dump_all(self._kind, request, what), GENERIC.size):
+            for kind, start, end in attributes(data, first, last):
+                if kind == wanted:
+                    yield data, start, end
+
+
+@understood("generic netlink")
+def family_id(netlink: Netlink, name: str) -> int:
+    """Return the message type of a family of generic netlink. Raises Unsupported if the kernel has no such family."""
+    request = GENERIC.pack(_GET_FAMILY, 1, 0) + text_attribute(_FAMILY_NAME, name)
+    # All families: a dump does not fail if one is missing.
+    for place in answers(netlink.dump_all(_CONTROL, request, "the generic netlink families"), GENERIC.size):
+        found = parts(*place)
+        if text_of(found.get(_FAMILY_NAME, b"")) == name:
+            return _number(found[_FAMILY_ID])
+    raise Unsupported(f"the kernel has no generic netlink family {name}: its module is not loaded")
 
 
 def packed_key(key: ServerKey) -> bytes:
-    """Pack what names a virtual server."""
-    return _NESTING.pack(4 + _KEY.size, _SERVICE | _NESTED) + _key_attributes(key)
+    """Pack the identity of a virtual server."""
+    return _NESTING.pack(4 + _KEY.size, _SERVICE | NLA_F_NESTED) + _key_attributes(key)
 
 
 def _key_attributes(key: ServerKey) -> bytes:
@@ -278,13 +293,13 @@ def _key_attributes(key: ServerKey) -> bytes:
     return _KEY.pack(6, _FAMILY, family, 6, _PROTOCOL, protocol, 20, _ADDRESS, address, 6, _PORT, number)
 
 
-def packed(operation: Operation) -> bytes:
-    """Pack an operation."""
-    command, server, real = operation
+def packed(change: ServerChange) -> bytes:
+    """Pack a change."""
+    command, server, real = change
     head = GENERIC.pack(command, _VERSION, 0)
     if command in {ADD_SERVICE, SET_SERVICE}:
         inner = _key_attributes(server.key) + _traits(server)
-        return head + _NESTING.pack(4 + len(inner), _SERVICE | _NESTED) + inner
+        return head + _NESTING.pack(4 + len(inner), _SERVICE | NLA_F_NESTED) + inner
     head += packed_key(server.key)
     if real is None:
         return head
@@ -295,15 +310,15 @@ def packed(operation: Operation) -> bytes:
 def _about_real_server(command: int, family: int, address: bytes, port: int, weight: int, forwarding: int) -> bytes:
     key = (20, _REAL_ADDRESS, address, 6, _REAL_PORT, port.to_bytes(2, "big"), 6, _REAL_FAMILY, family)
     if command == DELETE_DESTINATION:
-        return _DESTINATION_KEY.pack(_DESTINATION_KEY.size, _DESTINATION | _NESTED, *key)
+        return _DESTINATION_KEY.pack(_DESTINATION_KEY.size, _DESTINATION | NLA_F_NESTED, *key)
     traits = (8, _FORWARDING, forwarding, 8, _WEIGHT, weight, 8, _UPPER_THRESHOLD, 0, 8, _LOWER_THRESHOLD, 0)
-    return _DESTINATION_ALL.pack(_DESTINATION_ALL.size, _DESTINATION | _NESTED, *key, *traits)
+    return _DESTINATION_ALL.pack(_DESTINATION_ALL.size, _DESTINATION | NLA_F_NESTED, *key, *traits)
 
 
 class Pieces(NamedTuple):
-    """What messages about masqueraded real servers of one weight have in common: a full sync has one for each endpoint.
+    """The constant bytes of messages about masqueraded real servers of one weight: a full sync has one an endpoint.
 
-    A message is `head`, what packed_key gives, `front`, the address, `middle`, the port in two bytes, and `end`.
+    A message is `head`, the virtual server's packed key, `front`, address, `middle`, port in two bytes, `end`.
     """
 
     head: bytes
@@ -314,7 +329,7 @@ class Pieces(NamedTuple):
 
 @lru_cache(maxsize=64)
 def pieces(command: int, family: int, weight: int) -> Pieces:
-    """Return them for ADD_DESTINATION, SET_DESTINATION or DELETE_DESTINATION."""
+    """Return the constant bytes for ADD_DESTINATION, SET_DESTINATION or DELETE_DESTINATION."""
     size = _address_size(family)
     whole = _about_real_server(command, family, bytes(size), 0, weight, MASQUERADE)
     return Pieces(
@@ -330,14 +345,16 @@ def _traits(server: VirtualServer) -> bytes:
     if server.key.family == socket.AF_INET:
         netmask = (0xFFFFFFFF << 32 - prefixlen & 0xFFFFFFFF).to_bytes(4, "big")
     else:
-        netmask = prefixlen.to_bytes(4, sys.byteorder)  # the attribute's name notwithstanding: ip_vs_add_service
-    scheduler = attribute(_SCHEDULER, server.scheduler.encode() + b"\0")
+        netmask = prefixlen.to_bytes(
+            4, sys.byteorder
+        )  # a prefix length, despite the name of the attribute: ip_vs_add_service
+    scheduler = text_attribute(_SCHEDULER, server.scheduler)
     flags = (12, _FLAGS, server.flags & _SETTABLE, _SETTABLE)
     return scheduler + _TRAITS.pack(*flags, 8, _TIMEOUT, server.timeout, 8, _NETMASK, netmask)
 
 
 def _read_server(data: bytes, start: int, end: int) -> VirtualServer | None:
-    found = {kind: data[s:e] for kind, s, e in attributes(data, start, end)}
+    found = parts(data, start, end)
     if _ADDRESS not in found:
         return None
     family = _number(found[_FAMILY])
@@ -345,15 +362,15 @@ def _read_server(data: bytes, start: int, end: int) -> VirtualServer | None:
     key = ServerKey(family, _number(found[_PROTOCOL]), found[_ADDRESS][:size], int.from_bytes(found[_PORT], "big"))
     netmask = _number(found[_NETMASK])
     prefixlen = netmask if family == socket.AF_INET6 else netmask.bit_count()
-    scheduler = found.get(_SCHEDULER, b"").rstrip(b"\0").decode()
+    scheduler = text_of(found.get(_SCHEDULER, b""))
     flags = _number(found[_FLAGS][:4]) & _SETTABLE
     return VirtualServer(key, scheduler, flags, _number(found[_TIMEOUT]), prefixlen % (8 * size))
 
 
 class RealServerReader:
-    """Reads real servers. All entries of a kernel have the same attributes in the same order: learned from the first.
+    """Reads real servers. The first entry shows the layout: all entries of one kernel have the same.
 
-    That takes a quarter of the time of looking at each attribute; an entry that is otherwise is learned anew.
+    That takes a quarter of the time of a walk over the attributes. An entry of another layout shows that one.
     """
 
     def __init__(self) -> None:
@@ -362,20 +379,20 @@ class RealServerReader:
         self._wanted: Callable[[tuple[Any, ...]], tuple[Any, ...]] = tuple
 
     def read(self, entries: Iterable[tuple[bytes, int, int]], size: int) -> Iterator[RealServer]:
-        """Yield the real server of each (buffer, start, end); addresses have `size` bytes."""
+        """Yield the real server of each (buffer, start, end). Addresses have `size` bytes."""
         for data, start, end in entries:
             values = self._values(data, start, end)
             if values is None:
                 self._learn(data, start, end)
                 values = self._values(data, start, end)
             if values is None:
-                raise ApplyError("the kernel lists a real server in a way that is not known")
+                raise ApplyError("the kernel describes a real server in an unknown layout")
             address, port, forwarding, weight, active, inactive, persistent = self._wanted(values)
             key = DestinationKey(address[:size], int.from_bytes(port, "big"))
             yield RealServer(key, weight, active, inactive, persistent, forwarding)
 
     def _values(self, data: bytes, start: int, end: int) -> tuple[Any, ...] | None:
-        """Return headers and values in turn, None where the layout is another one."""
+        """Return headers and values in turn, None if the layout is another one."""
         if not self._headers or end - start < self._struct.size:
             return None
         values = self._struct.unpack_from(data, start)
@@ -391,12 +408,12 @@ class RealServerReader:
             places[kind] = 2 * len(headers) + 1
             headers.append(int.from_bytes(data[first - 4 : first], sys.byteorder))
             if kind in _REAL_NUMBERS and length != 4:
-                raise ApplyError("the kernel lists a real server with a number that has no four bytes")
+                raise ApplyError("the kernel describes a real server with a number that is not four bytes long")
             layout += f"I{'I' if kind in _REAL_NUMBERS else f'{length}s'}{padding}"
             if all(wanted in places for wanted in _REAL):
                 break
         else:
-            raise ApplyError("the kernel lists a real server without all of its attributes")
+            raise ApplyError("the kernel describes a real server without all of its attributes")
         self._struct, self._headers = struct.Struct(layout), tuple(headers)
         self._wanted = itemgetter(*(places[wanted] for wanted in _REAL))
 
@@ -407,10 +424,3 @@ def _number(data: bytes) -> int:
 
 def _address_size(family: int) -> int:
     return 4 if family == socket.AF_INET else 16
-
-
-def _socket_name(address: bytes, port: int, protocol: int | None = None) -> str:
-    text = socket.inet_ntop(socket.AF_INET if len(address) == 4 else socket.AF_INET6, address)
-    name = f"[{text}]:{port}" if ":" in text else f"{text}:{port}"
-    protocols = {socket.IPPROTO_TCP: "TCP", socket.IPPROTO_UDP: "UDP", 132: "SCTP"}
-    return name if protocol is None else f"{protocols.get(protocol, str(protocol))} {name}"

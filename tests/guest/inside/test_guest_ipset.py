@@ -15,9 +15,9 @@ from kubeproxy.kernel.ipset import (
     HASH_IP_PORT_IP,
     HASH_IP_PORT_NET,
     EntriesRefusedError,
-    Entry,
     IpsetError,
     Ipsets,
+    SetEntry,
     SetKind,
 )
 
@@ -34,22 +34,22 @@ def six(text: str) -> bytes:
 
 
 CASES = {
-    SetKind(HASH_IP, IPV4): {Entry(four("10.0.0.1")): "10.0.0.1"},
-    SetKind(HASH_IP, IPV6): {Entry(six("fd00::1")): "fd00::1"},
+    SetKind(HASH_IP, IPV4): {SetEntry(four("10.0.0.1")): "10.0.0.1"},
+    SetKind(HASH_IP, IPV6): {SetEntry(six("fd00::1")): "fd00::1"},
     SetKind(HASH_IP_PORT, IPV4): {
-        Entry(four("10.0.0.1"), TCP, 80): "10.0.0.1,tcp:80",
-        Entry(four("10.0.0.1"), UDP, 80): "10.0.0.1,udp:80",
-        Entry(four("10.0.0.2"), SCTP, 65535): "10.0.0.2,sctp:65535",
+        SetEntry(four("10.0.0.1"), TCP, 80): "10.0.0.1,tcp:80",
+        SetEntry(four("10.0.0.1"), UDP, 80): "10.0.0.1,udp:80",
+        SetEntry(four("10.0.0.2"), SCTP, 65535): "10.0.0.2,sctp:65535",
     },
-    SetKind(HASH_IP_PORT, IPV6): {Entry(six("fd00::1"), UDP, 53): "fd00::1,udp:53"},
-    SetKind(HASH_IP_PORT_IP, IPV4): {Entry(four("10.0.0.1"), TCP, 80, four("10.0.0.2")): "10.0.0.1,tcp:80,10.0.0.2"},
-    SetKind(HASH_IP_PORT_IP, IPV6): {Entry(six("fd00::1"), SCTP, 9, six("fd00::1")): "fd00::1,sctp:9,fd00::1"},
+    SetKind(HASH_IP_PORT, IPV6): {SetEntry(six("fd00::1"), UDP, 53): "fd00::1,udp:53"},
+    SetKind(HASH_IP_PORT_IP, IPV4): {SetEntry(four("10.0.0.1"), TCP, 80, four("10.0.0.2")): "10.0.0.1,tcp:80,10.0.0.2"},
+    SetKind(HASH_IP_PORT_IP, IPV6): {SetEntry(six("fd00::1"), SCTP, 9, six("fd00::1")): "fd00::1,sctp:9,fd00::1"},
     SetKind(HASH_IP_PORT_NET, IPV4): {
-        Entry(four("10.0.0.1"), TCP, 80, four("10.1.0.0"), 16): "10.0.0.1,tcp:80,10.1.0.0/16",
-        Entry(four("10.0.0.1"), TCP, 80, four("10.1.2.3"), 32): "10.0.0.1,tcp:80,10.1.2.3",
+        SetEntry(four("10.0.0.1"), TCP, 80, four("10.1.0.0"), 16): "10.0.0.1,tcp:80,10.1.0.0/16",
+        SetEntry(four("10.0.0.1"), TCP, 80, four("10.1.2.3"), 32): "10.0.0.1,tcp:80,10.1.2.3",
     },
-    SetKind(HASH_IP_PORT_NET, IPV6): {Entry(six("fd00::1"), TCP, 80, six("fd01::"), 16): "fd00::1,tcp:80,fd01::/16"},
-    SetKind(BITMAP_PORT, ANY): {Entry(port=0): "0", Entry(port=80): "80", Entry(port=65535): "65535"},
+    SetKind(HASH_IP_PORT_NET, IPV6): {SetEntry(six("fd00::1"), TCP, 80, six("fd01::"), 16): "fd00::1,tcp:80,fd01::/16"},
+    SetKind(BITMAP_PORT, ANY): {SetEntry(port=0): "0", SetEntry(port=80): "80", SetEntry(port=65535): "65535"},
 }
 
 
@@ -75,7 +75,7 @@ def test_entries_are_read_back_as_written_and_as_ipset_prints_them(kind: SetKind
 
 
 def test_ten_thousand_entries_at_once() -> None:
-    wanted = [Entry(bytes([10, n >> 16, n >> 8 & 255, n & 255]), TCP, n % 65536) for n in range(10_000)]
+    wanted = [SetEntry(bytes([10, n >> 16, n >> 8 & 255, n & 255]), TCP, n % 65536) for n in range(10_000)]
     with Ipsets.open() as sets:
         sets.create("A", SetKind(HASH_IP_PORT, IPV4), maxelem=20_000)
         sets.add("A", wanted)
@@ -88,8 +88,8 @@ def test_ten_thousand_entries_at_once() -> None:
 
 
 def test_a_bad_entry_costs_only_itself() -> None:
-    good = [Entry(four(f"10.0.0.{n}"), TCP, 80) for n in range(1, 9)]
-    bad = Entry(six("fd00::1"), TCP, 80)
+    good = [SetEntry(four(f"10.0.0.{n}"), TCP, 80) for n in range(1, 9)]
+    bad = SetEntry(six("fd00::1"), TCP, 80)
     with Ipsets.open() as sets:
         sets.create("A", SetKind(HASH_IP_PORT, IPV4))
         with pytest.raises(EntriesRefusedError, match=r"cannot add fd00::1,6:80 to ip set A") as caught:
@@ -102,7 +102,7 @@ def test_a_full_set_says_so() -> None:
     with Ipsets.open() as sets:
         sets.create("A", SetKind(HASH_IP, IPV4), hashsize=64, maxelem=2)
         with pytest.raises(EntriesRefusedError, match="full"):
-            sets.add("A", [Entry(four(f"10.0.0.{n}")) for n in range(1, 5)])
+            sets.add("A", [SetEntry(four(f"10.0.0.{n}")) for n in range(1, 5)])
         assert len(sets.entries("A")) == 2
 
 
@@ -120,7 +120,7 @@ def test_refusals_have_codes_and_reasons() -> None:
                 call()
             assert caught.value.code == code
         with pytest.raises(EntriesRefusedError):
-            sets.remove("B", [Entry(four("10.0.0.1"))])
+            sets.remove("B", [SetEntry(four("10.0.0.1"))])
 
 
 def test_a_set_that_a_rule_uses_stays() -> None:

@@ -150,7 +150,7 @@ def lose_rules() -> None:
 
 def lose_servers() -> None:
     with Ipvs.open() as kernel:
-        kernel.apply([ipvs.Operation(ipvs.DELETE_SERVICE, server) for server in kernel.servers()])
+        kernel.apply([ipvs.ServerChange(ipvs.DELETE_SERVICE, server) for server in kernel.servers()])
 
 
 def test_what_others_remove_is_noticed_and_repaired() -> None:
@@ -169,7 +169,7 @@ def test_what_others_remove_is_noticed_and_repaired() -> None:
 def test_cleanup_leaves_nothing_of_ours_and_all_of_others() -> None:
     foreign = VirtualServer(ServerKey(V4, socket.IPPROTO_TCP, pack("198.51.100.1"), 443))
     with opened(exclude_cidrs=("198.51.100.0/24",)) as backend, Ipvs.open() as kernel:
-        kernel.apply([ipvs.Operation(ipvs.ADD_SERVICE, foreign)])
+        kernel.apply([ipvs.ServerChange(ipvs.ADD_SERVICE, foreign)])
         do(backend.resync(wanted(V4, PODS[V4])))
         assert foreign.key in {server.key for server in kernel.servers()}
         assert cleanup() == []
@@ -345,7 +345,7 @@ def test_what_drops_the_nodes_own_connections_goes_when_the_go_proxy_writes_its_
             server = next(one for one in kernel.servers() if one.key.address == pack(front))
             if not kernel.destinations(server.key):
                 real = ipvs.RealServer(ipvs.DestinationKey(pack(PODS[V4][0]), 8080))
-                kernel.apply([ipvs.Operation(ipvs.ADD_DESTINATION, server, real)])
+                kernel.apply([ipvs.ServerChange(ipvs.ADD_DESTINATION, server, real)])
         assert is_answered(front)
 
 

@@ -14,7 +14,7 @@ from kubeproxy.kernel.ipvs import (
     PERSISTENT,
     SET_DESTINATION,
     Ipvs,
-    Operation,
+    ServerChange,
 )
 from kubeproxy.kernel.route.links import add_addresses, ensure_dummy
 from support.namespaces import inside, namespace, run
@@ -60,7 +60,7 @@ def bound(family: int, kind: int, address: tuple[str, int]) -> socket.socket:
     return made
 
 
-def virtual(middle: str, ip: str, operations: list[Operation]) -> None:
+def virtual(middle: str, ip: str, operations: list[ServerChange]) -> None:
     def make() -> None:
         add_addresses(
             ensure_dummy("kube-ipvs0"), [socket.inet_pton(socket.AF_INET6 if ":" in ip else socket.AF_INET, ip)]
@@ -77,7 +77,9 @@ def test_connections_reach_every_real_server_in_turn_until_its_weight_is_0(famil
     _, inner, vip = NET[family]
     one, reals = server(vip), [real(inner.format(n)) for n in (11, 12)]
     listeners = [inside(pods, lambda n=n: bound(family, socket.SOCK_STREAM, (inner.format(n), 8080))) for n in (11, 12)]
-    virtual(middle, vip, [Operation(ADD_SERVICE, one), *(Operation(ADD_DESTINATION, one, each) for each in reals)])
+    virtual(
+        middle, vip, [ServerChange(ADD_SERVICE, one), *(ServerChange(ADD_DESTINATION, one, each) for each in reals)]
+    )
     seen: Counter[int] = Counter()
 
     def connect() -> None:
@@ -98,7 +100,7 @@ def test_connections_reach_every_real_server_in_turn_until_its_weight_is_0(famil
         connect()
     assert seen == {0: 3, 1: 3}
     with_weights = [reals[0]._replace(weight=0), reals[1]]
-    virtual(middle, vip, [Operation(SET_DESTINATION, one, each) for each in with_weights])
+    virtual(middle, vip, [ServerChange(SET_DESTINATION, one, each) for each in with_weights])
     for _ in range(4):
         connect()
     assert seen == {0: 3, 1: 7}
@@ -112,7 +114,9 @@ def test_persistence_keeps_a_client_and_connections_are_counted(node) -> None:
     one = server(vip, 53, UDP, flags=PERSISTENT, timeout=300)
     reals = [real(inner.format(n), 5353) for n in (11, 12)]
     pod = inside(pods, lambda: bound(socket.AF_INET, socket.SOCK_DGRAM, ("0.0.0.0", 5353)))
-    virtual(middle, vip, [Operation(ADD_SERVICE, one), *(Operation(ADD_DESTINATION, one, each) for each in reals)])
+    virtual(
+        middle, vip, [ServerChange(ADD_SERVICE, one), *(ServerChange(ADD_DESTINATION, one, each) for each in reals)]
+    )
     for _ in range(8):
         with inside(client, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as made:
             made.sendto(b"?", (vip, 53))

@@ -201,7 +201,7 @@ def test_one_family_knows_what_the_other_one_wrote(netns):
 def test_announcements_that_are_missed_are_no_quiet(netns):
     made, wanted = opened("nft"), state()
     list(made.resync(wanted))
-    with made._watch._others.not_listening(made._watch._transactions.generation):
+    with made._watch._others.paused(made._watch._transactions.generation):
         run("iptables-nft", "-t", "nat", *HARM["a flush"])
     assert made.touched()
     assert WEB in made.inspect(Depth.QUICK).what

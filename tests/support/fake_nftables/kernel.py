@@ -12,8 +12,8 @@ from kubeproxy.backends.nftables.layout import TABLE
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.nftables import compiling, nfnetlink
+from kubeproxy.kernel.nftables.changes import ForeignChanges
 from kubeproxy.kernel.nftables.expressions import Expression, Opaque
-from kubeproxy.kernel.nftables.others import Heard
 from kubeproxy.kernel.nftables.shapes import ChainShape
 from kubeproxy.kernel.nftables.tables import Chain, TableContents
 from kubeproxy.model.addresses import Family
@@ -37,7 +37,7 @@ class FakeKernel:
         self.room = 1 << 29  # bytes that a transaction may have
         self._handles = count(1)
         self._refusal: tuple[int, int] | None = None  # how many messages are taken before one is refused, its errno
-        self.heard = {family: Heard(complete=False) for family in Family}
+        self.heard = {family: ForeignChanges(complete=False) for family in Family}
 
     def open(self, family: Family) -> FakeTable:
         """Return the table of a family."""
@@ -64,7 +64,7 @@ class FakeKernel:
             told = {name for name in elements.keys() | other_elements if elements.get(name) != other_elements.get(name)}
             heard, by = self.heard[family], frozenset({"nft"})
             if told or rules != other_rules:
-                self.heard[family] = Heard(
+                self.heard[family] = ForeignChanges(
                     heard.complete, heard.elements | told, heard.rules or rules != other_rules, by
                 )
 
@@ -125,12 +125,12 @@ class FakeTable:
         return self.kernel.generation
 
     def afresh(self) -> None:
-        self.kernel.heard[self.family] = Heard(complete=True)
+        self.kernel.heard[self.family] = ForeignChanges(complete=True)
 
     def miss(self) -> None:
         self.kernel.heard[self.family] = self.kernel.heard[self.family]._replace(complete=False)
 
-    def heard(self) -> Heard:
+    def heard(self) -> ForeignChanges:
         return self.kernel.heard[self.family]
 
     def not_listening(self) -> AbstractContextManager[None]:

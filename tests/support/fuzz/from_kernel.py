@@ -18,18 +18,16 @@ from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel.conntrack import counts as tracking_counts
 from kubeproxy.kernel.conntrack import events, tracked, udp_flows
 from kubeproxy.kernel.ipset import Ipsets, SetKind
-from kubeproxy.kernel.ipvs import Ipvs, ServerKey
-from kubeproxy.kernel.netlink import generic
+from kubeproxy.kernel.ipvs import Ipvs, ServerKey, family_id
 from kubeproxy.kernel.netlink.announcements import Announcements
 from kubeproxy.kernel.netlink.protocol import HEADER, NLMSG_DONE, NLMSG_ERROR, Netlink, message
 from kubeproxy.kernel.nftables import counters, counts, fetch, lookup, nfnetlink, shapes, tables, trace
 from kubeproxy.kernel.nftables.chains import chains
-from kubeproxy.kernel.nftables.others import Interest, Others
+from kubeproxy.kernel.nftables.changes import ChangeMonitor, Interest
 from kubeproxy.kernel.proc.modules import ModuleFiles, present
 from kubeproxy.kernel.proc.port_holder import holder
 from kubeproxy.kernel.proc.processes import descriptors, proxies
 from kubeproxy.kernel.route import addresses
-from kubeproxy.kernel.route.route_changes import RouteChanges
 from kubeproxy.kernel.xtables import xtables
 
 V4: Final = 2
@@ -139,15 +137,19 @@ def nf_tables_announced(data: bytes) -> None:
     """Changes of nf_tables, and traces of packets, as they are announced."""
     kinds = (0xA00, 0xA02, 0xA03, 0xA05, 0xA06, 0xA08, 0xA0F, 0xA11)
     answer = _answer(data, kinds)
-    chains = Others(Talker(answer).say(), 1, Interest(b"KUBE"))  # type: ignore[arg-type]
-    others = Others(Talker(answer).say(), 1, Interest(b"kube-proxy\0", "kube-proxy"))  # type: ignore[arg-type]
+    chains = ChangeMonitor(_announced(answer), 1, Interest(b"KUBE"))
+    table = ChangeMonitor(_announced(answer), 1, Interest(b"kube-proxy\0", "kube-proxy"))
     traces = trace.Traces(Announcements(_announcing(answer), "traces"))
     _each(
-        lambda: chains.taken(2, lambda: chains._counted),
-        lambda: others.afresh(2, lambda: others._counted),
-        lambda: others.heard(2, lambda: others._counted),
+        lambda: chains.take(2, lambda: chains._counted),
+        lambda: table.reset(2, lambda: table._counted),
+        lambda: table.changes(2, lambda: table._counted),
         lambda: traces.until(time.monotonic() + 1e9),
     )
+
+
+def _announced(answer: bytes) -> Announcements:
+    return Announcements(Talker(answer).say(), "x")  # type: ignore[arg-type]
 
 
 def _announcing(answer: bytes) -> Any:
@@ -186,8 +188,7 @@ def _flows(family: int, answer: bytes) -> None:
 def routes(data: bytes) -> None:
     """Local addresses, and that they changed."""
     answer = _answer(data, (20, 21))
-    changes = RouteChanges(Talker(answer).say(), "address changes")  # type: ignore[arg-type]
-    monitor = addresses.AddressMonitor(changes, frozenset())
+    monitor = addresses.AddressMonitor(_announced(answer), frozenset())
     _each(monitor.drain, *(lambda family=family: _addresses(answer, family) for family in (2, 10)))
 
 
@@ -202,7 +203,7 @@ def ipvs(data: bytes) -> None:
         lambda: Ipvs(_link(answer), IPVS).servers(),
         lambda: Ipvs(_link(answer), IPVS).destinations(ServerKey(V4, 6, bytes(4), 80)),
         lambda: Ipvs(_link(answer), IPVS).timeouts(),
-        lambda: generic.family_id(_link(_answer(data, (16,))), "IPVS"),
+        lambda: family_id(_link(_answer(data, (16,))), "IPVS"),
     )
 
 

@@ -14,9 +14,9 @@ from kubeproxy.kernel.ipvs import (
     DELETE_DESTINATION,
     SET_DESTINATION,
     DestinationKey,
-    Operation,
     RealServer,
     RealServerReader,
+    ServerChange,
     ServerKey,
     VirtualServer,
     packed_key,
@@ -74,6 +74,6 @@ def test_messages_of_pieces_are_those_that_are_packed_whole(
     command: int, address: bytes, port: int, weight: int
 ) -> None:
     server = VirtualServer(ServerKey(2 if len(address) == 4 else 10, 6, bytes(len(address)), 80))
-    whole = packed_operation(Operation(command, server, RealServer(DestinationKey(address, port), weight)))
+    whole = packed_operation(ServerChange(command, server, RealServer(DestinationKey(address, port), weight)))
     head, front, middle, end = pieces(command, server.key.family, weight)
     assert head + packed_key(server.key) + front + address + middle + port.to_bytes(2, "big") + end == whole

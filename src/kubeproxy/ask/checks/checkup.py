@@ -32,9 +32,8 @@ from kubeproxy.kernel.proc import processes
 from kubeproxy.kernel.proc.listening import listening
 from kubeproxy.kernel.proc.port_holder import holder
 from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX, read_sysctl
-from kubeproxy.kernel.route.addresses import SCOPE_UNIVERSE, Address, local_addresses
+from kubeproxy.kernel.route.addresses import SCOPE_UNIVERSE, Address, local_addresses, way_out
 from kubeproxy.kernel.route.bridges import SYS, bridges
-from kubeproxy.kernel.route.routes import way_out
 from kubeproxy.kernel.rule_walk import Aim
 from kubeproxy.model.addresses import Family, family_of, pack, place_text, unpack
 from kubeproxy.model.plan import FamilyGlobals

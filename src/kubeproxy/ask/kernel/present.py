@@ -14,7 +14,7 @@ from kubeproxy.ask.why import THIS_NODE, Explained, Why
 from kubeproxy.backends.examination import Finding, Kind
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.errors import ApplyError, Unsupported
-from kubeproxy.kernel.route.routes import source_for
+from kubeproxy.kernel.route.addresses import source_for
 from kubeproxy.model.addresses import destination_text, pack
 from kubeproxy.setup import modes
 

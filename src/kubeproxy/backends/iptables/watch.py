@@ -18,7 +18,7 @@ from kubeproxy.backends.mode import ForeignChange
 from kubeproxy.backends.rules import Jump
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nftables import nfnetlink
-from kubeproxy.kernel.nftables.others import ChainChange, Interest, Others, listen
+from kubeproxy.kernel.nftables.changes import ChainChange, ChangeMonitor, Interest, monitor
 from kubeproxy.kernel.xtables import xtables, xtables_lock
 from kubeproxy.kernel.xtables.compat_rules import has_jump
 from kubeproxy.kernel.xtables.iptables_info import TableInfo
@@ -76,7 +76,7 @@ class NftWatch:
 
     rest = REST
 
-    def __init__(self, commands: Commands, transactions: nfnetlink.Transactions, others: Others) -> None:
+    def __init__(self, commands: Commands, transactions: nfnetlink.Transactions, others: ChangeMonitor) -> None:
         self._commands = commands
         self._family = commands.family
         self._transactions = transactions
@@ -90,7 +90,7 @@ class NftWatch:
     @classmethod
     def open(cls, commands: Commands) -> Self:
         """Return one for the network namespace of the caller. Raises ApplyError."""
-        return cls(commands, nfnetlink.Transactions.open(), listen(Interest(b"KUBE-", concerns=_concerns)))
+        return cls(commands, nfnetlink.Transactions.open(), monitor(Interest(b"KUBE-", concerns=_concerns)))
 
     def close(self) -> None:
         """See Watch."""
@@ -112,16 +112,16 @@ class NftWatch:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """See Watch."""
-        self._others.afresh(self._family, self._transactions.generation)
+        self._others.reset(self._family, self._transactions.generation)
         self._noted, self._unknown = set(), False
         yield
 
     @contextmanager
     def own_change(self, commits: int) -> Iterator[None]:
         """See Watch."""
-        with self._others.not_listening(self._transactions.generation):
+        with self._others.paused(self._transactions.generation):
             yield
-            self._others.ours(commits)  # each table is a transaction
+            self._others.count_own(commits)  # each table is a transaction
 
     def expect(self, counts: Mapping[Place, int]) -> None:
         """See Watch."""
@@ -136,7 +136,7 @@ class NftWatch:
 
     def _note(self) -> None:
         """Note what others changed so far."""
-        heard = self._others.taken(self._family, self._transactions.generation)
+        heard = self._others.take(self._family, self._transactions.generation)
         if not heard.complete or any(not chain for _, chain in heard.chains):
             self._unknown = True
         self._noted |= heard.chains

@@ -20,7 +20,7 @@ from kubeproxy.backends.ipvs.render import NO_WISH, NodeAddresses, Virtual, rend
 from kubeproxy.backends.ipvs.state import State, Touched, untouched
 from kubeproxy.backends.mode import Abilities, Depth, ForeignChange
 from kubeproxy.backends.rules import Jump
-from kubeproxy.kernel.ipset import Entry
+from kubeproxy.kernel.ipset import SetEntry
 from kubeproxy.model.addresses import Family, Range, within
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
 
@@ -36,7 +36,7 @@ TABLES_AT_ONCE: Final = (("filter", "nat"), ())
 TABLES_IN_TURN: Final = (("filter",), ("nat",))
 """Tables whose rules are written before and after the virtual servers."""
 
-Entries = Mapping[SetId, Iterable[Entry]]
+Entries = Mapping[SetId, Iterable[SetEntry]]
 
 
 class SetCount(NamedTuple):
@@ -71,7 +71,7 @@ class Kernel(Protocol):
     def operate(self, operations: Sequence[Operation]) -> None:
         """Change virtual servers, in this order."""
 
-    def entries(self, set_id: SetId) -> set[Entry]:
+    def entries(self, set_id: SetId) -> set[SetEntry]:
         """Return a set's entries."""
 
     def counts(self) -> Mapping[SetId, SetCount]:
@@ -253,10 +253,10 @@ class IpvsBackend:
         self._kernel.operate(operations)
         yield len(operations)
 
-    def _compare_entries(self) -> tuple[dict[SetId, list[Entry]], dict[SetId, list[Entry]]]:
+    def _compare_entries(self) -> tuple[dict[SetId, list[SetEntry]], dict[SetId, list[SetEntry]]]:
         """Return the entries that sets lack, and those that they have too many."""
-        missing: dict[SetId, list[Entry]] = {}
-        strays: dict[SetId, list[Entry]] = {}
+        missing: dict[SetId, list[SetEntry]] = {}
+        strays: dict[SetId, list[SetEntry]] = {}
         for set_id in SetId:
             actual, wanted = self._kernel.entries(set_id), self._wanted_entries(set_id)
             if lacking := wanted - actual:
@@ -265,7 +265,7 @@ class IpvsBackend:
                 strays[set_id] = sorted(surplus)
         return missing, strays
 
-    def _wanted_entries(self, set_id: SetId) -> set[Entry]:
+    def _wanted_entries(self, set_id: SetId) -> set[SetEntry]:
         if set_id is SetId.IPVS_IPS:
             return set(_as_entries(self._state.addresses))
         return set(self._state.entries(set_id))
@@ -371,14 +371,14 @@ def node_of(ours: FamilyGlobals, there: Addresses) -> NodeAddresses:
     return NodeAddresses(there.own, nodeports, ours.node_ips)
 
 
-def _as_entries(addresses: Iterable[bytes]) -> list[Entry]:
-    return [Entry(address) for address in addresses]
+def _as_entries(addresses: Iterable[bytes]) -> list[SetEntry]:
+    return [SetEntry(address) for address in addresses]
 
 
-def _entry_changes(state: State, touched: Touched) -> tuple[dict[SetId, list[Entry]], dict[SetId, list[Entry]]]:
+def _entry_changes(state: State, touched: Touched) -> tuple[dict[SetId, list[SetEntry]], dict[SetId, list[SetEntry]]]:
     """Return the entries to add and to remove, set by set."""
-    added: dict[SetId, list[Entry]] = {}
-    removed: dict[SetId, list[Entry]] = {}
+    added: dict[SetId, list[SetEntry]] = {}
+    removed: dict[SetId, list[SetEntry]] = {}
     for set_id, noted in touched.entries.items():
         for entry, before in noted.items():
             after = state.has_entry(set_id, entry)

@@ -72,7 +72,7 @@ def _remove_servers() -> list[str]:
             for server in kernel.servers()
             if server.key.address in bound[Family(server.key.family)] or (server.key.protocol, server.key.port) in ports
         ]
-        kernel.apply([ipvs.Operation(ipvs.DELETE_SERVICE, server) for server in ours])
+        kernel.apply([ipvs.ServerChange(ipvs.DELETE_SERVICE, server) for server in ours])
     if ours:
         log.info("Removed virtual servers count=%d", len(ours))
     return []

@@ -19,7 +19,7 @@ from kubeproxy.backends.ipvs.layout import TYPES, Scheduler, SetId
 from kubeproxy.backends.ipvs.render import NodeAddresses, Virtual, Wish, render, server_key
 from kubeproxy.backends.ipvs.state import State, untouched
 from kubeproxy.errors import ApplyError, Unsupported
-from kubeproxy.kernel.ipset import BITMAP_PORT, Entry
+from kubeproxy.kernel.ipset import BITMAP_PORT, SetEntry
 from kubeproxy.kernel.xtables.xtables import chain_of, target_of
 from kubeproxy.model.addresses import Family, Range, destination_text, unpack, within
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName
@@ -48,7 +48,7 @@ class View(Protocol):
     def survey(self, keys: Iterable[bytes]) -> tuple[set[bytes], Mapping[bytes, ActualServer]]:
         """Return all virtual servers, and these ones, as far as they are there, with their real servers."""
 
-    def entries(self, set_id: SetId) -> set[Entry]:
+    def entries(self, set_id: SetId) -> set[SetEntry]:
         """Return a set's entries."""
 
     def counts(self) -> Mapping[SetId, object]:
@@ -137,7 +137,9 @@ class IpvsExaminer:
             yield from self._addresses(name, wish.addresses - there.bound, Kind.MISSING)
         yield from self._addresses(None, there.bound - bound, Kind.EXTRA)
         for set_id, entries in self._sets(set(SetId)).items():
-            needed = {Entry(address) for address in bound} if set_id is SetId.IPVS_IPS else set(state.entries(set_id))
+            needed = (
+                {SetEntry(address) for address in bound} if set_id is SetId.IPVS_IPS else set(state.entries(set_id))
+            )
             if missing := needed - entries:
                 for name, wish in wishes.items():
                     mine = missing & self._entries(wish, set_id)
@@ -152,14 +154,14 @@ class IpvsExaminer:
             name: render([plan for plan in its if plan.key.family is self.family], node) for name, its in plans.items()
         }
 
-    def _sets(self, wanted: Collection[SetId]) -> dict[SetId, set[Entry]]:
+    def _sets(self, wanted: Collection[SetId]) -> dict[SetId, set[SetEntry]]:
         """Return the entries of sets, none of one that is missing."""
         there = self._view.counts()
         return {set_id: self._view.entries(set_id) if set_id in there else set() for set_id in sorted(wanted)}
 
-    def _entries(self, wish: Wish, set_id: SetId) -> set[Entry]:
+    def _entries(self, wish: Wish, set_id: SetId) -> set[SetEntry]:
         if set_id is SetId.IPVS_IPS:
-            return {Entry(address) for address in wish.addresses}
+            return {SetEntry(address) for address in wish.addresses}
         return wish.entries.get(set_id, set())
 
     # -- in words ---------------------------------------------------------------------------------------------------
@@ -196,7 +198,7 @@ class IpvsExaminer:
             yield Finding(name, kind, f"address {unpack(address)}", f"interface {INTERFACE}")
 
     def _entry_findings(
-        self, name: ServiceName | None, set_id: SetId, entries: Iterable[Entry], kind: Kind
+        self, name: ServiceName | None, set_id: SetId, entries: Iterable[SetEntry], kind: Kind
     ) -> Iterator[Finding]:
         where, meaning = f"ipset {set_id.named(self.family)}", _MEANINGS.get(set_id, "one of those")
         for entry in sorted(entries):
@@ -243,7 +245,7 @@ def _front(key: bytes) -> str:
     return front_text(key[:-3], key[-3], int.from_bytes(key[-2:], "big"))
 
 
-def _entry_text(set_id: SetId, entry: Entry) -> str:
+def _entry_text(set_id: SetId, entry: SetEntry) -> str:
     if entry.ip and entry.protocol:
         text = front_text(entry.ip, entry.protocol, entry.port)
         source = f" for {unpack(entry.ip2)}" if entry.ip2 and set_id is not SetId.LOOP_BACK else ""

@@ -18,8 +18,8 @@ from kubeproxy.kernel.ipvs import (
     DELETE_SERVICE,
     SET_SERVICE,
     Ipvs,
-    Operation,
     RefusedError,
+    ServerChange,
     ServerKey,
     VirtualServer,
 )
@@ -70,11 +70,11 @@ def _try_scheduler(kernel: Ipvs, scheduler: Scheduler) -> None:
         modules.load([module])
     server = VirtualServer(TEST_SERVER, scheduler.name, scheduler.flags)
     try:
-        kernel.apply([Operation(ADD_SERVICE, server)])
+        kernel.apply([ServerChange(ADD_SERVICE, server)])
     except RefusedError as error:
         code = error.refused[0][1].code
         if code == errno.EEXIST:  # left by one that was killed right here
-            kernel.apply([Operation(SET_SERVICE, server)])
+            kernel.apply([ServerChange(SET_SERVICE, server)])
         elif code == errno.ENOENT:
             raise Unsupported(
                 f"ipvs.scheduler: this kernel ({modules.release()}) has no scheduler {scheduler.name!r}: take another "
@@ -82,7 +82,7 @@ def _try_scheduler(kernel: Ipvs, scheduler: Scheduler) -> None:
             ) from error
         else:
             raise
-    kernel.apply([Operation(DELETE_SERVICE, server)])
+    kernel.apply([ServerChange(DELETE_SERVICE, server)])
 
 
 TRIAL: Final = "\n".join(

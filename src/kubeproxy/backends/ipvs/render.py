@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from kubeproxy.backends.ipvs.layout import SetId
-from kubeproxy.kernel.ipset import Entry
+from kubeproxy.kernel.ipset import SetEntry
 from kubeproxy.model.addresses import Range, unpack, within
 from kubeproxy.model.plan import Action, Frontend, FrontendKind, Policy, Pool, ServicePlan, Traffic
 
@@ -38,7 +38,7 @@ class Wish(NamedTuple):
 
     servers: dict[bytes, Virtual]
     addresses: set[bytes]
-    entries: dict[SetId, set[Entry]]
+    entries: dict[SetId, set[SetEntry]]
 
 
 NO_WISH: Final = Wish({}, set(), {})
@@ -51,10 +51,10 @@ def render(plans: Iterable[ServicePlan], node: NodeAddresses) -> Wish:
         for frontend in plan.frontends:
             _frontend(plan, frontend, node, wish)
         if plan.health_port:
-            _enter(wish, SetId.HEALTH_CHECK_NODE_PORT, Entry(port=plan.health_port))
+            _enter(wish, SetId.HEALTH_CHECK_NODE_PORT, SetEntry(port=plan.health_port))
         for destination in _hairpin(plan):
             address, port = destination[:-2], int.from_bytes(destination[-2:], "big")
-            _enter(wish, SetId.LOOP_BACK, Entry(address, plan.key.protocol, port, address))
+            _enter(wish, SetId.LOOP_BACK, SetEntry(address, plan.key.protocol, port, address))
     return wish
 
 
@@ -70,12 +70,12 @@ def server_key(address: bytes, protocol: int, port: int) -> bytes:
     return address + bytes((protocol,)) + port.to_bytes(2, "big")
 
 
-def service_entry(key: bytes) -> Entry:
+def service_entry(key: bytes) -> SetEntry:
     """Return a virtual server's key as an entry of address, protocol and port."""
-    return Entry(key[:-3], key[-3], int.from_bytes(key[-2:], "big"))
+    return SetEntry(key[:-3], key[-3], int.from_bytes(key[-2:], "big"))
 
 
-def _enter(wish: Wish, set_id: SetId, entry: Entry) -> None:
+def _enter(wish: Wish, set_id: SetId, entry: SetEntry) -> None:
     wish.entries.setdefault(set_id, set()).add(entry)
 
 
@@ -118,11 +118,11 @@ _NODE_PORTS: Final[dict[int, tuple[SetId, SetId]]] = {
 }
 
 
-def _memberships(frontend: Frontend, keys: Iterable[bytes], *, local: bool) -> Iterator[tuple[SetId, Entry]]:
+def _memberships(frontend: Frontend, keys: Iterable[bytes], *, local: bool) -> Iterator[tuple[SetId, SetEntry]]:
     """Yield the sets that a frontend is in, and its entries there."""
     if frontend.kind is FrontendKind.NODEPORT:
         everybody, kept = _NODE_PORTS[frontend.protocol]
-        entries = [Entry(port=frontend.port)]
+        entries = [SetEntry(port=frontend.port)]
         if frontend.protocol == socket.IPPROTO_SCTP:  # these sets are of addresses and ports
             entries = [service_entry(key) for key in keys]
         for entry in entries:
@@ -141,7 +141,9 @@ def _memberships(frontend: Frontend, keys: Iterable[bytes], *, local: bool) -> I
             yield SetId.LOAD_BALANCER_LOCAL, entry
 
 
-def _sources(frontend: Frontend, allowed: Sequence[Range] | None, node: NodeAddresses) -> Iterator[tuple[SetId, Entry]]:
+def _sources(
+    frontend: Frontend, allowed: Sequence[Range] | None, node: NodeAddresses
+) -> Iterator[tuple[SetId, SetEntry]]:
     """Yield who may use a frontend, `allowed` being its source ranges, or None.
 
     The node's own connections come from the frontend's address itself, for that is on kube-ipvs0. They may when one of

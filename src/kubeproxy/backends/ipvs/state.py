@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 from kubeproxy.backends.ipvs.layout import SetId
 from kubeproxy.backends.ipvs.render import NO_WISH, Virtual, Wish
-from kubeproxy.kernel.ipset import Entry
+from kubeproxy.kernel.ipset import SetEntry
 from kubeproxy.model.plan import ServiceName
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ class Touched(NamedTuple):
 
     servers: dict[bytes, Virtual | None]
     addresses: dict[bytes, bool]
-    entries: dict[SetId, dict[Entry, bool]]
+    entries: dict[SetId, dict[SetEntry, bool]]
 
     @property
     def size(self) -> int:
@@ -49,14 +49,14 @@ class State:
         self._owner: dict[bytes, ServiceName] = {}
         self._rivals: dict[bytes, dict[ServiceName, Virtual]] = {}  # of the keys that several ask for
         self._addresses: Counter[bytes] = Counter()
-        self._entries: dict[SetId, Counter[Entry]] = {set_id: Counter() for set_id in SetId}
+        self._entries: dict[SetId, Counter[SetEntry]] = {set_id: Counter() for set_id in SetId}
 
     @property
     def addresses(self) -> Iterable[bytes]:
         """Return the addresses that kube-ipvs0 should carry."""
         return self._addresses.keys()
 
-    def entries(self, set_id: SetId) -> Iterable[Entry]:
+    def entries(self, set_id: SetId) -> Iterable[SetEntry]:
         """Return what a set should hold."""
         return self._entries[set_id].keys()
 
@@ -64,7 +64,7 @@ class State:
         """Return how many entries a set should hold."""
         return len(self._addresses if set_id is SetId.IPVS_IPS else self._entries[set_id])
 
-    def has_entry(self, set_id: SetId, entry: Entry) -> bool:
+    def has_entry(self, set_id: SetId, entry: SetEntry) -> bool:
         """Return whether a set should hold an entry."""
         return entry in self._entries[set_id]
 
@@ -119,7 +119,7 @@ class State:
             touched.addresses.setdefault(address, True)
             _release(self._addresses, address)
 
-    def _count_entries(self, set_id: SetId, before: set[Entry], after: set[Entry], touched: Touched) -> None:
+    def _count_entries(self, set_id: SetId, before: set[SetEntry], after: set[SetEntry], touched: Touched) -> None:
         if before == after:
             return
         counts, noted = self._entries[set_id], touched.entries.setdefault(set_id, {})

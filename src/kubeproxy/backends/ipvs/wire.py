@@ -21,7 +21,7 @@ from kubeproxy.backends.mode import Counter
 from kubeproxy.backends.rules import Jump
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import ipvs
-from kubeproxy.kernel.ipset import Entry, Ipsets, SetCounts
+from kubeproxy.kernel.ipset import Ipsets, SetCounts, SetEntry
 from kubeproxy.kernel.proc.empty_network import in_empty_network
 from kubeproxy.kernel.route import links
 from kubeproxy.kernel.route.addresses import AddressMonitor, local_addresses
@@ -86,7 +86,7 @@ class NodeView:
         listed = {_packed(server.key): server for server in self._listed()}
         return set(listed), dict(self._with_weights(listed[key] for key in keys if key in listed))
 
-    def entries(self, set_id: SetId) -> set[Entry]:
+    def entries(self, set_id: SetId) -> set[SetEntry]:
         """Return a set's entries."""
         return self._sets.entries(set_id.named(self._family))
 
@@ -204,14 +204,14 @@ class NodeKernel(NodeView):
             head, front, middle, end = ipvs.pieces(_COMMANDS[verb], self._family, weight)
             yield b"".join((head, name, front, destination[:-2], middle, destination[-2:], end))
 
-    def _operation(self, operation: Operation) -> ipvs.Operation:
+    def _operation(self, operation: Operation) -> ipvs.ServerChange:
         server = self._virtual(operation.key, operation.affinity)
         command = _COMMANDS[operation.verb]
         if operation.verb in _WHOLE:
-            return ipvs.Operation(command, server)
+            return ipvs.ServerChange(command, server)
         destination = operation.destination
         real = ipvs.DestinationKey(destination[:-2], int.from_bytes(destination[-2:], "big"))
-        return ipvs.Operation(command, server, ipvs.RealServer(real, operation.weight))
+        return ipvs.ServerChange(command, server, ipvs.RealServer(real, operation.weight))
 
     # -- sets -------------------------------------------------------------------------------------------------------
 

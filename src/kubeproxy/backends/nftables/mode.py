@@ -16,7 +16,7 @@ from kubeproxy.backends.nftables.weight import weigh
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.features import CONNECTION_COUNTERS, FAST_FORWARDING
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
-from kubeproxy.kernel.route.interfaces import ethernet_interfaces, interface_changes
+from kubeproxy.kernel.route.links import ethernet_interfaces, interface_changes
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
 

@@ -11,8 +11,8 @@ from kubeproxy.backends.nftables.layout import TABLE
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink, NetlinkError
 from kubeproxy.kernel.nftables import fetch, nfnetlink, shapes, tables
+from kubeproxy.kernel.nftables.changes import ChangeMonitor, ForeignChanges, monitor_table
 from kubeproxy.kernel.nftables.contents import Pairs, pairs
-from kubeproxy.kernel.nftables.others import Heard, Others, listen_to_table
 from kubeproxy.kernel.nftables.shapes import ChainShape
 from kubeproxy.kernel.nftables.tables import TableContents
 from kubeproxy.model.addresses import Family
@@ -32,7 +32,7 @@ class KernelTable:
         self._transactions = transactions
         self._reads = reads
         self._fetcher = fetcher
-        self._others: Others | None = None  # from when the table is first looked at
+        self._others: ChangeMonitor | None = None  # from when the table is first looked at
 
     @classmethod
     def open(cls, family: Family) -> Self:
@@ -68,7 +68,7 @@ class KernelTable:
                 f" netlink port or process id {header.owner}: end that program, and the table goes with it"
             ) from error
         if self._others is not None:
-            self._others.ours()
+            self._others.count_own()
 
     @property
     def room(self) -> int:
@@ -82,22 +82,26 @@ class KernelTable:
     def afresh(self) -> None:
         """Discard the recorded changes of other programs: the caller is about to read the whole table."""
         if self._others is None:
-            self._others = listen_to_table(TABLE)
-            self._others.leave_out(self._transactions.port)
-        self._others.afresh(self.family, self.generation)
+            self._others = monitor_table(TABLE)
+            self._others.ignore(self._transactions.port)
+        self._others.reset(self.family, self.generation)
 
     def miss(self) -> None:
         """Mark the record of other programs' changes as incomplete until `afresh`."""
         if self._others is not None:
-            self._others.miss(self.family)
+            self._others.mark_incomplete(self.family)
 
-    def heard(self) -> Heard:
+    def heard(self) -> ForeignChanges:
         """Return the changes of other programs since `afresh`, as far as the kernel announced them."""
-        return self._others.heard(self.family, self.generation) if self._others is not None else Heard(complete=False)
+        return (
+            self._others.changes(self.family, self.generation)
+            if self._others is not None
+            else ForeignChanges(complete=False)
+        )
 
     def not_listening(self) -> AbstractContextManager[None]:
         """Ignore announcements while the body commits: a large commit would announce each of its elements."""
-        return self._others.not_listening(self.generation) if self._others is not None else nullcontext()
+        return self._others.paused(self.generation) if self._others is not None else nullcontext()
 
     def header(self) -> nfnetlink.TableHeader | None:
         """Return the table's handle, comment and state; None when it is missing."""

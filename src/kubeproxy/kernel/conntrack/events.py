@@ -7,7 +7,6 @@ ctnetlink_conntrack_event of net/netfilter/nf_conntrack_netlink.c, and net/core/
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
@@ -21,9 +20,8 @@ from kubeproxy.kernel.conntrack.tracked import (
     Tracked,
     Wanted,
 )
-from kubeproxy.kernel.netlink.announcements import Announcements
+from kubeproxy.kernel.netlink.announcements import IF_EQUAL, LOAD_WORD, Announcements, keeping
 from kubeproxy.kernel.netlink.protocol import HEADER, Closing, understood
-from kubeproxy.kernel.netlink.socket_filter import IF_EQUAL, LOAD_WORD, attach, keeping
 
 _NEW: Final = SUBSYSTEM | 0  # IPCTNL_MSG_CT_NEW
 _DELETE: Final = SUBSYSTEM | 2  # IPCTNL_MSG_CT_DELETE
@@ -73,8 +71,8 @@ class Events(Closing):
     @classmethod
     def open(cls, wanted: Wanted = EVERYTHING, groups: tuple[int, ...] = (BEGINNINGS, ENDS)) -> Self:
         """Listen to connections of this status, as `tracked.entries` reads them. Raises NetlinkError."""
-        keep = partial(attach, program=filter_program(wanted, 1))
-        return cls(Announcements.open("connection tracking", groups, _RECEIVE_BUFFER, keep), wanted)
+        program = filter_program(wanted, 1)
+        return cls(Announcements.open("connection tracking", groups, _RECEIVE_BUFFER, program=program), wanted)
 
     @property
     def lost(self) -> int:
@@ -90,7 +88,7 @@ class Events(Closing):
 
         The kernel picks them by the mark that it gives to each.
         """
-        self._announced.change(partial(attach, program=filter_program(self._wanted, one_in)))
+        self._announced.attach(filter_program(self._wanted, one_in))
         self.one_in = one_in
 
     def until(self, end: float) -> Iterator[Event]:

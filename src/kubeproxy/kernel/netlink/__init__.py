@@ -1,1 +1,1 @@
-"""Netlink, as every family speaks it: headers, attributes, batches, multicast groups."""
+"""Netlink: headers, attributes, dumps, batches, multicast groups."""

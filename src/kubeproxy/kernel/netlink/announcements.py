@@ -1,79 +1,49 @@
-"""What netfilter announces to whoever listens: its multicast groups of netlink, in the caller's network namespace."""
+"""Multicast messages of the kernel in the caller's network namespace, and their filters in classic BPF.
+
+A message that the kernel filters out costs the reading process nothing. Sources: netlink(7); linux/filter.h,
+linux/bpf_common.h, net/core/filter.c of Linux 6.18.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import socket
+import struct
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from kubeproxy.kernel.netlink.protocol import SOL_NETLINK, Closing, NetlinkError, netfilter_socket
+from kubeproxy.kernel.netlink.protocol import (
+    NETLINK_NETFILTER,
+    READ_SIZE,
+    SOL_NETLINK,
+    Closing,
+    NetlinkError,
+    open_socket,
+)
 
 _ADD_MEMBERSHIP: Final = 1
 _DROP_MEMBERSHIP: Final = 2
 
-
-def opened(subject: str, receive_buffer: int) -> socket.socket:
-    """Return a socket that may join groups, with a receive buffer of so many bytes. Raises NetlinkError.
-
-    `subject` is for the error: "cannot listen to SUBJECT".
-    """
-    try:
-        return netfilter_socket(receive_buffer)
-    except OSError as error:
-        raise _failed(subject, error) from error
-
-
-def listening(subject: str, receive_buffer: int, group: int) -> socket.socket:
-    """Return a socket that hears a group from now on, to be read with `waiting`. Raises NetlinkError."""
-    sock = opened(subject, receive_buffer)
-    try:
-        sock.setblocking(False)
-        join(sock, group)
-    except OSError as error:
-        sock.close()
-        raise _failed(subject, error) from error
-    return sock
-
-
-def waiting(sock: socket.socket, subject: str, lost: Callable[[], None]) -> Iterator[bytes]:
-    """Yield what was announced and not read yet; call `lost` where some were lost, as too many came at once.
-
-    Raises NetlinkError.
-    """
-    while True:
-        try:
-            data = sock.recv(1 << 15)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            if error.errno != errno.ENOBUFS:
-                raise _failed(subject, error) from error
-            lost()
-        else:
-            yield data
-
-
-def here() -> int:
-    """Return the number of the caller's network namespace."""
-    return Path("/proc/thread-self/ns/net").stat().st_ino
-
-
-def join(sock: socket.socket, *groups: int) -> None:
-    """Hear these groups from now on. Raises OSError."""
-    for group in groups:
-        sock.setsockopt(SOL_NETLINK, _ADD_MEMBERSHIP, group)
-
-
-def leave(sock: socket.socket, group: int) -> None:
-    """Hear a group no more; what was announced before is still there to be read. Raises OSError."""
-    sock.setsockopt(SOL_NETLINK, _DROP_MEMBERSHIP, group)
+_ATTACH_FILTER: Final = 26  # SO_ATTACH_FILTER
+_INSTRUCTION: Final = struct.Struct("=HBBI")  # struct sock_filter
+_PROGRAM: Final = struct.Struct("@HP")  # struct sock_fprog
+# Instructions: LD W ABS, JMP JEQ K, RET K.
+LOAD_WORD: Final = 0x20
+IF_EQUAL: Final = 0x15
+_RETURN: Final = 0x06
+_SENDER: Final = 12  # nlmsg_pid of struct nlmsghdr
+_KEEP_OR_DROP: Final = _INSTRUCTION.pack(_RETURN, 0, 0, 0xFFFFFFFF) + _INSTRUCTION.pack(_RETURN, 0, 0, 0)
 
 
 class Announcements(Closing):
-    """Announcements as they come, blocking. `lost` counts how often some were lost, as too many came at once."""
+    """A socket that receives multicast messages. `lost` counts how often the kernel dropped some, as too many came.
+
+    `subject` is for errors: "cannot listen to SUBJECT".
+    """
 
     def __init__(self, sock: socket.socket, subject: str) -> None:
         self._socket = sock
@@ -84,41 +54,111 @@ class Announcements(Closing):
     def open(
         cls,
         subject: str,
-        groups: tuple[int, ...],
+        groups: Sequence[int],
         receive_buffer: int,
-        prepare: Callable[[socket.socket], None] = lambda _: None,
+        protocol: int = NETLINK_NETFILTER,
+        program: bytes = b"",
     ) -> Self:
-        """Listen to groups from now on; `prepare` is called before anything is heard. Raises NetlinkError."""
-        sock = opened(subject, receive_buffer)
+        """Join groups, with a filter if `program` is one. Raises NetlinkError."""
+        opened = cls(open_socket(protocol, receive_buffer), subject)
         try:
-            prepare(sock)
-            join(sock, *groups)
+            opened._socket.setblocking(False)
+            if program:
+                opened.attach(program)
+            opened.join(*groups)
         except OSError as error:
-            sock.close()
-            raise _failed(subject, error) from error
-        return cls(sock, subject)
+            opened.close()
+            raise opened._failure(error) from error
+        return opened
 
     def close(self) -> None:
-        """Stop listening."""
+        """Close the socket; remove it from an event loop first."""
         self._socket.close()
 
-    def change(self, change: Callable[[socket.socket], None]) -> None:
-        """Change what is heard, by an option of the socket. Raises OSError."""
-        change(self._socket)
+    def fileno(self) -> int:
+        """Return the file descriptor that is readable when messages are there."""
+        return self._socket.fileno()
+
+    def join(self, *groups: int) -> None:
+        """Receive the messages of groups from now on. Raises OSError."""
+        for group in groups:
+            self._socket.setsockopt(SOL_NETLINK, _ADD_MEMBERSHIP, group)
+
+    def leave(self, group: int) -> None:
+        """Receive no further messages of a group; earlier ones can still be read. Raises OSError."""
+        self._socket.setsockopt(SOL_NETLINK, _DROP_MEMBERSHIP, group)
+
+    def attach(self, program: bytes) -> None:
+        """Filter messages in the kernel by a program, which replaces the last one. Raises OSError."""
+        code = ctypes.create_string_buffer(program, len(program))
+        where = _PROGRAM.pack(len(program) // _INSTRUCTION.size, ctypes.addressof(code))
+        self._socket.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, where)
+
+    def waiting(self) -> Iterator[bytes]:
+        """Yield the buffers that are there, without blocking. Raises NetlinkError."""
+        while True:
+            try:
+                data = self._receive()
+            except BlockingIOError:
+                return
+            if data is not None:
+                yield data
 
     def until(self, end: float) -> Iterator[bytes]:
-        """Yield what is announced until `end`, of time.monotonic(). Raises NetlinkError."""
+        """Yield buffers until `end`, of time.monotonic(); blocks. Raises NetlinkError."""
         while (left := end - time.monotonic()) > 0:
             self._socket.settimeout(left)
             try:
-                yield self._socket.recv(1 << 15)
+                data = self._receive()
             except TimeoutError:
                 return
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    raise _failed(self._subject, error) from error
-                self.lost += 1
+            if data is not None:
+                yield data
+
+    def changed(self, matters: Callable[[bytes], bool] = lambda _: True) -> bool:
+        """Read all buffers that are there, without blocking; return whether one matters, or some were lost.
+
+        `matters` is called until it returns True. Raises NetlinkError.
+        """
+        before, found = self.lost, False
+        for data in self.waiting():
+            found = found or matters(data)
+        return found or self.lost != before
+
+    def _receive(self) -> bytes | None:
+        """Return a buffer, None when some were lost."""
+        try:
+            return self._socket.recv(READ_SIZE)
+        except (BlockingIOError, TimeoutError):
+            raise
+        except OSError as error:
+            if error.errno != errno.ENOBUFS:
+                raise self._failure(error) from error
+            self.lost += 1
+            return None
+
+    def _failure(self, error: OSError) -> NetlinkError:
+        return NetlinkError(error.errno or errno.EIO, f"cannot listen to {self._subject}")
 
 
-def _failed(subject: str, error: OSError) -> NetlinkError:
-    return NetlinkError(error.errno or errno.EIO, f"cannot listen to {subject}")
+def network_namespace() -> int:
+    """Return the inode number of the caller's network namespace."""
+    return Path("/proc/thread-self/ns/net").stat().st_ino
+
+
+def keeping(steps: Sequence[tuple[int, int]]) -> bytes:
+    """Return a filter of steps (instruction, operand) that keeps messages for which all comparisons are true."""
+    # A comparison that is false jumps to the last instruction, which drops the message.
+    packed = b""
+    for at, (code, operand) in enumerate(steps):
+        packed += _INSTRUCTION.pack(code, 0, len(steps) - at if code == IF_EQUAL else 0, operand)
+    return packed + _KEEP_OR_DROP
+
+
+def without_senders(ports: Collection[int]) -> bytes:
+    """Return a filter that drops messages caused by requests from these netlink ports."""
+    packed = [_INSTRUCTION.pack(LOAD_WORD, 0, 0, _SENDER)]
+    for at, port in enumerate(ports):  # an equal port jumps to the last instruction
+        operand = int.from_bytes(port.to_bytes(4, sys.byteorder), "big")  # BPF loads words in network byte order
+        packed.append(_INSTRUCTION.pack(IF_EQUAL, len(ports) - at, 0, operand))
+    return b"".join(packed) + _KEEP_OR_DROP

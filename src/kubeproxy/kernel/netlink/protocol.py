@@ -1,7 +1,7 @@
-"""The pieces of netlink that every family shares: headers, attributes, acknowledgements, dumps, batches of requests.
+"""Netlink for all its families: headers, attributes, acknowledgements, dumps, batches of requests.
 
-Plain struct and socket. No family's constants (rtnetlink, ctnetlink, nf_tables) and nothing of what they mean live
-here. Sources: netlink(7), include/uapi/linux/netlink.h of Linux 6.18, RFC 3549.
+The constants of rtnetlink, ctnetlink or nf_tables are in the modules of these families. Sources: netlink(7),
+include/uapi/linux/netlink.h of Linux 6.18, RFC 3549.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import socket
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count, islice
 from typing import Final, NamedTuple, Self
@@ -33,6 +33,7 @@ NLM_F_ACK_TLVS: Final = 0x200
 
 NLMSG_ERROR: Final = 2
 NLMSG_DONE: Final = 3
+_FIRST_OF_FAMILIES: Final = 16  # NLMSG_MIN_TYPE
 
 NLA_F_NESTED: Final = 0x8000
 NLA_TYPE_MASK: Final = 0x3FFF
@@ -53,28 +54,29 @@ _CODE: Final = struct.Struct("=i")
 _LENGTH: Final = struct.Struct("=I")
 
 # A dump's datagrams are at most 32 KiB since Linux 4.10 (netlink_recvmsg grows them to what the reader offers).
-_READ_SIZE: Final = 64 * 1024
+READ_SIZE: Final = 64 * 1024
 _RECEIVE_BUFFER: Final = 4 * 1024 * 1024
 _TIMEOUT: Final = 30.0
 _DUMP_ATTEMPTS: Final = 10
-# Refusals of one send must fit into the socket's receive buffer, at under 1 KiB of accounting each.
+# The refusals of one send must fit into the socket's receive buffer; the kernel counts less than 1 KiB for each.
 _BATCH: Final = 1000
 _PADDING: Final = (b"", b"\0\0\0", b"\0\0", b"\0")
-"""To four bytes, by the length's last two bits."""
-_FINE: Final = (0, "")
-# Answers of one send must fit into it as well, at two of about 1 KiB each.
+"""What pads a payload to a multiple of four bytes, by its length modulo 4."""
+_SUCCESS: Final = (0, "")
+# So must the answers of one send: two for each request, of about 1 KiB each.
 _INQUIRIES: Final = 500
-# What is sent at once must fit into the socket's send buffer: 208 KiB unless the system was told otherwise.
+# One send must fit into the socket's send buffer: 208 KiB by default.
 _BATCH_BYTES: Final = 128 * 1024
+_NAMED_REFUSALS: Final = 3
 
 
 def errno_text(code: int) -> str:
-    """Return what an errno means; of a number that is none (MAX_ERRNO of linux/err.h), the number."""
+    """Return the system's text of an errno; 'error N' of a number above MAX_ERRNO (linux/err.h)."""
     return os.strerror(code) if 0 < code < 4096 else f"error {code}"
 
 
 class NetlinkError(ApplyError):
-    """The kernel refused a request; `code` is its errno, the text is its extended acknowledgement where it sent one."""
+    """The kernel refused a request: `code` is its errno, the text includes its extended acknowledgement, if any."""
 
     def __init__(self, code: int, what: str, detail: str = "") -> None:
         self.code = code
@@ -82,11 +84,11 @@ class NetlinkError(ApplyError):
 
 
 class DumpInterruptedError(ApplyError):
-    """The table changed while it was being read (NLM_F_DUMP_INTR): what was read may miss entries; read it again."""
+    """What was dumped changed meanwhile (NLM_F_DUMP_INTR), so entries may be missing: read it again."""
 
 
 class Message(NamedTuple):
-    """One message inside a received buffer: its header's fields and where its payload starts and ends."""
+    """A message inside a received buffer: fields of its header, and the offsets where its payload starts and ends."""
 
     kind: int
     flags: int
@@ -96,22 +98,28 @@ class Message(NamedTuple):
 
 
 class Inquiry(NamedTuple):
-    """What a request was answered with: an errno or 0, and the payloads of messages, as (buffer, start, end)."""
+    """The answer to a request: an errno or 0, and the payloads of the messages before it, as (buffer, start, end)."""
 
     code: int
     answers: Sequence[tuple[bytes, int, int]]
 
 
+def first_refusals(errors: Sequence[object]) -> str:
+    """Return the texts of the first three errors, and how many more there are."""
+    more = len(errors) - _NAMED_REFUSALS
+    return "; ".join(map(str, errors[:_NAMED_REFUSALS])) + (f"; and {more} more" if more > 0 else "")
+
+
 @contextmanager
 def understood(what: str) -> Iterator[None]:
-    """Make an ApplyError, which names `what`, of whatever a reader stumbles over in messages of another layout.
+    """Raise ApplyError, naming `what`, for messages whose layout the reader inside does not expect.
 
-    Around a whole reader, as a `with` or a decorator: so that each attribute that must be there need not be asked for.
+    For a whole reader, as a `with` or a decorator: it need not check that each attribute is present.
     """
     try:
         yield
     except (struct.error, LookupError, ValueError) as error:
-        raise ApplyError(f"the kernel tells of {what} in a way that is not known ({error!r})") from error
+        raise ApplyError(f"the kernel describes {what} in an unknown layout ({error!r})") from error
 
 
 def attribute(kind: int, payload: bytes) -> bytes:
@@ -121,20 +129,40 @@ def attribute(kind: int, payload: bytes) -> bytes:
 
 
 def nested(kind: int, *attributes: bytes) -> bytes:
-    """Pack an attribute that holds packed attributes."""
+    """Pack an attribute that contains packed attributes."""
     return attribute(kind | NLA_F_NESTED, b"".join(attributes))
 
 
+def number_attribute(kind: int, value: int, size: int = 4) -> bytes:
+    """Pack an attribute that contains a number in network byte order."""
+    return attribute(kind, value.to_bytes(size, "big"))
+
+
+def text_attribute(kind: int, text: str) -> bytes:
+    """Pack an attribute that contains a name; `text_of` reads it."""
+    return attribute(kind, text.encode(errors="surrogateescape") + b"\0")
+
+
+def text_of(payload: bytes) -> str:
+    """Return the name in an attribute's payload. Other programs may use any bytes: `text_attribute` restores them."""
+    return payload.rstrip(b"\0").decode(errors="surrogateescape")
+
+
+def netfilter_header(family: int = 0) -> bytes:
+    """Pack struct nfgenmsg, which follows the header in each message of netfilter's families."""
+    return bytes((family, 0, 0, 0))
+
+
 def message(kind: int, flags: int, sequence: int, payload: bytes) -> bytes:
-    """Pack one message, padded to four bytes; the kernel fills in the port id."""
+    """Pack one message, padded to four bytes; the kernel sets the port id."""
     length = HEADER.size + len(payload)
     return HEADER.pack(length, kind, flags, sequence, 0) + payload + b"\0" * (-length & 3)
 
 
 def attributes(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (type without flag bits, payload start, payload end) of the attributes in data[start:end], copying nothing.
+    """Yield (type without flag bits, payload start, payload end) of the attributes in data[start:end].
 
-    Raises ApplyError when a length reaches outside.
+    Copies nothing. Raises ApplyError when a length exceeds the data.
     """
     while start + 4 <= end:
         length, kind = ATTRIBUTE.unpack_from(data, start)
@@ -144,8 +172,14 @@ def attributes(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, in
         start += (length + 3) & ~3
 
 
+def parts(data: bytes, start: int = 0, end: int | None = None) -> dict[int, bytes]:
+    """Return the payloads of the attributes in data[start:end] by type. Raises ApplyError as `attributes`."""
+    end = len(data) if end is None else end
+    return {kind: data[first:last] for kind, first, last in attributes(data, start, end)}
+
+
 def messages(data: bytes) -> Iterator[Message]:
-    """Yield the messages of one received buffer, copying nothing. Raises ApplyError when a length reaches outside."""
+    """Yield the messages of one received buffer. Copies nothing. Raises ApplyError when a length exceeds the data."""
     offset, size = 0, len(data)
     while offset + HEADER.size <= size:
         length, kind, flags, sequence, _ = HEADER.unpack_from(data, offset)
@@ -155,10 +189,21 @@ def messages(data: bytes) -> Iterator[Message]:
         offset += (length + 3) & ~3
 
 
+def answers(buffers: Iterable[bytes], header: int) -> Iterator[tuple[bytes, int, int]]:
+    """Yield (buffer, start, end) of the attributes in each message but netlink's own.
+
+    `header` is the size of the family's header, which precedes the attributes. Raises ApplyError as `messages`.
+    """
+    for data in buffers:
+        for at in messages(data):
+            if at.kind >= _FIRST_OF_FAMILIES:
+                yield data, at.start + header, at.end
+
+
 def acknowledgement(data: bytes, at: Message) -> tuple[int, str]:
     """Return (errno or 0, text) of an NLMSG_ERROR or NLMSG_DONE message.
 
-    The text is the extended acknowledgement's message and the offset of the attribute it complains of (kernel >= 4.12).
+    The text is that of the extended acknowledgement, with the offset of the attribute that it concerns.
     """
     if at.end - at.start < 4:
         return 0, ""
@@ -182,7 +227,7 @@ def acknowledgement(data: bytes, at: Message) -> tuple[int, str]:
 
 
 class Closing(ABC):
-    """A context manager that is closed at its end."""
+    """A context manager that calls `close` at its end."""
 
     def __enter__(self) -> Self:
         return self
@@ -192,13 +237,13 @@ class Closing(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the kernel."""
+        """Close sockets and other descriptors."""
 
 
 class Netlink(Closing):
-    """A netlink socket in the caller's network namespace, for one dump or for batches of requests. A context manager.
+    """A netlink socket in the caller's network namespace, for dumps and batches of requests. A context manager.
 
-    Blocking, with a timeout of 30 s. After a `dump` that was not read to its end it can only be closed.
+    Calls block, for 30 s at most. After a `dump` that was not read to its end it can only be closed.
     """
 
     def __init__(self, protocol: int, opened: socket.socket) -> None:
@@ -209,16 +254,16 @@ class Netlink(Closing):
     @classmethod
     def open(cls, protocol: int) -> Self:
         """Open a socket of a protocol (NETLINK_ROUTE and the like). Raises NetlinkError."""
-        return cls(protocol, _opened(protocol))
+        return cls(protocol, open_socket(protocol))
 
     def close(self) -> None:
-        """Close the socket; the kernel then forgets an unfinished dump."""
+        """Close the socket; this ends an unfinished dump."""
         self._socket.close()
 
     def dump(self, kind: int, payload: bytes, what: str) -> Iterator[bytes]:
-        """Send a dump request and yield each received buffer until the kernel is done; read them with `messages`.
+        """Send a dump request and yield each received buffer until the dump ends; `answers` reads them.
 
-        The last buffer ends with NLMSG_DONE, the others hold entries only. `what` names the dump in errors. Raises
+        The last buffer ends with NLMSG_DONE, the others contain only entries. `what` names the dump in errors. Raises
         NetlinkError when the kernel refuses, and DumpInterruptedError after the last buffer when the table changed.
         """
         sequence = next(self._sequence)
@@ -242,7 +287,7 @@ class Netlink(Closing):
             raise DumpInterruptedError(f"{what} changed while being read")
 
     def dump_all(self, kind: int, payload: bytes, what: str) -> list[bytes]:
-        """Return all buffers of a dump, read again while the table changes under it. Raises as `dump`."""
+        """Return all buffers of a dump, repeated up to ten times while the table changes. Raises as `dump`."""
         for attempt in range(_DUMP_ATTEMPTS):
             try:
                 return list(self.dump(kind, payload, what))
@@ -250,21 +295,21 @@ class Netlink(Closing):
                 if attempt == _DUMP_ATTEMPTS - 1:
                     raise
             except ApplyError:
-                # The kernel may not be done, and would refuse the next dump of this socket.
+                # The dump may not be over, and the kernel would refuse the next one on this socket.
                 self._socket.close()
-                self._socket = _opened(self._protocol)
+                self._socket = open_socket(self._protocol)
                 raise
         raise AssertionError("unreachable")
 
     def dump_once(self, kind: int, payload: bytes, what: str) -> list[bytes]:
-        """Return all buffers of a dump, of which some may lack entries as the table changed. Raises NetlinkError."""
+        """Return all buffers of one dump; entries may be missing if the table changed. Raises NetlinkError."""
         found: list[bytes] = []
         with suppress(DumpInterruptedError):
             found.extend(self.dump(kind, payload, what))
         return found
 
     def inquire(self, kind: int, payloads: Sequence[bytes], what: str) -> Iterator[Inquiry]:
-        """Send each payload as one request and yield what it was answered with, in order. Raises NetlinkError."""
+        """Send each payload as one request and yield its answer, in order. Raises NetlinkError."""
         for start in range(0, len(payloads), _INQUIRIES):
             yield from self._inquire(kind, payloads[start : start + _INQUIRIES], what)
 
@@ -286,7 +331,7 @@ class Netlink(Closing):
     def ask(self, kind: int, payload: bytes, what: str) -> list[bytes]:
         """Send one request that is answered with messages; return the buffers, which end with an acknowledgement.
 
-        Raises NetlinkError when the kernel refuses.
+        Raises NetlinkError when the kernel refuses it.
         """
         sequence = next(self._sequence)
         self._send(message(kind, NLM_F_REQUEST | NLM_F_ACK, sequence, payload), what)
@@ -301,10 +346,20 @@ class Netlink(Closing):
                         raise NetlinkError(code, f"cannot read {what}", text)
                     return buffers
 
-    def requests(self, kind: int, payloads: Sequence[bytes], what: str, flags: int = 0) -> list[tuple[int, str]]:
-        """Send each payload as one request; return (errno or 0, text) of each, in order. `flags` may hold NLM_F_CREATE.
+    def request(self, kind: int, payload: bytes, what: str, flags: int = 0, accepted: Sequence[int] = ()) -> int:
+        """Send one request; return 0, or the errno of a refusal that is among the `accepted`.
 
-        Raises NetlinkError only when the socket fails or an answer gets lost.
+        Raises NetlinkError for any other refusal: "cannot WHAT".
+        """
+        ((code, text),) = self.requests(kind, [payload], f"the request to {what}", flags)
+        if code and code not in accepted:
+            raise NetlinkError(code, f"cannot {what}", text)
+        return code
+
+    def requests(self, kind: int, payloads: Sequence[bytes], what: str, flags: int = 0) -> list[tuple[int, str]]:
+        """Send each payload as one request; return (errno or 0, text) of each, in order. `flags` may be NLM_F_CREATE.
+
+        Raises NetlinkError only when the socket fails or an answer is lost.
         """
         results: list[tuple[int, str]] = []
         start = 0
@@ -319,12 +374,12 @@ class Netlink(Closing):
 
     def _batch(self, kind: int, payloads: Sequence[bytes], what: str, flags: int) -> list[tuple[int, str]]:
         sequences = list(islice(self._sequence, len(payloads)))
-        pack, size = HEADER.pack, HEADER.size  # as `message` does, for full syncs: without a call for each
+        pack, size = HEADER.pack, HEADER.size  # `message` inlined: a full sync packs 100,000
         packed = [
             pack(size + len(p), kind, flags, sequence, 0) + p + _PADDING[len(p) & 3]
             for sequence, p in zip(sequences, payloads, strict=True)
         ]
-        # The kernel works them off in order and answers refusals anyway: the last one's answer ends the batch.
+        # The kernel handles requests in order and always answers refusals: the answer to the last one ends the batch.
         packed[-1] = message(kind, flags | NLM_F_ACK, sequences[-1], payloads[-1])
         self._send(b"".join(packed), what)
         results: dict[int, tuple[int, str]] = {}
@@ -334,8 +389,8 @@ class Netlink(Closing):
                 if at.kind == NLMSG_ERROR and at.sequence >= sequences[0]:
                     results[at.sequence] = acknowledgement(data, at)
         if len(results) == 1:
-            return [_FINE] * (len(sequences) - 1) + [results[sequences[-1]]]
-        return [results.get(sequence, _FINE) for sequence in sequences]
+            return [_SUCCESS] * (len(sequences) - 1) + [results[sequences[-1]]]
+        return [results.get(sequence, _SUCCESS) for sequence in sequences]
 
     def _send(self, data: bytes, what: str) -> None:
         try:
@@ -346,19 +401,20 @@ class Netlink(Closing):
     def _read(self, what: str) -> bytes:
         while True:
             try:
-                data, _, flags, sender = self._socket.recvmsg(_READ_SIZE)
+                data, _, flags, sender = self._socket.recvmsg(READ_SIZE)
             except TimeoutError as error:
                 raise NetlinkError(errno.ETIMEDOUT, f"no answer from the kernel for {what}") from error
             except OSError as error:
                 raise NetlinkError(error.errno or errno.EIO, f"cannot read {what}") from error
             if flags & socket.MSG_TRUNC:
-                raise NetlinkError(errno.EMSGSIZE, f"cannot read {what}", "the kernel sent more than fits one read")
-            # Port 0 is the kernel: another process may send to our port id as well.
+                raise NetlinkError(errno.EMSGSIZE, f"cannot read {what}", "the kernel sent more than one read can take")
+            # Only port 0 is the kernel: other processes can send to our port id too.
             if sender[0] == 0 and len(data) >= HEADER.size:
                 return data
 
 
-def _opened(protocol: int) -> socket.socket:
+def open_socket(protocol: int, receive_buffer: int = _RECEIVE_BUFFER) -> socket.socket:
+    """Return a bound socket with extended acknowledgements, and a timeout of 30 s. Raises NetlinkError."""
     try:
         opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
     except OSError as error:
@@ -368,29 +424,17 @@ def _opened(protocol: int) -> socket.socket:
         opened.settimeout(_TIMEOUT)
         opened.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
         opened.setsockopt(SOL_NETLINK, NETLINK_EXT_ACK, 1)
-        grow_receive_buffer(opened)
+        grow_receive_buffer(opened, receive_buffer)
     except OSError as error:
         opened.close()
         raise NetlinkError(error.errno or errno.EIO, "cannot set up a netlink socket") from error
     return opened
 
 
-def netfilter_socket(receive_buffer: int) -> socket.socket:
-    """Return a bound socket of netfilter with a receive buffer of so many bytes. Raises OSError."""
-    opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
-    try:
-        opened.bind((0, 0))
-        grow_receive_buffer(opened, receive_buffer)
-    except OSError:
-        opened.close()
-        raise
-    return opened
+def grow_receive_buffer(sock: socket.socket, size: int) -> None:
+    """Set the size of a socket's receive buffer in bytes; without CAP_NET_ADMIN, net.core.rmem_max limits it.
 
-
-def grow_receive_buffer(sock: socket.socket, size: int = _RECEIVE_BUFFER) -> None:
-    """Give a socket a receive buffer of so many bytes, or what the system allows without CAP_NET_ADMIN.
-
-    In a user namespace nobody has that capability, as far as buffers go (sockopt_capable).
+    A user namespace never has that capability for buffers (sockopt_capable).
     """
     try:
         sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, size)
@@ -399,7 +443,7 @@ def grow_receive_buffer(sock: socket.socket, size: int = _RECEIVE_BUFFER) -> Non
 
 
 def grow_send_buffer(sock: socket.socket, size: int) -> None:
-    """Give a socket a send buffer of so many bytes, or what the system allows; see `grow_receive_buffer`."""
+    """Set the size of a socket's send buffer in bytes, limited as `grow_receive_buffer`."""
     try:
         sock.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, size)
     except PermissionError:
@@ -407,9 +451,9 @@ def grow_send_buffer(sock: socket.socket, size: int) -> None:
 
 
 def _last_message(data: bytes) -> Message:
-    """Return the last message of a buffer, where a dump says that it is over.
+    """Return the last message of a buffer, which ends a dump if it is NLMSG_DONE.
 
-    Only lengths are looked at on the way: a dump of 100,000 entries is walked in 10 ms.
+    Reads only lengths on the way: 10 ms for a dump of 100,000 entries.
     """
     read = _LENGTH.unpack_from
     at, following, size = 0, 0, len(data)

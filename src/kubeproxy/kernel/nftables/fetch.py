@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, Self
 from kubeproxy.kernel.netlink.protocol import (
     ATTRIBUTE,
     HEADER,
+    NETLINK_NETFILTER,
     NLM_F_REQUEST,
     NLMSG_ERROR,
     Closing,
@@ -25,7 +26,7 @@ from kubeproxy.kernel.netlink.protocol import (
     attributes,
     message,
     nested,
-    netfilter_socket,
+    open_socket,
     understood,
 )
 from kubeproxy.kernel.nftables import nfta
@@ -95,10 +96,9 @@ class Fetcher(Closing):
     @classmethod
     def open(cls) -> Self:
         """Open a socket in the caller's network namespace. Raises NetlinkError."""
-        try:
-            return cls(netfilter_socket(_RECEIVE_BUFFER))
-        except OSError as error:
-            raise NetlinkError(error.errno or errno.EIO, "cannot open an nf_tables socket") from error
+        opened = open_socket(NETLINK_NETFILTER, _RECEIVE_BUFFER)
+        opened.setblocking(True)
+        return cls(opened)
 
     def close(self) -> None:
         """Close the socket."""

@@ -1,4 +1,4 @@
-"""Named packet counters of the kernel (nfnetlink_acct), which iptables rules count into.
+"""Named packet counters of the kernel (nfnetlink_acct), in which iptables rules count.
 
 Source: include/uapi/linux/netfilter/nfnetlink_acct.h, nfnetlink_acct.c of Linux 6.18.
 """
@@ -6,54 +6,44 @@ Source: include/uapi/linux/netfilter/nfnetlink_acct.h, nfnetlink_acct.c of Linux
 from __future__ import annotations
 
 import errno
-import socket
-import struct
 from typing import Final
 
 from kubeproxy.kernel.netlink.protocol import (
     NETLINK_NETFILTER,
     Netlink,
-    NetlinkError,
-    attribute,
-    attributes,
-    messages,
+    answers,
+    netfilter_header,
+    parts,
+    text_attribute,
+    text_of,
     understood,
 )
 
-_SUBSYSTEM: Final = 7
-_NEW: Final = _SUBSYSTEM << 8 | 0
-_GET: Final = _SUBSYSTEM << 8 | 1
+_NEW: Final = 7 << 8 | 0  # NFNL_SUBSYS_ACCT, NFNL_MSG_ACCT_NEW
+_GET: Final = 7 << 8 | 1
 _NAME: Final = 1
 _PACKETS: Final = 2
-_UNKNOWN: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT})  # nfnetlink without the subsystem
-_GENERIC: Final = struct.pack("=BBH", socket.AF_UNSPEC, 0, 0)
+_UNKNOWN: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT)  # nfnetlink without the subsystem
+_HEADER: Final = netfilter_header()
 
 
 def ensure(name: str) -> bool:
-    """Make a counter where there is none of that name; return False where the kernel knows no counters.
+    """Create a counter if none has this name; return False if the kernel has no such counters.
 
-    Raises ApplyError when it refuses for another reason, as for want of memory: another time it may not.
+    Raises ApplyError for other refusals, such as no memory: a later try may succeed.
     """
+    accepted = (*_UNKNOWN, errno.EBUSY, errno.EEXIST)
     with Netlink.open(NETLINK_NETFILTER) as link:
-        ((code, said),) = link.requests(_NEW, [_GENERIC + attribute(_NAME, name.encode() + b"\0")], "a packet counter")
-    if code in _UNKNOWN:
-        return False
-    if code not in (0, errno.EBUSY, errno.EEXIST):
-        raise NetlinkError(code, f"the kernel makes no packet counter {name} {said}".rstrip())
-    return True
+        request = _HEADER + text_attribute(_NAME, name)
+        return link.request(_NEW, request, f"create the packet counter {name}", accepted=accepted) not in _UNKNOWN
 
 
 @understood("packet counters")
 def packets(name: str) -> int:
-    """Return what a counter has counted, 0 when there is none. Raises ApplyError."""
-    wanted = name.encode() + b"\0"
+    """Return the packets that a counter has counted, 0 if it is missing. Raises ApplyError."""
     with Netlink.open(NETLINK_NETFILTER) as link:
-        buffers = link.dump_all(_GET, _GENERIC, "the packet counters")
-    for data in buffers:
-        for at in messages(data):
-            if at.kind >> 8 != _SUBSYSTEM:
-                continue
-            found = {kind: data[s:e] for kind, s, e in attributes(data, at.start + len(_GENERIC), at.end)}
-            if found.get(_NAME) == wanted:
+        for place in answers(link.dump_all(_GET, _HEADER, "the packet counters"), len(_HEADER)):
+            found = parts(*place)
+            if text_of(found.get(_NAME, b"")) == name:
                 return int.from_bytes(found.get(_PACKETS, b""), "big")
     return 0

@@ -12,7 +12,7 @@ from kubeproxy.backends.ipvs.graceful import CHECK, DEADLINE, Verb
 from kubeproxy.backends.ipvs.layout import SetId, scheduler_named
 from kubeproxy.backends.ipvs.render import server_key
 from kubeproxy.backends.mode import Depth
-from kubeproxy.kernel.ipset import Entry
+from kubeproxy.kernel.ipset import SetEntry
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import EndpointPort, ServicePort
 from kubeproxy.model.plan import Detector, FamilyGlobals
@@ -277,7 +277,7 @@ def spoil_foreign(kernel):
 
 
 def spoil_entry(kernel):
-    kernel.sets[SetId.CLUSTER_IP] = {Entry(pack("10.96.0.9"), TCP, 80)}
+    kernel.sets[SetId.CLUSTER_IP] = {SetEntry(pack("10.96.0.9"), TCP, 80)}
 
 
 def spoil_rule(kernel):

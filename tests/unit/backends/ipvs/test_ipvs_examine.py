@@ -6,7 +6,7 @@ from kubeproxy.backends.examination import Kind
 from kubeproxy.backends.ipvs.examine import IpvsExaminer
 from kubeproxy.backends.ipvs.layout import SetId, scheduler_named
 from kubeproxy.errors import Unsupported
-from kubeproxy.kernel.ipset import Entry
+from kubeproxy.kernel.ipset import SetEntry
 from kubeproxy.model.addresses import Family, pack
 from unit.backends.ipvs.test_ipvs_backend import NAME, SERVER, A, B, C, at, plans, run, started, v4_world
 
@@ -76,7 +76,7 @@ def test_virtual_servers_addresses_and_sets():
 
 def test_what_drops_a_service():
     _, kernel, wanted = set_up()
-    kernel.sets[SetId.DROP].add(Entry(ADDRESS, 6, 80))
+    kernel.sets[SetId.DROP].add(SetEntry(ADDRESS, 6, 80))
     (finding,) = shown(kernel, wanted)
     assert (finding.service, finding.kind, finding.where) == (NAME, Kind.EXTRA, "ipset KUBE-DROP")
     assert finding.present == "dropped, as no endpoint is on this node"

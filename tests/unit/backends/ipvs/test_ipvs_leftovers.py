@@ -10,7 +10,7 @@ from kubeproxy.backends.ipvs import cleanup
 from kubeproxy.backends.ipvs.layout import MAX_ELEMENTS, SetId, kind_of, scheduler_named
 from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.ipset import Entry, IpsetError, Ipsets, SetCounts
+from kubeproxy.kernel.ipset import IpsetError, Ipsets, SetCounts, SetEntry
 from kubeproxy.model.addresses import Family
 from kubeproxy.report.registry import CounterMetric
 
@@ -63,7 +63,7 @@ class Sets:
 
 @pytest.mark.parametrize("left", [{}, {"KUBE-SPARE": (set(), 5)}], ids=["first", "after a kill"])
 def test_a_small_set_gets_room(left):
-    name, entries = "KUBE-CLUSTER-IP", {Entry(b"\x0a\x60\0\x01", 6, 80)}
+    name, entries = "KUBE-CLUSTER-IP", {SetEntry(b"\x0a\x60\0\x01", 6, 80)}
     sets = Sets(**{name: (set(entries), 65536)}, **left)
     kernel = NodeKernel(
         Family.IPV4,

@@ -8,7 +8,7 @@ import pytest
 
 from kubeproxy.backends.ipvs.layout import SetId
 from kubeproxy.backends.ipvs.render import NodeAddresses, render
-from kubeproxy.kernel.ipset import Entry
+from kubeproxy.kernel.ipset import SetEntry
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.objects import EndpointPort, ServicePort
 from support.cluster_objects import HERE, THERE, address, dests, draining, endpoint, key, parsed, service, world
@@ -29,7 +29,7 @@ def wish(*endpoints, protocol="TCP", pods_known=True, node=NODE, **spec):
 
 
 def at(text):
-    return Entry(address(text.split(":")[0]), TCP, int(text.split(":")[1]))
+    return SetEntry(address(text.split(":")[0]), TCP, int(text.split(":")[1]))
 
 
 def pools(found):
@@ -76,24 +76,24 @@ def test_without_local_endpoints_a_local_policy_drops(internal, external, pods_k
 @pytest.mark.parametrize("policy", ["Cluster", "Local"])
 def test_frontends_are_in_the_sets_that_say_who_is_masqueraded(policy) -> None:
     found = wish(*BOTH, external_traffic_policy=policy).entries
-    port, local = Entry(port=30080), policy == "Local"
+    port, local = SetEntry(port=30080), policy == "Local"
     assert found[SetId.CLUSTER_IP] == {at(CLUSTER)}
     assert found[SetId.EXTERNAL_IP_LOCAL if local else SetId.EXTERNAL_IP] == {at(EXTERNAL)}
     assert found[SetId.LOAD_BALANCER] == {at(BALANCER)}
     assert found.get(SetId.LOAD_BALANCER_LOCAL, set()) == ({at(BALANCER)} if local else set())
     assert found[SetId.NODE_PORT_TCP] == {port}
     assert found.get(SetId.NODE_PORT_LOCAL_TCP, set()) == ({port} if local else set())
-    assert found[SetId.LOOP_BACK] == {Entry(address(NEAR), TCP, 8080, address(NEAR))}
+    assert found[SetId.LOOP_BACK] == {SetEntry(address(NEAR), TCP, 8080, address(NEAR))}
 
 
 def test_the_health_check_port_is_let_in() -> None:
     found = wish(*BOTH, type="LoadBalancer", external_traffic_policy="Local", health_check_node_port=31000)
-    assert found.entries[SetId.HEALTH_CHECK_NODE_PORT] == {Entry(port=31000)}
+    assert found.entries[SetId.HEALTH_CHECK_NODE_PORT] == {SetEntry(port=31000)}
 
 
 def test_nodeports_of_sctp_are_by_address_and_port() -> None:
     found = wish(*BOTH, protocol="SCTP").entries
-    assert found[SetId.NODE_PORT_SCTP] == {Entry(address("192.0.2.1"), socket.IPPROTO_SCTP, 30080)}
+    assert found[SetId.NODE_PORT_SCTP] == {SetEntry(address("192.0.2.1"), socket.IPPROTO_SCTP, 30080)}
 
 
 def test_addresses_that_the_node_has_are_not_bound_but_cluster_ips_always() -> None:

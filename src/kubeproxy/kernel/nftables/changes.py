@@ -1,0 +1,284 @@
+"""Changes of nf_tables by other programs, as the kernel announces them at the end of each transaction.
+
+Our own transactions are filtered out, but counted. Every transaction adds one to the number of the ruleset's
+generation: if ours and the announced ones do not add up to it, one was missed. Source: nf_tables_commit and the
+notify functions of net/netfilter/nf_tables_api.c of Linux 6.18.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+from kubeproxy.kernel.netlink.announcements import Announcements, network_namespace, without_senders
+from kubeproxy.kernel.netlink.protocol import Message, attributes, messages, parts, understood
+from kubeproxy.kernel.nftables import nfta
+from kubeproxy.kernel.nftables.nfnetlink import (
+    DELETE_CHAIN,
+    DELETE_ELEMENT,
+    DELETE_RULE,
+    DELETE_TABLE,
+    NEW_CHAIN,
+    NEW_ELEMENT,
+    NEW_RULE,
+    NEW_TABLE,
+    SUBSYSTEM,
+)
+
+_GROUP: Final = 7  # NFNLGRP_NFTABLES
+_RECEIVE_BUFFER: Final = 8 << 20  # about 50,000 elements; the kernel allocates memory only for messages
+_HEADER_SIZE: Final = 4  # struct nfgenmsg
+_KIND: Final = 4  # the offset of nlmsg_type in struct nlmsghdr
+_NEW_GENERATION: Final = (SUBSYSTEM << 8 | 15).to_bytes(2, sys.byteorder)
+_NAMES: Final = {
+    NEW_ELEMENT: nfta.SET_ELEM_LIST_SET,
+    DELETE_ELEMENT: nfta.SET_ELEM_LIST_SET,
+    NEW_CHAIN: nfta.CHAIN_NAME,
+    DELETE_CHAIN: nfta.CHAIN_NAME,
+    NEW_RULE: nfta.RULE_CHAIN,
+    DELETE_RULE: nfta.RULE_CHAIN,
+}
+"""The attribute with the name of the set or chain, by kind of message."""
+_LAST_NAME: Final = max(_NAMES.values())
+_ELEMENTS: Final = frozenset({NEW_ELEMENT, DELETE_ELEMENT})
+_DELETIONS: Final = frozenset({DELETE_TABLE, DELETE_CHAIN, DELETE_RULE})
+_CHAINS: Final = _DELETIONS | {NEW_TABLE, NEW_CHAIN, NEW_RULE}
+_GENERATIONS: Final = 0xFFFFFFFF  # a generation's number has 32 bits
+_LATE: Final = (0.0, 0.002, 0.02)
+"""Seconds before each attempt to read: the kernel announces a transaction a little after it counts it."""
+
+
+class ChainChange(NamedTuple):
+    """A chain, or a rule in it, was created or deleted; `chain` is '' for the table itself."""
+
+    table: str
+    chain: str
+    deleted: bool
+
+
+class Interest(NamedTuple):
+    """The changes to report: those in messages that contain `word`, of the `table` of this name; without a table, the
+    changes of chains that `concerns` accepts, and of their deletions also those in messages without the word.
+    """
+
+    word: bytes
+    table: str = ""
+    concerns: Callable[[ChainChange], bool] = lambda _: True
+
+
+class ForeignChanges(NamedTuple):
+    """Changes by other programs in one family since the last reset: of `elements` of these sets, of `rules` or others.
+
+    `complete`: none was missed. `by`: names of the programs, if known. `chains`: names of tables with those of their
+    chains, '' for the table itself.
+    """
+
+    complete: bool
+    elements: frozenset[str] = frozenset()
+    rules: bool = False
+    by: frozenset[str] = frozenset()
+    chains: frozenset[tuple[str, str]] = frozenset()
+
+    @property
+    def nothing(self) -> bool:
+        """Whether the table is certainly unchanged."""
+        return self.complete and not self.elements and not self.rules
+
+
+class _Found:
+    """The changes found in one family."""
+
+    def __init__(self) -> None:
+        self.complete = True
+        self.elements: set[str] = set()
+        self.chains: set[tuple[str, str]] = set()
+        self.by: set[str] = set()
+
+    def changes(self, *, complete: bool) -> ForeignChanges:
+        elements, chains, by = frozenset(self.elements), frozenset(self.chains), frozenset(self.by)
+        return ForeignChanges(self.complete and complete, elements, bool(chains), by, chains)
+
+
+class ChangeMonitor:
+    """Monitors a network namespace, for all families and sockets there; `monitor` opens it. Several threads may use it.
+
+    `generation`, in its methods, asks the kernel for the number of the current generation.
+    """
+
+    def __init__(self, announced: Announcements, namespace: int, interest: Interest) -> None:
+        self.users = 0
+        self._announced = announced
+        self._namespace = namespace
+        self._interest = interest
+        self._lock = threading.RLock()
+        self._ports: set[int] = set()
+        self._families: dict[int, _Found] = {}
+        self._open_transaction: set[tuple[int, int, str, str]] = set()  # changes before the message that ends it
+        self._counted = 0  # our transactions, and those announced
+        self._began = 0  # the generation before the first of these
+        self._since = 0  # transactions up to this generation do not count: missed, or announced in part
+        self._pauses = 0
+
+    def close(self) -> None:
+        """Close the socket, if this was the last user."""
+        with self._lock:
+            self.users -= 1
+            if self.users == 0:
+                self._announced.close()
+                _monitors.pop((self._namespace, self._interest.word), None)
+
+    def ignore(self, port: int) -> None:
+        """Filter out the transactions of the socket with this netlink port; its user calls `count_own` for each."""
+        with self._lock:
+            self._ports.add(port)
+            self._announced.attach(without_senders(self._ports))
+
+    def count_own(self, transactions: int = 1) -> None:
+        """Count transactions of ours."""
+        with self._lock:
+            self._counted += transactions
+
+    def reset(self, family: int, generation: Callable[[], int]) -> None:
+        """Discard the changes of a family, before its table is read whole. Raises ApplyError."""
+        with self._lock:
+            self._catch_up(generation)
+            self._families[family] = _Found()
+
+    def changes(self, family: int, generation: Callable[[], int]) -> ForeignChanges:
+        """Return the changes of a family since `reset`. Raises ApplyError."""
+        with self._lock:
+            complete = self._catch_up(generation)
+            found = self._families.get(family)
+            return found.changes(complete=complete) if found is not None else ForeignChanges(complete=False)
+
+    def take(self, family: int, generation: Callable[[], int]) -> ForeignChanges:
+        """Return the changes of a family, and discard them. Raises ApplyError."""
+        with self._lock:
+            found = self.changes(family, generation)
+            self._families[family] = _Found()
+            return found
+
+    def mark_incomplete(self, family: int) -> None:
+        """Report changes of a family as incomplete, until `reset`."""
+        with self._lock:
+            self._families.setdefault(family, _Found()).complete = False
+
+    @contextmanager
+    def paused(self, generation: Callable[[], int]) -> Iterator[None]:
+        """Receive nothing while the body changes tables, by another program or by 100,000 elements.
+
+        Changes by other programs meanwhile show in the number of the next generation. Raises ApplyError.
+        """
+        with self._lock:
+            if self._pauses == 0:
+                self._read()
+                self._announced.leave(_GROUP)
+            self._pauses += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._pauses -= 1
+                if self._pauses == 0:
+                    self._announced.join(_GROUP)
+                    # The kernel may be announcing this transaction just now, so that only its end is received.
+                    self._since = generation()
+
+    def _catch_up(self, generation: Callable[[], int]) -> bool:
+        """Read the announcements; if a transaction is missing, changes of all families are incomplete.
+
+        Return False during a pause, when the number of our transactions is not known yet.
+        """
+        if self._pauses:
+            return False
+        now = 0
+        for pause in _LATE if self._families else _LATE[:1]:
+            time.sleep(pause)
+            self._read()
+            now = generation()
+            if (self._began + self._counted - now) & _GENERATIONS == 0:
+                return True
+        self._mark_all_incomplete()
+        self._began, self._counted, self._since = now, 0, now
+        return True
+
+    def _mark_all_incomplete(self) -> None:
+        for found in self._families.values():
+            found.complete = False
+
+    @understood("changes of nf_tables")
+    def _read(self) -> None:
+        lost = self._announced.lost
+        for data in self._announced.waiting():
+            # The message that ends a transaction comes in a buffer of its own. Buffers about other tables are not
+            # parsed: they may have 100,000 messages.
+            if data.startswith(_NEW_GENERATION, _KIND):
+                for at in messages(data):
+                    self._end_transaction(parts(data, at.start + _HEADER_SIZE, at.end))
+            elif self._interest.word in data or not self._interest.table:
+                kinds = _CHAINS if self._interest.word in data else _DELETIONS
+                for at in messages(data):
+                    if self._interest.table or at.kind in kinds:
+                        self._add(data, at)
+        if self._announced.lost != lost:
+            self._mark_all_incomplete()
+
+    def _add(self, data: bytes, at: Message) -> None:
+        names = {}
+        for kind, start, end in attributes(data, at.start + _HEADER_SIZE, at.end):
+            if kind > _LAST_NAME:
+                break  # names come first
+            names[kind] = data[start : end - 1].decode(errors="replace")
+        # The name of the table has the same number in each kind of message.
+        table, name = names.get(nfta.TABLE_NAME, ""), names.get(_NAMES.get(at.kind, 0), "")
+        wanted = self._interest.table
+        if table == wanted if wanted else self._interest.concerns(ChainChange(table, name, at.kind in _DELETIONS)):
+            self._open_transaction.add((data[at.start], at.kind, table, name))
+
+    def _end_transaction(self, end: dict[int, bytes]) -> None:
+        ahead = (int.from_bytes(end[nfta.GEN_ID], "big") - self._since) & _GENERATIONS
+        if 0 < ahead <= _GENERATIONS >> 1:
+            self._counted += 1
+        by = _printable(end.get(nfta.GEN_PROC_NAME, b""))
+        for family, kind, table, name in self._open_transaction:
+            if (found := self._families.get(family)) is not None:
+                if kind in _ELEMENTS:
+                    found.elements.add(name)
+                else:
+                    found.chains.add((table, name))
+                found.by.add(by)
+        self._open_transaction = set()
+
+
+_monitors: dict[tuple[int, bytes], ChangeMonitor] = {}
+"""By network namespace and word."""
+_opening = threading.Lock()
+
+
+def monitor(interest: Interest) -> ChangeMonitor:
+    """Return the monitor of the caller's network namespace for an interest; all its users share it, and each closes it.
+
+    Needs CAP_NET_ADMIN. Raises NetlinkError.
+    """
+    with _opening:
+        key = network_namespace(), interest.word
+        if key not in _monitors:
+            opened = Announcements.open("nf_tables", (_GROUP,), _RECEIVE_BUFFER)
+            _monitors[key] = ChangeMonitor(opened, key[0], interest)
+        _monitors[key].users += 1
+        return _monitors[key]
+
+
+def monitor_table(table: str) -> ChangeMonitor:
+    """Return the monitor of tables of this name, in both families."""
+    return monitor(Interest(table.encode() + b"\0", table))
+
+
+def _printable(program: bytes) -> str:
+    """Return a program's name without control characters, which a program may put there; 'unknown' without one."""
+    name = program.rstrip(b"\0").decode(errors="replace")
+    return "".join(letter if letter.isprintable() else "?" for letter in name) or "unknown"
