@@ -89,7 +89,7 @@ class FakeBackend:
         self.altered = self.altered_elements = None  # a ForeignChange, or an error
         self.looks = []
         self.kept_up = 0
-        self.before_step = self.before_world = lambda: None
+        self.before_step = self.before_world = self.before_reading = lambda: None
 
     def set_world(self, world):
         self.before_world()
@@ -105,6 +105,7 @@ class FakeBackend:
         yield 0
 
     def resync(self, wanted):
+        self.before_reading()
         self.calls.append(("resync", [name[1] for name in wanted]))
         for name in set(self.state) - set(wanted):
             del self.state[name]
@@ -211,6 +212,17 @@ class Stage:
             self.tell(*events)
 
         self.backend.before_step = tell_once
+
+    def tell_while_it_reads(self, *events):
+        """Tell it when the next full sync reads the kernel."""
+
+        def tell_once():
+            for backend in self.backends:
+                backend.before_reading = lambda: None
+            loop.call_soon_threadsafe(self.tell, *events)
+
+        loop = asyncio.get_running_loop()
+        self.backend.before_reading = tell_once
 
     def tell(self, *events):
         self.engine.arrive(events)

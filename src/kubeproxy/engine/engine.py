@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from msgspec import Struct
@@ -20,6 +20,7 @@ from kubeproxy.backends.mode import Backend, ForeignChange
 from kubeproxy.engine.backlog import Backlog, note, retries
 from kubeproxy.engine.inspection import Inspector
 from kubeproxy.engine.intake import Intake
+from kubeproxy.engine.latest import LatestPlans, Plans
 from kubeproxy.engine.observer import Commit, Observer, ServiceProblem
 from kubeproxy.engine.progress import Progress
 from kubeproxy.engine.standing import FamilyStanding
@@ -30,13 +31,17 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event
 from kubeproxy.model.gone import Departures
 from kubeproxy.model.objects import Node
-from kubeproxy.model.plan import NOTHING, Compiled, Globals, ServiceName, ServicePlan
+from kubeproxy.model.plan import NOTHING, Globals, ServiceName, ServicePlan
 from kubeproxy.model.planner import Change, Counts, Planner
 from kubeproxy.model.world import Settings, Surroundings, build, pod_cidrs, primary_family
 
 log = logging.getLogger("kubeproxy.engine")
 
 NODE_PATIENCE = 30.0  # seconds; kube-proxy polls the Node that long before it falls back to loopback
+
+CATCH_UP = 0.05
+"""Seconds that a full sync lets events come in after it has read the kernel: another kube-proxy on this node, as in an
+upgrade, may get them earlier, and what it wrote is not to be undone."""
 
 TOGETHER = 5000
 """Changes that are said to be settled at once: some 10 ms."""
@@ -316,6 +321,12 @@ class Engine:
 
     async def _compile(self) -> list[Change]:
         """Compile what is dirty; return what changed, which is queued for every family by then."""
+        fresh = await self._take_dirty()
+        self._tell_departed()
+        self._set_alarm()
+        return fresh
+
+    async def _take_dirty(self) -> list[Change]:
         fresh: list[Change] = []
         self.planner.tick(time.monotonic())
         async for changes in in_turns(self.planner.taking()):
@@ -326,8 +337,6 @@ class Engine:
                 note(self._unsettled, change)
         if self.planner.dirty:  # some may have been left for the next sync, so that those of others come between
             self._poke()
-        self._tell_departed()
-        self._set_alarm()
         return fresh
 
     def _tell_departed(self) -> None:
@@ -356,7 +365,7 @@ class Engine:
         self.planner.tick(time.monotonic())
         self._poke()
 
-    async def _commit(self, backend: Backend, backlog: Backlog, fresh: Sequence[Change], world_changed: bool) -> bool:
+    async def _commit(self, backend: Backend, backlog: Backlog, fresh: list[Change], world_changed: bool) -> bool:
         """Bring one family up to date; return whether the kernel took it."""
         family, began = backend.family, time.monotonic()
         full, backlog.stale = backlog.stale, False  # it may be asked for meanwhile
@@ -367,8 +376,8 @@ class Engine:
             async with self._kernel:
                 if full:
                     with Progress(backend, len(compiled)) as self.progress:
-                        # It only touches the backend and what was compiled; nobody else changes that meanwhile.
-                        await exhaust(_resync(backend, backlog, compiled))
+                        await exhaust(backend.resync(LatestPlans(self._plans_of(backlog, fresh))))
+                    portion = list(backlog.changes.values())
                 else:
                     await exhaust(backend.sync(backlog.plans(portion)))
         except ApplyError as error:
@@ -397,6 +406,24 @@ class Engine:
         self._never_committed.discard(family)
         return True
 
+    def _plans_of(self, backlog: Backlog, fresh: list[Change]) -> Callable[[], Plans]:
+        """Return what a full sync takes its plans from, on its thread, with what arrived while it read the kernel."""
+        loop = asyncio.get_running_loop()
+
+        def take() -> Plans:
+            asyncio.run_coroutine_threadsafe(self._catch_up(backlog.family, fresh), loop).result()
+            # Nobody else changes what is compiled during a sync. At 44,000 Services this takes 0.1 s.
+            return backlog.all_plans(self.planner.compiled)
+
+        return take
+
+    async def _catch_up(self, family: Family, fresh: list[Change]) -> None:
+        """Compile what arrived during a sync."""
+        if family not in self._never_committed:  # at a start nothing of ours can be older than what is there
+            await asyncio.sleep(CATCH_UP)
+        if self._intake.is_empty:  # half a list is not written
+            fresh += await self._take_dirty()
+
     def _try_again(self, backlog: Backlog) -> None:
         backlog.resting = False
         self._wake.set()
@@ -413,11 +440,6 @@ class Engine:
                         if problem not in change.before.problems:
                             self._observer.noticed(ServiceProblem(change.name, change.uid, problem))
             self._observer.settled(some)
-
-
-def _resync(backend: Backend, backlog: Backlog, compiled: Mapping[ServiceName, Compiled]) -> Iterator[int]:
-    """Yield from a full sync. What is wanted is put together where it runs: at 44,000 Services that takes 0.1 s."""
-    yield from backend.resync(backlog.all_plans(compiled))
 
 
 def _age(trigger: str) -> float | None:

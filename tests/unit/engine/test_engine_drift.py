@@ -8,7 +8,7 @@ import pytest
 from kubeproxy.backends.mode import Depth, ForeignChange
 from kubeproxy.engine.engine import Pace
 from kubeproxy.errors import ApplyError
-from support.staged_engine import LISTS, V4, endpoints, play, service, started
+from support.staged_engine import LISTS, V4, V6, endpoints, gone, play, service, started
 
 _sleep = asyncio.sleep
 
@@ -184,3 +184,47 @@ def test_a_look_out_that_breaks_ends_the_program():
         stage.task = asyncio.create_task(_sleep(0))
 
     play(scene)
+
+
+def test_a_full_sync_writes_what_arrived_while_it_read_the_kernel():
+    """Another kube-proxy may have written it by then: older plans would put back an endpoint that is gone."""
+
+    async def scene(stage):
+        await started(stage, service("a"), endpoints("a", 1), service("gone", 2))
+        stage.tell_while_it_reads(endpoints("a", 2), gone("gone"))
+        stage.engine.force(V4)
+        await stage.settled()
+        assert stage.backend.calls == [("resync", ["a"])]
+        (plan,) = stage.programmed()["a"]
+        assert plan.cluster == (bytes([10, 244, 0, 2, 0x1F, 0x90]),)
+        assert {change.name[1] for (changes,) in stage.notes.of("settled") for change in changes} == {"a", "gone"}
+
+    play(scene)
+
+
+def test_what_arrived_while_it_read_stays_queued_when_the_kernel_refuses():
+    async def scene(stage):
+        await started(stage, service("a"), endpoints("a", 1))
+        stage.tell_while_it_reads(endpoints("a", 2))
+        stage.backend.failures = [True]
+        stage.engine.force(V4)
+        await stage.settled()
+        assert stage.backend.calls == [("resync", ["a"])] * 2
+        (plan,) = stage.programmed()["a"]
+        assert plan.cluster == (bytes([10, 244, 0, 2, 0x1F, 0x90]),)
+
+    play(scene)
+
+
+def test_a_family_that_was_committed_before_has_it_after_the_sync():
+    async def scene(stage):
+        first, second = stage.backends
+        await started(stage, service("a"), service("b", 7, V6))
+        stage.tell_while_it_reads(endpoints("a", 2))
+        first.before_reading, second.before_reading = second.before_reading, first.before_reading
+        stage.engine.force(V6)
+        await stage.settled()
+        assert second.calls == [("resync", ["a", "b"])]
+        assert first.calls == [("sync", ["a"])]
+
+    play(scene, families=(V4, V6))

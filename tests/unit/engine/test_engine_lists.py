@@ -7,7 +7,7 @@ import pytest
 from kubeproxy.engine import turns
 from kubeproxy.model import planner as planner_module
 from kubeproxy.model.events import Replaced
-from support.staged_engine import NODE, cidr, endpoints, gone, node, play, service, started
+from support.staged_engine import NODE, V4, cidr, endpoints, gone, node, play, service, started
 
 _sleep = asyncio.sleep
 
@@ -96,5 +96,18 @@ def test_a_failure_in_a_list_ends_the_program():
         stage.tell(broken)
         with pytest.raises(AttributeError):
             await asyncio.wait_for(stage.task, 15)
+
+    play(scene)
+
+
+@pytest.mark.usefixtures("bit_by_bit")
+def test_a_full_sync_takes_no_half_list():
+    async def scene(stage):
+        await started(stage, *lists(1, 2, 3))
+        stage.tell_while_it_reads(*lists(*range(2, 9)))
+        stage.engine.force(V4)
+        await stage.settled()
+        assert stage.backend.calls[0] == ("resync", ["s1", "s2", "s3"])
+        assert set(stage.programmed()) == {f"s{n}" for n in range(2, 9)}
 
     play(scene)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kubeproxy.engine.latest import LatestPlans
 from kubeproxy.model.objects import EndpointPort, ServicePort
 from support.cluster_objects import HERE, endpoint, parsed, service, world
 from support.compiled import compile_service
@@ -19,6 +20,21 @@ def test_a_restart_changes_nothing(ground):
     assert resync(ground.start(), plans) == 0
     assert ground.contents() == before
     assert ground.header() == handle
+
+
+def test_the_table_is_read_before_the_plans_are_taken(ground):
+    """Plans that came while it was read are written as well: engine/latest.py."""
+    resync(ground.start(), cluster("a"))
+    again = ground.start()
+    read = []
+    ground.calls.clear()
+
+    def take():
+        read.extend(ground.calls)
+        return cluster("a")
+
+    assert resync(again, LatestPlans(take)) == 0
+    assert {"header", "contents", "pairs"} <= set(read)
 
 
 def test_a_restart_adopts_slots_as_they_are(ground):
