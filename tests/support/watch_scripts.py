@@ -3,12 +3,11 @@
 import asyncio
 import contextlib
 
-from kubeproxy.api.client import ApiClient
 from kubeproxy.api.cluster import Cluster, Trust, parse_server
 from kubeproxy.api.credentials import Credentials
+from kubeproxy.api.http import HttpClient
 from kubeproxy.api.recovery import WatchListSupport
-from kubeproxy.api.source import ListPace
-from kubeproxy.api.targets import targets
+from kubeproxy.api.source import ListPace, targets
 from kubeproxy.api.watch import Reflector
 from kubeproxy.model.events import Deleted, Rejected, Replaced, Upserted
 from support.scripted import Server, eventually, kind_at, listed
@@ -51,7 +50,7 @@ def watch(script, use, *, target=SERVICES, plain=True, pace=PACE, credentials=No
     async def main():
         async with Server(script) as server:
             cluster = Cluster(parse_server(server.url, "test"), Trust(), credentials or Credentials())
-            client = ApiClient(cluster)
+            client = HttpClient(cluster)
             seen = Seen()
             support = WatchListSupport()
             support.supported = not plain

@@ -1,7 +1,7 @@
-"""One HTTP/1.1 connection on asyncio: bytes in, one exchange at a time, no policy.
+"""One HTTP/1.1 connection on asyncio: one exchange at a time, without policy (http.py has that).
 
 Body bytes go on straight from data_received, because this is on the way from an API write to a packet. Whatever
-ends a connection ends its exchange: there is no state in which a caller waits for nothing. See http.py for use.
+ends a connection ends its exchange, so that no caller waits for nothing.
 """
 
 from __future__ import annotations
@@ -9,36 +9,65 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from typing import Final
 
 import httptools
 
-from kubeproxy.api.patience import AnswerProgress
 from kubeproxy.api.reasons import os_reason
 from kubeproxy.api.status import ConnectionFailed, MalformedAnswer
 
-MAX_OVERHEAD = 64 << 10
+MAX_OVERHEAD: Final = 64 << 10
 """Bytes of headers, chunk framing or trailers in a row that carry no body; the API's headers have under 2 KiB."""
 
-OBJECT = 4 << 20
+OBJECT: Final = 4 << 20
 """Longest answer about one object, in bytes: etcd takes 1.5 MB of one, and the API server 3 MB. Errors are shorter."""
 
-LIST = 500 * 3 << 19
+LIST: Final = 500 * 3 << 19
 """Longest list, in bytes: a page of 500 objects of 1.5 MB. A server that ignores `limit` sends all: 4 KB a slice."""
 
-_KEEPALIVE_IDLE = 15
-_KEEPALIVE_INTERVAL = 5
-_KEEPALIVE_PROBES = 3
-_USER_TIMEOUT_MS = 30_000
+LEAST_PROGRESS: Final = 16 << 10
+"""Bytes of an answer that must arrive within its patience, unless it is a watch: 0.5 KB/s with that of http.py."""
+
+# A peer that has vanished is noticed within half a minute.
+_SOCKET_OPTIONS: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
+)
 
 BytesSink = Callable[[bytes], None]
+
+
+class AnswerProgress:
+    """Deadline of an answer (`until`): its first byte, its end or LEAST_PROGRESS more bytes within `patience` seconds.
+
+    Silence alone is no measure: a peer that sends a byte each second would hold its reader for ever.
+    """
+
+    __slots__ = ("_due", "patience", "until")
+
+    def __init__(self, patience: float, now: float) -> None:
+        self.patience = patience
+        self.until = now + patience
+        self._due = 1
+
+    def received(self, count: int, now: float) -> None:
+        """Count bytes received."""
+        self._due -= count
+        if self._due <= 0:
+            self._due = LEAST_PROGRESS
+            self.until = now + self.patience
 
 
 class Exchange:
     """One request's answer as it arrives. `done` ends with the answer's end or with a SourceError.
 
-    With a `sink`, the body of a successful answer (2xx) goes there as it arrives, once for each read of the
-    socket; otherwise it is collected in `body`, up to `most` bytes, and up to OBJECT if it is an error's. `on_headers`
-    is called once the status is known. An exception of either ends the exchange with that exception.
+    The body of a successful answer (2xx) goes to the `sink` as it arrives, once for each read of the socket; without a
+    sink it is collected in `body`, up to `most` bytes. An error's is collected up to OBJECT bytes. `on_headers` is
+    called once the status is known. An exception of either ends the exchange.
     """
 
     __slots__ = ("body", "done", "headers", "idle_timeout", "most", "on_headers", "pieces", "sink", "status")
@@ -115,7 +144,8 @@ class ApiConnection(asyncio.Protocol):
     @property
     def reusable(self) -> bool:
         """Whether the last answer is complete and the peer keeps the connection open."""
-        return self._exchange is None and self._keep_alive and not self.lost.done() and not self._closing()
+        open_ = self._transport is not None and not self._transport.is_closing() and not self.lost.done()
+        return open_ and self._exchange is None and self._keep_alive
 
     def abort(self) -> None:
         """Close at once. An exchange under way ends with ConnectionFailed."""
@@ -126,24 +156,20 @@ class ApiConnection(asyncio.Protocol):
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport and set the options that make a vanished peer noticed within half a minute."""
+        """Keep the transport and set the socket's options."""
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - for the type; asyncio hands no other
         self._transport = transport
         sock = transport.get_extra_info("socket")
         if sock is None or sock.family not in {socket.AF_INET, socket.AF_INET6}:
             return
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)
+        for option in _SOCKET_OPTIONS:
+            sock.setsockopt(*option)
 
     def data_received(self, data: bytes) -> None:
         """Parse, hand on the body bytes, end the exchange when the answer is complete."""
         exchange = self._exchange
         if exchange is None or self._parser is None:
-            self.abort()  # bytes nobody asked for: the connection is of no further use
+            self.abort()  # bytes without a request
             return
         self.last_received = self._loop.time()
         self._body_progress.received(len(data), self.last_received)
@@ -151,7 +177,9 @@ class ApiConnection(asyncio.Protocol):
         self._progress = False
         try:
             self._parser.feed_data(data)
-            self._hand_on(exchange)
+            if (pieces := exchange.pieces) and exchange.sink is not None:
+                exchange.pieces = []
+                exchange.sink(pieces[0] if len(pieces) == 1 else b"".join(pieces))
         except httptools.HttpParserCallbackError as error:
             self._fail(error.__context__ if isinstance(error.__context__, Exception) else error)
             return
@@ -223,13 +251,6 @@ class ApiConnection(asyncio.Protocol):
         else:
             self._complete = True
 
-    def _hand_on(self, exchange: Exchange) -> None:
-        pieces = exchange.pieces
-        if pieces and exchange.sink is not None:
-            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            pieces.clear()
-            exchange.sink(data)
-
     def _check_idle(self) -> None:
         exchange = self._exchange
         if exchange is None:
@@ -241,8 +262,8 @@ class ApiConnection(asyncio.Protocol):
         elif now - self.last_received >= exchange.idle_timeout:
             self._fail(ConnectionFailed(f"{self._peer}: sent nothing for {exchange.idle_timeout:.0f} s"))
         else:
-            least, seconds = self._body_progress.least, exchange.idle_timeout
-            self._fail(ConnectionFailed(f"{self._peer}: sends too slowly, less than {least} bytes in {seconds:.0f} s"))
+            rate = f"less than {LEAST_PROGRESS} bytes in {exchange.idle_timeout:.0f} s"
+            self._fail(ConnectionFailed(f"{self._peer}: sends too slowly, {rate}"))
 
     def _fail(self, error: Exception) -> None:
         self._end(error)
@@ -260,10 +281,7 @@ class ApiConnection(asyncio.Protocol):
         else:
             exchange.done.set_exception(error)
 
-    def _closing(self) -> bool:
-        return self._transport is None or self._transport.is_closing()
-
 
 def _tls_hint(data: bytes) -> str:
-    # A TLS alert (RFC 8446, 6), which is what a server says to a client that speaks no TLS.
+    # A TLS alert (RFC 8446, 6), the answer of a TLS server to a request without TLS.
     return ", but TLS: the server's URL must begin with https" if data.startswith(b"\x15\x03") else ""

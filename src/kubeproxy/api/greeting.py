@@ -1,30 +1,27 @@
-"""A word with an API server without telling it who we are: is it there, how long does its certificate last, what time
-is it there. And how long a service account's token lasts, which is not a server's to say.
-"""
+"""Reads the certificate and the clock of an API server, without the credentials of a token."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import ssl
 import time
-from base64 import urlsafe_b64decode
 from email.utils import parsedate_to_datetime
-from typing import NamedTuple
-
-import msgspec
+from typing import Final, NamedTuple
 
 from kubeproxy.api.cluster import Cluster
 from kubeproxy.api.reasons import connection_reason
 from kubeproxy.api.x509 import Validity, validities
 from kubeproxy.errors import SourceError
 
-_MOST: int = 4096
+_MOST: Final = 4096
+_DATE: Final = re.compile(rb"\r\ndate:([^\r]*)\r\n", re.IGNORECASE)
 
 
 class Greeting(NamedTuple):
-    """For when the server's certificate is good, None for http, and how many seconds its clock is ahead of ours, None
-    if it does not say.
+    """The validity of the server's certificate, None for http; the seconds by which its clock is ahead, None for
+    unknown.
     """
 
     certificate: Validity | None
@@ -32,9 +29,10 @@ class Greeting(NamedTuple):
 
 
 def greet(cluster: Cluster, patience: float) -> Greeting:
-    """Ask a server that no proxy stands before. Blocks for `patience` seconds at most at each step.
+    """Ask a server that is reached without a proxy. Blocks for `patience` seconds at most at each step.
 
-    Raises SourceError when it does not answer. Must not be called where an exec plugin brings the client's certificate.
+    Raises SourceError when it does not answer. Must not be called for a cluster whose client certificate comes from an
+    exec plugin.
     """
     server = cluster.server
     context = asyncio.run(cluster.tls_context())
@@ -52,31 +50,11 @@ def greet(cluster: Cluster, patience: float) -> Greeting:
 def _ahead(sock: socket.socket, host: str) -> float | None:
     """Return the seconds by which the Date header of any answer is ahead."""
     sock.sendall(f"HEAD /livez HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-    said = b""
-    while b"\r\n\r\n" not in said and len(said) < _MOST and (piece := sock.recv(_MOST)):
-        said += piece
-    for line in said.decode("latin-1").split("\r\n"):
-        name, _, value = line.partition(":")
-        if name.lower() == "date":
-            try:
-                return parsedate_to_datetime(value.strip()).timestamp() - time.time()
-            except ValueError:
-                return None
-    return None
-
-
-class _Claims(msgspec.Struct):
-    exp: float
-    iat: float = 0.0
-
-
-def token_validity(token: str) -> Validity | None:
-    """Return for when a token is good, None for one that does not say: RFC 7519, 4.1."""
-    parts = token.strip().split(".")
-    if len(parts) != 3:
-        return None
+    answer = b""
+    while b"\r\n\r\n" not in answer and len(answer) < _MOST and (piece := sock.recv(_MOST)):
+        answer += piece
+    date = _DATE.search(answer)
     try:
-        claims = msgspec.json.decode(urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)), type=_Claims)
+        return parsedate_to_datetime(date[1].decode("latin-1")).timestamp() - time.time() if date else None
     except ValueError:
         return None
-    return Validity(claims.iat, claims.exp)

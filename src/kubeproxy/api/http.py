@@ -1,18 +1,19 @@
 """A small HTTP/1.1 client for one API server: requests that keep their connection, and streams for watches.
 
-Answers of failure are raised as typed errors (status.py). It knows headers and status codes, nothing of lists,
-watches or objects (watch.py), and it never retries what could have had an effect.
+Failures are raised as typed errors (status.py). A request that could have had an effect is never sent twice.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import ssl
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from contextlib import suppress
+from typing import NamedTuple
 
 import kubeproxy
 from kubeproxy.api.cluster import Cluster
@@ -21,7 +22,10 @@ from kubeproxy.api.credentials import Headers
 from kubeproxy.api.names import is_looked_up
 from kubeproxy.api.proxy import open_tunnel
 from kubeproxy.api.reasons import REFUSED, connection_reason
+from kubeproxy.api.source import Trouble
 from kubeproxy.api.status import ConnectionFailed, decode_status, status_error
+
+log = logging.getLogger("kubeproxy.api")
 
 CONNECT_TIMEOUT = 10.0
 """Seconds to a usable connection, TLS handshake included."""
@@ -32,13 +36,14 @@ REQUEST_TIMEOUT = 30.0
 _MAX_IDLE = 4
 _IDLE_LIFETIME = 60.0
 _HAPPY_EYEBALLS_DELAY = 0.25  # RFC 8305, 5
+_MOST_PLACES = 64
 
 
 class Finished(NamedTuple):
-    """A request that is over, for metrics.
+    """A finished request, for metrics.
 
-    `host` is the server's host:port, `code` the status or '<error>', `seconds` the time to the answer (or its headers).
-    `sent` are the bytes of the request's body, `received` those of the answer's, None when it did not say.
+    `host` is the server's host:port, `code` the status or '<error>', `seconds` the time to the answer (a stream's: to
+    its headers), `sent` the bytes of the request's body, `received` the Content-Length of the answer, None without one.
     """
 
     method: str
@@ -61,19 +66,16 @@ class ApiResponse(NamedTuple):
 
 
 def user_agent() -> str:
-    """Return what this program calls itself, in the form of the Go components."""
+    """Return the User-Agent of this program, in the form of the Go components."""
     machine = os.uname().machine
     arch = {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
     return f"kube-proxy/v{kubeproxy.__version__} (linux/{arch}) kubernetes/python"
 
 
-_MOST_PLACES: Final = 64
-
-
 class Route:
-    """The addresses and ports by which the API server, or the proxy before it, was last looked for.
+    """The resolved addresses and ports of the API server, or of the proxy before it.
 
-    `changed` is called when there are others, before a connection to one of them is tried.
+    `changed` is called when there are new ones, before a connection to one of them is tried.
     """
 
     def __init__(self) -> None:
@@ -87,8 +89,39 @@ class Route:
             self.changed()
 
 
+class Contact:
+    """Whether the API server can be reached; logs changes of that, and not each failure."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._answers = asyncio.Event()
+        self._trouble = Trouble(lambda text: log.warning("Waiting for the API server at %s", text))
+
+    @property
+    def trouble(self) -> str:
+        """The reason why the server cannot be reached, '' when it can."""
+        return self._trouble.text
+
+    def failed(self, reason: str) -> None:
+        """Note that a connection failed or was lost."""
+        self._trouble.met(reason)
+        self._answers.clear()
+
+    def answered(self) -> None:
+        """Note that the server answered, with success or not."""
+        if self._trouble.over():
+            log.info("The API server at %s answers", self._url)
+            self._answers.set()
+
+    async def pause(self, delay: float) -> None:
+        """Wait `delay` seconds after a failure, or until another request gets an answer."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay):
+                await self._answers.wait()
+
+
 class HttpClient:
-    """Speaks to the API server of `cluster`. Use on one event loop; `close` when done."""
+    """Connections to the API server of `cluster`, for one event loop, until `close`."""
 
     def __init__(
         self, cluster: Cluster, *, on_request: OnRequest | None = None, connect_timeout: float = CONNECT_TIMEOUT
@@ -99,6 +132,7 @@ class HttpClient:
         self._user_agent = user_agent()
         self._route = cluster.server.authority + (f" through {cluster.proxy}" if cluster.proxy else "")
         self.places = Route()
+        self.contact = Contact(cluster.url)
         self._idle: list[ApiConnection] = []
         self._open: set[ApiConnection] = set()
 
@@ -112,12 +146,12 @@ class HttpClient:
         timeout: float = REQUEST_TIMEOUT,
         most: int = OBJECT,
     ) -> ApiResponse:
-        """Send a request and return its whole answer, of `most` bytes.
+        """Send a request and return its whole answer, of `most` bytes at most.
 
         `path` starts with a slash and carries its query. Raises StatusError for any status but 2xx, and other
-        SourceErrors when there was no whole answer; then it is unknown whether a change took effect.
+        SourceErrors when the answer is missing or incomplete; then it is unknown whether a change took effect.
         """
-        watch = _Stopwatch(self, method, len(body))
+        watch = self._stopwatch(method, len(body))
         try:
             headers = await self.cluster.credentials.headers()
             request = self._encode(method, path, headers, body, content_type)
@@ -140,7 +174,7 @@ class HttpClient:
 
         `on_open` is called when the server has accepted. Raises as `request` does, and whatever `sink` raises.
         """
-        watch = _Stopwatch(self, "GET", 0)
+        watch = self._stopwatch("GET", 0)
 
         def accepted(exchange: Exchange) -> None:
             watch.accepted(exchange)
@@ -167,10 +201,8 @@ class HttpClient:
         if lost:
             await asyncio.wait(lost, timeout=1.0)
 
-    def report(self, finished: Finished) -> None:
-        """Tell the hook of one request."""
-        if self._on_request is not None:
-            self._on_request(finished)
+    def _stopwatch(self, method: str, sent: int) -> _Stopwatch:
+        return _Stopwatch(self._on_request, method, self.cluster.server.authority, sent)
 
     async def _exchange(
         self,
@@ -185,8 +217,8 @@ class HttpClient:
     ) -> Exchange:
         """Send `request` on a kept connection if there is one, else on a new one.
 
-        The server may have closed a kept connection meanwhile: a `repeatable` request that had no byte of an
-        answer is then sent again on a new one.
+        The server may have closed a kept connection: a `repeatable` request without a byte of an answer is then sent
+        again.
         """
         while True:
             connection, kept = await self._connect()
@@ -194,15 +226,11 @@ class HttpClient:
             try:
                 connection.start(exchange, request)
                 await exchange.done
-            except ConnectionFailed:
+            except BaseException as error:
                 connection.abort()
-                if kept and repeatable and not connection.received_any:
+                if isinstance(error, ConnectionFailed) and kept and repeatable and not connection.received_any:
                     continue
                 # The exchange has the error, and its traceback this frame: half an answer may be megabytes.
-                del exchange
-                raise
-            except BaseException:
-                connection.abort()
                 del exchange
                 raise
             self._keep(connection)
@@ -225,7 +253,7 @@ class HttpClient:
             host = self.cluster.proxy.host if self.cluster.proxy else self.cluster.server.host
             why = "the name cannot be resolved: no answer" if is_looked_up(host) else "no connection"
             raise ConnectionFailed(f"{route}: {why} in {self._connect_timeout:.0f} s") from error
-        except UnicodeError as error:  # what Python says of a name with an empty part
+        except UnicodeError as error:  # a name with an empty part
             raise ConnectionFailed(f"{route}: the name cannot be resolved: it is no host name") from error
         except OSError as error:
             why = connection_reason(error, self.cluster)
@@ -235,7 +263,7 @@ class HttpClient:
         return connection, False
 
     async def _dial(self, context: ssl.SSLContext | None) -> ApiConnection:
-        """Open a connection to the server or, where there is a proxy, to that one or through it."""
+        """Open a connection to the server, or to the proxy before it, or through the proxy."""
         proxy, server = self.cluster.proxy, self.cluster.server
 
         def make() -> ApiConnection:
@@ -291,29 +319,22 @@ class HttpClient:
 class _Stopwatch:
     """Measures one request and reports it once."""
 
-    def __init__(self, client: HttpClient, method: str, sent: int) -> None:
-        self._client = client
-        self._method = method
-        self._sent = sent
+    def __init__(self, report: OnRequest | None, method: str, host: str, sent: int) -> None:
+        self._report = report
         self._start = time.monotonic()
-        self._code = "<error>"  # as client-go's metrics call it
-        self._received: int | None = None
-        self._reported = False
+        self._finished = Finished(method, host, "<error>", 0.0, sent, None)  # the code as in client-go's metrics
 
     def accepted(self, exchange: Exchange) -> None:
         """Note the status and the length."""
-        self._code = str(exchange.status)
         length = exchange.headers.get("content-length", "")
-        self._received = int(length) if length.isascii() and length.isdigit() and len(length) < 19 else None
+        received = int(length) if length.isascii() and length.isdigit() and len(length) < 19 else None
+        self._finished = self._finished._replace(code=str(exchange.status), received=received)
 
     def stop(self) -> None:
-        """Report, unless that was done."""
-        if self._reported:
-            return
-        self._reported = True
-        seconds = time.monotonic() - self._start
-        host = self._client.cluster.server.authority
-        self._client.report(Finished(self._method, host, self._code, seconds, self._sent, self._received))
+        """Report, at the first call."""
+        report, self._report = self._report, None
+        if report is not None:
+            report(self._finished._replace(seconds=time.monotonic() - self._start))
 
 
 def _is_address(host: str) -> bool:

@@ -1,7 +1,7 @@
-"""Looks up names of hosts beside the event loop's own threads, which are few, and wait for the kernel.
+"""An event loop that resolves host names in threads of their own.
 
-getaddrinfo(3) cannot be given up, and where no name server answers it takes half a minute and more: a proxy would not
-end before, nor would what others change be repaired meanwhile.
+getaddrinfo(3) cannot be cancelled, and without an answering name server it takes half a minute and more. In the loop's
+own threads, which are few and also do the kernel's work, it would delay repairs and the end of the program.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 JOINED: Final = 10.0
-"""Seconds for which who asks the same waits for the same answer; then it is asked for anew, as name servers may be
-others by now."""
+"""Seconds for which equal questions share a lookup; then a new one begins, as the name servers may have changed."""
 
 
 class _Lookup(NamedTuple):
@@ -24,14 +23,14 @@ class _Lookup(NamedTuple):
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """An event loop whose lookups have threads of their own, for which nobody waits at the end."""
+    """An event loop whose lookups have daemon threads."""
 
     def __init__(self) -> None:
         super().__init__()
         self._lookups: dict[tuple[object, ...], _Lookup] = {}
 
     def looks_up(self, host: str) -> bool:
-        """Return whether the addresses of a host are being asked for."""
+        """Return whether a lookup of a host is under way."""
         return any(question[0] == host for question in self._lookups)
 
     async def getaddrinfo(  # noqa: D102 - see asyncio
@@ -55,7 +54,6 @@ class Loop(asyncio.SelectorEventLoop):
         return found
 
     def _look_up(self, question: tuple[Any, ...], lookup: _Lookup) -> None:
-        """Ask, in a thread."""
         found: list[Any] | Exception
         try:
             found = socket.getaddrinfo(*question)
@@ -71,6 +69,6 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 def is_looked_up(host: str) -> bool:
-    """Return whether the running loop is asking for the addresses of a host."""
+    """Return whether the running loop has a lookup of a host under way."""
     loop = asyncio.get_running_loop()
     return isinstance(loop, Loop) and loop.looks_up(host)

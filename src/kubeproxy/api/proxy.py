@@ -1,7 +1,7 @@
-"""HTTP proxies on the way to the API server: which one is to be used, and the tunnel through it.
+"""The HTTP proxy on the way to the API server, and the tunnel through it.
 
-Which one: kubeconfig's proxy-url, else HTTPS_PROXY, HTTP_PROXY and NO_PROXY of the environment, read as Go's
-net/http and golang.org/x/net/http/httpproxy do. A proxy's password is shown nowhere: not in messages, not in a repr.
+The proxy is that of kubeconfig's proxy-url, else of HTTPS_PROXY, HTTP_PROXY and NO_PROXY in the environment, read as
+Go's net/http and golang.org/x/net/http/httpproxy do. Its password is in no message and no repr.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from kubeproxy.errors import ConfigError, Unsupported
 log = logging.getLogger("kubeproxy.api")
 
 _PORTS = {"http": 80, "https": 443}
-_MOST_HEADERS = 64 << 10
+_MOST_HEADERS = 1000
+_CLOSED = "the proxy closed the connection"
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})(?: ([^\r\n]*))?\r\n")
 
 Variables = Mapping[str, str]
@@ -33,7 +34,7 @@ Variables = Mapping[str, str]
 def proxy_of(server: Server, proxy_url: str, field: str, environ: Variables) -> Proxy | None:
     """Return the proxy for a server: that of `proxy_url` (named `field`) when it is not '', else the environment's.
 
-    Raises ConfigError when that field is no proxy's URL, Unsupported for a kind that is not spoken.
+    Raises ConfigError when the field is no proxy's URL, Unsupported for another kind than http and https.
     """
     if proxy_url:
         return _supported(_parse(proxy_url, field), field, server)
@@ -44,7 +45,7 @@ def proxy_of(server: Server, proxy_url: str, field: str, environ: Variables) -> 
     text = environ[name]
     try:
         parts = _parse(text if "://" in text else f"http://{text}", name)
-    except ConfigError as error:  # as in Go: it is the environment of all that runs there, and may be nobody's
+    except ConfigError as error:  # as in Go: other programs share the environment
         log.warning("Going on without a proxy: %s", error)
         return None
     return _supported(parts, name, server)
@@ -77,10 +78,10 @@ def _supported(parts: SplitResult, field: str, server: Server) -> Proxy:
 
 
 def bypassed(host: str, port: int, no_proxy: str) -> bool:
-    """Return whether a server is reached directly: loopback always is, else what NO_PROXY says.
+    """Return whether a server is reached directly: on loopback, or by NO_PROXY.
 
     NO_PROXY is a list with commas: addresses, networks, domains (example.com is that and all below, .example.com and
-    *.example.com only what is below), each but networks with an optional port, or * for everything.
+    *.example.com only those below), each but networks with an optional port, or * for everything.
     """
     host = host.lower()
     address = parse_ip(host)
@@ -105,44 +106,6 @@ def bypassed(host: str, port: int, no_proxy: str) -> bool:
     return False
 
 
-class Tunnel(asyncio.Protocol):
-    """The exchange with a proxy before the tunnel is there: CONNECT, and what it says to that."""
-
-    def __init__(self, route: str) -> None:
-        self._route = route
-        self._received = b""
-        self.open: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def data_received(self, data: bytes) -> None:
-        """Read the answer; nobody behind the proxy speaks before we do."""
-        self._received += data
-        status = _STATUS.match(self._received)
-        whole = self._received.endswith(b"\r\n\r\n")
-        if status is not None and status[1].startswith(b"2"):
-            if whole:
-                self._end(None)
-                return
-        elif status is not None:
-            said = " ".join(part.decode("latin-1") for part in status.groups(b""))
-            self._end(f"the proxy does not connect us: {said[:100]}")
-        elif b"\r\n" in self._received:
-            self._end("what listens there is no HTTP proxy")
-        if len(self._received) > _MOST_HEADERS:
-            self._end("the proxy's answer has no end")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Say so, when there is no tunnel yet."""
-        self._end("the proxy closed the connection" + (f": {os_reason(exc)}" if isinstance(exc, OSError) else ""))
-
-    def _end(self, trouble: str | None) -> None:
-        if self.open.done():
-            return
-        if trouble is None:
-            self.open.set_result(None)
-        else:
-            self.open.set_exception(ConnectionFailed(f"{self._route}: {trouble}"))
-
-
 async def open_tunnel(
     proxy: Proxy,
     cluster: Cluster,
@@ -158,8 +121,9 @@ async def open_tunnel(
     """
     loop = asyncio.get_running_loop()
     target = cluster.server.authority
-    transport, tunnel = await loop.create_connection(
-        lambda: Tunnel(f"{target} through {proxy}"),
+    answer = asyncio.StreamReader()
+    transport, _ = await loop.create_connection(
+        lambda: asyncio.StreamReaderProtocol(answer),
         proxy.host,
         proxy.port,
         ssl=context if proxy.scheme == "https" else None,
@@ -169,13 +133,34 @@ async def open_tunnel(
     try:
         lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}", f"User-Agent: {user_agent}", *proxy.headers()]
         transport.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
-        await tunnel.open
-        connection = make()
-        inner = await loop.start_tls(transport, connection, context, server_hostname=cluster.server_hostname)
+        trouble, inner = await _refusal(answer), None
+        if not trouble:
+            connection = make()
+            inner = await loop.start_tls(transport, connection, context, server_hostname=cluster.server_hostname)
         if inner is None:
-            raise ConnectionFailed(f"{target} through {proxy}: the proxy closed the connection")
+            raise ConnectionFailed(f"{target} through {proxy}: {trouble or _CLOSED}")
         connection.connection_made(inner)
     except BaseException:
         transport.abort()
         raise
     return connection
+
+
+async def _refusal(answer: asyncio.StreamReader) -> str:
+    """Read the answer to CONNECT; return the reason why no tunnel is open, '' when it is."""
+    try:
+        status = _STATUS.fullmatch(await answer.readuntil(b"\r\n"))
+        if status is None:
+            return "what listens there is no HTTP proxy"
+        if not status[1].startswith(b"2"):
+            return f"the proxy does not connect us: {b' '.join(status.groups(b'')).decode('latin-1')[:100]}"
+        for _ in range(_MOST_HEADERS):
+            if await answer.readuntil(b"\r\n") == b"\r\n":
+                return ""
+    except asyncio.IncompleteReadError:
+        return _CLOSED
+    except OSError as error:
+        return f"{_CLOSED}: {os_reason(error)}"
+    except asyncio.LimitOverrunError:
+        pass
+    return "the proxy's answer has no end"

@@ -1,7 +1,4 @@
-"""Why an API server cannot be reached, in the words of operators and not in Python's.
-
-Pure: exceptions in, text out. Names the file or field to look at where there is one.
-"""
+"""Messages for operators about failed connections, made from Python's exceptions. Pure."""
 
 from __future__ import annotations
 
@@ -21,13 +18,13 @@ _NOT_YET_VALID: Final = 9
 _EXPIRED: Final = 10
 _OTHER_NAMES: Final = frozenset((62, 64))  # another host name, another address
 
-# What OpenSSL calls the reasons (ssl.SSLError.reason), by what operators can do about them.
+# Values of ssl.SSLError.reason, by their remedy.
 _NO_TLS: Final = frozenset(("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"))
 _OURS_REFUSED: Final = re.compile(r"ALERT_(?:BAD_CERTIFICATE|UNKNOWN_CA|CERTIFICATE_\w+|UNSUPPORTED_CERTIFICATE)$")
 
 
 class ConnectedServer(Protocol):
-    """A server's side of a connection, as error messages name it."""
+    """The parts of a connection that error messages name."""
 
     @property
     def identity(self) -> str:
@@ -43,7 +40,7 @@ class ConnectedServer(Protocol):
 
 
 def os_reason(error: OSError) -> str:
-    """Return what the system says of an error, whatever Python made of it."""
+    """Return the system's text of an error; Python and asyncio often have another one."""
     if isinstance(error, ssl.SSLError):
         return tls_words(error)
     if isinstance(error, socket.gaierror):

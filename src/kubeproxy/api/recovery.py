@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from kubeproxy.api.client import ApiClient
-from kubeproxy.api.source import ListPace, ResourceStatus
+from kubeproxy.api.http import HttpClient
+from kubeproxy.api.source import ListPace, ResourceStatus, Trouble, WatchTarget
 from kubeproxy.api.status import (
     BadRequest,
     ConnectionFailed,
@@ -29,8 +29,6 @@ from kubeproxy.api.status import (
     VersionTooLarge,
     waiting_wished,
 )
-from kubeproxy.api.targets import WatchTarget
-from kubeproxy.api.trouble import Trouble
 from kubeproxy.engine.pacing import Backoff
 from kubeproxy.errors import SourceError
 
@@ -84,7 +82,7 @@ class Recovery:
         self,
         target: WatchTarget,
         status: ResourceStatus,
-        client: ApiClient,
+        client: HttpClient,
         support: WatchListSupport,
         pace: ListPace,
         absent: Callable[[], None],
@@ -94,7 +92,7 @@ class Recovery:
         self._target = target
         self._status = status
         self._contact = client.contact
-        self._cluster = client.http.cluster
+        self._cluster = client.cluster
         self._support = support
         self._pace = pace
         self._absent = absent

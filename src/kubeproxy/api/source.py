@@ -1,25 +1,113 @@
-"""What both sources of objects (watch.py, manifests.py) share: how far each resource is, how to pace retries."""
+"""The state of a source of objects (watch.py, manifests.py), its targets at the API server, and the pace of retries."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from msgspec import Struct
 
+from kubeproxy.api.connection import LIST, OBJECT
 from kubeproxy.api.x509 import Validity
 from kubeproxy.engine.pacing import Backoff
 from kubeproxy.model.objects import Resource
 
+STALE: Final = 300.0
+"""Seconds without an answer about a resource after which readiness reports it."""
+
+REPEAT: Final = 60.0
+"""Seconds after which a lasting trouble is logged again, so that the end of a log has it."""
+
+NO_PROXY_NAME: Final = "!service.kubernetes.io/service-proxy-name"
+NO_HEADLESS: Final = "!service.kubernetes.io/headless"
+NO_CLUSTER_IP_NONE: Final = "spec.clusterIP!=None"
+
+
+class WatchTarget(Struct, frozen=True, kw_only=True):
+    """The path and the selectors of one watched resource, and the most bytes of a list of it.
+
+    `optional`: the server may lack the resource (404). `fields_needed`: the field selector cannot be left out.
+    `api_group` is for messages about permissions.
+    """
+
+    resource: Resource
+    path: str
+    api_group: str = ""
+    labels: str = ""
+    fields: str = ""
+    fields_needed: bool = False
+    optional: bool = False
+    most: int = LIST
+
+
+def targets(node_name: str) -> tuple[WatchTarget, ...]:
+    """Return what kube-proxy v1.36 watches (cmd/kube-proxy/app/server.go)."""
+    discovery, networking, node = "discovery.k8s.io", "networking.k8s.io", f"metadata.name={node_name}"
+    return (
+        WatchTarget(resource="services", path="/api/v1/services", labels=NO_PROXY_NAME, fields=NO_CLUSTER_IP_NONE),
+        WatchTarget(
+            resource="endpointslices",
+            path=f"/apis/{discovery}/v1/endpointslices",
+            api_group=discovery,
+            labels=NO_HEADLESS,
+        ),
+        WatchTarget(resource="nodes", path="/api/v1/nodes", fields=node, fields_needed=True, most=OBJECT),
+        WatchTarget(
+            resource="servicecidrs", path=f"/apis/{networking}/v1/servicecidrs", api_group=networking, optional=True
+        ),
+    )
+
+
+class Trouble:
+    """The present trouble of a source, '' for none; logged when it changes, and each REPEAT seconds while it lasts.
+
+    Readiness, /statusz and the log give this text. `log` logs it; `clock` gives seconds.
+    """
+
+    def __init__(self, log: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self.text = ""
+        self._log = log
+        self._clock = clock
+        self._since = 0.0
+        self._logged_at = 0.0
+
+    def met(self, text: str) -> None:
+        """Set the trouble, after each failed attempt."""
+        now = self._clock()
+        if text != self.text:
+            if not self.text:
+                self._since = now
+            self.text = text
+            self._logged_at = now
+            self._log(text)
+        elif now - self._logged_at >= REPEAT:
+            self._logged_at = now
+            self._log(f"{text} (for {now - self._since:.0f} s now)")
+
+    def over(self) -> bool:
+        """Clear it; return whether there was one."""
+        was, self.text = bool(self.text), ""
+        return was
+
+
+class WatchStanding(Struct, frozen=True, kw_only=True):
+    """The state of the source of one resource, for answers: as ResourceStatus, with its staleness in seconds."""
+
+    resource: str
+    synced: bool
+    connected: bool
+    stale: float
+    trouble: str = ""
+
 
 class ResourceStatus:
-    """How far the source of one resource is; read by health checks and metrics, written by the source.
+    """The state of the source of one resource: written by the source, read by health checks and metrics.
 
     `synced`: a complete list was delivered at least once. `connected`: changes are arriving as they happen.
-    `absent`: there is no such resource, or we may not see it, and that is no harm; an empty list was delivered.
-    `last_contact`: when the server last sent something, seconds on time.monotonic(); at first the beginning.
-    `trouble`: why lists and watches fail at the moment, '' when they do not, or the server is out of reach.
+    `absent`: the resource does not exist or may not be listed, which is no error; an empty list was delivered.
+    `last_contact`: the time of the server's last bytes, on time.monotonic(); at first the time of creation.
+    `trouble`: the reason why lists and watches fail at present, '' when they do not or the server is out of reach.
     """
 
     __slots__ = ("absent", "connected", "last_contact", "resource", "resource_version", "synced", "trouble")
@@ -34,23 +122,23 @@ class ResourceStatus:
         self.trouble = ""
 
     def staleness(self, now: float) -> float:
-        """Return how many seconds old the delivered state may be at `now`: 0.0 while changes arrive or none can."""
+        """Return the age of the delivered state at `now` in seconds: 0.0 while changes arrive or none can."""
         return 0.0 if self.connected or self.absent else max(0.0, now - self.last_contact)
 
-
-class WatchStanding(Struct, frozen=True, kw_only=True):
-    """How the source of one resource stands, for who asks: as ResourceStatus, with its staleness in seconds."""
-
-    resource: str
-    synced: bool
-    connected: bool
-    stale: float
-    trouble: str = ""
+    def standing(self, now: float) -> WatchStanding:
+        """Return the state at `now`, of time.monotonic()."""
+        return WatchStanding(
+            resource=self.resource,
+            synced=self.synced,
+            connected=self.connected or self.absent,
+            stale=self.staleness(now),
+            trouble=self.trouble,
+        )
 
 
 class Reach(Struct, frozen=True, kw_only=True):
-    """How an API server is reached: its URL, why it cannot be at the moment ('' when it can), each resource, and for
-    when certificates are good, by the names of cluster.Trust.validities.
+    """The URL of an API server, the reason why it cannot be reached ('' when it can), the state of each resource, and
+    the validity of the certificates in use, by the names of cluster.Trust.validities.
     """
 
     server: str
@@ -59,63 +147,49 @@ class Reach(Struct, frozen=True, kw_only=True):
     certificates: Mapping[str, Validity]
 
 
-def watched(status: ResourceStatus, now: float) -> WatchStanding:
-    """Return how a source stands at `now`, of time.monotonic()."""
-    return WatchStanding(
-        resource=status.resource,
-        synced=status.synced,
-        connected=status.connected or status.absent,
-        stale=status.staleness(now),
-        trouble=status.trouble,
-    )
-
-
-STALE: Final = 300.0
-"""Seconds without a word of a resource after which readiness says so."""
-
-
 def why_stale(statuses: Iterable[ResourceStatus], unreachable: str, now: float) -> str | None:
-    """Return why what is known may be old or nothing at all, None when it is not.
+    """Return the reason why the state may be old or missing, None when it is not; `now` is of time.monotonic().
 
-    `unreachable` is why the server cannot be reached, '' when it can; `now` is of time.monotonic().
+    `unreachable` is the reason why the server cannot be reached, '' when it can.
     """
     for status in statuses:
         age = status.staleness(now)
         if status.synced and age <= STALE:
             continue
-        what = "nothing heard of" if status.synced else "no list yet of"
+        resource = status.resource
         why = f"cannot reach the API server at {unreachable}" if unreachable else status.trouble
-        return f"{what} {status.resource} from the API server for {age:.0f} s" + (f": {why}" if why else "")
+        what = f"nothing received about {resource}" if status.synced else f"no list of {resource} received"
+        return f"{what} from the API server for {age:.0f} s" + (f": {why}" if why else "")
     return None
 
 
 class ListPace(Struct, frozen=True, kw_only=True):
-    """Times in seconds, and the page size, of listing and watching. The defaults are for clusters."""
+    """Times of listing and watching in seconds, and the page size. The defaults are for clusters."""
 
     page: int = 500
     """client-go's page size."""
     watch_min: float = 300.0
     watch_max: float = 600.0
-    """A watch is asked for between these (client-go: 5 to 10 minutes), so that nodes do not renew together."""
+    """Shortest and longest duration of a watch, drawn at random to spread the load (client-go: 5 to 10 minutes)."""
     short_watch: float = 1.0
-    """A watch that says nothing and ends sooner counts as a failure, or a broken server would make us spin."""
+    """A watch that ends sooner, without an event, counts as a failure, so that a broken server causes no busy loop."""
     quiet: float = 5.0
     """Silence in a WatchList before its end mark that means: this server ignores sendInitialEvents."""
     trickle: float = 30.0
-    """A list that has not got on by some kilobytes in this time is given up (connection.Progress)."""
+    """Time in which a list must progress by patience.LEAST_PROGRESS bytes."""
     silence: float = 240.0
     longest_silence: float = 3600.0
-    """An open watch that says nothing for so long is not believed; see watch.Silence for the longer one."""
+    """Silence of an open watch after which the resource is listed again; see patience.Silence for the longer one."""
     absent: float = 300.0
-    """Between looks for a resource that the server does not have."""
+    """Time between lists of a resource that the server does not have."""
     first: float = 0.8
     first_connect: float = 0.05
     cap: float = 30.0
-    """First and last delay of the backoff; it doubles (client-go: 0.8 to 30). Connecting starts sooner, for boot."""
+    """First and last delay of the backoff, which doubles (client-go: 0.8 to 30); of connections shorter, for boot."""
     healthy: float = 60.0
-    """Time without a failure after which the backoff starts anew."""
+    """Time without a failure after which the backoff starts from its first delay."""
     relist: float = 0.5
-    """Most that a new list after 410 Gone is put off: all nodes get theirs at once."""
+    """Longest random delay of a new list after 410 Gone, which all nodes get at once."""
 
     def backoff(self, first: float) -> Backoff:
         """Return delays that begin with `first` seconds."""

@@ -13,13 +13,12 @@ import time
 from collections.abc import Collection, Iterable
 from urllib.parse import quote, urlencode
 
-from kubeproxy.api.client import ApiClient
 from kubeproxy.api.decode import WatchChanges, WatchDecoder, decode_page, identity, kept_identities
+from kubeproxy.api.http import HttpClient
 from kubeproxy.api.patience import Silence, StreamClock
 from kubeproxy.api.recovery import Recovery, WatchListSupport
-from kubeproxy.api.source import ListPace, ResourceStatus
+from kubeproxy.api.source import ListPace, ResourceStatus, WatchTarget, targets
 from kubeproxy.api.status import Gone, MalformedAnswer, NoInitialEnd, OutOfStep
-from kubeproxy.api.targets import WatchTarget, targets
 from kubeproxy.api.zones import Zones
 from kubeproxy.errors import SourceError
 from kubeproxy.model.endpoints import PackedSlice
@@ -38,7 +37,7 @@ class ApiSource:
 
     def __init__(
         self,
-        client: ApiClient,
+        client: HttpClient,
         node_name: str,
         sink: Sink,
         *,
@@ -104,7 +103,7 @@ class Reflector:
 
     def __init__(
         self,
-        client: ApiClient,
+        client: HttpClient,
         target: WatchTarget,
         sink: Sink,
         *,
@@ -115,7 +114,7 @@ class Reflector:
         self.target = target
         self._with_zones = with_zones
         self.status = ResourceStatus(target.resource)
-        self._http = client.http
+        self._http = client
         self._contact = client.contact
         self._sink = sink
         self._pace = pace

@@ -1,78 +1,59 @@
-"""When certificates expire, read from PEM: Python's ssl checks that, and does not say it of certificates of our own.
-
-No more of X.509 than that (RFC 5280, 4.1): whether a certificate is any good is OpenSSL's business.
-"""
+"""Periods of validity of certificates and tokens, which Python's ssl checks but does not return for its own ones."""
 
 from __future__ import annotations
 
 import re
-from base64 import b64decode
-from collections.abc import Iterator
+from base64 import b64decode, urlsafe_b64decode
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
+import msgspec
+
 _PEM: Final = re.compile(rb"-----BEGIN CERTIFICATE-----([^-]+)-----END CERTIFICATE-----")
-_VERSION, _UTC_TIME, _GENERALIZED_TIME = 0xA0, 0x17, 0x18
-_BEFORE_VALIDITY: Final = 3  # serialNumber, signature, issuer
-
-
-class _Element(NamedTuple):
-    """One element of DER: its tag, and where its content is."""
-
-    tag: int
-    start: int
-    end: int
+# A Validity (RFC 5280, 4.1.2.5) in DER: a sequence of two times, UTCTime (0x17) or GeneralizedTime (0x18). Before it
+# stand only numbers and the issuer's name, which may hold such bytes to deceive nobody but its own readers.
+_TIME: Final = rb"(?:\x17\x0d|\x18\x0f)(\d{12}(?:\d\d)?)Z"
+_VALIDITY: Final = re.compile(rb"\x30[\x1e\x20\x22]" + _TIME + _TIME)
 
 
 class Validity(NamedTuple):
-    """From when and until when a certificate is good, in seconds since the epoch."""
+    """The first and the last second of validity, since the epoch."""
 
     begins: float
     ends: float
 
 
+class _Claims(msgspec.Struct):
+    exp: float
+    iat: float = 0.0
+
+
 def validities(pem: bytes) -> list[Validity]:
-    """Return for when each certificate is good, in their order, but what cannot be read."""
+    """Return the validity of each certificate, in their order, without those that cannot be read."""
     found = []
     for block in _PEM.findall(pem):
         try:
-            found.append(_validity(b64decode(block)))
-        except (ValueError, IndexError, OverflowError):
+            if match := _VALIDITY.search(b64decode(block)):
+                found.append(Validity(_seconds(match[1]), _seconds(match[2])))
+        except (ValueError, OverflowError):
             continue
     return found
 
 
-def _validity(der: bytes) -> Validity:
-    certificate = _element(der, 0)
-    body = _element(der, certificate.start)
-    fields = [field for field in _elements(der, body) if field.tag != _VERSION]
-    first, last = _elements(der, fields[_BEFORE_VALIDITY])
-    return Validity(_time(der, first), _time(der, last))
+def token_validity(token: str) -> Validity | None:
+    """Return the validity of a JSON Web Token (RFC 7519, 4.1); None for one that has none, or is of another kind."""
+    parts = token.strip().split(".")
+    if len(parts) != 3:
+        return None
+    try:
+        claims = msgspec.json.decode(urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)), type=_Claims)
+    except ValueError:
+        return None
+    return Validity(claims.iat, claims.exp)
 
 
-def _time(der: bytes, element: _Element) -> float:
-    text = der[element.start : element.end].decode("ascii").removesuffix("Z")
-    if element.tag == _UTC_TIME:
+def _seconds(digits: bytes) -> float:
+    text = digits.decode()
+    if len(text) == 12:  # UTCTime: two digits of the year
         text = ("19" if text >= "50" else "20") + text
-    elif element.tag != _GENERALIZED_TIME:
-        raise ValueError("no time")
-    month, day, hour, minute, second = (int(text[at : at + 2]) for at in range(4, 14, 2))
-    return datetime(int(text[:4]), month, day, hour, minute, second, tzinfo=UTC).timestamp()
-
-
-def _elements(der: bytes, parent: _Element) -> Iterator[_Element]:
-    at = parent.start
-    while at < parent.end:
-        element = _element(der, at)
-        at = element.end
-        yield element
-
-
-def _element(der: bytes, at: int) -> _Element:
-    tag, length, start = der[at], der[at + 1], at + 2
-    if length & 0x80:  # the length of the length
-        start += length & 0x7F
-        length = int.from_bytes(der[at + 2 : start], "big")
-    if start + length > len(der):
-        raise ValueError("cut short")
-    return _Element(tag, start, start + length)
+    return datetime.strptime(text, "%Y%m%d%H%M%S").replace(tzinfo=UTC).timestamp()

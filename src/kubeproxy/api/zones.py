@@ -13,12 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 from urllib.parse import quote, urlencode
 
-from kubeproxy.api.client import ApiClient
 from kubeproxy.api.decode import decode_page, identity
-from kubeproxy.api.source import ListPace, ResourceStatus
+from kubeproxy.api.http import HttpClient
+from kubeproxy.api.source import ListPace, ResourceStatus, Trouble, WatchTarget
 from kubeproxy.api.status import MalformedAnswer, waiting_wished
-from kubeproxy.api.targets import WatchTarget
-from kubeproxy.api.trouble import Trouble
 from kubeproxy.engine.pacing import TokenBucket
 from kubeproxy.errors import SourceError
 from kubeproxy.model.balancing import weighs_zones
@@ -45,7 +43,7 @@ class Zones:
     `services` are those that weigh by zone: decoders are to look at it for each slice. `target` is that of slices.
     """
 
-    def __init__(self, client: ApiClient, target: WatchTarget, sink: Sink, pace: ListPace) -> None:
+    def __init__(self, client: HttpClient, target: WatchTarget, sink: Sink, pace: ListPace) -> None:
         self.services: set[ServiceName] = set()
         self._client = client
         self._target = target
@@ -170,7 +168,7 @@ class Zones:
         query, token = selector | (since if status.resource_version else {}), ""
         while True:
             where = f"{path}?{urlencode(query, quote_via=quote, safe='')}"
-            response = await self._client.http.request("GET", where, most=self._target.most)
+            response = await self._client.request("GET", where, most=self._target.most)
             page = decode_page(self._target.resource, response.body, self.services)
             found = {identity(one): ZonedSlice(one) for one in page.objects if isinstance(one, PlacedSlice)}
             self._sink([*found.values(), *[one for one in page.rejected if (one.namespace, one.name) in found]])

@@ -8,10 +8,9 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from kubeproxy.api.client import ApiClient
+from kubeproxy.api.http import HttpClient
 from kubeproxy.api.kubeconfig import load_cluster
-from kubeproxy.api.places import pod_names
-from kubeproxy.api.versions import Versions, versions
+from kubeproxy.api.lists import Versions, pod_names, versions
 from kubeproxy.ask.facts import Facts, ProgrammedService
 from kubeproxy.ask.kernel.looks import Ask
 from kubeproxy.backends.examination import Finding, Kind
@@ -33,12 +32,12 @@ _PLACE = "the API server"
 Read = Mapping[ServiceName, Versions]
 
 
-def ask(facts: Facts, question: Callable[[ApiClient], Awaitable[T]], patience: float) -> T:
+def ask(facts: Facts, question: Callable[[HttpClient], Awaitable[T]], patience: float) -> T:
     """Return what the API server answers within so many seconds. Raises NoAnswerError."""
     kubeconfig = facts.configuration().client_connection.kubeconfig
 
     async def answer() -> T:
-        client = ApiClient(load_cluster(kubeconfig, facts.master))
+        client = HttpClient(load_cluster(kubeconfig, facts.master))
         try:
             async with asyncio.timeout(patience):
                 return await question(client)

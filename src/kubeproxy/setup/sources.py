@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kubeproxy.api.source import Reach, ResourceStatus, watched, why_stale
+from kubeproxy.api.source import Reach, ResourceStatus, why_stale
 from kubeproxy.config.gates import gate_enabled
 from kubeproxy.config.options import Options
 from kubeproxy.engine.pacing import TokenBucket
@@ -97,7 +97,7 @@ class _ApiSources(Sources):
     knows_nodes = True
 
     def __init__(self, options: Options, node_name: str, sink: Sink, metrics: ProxyMetrics) -> None:
-        from kubeproxy.api.client import ApiClient  # noqa: PLC0415 - the manifests mode needs no client
+        from kubeproxy.api.http import HttpClient  # noqa: PLC0415 - the manifests mode needs no client
         from kubeproxy.api.kubeconfig import load_cluster  # noqa: PLC0415
         from kubeproxy.api.recovery import WatchListSupport  # noqa: PLC0415
         from kubeproxy.api.watch import ApiSource  # noqa: PLC0415
@@ -109,7 +109,7 @@ class _ApiSources(Sources):
         self._cluster = cluster
         self.plugin = cluster.credentials.program
         self.node_patience = NODE_CIDR_PATIENCE if options.config.local_mode == "NodeCIDR" else NODE_PATIENCE
-        self._client = ApiClient(cluster, on_request=partial(_finished, metrics))
+        self._client = HttpClient(cluster, on_request=partial(_finished, metrics))
         self._limit = RateLimit(client.qps, client.burst)
         self._waited = partial(_waited, metrics, cluster.server.authority)
         support = WatchListSupport()
@@ -136,24 +136,24 @@ class _ApiSources(Sources):
         return Reach(
             server=self._cluster.url,
             trouble=self._client.contact.trouble,
-            watched=tuple(watched(status, now) for status in self._source.statuses.values()),
+            watched=tuple(status.standing(now) for status in self._source.statuses.values()),
             certificates=self._cluster.certificates,
         )
 
     def servers(self) -> frozenset[tuple[str, int]]:
-        return self._client.http.places.places
+        return self._client.places.places
 
     def follow_servers(self, changed: Callable[[], None]) -> None:
-        self._client.http.places.changed = changed
+        self._client.places.changed = changed
 
     async def zones(self, service: ServiceName) -> Mapping[bytes, str]:
-        from kubeproxy.api.places import zones_of  # noqa: PLC0415 - loaded for the first question
+        from kubeproxy.api.lists import zones_of  # noqa: PLC0415 - loaded for the first question
 
         # No waiting for a server that is out of reach.
         return {} if self._client.contact.trouble else await zones_of(self._client, service)
 
     async def nodes(self) -> Mapping[bytes, str]:
-        from kubeproxy.api.places import node_names  # noqa: PLC0415
+        from kubeproxy.api.lists import node_names  # noqa: PLC0415
 
         return {} if self._client.contact.trouble else await node_names(self._client)
 
@@ -172,7 +172,7 @@ class _ApiSources(Sources):
 
         self._waited(method, await self._limit.turn())
         try:
-            return (await self._client.http.request(method, path, body=body, content_type=kind)).status
+            return (await self._client.request(method, path, body=body, content_type=kind)).status
         except StatusError as error:
             return error.status.code
 

@@ -7,10 +7,8 @@ import weakref
 import pytest
 
 from kubeproxy.api import http
-from kubeproxy.api.client import ApiClient
-from kubeproxy.api.connection import LIST, MAX_OVERHEAD, OBJECT, Exchange
+from kubeproxy.api.connection import LEAST_PROGRESS, LIST, MAX_OVERHEAD, OBJECT, Exchange
 from kubeproxy.api.http import HttpClient, Route
-from kubeproxy.api.patience import LEAST_PROGRESS
 from kubeproxy.api.status import (
     BadRequest,
     Conflict,
@@ -360,30 +358,6 @@ def test_headers_cannot_be_smuggled():
     for path in ("/x y", "/x\r\nX: y"):
         with pytest.raises(ValueError, match="forbids"):
             run(script, lambda client, _, path=path: client.request("GET", path))
-
-
-def test_the_client_of_few_words():
-    async def script(request, reply):
-        if request.path.startswith("/api/v1/nodes/"):
-            await reply.recorded("create-node" if request.path.endswith("/node-a") else "get-missing")
-        elif request.method == "PATCH":
-            await reply.answer(200, {"content": request.headers["content-type"], "sent": json.loads(request.body)})
-        else:
-            await reply.recorded("version")
-
-    async def main():
-        async with Server(script) as server:
-            client = ApiClient(cluster_at(server.url + "/prefix/"[:0]))
-            assert await client.version() == "v0.0.0-master+$Format:%H$"
-            assert (await client.get_node("node-a")).metadata.labels.zone == "zone-a"
-            with pytest.raises(NotFound):
-                await client.get_node("../x y")
-            patched = await client.request_json("PATCH", "/apis/x", {"series": {"count": 2}})
-            assert patched == {"content": "application/merge-patch+json", "sent": {"series": {"count": 2}}}
-            await client.close()
-            assert server.requests[2].target == "/api/v1/nodes/..%2Fx%20y"
-
-    asyncio.run(main())
 
 
 def test_a_server_may_have_a_path():

@@ -20,18 +20,18 @@ REFUSED = "10.0.0.1:6443: connection refused"
         ({"connected": True}, "", None),
         ({"connected": True, "trouble": "x"}, "", None),
         ({"heard": 700.0}, REFUSED, None),
-        ({}, "", "nothing heard of services from the API server for 1000 s"),
-        ({"trouble": "forbidden"}, "", "nothing heard of services from the API server for 1000 s: forbidden"),
-        ({"synced": False, "heard": 990.0}, "", "no list yet of services from the API server for 10 s"),
+        ({}, "", "nothing received about services from the API server for 1000 s"),
+        ({"trouble": "forbidden"}, "", "nothing received about services from the API server for 1000 s: forbidden"),
+        ({"synced": False, "heard": 990.0}, "", "no list of services received from the API server for 10 s"),
         (
             {"synced": False, "heard": 990.0, "trouble": "Unauthorized"},
             "",
-            "no list yet of services from the API server for 10 s: Unauthorized",
+            "no list of services received from the API server for 10 s: Unauthorized",
         ),
         (
             {"synced": False, "heard": 990.0, "trouble": "from before"},
             REFUSED,
-            f"no list yet of services from the API server for 10 s: cannot reach the API server at {REFUSED}",
+            f"no list of services received from the API server for 10 s: cannot reach the API server at {REFUSED}",
         ),
     ],
 )

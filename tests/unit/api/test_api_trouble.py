@@ -1,6 +1,6 @@
 """What is said of a trouble, and how often."""
 
-from kubeproxy.api.trouble import Trouble
+from kubeproxy.api.source import Trouble
 
 
 def test_a_trouble_is_said_when_it_changes_and_once_a_minute():

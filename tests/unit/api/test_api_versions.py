@@ -9,8 +9,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from kubeproxy.api.lists import Versions, versions
 from kubeproxy.api.status import MalformedAnswer
-from kubeproxy.api.versions import Versions, versions
 
 
 class Client:
@@ -19,7 +19,6 @@ class Client:
     def __init__(self, **pages) -> None:
         self.asked: list[tuple[str, dict]] = []
         self._pages = pages
-        self.http = self
 
     async def request(self, method, path, most):
         parts = urlsplit(path)

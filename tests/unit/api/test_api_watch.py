@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from kubeproxy.api.targets import targets
+from kubeproxy.api.source import targets
 from support.scripted import bookmark, event, eventually, gone, listed, service
 from support.watch_scripts import SLICES, fails, kinds, lists, scripted, watch, watches
 

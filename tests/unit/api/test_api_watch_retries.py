@@ -7,9 +7,9 @@ import time
 
 import msgspec
 
-from kubeproxy.api.client import ApiClient
 from kubeproxy.api.cluster import Cluster, Trust, parse_server
 from kubeproxy.api.credentials import Credentials
+from kubeproxy.api.http import HttpClient
 from kubeproxy.api.recovery import WatchListSupport
 from kubeproxy.api.source import ListPace
 from kubeproxy.api.watch import ApiSource, Reflector
@@ -26,7 +26,7 @@ def test_an_absent_server_is_waited_for_with_one_line(caplog):
     async def main():
         async with Server(script) as first:
             port = first.port
-        client = ApiClient(Cluster(parse_server(f"http://127.0.0.1:{port}", "test"), Trust(), Credentials()))
+        client = HttpClient(Cluster(parse_server(f"http://127.0.0.1:{port}", "test"), Trust(), Credentials()))
         seen = Seen()
         # Only the connection's own pace is the default here: that of a node that boots.
         source = ApiSource(client, "node-a", seen, pace=msgspec.structs.replace(PACE, first_connect=0.05, cap=30.0))
@@ -62,7 +62,7 @@ def test_a_bug_in_the_sink_does_not_end_the_watch(caplog):
 
     async def main():
         async with Server(script) as server:
-            client = ApiClient(Cluster(parse_server(server.url, "test"), Trust(), Credentials()))
+            client = HttpClient(Cluster(parse_server(server.url, "test"), Trust(), Credentials()))
 
             def sink(events):
                 calls.append(events)

@@ -6,9 +6,9 @@ import contextlib
 import pytest
 from msgspec.structs import replace
 
-from kubeproxy.api.client import ApiClient
 from kubeproxy.api.cluster import Cluster, Trust, parse_server
 from kubeproxy.api.credentials import Credentials
+from kubeproxy.api.http import HttpClient
 from kubeproxy.api.recovery import WatchListSupport
 from kubeproxy.api.watch import ApiSource
 from support.scripted import Server, bookmark, event, eventually, listed, service
@@ -116,7 +116,7 @@ def streamed_lists(support=None):
 
     async def main():
         async with Server(script) as server:
-            client = ApiClient(Cluster(parse_server(server.url, "test"), Trust(), Credentials()))
+            client = HttpClient(Cluster(parse_server(server.url, "test"), Trust(), Credentials()))
             seen = Seen()
             source = ApiSource(client, "node-a", seen, pace=PACE, support=support)
             task = asyncio.create_task(source.run())

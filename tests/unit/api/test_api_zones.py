@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from kubeproxy.api import zones
-from kubeproxy.api.client import ApiClient
 from kubeproxy.api.cluster import Cluster, Trust, parse_server
 from kubeproxy.api.credentials import Credentials
+from kubeproxy.api.http import HttpClient
 from kubeproxy.api.recovery import WatchListSupport
 from kubeproxy.api.watch import ApiSource
 from kubeproxy.model.events import Replaced, ZonedSlice
@@ -76,7 +76,7 @@ def run(use, services=(), slices=(), prepare=lambda api: None):
         api, seen = Api(list(services), list(slices)), Seen()
         prepare(api)
         async with Server(api) as server:
-            client = ApiClient(Cluster(parse_server(server.url, "test"), Trust(), Credentials()))
+            client = HttpClient(Cluster(parse_server(server.url, "test"), Trust(), Credentials()))
             support = WatchListSupport()
             support.supported = False
             source = ApiSource(client, "node-a", seen, pace=PACE, support=support)

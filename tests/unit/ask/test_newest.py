@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kubeproxy.api.lists import Versions
 from kubeproxy.api.source import Reach, WatchStanding
-from kubeproxy.api.versions import Versions
 from kubeproxy.ask import cluster
 from kubeproxy.ask.facts import ProgrammedService
 from kubeproxy.backends.examination import Kind

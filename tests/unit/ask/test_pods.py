@@ -28,7 +28,7 @@ class Client:
 def names(monkeypatch):
     """Ask for names where the API server answers like this."""
     monkeypatch.setattr(cluster, "load_cluster", lambda *_: None)
-    monkeypatch.setattr(cluster, "ApiClient", lambda _: Client())
+    monkeypatch.setattr(cluster, "HttpClient", lambda _: Client())
     monkeypatch.setattr(cluster, "PODS_PATIENCE", 0.01)
 
     def ask(answer):

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from kubeproxy.api.client import ApiClient
 from kubeproxy.api.cluster import Cluster, Trust, parse_server
 from kubeproxy.api.credentials import Credentials
-from kubeproxy.api.places import zones_of
+from kubeproxy.api.http import HttpClient
+from kubeproxy.api.lists import zones_of
 from kubeproxy.ask import zones as places_module
 from kubeproxy.ask.facts import Objects
 from kubeproxy.ask.snapshot import unwatched
@@ -236,7 +236,7 @@ def zones_shown(api, *paths, clock=lambda: 0.0):
 
     async def main():
         async with Server(api) as server:
-            client = ApiClient(Cluster(parse_server(server.url, "test"), Trust(), Credentials()))
+            client = HttpClient(Cluster(parse_server(server.url, "test"), Trust(), Credentials()))
             try:
                 places = Places(lambda service: zones_of(client, service), clock)
                 return [json.loads(await text(ask(path, places=places)))["endpoints"][0]["zone"] for path in paths]

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from kubeproxy.api.greeting import greet, token_validity
+from kubeproxy.api.greeting import greet
 from kubeproxy.api.kubeconfig import load_cluster
 from kubeproxy.api.source import Reach
+from kubeproxy.api.x509 import token_validity
 from kubeproxy.ask.checks import contact, identity, programming, settings, strangers
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import Diagnosis, Severity, worst_first

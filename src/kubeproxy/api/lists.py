@@ -1,0 +1,147 @@
+"""Lists that are read once, for people: versions of objects, zones of endpoints, names of pods and Nodes.
+
+The proxy itself decodes slices without names, and without zones but for Services that weigh by them (zones.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Final, Generic, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+from msgspec import Struct
+
+from kubeproxy.api.connection import LIST
+from kubeproxy.api.http import HttpClient
+from kubeproxy.api.source import NO_HEADLESS, NO_PROXY_NAME
+from kubeproxy.api.status import MalformedAnswer
+from kubeproxy.model.addresses import FAMILIES, pack
+from kubeproxy.model.objects import Node, ObjectMeta
+from kubeproxy.model.plan import ServiceName
+
+T = TypeVar("T")
+
+_PAGE: Final = 500
+"""Objects in one answer."""
+
+_OF_SERVICE: Final = "kubernetes.io/service-name"
+
+
+class Versions(Struct):
+    """The resourceVersion of a Service, None when there is none, and those of its EndpointSlices by name."""
+
+    service: str | None = None
+    slices: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class _Continue(Struct):
+    continue_: str | None = msgspec.field(default=None, name="continue")
+
+
+class _Items(Struct, Generic[T]):
+    metadata: _Continue
+    items: list[T] | None = None
+
+
+class _Spec(Struct):
+    cluster_ip: str | None = msgspec.field(default=None, name="clusterIP")
+
+
+class _Service(Struct):
+    metadata: ObjectMeta
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+
+
+class _Reference(Struct):
+    name: str | None = None
+    namespace: str | None = None
+
+
+class _Endpoint(Struct, rename="camel"):
+    addresses: list[str] | None = None
+    zone: str | None = None
+    target_ref: _Reference | None = None
+
+
+class _Slice(Struct, rename="camel"):
+    metadata: ObjectMeta = ObjectMeta()
+    address_type: str = ""
+    endpoints: list[_Endpoint] | None = None
+
+
+async def versions(client: HttpClient, service: ServiceName | None) -> Mapping[ServiceName, Versions]:
+    """Return the versions of a Service, or of all that a proxy watches and those without a cluster IP.
+
+    It needs no other rights than the proxy's. Raises SourceError.
+    """
+    where = f"/namespaces/{quote(service[0], safe='')}" if service is not None else ""
+    query = {"labelSelector": NO_PROXY_NAME} | ({"fieldSelector": f"metadata.name={service[1]}"} if service else {})
+    found: dict[ServiceName, Versions] = {}
+    async for one in _items(client, f"/api/v1{where}/services", query, _Service):
+        if one.spec.cluster_ip != "None":
+            found[one.metadata.namespace or "", one.metadata.name] = Versions(one.metadata.resource_version or "")
+    async for piece in _slices(client, service, NO_HEADLESS):
+        meta = piece.metadata
+        owner = found.get((meta.namespace or "", (meta.labels.service_name if meta.labels else None) or ""))
+        if owner is not None and piece.address_type in FAMILIES:
+            owner.slices[meta.name] = meta.resource_version or ""
+    return found
+
+
+async def zones_of(client: HttpClient, service: ServiceName) -> Mapping[bytes, str]:
+    """Return the zones of a Service's endpoints by packed address, without endpoints in none. Raises SourceError."""
+    return {address: one.zone async for address, one in _endpoints(client, service) if one.zone}
+
+
+async def pod_names(client: HttpClient, service: ServiceName | None) -> Mapping[bytes, str]:
+    """Return NAMESPACE/NAME of pods by packed address: those of a Service, or of all. Raises SourceError."""
+    names: dict[bytes, str] = {}
+    async for address, one in _endpoints(client, service):
+        pod = one.target_ref
+        if pod is not None and pod.name:
+            names[address] = f"{pod.namespace}/{pod.name}" if pod.namespace else pod.name
+    return names
+
+
+async def node_names(client: HttpClient) -> Mapping[bytes, str]:
+    """Return the names of all Nodes by packed address. Raises SourceError."""
+    names: dict[bytes, str] = {}
+    async for node in _items(client, "/api/v1/nodes", {"limit": "100"}, Node):  # one has 15 KB or more
+        for entry in (node.status.addresses if node.status is not None else None) or ():
+            if (address := pack(entry.address)) is not None:
+                names[address] = node.metadata.name
+    return names
+
+
+async def _endpoints(client: HttpClient, service: ServiceName | None) -> AsyncIterator[tuple[bytes, _Endpoint]]:
+    """Yield the endpoints of a Service, or of all, with each of their packed addresses."""
+    async for piece in _slices(client, service, ""):
+        for endpoint in piece.endpoints or ():
+            for text in endpoint.addresses or ():
+                if (address := pack(text)) is not None:
+                    yield address, endpoint
+
+
+def _slices(client: HttpClient, service: ServiceName | None, labels: str) -> AsyncIterator[_Slice]:
+    """Yield the EndpointSlices of a Service, or of all, that a label selector ('' for none) selects."""
+    where = f"/namespaces/{quote(service[0], safe='')}" if service is not None else ""
+    of_service = f"{_OF_SERVICE}={service[1]}" if service is not None else ""
+    selector = ",".join(filter(None, (labels, of_service)))
+    query = {"labelSelector": selector} if selector else {}
+    return _items(client, f"/apis/discovery.k8s.io/v1{where}/endpointslices", query, _Slice)
+
+
+async def _items(client: HttpClient, path: str, query: Mapping[str, str], kind: type[T]) -> AsyncIterator[T]:
+    """Yield the items of a list, reading a page at a time. Raises SourceError."""
+    token: str | None = ""
+    while token is not None:
+        asked = {"limit": str(_PAGE), **query} | ({"continue": token} if token else {})
+        response = await client.request("GET", f"{path}?{urlencode(asked)}", most=LIST)
+        try:
+            page = msgspec.json.decode(response.body, type=_Items[kind])  # type: ignore[valid-type]
+        except msgspec.MsgspecError as error:
+            raise MalformedAnswer(f"the answer to GET {path} cannot be read: {error}") from error
+        for item in page.items or ():
+            yield item
+        token = page.metadata.continue_ or None
