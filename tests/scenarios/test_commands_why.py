@@ -84,6 +84,20 @@ async def test_what_stops_a_connection_beside_the_proxy_is_told(live: Live) -> N
         await live.nft(f"add rule inet guard mine ip daddr {live.ips['b1']['IPv4']} drop")
         status, text = await live.ask("why", "node", "default/stopped:80")
         assert (status, f"chain mine: {drops} output" in text) == (1, True), text
+        await live.nft("flush chain inet guard guard")
+        await live.nft(
+            f"add rule inet guard guard tcp dport {{ 22, 3000 }} ip daddr {{ {live.ips['b1']['IPv4']} }} drop"
+        )
+        await live.eventually(lambda: stopped(f"x  table inet guard, chain guard: {drops} forward"))
+        await live.nft("flush chain inet guard guard")
+        await live.nft(f"add rule inet guard guard ip saddr {live.ips['b1']['IPv4']} tcp sport 3000 drop")
+        drops = f"drops the answers of {live.ips['b1']['IPv4']}:3000 at the hook"
+        await live.eventually(lambda: stopped(f"x  table inet guard, chain guard: {drops} forward"))
+        await live.nft("flush chain inet guard guard")
+        by = way.split(" dev ")[1].split()[0]
+        await live.nft(f'add rule inet guard guard iifname != "{by}" ip daddr {live.ips["b1"]["IPv4"]} accept')
+        await live.nft(f'add rule inet guard guard iifname "{by}" ct state established drop')
+        await live.eventually(lambda: stopped(f"x  table inet guard, chain guard: {drops} forward"))
     finally:
         await live.nft("delete table inet guard")
     await live.nft("add table inet early")

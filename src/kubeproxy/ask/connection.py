@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kubeproxy.ask import packets
 from kubeproxy.ask.checks.checkup import CheckedNode, Checkup, checked, look_at_answer, look_at_way
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.kernel import present, probe
@@ -15,8 +16,8 @@ from kubeproxy.ask.why import THIS_NODE, Explained, Why, fields
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.kernel.nftables.chains import HOOKS
 from kubeproxy.kernel.route.addresses import source_for
-from kubeproxy.kernel.rule_walk import Aim
 from kubeproxy.model.addresses import PROTOCOLS, family_of, pack, unpack
+from kubeproxy.model.answer import Packet
 from kubeproxy.setup import host, modes
 
 PROBES = (PROTOCOLS["TCP"], PROTOCOLS["UDP"])
@@ -108,30 +109,35 @@ def _around(report: Checkup) -> Iterator[Diagnosis]:
         yield Diagnosis(Severity.UNKNOWN, "node", f"could not be looked at: {text}")
 
 
-def _way(asked: Source, why: Why) -> CheckedNode:
+def _way(asked: Source, why: Why, interface: str = "") -> CheckedNode:
     """Return what is to be looked at for a connection: what begins or ends on the node is not forwarded by it.
 
     Where connections end at the proxy, its own ones to the endpoints begin here.
     """
     where, _, protocol = why.destination.partition("/")
     front, port = probe.place(where)
-    target = Aim(None, pack(front) or b"", PROTOCOLS[protocol.upper()], port)
-    node, family = checked(asked), family_of(target.destination)
-    local = host.packed_local_addresses((family,), modes.interfaces())[family]
     source = pack(why.source) if why.source != THIS_NODE else None
-    client = source if node.mode.flows_end is FlowsEnd.ENDPOINTS else None
-    ends = [(pack(where), port) for where, port in (probe.place(one.address) for one in why.endpoints[: probe.MOST])]
-    begins_here = client is None or client in local
-    crosses = not begins_here and any(address not in local for address, _ in ends)
-    aims = [Aim(client, address, target.protocol, port) for address, port in ends if address is not None]
-    hooks = frozenset(HOOKS) - {"output" if crosses else "forward"}
-    first = "output" if source is None or source in local else "prerouting"
-    early = {first: target._replace(source=source)}
+    packet = Packet(source, pack(front) or b"", PROTOCOLS[protocol.upper()], port, interface)
+    node, family = checked(asked), family_of(packet.destination)
+    local = host.packed_local_addresses((family,), modes.interfaces())[family]
+    whole = packets.CheckedConnection(packet, local, bool(node.mode.interface))
+    ends = [(*probe.place(one.address), one.masqueraded) for one in why.endpoints[: probe.MOST]]
+    known = [
+        (address, number, masqueraded) for text, number, masqueraded in ends if (address := pack(text)) is not None
+    ]
+    at_proxy = node.mode.flows_end is FlowsEnd.PROXY
+    crosses = not at_proxy and not whole.is_local and any(address not in local for address, _, _ in known)
+    passing = list(packets.early(whole))
+    for address, number, masqueraded in known:
+        if at_proxy:
+            passing += packets.own(Packet(None, address, packet.protocol, number), local)
+        else:
+            passing += packets.translated(whole, (address, number), masqueraded=masqueraded)
     return replace(
         node,
         family=family,
-        hooks=hooks,
-        aims=aims if begins_here or crosses else (),
-        early=early,
+        hooks=frozenset(HOOKS) - {"output" if crosses else "forward"},
+        packet=packet,
+        passing=passing,
         served=bool(why.service),
     )

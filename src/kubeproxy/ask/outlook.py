@@ -15,7 +15,7 @@ from kubeproxy.backends.mode import Mode, Sight, Weight
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.config.write import differences
 from kubeproxy.errors import KubeProxyError, Unsupported
-from kubeproxy.kernel import firewalls
+from kubeproxy.kernel import chains
 from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX, read_sysctl
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
@@ -140,8 +140,8 @@ def _weight(mode: Mode, planner: Planner, local: Local) -> Weight:
 def _removed(old: Mode, new: Mode, unknown: list[str]) -> list[str]:
     """Return what of the old mode is there, which goes once the new one's is in place."""
     try:
-        chains = firewalls.chains()
-        traces = old.traces(Sight(chains, firewalls.iptables_chains(chains)), new.operations().owns)
+        known = chains.chains()
+        traces = old.traces(Sight(known, chains.iptables_chains(known)), new.operations().owns)
     except (KubeProxyError, OSError) as error:
         unknown.append(f"what of the old mode is there: {error}")
         return []

@@ -18,16 +18,16 @@ from typing import Final, NamedTuple
 
 from kubeproxy.backends.mode import Keeps, Sight, Trace, keeps_nothing
 from kubeproxy.errors import ApplyError, Unsupported
-from kubeproxy.kernel.firewalls import IP_FAMILIES, RuleChain
+from kubeproxy.kernel.chains import IP_FAMILIES, RuleChain
 from kubeproxy.kernel.netlink.protocol import Netlink, NetlinkError
 from kubeproxy.kernel.nftables.chains import TABLE_FAMILIES
 from kubeproxy.kernel.nftables.lookup import lookup
 from kubeproxy.kernel.nftables.nfnetlink import NETLINK_NETFILTER
 from kubeproxy.kernel.nftables.tables import read_sets
-from kubeproxy.kernel.rule_walk import Aim
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.kernel.xtables.nft_compat import writer_of
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, Family, family_of, unpack
+from kubeproxy.model.answer import Packet
 
 log = logging.getLogger("kubeproxy.backends")
 
@@ -72,14 +72,14 @@ def chain_traces(chains: Iterable[RuleChain]) -> list[Trace]:
     ]
 
 
-def _chains_catch(name: str, chains: Collection[RuleChain], aim: Aim) -> bool:
+def _chains_catch(name: str, chains: Collection[RuleChain], packet: Packet) -> bool:
     """Return whether rules in these chains, or that lead to them, are for the address and port of a packet.
 
     They may be, where they cannot be read.
     """
     names = {chain.name for chain in chains}
-    wanted = {"-d": f"{unpack(aim.destination)}/{8 * len(aim.destination)}", "--dport": str(aim.port)}
-    wanted["-p"] = PROTOCOL_NAMES[aim.protocol].lower()
+    wanted = {"-d": f"{unpack(packet.destination)}/{8 * len(packet.destination)}", "--dport": str(packet.port)}
+    wanted["-p"] = PROTOCOL_NAMES[packet.protocol].lower()
     try:
         for table in {chain.table for chain in chains}:
             for line in xtables.commands(name).saved(table):
@@ -108,15 +108,15 @@ def table_traces(sight: Sight, table: str) -> list[Trace]:
     ]
 
 
-def _table_catches(family: str, table: str, aim: Aim) -> bool:
+def _table_catches(family: str, table: str, packet: Packet) -> bool:
     """Return whether a map or set of a table has the address and port of a packet, or its NodePort."""
-    if IP_FAMILIES.get(family) not in {None, family_of(aim.destination)}:
+    if IP_FAMILIES.get(family) not in {None, family_of(packet.destination)}:
         return False
     number = next(number for number, word in TABLE_FAMILIES.items() if word == family)
-    port = bytes((aim.protocol, 0, 0, 0)) + PORT_BYTES[aim.port] + bytes(2)
+    port = bytes((packet.protocol, 0, 0, 0)) + PORT_BYTES[packet.port] + bytes(2)
     with Netlink.open(NETLINK_NETFILTER) as link:
         for name in read_sets(number, table, link):
-            for key in (aim.destination + port, port) if not name.startswith("affinity-") else ():
+            for key in (packet.destination + port, port) if not name.startswith("affinity-") else ():
                 with suppress(NetlinkError):  # its keys are of another kind
                     if lookup(number, table, name, [key], link, ranges=False):
                         return True

@@ -19,11 +19,11 @@ from msgspec import Struct
 from kubeproxy.backends.examination import Examiner
 from kubeproxy.config.modes import ModeConfig
 from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.kernel.chains import Chain, RuleChain
 from kubeproxy.kernel.conntrack.tracked import DESTINATION_TRANSLATED
-from kubeproxy.kernel.firewalls import Chain, RuleChain
-from kubeproxy.kernel.rule_walk import Aim
 from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.model.addresses import Family
+from kubeproxy.model.answer import Packet
 from kubeproxy.model.gone import Departed
 from kubeproxy.model.habits import Habits
 from kubeproxy.model.plan import Globals, ServiceName, ServicePlan, ServicePortKey
@@ -159,7 +159,7 @@ class Trace(NamedTuple):
 
     what: str
     family: Family | None
-    catches: Callable[[Aim], bool] = lambda _: True
+    catches: Callable[[Packet], bool] = lambda _: True
 
 
 class Weight(NamedTuple):

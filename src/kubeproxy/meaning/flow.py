@@ -110,9 +110,9 @@ class Interfaces:
     LOOPBACK: Final = 2
     OTHER: Final = 4
 
-    def __init__(self, rulesets: Iterable[CompiledRules]) -> None:
+    def __init__(self, rulesets: Iterable[CompiledRules], others: Iterable[str] = ()) -> None:
         patterns = {name for each in rulesets for op in each.operations() if op[0] == Op.INTERFACE for name in op[1]}
-        names = sorted({pattern.replace("*", "0") for pattern in patterns} - {"lo", ""})
+        names = sorted({pattern.replace("*", "0") for pattern in patterns}.union(others) - {"lo", ""})
         self.names = {self.NONE: "", self.LOOPBACK: "lo", self.OTHER: "other"}
         self.names |= {8 << number: name for number, name in enumerate(names)}
         self.every = sum(self.names) & ~self.NONE & ~self.LOOPBACK

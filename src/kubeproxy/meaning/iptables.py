@@ -15,10 +15,15 @@ from kubeproxy.meaning import regions
 from kubeproxy.meaning.rules import (
     ACCEPT,
     DROP,
+    ESTABLISHED,
     GOTO,
+    INVALID,
     JUMP,
+    NEW,
     RETURN,
+    TRANSLATED_STATE,
     ChainRules,
+    CompiledFor,
     HookPlace,
     NodePlace,
     Op,
@@ -32,24 +37,33 @@ _PROTOCOLS: Final = {"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1, "ipv6-icmp": 5
 _COMMENT: Final = re.compile(r' -m comment --comment (?:"(?:[^"\\]|\\.)*"|\S+)')
 _VERDICTS: Final = {"ACCEPT": ACCEPT, "DROP": DROP, "RETURN": RETURN}
 _SILENT: Final = frozenset({"LOG", "NFLOG", "TCPMSS", "TRACE", "CHECKSUM"})
-_NEW: Final = "NEW"
+_STATES: Final = {
+    "INVALID": INVALID,
+    "ESTABLISHED": ESTABLISHED,
+    "RELATED": 4,
+    "NEW": NEW,
+    "DNAT": TRANSLATED_STATE,
+    "UNTRACKED": 256,
+}
+_CHANGING: Final = frozenset({"--mark", "--rcheck", "--update"})
+"""Options on what rules set that may not be among those that are compiled."""
 _OWN: Final = "KUBE-"
 
 
-def compiled(text: str, place: NodePlace) -> list[ChainRules]:
+def compiled(text: str, place: NodePlace, purpose: CompiledFor = CompiledFor.EVERYTHING) -> list[ChainRules]:
     """Return the chains of the text of iptables-save. Names of chains are `iptables/table/chain`."""
     found: list[ChainRules] = []
     rules: dict[str, list[tuple[Operation, ...]]] = {}
     policies: dict[str, str] = {}
     table = ""
-    reader = _Reader(place, "", rules)
+    reader = _Reader(place, "", rules, purpose)
     for line in text.splitlines():
         if line.startswith("-A "):
             chain, _, rest = line[3:].partition(" ")
             rules[chain].append(reader.rule(chain, len(rules[chain]) + 1, rest))
         elif line.startswith("*"):
             table, rules, policies = line[1:], {}, {}
-            reader = _Reader(place, table, rules)
+            reader = _Reader(place, table, rules, purpose)
         elif line.startswith(":"):
             name, policy = line[1:].split(" ")[:2]
             rules[name], policies[name] = [], policy
@@ -92,20 +106,27 @@ class _Unknown(Exception):  # noqa: N818 - no error of the rules
 class _Reader:
     """Reads the rules of one table."""
 
-    def __init__(self, place: NodePlace, table: str, chains: Container[str]) -> None:
+    def __init__(self, place: NodePlace, table: str, chains: Container[str], purpose: CompiledFor) -> None:
         self._place = place
+        self._purpose = purpose
         self._chains = chains
         self._table = table
         self._prefix = f"iptables/{table}/"
+        self._where = ""
 
     def rule(self, chain: str, number: int, text: str) -> tuple[Operation, ...]:
         """Return the operations of a rule, given by the words behind its chain."""
         words = iter((_COMMENT.sub("", f" {text}") if "--comment" in text else f" {text}").split())
+        self._where = f"in {self._table} {chain}, rule {number}"
         done: list[Operation] = []
         try:
             self._read(words, done)
         except _Unknown as unknown:
-            done.append((Op.UNKNOWN, f"{unknown} in {self._table} {chain}, rule {number}"))
+            done.append((Op.UNKNOWN, f"{unknown} {self._where}"))
+            left = list(words)
+            at = next((at for at, word in enumerate(left) if word in {"-j", "-g"}), None)
+            if at is not None:
+                self._target(left[at], left[at + 1], left[at + 2 :], done)
         return tuple(done)
 
     def _read(self, words: Iterator[str], done: list[Operation]) -> None:
@@ -117,7 +138,12 @@ class _Reader:
             if word in {"-j", "-g"}:
                 self._target(word, next(words), list(words), done)
                 return
-            if word in _OPTIONS:
+            if self._purpose is not CompiledFor.EVERYTHING and word in _CHANGING:
+                raise _Unknown(f"option {word}")
+            if word == "--sport" and self._purpose is CompiledFor.ANSWER:
+                first, _, last = next(words).partition(":")
+                done.append((Op.VALUE, Property.SOURCE_PORT, -1, 0, int(first), int(last or first), negated))
+            elif word in _OPTIONS:
                 op = _OPTIONS[word](self._place, next(words), negated)
                 if op is not None:
                     done.append(op)
@@ -150,7 +176,7 @@ class _Reader:
         elif name in self._chains:
             done.append((Op.VERDICT, GOTO if word == "-g" else JUMP, f"{self._prefix}{name}"))
         else:
-            raise _Unknown(f"target {name}")
+            done += [(Op.UNKNOWN, f"target {name} {self._where}"), (Op.VERDICT, ACCEPT, "")]
 
 
 def _masked(text: str) -> tuple[int, int]:
@@ -233,13 +259,12 @@ def _mark(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: ARG
     return Op.VALUE, Property.MARK, mask, 0, value, value, negated
 
 
-def _state(place: NodePlace, text: str, negated: bool) -> Operation | None:  # noqa: ARG001 - as all options
-    states = text.split(",")
-    if _NEW in states:
-        return _NEVER if negated else None
-    if "DNAT" in states:
-        return Op.VALUE, Property.STATUS, 32, 0, 32, 32, negated
-    return None if negated else _NEVER
+def _state(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: ARG001 - as all options
+    try:
+        mask = sum(_STATES[name] for name in text.split(","))
+    except KeyError as error:
+        raise _Unknown(f"state {text}") from error
+    return Op.VALUE, Property.STATES, mask, 0, 1, mask, negated
 
 
 def _nothing(place: NodePlace, text: str, negated: bool) -> None:

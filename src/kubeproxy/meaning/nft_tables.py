@@ -13,10 +13,13 @@ _END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
 
 
 class Elements(NamedTuple):
-    """A named set: its form, and its elements as ranges of keys (first, last) with data."""
+    """A named set: its form, its elements as ranges of keys (first, last) with data, and whether one of its elements
+    matches all the rest.
+    """
 
     form: tables.SetForm
     elements: tuple[tuple[bytes, bytes, bytes | x.RuleVerdict], ...]
+    matches_rest: bool = False
 
 
 class NftTable(NamedTuple):
@@ -31,7 +34,7 @@ class NftTable(NamedTuple):
 def read(family: int, name: str, link: Netlink) -> NftTable:
     """Read a table with all elements from the kernel. Raises NetlinkError."""
     forms = tables.read_sets(family, name, link)
-    sets = {each: Elements(form, tuple(_elements(family, name, each, form, link))) for each, form in forms.items()}
+    sets = {each: _filled(form, list(_elements(family, name, each, form, link))) for each, form in forms.items()}
     hooks = tables.read_hooks(family, name, link)
     rules: dict[str, list[x.Rule]] = {each: [] for each in hooks}
     for rule in nfnetlink.rules(family, name, link):
@@ -39,19 +42,24 @@ def read(family: int, name: str, link: Netlink) -> NftTable:
     return NftTable(family, name, {each: tables.Chain(hooks[each], tuple(its)) for each, its in rules.items()}, sets)
 
 
+def _filled(form: tables.SetForm, elements: list[tuple[bytes, bytes, bytes | x.RuleVerdict]]) -> Elements:
+    keyed = tuple([each for each in elements if each[0]])
+    return Elements(form, keyed, len(keyed) < len(elements))
+
+
 def _elements(
     family: int, table: str, name: str, form: tables.SetForm, link: Netlink
 ) -> Iterator[tuple[bytes, bytes, bytes | x.RuleVerdict]]:
-    """Yield first key, last key and data of each element."""
+    """Yield first key, last key and data of each element; an element that matches all the rest has no key."""
     edges: list[tuple[bytes, bool, bytes | x.RuleVerdict]] = []
     for data, first, last in nfnetlink.element_lists(family, table, name, link):
         for _, start, end in attributes(data, first, last):
             parts = {kind: data[s:e] for kind, s, e in attributes(data, start, end)}
-            key = parts[nfta.SET_ELEM_KEY][4:]
+            key = parts.get(nfta.SET_ELEM_KEY, b"")[4:]
             value = x.parse_value(parts[nfta.SET_ELEM_DATA]) if nfta.SET_ELEM_DATA in parts else b""
             if nfta.SET_ELEM_KEY_END in parts:
                 yield key, parts[nfta.SET_ELEM_KEY_END][4:], value
-            elif form.flags & tables.INTERVAL and not form.lengths:
+            elif key and form.flags & tables.INTERVAL and not form.lengths:
                 flags = int.from_bytes(parts.get(nfta.SET_ELEM_FLAGS, b""), "big")
                 edges.append((key, bool(flags & _END), value))
             else:

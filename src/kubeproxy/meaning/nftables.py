@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from kubeproxy.kernel.nftables import chains as kernel_chains
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import tables
 from kubeproxy.meaning import regions
+from kubeproxy.meaning.nft_parts import Term, UnknownRuleError, extension, interface
 from kubeproxy.meaning.nft_tables import Elements, NftTable
 from kubeproxy.meaning.rules import (
     ACCEPT,
     DROP,
+    TRANSLATED,
     ChainRules,
+    CompiledFor,
     HookPlace,
     Keyed,
     KeyPart,
@@ -33,37 +36,39 @@ _NETWORK, _TRANSPORT = 1, 2
 _END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
 _LOCAL: Final = 2  # RTN_LOCAL
 _SILENT: Final = frozenset({"log", "last"})
+_TAKING: Final = frozenset({"queue", "synproxy", "tproxy"})
+"""Expressions that hand a packet over to another program."""
 _HOST_ORDER: Final = frozenset(
     {Property.MARK, Property.STATE, Property.STATUS, Property.RANDOM, Property.DESTINATION_LOCAL}
 )
-_META: Final = {3: (Property.MARK, 4), 6: (Property.INPUT, 16), 7: (Property.OUTPUT, 16), 16: (Property.PROTOCOL, 1)}
+_META: Final = {
+    3: (Property.MARK, 4),
+    4: (Property.INPUT, 4),  # the index of the interface
+    5: (Property.OUTPUT, 4),
+    6: (Property.INPUT, 16),
+    7: (Property.OUTPUT, 16),
+    16: (Property.PROTOCOL, 1),
+}
+_VALUES: Final = frozenset(
+    {
+        Property.MARK,
+        Property.STATE,
+        Property.STATUS,
+        Property.ORIGINAL_DESTINATION,
+        Property.DESTINATION_LOCAL,
+        Property.SOURCE_PORT,
+    }
+)
+"""Properties that are tested as numbers."""
 
 
-class Term(NamedTuple):
-    """What a register holds: `size` first bytes of a field, masked and xored; data found in a map; a constant."""
-
-    field: Property | None
-    size: int
-    width: int = 0
-    mask: int = -1
-    xor: int = 0
-    modulus: int = 0
-    offset: int = 0
-    value: bytes = b""
-    table: int = -1
-
-
-class UnknownRuleError(Exception):
-    """An expression is not understood."""
-
-
-def compiled(table: NftTable, place: NodePlace) -> list[ChainRules]:
+def compiled(table: NftTable, place: NodePlace, purpose: CompiledFor = CompiledFor.EVERYTHING) -> list[ChainRules]:
     """Return the chains of a table. Names of chains are `family/table/chain`."""
     filled: _Filled = {}
     found = []
     for name, chain in table.chains.items():
         rules = [
-            _Rule(table, place, f"{table.name} {name}, rule {number}", filled).run(rule)
+            _Rule(table, place, f"{table.name} {name}, rule {number}", filled, purpose).run(rule)
             for number, rule in enumerate(chain.rules, 1)
         ]
         found.append(ChainRules(f"{prefix(table)}{name}", rules, _hook(chain.hook)))
@@ -78,7 +83,8 @@ def prefix(table: NftTable) -> str:
 def _hook(hook: tables.Hook | None) -> HookPlace | None:
     if hook is None:
         return None
-    return HookPlace(kernel_chains.HOOKS[hook.number], hook.priority, hook.kind == "nat", hook.drops)
+    name = kernel_chains.HOOKS[hook.number] if hook.number < len(kernel_chains.HOOKS) else "ingress"
+    return HookPlace(name, hook.priority, hook.kind == "nat", hook.drops)
 
 
 _Filled = dict[tuple[str, tuple[Property, ...]], Keyed]
@@ -88,8 +94,9 @@ _Filled = dict[tuple[str, tuple[Property, ...]], Keyed]
 class _Rule:
     """Executes one rule with symbolic registers."""
 
-    def __init__(self, table: NftTable, place: NodePlace, where: str, filled: _Filled) -> None:
+    def __init__(self, table: NftTable, place: NodePlace, where: str, filled: _Filled, purpose: CompiledFor) -> None:
         self._table = table
+        self._purpose = purpose
         self._filled_sets = filled
         self._place = place
         self._where = where
@@ -103,17 +110,23 @@ class _Rule:
                 self._one(one)
             except UnknownRuleError as unknown:
                 self._done.append((Op.UNKNOWN, f"{unknown} in {self._where}"))
-                break
+                self._registers.clear()
+                if self._purpose is CompiledFor.EVERYTHING:
+                    break
         return tuple(self._done)
 
     def _one(self, one: x.Expression) -> None:
         match one:
             case x.PacketCount() | x.Offload() | x.NamedObject(type=1):
                 pass
-            case x.Update():
+            case x.Update() if self._purpose is CompiledFor.EVERYTHING:
                 self._done.append((Op.REMEMBER,))
             case x.Opaque(name) if name in _SILENT:
                 pass
+            case x.Opaque(name) if name in _TAKING:
+                self._done += [(Op.UNKNOWN, f"{name} in {self._where}"), (Op.VERDICT, ACCEPT, "")]
+            case x.Opaque("match" | "target" as kind, raw):
+                self._done += extension(kind, raw, self._where)
             case x.Compare():
                 self._compare(self._get(one.sreg), one.value, one.value, one.op)
             case x.Range():
@@ -188,12 +201,16 @@ class _Rule:
                 return Term(Property.PROTOCOL, 1, 1)
         if one.base == _TRANSPORT and (one.offset, one.length) == (2, 2):
             return Term(Property.PORT, 2, 2)
+        if one.base == _TRANSPORT and (one.offset, one.length) == (0, 2) and self._purpose is CompiledFor.ANSWER:
+            return Term(Property.SOURCE_PORT, 2, 2)
         raise UnknownRuleError(f"payload load base {one.base}, offset {one.offset}, length {one.length}")
 
     def _meta(self, one: x.Meta) -> Term:
         if one.key == 15:
             return Term(Property.CONSTANT, 1, 1, value=bytes([2 if self._place.bits == 32 else 10]))
-        if one.key not in _META:
+        if one.key == 1:
+            return Term(Property.CONSTANT, 2, 2, value=b"\x08\0" if self._place.bits == 32 else b"\x86\xdd")
+        if one.key not in _META or (one.key == 3 and self._purpose is not CompiledFor.EVERYTHING):
             raise UnknownRuleError(f"meta key {one.key}")
         field, size = _META[one.key]
         return Term(field, size, size)
@@ -203,14 +220,14 @@ class _Rule:
         if one.key in {0, 2}:
             return Term(Property.STATE if one.key == 0 else Property.STATUS, 4, 4)
         if one.key == 1:
-            return Term(Property.CONSTANT, 1, 1, value=b"\0")
-        if one.key == 3:
+            return Term(Property.CONSTANT, 1, 1, value=b"\1" if self._purpose is CompiledFor.ANSWER else b"\0")
+        if one.key == 3 and self._purpose is CompiledFor.EVERYTHING:
             return Term(Property.CONSTANT, 4, 4, value=bytes(4))
-        if one.direction == 0 and one.key in {8, 19, 21}:
+        if one.direction == 0 and one.key in {8, 19, 21} and self._purpose is not CompiledFor.ANSWER:
             return Term(Property.SOURCE, width, width)
         if one.direction == 0 and one.key in {9, 20, 22}:
             return Term(Property.ORIGINAL_DESTINATION, width, width)
-        if one.direction == 0 and one.key == 12:
+        if one.direction == 0 and one.key == 12 and self._purpose is not CompiledFor.ANSWER:
             return Term(Property.ORIGINAL_PORT, 2, 2)
         raise UnknownRuleError(f"ct key {one.key}")
 
@@ -262,7 +279,9 @@ class _Rule:
         elif field is Property.RANDOM and term.mask == -1:
             inside = max(0, min(high, term.offset + term.modulus - 1) - max(low, term.offset) + 1) / term.modulus
             self._done.append((Op.CHANCE, 1 - inside if negated else inside))
-        elif field in {Property.MARK, Property.STATE, Property.STATUS, Property.DESTINATION_LOCAL}:
+        elif field is Property.STATUS and self._purpose is CompiledFor.ANSWER and term.mask != TRANSLATED:
+            raise UnknownRuleError("ct status")
+        elif field in _VALUES:
             self._done.append((Op.VALUE, field, term.mask, term.xor, low, high, negated))
         else:
             raise UnknownRuleError(f"comparison with {field.name.lower() if field is not None else 'map data'}")
@@ -292,18 +311,21 @@ class _Rule:
     def _compare_names(self, term: Term, value: bytes, op: int) -> None:
         if op not in {0, 1} or term.mask != -1:
             raise UnknownRuleError("comparison of interface names")
-        name = value.rstrip(b"\0").decode(errors="replace")
-        pattern = name if len(value) == 16 or value.endswith(b"\0") else f"{name}*"
-        self._done.append((Op.INTERFACE, (pattern,), op == 1, term.field is Property.OUTPUT))
+        self._done.append((Op.INTERFACE, (interface(term, value),), op == 1, term.field is Property.OUTPUT))
 
     # -- sets --------------------------------------------------------------------------------------------------------
 
     def _lookup(self, one: x.Lookup) -> None:
-        form, elements = self._contents(one.set)
+        form, elements, matches_rest = self._contents(one.set)
+        partial = self._purpose is not CompiledFor.EVERYTHING
+        if matches_rest or (partial and form.flags & tables.COUNTED):
+            raise UnknownRuleError(f"set {one.set}")
+        if partial:  # as it is filled now
+            form = form._replace(flags=form.flags & ~tables.DYNAMIC)
         terms = self._key(one.sreg, form)
         inverted = bool(one.flags & 1)
-        if len(terms) == 1 and one.dreg is None and not form.flags & tables.DYNAMIC:
-            self._member(terms[0], elements, inverted)
+        single = len(terms) == 1 and one.dreg is None and not form.flags & tables.DYNAMIC
+        if single and self._member(terms[0], elements, inverted):
             return
         table = self._filled(one.set, form, elements, terms)
         if inverted:
@@ -335,13 +357,15 @@ class _Rule:
 
     def _member(
         self, term: Term, elements: tuple[tuple[bytes, bytes, bytes | x.RuleVerdict], ...], inverted: bool
-    ) -> None:
-        """Append the test of a single field in a set."""
+    ) -> bool:
+        """Append the test of a single field in a set; return whether there is one operation for it."""
         field = term.field
         if field in {Property.INPUT, Property.OUTPUT}:
-            names = tuple(sorted(first.rstrip(b"\0").decode(errors="replace") for first, _, _ in elements))
+            if any(first != last for first, last, _ in elements):
+                raise UnknownRuleError("patterns of interface names")
+            names = tuple(sorted(interface(term, first) for first, _, _ in elements))
             self._done.append((Op.INTERFACE, names, inverted, field is Property.OUTPUT))
-            return
+            return True
         order = sys.byteorder if field in _HOST_ORDER else "big"
         pairs = [
             (int.from_bytes(first[: term.size], order), int.from_bytes(last[: term.size], order))
@@ -359,8 +383,11 @@ class _Rule:
         elif len(pairs) == 1 and field is not None:
             low, high = pairs[0]
             self._done.append((Op.VALUE, field, term.mask, term.xor, low, high, inverted))
-        else:
+        elif field not in _VALUES:
             raise UnknownRuleError(f"set of {field.name.lower() if field is not None else 'map data'}")
+        else:
+            return False
+        return True
 
     def _filled(
         self,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from copy import copy
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any, Final, NamedTuple
 
 from kubeproxy.meaning.regions import Addresses, point, port_range, protocol_set, service
@@ -52,8 +52,22 @@ class Property(IntEnum):
     ORIGINAL_PORT = 11
     DESTINATION_LOCAL = 12
     CONSTANT = 13
+    SOURCE_PORT = 14
+    STATES = 15  # of connection tracking as iptables numbers them, with TRANSLATED_STATE
 
 
+class CompiledFor(Enum):
+    """The rules and packets for which a ruleset is compiled. All rules: what none of them sets has no value yet."""
+
+    EVERYTHING = "all rules of the node, the first packets of connections"
+    REQUEST = "some rules of the node, the first packet of a connection"
+    ANSWER = "some rules of the node, a packet that answers"
+
+
+INVALID, ESTABLISHED, NEW = 1, 2, 8
+"""States of connection tracking (NF_CT_STATE_BIT); INVALID is also that of a packet that is not tracked yet."""
+TRANSLATED: Final = 32  # IPS_DST_NAT
+TRANSLATED_STATE: Final = 128  # XT_CONNTRACK_STATE_DNAT
 DROP, ACCEPT, CONTINUE, JUMP, GOTO, RETURN = 0, 1, -1, -3, -4, -5
 
 Operation = tuple[Any, ...]

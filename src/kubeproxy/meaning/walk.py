@@ -18,7 +18,10 @@ from kubeproxy.meaning.rules import (
     DROP,
     GOTO,
     JUMP,
+    NEW,
     RETURN,
+    TRANSLATED,
+    TRANSLATED_STATE,
     ChainRules,
     CompiledRules,
     Keyed,
@@ -29,8 +32,6 @@ from kubeproxy.meaning.rules import (
     Property,
 )
 
-_NEW: Final = 8  # NF_CT_STATE_BIT(IP_CT_NEW)
-_TRANSLATED: Final = 32  # IPS_DST_NAT
 _NOT_FIXED: Final = frozenset(
     {Property.SOURCE, Property.PROTOCOL, Property.PORT, Property.INPUT, Property.OUTPUT, Property.RANDOM}
 )
@@ -191,7 +192,7 @@ class Walk:
                     else:
                         ended.append((each, code))
                 if len(missed) != 1 or missed[0] is not flow:
-                    pending += [(numbers[at] + 1, each) for each in missed]
+                    pending += [(numbers[at] + 1, each) for each in self._distinct(missed)]
                     break
             else:
                 back.append(flow)
@@ -250,6 +251,8 @@ class Walk:
                     return
                 flow = kept
                 continue
+            if kind is Op.UNKNOWN and self._guesses(flow, missed):
+                continue
             if not changed:
                 flow, changed = flow.copy(), True
             for more in self._change(kind, op, flow):
@@ -258,6 +261,14 @@ class Walk:
                 matched.append((flow, DROP, ""))
                 return
         matched.append((flow, CONTINUE, ""))
+
+    def _guesses(self, flow: PacketSet, missed: list[PacketSet]) -> bool:  # noqa: ARG002 - for other walks
+        """Return whether an operation that is not understood counts as a test: then append its other outcome."""
+        return False
+
+    def _distinct(self, flows: list[PacketSet]) -> list[PacketSet]:
+        """Return the flows after a rule, without those that cannot have another outcome than the others."""
+        return flows
 
     def _test(self, kind: Op, op: Operation, flow: PacketSet, missed: list[PacketSet]) -> PacketSet | None:
         """Return the part of a flow for which a test holds, and append the other part to `missed`."""
@@ -288,9 +299,11 @@ class Walk:
         if field is Property.MARK:
             return flow.mark
         if field is Property.STATE:
-            return _NEW
+            return NEW
+        if field is Property.STATES:
+            return NEW | TRANSLATED_STATE * flow.translated
         if field is Property.STATUS:
-            return _TRANSLATED if flow.translated else 0
+            return TRANSLATED if flow.translated else 0
         if field is Property.ORIGINAL_DESTINATION:
             return self._destination
         return 2 if self._local(flow.destination) else 1  # RTN_LOCAL, RTN_UNICAST

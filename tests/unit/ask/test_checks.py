@@ -12,9 +12,10 @@ from kubeproxy.ask.checks.settings import InterfacePath, Setting
 from kubeproxy.ask.finding import Diagnosis, Severity, duration, worst_first
 from kubeproxy.backends.mode import FlowsEnd, Trace
 from kubeproxy.engine.standing import FamilyStanding
-from kubeproxy.kernel.firewalls import Filter, RuleChain
+from kubeproxy.kernel.chains import RuleChain
 from kubeproxy.kernel.proc.processes import Descriptors, ProxyProcess
 from kubeproxy.kernel.route.bridges import Bridge
+from kubeproxy.meaning.firewall import Filter
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
 

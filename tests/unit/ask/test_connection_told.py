@@ -21,8 +21,9 @@ from kubeproxy.ask.whereabouts import Elsewhere
 from kubeproxy.ask.why import Explained, Why
 from kubeproxy.backends.mode import FlowsEnd, Trace
 from kubeproxy.config.types import KubeProxyConfiguration
-from kubeproxy.kernel import firewalls
-from kubeproxy.kernel.firewalls import Drop, Filter
+from kubeproxy.kernel import chains
+from kubeproxy.meaning.firewall import Drop, Filter, PassingPacket
+from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
 
@@ -44,7 +45,14 @@ def firewall(*, drops_all):
 
 ANSWERS = ("yes", "no", "unknown")
 PROBED = (Probe("10.0.0.2:80", "TCP", 0.1), Probe("10.0.0.3:80", "TCP", 0.1, "refused", True))
-DROPS = [Drop("table inet fw", "guard", "forward", bytes([10, 244, 1, end]), 3000) for end in (10, 11)]
+PACKETS = [
+    PassingPacket("forward", -1, 1, b"\n\0\0\1", bytes([10, 244, 1, end]), 6, 3000, (b"\n\x60\0\1", 80), ("", ""), True)
+    for end in (10, 11)
+]
+DROPS = [Drop("table inet fw", "guard", packet) for packet in PACKETS]
+ANSWERED = [
+    one._replace(packet=one.packet._replace(source=one.packet.destination, purpose=CompiledFor.ANSWER)) for one in DROPS
+]
 FORWARDING = settings.forwarding([settings.Setting("net/ipv4/ip_forward", 1, 0)], FlowsEnd.ENDPOINTS)
 STALE = list(strangers.left_over([Trace("40 chains KUBE-... of iptables-nft", Family.IPV4)], "nftables"))
 
@@ -61,6 +69,11 @@ STALE = list(strangers.left_over([Trace("40 chains KUBE-... of iptables-nft", Fa
             strangers.dropping(DROPS),
             1,
             "table inet fw, chain guard: drops what goes to 10.244.1.10:3000, 10.244.1.11:3000 at the hook forward",
+        ),
+        (
+            strangers.dropping(ANSWERED),
+            1,
+            "table inet fw, chain guard: drops the answers of 10.244.1.10:3000, 10.244.1.11:3000 at the hook forward",
         ),
         (
             settings.filled(settings.tracked(99, 100), "conntrack"),
@@ -125,8 +138,8 @@ class Asked:
 
 
 def test_an_answer_of_old_objects_says_how_old_they_are(monkeypatch):
-    monkeypatch.setattr(firewalls, "chains", list)
-    monkeypatch.setattr(firewalls, "iptables_chains", lambda _: [])
+    monkeypatch.setattr(chains, "chains", list)
+    monkeypatch.setattr(chains, "iptables_chains", lambda _: [])
     told = tell(Asked(), Explained(why("not ours"), None, Globals("node-a")))
     (found,) = told.findings
     assert (told.answer, found.severity.mark, "what was known 8 minutes ago" in found.text) == ("no", "x", True)

@@ -23,7 +23,7 @@ from kubeproxy.commands.parsers import parser_of
 from kubeproxy.commands.services import service_name
 from kubeproxy.control.client import Client
 from kubeproxy.errors import ConfigError
-from kubeproxy.kernel import firewalls
+from kubeproxy.kernel import chains
 from kubeproxy.kernel.proc import processes
 from kubeproxy.model.addresses import Family
 
@@ -129,8 +129,8 @@ def test_the_doctor_takes_itself_for_no_proxy(
 ) -> None:
     left = [Trace("nf_tables table ip kube-proxy", Family.IPV4)]
     # An ordinary user may not read them.
-    monkeypatch.setattr(firewalls, "chains", list)
-    monkeypatch.setattr(firewalls, "iptables_chains", lambda _: [])
+    monkeypatch.setattr(chains, "chains", list)
+    monkeypatch.setattr(chains, "iptables_chains", lambda _: [])
     monkeypatch.setattr(Mode, "traces", lambda mode, *_: left if mode.name == "nftables" else [])
     monkeypatch.setattr(processes, "proxies", lambda: [processes.ProxyProcess(pid, (), ours=True) for pid in pids])
     status = run(["doctor", "--proxy-mode", "nftables", *folder])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from kubeproxy.config.load import read_text
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.config.write import differences
 from kubeproxy.errors import ConfigError, KubeProxyError, SourceError, Unsupported
-from kubeproxy.kernel import firewalls
+from kubeproxy.kernel import chains
 from kubeproxy.kernel.nftables.chains import HOOKS
 from kubeproxy.kernel.proc import processes
 from kubeproxy.kernel.proc.listening import listening
@@ -35,8 +35,9 @@ from kubeproxy.kernel.proc.port_holder import holder
 from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX, read_sysctl
 from kubeproxy.kernel.route.addresses import SCOPE_UNIVERSE, Address, local_addresses, way_out
 from kubeproxy.kernel.route.bridges import SYS, bridges
-from kubeproxy.kernel.rule_walk import Aim
+from kubeproxy.meaning.firewall import Drop, Filter, PassingPacket, firewalls
 from kubeproxy.model.addresses import Family, family_of, pack, place_text, unpack
+from kubeproxy.model.answer import Packet
 from kubeproxy.model.plan import FamilyGlobals
 from kubeproxy.release import build
 from kubeproxy.setup import host, modes
@@ -56,9 +57,9 @@ class CheckedNode(Struct, frozen=True):
 
     `running` says whether the facts are those of a proxy that runs, and not of a stand-in that only reads objects.
     `mode` and `config` are the running ones, or those that are meant to run; `node_ports` says whether
-    any Service has a NodePort. What concerns one connection alone has a `family`, None for all of them, passes some of
-    the `hooks` of netfilter, and has its packets as they go on to endpoints (`aims`), and as they come (`early`), by
-    the hook where they are translated; `served`: a Service of this proxy has the address.
+    any Service has a NodePort. What concerns one connection alone has a `family`, None for all of them, its first
+    `packet`, passes some of the `hooks` of netfilter, with the packets `passing` there; `served`: a Service of this
+    proxy has the address.
     """
 
     facts: Facts | None
@@ -69,8 +70,8 @@ class CheckedNode(Struct, frozen=True):
     node_ports: bool = False
     family: Family | None = None
     hooks: Collection[str] = HOOKS
-    aims: Sequence[Aim] = ()
-    early: Mapping[str, Aim] = {}
+    packet: Packet | None = None
+    passing: Sequence[PassingPacket] = ()
     served: bool = True
 
     @property
@@ -161,8 +162,8 @@ def look_at_answer(node: CheckedNode) -> Checkup:
     report = look_at_knowledge(node)
 
     def left() -> Iterator[Diagnosis]:
-        chains = firewalls.chains()
-        return _left(node, Sight(chains, firewalls.iptables_chains(chains)))
+        known = chains.chains()
+        return _left(node, Sight(known, chains.iptables_chains(known)))
 
     report.look("rules of other kube-proxies", left)
     return report
@@ -170,8 +171,8 @@ def look_at_answer(node: CheckedNode) -> Checkup:
 
 def _look_at_way(report: Checkup, node: CheckedNode) -> None:
     try:
-        chains = firewalls.chains()
-        sight = Sight(chains, firewalls.iptables_chains(chains))
+        known = chains.chains()
+        sight = Sight(known, chains.iptables_chains(known))
     except (KubeProxyError, OSError) as error:
         report.unknown.append(f"rules of nf_tables and iptables: {error}")
     else:
@@ -294,14 +295,14 @@ def _rules(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
         yield from programming.there(traces, node.families, node.mode.name, listed=listed)
     yield from _left(node, sight)
     ours = frozenset(mode.table for mode in modes.every() if mode.table)
-    filters = [*firewalls.filters(sight.nf_tables, ours), *firewalls.legacy_filters()]
-    filters = [
-        one for one in filters if one.hook in node.hooks and node.concerns(firewalls.IP_FAMILIES.get(one.family))
-    ]
+    filters: list[Filter] = []
+    drops: list[Drop] = []
+    for firewall in firewalls(sight.nf_tables, ours):
+        if node.concerns(chains.IP_FAMILIES.get(firewall.family)):
+            filters += [one for one in firewall.filters() if one.hook in node.hooks]
+            drops += firewall.drops(node.passing)
     # Of one chain there is one finding: that it drops everything, that it drops this connection, or that it might.
     closed = {(one.where, one.chain) for one in filters if one.closes and not one.accepts}
-    passed = [chain for chain in sight.nf_tables if chain.hook in node.hooks]
-    drops = firewalls.dropped(passed, ours, node.aims, node.early)
     drops = [one for one in drops if (one.where, one.chain) not in closed]
     yield from strangers.dropping(drops)
     sure = {(one.where, one.chain) for one in drops}
@@ -311,16 +312,16 @@ def _rules(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
 
 def _left(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
     """Look for what other kube-proxies left: for one connection, what has rules for it."""
-    owns, aim = node.mode.operations().owns, next(iter(node.early.values()), None)
+    owns, packet = node.mode.operations().owns, node.packet
     left = [] if node.running else node.mode.traces(sight)
     left += [trace for mode in modes.every() if mode.name != node.mode.name for trace in mode.traces(sight, owns)]
     if node.running or not processes.proxies():
-        left = [one for one in left if node.concerns(one.family) and (aim is None or one.catches(aim))]
-        place = place_text(aim.destination, aim.port) if aim is not None else ""
+        left = [one for one in left if node.concerns(one.family) and (packet is None or one.catches(packet))]
+        place = place_text(packet.destination, packet.port) if packet is not None else ""
         yield from strangers.left_over(left, node.mode.name if node.running else "", place)
     twice = list(strangers.both_variants(chain for chain in sight.xtables if node.concerns(chain.family)))
-    if twice and aim is not None:
-        there = [trace for mode in modes.every() for trace in mode.traces(sight) if trace.catches(aim)]
+    if twice and packet is not None:
+        there = [trace for mode in modes.every() for trace in mode.traces(sight) if trace.catches(packet)]
         twice = twice if len(there) > node.served else []
     yield from twice
 
@@ -367,10 +368,9 @@ def _entrances(node: CheckedNode) -> Iterator[Diagnosis]:
         and not (SYS / name / "master").exists()  # what comes in by a port comes in by its bridge
         and _number(f"net/ipv4/conf/{name}/forwarding") == 0
     ]
-    if closed and node.aims:
+    if closed and node.passing:
         # A mode with an interface for Services takes requests in as the node's own: answers alone are forwarded.
-        ends = {end for aim in node.aims for end in (aim.destination, None if node.mode.interface else aim.source)}
-        ways = {way_out(bytes(4), end) for end in ends if end is not None}
+        ways = {one.interfaces[0] for one in node.passing if one.hook == "forward"}
         yield from settings.entrances([name for name in closed if name in ways], Severity.BROKEN)
         return
     served = _served(node) if closed else frozenset()

@@ -9,8 +9,10 @@ from typing import Final
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.backends.leftovers import is_ours
 from kubeproxy.backends.mode import FlowsEnd, Trace
-from kubeproxy.kernel.firewalls import Drop, Filter, RuleChain
+from kubeproxy.kernel.chains import RuleChain
 from kubeproxy.kernel.proc.processes import ProxyProcess
+from kubeproxy.meaning.firewall import Drop, Filter
+from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import Family, place_text
 
 _FORWARDED: Final = frozenset({"prerouting", "forward", "postrouting"})
@@ -79,15 +81,18 @@ def both_variants(chains: Iterable[RuleChain]) -> Iterator[Diagnosis]:
 
 def dropping(drops: Iterable[Drop]) -> Iterator[Diagnosis]:
     """Look for chains of other programs that drop one connection for sure, on its way to these endpoints."""
-    by_chain: dict[tuple[str, str, str], list[str]] = {}
-    for one in drops:
-        place = place_text(one.destination, one.port)
-        by_chain.setdefault((one.where, one.chain, one.hook), []).append(place)
-    for (where, chain, hook), places in by_chain.items():
+    by_chain: dict[tuple[str, str, str, CompiledFor], dict[str, None]] = {}
+    for where, chain, packet in drops:
+        end = packet.source if packet.purpose is CompiledFor.ANSWER else packet.destination
+        if end is not None:
+            key = where, chain, packet.hook, packet.purpose
+            by_chain.setdefault(key, {})[place_text(end, packet.port)] = None
+    for (where, chain, hook, purpose), places in by_chain.items():
+        dropped = "the answers of" if purpose is CompiledFor.ANSWER else "what goes to"
         yield Diagnosis(
             severity=Severity.BROKEN,
             about="firewall",
-            what=f"{where}, chain {chain}: drops what goes to {', '.join(places)} at the hook {hook}",
+            what=f"{where}, chain {chain}: drops {dropped} {', '.join(places)} at the hook {hook}",
             why="a rule of it, or its policy, takes this connection: the client sees a timeout, or is refused",
             fix=f"let {where} {chain} accept it; `kube-proxy trace` shows the rule, if it is one",
         )

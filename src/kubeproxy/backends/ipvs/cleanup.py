@@ -22,9 +22,9 @@ from kubeproxy.kernel import ipvs
 from kubeproxy.kernel.ipset import Ipsets
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.route import links
-from kubeproxy.kernel.rule_walk import Aim
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import Family, family_of
+from kubeproxy.model.answer import Packet
 
 log = logging.getLogger("kubeproxy.ipvs")
 
@@ -53,8 +53,8 @@ def traces(sight: Sight, owns: Owns) -> list[Trace]:
     return [*interface, *chain_traces(chains)]
 
 
-def _catches(aim: Aim) -> bool:
-    return aim.destination in links.link_addresses(INTERFACE, family_of(aim.destination))
+def _catches(packet: Packet) -> bool:
+    return packet.destination in links.link_addresses(INTERFACE, family_of(packet.destination))
 
 
 def _remove_servers() -> list[str]:

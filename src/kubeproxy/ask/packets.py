@@ -1,0 +1,158 @@
+"""The packets of one connection as they pass the hooks of this node, before and after translation, and the answers.
+
+Translation at a hook has the priority of NF_IP_PRI_NAT_DST or NF_IP_PRI_NAT_SRC; chains with the same priority may come
+before or after it, so nothing is said of them. The same for the interface by which a packet of this node leaves, at
+the hook output. Source: include/uapi/linux/netfilter_ipv4.h, and net/netfilter/ipvs/ip_vs_core.c, of Linux 6.18.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from typing import Final, NamedTuple
+
+from kubeproxy.kernel.route.addresses import source_for, way_out
+from kubeproxy.meaning.firewall import PassingPacket
+from kubeproxy.meaning.rules import CompiledFor
+from kubeproxy.model.answer import Packet
+
+_FIRST, _LAST = -math.inf, math.inf
+_DESTINATION: Final = -100  # NF_IP_PRI_NAT_DST
+_SOURCE: Final = 100  # NF_IP_PRI_NAT_SRC
+_SERVERS: Final = 98  # of IPVS at the hooks input and forward
+_NONE: Final = ""
+_LOOPBACK: Final = "lo"
+
+
+class CheckedConnection(NamedTuple):
+    """A connection: its first packet as it comes, with the source None if the node picks it, and this node's addresses.
+
+    `taken_in`: it is taken in at the hook input, as if it ended at the node, before it is sent to an endpoint.
+    """
+
+    packet: Packet
+    local: Collection[bytes]
+    taken_in: bool = False
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it begins on this node."""
+        return self.packet.source is None or self.packet.source in self.local
+
+    @property
+    def interface(self) -> str | None:
+        """The interface by which it comes in, as far as the routes tell; None if they do not."""
+        if self.is_local or self.packet.source is None:
+            return _NONE
+        return self.packet.interface or interface_to(self.packet.source)
+
+
+def interface_to(address: bytes) -> str | None:
+    """Return the interface by which packets to an address leave, None if there is no route. Raises NetlinkError."""
+    return way_out(bytes(len(address)), address) or None
+
+
+def early(connection: CheckedConnection) -> Iterator[PassingPacket]:
+    """Yield the first packet before it is translated. Raises NetlinkError."""
+    packet, entrance = connection.packet, connection.interface
+    hook, ways = ("output", (_NONE, None)) if connection.is_local else ("prerouting", (entrance, _NONE))
+    made = _Made(packet, ways)
+    if connection.taken_in:
+        yield made.request(hook, _FIRST, _LAST)
+        yield made.request("input", _FIRST, _SERVERS)
+    else:
+        yield made.request(hook, _FIRST, _DESTINATION)
+
+
+def translated(connection: CheckedConnection, end: tuple[bytes, int], *, masqueraded: bool) -> Iterator[PassingPacket]:
+    """Yield the packets of a connection to one endpoint, and its answers. Raises NetlinkError."""
+    packet, entrance, destination = connection.packet, connection.interface, end[0]
+    exit_ = _LOOPBACK if destination in connection.local else interface_to(destination)
+    here = connection.is_local
+    forwarded = not here and exit_ != _LOOPBACK
+    made = _Made(packet, (entrance, exit_), end, not connection.taken_in)
+    if connection.taken_in:
+        yield made.request("output", _FIRST, _LAST, (_NONE, None))
+    elif here:
+        yield made.request("output", _DESTINATION, _LAST, (_NONE, None))
+    else:
+        yield made.request("prerouting", _DESTINATION, _LAST, (entrance, _NONE))
+    if forwarded and not connection.taken_in:
+        yield made.request("forward", _FIRST, _LAST)
+    if exit_ == _LOOPBACK:
+        yield made.request("input", _FIRST, _SOURCE, (_LOOPBACK if here else entrance, _NONE))
+        if here:
+            return
+    else:
+        yield made.request("postrouting", _FIRST, _SOURCE, (None, exit_))
+    client = packet.source if packet.source is not None else source_for(packet.destination)
+    if client is not None:
+        yield from _answers(made, connection, client, masqueraded=masqueraded)
+
+
+def own(packet: Packet, local: Collection[bytes]) -> Iterator[PassingPacket]:
+    """Yield the packets of a connection of this node to an address that nobody translates. Raises NetlinkError."""
+    if packet.destination in local:
+        return
+    exit_, client = interface_to(packet.destination), source_for(packet.destination)
+    made = _Made(packet, (_NONE, exit_), (packet.destination, packet.port), False)
+    yield made.request("output", _FIRST, _LAST, (_NONE, None))
+    yield made.request("postrouting", _FIRST, _SOURCE, (None, exit_))
+    if client is not None:
+        yield made.answer("prerouting", _FIRST, _LAST, client, (exit_, _NONE))
+        yield made.answer("input", _FIRST, _SOURCE, client, (exit_, _NONE))
+
+
+def _answers(
+    made: _Made, connection: CheckedConnection, client: bytes, *, masqueraded: bool
+) -> Iterator[PassingPacket]:
+    entrance, exit_ = made.interfaces
+    hook, ways = ("output", (_NONE, None)) if exit_ == _LOOPBACK else ("prerouting", (exit_, _NONE))
+    if not masqueraded:
+        yield made.answer(hook, _FIRST, _DESTINATION, client, ways)
+    yield made.answer(hook, _DESTINATION, _LAST, client, ways)
+    if connection.is_local:
+        yield made.answer("input", _FIRST, _SOURCE, client, ways)
+        return
+    before = _SERVERS if connection.taken_in else _LAST
+    if exit_ != _LOOPBACK:
+        yield made.answer("forward", _FIRST, before, client, (exit_, entrance))
+    if not connection.taken_in:
+        yield made.answer("postrouting", _FIRST, _SOURCE, client, (None, entrance))
+
+
+class _Made(NamedTuple):
+    """What packets of one connection have in common; `end` is the endpoint, None before one is chosen."""
+
+    packet: Packet
+    interfaces: tuple[str | None, str | None]
+    end: tuple[bytes, int] | None = None
+    by_rules: bool = True
+
+    def request(
+        self, hook: str, after: float, before: float, interfaces: tuple[str | None, str | None] | None = None
+    ) -> PassingPacket:
+        """Return the first packet at a hook, by these interfaces or those of the whole way."""
+        end = self.end or (self.packet.destination, self.packet.port)
+        changed = self.by_rules and self.end is not None
+        return self._passing((hook, after, before), self.packet.source, end, interfaces or self.interfaces, changed)
+
+    def answer(
+        self, hook: str, after: float, before: float, client: bytes, interfaces: tuple[str | None, str | None]
+    ) -> PassingPacket:
+        """Return a packet of the endpoint to the client at a hook."""
+        source, port = self.end or (self.packet.destination, self.packet.port)
+        made = self._passing((hook, after, before), source, (client, port), interfaces, self.by_rules)
+        return made._replace(purpose=CompiledFor.ANSWER)
+
+    def _passing(
+        self,
+        where: tuple[str, float, float],
+        source: bytes | None,
+        end: tuple[bytes, int],
+        interfaces: tuple[str | None, str | None],
+        changed: bool,
+    ) -> PassingPacket:
+        original = self.packet.destination, self.packet.port
+        protocol = self.packet.protocol
+        return PassingPacket(*where, source, end[0], protocol, end[1], original, interfaces, changed)

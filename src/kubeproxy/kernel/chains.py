@@ -1,0 +1,86 @@
+"""The chains of all programs, in nf_tables and in both variants of iptables. Reads only, changes nothing.
+
+nf_tables is read over netlink, where iptables-nft keeps its rules too; legacy iptables where the kernel says that it
+has tables, since asking for one that is not there would make it. Source: include/uapi/linux/netfilter of Linux 6.18.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from kubeproxy.kernel.netlink.protocol import Netlink
+from kubeproxy.kernel.nftables import chains as nf_chains
+from kubeproxy.kernel.nftables import nfnetlink
+from kubeproxy.kernel.nftables.chains import HOOKS, TABLE_FAMILIES
+from kubeproxy.kernel.xtables import xtables
+from kubeproxy.model.addresses import Family
+
+IP_FAMILIES: Final = {"ip": Family.IPV4, "ip6": Family.IPV6}
+_FAMILIES: Final = frozenset({"inet", *IP_FAMILIES})
+_IPTABLES: Final = frozenset({"filter", "nat", "mangle", "raw", "security"})
+_LEGACY_TABLES: Final = {"ip": "ip_tables_names", "ip6": "ip6_tables_names"}
+LEGACY: Final = {"ip": "iptables-legacy", "ip6": "ip6tables-legacy"}
+"""The commands of legacy iptables by family."""
+
+
+class Chain(NamedTuple):
+    """A chain: family (inet, ip, ip6), table and name; hook, if it filters at one."""
+
+    family: str
+    table: str
+    name: str
+    hook: str = ""
+
+
+def chains() -> list[Chain]:
+    """Return the chains of all nf_tables tables of IP. Raises NetlinkError."""
+    with Netlink.open(nfnetlink.NETLINK_NETFILTER) as link:
+        there = list(nf_chains.chains(link))
+    return [
+        Chain(TABLE_FAMILIES[one.family], one.table, one.name, _filtered_hook(one))
+        for one in there
+        if TABLE_FAMILIES.get(one.family) in _FAMILIES
+    ]
+
+
+def _filtered_hook(one: nf_chains.Chain) -> str:
+    filters = one.base is not None and one.kind != "nat" and one.base.hook < len(HOOKS)
+    return HOOKS[one.base.hook] if filters and one.base is not None else ""
+
+
+class RuleChain(NamedTuple):
+    """A chain of iptables: its variant ('nft', 'legacy'), family, table and name."""
+
+    variant: str
+    family: Family
+    table: str
+    name: str
+
+
+def iptables_chains(known: Iterable[Chain], net: Path = Path("/proc/thread-self/net")) -> list[RuleChain]:
+    """Return the chains of iptables, of which those of its variant nft are among the `known`. Raises ApplyError."""
+    found = [
+        RuleChain("nft", IP_FAMILIES[chain.family], chain.table, chain.name)
+        for chain in known
+        if chain.family in IP_FAMILIES and chain.table in _IPTABLES
+    ]
+    for family, number in IP_FAMILIES.items():
+        if LEGACY[family] not in xtables.installed():
+            continue
+        for table in legacy_tables(family, net):
+            for line in xtables.commands(LEGACY[family]).saved(table):
+                if line.startswith("-A "):  # after the chains; there may be many
+                    break
+                if line.startswith(":"):
+                    found.append(RuleChain("legacy", number, table, line[1:].split(" ", 1)[0]))
+    return found
+
+
+def legacy_tables(family: str, net: Path = Path("/proc/thread-self/net")) -> list[str]:
+    """Return the tables that legacy iptables has of a family, 'ip' or 'ip6'; none where its modules are not loaded."""
+    try:
+        return (net / _LEGACY_TABLES[family]).read_text(encoding="ascii").split()
+    except OSError:
+        return []

@@ -1,0 +1,293 @@
+"""Rules of other programs that filter: what each chain does in general, and whether it surely drops a packet.
+
+Each base chain is evaluated by itself, for a packet as it is at its hook. A test on something that other rules may set
+(marks), or that is not understood, may have either outcome. Rules of nf_tables, those of iptables-nft among them, are
+read over netlink; those of legacy iptables are the text of iptables-save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from kubeproxy.kernel.chains import IP_FAMILIES, LEGACY, Chain, legacy_tables
+from kubeproxy.kernel.netlink.protocol import Netlink
+from kubeproxy.kernel.nftables import nfnetlink
+from kubeproxy.kernel.nftables.chains import TABLE_FAMILIES
+from kubeproxy.kernel.route.addresses import local_addresses
+from kubeproxy.kernel.xtables import xtables
+from kubeproxy.meaning import iptables, nft_tables, nftables, regions
+from kubeproxy.meaning.flow import Ended, Interfaces, PacketSet
+from kubeproxy.meaning.rules import (
+    ACCEPT,
+    DROP,
+    ESTABLISHED,
+    GOTO,
+    INVALID,
+    JUMP,
+    NEW,
+    TRANSLATED_STATE,
+    ChainRules,
+    CompiledFor,
+    CompiledRules,
+    NodePlace,
+    Op,
+    Operation,
+    Property,
+)
+from kubeproxy.meaning.walk import Walk
+from kubeproxy.model.addresses import Family, family_of
+
+_NUMBERS: Final = {word: number for number, word in TABLE_FAMILIES.items()}
+_LOOPBACK: Final = {Family.IPV4: (127 << 24, (128 << 24) - 1), Family.IPV6: (1, 1)}
+_TRACKED: Final = -200  # NF_IP_PRI_CONNTRACK
+_OUR_PREFIX: Final = "KUBE-"
+
+
+def place_of(family: Family) -> NodePlace:
+    """Return the node: its own addresses of a family. Raises NetlinkError."""
+    own = [int.from_bytes(address.ip, "big") for address in local_addresses(family)]
+    return NodePlace(8 * family.address_size, regions.union([_LOOPBACK[family], *((each, each) for each in own)]))
+
+
+class Filter(NamedTuple):
+    """What a chain at a hook does with packets that begin a connection.
+
+    `accepts`: some rule lets new connections pass, or leads to where that cannot be told. `drops`: how many rules drop
+    or reject. `closes`: what no rule takes is dropped or rejected. `where` names the table as its program does.
+    """
+
+    where: str
+    family: str
+    chain: str
+    hook: str
+    closes: bool
+    accepts: bool
+    drops: int
+
+
+class PassingPacket(NamedTuple):
+    """A packet as chains of a hook see it, those with a priority between `after` and `before`.
+
+    Addresses are packed; no `source`: any of this node's. `port` is the source port of an answer, and the destination
+    port of a request; `original` is where the connection's first packet goes before it is translated. `interfaces` are
+    those by which it comes in and leaves: None if unknown, '' if there is none.
+    """
+
+    hook: str
+    after: float
+    before: float
+    source: bytes | None
+    destination: bytes
+    protocol: int
+    port: int
+    original: tuple[bytes, int]
+    interfaces: tuple[str | None, str | None]
+    translated: bool = False
+    purpose: CompiledFor = CompiledFor.REQUEST
+
+
+class Drop(NamedTuple):
+    """A chain that surely drops a packet."""
+
+    where: str
+    chain: str
+    packet: PassingPacket
+
+
+class Firewall:
+    """The rules of one table of another program; `where` names it as its program does."""
+
+    def __init__(
+        self,
+        where: str,
+        family: str,
+        compiled: Callable[[NodePlace, CompiledFor], list[ChainRules]],
+        place: Callable[[Family], NodePlace],
+    ) -> None:
+        self.where = where
+        self.family = family
+        self._place = place
+        self._compiled = compiled
+
+    def filters(self) -> Iterator[Filter]:
+        """Yield what its chains at hooks do with new connections."""
+        family = IP_FAMILIES.get(self.family, Family.IPV4)
+        rules = CompiledRules(self._compiled(self._place(family), CompiledFor.REQUEST))
+        for name, chain in rules.chains.items():
+            if chain.hook is not None and not chain.hook.nat:
+                found = Filter(self.where, self.family, _short(name), chain.hook.name, False, False, 0)
+                yield _judged(found, chain, rules)
+
+    def drops(self, packets: Collection[PassingPacket]) -> Iterator[Drop]:
+        """Yield the chains that surely drop some of these packets."""
+        walks: dict[tuple[Family, CompiledFor], _ChainWalk] = {}
+        names = frozenset(name for packet in packets for name in packet.interfaces if name)
+        for packet in packets:
+            family = family_of(packet.destination)
+            if IP_FAMILIES.get(self.family, family) is not family:
+                continue
+            walk = walks.get((family, packet.purpose))
+            if walk is None:
+                place = self._place(family)
+                rules = CompiledRules(self._compiled(place, packet.purpose))
+                walk = walks[family, packet.purpose] = _ChainWalk(rules, place, names)
+            for chain in walk.dropping(packet):
+                yield Drop(self.where, _short(chain.name), packet)
+
+
+def firewalls(known: Iterable[Chain], without: frozenset[str]) -> list[Firewall]:
+    """Return the tables that filter, but for tables of nf_tables of some names. Raises NetlinkError, ApplyError."""
+    tables = sorted({(chain.family, chain.table) for chain in known if chain.hook and chain.table not in without})
+    found, place = [], cache(place_of)
+    with Netlink.open(nfnetlink.NETLINK_NETFILTER) as link:
+        for family, name in tables:
+            table = nft_tables.read(_NUMBERS[family], name, link)
+            found.append(Firewall(f"table {family} {name}", family, _of_table(table), place))
+    return [*found, *_legacy(place)]
+
+
+def _of_table(table: nft_tables.NftTable) -> Callable[[NodePlace, CompiledFor], list[ChainRules]]:
+    return lambda place, purpose: nftables.compiled(table, place, purpose)
+
+
+def _legacy(place: Callable[[Family], NodePlace], net: Path = Path("/proc/thread-self/net")) -> Iterator[Firewall]:
+    """Yield the tables of legacy iptables that filter, where it is installed."""
+    for family, command in LEGACY.items():
+        for table in legacy_tables(family, net) if command in xtables.installed() else ():
+            if table != "nat":
+                text = "\n".join(xtables.commands(command).saved(table))
+                yield Firewall(f"{command} -t {table}", family, _of_text(text), place)
+
+
+def _of_text(text: str) -> Callable[[NodePlace, CompiledFor], list[ChainRules]]:
+    return lambda place, purpose: iptables.compiled(text, place, purpose)
+
+
+def _short(name: str) -> str:
+    """Return a chain's name without its table."""
+    return name.split("/", 2)[2]
+
+
+# -- one packet --------------------------------------------------------------------------------------------------------
+
+
+class _ChainWalk(Walk):
+    """Follows single packets through chains, both ways after each test that cannot be decided."""
+
+    def __init__(self, rules: CompiledRules, place: NodePlace, names: Collection[str]) -> None:
+        self._names = Interfaces((rules,), names)
+        super().__init__(rules, place, self._names)
+        self._rules = rules
+        self._here = place.local
+        self._state, self._source_port = NEW, 0
+
+    def dropping(self, packet: PassingPacket) -> Iterator[ChainRules]:
+        """Yield the chains that drop a packet in every case."""
+        for chain in self._rules.at(packet.hook):
+            hook = chain.hook
+            if hook is not None and not hook.nat and packet.after < hook.priority < packet.before:
+                self._state = ESTABLISHED if packet.purpose is CompiledFor.ANSWER else NEW
+                if hook.priority <= _TRACKED:
+                    self._state = INVALID
+                self._source_port = packet.port
+                ended: Ended = []
+                back = self._chain(chain, self._flow(packet), ended, 0)
+                if all(code == DROP and not each.unknown for each, code in ended) and (hook.drops or not back):
+                    yield chain
+
+    def _flow(self, packet: PassingPacket) -> PacketSet:
+        address, port = packet.original
+        self._destination = int.from_bytes(address, "big")
+        every = regions.protocol_set(packet.protocol)
+        is_request = packet.purpose is CompiledFor.REQUEST
+        source = int.from_bytes(packet.source, "big") if packet.source is not None else None
+        came_in, leaves = packet.interfaces
+        flow = PacketSet(
+            (regions.service(packet.protocol, port) if is_request else 0) or every,
+            self._here if source is None else ((source, source),),
+            self._bits(came_in),
+            self._bits(leaves),
+            int.from_bytes(packet.destination, "big"),
+        )
+        flow.translated = packet.translated
+        if packet.translated and is_request:
+            flow.current = regions.service(packet.protocol, packet.port) or every
+        return flow
+
+    def _bits(self, name: str | None) -> int:
+        if name is None:
+            return self._names.every | Interfaces.NONE | Interfaces.LOOPBACK
+        return self._names.named(name)
+
+    def _value(self, field: Property, flow: PacketSet) -> int:
+        if field is Property.STATE:
+            return self._state
+        if field is Property.STATES:
+            return self._state | TRANSLATED_STATE * flow.translated
+        if field is Property.SOURCE_PORT:
+            return self._source_port
+        return super()._value(field, flow)
+
+    def _guesses(self, flow: PacketSet, missed: list[PacketSet]) -> bool:
+        missed.append(flow.copy())
+        return True
+
+    def _distinct(self, flows: list[PacketSet]) -> list[PacketSet]:
+        return list({_seen_of(flow): flow for flow in flows}.values())
+
+
+def _seen_of(flow: PacketSet) -> tuple[object, ...]:
+    """Return all of a flow that rules can tell apart."""
+    return flow.services, flow.current, flow.destination, flow.sources, flow.inputs, flow.outputs
+
+
+# -- in general --------------------------------------------------------------------------------------------------------
+
+
+def _judged(found: Filter, chain: ChainRules, rules: CompiledRules) -> Filter:
+    """Follow a base chain's rules to where they lead, but into no chains of Kubernetes."""
+    reached, seen = [chain], {chain.name}
+    while reached:
+        for rule in reached.pop().rules:
+            verdicts = _verdicts(rule)
+            new = all(_may_be_new(op) for op in rule)
+            found = found._replace(
+                accepts=found.accepts or (new and any(code == ACCEPT for code, _ in verdicts)),
+                drops=found.drops + any(code == DROP for code, _ in verdicts),
+            )
+            for code, target in verdicts:
+                if code in {JUMP, GOTO} and target not in seen and not _short(target).startswith(_OUR_PREFIX):
+                    seen.add(target)
+                    reached.append(rules.chains[target])
+    closes = any(rule and rule[-1][:2] == (Op.VERDICT, DROP) and rule[0][0] in _ENDS for rule in chain.rules)
+    return found._replace(closes=closes or bool(chain.hook and chain.hook.drops))
+
+
+_ENDS: Final = frozenset({Op.VERDICT, Op.REFUSE})
+
+
+def _verdicts(rule: tuple[Operation, ...]) -> list[tuple[int, str]]:
+    """Return what a rule may end with for new connections: its verdict, or those of the map that it looks in."""
+    if not rule:
+        return []
+    kind = rule[-1][0]
+    if kind is Op.VERDICT:
+        return [rule[-1][1:]]
+    if kind is Op.FIND and rule[-1][2]:
+        table = rule[-1][1]
+        at = table.at.get(Property.STATE)
+        return [each.data for each in table.entries if at is None or each.ranges[at][0] <= NEW <= each.ranges[at][1]]
+    return []
+
+
+def _may_be_new(op: Operation) -> bool:
+    """Return whether a test may hold for a packet that begins a connection."""
+    if op[0] is Op.VALUE and op[1] in {Property.STATE, Property.STATES}:
+        _, _, mask, xor, low, high, negated = op
+        return (low <= (NEW & mask) ^ xor <= high) is not negated
+    if op[0] is Op.FIND and (at := op[1].at.get(Property.STATE)) is not None:
+        return any(each.ranges[at][0] <= NEW <= each.ranges[at][1] for each in op[1].entries)
+    return True
