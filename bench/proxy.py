@@ -24,7 +24,7 @@ from kubeproxy.model.objects import Object, Resource
 from kubeproxy.model.plan import Globals
 from kubeproxy.model.planner import Change, Counts
 from kubeproxy.model.world import Settings, Surroundings, build
-from kubeproxy.program import garbage
+from kubeproxy.program import lifetime
 
 SETTINGS = Settings(node_name=objects.NODE, families=(Family.IPV4,), cluster_cidrs=(objects.CLUSTER_CIDR,))
 """One family, so that what is measured is what the recorded transactions contain."""
@@ -89,11 +89,11 @@ def local_addresses() -> Mapping[Family, Sequence[bytes]]:
 
 def collect_as_the_proxy_does() -> None:
     """Set the garbage collector as app.run does."""
-    garbage.postpone()
+    lifetime.postpone_garbage_collection()
 
 
 def settled() -> None:
-    """Set the garbage collector as garbage.resume_when does, without the garbage of the benchmark itself."""
+    """Set the garbage collector as resume_garbage_collection does, without the garbage of the benchmark itself."""
     gc.collect()
     gc.freeze()
     gc.enable()

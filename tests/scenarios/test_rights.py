@@ -65,7 +65,7 @@ async def test_little_is_kept_and_it_is_enough(bare: Live, tmp_path: Path) -> No
     found = rights(bare)
     names = ("CapPrm", "CapEff", "CapBnd", "CapInh", "CapAmb", "NoNewPrivs")
     assert [found[name] for name in names] == [bits(*wanted)] * 3 + [bits()] * 2 + ["1"]
-    assert bare.logged("Gave up all capabilities .*CAP_DAC_READ_SEARCH,CAP_NET_BIND_SERVICE,CAP_NET_ADMIN,CAP_NET_RAW")
+    assert bare.logged("Dropped all capabilities .*CAP_DAC_READ_SEARCH,CAP_NET_BIND_SERVICE,CAP_NET_ADMIN,CAP_NET_RAW")
 
     await bare.expect(bare.front("web", "nodeport"), {"outside": "a1 b1"}, "tcp")
     bare.endpoints("web", "a2")
@@ -129,5 +129,5 @@ async def test_a_plugin_with_rights_of_its_own_keeps_them(bare: Live, tmp_path: 
         assert found["NoNewPrivs:"] == ("0" if kept else "1")
         few = bits(*Capability) == found["CapEff:"] or int(found["CapEff:"], 16) < 1 << 14
         assert few is not kept
-        assert bool(bare.logged("Keeping all capabilities: the credential plugin has rights of its own")) is kept
+        assert bool(bare.logged("Keeping all capabilities: the credential plugin would lose rights of its own")) is kept
         await proxy.stop()

@@ -45,7 +45,7 @@ async def test_both_of_two_modes_say_that_there_is_another(bare: Live) -> None:
         await bare.until(
             lambda port=port: said(second, rf"E.*{port}: Address already in use; {holder}"), "the second's word"
         )
-    other = rf"another kube-proxy \(pid {second.pid} as it says, in mode userspace\) runs on this node"
+    other = rf"another kube-proxy \(pid {second.pid} as it reports, in mode userspace\) runs on this node"
     await bare.until(lambda: said(first, other), "the first's word")
     for reason in ("AnotherKubeProxy", "FailedToStartProxierHealthcheck", "FailedToStartMetricServer"):
         await bare.until(lambda reason=reason: any(e.startswith(reason) for e in bare.events("node-a")), reason)

@@ -1,4 +1,4 @@
-"""Builds the parts of the program and wires them: the only module that knows them all. Their end is in lifetime.py.
+"""The parts of the program, built and connected. lifetime.py ends them.
 
 sources (API or manifests) --events--> engine --transactions--> backends
                                          |--> reporter --> metrics, health, events, service health, conntrack
@@ -28,7 +28,6 @@ from kubeproxy.config.options import Options
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.config.validate import notices
 from kubeproxy.engine.engine import Engine, Pace
-from kubeproxy.engine.observer import Audience
 from kubeproxy.engine.pacing import Backoff
 from kubeproxy.errors import ApplyError, ConfigError, Unsupported
 from kubeproxy.features import STARTUP_TAINT
@@ -40,8 +39,7 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event
 from kubeproxy.model.plan import FamilyGlobals, Globals
 from kubeproxy.model.world import Settings, pod_cidrs, primary_family
-from kubeproxy.program import garbage, privileges
-from kubeproxy.program.lifetime import Lifetime
+from kubeproxy.program import lifetime, privileges
 from kubeproxy.program.serving import Served, Servers
 from kubeproxy.program.startup_taint import StartupTaint
 from kubeproxy.release import build
@@ -58,18 +56,18 @@ from kubeproxy.setup.sources import Sources, open_sources
 
 log = logging.getLogger("kubeproxy.app")
 
-FIRST_REMOVAL_RETRY = 0.5  # seconds: other rules lead connections elsewhere meanwhile
-SLOWEST_REMOVAL_RETRY = 600.0  # without the rights to do it, it fails for ever
-CONFIG_CHANGED = 1  # the supervisor restarts us with the new file, as it does the Go kube-proxy
+FIRST_REMOVAL_RETRY = 0.5  # seconds: until then the other rules still translate connections
+SLOWEST_REMOVAL_RETRY = 600.0  # seconds: without the needed rights it never succeeds
+CONFIG_CHANGED = 1  # exit code: the supervisor restarts the proxy with the new file, as it does the Go kube-proxy
 
 
 def run(options: Options) -> int:
-    """Do what the options ask for; return the exit code. Raises KubeProxyError, to be shown to the user."""
+    """Run the proxy, or a one-shot action of the options; return the exit code. Raises KubeProxyError for the user."""
     config = options.config
-    # A container's first process ignores signals that it has no handler for; the loop brings handlers of its own.
-    # What has a beginning and an end was not done then.
-    unfinished = int(options.cleanup or options.init_only)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(unfinished))
+    # A container's first process ignores signals without a handler; the event loop sets its own later.
+    # Exit code 1: a one-shot action was interrupted.
+    interrupted = int(options.cleanup or options.init_only)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(interrupted))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     output = _set_up_logs(config.logging)
     raise_net_admin()
@@ -77,7 +75,10 @@ def run(options: Options) -> int:
     for name, value in options.flags if log.isEnabledFor(logs.level(1)) else ():
         log.log(logs.level(1), 'FLAG: --%s="%s"', name, value)
     if options.cleanup:
-        return _clean_up()
+        failures = modes.clean_up()
+        for failure in failures:
+            log.error("Cannot clean up: %s", failure)
+        return int(bool(failures))
     for notice in notices(config):
         log.warning("%s", notice)
     options, mode, settings = _chosen(options)
@@ -87,15 +88,15 @@ def run(options: Options) -> int:
         _prepare_host(operations, config)
         operations.initialize(config)
         return 0
-    garbage.postpone()
+    lifetime.postpone_garbage_collection()
     with asyncio.Runner(loop_factory=Loop) as runner:
         return runner.run(_main(options, settings, mode, output))
 
 
 def _chosen(options: Options) -> tuple[Options, Mode, Settings]:
-    """Return the options with the mode that runs, and its settings on this node; another mode only where none is named.
+    """Return the options with the mode that runs, the mode, and the settings on this node. Raises Unsupported.
 
-    Raises Unsupported.
+    When the default mode is not supported and the options name none, the fallback mode runs.
     """
     try:
         return _in_mode(options)
@@ -115,15 +116,11 @@ def _in_mode(options: Options) -> tuple[Options, Mode, Settings]:
     mode = modes.named(options.config.active_mode)
     operations = mode.operations()
     settings = host.settings(options.config, options.features)
-    return options, mode, operations.within(_checked(settings, partial(operations.check, options.config)))
-
-
-def _checked(settings: Settings, check: Callable[[Sequence[Family]], None]) -> Settings:
-    """Return the settings with the families that the mode can do on this node. Raises Unsupported."""
+    check = partial(operations.check, options.config)
     able = host.supported(settings.families, primary_family(settings, None), check)
     if able.lack:
         log.warning("%s", able.words)
-    return structs.replace(settings, families=able.families)
+    return options, mode, operations.within(structs.replace(settings, families=able.families))
 
 
 async def _main(options: Options, settings: Settings, mode: Mode, output: logs.Output) -> int:
@@ -139,10 +136,10 @@ async def opened(
     output: logs.Output,
     give_up: Callable[[Sequence[str], str], None],
 ) -> AsyncIterator[App]:
-    """Make the program, ready to run. The host is left alone until nothing stands in the way of that.
+    """Make the program, ready to run. Everything that may fail without changing the host comes first.
 
-    `give_up` is called when the host is prepared and no thread runs yet, with the files that will be read again and
-    the program that makes credentials: what the process may do from then on is its business (privileges.py).
+    `give_up` is called when the host is prepared and no thread runs yet, with the files that are read again later and
+    the program that makes credentials; it drops capabilities (privileges.py).
 
     Raises ConfigError, Unsupported or ApplyError.
     """
@@ -161,7 +158,11 @@ async def opened(
         stack.push_async_callback(sources.close)
         _prepare_host(operations, config)
         give_up([*filter(None, [options.config_file]), *sources.files()], sources.plugin)
-        backends = operations.open(config, _bare(settings), metrics.registry)
+        ours = dict.fromkeys(settings.families, FamilyGlobals())
+        world = Globals(
+            settings.node_name, features=settings.features, ipv4=ours.get(Family.IPV4), ipv6=ours.get(Family.IPV6)
+        )
+        backends = operations.open(config, world, metrics.registry)
         for backend in backends:
             stack.callback(backend.close)
         app = App(options, settings, mode, output, metrics, sources, backends)
@@ -169,7 +170,7 @@ async def opened(
 
 
 def _prepare_host(operations: Operations, config: KubeProxyConfiguration) -> None:
-    """Set what the program needs of the kernel as a whole. Raises ApplyError or Unsupported."""
+    """Set the sysctls, OOM score and kernel modules that the program needs. Raises ApplyError or Unsupported."""
     host.tune(config.conntrack, config.oom_score_adj)
     operations.prepare(config)
 
@@ -186,26 +187,8 @@ def _set_up_logs(config: Logging) -> logs.Output:
     )
 
 
-def _clean_up() -> int:
-    failures = modes.clean_up()
-    for failure in failures:
-        log.error("Cannot clean up: %s", failure)
-    return 1 if failures else 0
-
-
-def _bare(settings: Settings) -> Globals:
-    """Return what is known before the Node is: which families there are."""
-    ours = {family: FamilyGlobals() for family in settings.families}
-    return Globals(
-        settings.node_name,
-        features=settings.features,
-        ipv4=ours.get(Family.IPV4),
-        ipv6=ours.get(Family.IPV6),
-    )
-
-
 async def remove_others(mode: Mode, backoff: Backoff) -> None:
-    """Remove what other modes left; again later what could not be, as when another program held iptables' lock."""
+    """Remove the rules of other modes; repeat what failed, as when another program held the lock of iptables."""
     logged: set[str] = set()
     while failures := await asyncio.to_thread(modes.remove_others, mode):
         for failure in failures:
@@ -216,7 +199,7 @@ async def remove_others(mode: Mode, backoff: Backoff) -> None:
 
 
 class App:
-    """One running proxy. Made and run on the event loop."""
+    """One running proxy, on the event loop."""
 
     def __init__(
         self,
@@ -237,7 +220,7 @@ class App:
         self._node = ObjectReference("Node", settings.node_name, "", settings.node_name)
         self._metrics = metrics
         self._sources = sources
-        self._lifetime = Lifetime(output.handler.flush)
+        self._lifetime = lifetime.Lifetime(output.handler.flush)
         self._health = ProxyHealth(self._metrics, config.sync_period)
         self._events = EventRecorder(settings.node_name, self._sources.post)
         self._service_health = ServiceHealth(self._health.healthy, self._service_health_failed)
@@ -257,35 +240,31 @@ class App:
             servers=self._sources.servers,
         )
         self._sources.follow_servers(self._engine.addresses_changed)
-        self._servers = Servers(self._served())
+        self._servers = Servers(
+            Served(
+                options,
+                settings,
+                mode,
+                self._engine,
+                metrics,
+                self._health,
+                sources,
+                self._events,
+                output,
+                self._lifetime.fail,
+                self._reporter.watched_by,
+            )
+        )
         self._pod_cidrs: tuple[str, ...] = ()
 
-    def _served(self) -> Served:
-        return Served(
-            self._options,
-            self._settings,
-            self._mode,
-            self._engine,
-            self._metrics,
-            self._health,
-            self._sources,
-            self._events,
-            self._output,
-            self._lifetime.fail,
-            self._watched,
-        )
-
-    def _watched(self, audience: Audience | None) -> None:
-        self._reporter.audience = audience
-
     async def run(self) -> int:
-        """Run until told to stop; return the exit code."""
+        """Run until the program is to end; return the exit code."""
         loop = asyncio.get_running_loop()
         self._lifetime.heed_signals()
         monitor = AddressMonitor.open(ignored=modes.interfaces())
         loop.add_reader(monitor.fileno(), self._addresses, monitor)
         self._health.ready_when("api", self._sources.stale)
-        self._health.ready_when("kernel", lambda: next(iter(self._refusals().values()), None))
+        self._health.ready_when("kernel", lambda: next((s.refusal for s in self._engine.standings if s.refusal), None))
         self._metrics.own.ready.follow(lambda: not self._health.unready())
         self._servers.open()
         for name, work in self._work().items():
@@ -313,7 +292,7 @@ class App:
             await self._servers.close()
 
     def _work(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """Return all that runs for as long as the program does, by name."""
+        """Return the coroutines that run until the program ends, by name."""
         work = {
             "engine": self._engine.run(),
             "events": self._events.run(),
@@ -336,7 +315,7 @@ class App:
         return work
 
     def take(self, events: Sequence[Event]) -> None:
-        """Hand events on, and note what concerns the proxy itself: its own Node."""
+        """Pass events on; apply changes of this proxy's own Node."""
         if self._reporter.audience is not None:
             self._reporter.audience.arrived(events)
         self._engine.arrive(events)
@@ -353,10 +332,6 @@ class App:
                 self._lifetime.stop(1)
             self._pod_cidrs = cidrs or self._pod_cidrs
 
-    def _refusals(self) -> Mapping[str, str]:
-        """Return why families are refused at the moment, by their labels."""
-        return {one.family.label: one.refusal for one in self._engine.standings if one.refusal is not None}
-
     def _local_addresses(self) -> Mapping[Family, list[bytes]]:
         return host.packed_local_addresses(self._settings.families, modes.interfaces())
 
@@ -368,14 +343,14 @@ class App:
             log.error("Cannot watch the local addresses error=%r", str(error))
 
     def _service_health_failed(self, namespace: str, name: str, port: int, why: str) -> None:
-        # Note and uid are those of the Go kube-proxy, by which people may look for it.
+        # Note and uid are those of the Go kube-proxy, as people may search for them.
         service = ObjectReference("Service", name, namespace, f"{namespace}/{name}")
         node = self._settings.node_name
         note = f'node {node} failed to start healthcheck "{namespace}/{name}" on port {port}: {why}'
         self._events.record(service, "Warning", "FailedToStartServiceHealthcheck", "Listen", note)
 
     def _summary(self) -> str:
-        """Return what systemd shows as the status of the service."""
+        """Return the service's status for systemd."""
         if self._engine.progress is not None:
             return str(self._engine.progress)
         reasons = self._health.unready()
@@ -384,8 +359,8 @@ class App:
         return f"Ready: {len(self._engine.planner.compiled)} Services in {self._config.active_mode} mode"
 
     async def _after_first_sync(self) -> None:
-        """What is done once, when our own rules are in place."""
-        await garbage.resume_when(self._engine.ready)
+        """Do the work that follows the first full sync."""
+        await lifetime.resume_garbage_collection(self._engine.ready)
         self._systemd.ready()
         node = self._engine.planner.nodes.get(self._settings.node_name)  # by now it is known, or given up on
         host.warn_of_addresses(self._config, self._settings, node)
@@ -393,9 +368,9 @@ class App:
         self._flows.recheck(self._engine.planner.compiled)
 
     async def _announce_readiness(self, key: str) -> None:
-        """Let pods in when our own rules are in place."""
+        """Remove the startup taint after the first full sync."""
         if self._sources.patch is None:
-            log.warning("--startup-taint has no effect: there is no API server, and no Node to take it from")
+            log.warning("--startup-taint has no effect without an API server")
             return
         await self._engine.ready.wait()
         name, nodes = self._settings.node_name, self._engine.planner.nodes

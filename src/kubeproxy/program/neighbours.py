@@ -1,8 +1,7 @@
-"""Another kube-proxy on this node: which process holds a port of ours, and who says so to the one that holds it.
+"""Detection of another kube-proxy on this node, which holds a port of this one.
 
-Whoever finds a port taken asks there for the mode (/proxyMode, as any kube-proxy answers) and names itself in the
-request, so that both say that there are two of them. What others send is only ever read as digits and lower-case
-letters. Nothing here decides what becomes of a port that is taken.
+A proxy that finds a port taken requests /proxyMode, which every kube-proxy answers, and names itself in the User-Agent:
+so both report the other. Only digits and lower-case letters of the other's text are used.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from kubeproxy.kernel.proc.port_holder import Process, holder
 
 COMMAND: Final = "kube-proxy"
 PAUSE: Final = 60.0
-"""Seconds between two messages about the same trouble."""
+"""Seconds between two messages about the same problem."""
 
 _ANSWER_SECONDS: Final = 2.0
 _MOST_ANSWERED: Final = 4096
@@ -33,14 +32,14 @@ Clock = Callable[[], float]
 
 
 def user_agent(pid: int, mode: str) -> str:
-    """Return how a proxy names itself to the one that holds its port."""
+    """Return the User-Agent header that a proxy sends to the holder of its port."""
     return f"kube-proxy/v{__version__} (pid {pid}; mode {mode})"
 
 
 class Neighbours:
-    """The other kube-proxies of this node, as far as they show. `say` gets a sentence for people.
+    """The other kube-proxies of this node; `say` gets a sentence about one.
 
-    `mode` is our own, `page` (host, port) where a kube-proxy is asked for its mode.
+    `mode` is the mode of this proxy, `page` (host, port) the metrics port, at which another one is asked for its mode.
     """
 
     def __init__(
@@ -58,33 +57,35 @@ class Neighbours:
         self._pause = _Pause(clock)
 
     def asked_by(self, agent: str) -> None:
-        """Take note of a request for our mode from this node, with this User-Agent header; said once a minute."""
+        """Report the sender of a request for the mode from this node, by its User-Agent header; once a minute."""
         named = _AGENT.fullmatch(agent)
         if named is None or int(named[1]) == os.getpid() or not self._pause.over():
             return
         self._say(
-            f"another kube-proxy (pid {named[1]} as it says, in mode {named[2]}) runs on this node and wants the ports "
-            f"of this one (pid {os.getpid()}, in mode {self._mode}): {_advice(self._mode, named[2])}"
+            f"another kube-proxy (pid {named[1]} as it reports, in mode {named[2]}) runs on this node and wants the "
+            f"ports of this one (pid {os.getpid()}, in mode {self._mode}): {_advice(self._mode, named[2])}"
         )
 
     async def holding(self, port: int) -> str:
-        """Return who listens on a port of ours, in words."""
+        """Return a text about the process that listens on a port of this proxy."""
         process = await asyncio.to_thread(self._find, port, COMMAND)
         page = process if port == self._page[1] else await asyncio.to_thread(self._find, self._page[1], COMMAND)
         mode = "" if page is not None and page.pid == os.getpid() else await self._ask_mode()
-        who = (
+        holder_text = (
             f"process {process.command} (pid {process.pid}) has it"
             if process is not None
-            else "which process has it cannot be seen from here (it has other rights, or lives in a container)"
+            else "the process that has it is not visible from here (it has other rights, or is in a container)"
         )
         if not mode:
-            return who
+            return holder_text
         same = process is not None and page is not None and process.pid == page.pid
-        what = f", a kube-proxy in mode {mode}" if same else f"; a kube-proxy in mode {mode} answers on {self._page[1]}"
-        return f"{who}{what}: {_advice(self._mode, mode)}"
+        other = (
+            f", a kube-proxy in mode {mode}" if same else f"; a kube-proxy in mode {mode} answers on {self._page[1]}"
+        )
+        return f"{holder_text}{other}: {_advice(self._mode, mode)}"
 
     async def _ask_mode(self) -> str:
-        """Return the mode that the kube-proxy says which holds the page, '' when there is none."""
+        """Return the mode of the kube-proxy that holds the metrics port, '' without one."""
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 reader, writer = await asyncio.open_connection(*self._page, limit=_MOST_ANSWERED)
@@ -104,10 +105,7 @@ class Neighbours:
 
 
 class TakenPort:
-    """What is said of a port that cannot be listened on: at once, and once a minute for as long as that lasts.
-
-    `say` gets the sentence. All on the event loop's thread.
-    """
+    """Messages about a port that cannot be opened: at the first failure and once a minute. `say` gets the sentence."""
 
     def __init__(
         self, neighbours: Neighbours, port: int, say: Callable[[str], None], clock: Clock = time.monotonic
@@ -119,7 +117,7 @@ class TakenPort:
         self._looking: asyncio.Task[None] | None = None
 
     def failed(self, error: ApplyError) -> None:
-        """Take note of an attempt that failed."""
+        """Report a failed attempt."""
         if not self._pause.over():
             return
         if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE:
@@ -132,14 +130,14 @@ class TakenPort:
 
 
 class _Pause:
-    """Whether it is time to say something again."""
+    """Limits a message to one per PAUSE seconds."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._said: float | None = None
 
     def over(self) -> bool:
-        """Return whether it is; then the next pause begins."""
+        """Return whether the pause is over; then the next one begins."""
         now = self._clock()
         if self._said is not None and now - self._said < PAUSE:
             return False

@@ -1,7 +1,7 @@
-"""What the process may do once it runs: whoever starts as root gives up what is only needed at the start, or never.
+"""Capabilities of the running process: those that are not needed after the start are dropped.
 
-Modules are loaded, sysctls, limits and the OOM score are set by then. How it is done is in kernel/capability.py;
-docs/operating.md has the table of what is kept and why.
+Modules are loaded, sysctls, limits and the OOM score are set before. docs/operating.md has a table of the capabilities
+that are kept, with the reasons.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ log = logging.getLogger("kubeproxy.privileges")
 
 
 class Needs(NamedTuple):
-    """What decides which capabilities are kept.
+    """The needs of the running process that decide its capabilities.
 
-    `legacy` are the commands of legacy iptables on this node, `others_files` the files that are read again and that
-    only a capability opens, `plugin` is the program that makes credentials, '' for none.
+    `legacy` are the commands of legacy iptables on this node, `others_files` the files to be read again that need a
+    capability, `plugin` is the program that makes credentials, '' for none.
     """
 
     legacy: tuple[str, ...] = ()
@@ -41,10 +41,10 @@ class Needs(NamedTuple):
 
 
 def needed(needs: Needs) -> frozenset[Capability]:
-    """Return what is needed while it runs, in any mode.
+    """Return the capabilities to keep, in any mode.
 
-    Rules, sets, servers, addresses, marks and the sysctls of the network want CAP_NET_ADMIN. Ports below 1024 may be
-    asked for by any Service that comes (health checks, relayed NodePorts), so CAP_NET_BIND_SERVICE stays as well.
+    CAP_NET_ADMIN is for rules, sets, servers, addresses, marks and the network's sysctls, CAP_NET_BIND_SERVICE for
+    ports below 1024, which a new Service may need (health checks, relayed NodePorts).
     """
     wanted = {Capability.NET_ADMIN, Capability.NET_BIND_SERVICE}
     if needs.legacy:
@@ -55,16 +55,14 @@ def needed(needs: Needs) -> frozenset[Capability]:
 
 
 def give_up(files: Iterable[str], plugin: str) -> None:
-    """Keep what is needed, and let no child have more. A failure is logged, and stops nothing.
+    """Drop the capabilities that are not needed, also for child processes. A failure is logged.
 
-    `files` are those that are read again, `plugin` is the program that makes credentials, '' for none. One with rights
-    of its own (set-user-ID, capabilities) would not have them any more: then nothing is given up.
+    `files` are read again later; `plugin` is the program that makes credentials, '' for none. A plugin with rights of
+    its own (set-user-ID, capabilities) would lose them: then nothing is dropped.
     """
     path = shutil.which(plugin) or plugin if plugin else ""
     if path and gives_rights(path):
-        log.warning(
-            "Keeping all capabilities: the credential plugin has rights of its own, which it would lose plugin=%s", path
-        )
+        log.warning("Keeping all capabilities: the credential plugin would lose rights of its own plugin=%s", path)
         return
     try:
         wanted = needed(Needs(_legacy_commands(), tuple(beyond_permission([*files, *_program()])), path))
@@ -73,13 +71,11 @@ def give_up(files: Iterable[str], plugin: str) -> None:
     except ApplyError as error:
         log.warning("Running with more rights than are needed: %s", error)
         return
-    log.info(
-        "Gave up all capabilities but those that are needed kept=%s", ",".join(one.label for one in sorted(held()))
-    )
+    log.info("Dropped all capabilities that are not needed kept=%s", ",".join(one.label for one in sorted(held())))
 
 
 def _legacy_commands() -> tuple[str, ...]:
-    """Return the commands of iptables that open a raw socket: those of the legacy variant."""
+    """Return the commands of iptables' legacy variant, which open a raw socket."""
     return tuple(name for name in xtables.installed() if name.endswith("-legacy") or _is_legacy(name))
 
 
@@ -91,5 +87,5 @@ def _is_legacy(name: str) -> bool:
 
 
 def _program() -> tuple[str, ...]:
-    """Return files of this program, of which parts are loaded late."""
+    """Return files of this program and of Python, as modules are loaded later."""
     return (str(Path(kubeproxy.__file__)), os.__file__)

@@ -1,6 +1,6 @@
-"""/debug/pprof and /debug/flags, served with enableProfiling: where time goes, who waits for what, how much is logged.
+"""/debug/pprof and /debug/flags, served with enableProfiling: profiles, stacks and the log level.
 
-The paths are those of Go's net/http/pprof; what they show is Python's, as text.
+The paths are those of Go's net/http/pprof; the content is Python's, as text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kubeproxy.server.text import printable, redact
 
 SECONDS: Final = 30.0  # as Go's profile without ?seconds=
 LONGEST: Final = 300.0
-_DIGITS: Final = 20  # Python refuses to convert thousands
+_DIGITS: Final = 20  # int() raises for thousands of digits
 _PAUSE: Final = 0.01  # 100 samples a second, as Go
 LEVEL_PAGE: Final = "/debug/flags/v"
 
@@ -37,7 +37,7 @@ cmdline     the command line, separated by NUL bytes
 
 
 def profiling_pages(set_level: Callable[[int], None]) -> Mapping[str, Handler]:
-    """Return the pages by path. PUT a number to LEVEL_PAGE and `set_level` gets it."""
+    """Return the pages by path. `set_level` gets the number of a PUT to LEVEL_PAGE."""
 
     def put_level(request: Request) -> Response:
         # Texts and codes as in k8s.io/apiserver's StringFlagPutHandler and component-base's GlogSetter.
@@ -105,19 +105,19 @@ def _profile_page() -> Handler:
 
 async def _profile(seconds: float, running: threading.Lock) -> AsyncGenerator[bytes, None]:
     stop = threading.Event()
-    if not running.acquire(blocking=False):  # by a request that came in the same moment
+    if not running.acquire(blocking=False):  # two requests arrived at the same moment
         yield _BUSY
         return
     try:
         found = await asyncio.to_thread(sample, seconds, stop)
     finally:
-        stop.set()  # the client went away
+        stop.set()  # also when the client disconnected
         running.release()
     yield "".join(f"{stack} {count}\n" for stack, count in found.most_common()).encode(errors="replace")
 
 
 def sample(seconds: float, stop: threading.Event) -> Counter[str]:
-    """Look at all threads but this one, 100 times a second; return how often each stack was met, folded."""
+    """Sample all threads but this one 100 times a second; return the number of samples of each folded stack."""
     found: Counter[str] = Counter()
     labels: dict[CodeType, str] = {}
     me, end = threading.get_ident(), time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""The ports and the socket that the proxy opens, and what it says when one of them is taken."""
+"""The ports and the socket of the proxy, and its messages about one that is taken."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kubeproxy.serving")
 
-METRICS_PAGE = ("127.0.0.1", "10249")  # where another kube-proxy says its mode, while ours serves no metrics
+METRICS_PAGE = ("127.0.0.1", "10249")  # where another kube-proxy serves its mode, when this one serves no metrics
 
 COMMANDS_AT_ONCE = 16
-"""Connections at the socket: places of their own, so that flooded health ports do not keep an operator out."""
+"""Limit of connections at the socket: its own, so that flooded health ports do not keep an operator out."""
 
 
 class Served(NamedTuple):
-    """The parts of the program that answers come from.
+    """The parts of the program that its servers use.
 
-    `fail` ends the program; `watched` has somebody hear of changes, or nobody.
+    `fail` ends the program with an error; `watched` sets the audience that changes are passed on to, None for none.
     """
 
     options: Options
@@ -73,7 +73,7 @@ class Served(NamedTuple):
 
 
 class Servers:
-    """All that listens for people and programs, but for health check ports of Services."""
+    """The health port, the metrics port and the socket for commands."""
 
     def __init__(self, served: Served) -> None:
         config = served.options.config
@@ -81,15 +81,16 @@ class Servers:
         self._node = ObjectReference("Node", served.settings.node_name, "", served.settings.node_name)
         self._servers: list[HttpServer] = []
         page = split_host_port(config.metrics_bind_address) or METRICS_PAGE
-        self._neighbours = Neighbours(config.active_mode, (page[0], int(page[1])), self._other_proxy)
+        say = partial(self._warn, "AnotherKubeProxy")
+        self._neighbours = Neighbours(config.active_mode, (page[0], int(page[1])), say)
         self._started = time.time()
         self._page: Whole | None = None
 
     def open(self) -> None:
-        """Open health port, metrics port and socket; one that is taken is tried again, or ends the program."""
+        """Open all of them; one that is taken is tried again, or ends the program with bindAddressHardFail."""
         options, config = self._served.options, self._served.options.config
         health = self._served.health.routes()
-        # Load balancers ask by other methods too, as HAProxy by OPTIONS.
+        # Load balancers use other methods too, as HAProxy OPTIONS.
         healthz = routes(health, any_method=health.keys())
         metrics = routes(self._pages(), any_method=frozenset((LEVEL_PAGE, SLIS_PAGE)))
         wanted = (
@@ -104,7 +105,7 @@ class Servers:
             self._serve_commands(options.control_socket)
 
     async def close(self) -> None:
-        """Stop listening, and wait until all connections are gone."""
+        """Stop listening, and wait until all connections are closed."""
         await asyncio.gather(*(server.stop() for server in self._servers))
         if self._page is not None:
             await self._page.close()
@@ -121,11 +122,11 @@ class Servers:
         server.start_retrying([address], TakenPort(self._neighbours, address[1], say).failed)
 
     def _serve_commands(self, path: str) -> None:
-        """Answer the commands at a unix socket; without one the proxy runs as well."""
+        """Serve the commands at a unix socket; the proxy runs without it when that fails."""
 
         warned: set[str] = set()
 
-        def failed(error: ApplyError) -> None:  # every 5 s, for as long as it lasts
+        def failed(error: ApplyError) -> None:  # at each attempt, every 5 s
             level = logging.DEBUG if str(error) in warned else logging.WARNING
             warned.add(str(error))
             log.log(level, "%s; commands such as `kube-proxy why` cannot ask this proxy", error)
@@ -144,7 +145,7 @@ class Servers:
         return Desk(snapshot, Places(sources.zones, nodes=sources.nodes))
 
     def _pages(self) -> Mapping[str, Handler]:
-        """Return what the metrics port shows."""
+        """Return the pages of the metrics port."""
         served, config = self._served, self._served.options.config
         on = partial(gate_enabled, config.feature_gates)
         pages = metrics_pages(
@@ -165,16 +166,16 @@ class Servers:
         return pages
 
     def _show(self, request: Request) -> Response:
-        """Answer for the page, most of which is loaded when it is first asked for."""
+        """Serve the page, most of which is loaded at the first request."""
         if self._page is None:
-            from kubeproxy.page.whole import Whole  # noqa: PLC0415 - a proxy that nobody looks at does without
+            from kubeproxy.page.whole import Whole  # noqa: PLC0415 - loaded at the first request
 
             served = self._served
             self._page = Whole(self._desk, served.watched)
         return self._page.handlers[request.path](request)
 
     def _facts(self) -> Mapping[str, str]:
-        """Return what /statusz says of this proxy."""
+        """Return the facts on /statusz."""
         served = self._served
         return {
             "Python version": platform.python_version(),
@@ -186,9 +187,6 @@ class Servers:
             "Services": str(len(served.engine.planner.compiled)),
             "Ready": "; ".join(served.health.unready().values()) or "yes",
         }
-
-    def _other_proxy(self, text: str) -> None:
-        self._warn("AnotherKubeProxy", text)
 
     def _warn(self, reason: str, text: str) -> None:
         log.error("%s", text)

@@ -1,7 +1,7 @@
-"""The taint that keeps pods off a new node until its Services work: removed once, when everything is programmed.
+"""The taint that keeps pods off a new node until its Services work: removed once, after the first full sync.
 
-Kubernetes issue 75890: pods that start before the rules are there fail on their first connection. Who registers the
-Node puts the taint there (kubelet --register-with-taints); it is never put back. See docs/beyond.md "Readiness".
+Kubernetes issue 75890: the first connections of pods fail when these start before the rules are in place. The kubelet
+sets the taint (--register-with-taints); the proxy never sets it. See docs/beyond.md "Readiness".
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ SLOWEST_RETRY: Final = 30.0
 
 FORBIDDEN: Final = 403
 BEHIND: Final = frozenset((404, 409, 422))
-"""What the API server says of a patch that was made for another state of the Node: a test in it fails, it is gone."""
+"""Statuses of a patch that was made for another state of the Node: a test in it failed, or the Node was deleted."""
 
 Tell = Callable[[Literal["Normal", "Warning"], str, str], None]
-"""Tells an operator: kind, reason and note of an event of the Node."""
+"""Records an event of the Node: kind, reason and note."""
 
 
 def removal(node: Node, key: str) -> bytes | None:
-    """Return the JSON patch that removes all taints of a key from a Node, and no others; None where there is none.
+    """Return the JSON patch that removes the taints of a key from a Node, None when it has none.
 
-    Each is looked at before it goes, so that nothing happens when the list is another one by then.
+    The patch tests each taint before it removes it, so that it fails when the list changed meanwhile.
     """
     taints = (node.spec.taints if node.spec is not None else None) or ()
     operations: list[dict[str, str]] = []
@@ -46,7 +46,7 @@ def removal(node: Node, key: str) -> bytes | None:
 
 
 class StartupTaint:
-    """Removes the taints of a key from a Node, however long that takes. `node` returns it as it was last seen."""
+    """Removes the taints of a key from a Node, with retries. `node` returns the last state of the Node."""
 
     def __init__(self, key: str, name: str, node: Callable[[], Node | None], patch: Patch, tell: Tell) -> None:
         self._key = key
@@ -57,7 +57,7 @@ class StartupTaint:
         self._backoff = Backoff(FIRST_RETRY, SLOWEST_RETRY)
 
     async def remove(self) -> None:
-        """Return when the Node does not have it (any more)."""
+        """Return when the Node does not have the taint."""
         while True:
             node = self._node()
             if node is not None:
@@ -72,7 +72,7 @@ class StartupTaint:
             await asyncio.sleep(self._backoff.failed())
 
     async def _removed(self, patch: bytes) -> bool:
-        """Ask the API server; return whether it is done."""
+        """Send the patch; return whether it was applied."""
         try:
             status = await self._patch(f"/api/v1/nodes/{self._name}", patch)
         except (SourceError, OSError) as error:

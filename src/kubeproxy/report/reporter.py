@@ -63,6 +63,10 @@ class Reporter:
         self._endpoints: Counter[Family] = Counter()
         self._without_endpoints: Counter[Family] = Counter()
 
+    def watched_by(self, audience: Audience | None) -> None:
+        """Pass changes on to an audience, or to none."""
+        self.audience = audience
+
     def queued(self, families: Sequence[Family]) -> None:
         """See observer.Observer."""
         now = time.time()

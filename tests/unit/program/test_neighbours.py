@@ -13,7 +13,7 @@ from kubeproxy.kernel.proc.port_holder import Process
 from kubeproxy.program.neighbours import PAUSE, Neighbours, TakenPort, user_agent
 
 OURS = os.getpid()
-HIDDEN = "which process has it cannot be seen from here (it has other rights, or lives in a container)"
+HIDDEN = "the process that has it is not visible from here (it has other rights, or is in a container)"
 BOTH = "both write rules for the same Services, stop one of them"
 
 
@@ -35,7 +35,7 @@ def test_who_asks_for_our_mode_is_named_once_a_minute():
     for _ in range(3):
         neighbours.asked_by(user_agent(4711, "iptables"))
     (line,) = said
-    assert line.startswith("another kube-proxy (pid 4711 as it says, in mode iptables) runs on this node and wants ")
+    assert line.startswith("another kube-proxy (pid 4711 as it reports, in mode iptables) runs on this node and wants ")
     assert line.endswith(f"the ports of this one (pid {OURS}, in mode nftables): {BOTH}")
     clock.now += PAUSE
     neighbours.asked_by(user_agent(4711, "nftables"))
