@@ -8,7 +8,7 @@ from kubeproxy.ask.offline import Planned
 from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.config.options import build_options
 from kubeproxy.config.pflag import parse
-from kubeproxy.model.habits import Habits
+from kubeproxy.model.plan import Habits
 
 
 def snapshot(planner, local=None, mode=None, **more) -> Snapshot:

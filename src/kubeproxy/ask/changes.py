@@ -15,8 +15,7 @@ from msgspec import Struct
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range, is_loopback, parse_network, unpack
 from kubeproxy.model.answer import Index, Outcome, Packet, answer
 from kubeproxy.model.endpoints import Slice
-from kubeproxy.model.habits import Habits
-from kubeproxy.model.plan import Detector, FamilyGlobals, Frontend, FrontendKind, ServiceName, ServicePlan
+from kubeproxy.model.plan import Detector, FamilyGlobals, Frontend, FrontendKind, Habits, ServiceName, ServicePlan
 from kubeproxy.model.planner import Planner
 
 _OUTSIDE: Final = {

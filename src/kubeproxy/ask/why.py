@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from kubeproxy.ask.question import NODE
 from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.ask.whereabouts import Elsewhere, elsewhere, stranger
-from kubeproxy.model.absence import Absent
 from kubeproxy.model.addresses import (
     PORT_BYTES,
     PROTOCOL_NAMES,
@@ -20,6 +19,7 @@ from kubeproxy.model.addresses import (
     unpack,
 )
 from kubeproxy.model.answer import Answer, AnswerStep, Outcome, Packet, answer
+from kubeproxy.model.choosing import Absent
 from kubeproxy.model.plan import FrontendKind, Globals, ServicePlan
 
 

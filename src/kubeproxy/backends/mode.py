@@ -25,8 +25,7 @@ from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.answer import Packet
 from kubeproxy.model.gone import Departed
-from kubeproxy.model.habits import Habits
-from kubeproxy.model.plan import Globals, ServiceName, ServicePlan, ServicePortKey
+from kubeproxy.model.plan import Globals, Habits, ServiceName, ServicePlan, ServicePortKey
 from kubeproxy.model.world import Settings
 
 

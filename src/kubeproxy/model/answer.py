@@ -1,19 +1,18 @@
-"""What becomes of a connection on this node, and why: from plans and a packet to steps with their reasons. Pure.
+"""The outcome of a connection on this node, with its reasons, from plans and a packet. Pure.
 
-The same meaning that backends translate, told to a person: which Service an address is, who asks, what the policies and
-source ranges say, which endpoints are chosen from, and which are left out (absence.py). Proved by the recorded
-conformance cases: each answer is what real packets did.
+The reasons are the Service that has the address, the origin of the client, policies, source ranges, and the endpoints
+that are eligible or left out (choosing.py). The recorded conformance cases check the outcomes against real packets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import Enum
+from functools import cached_property
 from typing import NamedTuple
 
 from msgspec import Struct
 
-from kubeproxy.model.absence import Absent, absent, departed
 from kubeproxy.model.addresses import (
     PROTOCOL_NAMES,
     Family,
@@ -25,14 +24,13 @@ from kubeproxy.model.addresses import (
     within,
 )
 from kubeproxy.model.balancing import NO_WISHES, wishes
-from kubeproxy.model.choosing import ClientAddress, carried, counted, shares, told
-from kubeproxy.model.habits import Habits
+from kubeproxy.model.choosing import Absent, ClientAddress, absent, carried, counted, departed, shares, sharing_text
 from kubeproxy.model.plan import (
     Action,
-    Compiled,
     FamilyGlobals,
     Frontend,
     FrontendKind,
+    Habits,
     Loopback,
     Policy,
     Pool,
@@ -46,7 +44,7 @@ _TCP = 6
 
 
 class Side(Enum):
-    """Where a connection comes from, as policies tell it apart."""
+    """The origin of a connection, as policies distinguish it."""
 
     POD = "a pod"
     NODE = "this node"
@@ -54,10 +52,10 @@ class Side(Enum):
 
 
 class Packet(NamedTuple):
-    """The first packet of a connection. Addresses are packed; no `source` means that this node picks one of its own.
+    """The first packet of a connection. Addresses are packed; without a `source` this node picks one of its own.
 
-    `interface` is the one through which it comes, '' if unknown: some clusters recognise pods by it. `source_port` is
-    0 if unknown: it may decide which endpoint a client gets.
+    `interface` is the one of arrival, '' if unknown: some clusters recognise pods by it. `source_port` is 0 if unknown:
+    it may decide the endpoint.
     """
 
     source: bytes | None
@@ -69,7 +67,7 @@ class Packet(NamedTuple):
 
 
 class Outcome(Enum):
-    """What becomes of a connection."""
+    """The outcome of a connection."""
 
     FORWARDED = "forwarded"
     REFUSED = "refused"
@@ -79,7 +77,7 @@ class Outcome(Enum):
 
 
 class Notice(Enum):
-    """What the client sees."""
+    """The effect that the client sees."""
 
     ANSWER = "an answer"
     ENDPOINT = "what the endpoint answers"
@@ -91,7 +89,7 @@ class Notice(Enum):
 
 
 class AnswerStep(NamedTuple):
-    """One thing that decides: whether it lets the connection pass, in words, and the field that it comes from."""
+    """One reason: whether the connection passes, the text, and the field of an object or configuration behind it."""
 
     passes: bool
     text: str
@@ -99,7 +97,7 @@ class AnswerStep(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """An endpoint that may be picked: packed address and port, its probability, whether it sees the node's address."""
+    """An eligible endpoint: packed address and port, its probability, and whether it sees the node's address."""
 
     destination: bytes
     share: float
@@ -107,10 +105,10 @@ class Choice(NamedTuple):
 
 
 class Answer(Struct, frozen=True):
-    """What becomes of a packet. `affinity` is in seconds, 0 for none.
+    """The outcome of a packet. `affinity` is in seconds, 0 for none.
 
-    `local_endpoints` is the count that a health check port answers with: 200 with any, 503 with none. `absent` are the
-    endpoints left out, and why.
+    `local_endpoints` is the count in a health check's answer: 200 with any, 503 with none. `absent` are the endpoints
+    that are left out, with the reasons.
     """
 
     outcome: Outcome
@@ -124,42 +122,30 @@ class Answer(Struct, frozen=True):
     absent: tuple[Absent, ...] = ()
 
 
-class Candidates:
-    """Which Services may have to do with an address or a health check port: all that a planner has."""
+class Index:
+    """Services by address and by health check port, of a planner whose plans do not change; made when it is needed."""
 
     def __init__(self, planner: Planner) -> None:
-        self._planner = planner
+        self._compiled = planner.compiled
 
-    def at(self, address: bytes) -> Iterable[ServiceName]:  # noqa: ARG002 - see Index
-        """Return the Services that may have a packed address."""
-        return self._planner.compiled
-
-    def checked(self, port: int) -> Iterable[ServiceName]:  # noqa: ARG002 - see Index
-        """Return the Services whose health check port this may be."""
-        return self._planner.compiled
-
-
-class Index(Candidates):
-    """The same for who asks much of plans that do not change: those that do, looked up."""
-
-    def __init__(self, planner: Planner) -> None:
-        super().__init__(planner)
-        self._at: dict[bytes, dict[ServiceName, None]] = {}
-        self._checked: dict[int, list[ServiceName]] = {}
-        for name, compiled in planner.compiled.items():
-            if compiled.health is not None:
-                self._checked.setdefault(compiled.health.port, []).append(name)
+    @cached_property
+    def by_address(self) -> Mapping[bytes, Collection[ServiceName]]:
+        """The Services that have a frontend at a packed address, b'' for NodePorts."""
+        found: dict[bytes, dict[ServiceName, None]] = {}
+        for name, compiled in self._compiled.items():
             for plan in compiled.plans:
                 for frontend in plan.frontends:
-                    self._at.setdefault(frontend.address, {})[name] = None
+                    found.setdefault(frontend.address, {})[name] = None
+        return found
 
-    def at(self, address: bytes) -> Iterable[ServiceName]:
-        """See Candidates."""
-        return self._at.get(address, ())
-
-    def checked(self, port: int) -> Iterable[ServiceName]:
-        """See Candidates."""
-        return self._checked.get(port, ())
+    @cached_property
+    def by_health_port(self) -> Mapping[int, Collection[ServiceName]]:
+        """The Services that have a health check port."""
+        found: dict[int, list[ServiceName]] = {}
+        for name, compiled in self._compiled.items():
+            if compiled.health is not None:
+                found.setdefault(compiled.health.port, []).append(name)
+        return found
 
 
 def answer(
@@ -167,13 +153,13 @@ def answer(
     packet: Packet,
     local: Collection[bytes],
     habits: Habits | None = None,
-    candidates: Candidates | None = None,
+    index: Index | None = None,
 ) -> Answer:
-    """Return what becomes of a packet on the node whose packed addresses are `local`.
+    """Return the outcome of a packet on the node with the packed addresses `local`, in a mode with these habits.
 
-    `candidates` are for who asks much: an Index of this planner's plans as they are.
+    An `index` of the planner makes many questions faster.
     """
-    question = _Question(planner, packet, local, habits or Habits(), candidates or Candidates(planner))
+    question = _Question(planner, packet, local, habits or Habits(), index or Index(planner))
     owned = question.owner()
     if owned is None and (made := question.on_loopback()) is not None:
         return made
@@ -183,13 +169,13 @@ def answer(
 
 
 class _Question:
-    """One packet, and what is known of it."""
+    """One packet on a node."""
 
     def __init__(
-        self, planner: Planner, packet: Packet, local: Collection[bytes], habits: Habits, candidates: Candidates
+        self, planner: Planner, packet: Packet, local: Collection[bytes], habits: Habits, index: Index
     ) -> None:
         self._planner = planner
-        self._candidates = candidates
+        self._index = index
         self._packet = packet
         self._client = ClientAddress(packet.source, packet.source_port)
         self._local = local
@@ -198,15 +184,13 @@ class _Question:
         self._ours = planner.world.of(self._family) or FamilyGlobals()
         self._tail = bytes((packet.protocol,)) + packet.port.to_bytes(2, "big")
 
-    # -- whose it is ------------------------------------------------------------------------------------------------
-
     def owner(self) -> tuple[ServicePlan, Frontend] | None:
-        """Return the frontend that the packet is for; an address of a Service comes before a NodePort."""
+        """Return the packet's frontend; an address of a Service comes before a NodePort."""
         own = self._frontend(self._packet.destination + self._tail)
         return own or (self._frontend(self._tail) if self._answers_nodeports() else None)
 
     def closed(self) -> Answer | None:
-        """Return the answer of a NodePort that nobody serves, on an address on which NodePorts do not answer."""
+        """Return the answer of a NodePort without endpoints, on an address on which NodePorts do not answer."""
         local = self._packet.destination in self._local
         owned = self._frontend(self._tail) if self._habits.closes_everywhere and local else None
         if owned is None or owned[0].external.outside.forwards:
@@ -219,7 +203,7 @@ class _Question:
         return self._ended(plan, frontend, Outcome.REFUSED if refused else Outcome.DROPPED, [step], ())
 
     def on_loopback(self) -> Answer | None:
-        """Return the answer of a NodePort on loopback where the proxy takes care of those itself, None elsewhere."""
+        """Return the answer of a NodePort on loopback where the proxy relays or refuses these, None elsewhere."""
         care, destination = self._ours.loopback, self._packet.destination
         owned = self._frontend(self._tail)
         if owned is None or care not in _NOT_RELAYED or not is_loopback(destination):
@@ -231,7 +215,7 @@ class _Question:
             text = f"{self._where()} is a NodePort of {_named(plan)} on loopback: the proxy itself carries it"
             shared = shares(carried(plan), pool, plan.policies.external, self._client)
             choices = tuple(Choice(one, share, masqueraded=True) for one, share in shared)
-            sharing = told(carried(plan), plan.policies.external, self._client)
+            sharing = sharing_text(carried(plan), plan.policies.external, self._client)
             steps = (
                 AnswerStep(True, text, _NODEPORTS),
                 *[AnswerStep(True, words, "metadata.annotations") for words in sharing],
@@ -262,10 +246,10 @@ class _Question:
         chosen = self._ours.nodeport_ips
         if self._packet.protocol != _TCP or self._packet.destination not in (self._local if chosen is None else chosen):
             return None
-        for name in self._candidates.checked(self._packet.port):
+        for name in self._index.by_health_port.get(self._packet.port, ()):
             check = self._planner.compiled[name].health
             count = check.local_endpoints(self._family) if check is not None else None
-            if check is not None and count is not None and check.port == self._packet.port:
+            if check is not None and count is not None:
                 text = f"port {check.port} of this node is the health check of {'/'.join(name)}"
                 steps = (
                     AnswerStep(True, text, "spec.healthCheckNodePort"),
@@ -275,15 +259,18 @@ class _Question:
         return None
 
     def unowned(self) -> Answer:
-        """Return the answer for what is no frontend of any Service."""
-        here = list(self._services_here())
+        """Return the answer for an address and port that no Service has."""
+        address = self._packet.destination
+        here = list(self._index.by_address.get(address, ()))
         where = self._where()
         if here:
-            plans = [plan for _, compiled in here for plan in compiled.plans if plan.key.family is self._family]
-            text = f"{where}: no such port; {_offers(here[0][0], plans, self._packet.destination)}"
+            compiled = [self._planner.compiled[name] for name in here]
+            plans = [plan for entry in compiled for plan in entry.plans if plan.key.family is self._family]
+            ports = sorted({f.port_text for plan in plans for f in plan.frontends if f.address == address})
+            text = f"{where}: no such port; {'/'.join(here[0])} has {', '.join(ports)} there"
             steps = (AnswerStep(False, text, "spec.ports"),)
             kinds = self._habits.refuses_ports
-            if any(_has(plan, self._packet.destination, kinds) for plan in plans):
+            if any(f.kind in kinds and f.address == address for plan in plans for f in plan.frontends):
                 return Answer(Outcome.REFUSED, steps, self._refusal())
             return Answer(Outcome.NOT_OURS, steps, Notice.UNKNOWN)
         if within(self._packet.destination, self._ours.service_cidrs):
@@ -296,7 +283,7 @@ class _Question:
         return Answer(Outcome.NOT_OURS, steps, Notice.UNKNOWN)
 
     def _no_nodeport(self) -> AnswerStep | None:
-        """Return that the port is a NodePort which this address does not answer here, None if it is none."""
+        """Return the reason why a NodePort does not answer at this address, None if the port is no NodePort."""
         owned = self._frontend(self._tail)
         destination = self._packet.destination
         if owned is None:
@@ -309,16 +296,6 @@ class _Question:
         where = "all but loopback" if chosen is None else ", ".join(map(unpack, chosen)) or "no address"
         text = f"{self._where()}: a NodePort of {_named(owned[0])}, but not on this address: they answer on {where}"
         return AnswerStep(False, text, _NODEPORTS)
-
-    def _services_here(self) -> Iterator[tuple[ServiceName, Compiled]]:
-        for name in self._candidates.at(self._packet.destination):
-            compiled = self._planner.compiled[name]
-            for plan in compiled.plans:
-                if any(frontend.address == self._packet.destination for frontend in plan.frontends):
-                    yield name, compiled
-                    break
-
-    # -- what becomes of it -----------------------------------------------------------------------------------------
 
     def served(self, plan: ServicePlan, frontend: Frontend) -> Answer:
         """Return the answer for a frontend of a Service."""
@@ -347,7 +324,7 @@ class _Question:
         steps.append(AnswerStep(True, f"policy {plan.policy(frontend).name.title()}: {counted(pool)}, {nearby}", field))
         policy = Policy.LOCAL if action.picks_local else Policy.CLUSTER
         choices = tuple(self._choices(plan, policy, action, side))
-        sharing = told(plan, policy, self._client)
+        sharing = sharing_text(plan, policy, self._client)
         steps += [AnswerStep(True, text, "metadata.annotations") for text in sharing]
         if plan.affinity:
             text = f"a client that comes again within {plan.affinity} s gets the same endpoint"
@@ -357,7 +334,7 @@ class _Question:
         )
 
     def _action(self, traffic: Traffic, side: Side) -> Action:
-        """Return what happens to connections of a side."""
+        """Return the action for connections of a side."""
         action = traffic[list(Side).index(side)]
         if self._habits.one_pool and traffic.outside.picks_local and action.forwards and not action.picks_local:
             masqueraded = action is Action.CLUSTER_MASQUERADE
@@ -365,7 +342,7 @@ class _Question:
         return action
 
     def _refuses_node(self, frontend: Frontend) -> bool:
-        """Return whether a connection of this node is refused: what is on the node itself always is, by the kernel."""
+        """Return whether a connection of this node is refused; the kernel always refuses one to its own addresses."""
         on_node = frontend.kind is FrontendKind.NODEPORT or frontend.address in self._local
         return self._habits.refuses_node or on_node
 
@@ -388,7 +365,7 @@ class _Question:
         return Notice.ICMP if self._family is Family.IPV4 else Notice.LATE_ICMP
 
     def _side(self) -> tuple[Side, str]:
-        """Return where the packet comes from, and how that is known."""
+        """Return the side of the packet, and the reason."""
         packet, detector = self._packet, self._ours.detector
         if packet.source is None:
             return Side.NODE, "it begins here"
@@ -402,7 +379,7 @@ class _Question:
         return Side.OUTSIDE, f"{source} is neither a pod's nor this node's"
 
     def _turned_away(self, plan: ServicePlan, frontend: Frontend, side: Side, steps: list[AnswerStep]) -> bool:
-        """Note what the source ranges say, if there are any; return whether they keep the client out."""
+        """Add the step of the source ranges, if there are any; return whether they exclude the client."""
         allowed = plan.sources(frontend)
         if allowed is None:
             return False
@@ -421,7 +398,7 @@ class _Question:
             address = destination[:-2]
             hairpin = self._habits.hairpins == "all" or address in plan.hairpin
             to_itself = hairpin and address == self._packet.source
-            # What is delivered on the node itself never passes the hook that translates sources.
+            # A packet that is delivered on the node itself does not pass the hook that translates sources.
             stays = address in self._local and side is not Side.NODE
             seen_as_node = self._habits.carries or ((masquerades or to_itself) and not stays)
             yield Choice(destination, share, seen_as_node)
@@ -453,7 +430,7 @@ class _Question:
 
 
 _NODEPORTS = "nodePortAddresses"
-"""The configuration's field that says on which addresses NodePorts answer."""
+"""The configuration's field with the addresses on which NodePorts answer."""
 _RELAYED = (b"\x7f\0\0\1", bytes(15) + b"\1")
 """The loopback addresses on which the proxy listens for NodePorts."""
 _NOT_RELAYED = {
@@ -467,20 +444,9 @@ _KINDS = {
     FrontendKind.LOADBALANCER: ("load balancer address", "status.loadBalancer.ingress"),
     FrontendKind.NODEPORT: ("NodePort", "spec.ports[].nodePort"),
 }
-"""What people call a frontend, and the field that it comes from."""
+"""The name of a frontend's kind, and its field."""
 
 
 def _named(plan: ServicePlan) -> str:
     port = f", port {plan.key.port_name}" if plan.key.port_name else ""
     return f"{plan.key.namespace}/{plan.key.name}{port}"
-
-
-def _offers(name: ServiceName, plans: Iterable[ServicePlan], address: bytes) -> str:
-    """Return which ports a Service has at an address."""
-    ports = sorted({frontend.port_text for plan in plans for frontend in plan.frontends if frontend.address == address})
-    return f"{'/'.join(name)} has {', '.join(ports)} there"
-
-
-def _has(plan: ServicePlan, address: bytes, kinds: Collection[FrontendKind]) -> bool:
-    """Return whether a plan has an address, as one of these kinds."""
-    return any(f.kind in kinds and f.address == address for f in plan.frontends)

@@ -1,29 +1,32 @@
-"""Who of a pool is picked for a client, and how that is told: evenly, by weights, or by a hash of the client. Pure.
+"""The endpoints that a connection may get, with their probabilities, and the reasons for those that are left out. Pure.
 
-What answer.py says of a Service that is served, and balancing.py has decided for it.
+Only answers to questions (answer.py) use this: plans do not carry it, as it follows from slices and pools.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from kubeproxy.model import maglev
-from kubeproxy.model.plan import Hashing, HashKey, Policy, Pool, ServicePlan
+from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES
+from kubeproxy.model.balancing import NO_WISHES, WEIGHT, WEIGHTS, Wishes
+from kubeproxy.model.endpoints import Endpoint, Slice
+from kubeproxy.model.plan import Hashing, HashKey, Policy, Pool, ServicePlan, ServicePortKey
 
 
 class ClientAddress(NamedTuple):
-    """Who asks: a packed address, None if the node picks one of its own; 0 where the port is unknown."""
+    """A client: its packed address, None if the node picks one of its own, and its port, 0 if unknown."""
 
     address: bytes | None
     port: int
 
 
 def shares(plan: ServicePlan, pool: Pool, policy: Policy, client: ClientAddress) -> Iterable[tuple[bytes, float]]:
-    """Return who of a pool may be picked, with the probability of each."""
+    """Return the endpoints of a pool that a client may get, with their probabilities."""
     weights, hashing = plan.weights(policy), plan.balance.hashing if plan.balance is not None else None
     if hashing is None:
         whole = sum(weights) or len(pool)
@@ -36,15 +39,15 @@ def shares(plan: ServicePlan, pool: Pool, policy: Policy, client: ClientAddress)
 
 
 def carried(plan: ServicePlan) -> ServicePlan:
-    """Return a plan as the proxy shares the connections that it carries itself: by weights, and nothing is hashed."""
+    """Return the plan by which the proxy shares connections that it relays itself: by weights, without hashing."""
     return plan if plan.balance is None else replace(plan, balance=replace(plan.balance, hashing=None))
 
 
-def told(plan: ServicePlan, policy: Policy, client: ClientAddress) -> Iterator[str]:
-    """Yield how connections are shared, where that is not evenly."""
+def sharing_text(plan: ServicePlan, policy: Policy, client: ClientAddress) -> Iterator[str]:
+    """Yield texts about shares that are not equal."""
     weights = plan.weights(policy)
     if weights:
-        yield f"they have weights from {min(weights)} to {max(weights)}, and get as much of the connections"
+        yield f"they have weights from {min(weights)} to {max(weights)}, and shares of the connections by these"
     if plan.balance is None:
         return
     if plan.balance.drained:
@@ -54,12 +57,12 @@ def told(plan: ServicePlan, policy: Policy, client: ClientAddress) -> Iterator[s
 
 
 def counted(endpoints: Collection[bytes]) -> str:
-    """Return how many endpoints that are, in words."""
+    """Return the number of endpoints as a text."""
     return f"{len(endpoints)} endpoint{'s' * (len(endpoints) != 1)}"
 
 
 def _slot(hashing: Hashing, client: ClientAddress) -> int | None:
-    """Return the slot of a client in a table, None where not enough is known of it."""
+    """Return the slot of a client in a table, None if its address, or a port that counts, is unknown."""
     return maglev.slot_of(hashing, client.address, client.port) if client.address is not None else None
 
 
@@ -68,3 +71,96 @@ def _hashed(hashing: Hashing, client: ClientAddress) -> str:
     slot = _slot(hashing, client)
     where = f"which is slot {slot} of {hashing.size}" if slot is not None else f"by a table of {hashing.size} slots"
     return f"Maglev: the client's {decides}, on every node alike, {where}"
+
+
+class Absent(NamedTuple):
+    """An endpoint that is left out: its packed address and port (0 if its slice has no such port), the name of its
+    slice ('' for a deleted endpoint), the reason, and the field or flag behind it.
+    """
+
+    destination: bytes
+    slice_name: str
+    reason: str
+    field: str
+
+
+def absent(
+    slices: Mapping[str, Slice],
+    key: ServicePortKey,
+    pool: Collection[bytes],
+    node: str,
+    zone: str,
+    *,
+    local_only: bool,
+    drained: Collection[bytes] = (),
+    asked: Wishes = NO_WISHES,
+) -> Iterator[Absent]:
+    """Yield the endpoints of a service port's slices that are not in its pool on this node.
+
+    `local_only`: the policy is Local. `drained` have weight 0, by their slices or by the Service's annotations `asked`.
+    """
+    for name, piece in slices.items():
+        if piece.family is not key.family:
+            continue
+        numbers = [port.port for port in piece.ports if (port.name, port.protocol) == (key.port_name, key.protocol)]
+        if not numbers:
+            has = ", ".join(f"{port.name or 'unnamed'} ({PROTOCOL_NAMES[port.protocol]})" for port in piece.ports)
+            reason = f"the slice has no port {key.port_name or 'without a name'} ({PROTOCOL_NAMES[key.protocol]})"
+            for endpoint in piece.endpoints if piece.ports else piece.particular or ():
+                yield Absent(endpoint.address + PORT_BYTES[0], name, f"{reason}; it has {has or 'none'}", "ports")
+        for number in numbers:
+            for endpoint in piece.endpoints:
+                destination = endpoint.address + PORT_BYTES[number]
+                if destination in pool:
+                    continue
+                if destination in drained:
+                    yield Absent(destination, name, *_weightless(piece, endpoint, asked))
+                else:
+                    yield Absent(destination, name, *_reason(endpoint, node, zone, local_only=local_only))
+
+
+def lacks_port(slices: Iterable[Slice], key: ServicePortKey) -> bool:
+    """Return whether a service port's family has endpoints, but none with the port."""
+    pieces = [piece for piece in slices if piece.family is key.family and (piece.particular or piece.nodes)]
+    named = (key.port_name, key.protocol)
+    return bool(pieces) and all((port.name, port.protocol) != named for piece in pieces for port in piece.ports)
+
+
+def departed(gone: Iterable[bytes], key: ServicePortKey) -> Iterator[Absent]:
+    """Yield the deleted endpoints (keys as in gone.Departed) of a port's family and protocol."""
+    reason = "it is gone: it was terminating when it left the slices; connections to it are reset"
+    for one in gone:
+        address, protocol = one[:-3], one[-3]
+        if len(address) == key.family.address_size and protocol == key.protocol:
+            yield Absent(address + one[-2:], "", reason, "--reset-gone-endpoints")
+
+
+def _weightless(piece: Slice, endpoint: Endpoint, asked: Wishes) -> tuple[str, str]:
+    if piece.weight == 0:
+        return "its weight is 0: it is drained, and keeps the connections that it has", WEIGHT
+    zone = piece.zones.get(endpoint.address, "") if piece.zones else ""
+    by_zone = asked.nodes.get(endpoint.node) != 0 and asked.zones.get(zone) == 0
+    where = f"zone {zone}" if by_zone else endpoint.node or "no node"
+    return f"the weight of {where} is 0: it is drained, and keeps the connections it has", WEIGHTS
+
+
+def _reason(endpoint: Endpoint, node: str, zone: str, *, local_only: bool) -> tuple[str, str]:
+    """Return the reason why a slice's endpoint is left out, and the field behind it."""
+    if not endpoint.ready:
+        if not endpoint.terminating:
+            return "it is not ready", "conditions.ready"
+        if not endpoint.serving:
+            return "it is terminating and does not serve any more", "conditions.serving"
+    if local_only and endpoint.node != node:
+        return f"it is on {endpoint.node or 'no node'}, and the policy is Local", "nodeName"
+    if not endpoint.ready:
+        return "it is terminating, and others are ready", "conditions.terminating"
+    return _hint(endpoint, node, zone)
+
+
+def _hint(endpoint: Endpoint, node: str, zone: str) -> tuple[str, str]:
+    if endpoint.nodes and node not in endpoint.nodes:
+        return f"it is meant for {', '.join(endpoint.nodes)}", "hints.forNodes"
+    if endpoint.zones and zone not in endpoint.zones:
+        return f"it is meant for {', '.join(endpoint.zones)}, this node is in {zone or 'no zone'}", "hints.forZones"
+    return "another entry of the same address and port counts", "addresses"

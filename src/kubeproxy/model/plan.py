@@ -367,3 +367,41 @@ _FAMILIES: dict[tuple[bool, bool], tuple[Family, ...]] = {
     (False, True): (Family.IPV6,),
     (True, True): (Family.IPV4, Family.IPV6),
 }
+
+
+class Affinity(Enum):
+    """The scope within which session affinity keeps a client's endpoint."""
+
+    SERVICE_PORT = "a service port"
+    POLICY = "a service port, apart by internal and external traffic policy"
+    ADDRESS = "an address of a service port"
+
+
+class Habits(NamedTuple):
+    """Differences between the modes that a client can see; each mode declares its own.
+
+    `refuses_ports`: kinds of addresses whose other ports are refused. `drops_unowned`: addresses of ServiceCIDRs
+    without a Service are dropped. `refuses_node`: this node's own connections to external addresses without endpoints
+    are refused like all others, not routed. `ranges_first`: source ranges also apply to a Service without endpoints.
+    `resets_tcp`: families in which TCP is refused by a reset, not by an ICMP error. `loopback`: families in which
+    NodePorts answer on loopback whenever they answer on all local addresses. `closes_everywhere`: a NodePort without
+    endpoints is refused or dropped on all local addresses, not only on those on which NodePorts answer. `one_pool`:
+    under policy Local, pods and this node get the endpoints of this node, if any, as clients from outside do.
+    `carries`: the proxy relays the bytes, and endpoints see its address. `carries_sctp`: SCTP is served, not refused.
+    `affinity`: its scope. `outlives_mode`: connections go on when another mode takes over. `hairpins`: the endpoints
+    whose connections to themselves are masqueraded.
+    """
+
+    refuses_ports: tuple[FrontendKind, ...] = (FrontendKind.CLUSTER,)
+    drops_unowned: bool = True
+    refuses_node: bool = True
+    ranges_first: bool = True
+    resets_tcp: tuple[Family, ...] = (Family.IPV4,)
+    loopback: tuple[Family, ...] = ()
+    closes_everywhere: bool = False
+    one_pool: bool = False
+    carries: bool = False
+    carries_sctp: bool = True
+    affinity: Affinity = Affinity.SERVICE_PORT
+    outlives_mode: bool = True
+    hairpins: Literal["of this node", "all"] = "of this node"

@@ -9,9 +9,8 @@ from kubeproxy.ask.changes import ConfiguredNode, KnownPod, Shift, known_pods, l
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.endpoints import parse_slice
 from kubeproxy.model.events import Replaced
-from kubeproxy.model.habits import Affinity, Habits
 from kubeproxy.model.objects import EndpointPort, EndpointSlice, Service, ServicePort
-from kubeproxy.model.plan import Detector
+from kubeproxy.model.plan import Affinity, Detector, Habits
 from kubeproxy.model.planner import Planner
 from support.cluster_objects import HERE, NODE_IPS, THERE, endpoint, endpoint_slice, service, world
 

@@ -6,13 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from kubeproxy.backends import iptables
-from kubeproxy.model.absence import Absent
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.answer import Answer, Notice, Outcome, Packet, answer
+from kubeproxy.model.choosing import Absent
 from kubeproxy.model.events import Replaced
-from kubeproxy.model.habits import Habits
 from kubeproxy.model.objects import EndpointPort, Service, ServicePort
-from kubeproxy.model.plan import Detector, Loopback
+from kubeproxy.model.plan import Detector, Habits, Loopback
 from kubeproxy.model.planner import Planner
 from support.cluster_objects import HERE, NODE_IPS, THERE, dest, draining, endpoint, endpoint_slice, service, world
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubeproxy.model.absence import Absent
 from kubeproxy.model.addresses import pack
 from kubeproxy.model.answer import Packet, answer
+from kubeproxy.model.choosing import Absent
 from kubeproxy.model.events import Deleted, Replaced, Upserted
 from kubeproxy.model.gone import DELETED, SECONDS, UPDATED, Departed, Departures
 from kubeproxy.model.objects import EndpointConditions, EndpointPort, EndpointSlice, Labels, ObjectMeta, SliceEndpoint

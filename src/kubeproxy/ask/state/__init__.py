@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.engine.standing import shown
-from kubeproxy.model.absence import lacks_port
 from kubeproxy.model.addresses import PROTOCOL_NAMES, destination_text, place_text, unpack
+from kubeproxy.model.choosing import lacks_port
 from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.plan import (
     NOTHING,

@@ -2,7 +2,7 @@
 
 from kubeproxy.backends.mode import Mode
 from kubeproxy.config.modes import MODES
-from kubeproxy.model.habits import Habits
+from kubeproxy.model.plan import Habits
 
 MODE = Mode(
     MODES["iptables"],

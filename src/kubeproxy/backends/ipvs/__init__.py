@@ -2,8 +2,7 @@
 
 from kubeproxy.backends.mode import Deprecation, Mode
 from kubeproxy.config.modes import MODES
-from kubeproxy.model.habits import Affinity, Habits
-from kubeproxy.model.plan import FrontendKind
+from kubeproxy.model.plan import Affinity, FrontendKind, Habits
 
 INTERFACE = "kube-ipvs0"
 """The dummy interface that carries the addresses of Services, so that their packets come in at all."""

@@ -5,7 +5,7 @@ from typing import Final
 from kubeproxy.backends.mode import FlowsEnd, Mode
 from kubeproxy.config.modes import MODES
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.habits import Affinity, Habits
+from kubeproxy.model.plan import Affinity, Habits
 
 TABLE: Final = "kube-proxy-userspace"
 
