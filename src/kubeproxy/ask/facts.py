@@ -10,7 +10,7 @@ from msgspec import Struct
 from kubeproxy.api.source import Reach
 from kubeproxy.config.decode import decode
 from kubeproxy.config.types import KubeProxyConfiguration
-from kubeproxy.engine.standing import FamilyStanding
+from kubeproxy.engine.backlog import FamilyStanding
 from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.objects import Node, Service
 from kubeproxy.model.plan import Globals, Problem, ServiceName, ServicePlan

@@ -17,7 +17,7 @@ from kubeproxy.ask.finding import UnreadError
 from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.config.options import Options, build_options
 from kubeproxy.config.pflag import parse
-from kubeproxy.engine.standing import FamilyStanding
+from kubeproxy.engine.backlog import FamilyStanding
 from kubeproxy.errors import ConfigError, NoAnswerError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event

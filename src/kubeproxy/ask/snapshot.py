@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from kubeproxy.engine.standing import WORST_FIRST, FamilyStanding, trouble
+from kubeproxy.engine.backlog import WORST_FIRST, FamilyStanding
 from kubeproxy.model.compile import of_another_proxy, skipped
 from kubeproxy.model.plan import NOTHING, ServiceName, ServicePlan
 
@@ -104,7 +104,7 @@ class Snapshot(NamedTuple):
         return [
             (wrong[0], standing.family.label, wrong[1])
             for standing in standings
-            if standing.family in families and (wrong := trouble(standing)) is not None
+            if standing.family in families and (wrong := standing.trouble) is not None
         ]
 
     def _why_ignored(self, name: ServiceName) -> str:

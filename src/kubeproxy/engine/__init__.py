@@ -1,1 +1,1 @@
-"""The sync loop: events in, transactions of the backends out, and what it reports of both."""
+"""The sync loop: events in, transactions of the backends out, and reports on both."""

@@ -1,7 +1,6 @@
-"""What one address family still has to get into the kernel, and how that stands. Knows no loop and no kernel.
+"""The changes that one address family's kernel does not have yet, and the state of that kernel. Without loop or kernel.
 
-A family that the kernel refuses has its own pace of retries, so that the other one's changes, and all that follows from
-them, do not wait for it.
+Each family has its own pace of retries, so that the other one does not wait for a family that the kernel refuses.
 """
 
 from __future__ import annotations
@@ -10,33 +9,76 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
+from typing import Any, Final
+
+from msgspec import Struct
 
 from kubeproxy.engine.pacing import Backoff
-from kubeproxy.engine.standing import FamilyStanding
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.balancing import entries
 from kubeproxy.model.plan import NOTHING, Compiled, Frontend, ServiceName, ServicePlan
 from kubeproxy.model.planner import Change
+from kubeproxy.server.text import timestamp
 
 FIRST_RETRY = 0.05
 SLOWEST_RETRY = 10.0
 _UDP = socket.IPPROTO_UDP
-PART = 2000  # Services that are looked at at once: 2 ms
+PART = 2000  # Services per step of `everything`: 2 ms
 LARGE = 40_000
 """Endpoints before and after, counted for each frontend, above which changes of Services wait for each other: 20 ms."""
-MOST_TRIGGERS = 100  # of one Service, while the kernel refuses: more would say nothing new of the latency
+MOST_TRIGGERS = 100  # of one Service, while the kernel refuses: enough for a latency
+
+WORST_FIRST: Final = ("refused", "differs", "pending")
+"""The states of a family whose kernel may lack committed plans."""
+
+
+class FamilyStanding(Struct, frozen=True):
+    """The state of one family's kernel. Times are seconds since the epoch, None for never.
+
+    `inspected_at`: the last complete comparison, by an inspection or a full sync, without a remaining difference.
+    `sound_since`: the start of the current period in which the kernel had all committed plans as far as inspections
+    showed, None when it has not. `refusal`: the reason for which it refused the queued changes. `difference`: an
+    unrepaired change by another program. `queued`: the number of Services whose changes wait.
+    """
+
+    family: Family
+    inspected_at: float | None = None
+    sound_since: float | None = None
+    refusal: str | None = None
+    difference: str | None = None
+    queued: int = 0
+
+    @property
+    def trouble(self) -> tuple[str, str] | None:
+        """The state, one of WORST_FIRST, and its reason; None when the kernel has all committed plans."""
+        if self.refusal is not None:
+            return "refused", self.refusal
+        if self.difference is not None:
+            return "differs", self.difference
+        return None if self.sound_since is not None else ("pending", "not yet compared with the kernel")
+
+    def shown(self) -> dict[str, Any]:
+        """Return the family's fields in /debug/state."""
+        since, seen = self.sound_since, self.inspected_at
+        return {
+            "state": self.trouble[0] if self.trouble else "whole",
+            "wholeSince": None if since is None else timestamp(since),
+            "lastSeenWhole": None if seen is None else timestamp(seen),
+            "refused": self.refusal,
+            "differs": self.difference,
+        }
 
 
 def retries() -> Backoff:
-    """Return the pace at which the kernel is asked again."""
+    """Return the pace of attempts after the kernel refused."""
     return Backoff(FIRST_RETRY, SLOWEST_RETRY)
 
 
 class Backlog:
-    """The changes that are queued for one family: all since its kernel was last known to be right.
+    """The queued changes of one family: all since the last commit.
 
-    `stale` says that everything is to be compared with the kernel, `besides` that there is something to write beside
-    what changed of Services, `resting` that it refused and its time has not come.
+    `stale`: everything is to be compared with the kernel. `besides`: something else than changes of Services is to be
+    written. `resting`: the kernel refused, and the time of the next attempt has not come.
     """
 
     def __init__(self, family: Family, clock: Callable[[], float] = time.time) -> None:
@@ -45,7 +87,7 @@ class Backlog:
         self.stale = True
         self.besides = False
         self.resting = False
-        self._let_go = False  # whether the last portion left large changes out, for others to go first
+        self._let_go = False  # the last portion left large changes out
         self._backoff = retries()
         self._clock = clock
         self._inspected_at: float | None = None
@@ -55,7 +97,7 @@ class Backlog:
 
     @property
     def standing(self) -> FamilyStanding:
-        """Return what is known of this family's kernel."""
+        """The state of this family's kernel."""
         return FamilyStanding(
             self.family,
             self._inspected_at,
@@ -66,10 +108,11 @@ class Backlog:
         )
 
     def portion(self) -> list[Change]:
-        """Return what to commit next: the changes but for large ones, and then these one after the other, oldest first.
+        """Return the next changes to commit: all but the large ones, then these one by one, oldest first.
 
-        A large one lets others go before it once, and takes with it what has come since: so neither waits for more than
-        one of the other kind. Where an address changes hands it is all of them, as that is one transaction.
+        A large change waits for one portion of small ones, and is committed together with those that came meanwhile: so
+        neither kind waits for more than one of the other. When an address moves between Services, all changes are
+        returned, as that needs one transaction.
         """
         changes = list(self.changes.values())
         large = [change.name for change in changes if weight(change, self.family) > LARGE]
@@ -80,10 +123,10 @@ class Backlog:
         return [change for change in changes if change.name not in later]
 
     def committed(self, changes: Sequence[Change]) -> None:
-        """Take that the kernel has these changes of what was queued, and all that was queued before them."""
+        """Record that the kernel has these queued changes, and all that were queued before them."""
         now = self._clock()
         self._refusal = None
-        if not self.stale:  # else something was seen when this sync was under way already
+        if not self.stale:  # else a difference was found during this sync
             self._difference = None
             if self._sound_since is None:  # so this was a full sync
                 self._sound_since = self._inspected_at = now
@@ -93,45 +136,45 @@ class Backlog:
         self._backoff.succeeded()
 
     def refused(self, why: str) -> float:
-        """Take that the kernel refused what was queued; return how many seconds to let it rest."""
+        """Record that the kernel refused; return the seconds until the next attempt."""
         self._refusal, self._sound_since = why, None
         self.stale = self.resting = True
         return self._backoff.failed()
 
     def inspected(self) -> None:
-        """Take that a thorough look at the kernel showed nothing that differs."""
+        """Record a complete inspection without a difference."""
         self._inspected_at = self._clock()
 
     def differs(self, what: str) -> None:
-        """Take that another program changed something."""
+        """Record a change by another program."""
         self._difference, self._sound_since = what, None
         self.stale = True
 
     def add(self, changes: Sequence[Change]) -> None:
-        """Take changes in; those of one Service become one."""
+        """Queue changes; those of one Service become one."""
         for change in changes:
             note(self.changes, change)
 
     def plans(self, changes: Iterable[Change]) -> list[tuple[ServiceName, tuple[ServicePlan, ...]]]:
-        """Return what each changed Service is to be."""
+        """Return the desired plans of each changed Service."""
         return [(change.name, self._of(change.after)) for change in changes]
 
     def all_plans(self, compiled: Mapping[ServiceName, Compiled]) -> dict[ServiceName, tuple[ServicePlan, ...]]:
-        """Return what every Service is to be; those that changed come first, in their order."""
+        """Return the desired plans of every Service; the changed ones come first, in their order."""
         ordered = {name: change.after for name, change in self.changes.items() if name in compiled}
         ordered.update(compiled)
         return {name: self._of(entry) for name, entry in ordered.items()}
 
     def committed_plans(self, name: ServiceName, compiled: Compiled) -> tuple[ServicePlan, ...]:
-        """Return what the kernel has of a Service that is now to be as compiled."""
+        """Return the plans of a Service that the kernel took last; `compiled` are the present ones."""
         change = self.changes.get(name)
         return self._of(compiled if change is None else change.before)
 
     def everything(self, fresh: Sequence[Change], compiled: Mapping[ServiceName, Compiled]) -> Iterator[list[Change]]:
-        """Yield what changed since the kernel was known to be right, and all Services that did not change; UDP's alone.
+        """Yield the changes since the last commit, and all unchanged Services, in parts; only those with UDP ports.
 
-        What is fresh is in it on its own as well: the kernel may have got the change before that one. Comes in parts,
-        some of them empty, as there may be 100,000 Services to look at.
+        A fresh change that was joined with an earlier one is also yielded alone, as the kernel may have got the earlier
+        one. Some parts are empty, as there may be 100,000 Services.
         """
         parts = (change for change in fresh if self.changes.get(change.name) is not change)
         same = (Change(name, entry, entry) for name, entry in compiled.items() if name not in self.changes)
@@ -140,7 +183,7 @@ class Backlog:
             yield [change for change in some if change.after.has(_UDP) or change.before.has(_UDP)]
 
     def triggers(self, changes: Iterable[Change]) -> Iterator[str]:
-        """Yield the times at which changes of this family were triggered, as its EndpointSlices have them."""
+        """Yield the trigger times of changes of this family, as its EndpointSlices have them."""
         for change in changes:
             if change.triggers and self._of(change.after):
                 yield from (trigger.time for trigger in change.triggers if trigger.family is self.family)
@@ -153,7 +196,7 @@ class Backlog:
 
 
 def weight(change: Change, family: Family) -> int:
-    """Return how much a change may be to commit: endpoints, and what weights and tables enter, for each frontend."""
+    """Return the size of a change's transaction: endpoints, and entries of weights and tables, for each frontend."""
     total = 0
     for entry in (change.before, change.after):
         for plan in entry.plans:
@@ -186,9 +229,9 @@ def _keys(frontends: Iterable[Sequence[Frontend]]) -> frozenset[bytes]:
 
 
 def note(known: dict[ServiceName, Change], change: Change) -> None:
-    """Add a change to those that are known: of each Service one, and none of a Service that came and is gone again.
+    """Join a change with the Service's earlier one; a Service that was added and deleted leaves none.
 
-    A kernel may refuse for months, while Services with ever new names come and go.
+    Otherwise the changes would grow without limit while the kernel refuses.
     """
     earlier = known.get(change.name)
     if earlier is None:
@@ -196,11 +239,5 @@ def note(known: dict[ServiceName, Change], change: Change) -> None:
     elif earlier.before == change.after == NOTHING:
         del known[change.name]
     else:
-        known[change.name] = joined(earlier, change)
-
-
-def joined(earlier: Change, later: Change) -> Change:
-    """Return two changes of a Service as one."""
-    return Change(
-        later.name, earlier.before, later.after, later.uid, (earlier.triggers + later.triggers)[-MOST_TRIGGERS:]
-    )
+        triggers = (earlier.triggers + change.triggers)[-MOST_TRIGGERS:]
+        known[change.name] = Change(change.name, earlier.before, change.after, change.uid, triggers)

@@ -1,8 +1,7 @@
-"""The one sync loop: when to sync, what of, and what follows from it. The only place that joins the two halves.
+"""The sync loop: it joins the pure model to the backends, decides when to sync, and reports to an observer.
 
-Everything before a backend is pure and lives in model; what the kernel, the metrics and the operator get to see is
-handed in. Nothing is written before every needed resource has been listed and the node is known (or given up on).
-The words for what happens to an event on its way are those of docs/architecture.md.
+Nothing is written before every needed resource has been listed and the Node is known, or its absence accepted.
+docs/architecture.md defines the stages of an event: arrived, compiled, queued, committed, refused, settled.
 """
 
 from __future__ import annotations
@@ -13,18 +12,17 @@ import time
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from types import TracebackType
+from typing import Final, Self
 
 from msgspec import Struct
 
 from kubeproxy.backends.mode import Backend, ForeignChange
-from kubeproxy.engine.backlog import Backlog, note, retries
+from kubeproxy.engine.backlog import Backlog, FamilyStanding, note, retries
 from kubeproxy.engine.inspection import Inspector
-from kubeproxy.engine.intake import Intake
 from kubeproxy.engine.latest import LatestPlans, Plans
 from kubeproxy.engine.observer import Commit, Observer, ServiceProblem
-from kubeproxy.engine.progress import Progress
-from kubeproxy.engine.standing import FamilyStanding
-from kubeproxy.engine.turns import exhaust, in_turns, to_its_end
+from kubeproxy.engine.turns import Intake, exhaust, in_turns, to_its_end
 from kubeproxy.errors import ApplyError, ChangedByOthersError, Unsupported
 from kubeproxy.features import RESETS
 from kubeproxy.model.addresses import Family
@@ -37,21 +35,51 @@ from kubeproxy.model.world import Settings, Surroundings, build, pod_cidrs, prim
 
 log = logging.getLogger("kubeproxy.engine")
 
-NODE_PATIENCE = 30.0  # seconds; kube-proxy polls the Node that long before it falls back to loopback
+NODE_PATIENCE = 30.0  # seconds for which the Go kube-proxy polls the Node before it falls back to loopback
 
 CATCH_UP = 0.05
-"""Seconds that a full sync lets events come in after it has read the kernel: another kube-proxy on this node, as in an
-upgrade, may get them earlier, and what it wrote is not to be undone."""
+"""Seconds for which a full sync waits for events after it has read the kernel: another kube-proxy on this node, as in
+an upgrade, may get them earlier, and its changes are not to be undone."""
 
 TOGETHER = 5000
-"""Changes that are said to be settled at once: some 10 ms."""
+"""Changes per call of `settled`: some 10 ms."""
+
+PROGRESS_SECONDS: Final = 5.0
+"""Interval of the log lines about a long full sync, and the time before the first."""
 
 
 class Pace(Struct, frozen=True):
-    """Seconds: at least `minimum` between syncs, at most `period` between thorough looks at the kernel."""
+    """Seconds: at least `minimum` between syncs, at most `period` between thorough inspections."""
 
     minimum: float = 0.0
     period: float = 30.0
+
+
+class Progress:
+    """A full sync of one family under way, with its number of Services; as a context it logs its progress."""
+
+    def __init__(self, backend: Backend, services: int) -> None:
+        self._backend = backend
+        self._services = services
+        self._began = time.monotonic()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __str__(self) -> str:
+        programmed = self._backend.abilities.programmed
+        done = f"{min(programmed(), self._services):,} of " if programmed else ""
+        return f"Programming {done}{self._services:,} Services, {self._backend.family.label}"
+
+    def __enter__(self) -> Self:
+        self._timer = asyncio.get_running_loop().call_later(PROGRESS_SECONDS, self._log)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _log(self) -> None:
+        log.info("%s seconds=%.0f", self, time.monotonic() - self._began)
+        self._timer = asyncio.get_running_loop().call_later(PROGRESS_SECONDS, self._log)
 
 
 class Engine:
@@ -70,8 +98,8 @@ class Engine:
         self.settings = settings
         self.planner = Planner(build(settings, Surroundings()), Departures() if RESETS.value(settings) else None)
         self.ready = asyncio.Event()
-        self.progress: Progress | None = None  # of the full sync under way, if there is one
-        self.local_addresses: Mapping[Family, Sequence[bytes]] = {}  # the node's, packed, as they were read last
+        self.progress: Progress | None = None  # of the full sync under way
+        self.local_addresses: Mapping[Family, Sequence[bytes]] = {}  # the node's, packed, as last read
         self._backends = backends
         self._families = [backend.family for backend in backends]
         self._observer = observer
@@ -80,60 +108,50 @@ class Engine:
         self._node_patience = node_patience
         self._servers = servers
         self._wake = asyncio.Event()
-        self._kernel = asyncio.Lock()  # a backend does one thing at a time
+        self._kernel = asyncio.Lock()  # held by each call of a backend
         self._intake = Intake(self.planner, observer.noticed)
         self._backlogs = {family: Backlog(family) for family in self._families}
-        self._inspector = Inspector(backends, self._backlogs, pace.period, self._kernel, self._convicted)
+        self._inspector = Inspector(backends, self._backlogs, pace.period, self._kernel, self._repair)
         self._unsettled: dict[ServiceName, Change] = {}
-        self._uncommitted = Counts()  # taken up by syncs, but not committed in all families
+        self._uncommitted = Counts()  # in a sync, but not committed in all families
         self._started = time.monotonic()
         self._primary: Family | None = None  # of the Node, once it is known
         self._surroundings_changed = True
-        self._world: Globals | None = None  # what the backends were given, nothing at first
+        self._world: Globals | None = None  # the globals that the backends have
         self._queued = False
         self._begun = False
         self._alarm: asyncio.TimerHandle | None = None
         self._never_committed = set(self._families)
 
-    # -- what may be asked of it --------------------------------------------------------------------------------------
-
     @property
     def queued(self) -> Mapping[ServiceName, Change]:
-        """The changes that some family does not have yet: on their way to its kernel, or refused by it."""
+        """The changes that some family's kernel does not have yet, or refused."""
         return ChainMap(*(backlog.changes for backlog in self._backlogs.values()))
 
     def committed(self, name: ServiceName) -> list[ServicePlan]:
-        """Return what the kernel last took of a Service, family by family; a refused one has what it had before.
-
-        Whether the kernel still has it, and since when that is known, says `standing`.
-        """
+        """Return the plans of a Service that the kernel took last, by family; see `standing` for later differences."""
         compiled = self.planner.compiled.get(name, NOTHING)
         return [plan for backlog in self._backlogs.values() for plan in backlog.committed_plans(name, compiled)]
 
     @property
     def standings(self) -> tuple[FamilyStanding, ...]:
-        """What is known of each family's kernel."""
+        """The state of each family's kernel."""
         return tuple(map(self.standing, self._families))
 
     def standing(self, family: Family) -> FamilyStanding:
-        """Return what is known of a family's kernel."""
+        """Return the state of a family's kernel."""
         return self._backlogs[family].standing
 
-    # -- what arrives -------------------------------------------------------------------------------------------------
-
     def arrive(self, events: Sequence[Event]) -> None:
-        """Take events of a source in. Never raises: what cannot be used is reported.
-
-        Few events are taken in at once, a long list bit by bit.
-        """
+        """Apply events of a source. Never raises: unusable objects are reported to the observer."""
         waiting = not self._intake.is_empty
         if self._intake.arrive(events):
             self._surroundings_changed = True
         if not waiting:
-            self._taken_in()
+            self._applied()
         self._wake.set()
 
-    def _taken_in(self) -> None:
+    def _applied(self) -> None:
         if self._intake.is_empty:
             self._count(Counts())
             self._poke()
@@ -144,7 +162,7 @@ class Engine:
         self._observer.counted(fresh, pending)
 
     def _poke(self) -> None:
-        """Look soon whether there is something to do."""
+        """Wake the loop; report dirty Services as queued."""
         if self._begun and self.planner.dirty:
             self._queue()
         self._wake.set()
@@ -155,20 +173,18 @@ class Engine:
             self._observer.queued(self._families)
 
     def addresses_changed(self) -> None:
-        """Look at the local addresses and those of the API server again: frontends depend on both."""
+        """Read the local addresses and those of the API server again: plans depend on both."""
         self._surroundings_changed = True
         self._wake.set()
 
     def force(self, family: Family) -> None:
-        """Compare a family with the kernel at the next sync."""
+        """Make the next sync of a family a full one."""
         self._backlogs[family].stale = True
         self._wake.set()
 
-    def _convicted(self, family: Family, difference: ForeignChange) -> None:
+    def _repair(self, family: Family, difference: ForeignChange) -> None:
         self._observer.noticed(difference)
         self.force(family)
-
-    # -- the loop -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Sync until cancelled."""
@@ -196,27 +212,27 @@ class Engine:
                 await asyncio.sleep(max(0.0, self._pace.minimum - (time.monotonic() - began)))
         finally:
             inspection.cancel()
-            await asyncio.wait([inspection])  # a look under way ends before the backends are closed
+            await asyncio.wait([inspection])  # an inspection under way ends before the backends are closed
 
     async def _wait(self, inspection: asyncio.Task[None]) -> None:
-        """Return when there is something to sync and it may be synced. Raises what ended the inspections."""
+        """Return when there is something to sync and it may be synced. Raises the error that ended the inspections."""
         while True:
             await self._wake.wait()
             if inspection.done():
                 inspection.result()
-            while not self._intake.is_empty:  # half a list is not written
+            while not self._intake.is_empty:  # no sync of half a list
                 self._intake.digest()
-                self._taken_in()
+                self._applied()
                 await asyncio.sleep(0)
             self._wake.clear()
             if not self._begun and self.planner.complete and self._may_begin():
                 self._begun = True
-                self._queue()  # from now on the kernel is late, and not a list or the Node
+                self._queue()  # from now on the kernel is awaited, not a list or the Node
             if self._begun:
                 return
 
     def _may_begin(self) -> bool:
-        """Return whether the Node is known or given up on. Raises Unsupported when it cannot be done without."""
+        """Return whether the Node is known, or the time to wait for it is over. Raises Unsupported if it is needed."""
         node = self.planner.nodes.get(self.settings.node_name)
         needs_pod_cidrs = self.settings.local_mode == "NodeCIDR"
         has_addresses = primary_family(self.settings, node) is not None
@@ -238,9 +254,9 @@ class Engine:
         return True
 
     def _check_family(self, node: Node | None) -> None:
-        """Raise Unsupported when the family of the Node's first address cannot be served here; it is looked at once.
+        """Raise Unsupported when the family of the Node's first known address is not served here.
 
-        Without an address that is IPv4, as for the Go kube-proxy.
+        Without an address it is IPv4, as for the Go kube-proxy.
         """
         if self._primary is not None:
             return
@@ -251,8 +267,8 @@ class Engine:
         name, served = self.settings.node_name, " and ".join(family.label for family in self.settings.families)
         if self._primary is None:
             raise Unsupported(
-                f"Node {name} has no address that would say that it needs no IPv4, and only {served} can be served "
-                f"here: set bindAddress to an {served} address of this node, or give it what IPv4 lacks"
+                f"Node {name} has no address, so it needs IPv4, but only {served} can be served here: set bindAddress "
+                f"to an {served} address of this node, or provide the requirements of IPv4"
             )
         raise Unsupported(
             f"the first address of Node {name} is an {primary.label} address, but only {served} can be served here: "
@@ -261,17 +277,17 @@ class Engine:
         )
 
     async def _update_world(self) -> bool:
-        """Take the node's part of the plans up to date; return whether it changed. Raises ApplyError."""
+        """Build the globals again if their inputs changed; return whether the globals did. Raises ApplyError."""
         if not self._surroundings_changed:
             return False
-        self._surroundings_changed = False  # it may change meanwhile
+        self._surroundings_changed = False  # before the inputs are read, as they may change meanwhile
         try:
-            return await self._look_around()
+            return await self._read_surroundings()
         except ApplyError:
             self._surroundings_changed = True
             raise
 
-    async def _look_around(self) -> bool:
+    async def _read_surroundings(self) -> bool:
         self.local_addresses = await to_its_end(self._read_addresses)
         cidrs = [cidr for cidrs in self.planner.service_cidrs.values() for cidr in cidrs]
         node = self.planner.nodes.get(self.settings.node_name)
@@ -280,7 +296,7 @@ class Engine:
         if world == self._world:
             return False
         async with self._kernel:
-            for backend in self._backends:  # one that cannot take it leaves it new to all of them
+            for backend in self._backends:  # after an error all of them get it again
                 if await to_its_end(backend.set_world, world):
                     self._backlogs[backend.family].stale = True
         self._world = world
@@ -288,17 +304,15 @@ class Engine:
         self._observer.world(world)
         return True
 
-    # -- one sync -----------------------------------------------------------------------------------------------------
-
     async def _sync(self, world_changed: bool) -> None:
-        """Do one sync of all families but those that rest after a refusal."""
+        """Sync all families except those that rest after a refusal."""
         queued, self._queued = self._queued, False
         counts, self.planner.counts = self.planner.counts, Counts()
         self._uncommitted.services += counts.services
         self._uncommitted.endpoints += counts.endpoints
         fresh = await self._compile()
         current: list[Family] = []
-        # Those that were refused come last: their attempts may be long.
+        # Families that were refused come last: their attempts may be long.
         for backend in sorted(self._backends, key=lambda backend: self._backlogs[backend.family].stale):
             backlog = self._backlogs[backend.family]
             if backlog.resting:
@@ -306,7 +320,7 @@ class Engine:
             if backlog.changes or backlog.stale or backlog.besides or world_changed:
                 if not await self._commit(backend, backlog, fresh, world_changed):
                     continue
-            elif queued:  # what was queued came to nothing: that is up to date as well
+            elif queued:  # the queued events changed no plan: the kernel is up to date
                 self._observer.committed(Commit(backend.family))
             current.append(backend.family)
         if not self.planner.deferred and not any(backlog.changes for backlog in self._backlogs.values()):
@@ -314,15 +328,15 @@ class Engine:
         self._count(counts)
         if current:
             await self._settle(current)
-            if self._queued:  # during the sync, whose end said that nothing waits any more
+            if self._queued:  # during the sync; `committed` reported that nothing waits
                 self._observer.queued(self._families)
         if not self._never_committed:
             self.ready.set()
 
     async def _compile(self) -> list[Change]:
-        """Compile what is dirty; return what changed, which is queued for every family by then."""
+        """Compile dirty Services; queue the changes for every family, and return them."""
         fresh = await self._take_dirty()
-        self._tell_departed()
+        self._pass_departures()
         self._set_alarm()
         return fresh
 
@@ -335,12 +349,12 @@ class Engine:
                 backlog.add(changes)
             for change in changes:
                 note(self._unsettled, change)
-        if self.planner.dirty:  # some may have been left for the next sync, so that those of others come between
+        if self.planner.dirty:  # some were left for the next sync, so that others come between
             self._poke()
         return fresh
 
-    def _tell_departed(self) -> None:
-        """Tell the backends which endpoints are gone for good."""
+    def _pass_departures(self) -> None:
+        """Pass deleted endpoints on to the backends."""
         departures = self.planner.departures
         if departures is None:
             return
@@ -351,24 +365,24 @@ class Engine:
                 self._backlogs[backend.family].besides = True
 
     def _set_alarm(self) -> None:
-        """Look again when time alone changes something: a timer only where something waits for that."""
+        """Set a timer for the next change of plans that time alone causes, if there is one."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
         due = self.planner.due
         if due is not None:
             delay = max(0.0, due - time.monotonic())
-            self._alarm = asyncio.get_running_loop().call_later(delay, self._time_has_come)
+            self._alarm = asyncio.get_running_loop().call_later(delay, self._time_changed)
 
-    def _time_has_come(self) -> None:
+    def _time_changed(self) -> None:
         self._alarm = None
         self.planner.tick(time.monotonic())
         self._poke()
 
     async def _commit(self, backend: Backend, backlog: Backlog, fresh: list[Change], world_changed: bool) -> bool:
-        """Bring one family up to date; return whether the kernel took it."""
+        """Commit one family's changes, or do a full sync; return whether the kernel accepted it."""
         family, began = backend.family, time.monotonic()
-        full, backlog.stale = backlog.stale, False  # it may be asked for meanwhile
+        full, backlog.stale = backlog.stale, False  # before the sync, as it may be set meanwhile
         compiled = self.planner.compiled
         whole = full or world_changed or backend.abilities.at_once
         portion = list(backlog.changes.values()) if whole else backlog.portion()
@@ -390,15 +404,15 @@ class Engine:
         finally:
             self.progress = None
         seconds = time.monotonic() - began
-        # If it was not stale its last sync succeeded, so it has all but what is fresh. A new world may be a new address
-        # for NodePorts, to which flows began before it answered.
+        # After a partial sync the kernel had all but the fresh changes. New globals may have a new address for NodePorts,
+        # to which flows began before it answered.
         everything = full or world_changed
         changes, services = portion, 0
         if everything:
             parts = in_turns(backlog.everything(fresh, compiled))
             changes = [change async for part in parts for change in part]
             services = sum(1 for entry in compiled.values() if entry.plans)
-        running = time.monotonic() - self._started  # the Go kube-proxy leaves out what happened before it started, too
+        running = time.monotonic() - self._started  # as the Go kube-proxy, without changes before the start
         ages = [age for trigger in backlog.triggers(portion) if (age := _age(trigger)) is not None and age < running]
         backlog.committed(portion)
         self._queued |= bool(backlog.changes)
@@ -407,21 +421,21 @@ class Engine:
         return True
 
     def _plans_of(self, backlog: Backlog, fresh: list[Change]) -> Callable[[], Plans]:
-        """Return what a full sync takes its plans from, on its thread, with what arrived while it read the kernel."""
+        """Return the source of a full sync's plans, called in its thread after it has read the kernel."""
         loop = asyncio.get_running_loop()
 
         def take() -> Plans:
             asyncio.run_coroutine_threadsafe(self._catch_up(backlog.family, fresh), loop).result()
-            # Nobody else changes what is compiled during a sync. At 44,000 Services this takes 0.1 s.
+            # Nothing else changes the compiled plans during a sync. At 44,000 Services this takes 0.1 s.
             return backlog.all_plans(self.planner.compiled)
 
         return take
 
     async def _catch_up(self, family: Family, fresh: list[Change]) -> None:
-        """Compile what arrived during a sync."""
-        if family not in self._never_committed:  # at a start nothing of ours can be older than what is there
+        """Compile the events that arrived during a sync."""
+        if family not in self._never_committed:  # at a start none of our plans is older than the kernel's
             await asyncio.sleep(CATCH_UP)
-        if self._intake.is_empty:  # half a list is not written
+        if self._intake.is_empty:  # no sync of half a list
             fresh += await self._take_dirty()
 
     def _try_again(self, backlog: Backlog) -> None:
@@ -429,7 +443,7 @@ class Engine:
         self._wake.set()
 
     async def _settle(self, current: Sequence[Family]) -> None:
-        """Say what is settled: families that are refused are not waited for, `current` ones are."""
+        """Report settled changes: those that no family in `current`, without the refused ones, still has to commit."""
         waiting = {name for family in current for name in self._backlogs[family].changes}
         changes = [change for name, change in self._unsettled.items() if name not in waiting]
         self._unsettled = {name: self._unsettled[name] for name in waiting if name in self._unsettled}
@@ -443,7 +457,7 @@ class Engine:
 
 
 def _age(trigger: str) -> float | None:
-    """Return how many seconds ago that was, None when it is no time."""
+    """Return the seconds since a time in RFC 3339, None for an invalid one."""
     try:
         return (datetime.now(UTC) - datetime.fromisoformat(trigger)).total_seconds()
     except (ValueError, TypeError):

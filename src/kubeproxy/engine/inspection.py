@@ -1,6 +1,6 @@
-"""Looks each second for what other programs changed, in one family after the other, and does the backends' upkeep.
+"""Inspections: each second each backend does its upkeep, and its kernel is checked for changes by other programs.
 
-How closely one looks, and what is believed of what a look shows, is decided without a loop or a kernel.
+Suspicion is the policy, without loop or kernel: the depth of an inspection, and whether to repair.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from kubeproxy.model.addresses import Family
 log = logging.getLogger("kubeproxy.engine")
 
 INTERVAL = 1.0
-"""Seconds between inspections. Each is in a thread, as nobody knows before whether it reads a number or all rules; the
-thread costs some 70 microseconds."""
+"""Seconds between inspections. Each runs in a thread, which costs some 70 microseconds: it may read all rules."""
 
 
 class Suspicion:
-    """How closely one family is looked at: thoroughly once in `period` seconds, and when the last look left a doubt."""
+    """The policy of one family: thorough inspections every `period` seconds, and after an uncertain difference."""
 
     def __init__(self, period: float, now: float) -> None:
         self._period = period
@@ -32,29 +31,26 @@ class Suspicion:
         self._in_doubt = False
 
     def depth(self, now: float) -> Depth:
-        """Return how closely to look at `now`."""
+        """Return the depth of an inspection at `now`."""
         if now - self._thorough_at >= self._period:
             self._thorough_at = now
             return Depth.THOROUGH
         return Depth.THOROUGH if self._in_doubt else Depth.QUICK
 
-    def convicts(self, difference: ForeignChange | None) -> bool:
-        """Take what a look showed; return whether that is to be repaired."""
-        convicted = difference is not None and (difference.certain or self._in_doubt)
-        self._in_doubt = difference is not None and not convicted
-        return convicted
+    def should_repair(self, difference: ForeignChange | None) -> bool:
+        """Return whether to repair the result of an inspection: a certain difference, or the second uncertain one."""
+        repair = difference is not None and (difference.certain or self._in_doubt)
+        self._in_doubt = difference is not None and not repair
+        return repair
 
-    def drop(self, now: float) -> None:
-        """Take that everything is about to be compared with the kernel anyway."""
+    def reset(self, now: float) -> None:
+        """Record that a full sync is about to compare everything."""
         self._thorough_at = now
         self._in_doubt = False
 
 
 class Inspector:
-    """Inspects the backends beside the syncs, of which none is under way while `kernel` is held.
-
-    A difference leads to a full comparison, which `convicted` is to bring about.
-    """
+    """Inspects the backends between syncs, which hold the lock `kernel`. `repair` is called with a difference."""
 
     def __init__(
         self,
@@ -62,12 +58,12 @@ class Inspector:
         backlogs: Mapping[Family, Backlog],
         period: float,
         kernel: asyncio.Lock,
-        convicted: Callable[[Family, ForeignChange], None],
+        repair: Callable[[Family, ForeignChange], None],
     ) -> None:
         self._backends = backends
         self._backlogs = backlogs
         self._kernel = kernel
-        self._convicted = convicted
+        self._repair = repair
         self._suspicions = {backend.family: Suspicion(period, time.monotonic()) for backend in backends}
 
     async def run(self) -> None:
@@ -81,20 +77,20 @@ class Inspector:
         backlog, suspicion = self._backlogs[backend.family], self._suspicions[backend.family]
         async with self._kernel:
             if backlog.stale:
-                suspicion.drop(time.monotonic())
+                suspicion.reset(time.monotonic())
                 return
             depth = suspicion.depth(time.monotonic())
             difference = await to_its_end(look_after, backend, depth)
-        if difference is None and depth is Depth.THOROUGH:  # a quick one may pass over elements
+        if difference is None and depth is Depth.THOROUGH:  # a quick one does not see all elements
             backlog.inspected()
-        if suspicion.convicts(difference) and difference is not None:
+        if suspicion.should_repair(difference) and difference is not None:
             log.warning("Repairing: %s", difference.what)
             backlog.differs(difference.what)
-            self._convicted(backend.family, difference)
+            self._repair(backend.family, difference)
 
 
 def look_after(backend: Backend, depth: Depth) -> ForeignChange | None:
-    """Do a backend's upkeep and inspect it. What cannot be read differs."""
+    """Do a backend's upkeep and inspect it. A kernel that cannot be read counts as a difference."""
     try:
         backend.upkeep()
         return backend.inspect(depth)

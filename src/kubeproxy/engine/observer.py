@@ -1,4 +1,4 @@
-"""What the engine says of its work, and in which words: see the vocabulary in docs/architecture.md.
+"""Reports of the engine on its work, in the terms of docs/architecture.md.
 
 An event arrives; a change is compiled, queued for each family, and committed (this family's kernel has it) or refused;
 it is settled when every family that is not refused has it.
@@ -20,12 +20,12 @@ from kubeproxy.model.planner import Change, Counts
 
 
 class Commit(Struct, frozen=True):
-    """One family's kernel has what was queued for it.
+    """One family's kernel has the changes that were queued for it.
 
-    `full` says that everything was compared with the kernel, `seconds` how long it took. `changes` are those since the
-    commit before. If `everything`, the kernel may have had anything before: then `services` have plans, and those that
-    have UDP ports are in the changes, also such as did not change, and no others. `ages` are the seconds since what led
-    to the changes happened, as far as their objects say so.
+    `full`: everything was compared with the kernel. `seconds`: the duration. `changes`: those since the last commit. If
+    `everything`, the state of the kernel before is unknown: then `services` is the number of Services with plans, and
+    `changes` has all Services with UDP ports, unchanged ones too, and no others. `ages`: the seconds since the triggers
+    of the changes, where their objects have one.
     """
 
     family: Family
@@ -46,40 +46,40 @@ class ServiceProblem(NamedTuple):
 
 
 Notice = ServiceProblem | Rejected | ForeignChange
-"""What an operator should hear of: a Service's field, an object or an entry of it that cannot be used, or what another
-program changed and is being repaired."""
+"""A problem for an operator: an unusable field of a Service, an unusable object or entry, or a change by another
+program that is being repaired."""
 
 
 class Observer(Protocol):
-    """Who wants to know. Called on the loop's thread; must return at once and not raise."""
+    """Gets the reports. Called on the loop's thread; must return at once and not raise."""
 
     def queued(self, families: Sequence[Family]) -> None:
-        """Something arrived that these families' next commits will have."""
+        """Events arrived that the next commits of these families will include."""
 
     def counted(self, fresh: Counts, pending: Counts) -> None:
-        """So many objects changed since the last call, and so many are not yet committed in all families."""
+        """Numbers of objects that changed since the last call, and of those not yet committed in all families."""
 
     def committed(self, commit: Commit) -> None:
-        """A family is up to date; what was queued may have come to nothing."""
+        """A family is up to date; the queued events may have changed no plan."""
 
     def settled(self, changes: Sequence[Change]) -> None:
         """Every family that is not refused has these changes. Each settles once."""
 
     def refused(self, family: Family, error: ApplyError) -> None:
-        """The kernel did not take what was queued for a family, which is tried again."""
+        """The kernel refused the queued changes of a family; they are tried again."""
 
     def noticed(self, notice: Notice) -> None:
-        """There is something to be told to an operator."""
+        """A problem was found."""
 
     def world(self, world: Globals) -> None:
-        """What holds for the whole node changed."""
+        """The globals of the node changed."""
 
 
 class Audience(Protocol):
-    """Who watches now and then, as long as a page is open. Called as an Observer is, for as long as there is one."""
+    """Gets reports while a page is open. Called as an Observer is."""
 
     def arrived(self, events: Sequence[Event]) -> None:
-        """A source delivers these; the engine does not have them yet."""
+        """A source delivered these events; the engine does not have them yet."""
 
     def settled(self, changes: Sequence[Change]) -> None:
         """See Observer."""

@@ -1,4 +1,4 @@
-"""How often something may be tried or done: delays that double after failures, tokens that come back with time."""
+"""Limits of rates: delays that double after failures, and a bucket of tokens."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable
 
 Clock = Callable[[], float]
-"""Returns seconds that never go back."""
+"""Returns seconds of a monotonic clock."""
 
 
 class Backoff:
-    """Seconds until something that fails is tried again: `first`, doubling up to `slowest`.
+    """Delays in seconds between attempts that fail: `first`, doubling up to `slowest`.
 
-    `spread` is the share by which each is longer or shorter at random, so that nodes do not try all at once. After
-    `healthy` seconds without a failure it begins anew. `jitter` gives numbers in [0, 1).
+    Each is longer or shorter by up to the share `spread`, at random, so that nodes do not try at the same time. After
+    `healthy` seconds without a failure the next delay is `first` again. `jitter` returns numbers in [0, 1).
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Backoff:
         self._until = 0.0
 
     def failed(self) -> float:
-        """Count a failure; return how many seconds to wait."""
+        """Count a failure; return the seconds to wait."""
         now = self._clock()
         if now - self._until > self._healthy:
             self._failures = 0
@@ -49,12 +49,12 @@ class Backoff:
         return delay
 
     def succeeded(self) -> None:
-        """Begin anew."""
+        """Make the next delay `first`."""
         self._failures = 0
 
 
 class TokenBucket:
-    """So many at once, and then so many a second: `burst` tokens, of which `rate` come back in a second."""
+    """A limit of `burst` at once and `rate` per second."""
 
     def __init__(self, rate: float, burst: int, clock: Clock = time.monotonic) -> None:
         self._rate = rate
@@ -64,7 +64,7 @@ class TokenBucket:
         self._at = clock()
 
     def take(self) -> bool:
-        """Take a token if there is one; return whether there was."""
+        """Take a token if there is one; return whether one was taken."""
         self._refill()
         if self._tokens < 1:
             return False
@@ -72,7 +72,7 @@ class TokenBucket:
         return True
 
     def reserve(self) -> float:
-        """Take a token, there or not; return how many seconds from now it is there."""
+        """Take a token in advance; return the seconds until it is available."""
         self._refill()
         self._tokens -= 1
         return max(0.0, -self._tokens / self._rate)

@@ -1,30 +1,35 @@
-"""How long pieces of work share the event loop with everybody else."""
+"""Long work that does not hold the event loop: in turns of 10 ms, as for lists of events, or in a thread."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final, ParamSpec, TypeVar
+
+from kubeproxy.model.events import Event, Rejected, Upserted
+from kubeproxy.model.objects import Node, ServiceCIDR
+from kubeproxy.model.planner import Planner
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 HOLD: Final = 0.01
-"""Seconds that a long piece of work may hold the event loop at a time: 44,000 Services are seconds of work, and health,
-watches and other programs' questions must not wait for that."""
+"""Seconds for which work may hold the event loop at a time: 44,000 Services are seconds of work, and health checks,
+watches and requests must not wait for that."""
 
 
 def end_of_turn() -> float:
-    """Return when a turn at the event loop that begins now is over, on time.monotonic()."""
+    """Return the end of a turn that begins now, in seconds of time.monotonic()."""
     return time.monotonic() + HOLD
 
 
 async def in_turns(steps: Iterable[T]) -> AsyncIterator[T]:
-    """Yield from steps of work, letting the loop run whenever it was held long enough."""
+    """Yield from steps of work; run the event loop between two turns."""
     end = end_of_turn()
     for step in steps:
         yield step
@@ -34,10 +39,9 @@ async def in_turns(steps: Iterable[T]) -> AsyncIterator[T]:
 
 
 async def exhaust(transactions: Iterator[int]) -> None:
-    """Commit one transaction after the other, in a thread: another program may hold the kernel's locks for seconds.
+    """Run an iterator that commits transactions, in a thread: another program may hold the kernel's locks for seconds.
 
-    Who is cancelled waits for the transaction that is under way, and leaves none half done: what a generator does at
-    its end, it has done.
+    A cancelled caller waits for the transaction under way; a generator is closed.
     """
     stopped = threading.Event()
 
@@ -54,9 +58,9 @@ async def exhaust(transactions: Iterator[int]) -> None:
 
 
 async def to_its_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Do in a thread what speaks to the kernel. Who is cancelled waits for its end all the same.
+    """Return the result of a call in a thread. A cancelled caller waits for its end.
 
-    A thread cannot be stopped, and what it works with, sockets and other threads, is closed when nobody waits any more.
+    A thread cannot be stopped, and its sockets and other resources are closed after the caller has ended.
     """
     return await _in_thread(partial(work, *args, **kwargs), lambda: None)
 
@@ -69,9 +73,62 @@ async def _in_thread(work: Callable[[], T], cancelled: Callable[[], None]) -> T:
     except asyncio.CancelledError:
         cancelled()
         while not doing.done():
-            with suppress(asyncio.CancelledError):  # once more: it is on its way already
+            with suppress(asyncio.CancelledError):  # cancelled again, which changes nothing
                 await asyncio.wait([doing])
-        doing.exception()  # nobody else asks for it
+        doing.exception()  # marks the exception as retrieved
         raise
     finally:
-        del doing  # an error's traceback has this frame, and this the error
+        del doing  # breaks the cycle of the exception and this frame
+
+
+class Intake:
+    """Applies events to a planner: few at once, a long list in turns. `reject` gets what cannot be used.
+
+    Events after a list wait, except those of Nodes and ServiceCIDRs, as not only the engine reads these.
+    """
+
+    def __init__(self, planner: Planner, reject: Callable[[Rejected], None]) -> None:
+        self._planner = planner
+        self._reject = reject
+        self._waiting: deque[Iterator[list[Rejected]]] = deque()  # the first is under way
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the planner has all events."""
+        return not self._waiting
+
+    def arrive(self, events: Sequence[Event]) -> bool:
+        """Apply or queue events; return whether some concern the node, which are applied at once."""
+        about_node = [event for event in events if _is_about_node(event)]
+        if about_node:
+            self._reject_all(self._planner.apply(about_node))
+            events = [event for event in events if not _is_about_node(event)]
+        self._waiting.append(self._planner.applying(events))
+        if len(self._waiting) == 1:
+            self.digest()
+        return bool(about_node)
+
+    def digest(self) -> None:
+        """Apply waiting events for one turn."""
+        end = end_of_turn()
+        while self._waiting:
+            try:
+                for rejected in self._waiting[0]:
+                    self._reject_all(rejected)
+                    if time.monotonic() > end:
+                        return
+            except BaseException:
+                self._waiting.popleft()
+                raise
+            self._waiting.popleft()
+
+    def _reject_all(self, rejected: Sequence[Rejected]) -> None:
+        for one in rejected:
+            self._reject(one)
+
+
+def _is_about_node(event: Event) -> bool:
+    """Return whether an event may change the globals of the node."""
+    if isinstance(event, Upserted):
+        return isinstance(event.object, Node | ServiceCIDR)
+    return event.resource in {"nodes", "servicecidrs"}

@@ -12,7 +12,7 @@ from math import ceil
 from typing import Any, Final, NamedTuple
 
 from kubeproxy.ask.snapshot import Snapshot
-from kubeproxy.engine.standing import FamilyStanding
+from kubeproxy.engine.backlog import FamilyStanding
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Deleted, Event, Replaced, Upserted, ZonedSlice
 from kubeproxy.model.objects import EndpointSlice, Service

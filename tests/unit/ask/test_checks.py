@@ -11,7 +11,7 @@ from kubeproxy.ask.checks import contact, identity, programming, settings, stran
 from kubeproxy.ask.checks.settings import InterfacePath, Setting
 from kubeproxy.ask.finding import Diagnosis, Severity, duration, worst_first
 from kubeproxy.backends.mode import FlowsEnd, Trace
-from kubeproxy.engine.standing import FamilyStanding
+from kubeproxy.engine.backlog import FamilyStanding
 from kubeproxy.kernel.chains import RuleChain
 from kubeproxy.kernel.proc.processes import Descriptors, ProxyProcess
 from kubeproxy.kernel.route.bridges import Bridge

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from kubeproxy.ask.state import page as module
 from kubeproxy.ask.state.page import StatePage
-from kubeproxy.engine.standing import FamilyStanding
+from kubeproxy.engine.backlog import FamilyStanding
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Deleted, Replaced, Upserted
 from kubeproxy.model.objects import (

@@ -2,8 +2,7 @@
 
 import pytest
 
-from kubeproxy.engine.backlog import Backlog
-from kubeproxy.engine.standing import FamilyStanding
+from kubeproxy.engine.backlog import Backlog, FamilyStanding
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.objects import Annotations
 from kubeproxy.model.plan import NOTHING

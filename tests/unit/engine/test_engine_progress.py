@@ -6,7 +6,7 @@ import pytest
 
 from kubeproxy.backends.mode import Abilities
 from kubeproxy.engine import backlog
-from kubeproxy.engine import progress as progress_module
+from kubeproxy.engine import engine as engine_module
 from support.staged_engine import READY, FakeBackend, endpoints, play, service
 
 
@@ -30,7 +30,7 @@ def told(caplog):
     ],
 )
 def test_a_long_full_sync_says_how_far_it_is(caplog, monkeypatch, kind, words):
-    monkeypatch.setattr(progress_module, "EVERY", 0.001)
+    monkeypatch.setattr(engine_module, "PROGRESS_SECONDS", 0.001)
     caplog.set_level("INFO", logger="kubeproxy.engine")
 
     async def scene(stage):
@@ -70,7 +70,7 @@ def test_a_short_one_says_nothing(caplog):
 
 
 def test_a_refused_one_is_over(caplog, monkeypatch):
-    monkeypatch.setattr(progress_module, "EVERY", 0.001)
+    monkeypatch.setattr(engine_module, "PROGRESS_SECONDS", 0.001)
     monkeypatch.setattr(backlog, "FIRST_RETRY", 60.0)
 
     async def scene(stage):

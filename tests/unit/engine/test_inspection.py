@@ -18,29 +18,31 @@ def test_a_look_is_thorough_once_in_a_period():
 
 
 def test_what_is_certain_convicts_at_once():
-    assert Suspicion(30.0, 0.0).convicts(CERTAIN)
+    assert Suspicion(30.0, 0.0).should_repair(CERTAIN)
 
 
 def test_what_is_in_doubt_is_looked_at_thoroughly_and_convicts_the_second_time():
     suspicion = Suspicion(30.0, 0.0)
-    assert not suspicion.convicts(DOUBTFUL)
+    assert not suspicion.should_repair(DOUBTFUL)
     assert suspicion.depth(1.0) is Depth.THOROUGH
-    assert suspicion.convicts(DOUBTFUL)
+    assert suspicion.should_repair(DOUBTFUL)
     assert suspicion.depth(2.0) is Depth.QUICK
 
 
-@pytest.mark.parametrize("settle", [lambda s: s.convicts(None), lambda s: s.drop(1.0)], ids=["nothing", "full sync"])
+@pytest.mark.parametrize(
+    "settle", [lambda s: s.should_repair(None), lambda s: s.reset(1.0)], ids=["nothing", "full sync"]
+)
 def test_a_doubt_ends(settle):
     suspicion = Suspicion(30.0, 0.0)
-    suspicion.convicts(DOUBTFUL)
+    suspicion.should_repair(DOUBTFUL)
     settle(suspicion)
     assert suspicion.depth(2.0) is Depth.QUICK
-    assert not suspicion.convicts(DOUBTFUL)
+    assert not suspicion.should_repair(DOUBTFUL)
 
 
 def test_a_full_sync_stands_for_a_thorough_look():
     suspicion = Suspicion(30.0, 0.0)
-    suspicion.drop(29.0)
+    suspicion.reset(29.0)
     assert suspicion.depth(31.0) is Depth.QUICK
     assert suspicion.depth(59.0) is Depth.THOROUGH
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from kubeproxy.ask.finding import Diagnosis, Severity, duration
 from kubeproxy.backends.mode import Trace
-from kubeproxy.engine.standing import FamilyStanding
+from kubeproxy.engine.backlog import FamilyStanding
 from kubeproxy.model.addresses import Family
 from kubeproxy.release import SAME_BUILD
 

@@ -7,7 +7,6 @@ from ipaddress import ip_address, summarize_address_range
 from typing import Any, Final
 
 from kubeproxy.ask.snapshot import Snapshot
-from kubeproxy.engine.standing import shown
 from kubeproxy.model.addresses import PROTOCOL_NAMES, destination_text, place_text, unpack
 from kubeproxy.model.choosing import lacks_port
 from kubeproxy.model.endpoints import Slice
@@ -44,7 +43,7 @@ _ACTIONS: Final[Mapping[Action, str]] = {
 def node(snapshot: Snapshot) -> Json:
     """Return what holds for all Services."""
     world, unready = snapshot.planner.world, snapshot.health.unready()
-    kernels = {standing.family: shown(standing) for standing in snapshot.engine.standings}
+    kernels = {standing.family: standing.shown() for standing in snapshot.engine.standings}
     families: Json = {}
     for family in world.families:
         ours = world.of(family) or FamilyGlobals()

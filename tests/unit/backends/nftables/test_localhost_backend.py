@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kubeproxy.backends.nftables.localhost import RelayingBackend
-from kubeproxy.engine.progress import Progress
+from kubeproxy.engine.engine import Progress
 from support.nftables_plans import WORLD
 
 
