@@ -1,42 +1,29 @@
-"""A table of nf_tables with sets and maps: read beside the proxy, and inspected by it. Each mode has its own elements."""
+"""A table of nf_tables with sets and maps, read beside the proxy and inspected by it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Protocol
+from typing import Any, Final
 
-from kubeproxy.backends.examination import Finding, Kind
+from kubeproxy.backends.examination import Finding
 from kubeproxy.backends.mode import Depth, ForeignChange
+from kubeproxy.backends.state import Wording, findings
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables import lookup, nfnetlink, tables
 from kubeproxy.kernel.nftables.lookup import Entries
 from kubeproxy.kernel.nftables.tables import Chain
 from kubeproxy.model.addresses import Family, unpack
+from kubeproxy.model.plan import ServiceName
 
 Rules = Mapping[str, Chain]
 """The chains of a table by name."""
 
 
-class ElementsView(Protocol):
-    """One family's table, as far as its sets go. All calls raise ApplyError."""
-
-    family: Family
-
-    def elements(self, name: str) -> Entries:
-        """Return the elements of a set; while others change it some may lack."""
-
-    def lookup(self, name: str, keys: Iterable[bytes]) -> Entries:
-        """Return those of these elements that a set has."""
-
-    def close(self) -> None:
-        """Let go of the kernel."""
-
-
 class TableView:
     """The table of a name in the network namespace of a socket, which others may use too, but not at the same time.
 
-    `ranges` are the names of its sets of intervals.
+    `ranges` are the names of its sets of intervals. All calls raise ApplyError.
     """
 
     def __init__(self, family: Family, table: str, ranges: Collection[str], link: Netlink) -> None:
@@ -46,7 +33,7 @@ class TableView:
         self._link = link
 
     def close(self) -> None:
-        """See ElementsView."""
+        """Close the socket."""
         self._link.close()
 
     def header(self) -> nfnetlink.TableHeader | None:
@@ -66,11 +53,11 @@ class TableView:
         return self.contents().chains
 
     def elements(self, name: str) -> Entries:
-        """See ElementsView."""
+        """Return the elements of a set; a set that other programs change meanwhile may lack some."""
         return lookup.glance(self.family, self._table, name, self._link)
 
     def lookup(self, name: str, keys: Iterable[bytes]) -> Entries:
-        """See ElementsView."""
+        """Return those of these elements that a set has."""
         return lookup.lookup(self.family, self._table, name, keys, self._link, ranges=name in self._ranges)
 
 
@@ -88,24 +75,44 @@ def complete(
         actual[set_id].update(lookup(set_id, keys))
 
 
+CHAINS: Final = "chains"
+"""The place of a table's chains in a state; a key is a chain's name."""
+
+
+class TableWords:
+    """Words for what a table has without any Service: chains, and the addresses on which NodePorts answer.
+
+    `where` is the table or set.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def owner(self, place: str, key: Any) -> ServiceName | None:  # noqa: ARG002 - see state.Words
+        """Return None: no Service."""
+        return None
+
+    def wording(self, place: str, key: Any, wanted: Any, present: Any) -> Wording:
+        """See state.Words."""
+        if place != CHAINS:
+            return Wording(f"{unpack(key)}, on which NodePorts answer", self._where)
+        if wanted is None or present is None:
+            return Wording(f"chain {key}", self._where)
+        if wanted.hook != present.hook:
+            return Wording(f"hook, priority or policy of chain {key}", self._where)
+        counts = (f"{len(each.rules)} rules" for each in (wanted, present))
+        return Wording(f"the rules of chain {key}", self._where, *counts)
+
+
 def rule_findings(wanted: Rules, present: Rules, where: str) -> Iterator[Finding]:
-    """Yield in which chains a table has other rules than it should."""
-    for chain in sorted(wanted.keys() | present.keys()):
-        ours, theirs = wanted.get(chain), present.get(chain)
-        if ours is None or theirs is None:
-            yield Finding(None, Kind.EXTRA if ours is None else Kind.MISSING, f"chain {chain}", where)
-        elif ours.hook != theirs.hook:
-            yield Finding(None, Kind.DIFFERENT, f"hook, priority or policy of chain {chain}", where)
-        elif ours.rules != theirs.rules:
-            counts = (f"{len(each.rules)} rules" for each in (ours, theirs))
-            yield Finding(None, Kind.DIFFERENT, f"the rules of chain {chain}", where, *counts)
+    """Yield the chains of a table that differ."""
+    return findings({CHAINS: present}, {None: {CHAINS: wanted}}, TableWords(where))
 
 
 def nodeport_findings(wanted: AbstractSet[bytes], present: AbstractSet[bytes], where: str) -> Iterator[Finding]:
-    """Yield in which packed addresses the set of those that NodePorts answer on differs."""
-    for kind, addresses in ((Kind.MISSING, wanted - present), (Kind.EXTRA, present - wanted)):
-        for address in sorted(addresses):
-            yield Finding(None, kind, f"{unpack(address)}, on which NodePorts answer", where)
+    """Yield the packed addresses in which the set of those that NodePorts answer on differs."""
+    there, asked = (dict.fromkeys(addresses, b"") for addresses in (present, wanted))
+    return findings({"": there}, {None: {"": asked}}, TableWords(where))
 
 
 def inspected(

@@ -1,23 +1,17 @@
-"""userspace mode beside the proxy: in what the table differs from plans, and whether somebody listens for them.
+"""userspace mode beside the proxy: how the table differs from plans, and whether somebody listens for them.
 
-Which port a listener has is the proxy's affair: it is what the table says of it most often, if somebody listens there.
+The proxy picks a listener's port: the desired one is the port that the table has for it most often.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final, Protocol
+from typing import Any, Final
 
 from kubeproxy.backends.examination import Finding, Kind, Plans, front_text
-from kubeproxy.backends.table_view import (
-    ElementsView,
-    Rules,
-    TableView,
-    complete,
-    nodeport_findings,
-    rule_findings,
-)
+from kubeproxy.backends.state import State, Wording, findings, meanings
+from kubeproxy.backends.table_view import CHAINS, TableView, TableWords, complete
 from kubeproxy.backends.userspace.layout import (
     FIREWALL_ALLOW,
     FIREWALL_IPS,
@@ -27,6 +21,7 @@ from kubeproxy.backends.userspace.layout import (
     carrying_map,
     element_key,
     elements,
+    merged,
     unpack_port,
 )
 from kubeproxy.backends.userspace.listeners import KINDS, ListenerName, PoolKind, assignments
@@ -37,6 +32,8 @@ from kubeproxy.kernel.proc.listening import Listening
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FrontendKind, ServiceName, ServicePlan
 
+_SOCKETS: Final = "sockets"
+"""The place of listeners in a state; the value is the port, 0 for none."""
 _MEANINGS: Final = {
     LISTENERS: "a listener",
     FIREWALL_IPS: "closed to all but its source ranges",
@@ -45,33 +42,20 @@ _MEANINGS: Final = {
 _ORIGINS: Final = {"pod": "a pod", "node": "this node", "outside": "outside"}
 
 
-class View(ElementsView, Protocol):
-    """One family's table, to be read, and who listens. All calls raise ApplyError."""
-
-    def is_there(self) -> bool:
-        """Return whether there is such a table, and it does something."""
-
-    def rules(self) -> Rules:
-        """Return the rules by chain."""
-
-    def listening(self, protocol: int) -> frozenset[Listening]:
-        """Return where somebody listens."""
-
-
 class KernelView(TableView):
-    """Our table, and who listens in the network namespace of the caller."""
+    """Our table, and the listening sockets in the network namespace of the caller. All calls raise ApplyError."""
 
     def __init__(self, family: Family, link: Netlink, ports: Callable[[Family, int], frozenset[Listening]]) -> None:
         super().__init__(family, TABLE, {FIREWALL_ALLOW}, link)
         self._ports = ports
 
     def is_there(self) -> bool:
-        """See View."""
+        """Return whether the table exists and is not dormant."""
         header = self.header()
         return header is not None and not header.dormant
 
     def listening(self, protocol: int) -> frozenset[Listening]:
-        """See View."""
+        """Return the listening sockets of a protocol."""
         return self._ports(self.family, protocol)
 
 
@@ -80,7 +64,7 @@ class UserspaceExaminer:
 
     remembered = None
 
-    def __init__(self, view: View, ruleset: Ruleset, nodeport_ips: tuple[bytes, ...] | None) -> None:
+    def __init__(self, view: KernelView, ruleset: Ruleset, nodeport_ips: tuple[bytes, ...] | None) -> None:
         self.family = view.family
         self._view = view
         self._ruleset = ruleset
@@ -102,15 +86,12 @@ class UserspaceExaminer:
             return
         ours = self._ours(plans)
         keys: dict[str, set[bytes]] = {name: set() for name in self._sets}
-        for its in ours.values():
-            for set_id, key in _possible(its):
-                keys[set_id].add(key)
-        actual = {name: self._view.lookup(name, asked) for name, asked in keys.items()}
-        actual[LISTENERS] = self._view.elements(LISTENERS)
-        if actual[FIREWALL_IPS]:
-            ranges = self._view.elements(FIREWALL_ALLOW)
-            actual[FIREWALL_ALLOW] = {k: b"" for k in ranges if _front_of(k, self.family) in keys[FIREWALL_IPS]}
-        yield from self._compared(ours, actual)
+        for set_id, key in _possible(ours):
+            keys[set_id].add(key)
+        found: dict[str, Any] = {name: self._view.lookup(name, asked) for name, asked in keys.items()}
+        found[LISTENERS] = self._view.elements(LISTENERS)
+        found[FIREWALL_ALLOW] = self._view.elements(FIREWALL_ALLOW) if found[FIREWALL_IPS] else {}
+        yield from self._compared(ours, found, {})
 
     def everything(self, wanted: Plans) -> Iterator[Finding]:
         """See Examiner."""
@@ -118,100 +99,89 @@ class UserspaceExaminer:
             yield self._gone()
             return
         ours = self._ours(wanted)
-        actual = {name: self._view.elements(name) for name in self._sets}
-        known = {element for its in ours.values() for element in _possible(its)}
-        complete(actual, known, self._view.lookup)
-        yield from self._compared(ours, actual)
-        for set_id, entries in actual.items():
-            for key in sorted(entries) if set_id not in {LISTENERS, FIREWALL_ALLOW} else ():
-                if (set_id, key) not in known:
-                    yield Finding(None, Kind.EXTRA, self._front(key), self._where(set_id), present=_meaning(set_id))
-        yield from self._nodeports()
-        yield from rule_findings(self._ruleset.definition().chains, self._view.rules(), f"table {self._ruleset.name}")
+        found: dict[str, Any] = {name: self._view.elements(name) for name in self._sets}
+        complete(found, _possible(ours), self._view.lookup)
+        shared: dict[str, Any] = {CHAINS: self._ruleset.definition().chains}
+        found[CHAINS] = self._view.rules()
+        if self._nodeport_ips is not None:
+            found[NODEPORT_IPS] = self._view.elements(NODEPORT_IPS)
+            shared[NODEPORT_IPS] = dict.fromkeys(self._nodeport_ips, b"")
+        yield from self._compared(ours, found, shared)
 
     def _ours(self, plans: Plans) -> dict[ServiceName, tuple[ServicePlan, ...]]:
         return {name: tuple(p for p in its if p.key.family is self.family) for name, its in plans.items()}
 
-    # -- Services ---------------------------------------------------------------------------------------------------
-
-    def _compared(
-        self, ours: Mapping[ServiceName, tuple[ServicePlan, ...]], actual: Mapping[str, Entries]
-    ) -> Iterator[Finding]:
-        listening = {protocol: {one.port for one in self._view.listening(protocol)} for protocol in KINDS}
-        ranges: dict[bytes, set[bytes]] = {}
-        for key in actual[FIREWALL_ALLOW]:
-            ranges.setdefault(_front_of(key, self.family), set()).add(key)
-        for name, plans in ours.items():
-            for plan in plans:
-                ports = {listener: self._port_of(plan, listener, actual) for listener in assignments(plan)}
-                yield from self._plan(name, plan, ports, actual, ranges)
-                for listener, port in ports.items():
-                    if port is not None and port not in listening[listener.key.protocol]:
-                        front = front_text(b"", listener.key.protocol, port).removeprefix("NodePort ")
-                        what = _listener(listener)
-                        yield Finding(name, Kind.MISSING, what, f"sockets that listen on {front}")
-
-    def _port_of(self, plan: ServicePlan, listener: ListenerName, actual: Mapping[str, Entries]) -> int | None:
-        """Return the port that most elements have for a listener."""
-        votes: Counter[int] = Counter()
-        for frontend in plan.frontends:
-            for origin, action in zip(ORIGINS, plan.traffic(frontend), strict=True):
-                if action.forwards and action.picks_local == (listener.kind is PoolKind.LOCAL):
-                    data = actual[carrying_map(origin, frontend)].get(element_key(frontend))
-                    if data is not None:
-                        votes[unpack_port(data)] += 1
-        return votes.most_common(1)[0][0] if votes else None
-
-    def _plan(
-        self,
-        name: ServiceName,
-        plan: ServicePlan,
-        ports: Mapping[ListenerName, int | None],
-        actual: Mapping[str, Entries],
-        ranges: Mapping[bytes, set[bytes]],
-    ) -> Iterator[Finding]:
-        wanted = elements(plan, ports)
-        for set_id, entries in wanted.items():
-            for key, data in entries.items():
-                present = actual[set_id].get(key)
-                front, where = self._front(key), self._where(set_id)
-                if present is None:
-                    yield Finding(name, Kind.MISSING, front, where, _meaning(set_id))
-                elif present != data:
-                    ports_of_it = (f"port {unpack_port(packed)}" for packed in (data, present))
-                    yield Finding(name, Kind.DIFFERENT, front, where, *ports_of_it)
-        for set_id, key in _possible((plan,)):
-            if key in actual[set_id] and key not in wanted.get(set_id, {}):
-                yield Finding(name, Kind.EXTRA, self._front(key), self._where(set_id), present=_meaning(set_id))
-        for key in _keys(plan):
-            for span in sorted(ranges.get(key, set()) - wanted.get(FIREWALL_ALLOW, {}).keys()):
-                yield Finding(name, Kind.EXTRA, self._front(span), self._where(FIREWALL_ALLOW))
-        for listener, port in ports.items():
-            if port is None:
-                yield Finding(name, Kind.MISSING, _listener(listener), "the proxy", "forwarded", "refused")
-
-    # -- the table itself -------------------------------------------------------------------------------------------
-
     def _gone(self) -> Finding:
         return Finding(None, Kind.MISSING, "the whole table: no Service is served", f"table {self._ruleset.name}")
 
-    def _nodeports(self) -> Iterator[Finding]:
-        if self._nodeport_ips is None:
-            return
-        where = f"set {NODEPORT_IPS} of table {self._ruleset.name}"
-        yield from nodeport_findings(frozenset(self._nodeport_ips), self._view.elements(NODEPORT_IPS).keys(), where)
+    def _compared(
+        self, ours: Mapping[ServiceName, tuple[ServicePlan, ...]], found: dict[str, Any], shared: State[str, Any, Any]
+    ) -> Iterator[Finding]:
+        owners = {element_key(f): name for name, plans in ours.items() for plan in plans for f in plan.frontends}
+        ports = {
+            listener: _port_of(plan, listener, found)
+            for plans in ours.values()
+            for plan in plans
+            for listener in assignments(plan)
+        }
+        desired: dict[ServiceName | None, State[str, Any, Any]] = {
+            name: merged(elements(plan, ports) for plan in plans)
+            | {_SOCKETS: {listener: ports[listener] or 0 for plan in plans for listener in assignments(plan)}}
+            for name, plans in ours.items()
+        }
+        listening = {protocol: {one.port for one in self._view.listening(protocol)} for protocol in KINDS}
+        found[_SOCKETS] = {name: port for name, port in ports.items() if port in listening[name.key.protocol]}
+        # Ports without a listener of these Services, and source ranges of other frontends, are not compared.
+        asked = {key for state in desired.values() for key in state.get(LISTENERS, ())}
+        found[LISTENERS] = {key: value for key, value in found[LISTENERS].items() if key in asked}
+        found[FIREWALL_ALLOW] = {k: b"" for k in found[FIREWALL_ALLOW] if _front_of(k, self.family) in owners}
+        yield from findings(found, desired | {None: shared}, _Words(self._ruleset, self.family, owners))
 
-    def _front(self, key: bytes) -> str:
-        size = self.family.address_size if len(key) > 8 else 0
-        return front_text(key[:size], key[size], int.from_bytes(key[size + 4 : size + 6], "big"))
 
-    def _where(self, set_id: str) -> str:
-        return f"{self._sets[set_id].keyword} {set_id} of table {self._ruleset.name}"
+class _Words(TableWords):
+    """The meaning of elements and listeners; `owners` are Services by the key of a frontend."""
+
+    def __init__(self, ruleset: Ruleset, family: Family, owners: Mapping[bytes, ServiceName]) -> None:
+        super().__init__(f"table {ruleset.name}")
+        self._sets = ruleset.shapes
+        self._family = family
+        self._owners = owners
+
+    def owner(self, place: str, key: Any) -> ServiceName | None:
+        """See state.Words."""
+        return self._owners.get(_front_of(key, self._family)) if place in self._sets else None
+
+    def wording(self, place: str, key: Any, wanted: Any, present: Any) -> Wording:
+        """See state.Words."""
+        if place == _SOCKETS:
+            text = front_text(b"", key.key.protocol, wanted).removeprefix("NodePort ")
+            at = (f"sockets that listen on {text}",) if wanted else ("the proxy", "forwarded", "refused")
+            return Wording(_listener(key), *at)
+        if place not in self._sets:
+            where = f"set {place} of {self._where}" if place == NODEPORT_IPS else self._where
+            return TableWords(where).wording(place, key, wanted, present)
+        size = self._family.address_size if len(key) > 8 else 0
+        front = front_text(key[:size], key[size], int.from_bytes(key[size + 4 : size + 6], "big"))
+        differs = wanted is not None and present is not None
+        values = meanings(lambda data: f"port {unpack_port(data)}" if differs else _meaning(place), wanted, present)
+        return Wording(front, f"{self._sets[place].keyword} {place} of {self._where}", *values)
 
 
-def _possible(plans: Iterable[ServicePlan]) -> Iterator[tuple[str, bytes]]:
-    """Yield what there might be of these plans' frontends, but for source ranges."""
-    for plan in plans:
+def _port_of(plan: ServicePlan, listener: ListenerName, found: Mapping[str, Entries]) -> int | None:
+    """Return the port that most elements have for a listener."""
+    votes: Counter[int] = Counter()
+    for frontend in plan.frontends:
+        for origin, action in zip(ORIGINS, plan.traffic(frontend), strict=True):
+            if action.forwards and action.picks_local == (listener.kind is PoolKind.LOCAL):
+                data = found[carrying_map(origin, frontend)].get(element_key(frontend))
+                if data is not None:
+                    votes[unpack_port(data)] += 1
+    return votes.most_common(1)[0][0] if votes else None
+
+
+def _possible(ours: Mapping[ServiceName, Iterable[ServicePlan]]) -> Iterator[tuple[str, bytes]]:
+    """Yield the sets and keys of all elements that these plans' frontends may have, but for source ranges."""
+    for plan in (plan for plans in ours.values() for plan in plans):
         for frontend in plan.frontends:
             key = element_key(frontend)
             for origin in ORIGINS:
@@ -221,17 +191,13 @@ def _possible(plans: Iterable[ServicePlan]) -> Iterator[tuple[str, bytes]]:
                 yield FIREWALL_IPS, key
 
 
-def _keys(plan: ServicePlan) -> set[bytes]:
-    return {element_key(frontend) for frontend in plan.frontends}
-
-
 def _front_of(key: bytes, family: Family) -> bytes:
-    """Return the key of the frontend that a source range is of."""
+    """Return the key of an element's frontend: the beginning of a source range's key, else all of it."""
     return key[: family.address_size + 8]
 
 
 def _meaning(set_id: str) -> str:
-    """Return what an element of a set says."""
+    """Return what an element of a set means."""
     if set_id in _MEANINGS:
         return _MEANINGS[set_id]
     origin, _, rest = set_id.partition("-")

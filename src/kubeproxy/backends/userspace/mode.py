@@ -9,7 +9,7 @@ from typing import Final
 from kubeproxy.backends.mode import Operations, Registry
 from kubeproxy.backends.relay.datapath import SWITCH_INTERVAL, DataPath
 from kubeproxy.backends.userspace.backend import UserspaceBackend, landing_of, reachable_addresses
-from kubeproxy.backends.userspace.examine import KernelView, UserspaceExaminer, View
+from kubeproxy.backends.userspace.examine import KernelView, UserspaceExaminer
 from kubeproxy.backends.userspace.listeners import Listeners
 from kubeproxy.backends.userspace.ruleset import Ruleset
 from kubeproxy.backends.userspace.udp import Sessions
@@ -47,7 +47,7 @@ def _examine(
     return [_examiner(KernelView(family, link, listening), world) for family in families]
 
 
-def _examiner(view: View, world: Globals) -> UserspaceExaminer:
+def _examiner(view: KernelView, world: Globals) -> UserspaceExaminer:
     family = view.family
     ruleset = Ruleset(family, world, landing_of(world, family, reachable_addresses(family)))
     return UserspaceExaminer(view, ruleset, (world.of(family) or FamilyGlobals()).nodeport_ips)
