@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from kubeproxy.backends.ipvs.backend import Addresses, SetCount
 from kubeproxy.backends.ipvs.graceful import ActualServer, Verb
-from kubeproxy.backends.ipvs.layout import SetId
+from kubeproxy.backends.ipvs.layout import Addresses, IpsetId, SetCount
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
 
@@ -28,7 +27,7 @@ class FakeKernel:
         self.closed = False
 
     def prepare(self):
-        for set_id in SetId:
+        for set_id in IpsetId:
             self.sets.setdefault(set_id, set())
 
     def servers(self):

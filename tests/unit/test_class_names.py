@@ -10,20 +10,13 @@ from support.places import ROOT
 SHARED = frozenset(
     [
         "Chain",
-        "Descriptors",
         "Flow",
-        "View",
         "Kind",
         "Layout",
         "Options",
-        "Ruleset",
-        "SetId",
         "Settings",
-        "Signature",
         "Suspect",
         "Table",
-        "View",
-        "Wish",
         "Words",
     ]
 )

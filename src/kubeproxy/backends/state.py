@@ -58,7 +58,7 @@ class Wording(NamedTuple):
     present: str = ""
 
 
-class Words(Protocol):
+class StateWords(Protocol):
     """What the entries of a mode's states mean. A value is None where the entry is missing in that state."""
 
     def owner(self, place: Any, key: Any) -> ServiceName | None:
@@ -69,7 +69,7 @@ class Words(Protocol):
 
 
 def findings(
-    found: State[Any, Any, Any], desired: Mapping[ServiceName | None, State[Any, Any, Any]], words: Words
+    found: State[Any, Any, Any], desired: Mapping[ServiceName | None, State[Any, Any, Any]], words: StateWords
 ) -> Iterator[Finding]:
     """Yield how a found state differs from what Services desire, Service by Service; the entries of no Service last.
 

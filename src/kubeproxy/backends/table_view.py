@@ -88,12 +88,12 @@ class TableWords:
     def __init__(self, where: str) -> None:
         self._where = where
 
-    def owner(self, place: str, key: Any) -> ServiceName | None:  # noqa: ARG002 - see state.Words
+    def owner(self, place: str, key: Any) -> ServiceName | None:  # noqa: ARG002 - see state.StateWords
         """Return None: no Service."""
         return None
 
     def wording(self, place: str, key: Any, wanted: Any, present: Any) -> Wording:
-        """See state.Words."""
+        """See state.StateWords."""
         if place != CHAINS:
             return Wording(f"{unpack(key)}, on which NodePorts answer", self._where)
         if wanted is None or present is None:

@@ -14,8 +14,8 @@ import pytest
 
 from kubeproxy.backends.ipvs import INTERFACE, probe
 from kubeproxy.backends.ipvs.cleanup import cleanup
-from kubeproxy.backends.ipvs.graceful import DEADLINE, ActualServer, Operation, Verb
-from kubeproxy.backends.ipvs.layout import SetId, scheduler_named
+from kubeproxy.backends.ipvs.graceful import DEADLINE, ActualServer, ServerStep, Verb
+from kubeproxy.backends.ipvs.layout import IpsetId, scheduler_named
 from kubeproxy.backends.ipvs.mode import OPERATIONS
 from kubeproxy.backends.ipvs.render import server_key
 from kubeproxy.backends.ipvs.wire import NodeKernel
@@ -104,7 +104,7 @@ def test_start_programs_the_kernel_and_a_restart_changes_nothing(family) -> None
     assert weights(family) == dict.fromkeys(PODS[family], 1)
     assert len(link_addresses(INTERFACE, family)) == 2
     with Ipsets.open() as sets:
-        assert len(sets.entries(SetId.CLUSTER_IP.named(family))) == 1
+        assert len(sets.entries(IpsetId.CLUSTER_IP.named(family))) == 1
     with opened(family) as again:
         assert do(again.resync(plans)) == 0
         assert not each_second(again)
@@ -131,9 +131,9 @@ def test_every_scheduler_is_taken_and_read_back(name: str) -> None:
     OPERATIONS.check(KubeProxyConfiguration(mode="ipvs", ipvs=IPVS(scheduler=name)), [V4])
     key = server_key(pack(VIPS[V4]), socket.IPPROTO_TCP, 80)
     with closing(NodeKernel.open(V4, scheduler_named(name), "", CounterMetric())) as kernel:
-        kernel.operate([Operation(Verb.ADD_SERVICE, key, affinity=30)])
+        kernel.operate([ServerStep(Verb.ADD_SERVICE, key, affinity=30)])
         assert kernel.servers()[key] == ActualServer(30, True, {})
-        kernel.operate([Operation(Verb.DELETE_SERVICE, key)])
+        kernel.operate([ServerStep(Verb.DELETE_SERVICE, key)])
 
 
 def lose_interface() -> None:
@@ -141,7 +141,7 @@ def lose_interface() -> None:
 
 
 def lose_entries() -> None:
-    run("ipset", "flush", SetId.CLUSTER_IP)
+    run("ipset", "flush", IpsetId.CLUSTER_IP)
 
 
 def lose_rules() -> None:
@@ -292,7 +292,7 @@ GO_CHAINS = {
         *("KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER"),
     ),
 }
-GO_SETS = {set_id for set_id in SetId if set_id not in (SetId.DROP, SetId.DROP_OUTSIDE)}
+GO_SETS = {set_id for set_id in IpsetId if set_id not in (IpsetId.DROP, IpsetId.DROP_OUTSIDE)}
 
 
 def go_writes() -> None:

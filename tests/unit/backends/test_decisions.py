@@ -30,7 +30,7 @@ def test_chains_of_nftables_mode_have_words():
 
 
 def test_chains_of_userspace_mode_have_words():
-    chains = userspace.Ruleset(V4, WORLD, b"\x0a\0\0\1").chains().keys()
+    chains = userspace.UserspaceRuleset(V4, WORLD, b"\x0a\0\0\1").chains().keys()
     words = {chain: USERSPACE.decision("kube-proxy-userspace", chain) for chain in chains}
     assert len(words) > 8
     assert [chain for chain, decision in words.items() if decision in {None, "kube-proxy's own"}] == []

@@ -1,8 +1,8 @@
 """ipvs mode, one family: keeps what the kernel holds, and turns changed plans into changes of it.
 
-What is wanted is in memory (state.py); the kernel is read at the start, after a failure and when it is looked over for
-what other programs did. None of ipvs, ipset and the interface knows transactions, so the order keeps connections
-right in between: a Service's set entries, its virtual servers, its addresses; and the other way round when it goes.
+The desired state is in memory (desired.py); the kernel is read at the start, after a failure and by inspections. IPVS,
+ip sets and the interface have no transactions, so the order keeps connections right in between: a Service's set
+entries, its virtual servers, its addresses; and the other way round when it goes.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
 from kubeproxy.backends.ipvs.chains import Rules
-from kubeproxy.backends.ipvs.graceful import WEIGHT, ActualServer, Draining, Operation, deletions
-from kubeproxy.backends.ipvs.layout import Scheduler, SetId
+from kubeproxy.backends.ipvs.desired import Desired, Touched, untouched
+from kubeproxy.backends.ipvs.graceful import WEIGHT, ActualServer, Draining, ServerStep, deletions
+from kubeproxy.backends.ipvs.layout import Addresses, IpsetId, Scheduler
 from kubeproxy.backends.ipvs.render import NO_WISH, NodeAddresses, Virtual, render
-from kubeproxy.backends.ipvs.state import State, Touched, untouched
+from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.backends.mode import Abilities, Depth, ForeignChange
-from kubeproxy.backends.rules import Jump
+from kubeproxy.backends.state import Difference, diff
 from kubeproxy.kernel.ipset import SetEntry
 from kubeproxy.model.addresses import Family, Range, within
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
@@ -36,77 +37,6 @@ TABLES_AT_ONCE: Final = (("filter", "nat"), ())
 TABLES_IN_TURN: Final = (("filter",), ("nat",))
 """Tables whose rules are written before and after the virtual servers."""
 
-Entries = Mapping[SetId, Iterable[SetEntry]]
-
-
-class SetCount(NamedTuple):
-    """How many entries a set has, and how many rules match it."""
-
-    entries: int
-    references: int
-
-
-class Addresses(NamedTuple):
-    """The node's addresses without loopback: of kube-ipvs0, and of all other interfaces."""
-
-    bound: frozenset[bytes]
-    own: frozenset[bytes]
-
-
-class Kernel(Protocol):
-    """One family of the kernel, in this mode's words. Everything raises ApplyError."""
-
-    def prepare(self) -> None:
-        """Make the interface and the sets where they are missing."""
-
-    def servers(self) -> Mapping[bytes, ActualServer]:
-        """Return all virtual servers with their real servers."""
-
-    def survey(self, keys: Iterable[bytes]) -> tuple[set[bytes], Mapping[bytes, ActualServer]]:
-        """Return all virtual servers, and these ones, as far as they are there, with their real servers."""
-
-    def connections(self, keys: Iterable[bytes]) -> Mapping[bytes, Mapping[bytes, int]]:
-        """Return the number of connections of the real servers of virtual servers."""
-
-    def operate(self, operations: Sequence[Operation]) -> None:
-        """Change virtual servers, in this order."""
-
-    def entries(self, set_id: SetId) -> set[SetEntry]:
-        """Return a set's entries."""
-
-    def counts(self) -> Mapping[SetId, SetCount]:
-        """Return the counts of the sets that are there."""
-
-    def add_entries(self, entries: Entries) -> None:
-        """Add entries to sets; those that are there already are fine."""
-
-    def remove_entries(self, entries: Entries) -> None:
-        """Remove entries from sets; those that are gone already are fine."""
-
-    def addresses(self) -> Addresses:
-        """Return the node's addresses."""
-
-    def addresses_changed(self) -> bool:
-        """Return whether any address came or went since the last call; cheap."""
-
-    def bind(self, addresses: Iterable[bytes]) -> None:
-        """Add addresses to kube-ipvs0."""
-
-    def unbind(self, addresses: Iterable[bytes]) -> None:
-        """Remove addresses from kube-ipvs0."""
-
-    def missing_jumps(self) -> Sequence[Jump]:
-        """Return the jumps to our chains that are not there."""
-
-    def write_rules(self, rules: Rules, tables: Sequence[str], missing: Sequence[Jump]) -> None:
-        """Make tables hold our chains, and the jumps that are missing."""
-
-    def rules(self, rules: Rules) -> Sequence[str]:
-        """Return the rules that are in our chains, and those that lead to them."""
-
-    def close(self) -> None:
-        """Let go of the sockets."""
-
 
 class IpvsBackend:
     """Programs one family. `sync` is incremental, `resync` compares everything with what the kernel really has."""
@@ -117,7 +47,7 @@ class IpvsBackend:
         self,
         family: Family,
         world: Globals,
-        kernel: Kernel,
+        kernel: NodeKernel,
         scheduler: Scheduler,
         excluded: Sequence[Range] = (),
         clock: Callable[[], float] = time.monotonic,
@@ -129,7 +59,7 @@ class IpvsBackend:
         self._excluded = excluded
         self._clock = clock
         self._draining = Draining(scheduler)
-        self._state = State()
+        self._desired = Desired()
         self._plans: dict[ServiceName, tuple[ServicePlan, ...]] = {}
         self._node = NodeAddresses()
         self._there = Addresses(frozenset(), frozenset())
@@ -167,35 +97,28 @@ class IpvsBackend:
             self._plans[name] = plans
         else:
             self._plans.pop(name, None)
-        self._state.change(name, render(plans, self._node) if plans else NO_WISH, touched)
+        self._desired.change(name, render(plans, self._node) if plans else NO_WISH, touched)
 
     def _apply(self, touched: Touched) -> int:
         """Bring what was touched into the kernel; return the number of changes."""
-        state, now = self._state, self._clock()
-        added, removed = _entry_changes(state, touched)
+        now = self._clock()
+        added, removed = _entry_changes(self._desired, touched)
         operations = [
             operation
             for key, before in touched.servers.items()
-            for operation in self._draining.change(key, before, state.servers.get(key), now)
+            for operation in self._draining.change(key, before, self._desired.servers.get(key), now)
         ]
-        come = [a for a, before in touched.addresses.items() if not before and state.has_address(a)]
-        gone = [a for a, before in touched.addresses.items() if before and not state.has_address(a)]
-        if come:
-            added[SetId.IPVS_IPS] = _as_entries(come)
-        if gone:
-            removed[SetId.IPVS_IPS] = _as_entries(gone)
         if added:
             self._kernel.add_entries(added)
         if operations:
             self._kernel.operate(operations)
-        if come:
-            self._kernel.bind(come)
-        if gone:
-            self._kernel.unbind(gone)
+        if come := added.get(IpsetId.IPVS_IPS):
+            self._kernel.bind([entry.ip for entry in come])
+        if gone := removed.get(IpsetId.IPVS_IPS):
+            self._kernel.unbind([entry.ip for entry in gone])
         if removed:
             self._kernel.remove_entries(removed)
-        entries = sum(map(len, added.values())) + sum(map(len, removed.values()))
-        return entries + len(operations) + len(come) + len(gone)
+        return sum(map(len, added.values())) + sum(map(len, removed.values())) + len(operations)
 
     # -- everything -------------------------------------------------------------------------------------------------
 
@@ -210,12 +133,13 @@ class IpvsBackend:
         self._there = there = kernel.addresses()
         self._misbound = False
         self._node = self._node_of(there)
-        self._state, self._plans = State(), {}
+        self._desired, self._plans = Desired(), {}
         noted = untouched()
         for name, plans in wanted.items():
             self._want(name, plans, noted)
-        state = self._state
-        missing, strays = self._compare_entries()
+        desired = self._desired
+        strays, lacking = self._compare_entries()
+        missing = {set_id: [entry for entry, _ in entries] for set_id, entries in lacking.items()}
         kernel.add_entries(missing)
         yield sum(map(len, missing.values()))
         # The rules that refuse come before what could be reached without them; but where something leads to nat chains
@@ -225,13 +149,14 @@ class IpvsBackend:
         kernel.write_rules(self._rules, first, jumps)
         found = kernel.servers()
         yield from self._adopt(found)
-        come = [address for address in state.addresses if address not in there.bound]
+        addresses = frozenset(desired.addresses)
+        come = sorted(addresses - there.bound)
         kernel.bind(come)
         yield len(come)
         kernel.write_rules(self._rules, last, jumps)
-        gone = [address for address in there.bound if not state.has_address(address)]
+        gone = sorted(there.bound - addresses)
         kernel.unbind(gone)
-        foreign = [key for key in found if key not in state.servers and not self._is_excluded(key)]
+        foreign = [key for key in found if key not in desired.servers and not self._is_excluded(key)]
         kernel.operate(deletions(foreign))
         kernel.remove_entries(strays)
         self._written = kernel.rules(self._rules)
@@ -239,8 +164,8 @@ class IpvsBackend:
 
     def _adopt(self, found: Mapping[bytes, ActualServer]) -> Iterator[int]:
         self._draining.retain(found)
-        operations: list[Operation] = []
-        for key, virtual in self._state.servers.items():
+        operations: list[ServerStep] = []
+        for key, virtual in self._desired.servers.items():
             now, actual = self._clock(), found.get(key)
             if actual is None:
                 operations += self._draining.change(key, None, virtual, now)
@@ -253,22 +178,11 @@ class IpvsBackend:
         self._kernel.operate(operations)
         yield len(operations)
 
-    def _compare_entries(self) -> tuple[dict[SetId, list[SetEntry]], dict[SetId, list[SetEntry]]]:
-        """Return the entries that sets lack, and those that they have too many."""
-        missing: dict[SetId, list[SetEntry]] = {}
-        strays: dict[SetId, list[SetEntry]] = {}
-        for set_id in SetId:
-            actual, wanted = self._kernel.entries(set_id), self._wanted_entries(set_id)
-            if lacking := wanted - actual:
-                missing[set_id] = sorted(lacking)
-            if surplus := actual - wanted:
-                strays[set_id] = sorted(surplus)
-        return missing, strays
-
-    def _wanted_entries(self, set_id: SetId) -> set[SetEntry]:
-        if set_id is SetId.IPVS_IPS:
-            return set(_as_entries(self._state.addresses))
-        return set(self._state.entries(set_id))
+    def _compare_entries(self) -> Difference[IpsetId, SetEntry, bool]:
+        return diff(
+            {set_id: dict.fromkeys(self._kernel.entries(set_id), True) for set_id in IpsetId},
+            {set_id: self._desired.entries(set_id) for set_id in IpsetId},
+        )
 
     def _is_excluded(self, key: bytes) -> bool:
         return within(key[:-3], self._excluded)
@@ -305,7 +219,7 @@ class IpvsBackend:
     def _read_addresses(self) -> None:
         if self._kernel.addresses_changed():
             self._there = self._kernel.addresses()
-            self._misbound = self._there.bound != frozenset(self._state.addresses)
+            self._misbound = self._there.bound != frozenset(self._desired.addresses)
 
     def _changed_addresses(self) -> str:
         return "addresses of kube-ipvs0 were changed" if self._misbound else ""
@@ -318,14 +232,14 @@ class IpvsBackend:
         self._node = node
         noted = untouched()
         for name, plans in self._plans.items():
-            self._state.change(name, render(plans, node), noted)
+            self._desired.change(name, render(plans, node), noted)
         self._apply(noted)
 
     def _changed_counts(self) -> str:
         counts = self._kernel.counts()
-        for set_id in SetId:
+        for set_id in IpsetId:
             found = counts.get(set_id)
-            wanted = self._state.count(set_id)
+            wanted = self._desired.count(set_id)
             name = set_id.named(self.family)
             if found is None or found.entries != wanted:
                 return f"ipset {name} was changed"
@@ -335,13 +249,13 @@ class IpvsBackend:
 
     def _missing_sample(self) -> str:
         """Look for a single virtual server: when that is missing, most probably all are."""
-        sample = next((key for key, virtual in self._state.servers.items() if virtual.pool), None)
+        sample = next((key for key, virtual in self._desired.servers.items() if virtual.pool), None)
         if sample is not None and not self._kernel.connections([sample]).get(sample):
             return "virtual servers were removed"
         return ""
 
     def _changed_contents(self) -> str:
-        wanted = self._state.servers
+        wanted = self._desired.servers
         keys = list(islice(wanted, self._examined, self._examined + EXAMINED))
         self._examined = self._examined + EXAMINED if len(keys) == EXAMINED else 0
         present, found = self._kernel.survey(keys)
@@ -349,9 +263,8 @@ class IpvsBackend:
             return "virtual servers were changed"
         if any(key not in found or self._differs(key, wanted[key], found[key]) for key in keys):
             return "real servers were changed"
-        for set_id in SetId:
-            if self._kernel.entries(set_id) != self._wanted_entries(set_id):
-                return f"ipset {set_id.named(self.family)} was changed"
+        if differing := set().union(*self._compare_entries()):
+            return f"ipset {min(differing).named(self.family)} was changed"
         if self._kernel.rules(self._rules) != self._written:
             return "iptables rules were changed"
         return ""
@@ -371,17 +284,15 @@ def node_of(ours: FamilyGlobals, there: Addresses) -> NodeAddresses:
     return NodeAddresses(there.own, nodeports, ours.node_ips)
 
 
-def _as_entries(addresses: Iterable[bytes]) -> list[SetEntry]:
-    return [SetEntry(address) for address in addresses]
-
-
-def _entry_changes(state: State, touched: Touched) -> tuple[dict[SetId, list[SetEntry]], dict[SetId, list[SetEntry]]]:
+def _entry_changes(
+    desired: Desired, touched: Touched
+) -> tuple[dict[IpsetId, list[SetEntry]], dict[IpsetId, list[SetEntry]]]:
     """Return the entries to add and to remove, set by set."""
-    added: dict[SetId, list[SetEntry]] = {}
-    removed: dict[SetId, list[SetEntry]] = {}
+    added: dict[IpsetId, list[SetEntry]] = {}
+    removed: dict[IpsetId, list[SetEntry]] = {}
     for set_id, noted in touched.entries.items():
         for entry, before in noted.items():
-            after = state.has_entry(set_id, entry)
+            after = desired.has_entry(set_id, entry)
             if after != before:
                 (added if after else removed).setdefault(set_id, []).append(entry)
     return added, removed

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from kubeproxy.backends.ipvs.layout import SetId
+from kubeproxy.backends.ipvs.layout import IpsetId
 from kubeproxy.backends.rules import Jump, pods_in_iptables
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FamilyGlobals, Globals
@@ -63,8 +63,8 @@ class Rules:
         self.tables: dict[str, Chains] = {
             "filter": {
                 "KUBE-FORWARD": self._forward(),
-                "KUBE-NODE-PORT": (f"{self._in(SetId.HEALTH_CHECK_NODE_PORT, 'dst')} -j ACCEPT",),
-                "KUBE-PROXY-FIREWALL": (f"{_NEW} {self._in(SetId.LOAD_BALANCER_FW)} -j KUBE-SOURCE-RANGES-FIREWALL",),
+                "KUBE-NODE-PORT": (f"{self._in(IpsetId.HEALTH_CHECK_NODE_PORT, 'dst')} -j ACCEPT",),
+                "KUBE-PROXY-FIREWALL": (f"{_NEW} {self._in(IpsetId.LOAD_BALANCER_FW)} -j KUBE-SOURCE-RANGES-FIREWALL",),
                 "KUBE-SOURCE-RANGES-FIREWALL": (*self._allowed_sources(), "-j DROP"),
                 "KUBE-IPVS-FILTER": self._ipvs_filter(),
             },
@@ -89,30 +89,30 @@ class Rules:
             lines.append("COMMIT")
         return "\n".join(lines) + "\n"
 
-    def references(self, set_id: SetId) -> int:
+    def references(self, set_id: IpsetId) -> int:
         """Return how many rules match a set: the kernel counts them, so that a loss shows without listing rules."""
         word = f"--match-set {set_id.named(self._family)} "
         return sum(word in rule for chains in self.tables.values() for rules in chains.values() for rule in rules)
 
-    def _in(self, set_id: SetId, fields: str = "dst,dst") -> str:
+    def _in(self, set_id: IpsetId, fields: str = "dst,dst") -> str:
         return f"-m set --match-set {set_id.named(self._family)} {fields}"
 
-    def _not_in(self, set_id: SetId, fields: str) -> str:
+    def _not_in(self, set_id: IpsetId, fields: str) -> str:
         return f"-m set ! --match-set {set_id.named(self._family)} {fields}"
 
     def _allowed_sources(self) -> tuple[str, ...]:
-        sets = (SetId.LOAD_BALANCER_SOURCE_CIDR, SetId.LOAD_BALANCER_SOURCE_IP)
+        sets = (IpsetId.LOAD_BALANCER_SOURCE_CIDR, IpsetId.LOAD_BALANCER_SOURCE_IP)
         return tuple(f"{self._in(set_id, 'dst,dst,src')} -j RETURN" for set_id in sets)
 
     def _own_connections(self) -> tuple[str, ...]:
         """Drop connections of this node to what drops everybody, and to load balancers that it may not use."""
-        ranged = self._in(SetId.LOAD_BALANCER_FW)
-        not_named = self._not_in(SetId.LOAD_BALANCER_SOURCE_IP, "dst,dst,src")
-        not_in_range = self._not_in(SetId.LOAD_BALANCER_SOURCE_CIDR, "dst,dst,src")
+        ranged = self._in(IpsetId.LOAD_BALANCER_FW)
+        not_named = self._not_in(IpsetId.LOAD_BALANCER_SOURCE_IP, "dst,dst,src")
+        not_in_range = self._not_in(IpsetId.LOAD_BALANCER_SOURCE_CIDR, "dst,dst,src")
         # The source that the kernel picks is the frontend's own address, whatever the node may (render.py, _sources).
-        from_service = self._in(SetId.IPVS_IPS, "src")
+        from_service = self._in(IpsetId.IPVS_IPS, "src")
         return (
-            f"{self._in(SetId.DROP)} {_LOCAL_SOURCE} {DROP_IN_NAT}",
+            f"{self._in(IpsetId.DROP)} {_LOCAL_SOURCE} {DROP_IN_NAT}",
             f"{ranged} {not_named} {not_in_range} {_LOCAL_SOURCE} {DROP_IN_NAT}",
             f"{ranged} {not_named} {from_service} {_LOCAL_SOURCE} {DROP_IN_NAT}",
         )
@@ -125,26 +125,26 @@ class Rules:
 
     def _ipvs_filter(self) -> tuple[str, ...]:
         """Drop what a local policy keeps out; keep clients from the node's own ports behind Services' addresses."""
-        served = (SetId.LOAD_BALANCER, SetId.CLUSTER_IP, SetId.EXTERNAL_IP, SetId.EXTERNAL_IP_LOCAL)
+        served = (IpsetId.LOAD_BALANCER, IpsetId.CLUSTER_IP, IpsetId.EXTERNAL_IP, IpsetId.EXTERNAL_IP_LOCAL)
         return (
             "-m conntrack ! --ctstate NEW -j RETURN",
-            f"{self._in(SetId.DROP)} -j DROP",
-            f"{self._in(SetId.DROP_OUTSIDE)} {self._not_pods} -m addrtype ! --src-type LOCAL -j DROP",
+            f"{self._in(IpsetId.DROP)} -j DROP",
+            f"{self._in(IpsetId.DROP_OUTSIDE)} {self._not_pods} -m addrtype ! --src-type LOCAL -j DROP",
             *(f"{self._in(set_id)} -j RETURN" for set_id in served),
-            f"{self._in(SetId.HEALTH_CHECK_NODE_PORT, 'dst')} -j RETURN",
-            f"{self._in(SetId.IPVS_IPS, 'dst')} -j REJECT",
+            f"{self._in(IpsetId.HEALTH_CHECK_NODE_PORT, 'dst')} -j RETURN",
+            f"{self._in(IpsetId.IPVS_IPS, 'dst')} -j REJECT",
         )
 
     def _services(self) -> tuple[str, ...]:
         loopback = "127.0.0.0/8" if self._family is Family.IPV4 else "::1/128"
-        accepted = (SetId.EXTERNAL_IP, SetId.EXTERNAL_IP_LOCAL, SetId.CLUSTER_IP, SetId.LOAD_BALANCER)
+        accepted = (IpsetId.EXTERNAL_IP, IpsetId.EXTERNAL_IP_LOCAL, IpsetId.CLUSTER_IP, IpsetId.LOAD_BALANCER)
         return (
             *self._own_connections(),
             f"-s {loopback} -j RETURN",
-            f"{self._in(SetId.LOAD_BALANCER)} -j KUBE-LOAD-BALANCER",
+            f"{self._in(IpsetId.LOAD_BALANCER)} -j KUBE-LOAD-BALANCER",
             self._cluster_ip(),
-            f"{self._in(SetId.EXTERNAL_IP)} -j KUBE-MARK-MASQ",
-            f"{self._in(SetId.EXTERNAL_IP_LOCAL)} {_LOCAL_SOURCE} -j KUBE-MARK-MASQ",
+            f"{self._in(IpsetId.EXTERNAL_IP)} -j KUBE-MARK-MASQ",
+            f"{self._in(IpsetId.EXTERNAL_IP_LOCAL)} {_LOCAL_SOURCE} -j KUBE-MARK-MASQ",
             # Before the NodePorts: their sets hold ports alone, and would match on a Service's address as well.
             *(f"{self._in(set_id)} -j ACCEPT" for set_id in accepted),
             "-m addrtype --dst-type LOCAL -j KUBE-NODE-PORT",
@@ -152,22 +152,22 @@ class Rules:
 
     def _cluster_ip(self) -> str:
         if self._masquerade_all:
-            return f"{self._in(SetId.CLUSTER_IP)} -j KUBE-MARK-MASQ"
+            return f"{self._in(IpsetId.CLUSTER_IP)} -j KUBE-MARK-MASQ"
         if self._not_pods:
-            return f"{self._in(SetId.CLUSTER_IP)} {self._not_pods} -j KUBE-MARK-MASQ"
+            return f"{self._in(IpsetId.CLUSTER_IP)} {self._not_pods} -j KUBE-MARK-MASQ"
         # The node's own connections get a Service's address as their source, for it is on kube-ipvs0.
-        return f"{self._in(SetId.CLUSTER_IP)} {_LOCAL_SOURCE} -j KUBE-MARK-MASQ"
+        return f"{self._in(IpsetId.CLUSTER_IP)} {_LOCAL_SOURCE} -j KUBE-MARK-MASQ"
 
     def _load_balancer(self) -> tuple[str, ...]:
-        local = self._in(SetId.LOAD_BALANCER_LOCAL)
+        local = self._in(IpsetId.LOAD_BALANCER_LOCAL)
         return (f"{local} {_LOCAL_SOURCE} -j KUBE-MARK-MASQ", f"{local} -j RETURN", "-j KUBE-MARK-MASQ")
 
     def _node_port(self) -> tuple[str, ...]:
         rules = []
         for protocol, everybody, local, fields in (
-            ("tcp", SetId.NODE_PORT_TCP, SetId.NODE_PORT_LOCAL_TCP, "dst"),
-            ("udp", SetId.NODE_PORT_UDP, SetId.NODE_PORT_LOCAL_UDP, "dst"),
-            ("sctp", SetId.NODE_PORT_SCTP, SetId.NODE_PORT_LOCAL_SCTP, "dst,dst"),
+            ("tcp", IpsetId.NODE_PORT_TCP, IpsetId.NODE_PORT_LOCAL_TCP, "dst"),
+            ("udp", IpsetId.NODE_PORT_UDP, IpsetId.NODE_PORT_LOCAL_UDP, "dst"),
+            ("sctp", IpsetId.NODE_PORT_SCTP, IpsetId.NODE_PORT_LOCAL_SCTP, "dst,dst"),
         ):
             kept = f"-p {protocol} {self._in(local, fields)}"
             rules.append(f"{kept} {_LOCAL_SOURCE} -j KUBE-MARK-MASQ")
@@ -177,7 +177,7 @@ class Rules:
 
     def _postrouting(self) -> tuple[str, ...]:
         return (
-            f"{self._in(SetId.LOOP_BACK, 'dst,dst,src')} -j MASQUERADE",
+            f"{self._in(IpsetId.LOOP_BACK, 'dst,dst,src')} -j MASQUERADE",
             f"-m mark ! --mark {self._mark}/{self._mark} -j RETURN",
             # A packet that comes through again, as within a tunnel, is not masqueraded again.
             f"-j MARK --xor-mark {self._mark}",

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from kubeproxy.backends.ipvs import INTERFACE
-from kubeproxy.backends.ipvs.layout import SetId
+from kubeproxy.backends.ipvs.layout import IpsetId
 from kubeproxy.backends.leftovers import IPVS_CHAINS, chain_traces
 from kubeproxy.backends.mode import Keeps, Owns, Sight, Trace, keeps_nothing
 from kubeproxy.errors import ApplyError, Unsupported
@@ -29,9 +29,9 @@ from kubeproxy.model.answer import Packet
 log = logging.getLogger("kubeproxy.ipvs")
 
 _NODE_PORTS: Final = {
-    socket.IPPROTO_TCP: SetId.NODE_PORT_TCP,
-    socket.IPPROTO_UDP: SetId.NODE_PORT_UDP,
-    socket.IPPROTO_SCTP: SetId.NODE_PORT_SCTP,
+    socket.IPPROTO_TCP: IpsetId.NODE_PORT_TCP,
+    socket.IPPROTO_UDP: IpsetId.NODE_PORT_UDP,
+    socket.IPPROTO_SCTP: IpsetId.NODE_PORT_SCTP,
 }
 
 
@@ -111,7 +111,7 @@ def _remove_rules() -> list[str]:
 def removal(tables: Iterable[xtables.Table]) -> str:
     """Return the restore text that removes our own chains and all rules that use our sets; '' for nothing."""
     text = ""
-    names = {set_id.named(family) for set_id in SetId for family in Family}
+    names = {set_id.named(family) for set_id in IpsetId for family in Family}
     for table in tables:
         chains = [chain for chain in table.chains if chain in IPVS_CHAINS]
         rules = [
@@ -128,7 +128,7 @@ def _remove_sets() -> list[str]:
     failures = []
     with Ipsets.open() as sets:
         there = _names(sets)
-        for name in sorted(there & {set_id.named(family) for set_id in SetId for family in Family}):
+        for name in sorted(there & {set_id.named(family) for set_id in IpsetId for family in Family}):
             try:
                 sets.destroy(name)
             except NetlinkError as error:

@@ -1,23 +1,24 @@
-"""ipvs mode beside the proxy: in what virtual servers, sets, addresses and rules differ from plans.
+"""ipvs mode beside the proxy: how virtual servers, sets, addresses and rules differ from plans.
 
-Real servers that drain are as they should be. A NodePort that gave way to an address of another Service is known as
-such when everything is compared.
+That a NodePort gives way to another Service's address is taken into account when everything is compared.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
-from kubeproxy.backends.examination import Finding, Kind, Plans, front_text
+from kubeproxy.backends.examination import Finding, Plans, front_text
 from kubeproxy.backends.ipvs import INTERFACE
-from kubeproxy.backends.ipvs.backend import Addresses, node_of
+from kubeproxy.backends.ipvs.backend import node_of
 from kubeproxy.backends.ipvs.chains import JUMPS, Rules
+from kubeproxy.backends.ipvs.desired import Desired, untouched
 from kubeproxy.backends.ipvs.graceful import WEIGHT, ActualServer
-from kubeproxy.backends.ipvs.layout import TYPES, Scheduler, SetId
-from kubeproxy.backends.ipvs.render import NodeAddresses, Virtual, Wish, render, server_key
-from kubeproxy.backends.ipvs.state import State, untouched
+from kubeproxy.backends.ipvs.layout import TYPES, Addresses, IpsetId, Scheduler
+from kubeproxy.backends.ipvs.render import NodeAddresses, ServiceWish, render, server_key
+from kubeproxy.backends.ipvs.wire import NodeView
+from kubeproxy.backends.state import Wording, findings, meanings
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel.ipset import BITMAP_PORT, SetEntry
 from kubeproxy.kernel.xtables.xtables import chain_of, target_of
@@ -27,41 +28,21 @@ from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName
 Printer = Callable[[Rules], Sequence[str]]
 """Returns how our rules and the jumps to them are listed. Raises Unsupported, or ApplyError."""
 
+_SERVERS: Final = "virtual servers"
+_JUMPS: Final = "jumps"
+_RULES: Final = "rules"
+"""Places of the states beside the interface, sets, and virtual servers by key, which have the real servers."""
+
 _MEANINGS: Final = {
-    SetId.LOOP_BACK: "masqueraded on its way to itself",
-    SetId.LOAD_BALANCER_FW: "closed to all but its source ranges",
-    SetId.LOAD_BALANCER_SOURCE_IP: "open for a source address",
-    SetId.LOAD_BALANCER_SOURCE_CIDR: "open for a source range",
-    SetId.HEALTH_CHECK_NODE_PORT: "a health check port",
-    SetId.DROP: "dropped, as no endpoint is on this node",
-    SetId.DROP_OUTSIDE: "dropped for clients from outside, as no endpoint is on this node",
-    SetId.IPVS_IPS: "an address of a Service",
+    IpsetId.LOOP_BACK: "masqueraded on its way to itself",
+    IpsetId.LOAD_BALANCER_FW: "closed to all but its source ranges",
+    IpsetId.LOAD_BALANCER_SOURCE_IP: "open for a source address",
+    IpsetId.LOAD_BALANCER_SOURCE_CIDR: "open for a source range",
+    IpsetId.HEALTH_CHECK_NODE_PORT: "a health check port",
+    IpsetId.DROP: "dropped, as no endpoint is on this node",
+    IpsetId.DROP_OUTSIDE: "dropped for clients from outside, as no endpoint is on this node",
+    IpsetId.IPVS_IPS: "an address of a Service",
 }
-
-
-class View(Protocol):
-    """One family of the kernel, to be read. Everything raises ApplyError."""
-
-    def servers(self) -> Mapping[bytes, ActualServer]:
-        """Return all virtual servers with their real servers."""
-
-    def survey(self, keys: Iterable[bytes]) -> tuple[set[bytes], Mapping[bytes, ActualServer]]:
-        """Return all virtual servers, and these ones, as far as they are there, with their real servers."""
-
-    def entries(self, set_id: SetId) -> set[SetEntry]:
-        """Return a set's entries."""
-
-    def counts(self) -> Mapping[SetId, object]:
-        """Return something for each set that is there."""
-
-    def addresses(self) -> Addresses:
-        """Return the node's addresses."""
-
-    def rules(self, rules: Rules) -> Sequence[str]:
-        """Return the rules that are in our chains, and those that lead to them."""
-
-    def close(self) -> None:
-        """Let go of the kernel."""
 
 
 class IpvsExaminer:
@@ -72,7 +53,7 @@ class IpvsExaminer:
     def __init__(
         self,
         family: Family,
-        view: View,
+        view: NodeView,
         world: Globals,
         scheduler: Scheduler,
         excluded: Sequence[Range],
@@ -99,145 +80,138 @@ class IpvsExaminer:
         """See Examiner."""
         there = self._view.addresses()
         wishes = self._wishes(plans, there)
-        keys = [key for wish in wishes.values() for key in wish.servers]
-        _, present = self._view.survey(keys)
-        sets = self._sets(set(SetId))
-        for name, wish in wishes.items():
-            for key, virtual in wish.servers.items():
-                yield from self._server(name, key, virtual, present.get(key))
-            yield from self._addresses(name, wish.addresses - there.bound, Kind.MISSING)
-            fronts = {(key[:-3], key[-3], int.from_bytes(key[-2:], "big")) for key in wish.servers}
-            for set_id, entries in sets.items():
-                wanted = self._entries(wish, set_id)
-                yield from self._entry_findings(name, set_id, wanted - entries, Kind.MISSING)
-                if TYPES.get(set_id) != BITMAP_PORT and set_id is not SetId.LOOP_BACK:
-                    extra = {entry for entry in entries - wanted if entry[:3] in fronts}
-                    yield from self._entry_findings(name, set_id, extra, Kind.EXTRA)
+        owners = _owners(wishes)
+        found, desired = self._states(wishes, owners, self._view.survey(owners)[1])
+        for place, entries in self._shared(there).items():
+            by_front = TYPES.get(place) != BITMAP_PORT and place not in {INTERFACE, IpsetId.LOOP_BACK}
+            wanted = set().union(*(state.get(place, ()) for state in desired.values()))
+            found[place] = {
+                key: True for key in entries if key in wanted or (by_front and server_key(*key[:3]) in owners)
+            }
+        yield from findings(found, desired, _Words(self.family, self._scheduler, owners))
 
     def everything(self, wanted: Plans) -> Iterator[Finding]:
         """See Examiner."""
         there = self._view.addresses()
         wishes = self._wishes(wanted, there)
-        state = State()
-        for name, wish in wishes.items():
-            state.change(name, wish, untouched())
-        present = self._view.servers()
-        for key, virtual in state.servers.items():
-            yield from self._server(state.owner(key), key, virtual, present.get(key))
-        for key in sorted(present.keys() - state.servers.keys()):
+        owners, servers = _owners(wishes), self._view.servers()
+        found, desired = self._states(wishes, owners, servers)
+        for key, actual in servers.items():
             if not within(key[:-3], self._excluded):
-                yield Finding(None, Kind.EXTRA, _front(key), "virtual servers")
-        yield from self._shared(state, wishes, there)
-        yield from self._written_rules()
+                found[_SERVERS].setdefault(key, (actual.affinity, actual.same))
+        found |= self._shared(there)
+        if (rules := self._printed_rules()) is not None:
+            found |= _rules(self._view.rules(self._rules), self._rules)
+            desired[None] = rules
+        yield from findings(found, desired, _Words(self.family, self._scheduler, owners))
 
-    def _shared(self, state: State, wishes: Mapping[ServiceName, Wish], there: Addresses) -> Iterator[Finding]:
-        """Compare what several Services may want: addresses, and entries of sets."""
-        bound = set(state.addresses)
-        for name, wish in wishes.items():
-            yield from self._addresses(name, wish.addresses - there.bound, Kind.MISSING)
-        yield from self._addresses(None, there.bound - bound, Kind.EXTRA)
-        for set_id, entries in self._sets(set(SetId)).items():
-            needed = (
-                {SetEntry(address) for address in bound} if set_id is SetId.IPVS_IPS else set(state.entries(set_id))
-            )
-            if missing := needed - entries:
-                for name, wish in wishes.items():
-                    mine = missing & self._entries(wish, set_id)
-                    yield from self._entry_findings(name, set_id, mine, Kind.MISSING)
-            for entry in sorted(entries - needed):
-                owner = state.owner(server_key(*entry[:3])) if entry.ip and entry.protocol else None
-                yield from self._entry_findings(owner, set_id, {entry}, Kind.EXTRA)
-
-    def _wishes(self, plans: Plans, there: Addresses) -> dict[ServiceName, Wish]:
+    def _wishes(self, plans: Plans, there: Addresses) -> dict[ServiceName, ServiceWish]:
         node: NodeAddresses = node_of(self._ours, there)
         return {
             name: render([plan for plan in its if plan.key.family is self.family], node) for name, its in plans.items()
         }
 
-    def _sets(self, wanted: Collection[SetId]) -> dict[SetId, set[SetEntry]]:
-        """Return the entries of sets, none of one that is missing."""
-        there = self._view.counts()
-        return {set_id: self._view.entries(set_id) if set_id in there else set() for set_id in sorted(wanted)}
+    def _states(
+        self,
+        wishes: Mapping[ServiceName, ServiceWish],
+        owners: Mapping[bytes, ServiceName],
+        servers: Mapping[bytes, ActualServer],
+    ) -> tuple[dict[Any, Any], dict[ServiceName | None, dict[Any, Any]]]:
+        """Return the found virtual and real servers, and all that each Service desires.
 
-    def _entries(self, wish: Wish, set_id: SetId) -> set[SetEntry]:
-        if set_id is SetId.IPVS_IPS:
-            return {SetEntry(address) for address in wish.addresses}
-        return wish.entries.get(set_id, set())
+        Real servers that drain are left out, and so are those of a virtual server that is missing.
+        """
+        found: dict[Any, Any] = {_SERVERS: {}}
+        desired: dict[ServiceName | None, dict[Any, Any]] = {name: {_SERVERS: {}} for name in wishes}
+        for key, name in owners.items():
+            virtual, actual = wishes[name].servers[key], servers.get(key)
+            desired[name][_SERVERS][key] = (virtual.affinity, True)
+            if actual is not None:
+                found[_SERVERS][key] = (actual.affinity, actual.same)
+                desired[name][key] = dict.fromkeys(virtual.pool, WEIGHT)
+                drains = key[-3] == socket.IPPROTO_TCP and self._scheduler.skips_draining
+                found[key] = {d: w for d, w in actual.weights.items() if w or d in virtual.pool or not drains}
+        for name, wish in wishes.items():
+            desired[name][INTERFACE] = dict.fromkeys(sorted(wish.addresses), True)
+            desired[name] |= {set_id: dict.fromkeys(sorted(each), True) for set_id, each in wish.entries.items()}
+        return found, desired
 
-    # -- in words ---------------------------------------------------------------------------------------------------
+    def _shared(self, there: Addresses) -> dict[Any, dict[Any, bool]]:
+        """Return the found addresses of the interface and entries of sets, none of a set that is missing."""
+        sets = self._view.counts()
+        found = {s: dict.fromkeys(self._view.entries(s) if s in sets else (), True) for s in sorted(IpsetId)}
+        return {INTERFACE: dict.fromkeys(there.bound, True), **found}
 
-    def _server(
-        self, name: ServiceName | None, key: bytes, wanted: Virtual, present: ActualServer | None
-    ) -> Iterator[Finding]:
-        front, where = _front(key), "virtual servers"
-        if present is None:
-            yield Finding(name, Kind.MISSING, front, where, f"{len(wanted.pool)} real servers")
-            return
-        if not present.same or present.affinity != wanted.affinity:
-            values = (f"{self._scheduler.name}, affinity of {wanted.affinity} s", f"affinity of {present.affinity} s")
-            other = values[1] if present.same else f"another scheduler or other flags, {values[1]}"
-            yield Finding(name, Kind.DIFFERENT, front, where, values[0], other)
-        where = f"real servers of {front}"
-        for destination in wanted.pool:
-            weight, what = present.weights.get(destination), f"endpoint {destination_text(destination)}"
-            if weight is None:
-                yield Finding(name, Kind.MISSING, what, where)
-            elif weight != WEIGHT:
-                yield Finding(name, Kind.DIFFERENT, what, where, f"weight {WEIGHT}", f"weight {weight}")
-        for destination in sorted(present.weights.keys() - set(wanted.pool)):
-            weight = present.weights[destination]
-            if weight or not self._may_drain(key):
-                what = f"endpoint {destination_text(destination)}"
-                yield Finding(name, Kind.EXTRA, what, where, present=f"weight {weight}")
-
-    def _may_drain(self, key: bytes) -> bool:
-        return key[-3] == socket.IPPROTO_TCP and self._scheduler.skips_draining
-
-    def _addresses(self, name: ServiceName | None, addresses: Iterable[bytes], kind: Kind) -> Iterator[Finding]:
-        for address in sorted(addresses):
-            yield Finding(name, kind, f"address {unpack(address)}", f"interface {INTERFACE}")
-
-    def _entry_findings(
-        self, name: ServiceName | None, set_id: SetId, entries: Iterable[SetEntry], kind: Kind
-    ) -> Iterator[Finding]:
-        where, meaning = f"ipset {set_id.named(self.family)}", _MEANINGS.get(set_id, "one of those")
-        for entry in sorted(entries):
-            values = (meaning, "") if kind is Kind.MISSING else ("", meaning)
-            yield Finding(name, kind, _entry_text(set_id, entry), where, *values)
-
-    # -- rules ------------------------------------------------------------------------------------------------------
-
-    def _written_rules(self) -> Iterator[Finding]:
-        present = _by_chain(self._view.rules(self._rules), self._rules)
+    def _printed_rules(self) -> dict[Any, Any] | None:
         try:
-            wanted = _by_chain(self._printed(self._rules), self._rules)
+            return _rules(self._printed(self._rules), self._rules)
         except (Unsupported, ApplyError) as error:
             self._caveats.append(f"the {self.family.label} rules of iptables were not compared: {error}")
-            return
-        for (table, chain), rules in wanted.items():
-            there, where = present.get((table, chain), []), f"chain {chain} of table {table} ({self.family.label})"
-            if chain not in self._rules.tables[table]:
-                for rule in rules:
-                    if rule not in there:
-                        yield Finding(None, Kind.MISSING, f"the jump to {target_of(rule)}", where)
-            elif not there:
-                yield Finding(None, Kind.MISSING, f"the rules of chain {chain}", where)
-            elif rules != there:
-                lacking = [rule for rule in rules if rule not in there] or rules
-                surplus = [rule for rule in there if rule not in rules] or there
-                what = f"the rules of chain {chain}"
-                yield Finding(None, Kind.DIFFERENT, what, where, "; ".join(lacking), "; ".join(surplus))
+            return None
 
 
-def _by_chain(lines: Iterable[str], rules: Rules) -> dict[tuple[str, str], list[str]]:
-    """Return rules by table and chain; of other chains those that we put there."""
+class _Words:
+    """The meaning of what is in the kernel; `owners` are Services by virtual server."""
+
+    def __init__(self, family: Family, scheduler: Scheduler, owners: Mapping[bytes, ServiceName]) -> None:
+        self._family = family
+        self._scheduler = scheduler
+        self._owners = owners
+
+    def owner(self, place: Any, key: Any) -> ServiceName | None:
+        """See state.StateWords."""
+        if isinstance(place, bytes):
+            return self._owners.get(place)
+        return self._owners.get(server_key(*key[:3])) if isinstance(key, SetEntry) and key.ip and key.protocol else None
+
+    def wording(self, place: Any, key: Any, wanted: Any, present: Any) -> Wording:
+        """See state.StateWords."""
+        if place in {_JUMPS, _RULES}:
+            return self._rules(place, key, wanted or (), present or ())
+        if place == _SERVERS:
+            return Wording(_front(key), "virtual servers", *meanings(self._picking, wanted, present))
+        if place == INTERFACE:
+            return Wording(f"address {unpack(key)}", f"interface {INTERFACE}")
+        if isinstance(place, IpsetId):
+            values = meanings(lambda _: _MEANINGS.get(place, "one of those"), wanted, present)
+            return Wording(_entry_text(place, key), f"ipset {place.named(self._family)}", *values)
+        values = meanings(lambda weight: f"weight {weight}", wanted, present)
+        return Wording(f"endpoint {destination_text(key)}", f"real servers of {_front(place)}", *values)
+
+    def _picking(self, traits: tuple[int, bool]) -> str:
+        affinity, same = traits
+        return f"{self._scheduler.name if same else 'another scheduler or other flags'}, affinity of {affinity} s"
+
+    def _rules(self, place: str, key: tuple[str, ...], wanted: Sequence[str], present: Sequence[str]) -> Wording:
+        table, chain, target = key
+        where = f"chain {chain} of table {table} ({self._family.label})"
+        if place == _JUMPS:
+            return Wording(f"the jump to {target}", where)
+        lacking = [rule for rule in wanted if rule not in present] or wanted
+        surplus = [rule for rule in present if rule not in wanted] or present
+        return Wording(f"the rules of chain {chain}", where, *(map("; ".join, (lacking, surplus)) if present else ()))
+
+
+def _owners(wishes: Mapping[ServiceName, ServiceWish]) -> dict[bytes, ServiceName]:
+    """Return the Service that each virtual server belongs to."""
+    desired = Desired()
+    for name, wish in wishes.items():
+        desired.change(name, wish, untouched())
+    return {key: owner for key in desired.servers if (owner := desired.owner(key)) is not None}
+
+
+def _rules(lines: Iterable[str], rules: Rules) -> dict[str, dict[tuple[str, str, str], tuple[str, ...]]]:
+    """Return the state of the rules: those of our chains, and the jumps that we put into others."""
     ours = {(jump.table, jump.chain, jump.target) for jump in JUMPS}
-    found: dict[tuple[str, str], list[str]] = {}
+    found: dict[str, dict[tuple[str, str, str], tuple[str, ...]]] = {_JUMPS: {}, _RULES: {}}
     for line in lines:
         table, _, rule = line.partition(" ")
         chain = chain_of(rule)
-        if chain in rules.tables[table] or (table, chain, target_of(rule)) in ours:
-            found.setdefault((table, chain), []).append(rule)
+        if chain in rules.tables[table]:
+            key = (table, chain, "")
+            found[_RULES][key] = (*found[_RULES].get(key, ()), rule)
+        elif (key := (table, chain, target_of(rule))) in ours:
+            found[_JUMPS][key] = (rule,)
     return found
 
 
@@ -245,9 +219,9 @@ def _front(key: bytes) -> str:
     return front_text(key[:-3], key[-3], int.from_bytes(key[-2:], "big"))
 
 
-def _entry_text(set_id: SetId, entry: SetEntry) -> str:
+def _entry_text(set_id: IpsetId, entry: SetEntry) -> str:
     if entry.ip and entry.protocol:
         text = front_text(entry.ip, entry.protocol, entry.port)
-        source = f" for {unpack(entry.ip2)}" if entry.ip2 and set_id is not SetId.LOOP_BACK else ""
+        source = f" for {unpack(entry.ip2)}" if entry.ip2 and set_id is not IpsetId.LOOP_BACK else ""
         return f"{text}{source}{f'/{entry.prefixlen}' if entry.prefixlen else ''}"
     return f"address {unpack(entry.ip)}" if entry.ip else f"NodePort {entry.port}"

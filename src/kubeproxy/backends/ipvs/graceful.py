@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Iterator, Mapping
-from enum import Enum
+from enum import IntEnum
 from typing import Final, NamedTuple
 
 from kubeproxy.backends.ipvs.layout import Scheduler
 from kubeproxy.backends.ipvs.render import Virtual
+from kubeproxy.kernel import ipvs
 
 DEADLINE: Final = 900.0
 """Seconds a real server may drain: as long as the kernel remembers an idle TCP connection (IP_VS_TCP_S_ESTABLISHED in
@@ -27,20 +28,18 @@ CHECK: Final = 5.0
 WEIGHT: Final = 1  # all endpoints are equal, as in kube-proxy
 
 
-class Verb(Enum):
-    """What an operation does."""
+class Verb(IntEnum):
+    """What a change does, as the kernel's command."""
 
-    ADD_SERVICE = "add service"
-    SET_SERVICE = "set service"
-    DELETE_SERVICE = "delete service"
-    ADD_SERVER = "add server"
-    SET_SERVER = "set server"
-    DELETE_SERVER = "delete server"
-
-    __hash__ = object.__hash__  # an enum's own is a function in Python, and each operation looks its verb up
+    ADD_SERVICE = ipvs.ADD_SERVICE
+    SET_SERVICE = ipvs.SET_SERVICE
+    DELETE_SERVICE = ipvs.DELETE_SERVICE
+    ADD_SERVER = ipvs.ADD_DESTINATION
+    SET_SERVER = ipvs.SET_DESTINATION
+    DELETE_SERVER = ipvs.DELETE_DESTINATION
 
 
-class Operation(NamedTuple):
+class ServerStep(NamedTuple):
     """One change: of a virtual server (with its affinity), or of one of its real servers (with its weight)."""
 
     verb: Verb
@@ -67,14 +66,6 @@ class Draining:
         self._deadlines: dict[bytes, dict[bytes, float]] = {}
         self._next_check = 0.0
 
-    def __contains__(self, server: tuple[bytes, bytes]) -> bool:
-        return server[1] in self._deadlines.get(server[0], ())
-
-    @property
-    def count(self) -> int:
-        """Return how many there are."""
-        return sum(map(len, self._deadlines.values()))
-
     def due(self, now: float) -> bool:
         """Return whether it is time to look at their connections."""
         return bool(self._deadlines) and now >= self._next_check
@@ -93,44 +84,44 @@ class Draining:
             for destination in self._deadlines[key].keys() - found.get(key, _NOTHING).weights.keys():
                 self._forget(key, destination)
 
-    def change(self, key: bytes, before: Virtual | None, after: Virtual | None, now: float) -> Iterator[Operation]:
+    def change(self, key: bytes, before: Virtual | None, after: Virtual | None, now: float) -> Iterator[ServerStep]:
         """Yield the operations from one wish for a virtual server to another, newcomers first."""
         if after is None:
             if before is not None:
                 self._deadlines.pop(key, None)
-                yield Operation(Verb.DELETE_SERVICE, key)
+                yield ServerStep(Verb.DELETE_SERVICE, key)
             return
         old = frozenset(before.pool) if before else frozenset()
         new = frozenset(after.pool)
         if before is None:
-            yield Operation(Verb.ADD_SERVICE, key, after.affinity)
+            yield ServerStep(Verb.ADD_SERVICE, key, after.affinity)
         elif before.affinity != after.affinity:
-            yield Operation(Verb.SET_SERVICE, key, after.affinity)
+            yield ServerStep(Verb.SET_SERVICE, key, after.affinity)
         draining = self._deadlines.get(key)
         for destination in after.pool:
             if destination not in old:
                 verb = Verb.SET_SERVER if draining and self._forget(key, destination) else Verb.ADD_SERVER
-                yield Operation(verb, key, destination=destination)
+                yield ServerStep(verb, key, destination=destination)
         for destination in sorted(old - new):
             yield self._let_go(key, destination, now)
 
-    def adopt(self, key: bytes, found: ActualServer, after: Virtual, now: float) -> Iterator[Operation]:
+    def adopt(self, key: bytes, found: ActualServer, after: Virtual, now: float) -> Iterator[ServerStep]:
         """Yield the operations from what the kernel has to a wish."""
         if found.affinity != after.affinity or not found.same:
-            yield Operation(Verb.SET_SERVICE, key, after.affinity)
+            yield ServerStep(Verb.SET_SERVICE, key, after.affinity)
         new = frozenset(after.pool)
         for destination in after.pool:
             self._forget(key, destination)
             weight = found.weights.get(destination)
             if weight != WEIGHT:
                 verb = Verb.ADD_SERVER if weight is None else Verb.SET_SERVER
-                yield Operation(verb, key, destination=destination)
+                yield ServerStep(verb, key, destination=destination)
         for destination in sorted(found.weights.keys() - new):
             operation = self._let_go(key, destination, now)
             if found.weights[destination] or operation.weight:  # else it was let go before
                 yield operation
 
-    def finished(self, connections: Mapping[bytes, Mapping[bytes, int]], now: float) -> Iterator[Operation]:
+    def finished(self, connections: Mapping[bytes, Mapping[bytes, int]], now: float) -> Iterator[ServerStep]:
         """Yield the deletion of those whose time is up, or that have no connections left.
 
         `connections` are counts by virtual server and destination; one that is in neither is gone already.
@@ -143,17 +134,17 @@ class Draining:
                     self._forget(key, destination)
                 elif not counts[destination] or now >= deadline:
                     self._forget(key, destination)
-                    yield Operation(Verb.DELETE_SERVER, key, destination=destination)
+                    yield ServerStep(Verb.DELETE_SERVER, key, destination=destination)
 
-    def _let_go(self, key: bytes, destination: bytes, now: float) -> Operation:
+    def _let_go(self, key: bytes, destination: bytes, now: float) -> ServerStep:
         if key[-3] != socket.IPPROTO_TCP or not self._scheduler.skips_draining:
             self._forget(key, destination)
-            return Operation(Verb.DELETE_SERVER, key, destination=destination)
+            return ServerStep(Verb.DELETE_SERVER, key, destination=destination)
         if not self._deadlines:
             self._next_check = now + 1.0  # most have no connections at all
         deadlines = self._deadlines.setdefault(key, {})
         deadlines.setdefault(destination, now + self._patience)
-        return Operation(Verb.SET_SERVER, key, destination=destination, weight=0)
+        return ServerStep(Verb.SET_SERVER, key, destination=destination, weight=0)
 
     def _forget(self, key: bytes, destination: bytes) -> bool:
         """Return whether it was draining."""
@@ -167,6 +158,6 @@ class Draining:
 _NOTHING: Final = ActualServer(0, same=False, weights={})
 
 
-def deletions(keys: Iterable[bytes]) -> list[Operation]:
+def deletions(keys: Iterable[bytes]) -> list[ServerStep]:
     """Return the operations that delete virtual servers."""
-    return [Operation(Verb.DELETE_SERVICE, key) for key in keys]
+    return [ServerStep(Verb.DELETE_SERVICE, key) for key in keys]

@@ -7,10 +7,19 @@ other left. Our own are DROP and DROP_OUTSIDE: there, a local policy without loc
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from kubeproxy.kernel.ipset import BITMAP_PORT, HASH_IP, HASH_IP_PORT, HASH_IP_PORT_IP, HASH_IP_PORT_NET, SetKind
+from kubeproxy.kernel.ipset import (
+    BITMAP_PORT,
+    HASH_IP,
+    HASH_IP_PORT,
+    HASH_IP_PORT_IP,
+    HASH_IP_PORT_NET,
+    SetEntry,
+    SetKind,
+)
 from kubeproxy.kernel.ipvs import FALLBACK, PORT
 from kubeproxy.model.addresses import Family
 
@@ -19,7 +28,7 @@ MAX_ELEMENTS: Final = 1 << 20
 """Entries that a hash set may hold; the kernel's default of 65,536 ends at some 20,000 Services."""
 
 
-class SetId(StrEnum):
+class IpsetId(StrEnum):
     """Our ipsets, by their IPv4 names."""
 
     LOOP_BACK = "KUBE-LOOP-BACK"  # endpoint, its port, and itself as the client: hairpin
@@ -49,23 +58,40 @@ class SetId(StrEnum):
         return self.replace("KUBE-", "KUBE-6-", 1)[:MAX_SET_NAME]
 
 
-TYPES: Final[dict[SetId, str]] = {
-    SetId.LOOP_BACK: HASH_IP_PORT_IP,
-    SetId.LOAD_BALANCER_SOURCE_IP: HASH_IP_PORT_IP,
-    SetId.LOAD_BALANCER_SOURCE_CIDR: HASH_IP_PORT_NET,
-    SetId.NODE_PORT_TCP: BITMAP_PORT,
-    SetId.NODE_PORT_LOCAL_TCP: BITMAP_PORT,
-    SetId.NODE_PORT_UDP: BITMAP_PORT,
-    SetId.NODE_PORT_LOCAL_UDP: BITMAP_PORT,
-    SetId.HEALTH_CHECK_NODE_PORT: BITMAP_PORT,
-    SetId.IPVS_IPS: HASH_IP,
+TYPES: Final[dict[IpsetId, str]] = {
+    IpsetId.LOOP_BACK: HASH_IP_PORT_IP,
+    IpsetId.LOAD_BALANCER_SOURCE_IP: HASH_IP_PORT_IP,
+    IpsetId.LOAD_BALANCER_SOURCE_CIDR: HASH_IP_PORT_NET,
+    IpsetId.NODE_PORT_TCP: BITMAP_PORT,
+    IpsetId.NODE_PORT_LOCAL_TCP: BITMAP_PORT,
+    IpsetId.NODE_PORT_UDP: BITMAP_PORT,
+    IpsetId.NODE_PORT_LOCAL_UDP: BITMAP_PORT,
+    IpsetId.HEALTH_CHECK_NODE_PORT: BITMAP_PORT,
+    IpsetId.IPVS_IPS: HASH_IP,
 }
 
 
-def kind_of(set_id: SetId, family: Family) -> SetKind:
+def kind_of(set_id: IpsetId, family: Family) -> SetKind:
     """Return a set's type; most hold an address, a protocol and a port."""
     kind = TYPES.get(set_id, HASH_IP_PORT)
     return SetKind(kind, socket.AF_UNSPEC if kind == BITMAP_PORT else family)
+
+
+Entries = Mapping[IpsetId, Iterable[SetEntry]]
+
+
+class SetCount(NamedTuple):
+    """How many entries a set has, and how many rules match it."""
+
+    entries: int
+    references: int
+
+
+class Addresses(NamedTuple):
+    """The node's addresses without loopback: of kube-ipvs0, and of all other interfaces."""
+
+    bound: frozenset[bytes]
+    own: frozenset[bytes]
 
 
 class Scheduler(NamedTuple):

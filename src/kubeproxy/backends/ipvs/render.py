@@ -11,7 +11,7 @@ import socket
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from kubeproxy.backends.ipvs.layout import SetId
+from kubeproxy.backends.ipvs.layout import IpsetId
 from kubeproxy.kernel.ipset import SetEntry
 from kubeproxy.model.addresses import Range, unpack, within
 from kubeproxy.model.plan import Action, Frontend, FrontendKind, Policy, Pool, ServicePlan, Traffic
@@ -33,28 +33,32 @@ class Virtual(NamedTuple):
     pool: Pool
 
 
-class Wish(NamedTuple):
+class ServiceWish(NamedTuple):
     """What a Service wants. Servers are keyed by address, protocol (1 byte) and port (2 bytes, network order)."""
 
     servers: dict[bytes, Virtual]
-    addresses: set[bytes]
-    entries: dict[SetId, set[SetEntry]]
+    entries: dict[IpsetId, set[SetEntry]]
+
+    @property
+    def addresses(self) -> set[bytes]:
+        """Return the addresses for kube-ipvs0."""
+        return {entry.ip for entry in self.entries.get(IpsetId.IPVS_IPS, ())}
 
 
-NO_WISH: Final = Wish({}, set(), {})
+NO_WISH: Final = ServiceWish({}, {})
 
 
-def render(plans: Iterable[ServicePlan], node: NodeAddresses) -> Wish:
+def render(plans: Iterable[ServicePlan], node: NodeAddresses) -> ServiceWish:
     """Return what a Service's plans of one family want on a node."""
-    wish = Wish({}, set(), {})
+    wish = ServiceWish({}, {})
     for plan in plans:
         for frontend in plan.frontends:
             _frontend(plan, frontend, node, wish)
         if plan.health_port:
-            _enter(wish, SetId.HEALTH_CHECK_NODE_PORT, SetEntry(port=plan.health_port))
+            _enter(wish, IpsetId.HEALTH_CHECK_NODE_PORT, SetEntry(port=plan.health_port))
         for destination in _hairpin(plan):
             address, port = destination[:-2], int.from_bytes(destination[-2:], "big")
-            _enter(wish, SetId.LOOP_BACK, SetEntry(address, plan.key.protocol, port, address))
+            _enter(wish, IpsetId.LOOP_BACK, SetEntry(address, plan.key.protocol, port, address))
     return wish
 
 
@@ -75,11 +79,11 @@ def service_entry(key: bytes) -> SetEntry:
     return SetEntry(key[:-3], key[-3], int.from_bytes(key[-2:], "big"))
 
 
-def _enter(wish: Wish, set_id: SetId, entry: SetEntry) -> None:
+def _enter(wish: ServiceWish, set_id: IpsetId, entry: SetEntry) -> None:
     wish.entries.setdefault(set_id, set()).add(entry)
 
 
-def _frontend(plan: ServicePlan, frontend: Frontend, node: NodeAddresses, wish: Wish) -> None:
+def _frontend(plan: ServicePlan, frontend: Frontend, node: NodeAddresses, wish: ServiceWish) -> None:
     traffic = plan.traffic(frontend)
     nodeport = frontend.kind is FrontendKind.NODEPORT
     virtual = Virtual(nodeport, plan.affinity, pool_of(plan, traffic))
@@ -91,7 +95,7 @@ def _frontend(plan: ServicePlan, frontend: Frontend, node: NodeAddresses, wish: 
         if dropping is not None:
             _enter(wish, dropping, service_entry(key))
     if frontend.kind is FrontendKind.CLUSTER or not (nodeport or frontend.address in node.own):
-        wish.addresses.add(frontend.address)
+        _enter(wish, IpsetId.IPVS_IPS, SetEntry(frontend.address))
     for set_id, entry in _memberships(frontend, keys, local=_keeps_source(plan)):
         _enter(wish, set_id, entry)
     # Without endpoints all are refused alike, as in iptables mode.
@@ -100,10 +104,10 @@ def _frontend(plan: ServicePlan, frontend: Frontend, node: NodeAddresses, wish: 
             _enter(wish, set_id, entry)
 
 
-def _dropping(traffic: Traffic) -> SetId | None:
+def _dropping(traffic: Traffic) -> IpsetId | None:
     if traffic.outside is not Action.DROP:
         return None
-    return SetId.DROP if traffic.node is Action.DROP else SetId.DROP_OUTSIDE
+    return IpsetId.DROP if traffic.node is Action.DROP else IpsetId.DROP_OUTSIDE
 
 
 def _keeps_source(plan: ServicePlan) -> bool:
@@ -111,14 +115,14 @@ def _keeps_source(plan: ServicePlan) -> bool:
     return plan.policies.external is Policy.LOCAL and plan.usable
 
 
-_NODE_PORTS: Final[dict[int, tuple[SetId, SetId]]] = {
-    socket.IPPROTO_TCP: (SetId.NODE_PORT_TCP, SetId.NODE_PORT_LOCAL_TCP),
-    socket.IPPROTO_UDP: (SetId.NODE_PORT_UDP, SetId.NODE_PORT_LOCAL_UDP),
-    socket.IPPROTO_SCTP: (SetId.NODE_PORT_SCTP, SetId.NODE_PORT_LOCAL_SCTP),
+_NODE_PORTS: Final[dict[int, tuple[IpsetId, IpsetId]]] = {
+    socket.IPPROTO_TCP: (IpsetId.NODE_PORT_TCP, IpsetId.NODE_PORT_LOCAL_TCP),
+    socket.IPPROTO_UDP: (IpsetId.NODE_PORT_UDP, IpsetId.NODE_PORT_LOCAL_UDP),
+    socket.IPPROTO_SCTP: (IpsetId.NODE_PORT_SCTP, IpsetId.NODE_PORT_LOCAL_SCTP),
 }
 
 
-def _memberships(frontend: Frontend, keys: Iterable[bytes], *, local: bool) -> Iterator[tuple[SetId, SetEntry]]:
+def _memberships(frontend: Frontend, keys: Iterable[bytes], *, local: bool) -> Iterator[tuple[IpsetId, SetEntry]]:
     """Yield the sets that a frontend is in, and its entries there."""
     if frontend.kind is FrontendKind.NODEPORT:
         everybody, kept = _NODE_PORTS[frontend.protocol]
@@ -132,18 +136,18 @@ def _memberships(frontend: Frontend, keys: Iterable[bytes], *, local: bool) -> I
         return
     entry = service_entry(frontend.key)
     if frontend.kind is FrontendKind.CLUSTER:
-        yield SetId.CLUSTER_IP, entry
+        yield IpsetId.CLUSTER_IP, entry
     elif frontend.kind is FrontendKind.EXTERNAL:
-        yield SetId.EXTERNAL_IP_LOCAL if local else SetId.EXTERNAL_IP, entry
+        yield IpsetId.EXTERNAL_IP_LOCAL if local else IpsetId.EXTERNAL_IP, entry
     else:
-        yield SetId.LOAD_BALANCER, entry
+        yield IpsetId.LOAD_BALANCER, entry
         if local:
-            yield SetId.LOAD_BALANCER_LOCAL, entry
+            yield IpsetId.LOAD_BALANCER_LOCAL, entry
 
 
 def _sources(
     frontend: Frontend, allowed: Sequence[Range] | None, node: NodeAddresses
-) -> Iterator[tuple[SetId, SetEntry]]:
+) -> Iterator[tuple[IpsetId, SetEntry]]:
     """Yield who may use a frontend, `allowed` being its source ranges, or None.
 
     The node's own connections come from the frontend's address itself, for that is on kube-ipvs0. They may when one of
@@ -152,16 +156,16 @@ def _sources(
     if allowed is None:
         return
     entry = service_entry(frontend.key)
-    yield SetId.LOAD_BALANCER_FW, entry
+    yield IpsetId.LOAD_BALANCER_FW, entry
     if any(within(address, allowed) for address in node.primary):
-        yield SetId.LOAD_BALANCER_SOURCE_IP, entry._replace(ip2=frontend.address)
+        yield IpsetId.LOAD_BALANCER_SOURCE_IP, entry._replace(ip2=frontend.address)
     for first, last in allowed:
         if first == last:
-            yield SetId.LOAD_BALANCER_SOURCE_IP, entry._replace(ip2=first)
+            yield IpsetId.LOAD_BALANCER_SOURCE_IP, entry._replace(ip2=first)
             continue
         for network in _networks(first, last):
             yield (
-                SetId.LOAD_BALANCER_SOURCE_CIDR,
+                IpsetId.LOAD_BALANCER_SOURCE_CIDR,
                 entry._replace(ip2=network.network_address.packed, prefixlen=network.prefixlen),
             )
 

@@ -13,10 +13,9 @@ from functools import lru_cache
 from typing import Final, Self
 
 from kubeproxy.backends.ipvs import INTERFACE
-from kubeproxy.backends.ipvs.backend import Addresses, Entries, SetCount
 from kubeproxy.backends.ipvs.chains import JUMPS, Rules
-from kubeproxy.backends.ipvs.graceful import ActualServer, Operation, Verb
-from kubeproxy.backends.ipvs.layout import MAX_ELEMENTS, Scheduler, SetId, kind_of
+from kubeproxy.backends.ipvs.graceful import ActualServer, ServerStep
+from kubeproxy.backends.ipvs.layout import MAX_ELEMENTS, Addresses, Entries, IpsetId, Scheduler, SetCount, kind_of
 from kubeproxy.backends.mode import Counter
 from kubeproxy.backends.rules import Jump
 from kubeproxy.errors import ApplyError
@@ -31,15 +30,6 @@ from kubeproxy.model.addresses import Family, is_loopback
 
 log = logging.getLogger("kubeproxy.ipvs")
 
-_COMMANDS: Final = {
-    Verb.ADD_SERVICE: ipvs.ADD_SERVICE,
-    Verb.SET_SERVICE: ipvs.SET_SERVICE,
-    Verb.DELETE_SERVICE: ipvs.DELETE_SERVICE,
-    Verb.ADD_SERVER: ipvs.ADD_DESTINATION,
-    Verb.SET_SERVER: ipvs.SET_DESTINATION,
-    Verb.DELETE_SERVER: ipvs.DELETE_DESTINATION,
-}
-_WHOLE: Final = frozenset({Verb.ADD_SERVICE, Verb.SET_SERVICE, Verb.DELETE_SERVICE})
 _SPARE: Final = "KUBE-SPARE"  # a set that is filled before it takes another's name
 
 
@@ -86,14 +76,14 @@ class NodeView:
         listed = {_packed(server.key): server for server in self._listed()}
         return set(listed), dict(self._with_weights(listed[key] for key in keys if key in listed))
 
-    def entries(self, set_id: SetId) -> set[SetEntry]:
+    def entries(self, set_id: IpsetId) -> set[SetEntry]:
         """Return a set's entries."""
         return self._sets.entries(set_id.named(self._family))
 
-    def counts(self) -> Mapping[SetId, SetCount]:
+    def counts(self) -> Mapping[IpsetId, SetCount]:
         """Return the counts of the sets that are there."""
         found = self._sets.counts()
-        named = {set_id: found.get(set_id.named(self._family)) for set_id in SetId}
+        named = {set_id: found.get(set_id.named(self._family)) for set_id in IpsetId}
         return {set_id: SetCount(c.entries, c.references) for set_id, c in named.items() if c is not None}
 
     def rules(self, rules: Rules) -> Sequence[str]:
@@ -159,7 +149,7 @@ class NodeKernel(NodeView):
         """Make the interface and the sets where they are missing."""
         self._interface = links.ensure_dummy(INTERFACE)
         counts = self._sets.counts()
-        for set_id in SetId:
+        for set_id in IpsetId:
             self._prepare_set(set_id.named(self._family), set_id, counts.get(set_id.named(self._family)))
 
     def addresses_changed(self) -> bool:
@@ -186,12 +176,12 @@ class NodeKernel(NodeView):
             for key in keys
         }
 
-    def operate(self, operations: Sequence[Operation]) -> None:
+    def operate(self, operations: Sequence[ServerStep]) -> None:
         """Change virtual servers, in this order."""
         if operations:
             self._ipvs.send(list(self._payloads(operations)), lambda number: self._operation(operations[number]))
 
-    def _payloads(self, operations: Iterable[Operation]) -> Iterator[bytes]:
+    def _payloads(self, operations: Iterable[ServerStep]) -> Iterator[bytes]:
         """Yield each operation as a message; those about real servers, which are many, without an object for each."""
         last, name = b"", b""
         for operation in operations:
@@ -201,17 +191,16 @@ class NodeKernel(NodeView):
                 continue
             if key != last:
                 last, name = key, ipvs.packed_key(_server_key(self._family, key))
-            head, front, middle, end = ipvs.pieces(_COMMANDS[verb], self._family, weight)
+            head, front, middle, end = ipvs.pieces(verb, self._family, weight)
             yield b"".join((head, name, front, destination[:-2], middle, destination[-2:], end))
 
-    def _operation(self, operation: Operation) -> ipvs.ServerChange:
+    def _operation(self, operation: ServerStep) -> ipvs.ServerChange:
         server = self._virtual(operation.key, operation.affinity)
-        command = _COMMANDS[operation.verb]
-        if operation.verb in _WHOLE:
-            return ipvs.ServerChange(command, server)
         destination = operation.destination
+        if not destination:
+            return ipvs.ServerChange(operation.verb, server)
         real = ipvs.DestinationKey(destination[:-2], int.from_bytes(destination[-2:], "big"))
-        return ipvs.ServerChange(command, server, ipvs.RealServer(real, operation.weight))
+        return ipvs.ServerChange(operation.verb, server, ipvs.RealServer(real, operation.weight))
 
     # -- sets -------------------------------------------------------------------------------------------------------
 
@@ -225,7 +214,7 @@ class NodeKernel(NodeView):
         for set_id, items in entries.items():
             self._sets.remove(set_id.named(self._family), list(items))
 
-    def _prepare_set(self, name: str, set_id: SetId, counts: SetCounts | None) -> None:
+    def _prepare_set(self, name: str, set_id: IpsetId, counts: SetCounts | None) -> None:
         kind = kind_of(set_id, self._family)
         if counts is None:
             self._sets.create(name, kind, maxelem=MAX_ELEMENTS)
@@ -292,7 +281,7 @@ def printer(family: Family, variant: str) -> Callable[[Rules], Sequence[str]]:
     def printed(rules: Rules) -> Sequence[str]:
         def write() -> Sequence[str]:
             with Ipsets.open() as sets:
-                for set_id in SetId:
+                for set_id in IpsetId:
                     sets.create(set_id.named(family), kind_of(set_id, family))
             xtables.restore(variant, rules.text(list(rules.tables), JUMPS))
             return _rules_of(variant, rules)

@@ -51,7 +51,7 @@ class Watched(Protocol):
         """Let go of all sockets."""
 
 
-class Descriptors:
+class DescriptorBudget:
     """How many file descriptors traffic may use, and does, by what it is for. Each listener makes that one less.
 
     Of each kind that has listeners a quarter is kept for it: however many clients of another kind come, its own are
@@ -109,7 +109,7 @@ class DataPath:
     def __init__(
         self,
         udp_idle: float,
-        descriptors: Descriptors,
+        descriptors: DescriptorBudget,
         epoll: select.epoll,
         pipe: tuple[int, int],
         loop: asyncio.AbstractEventLoop,
@@ -130,7 +130,7 @@ class DataPath:
     @classmethod
     def open(cls, udp_idle: float, limit: int | None = None) -> Self:
         """Start a thread; `limit` is how many descriptors traffic may use, without it the share that is kept for it."""
-        descriptors = Descriptors(shares().relayed if limit is None else limit)
+        descriptors = DescriptorBudget(shares().relayed if limit is None else limit)
         path = cls(udp_idle, descriptors, select.epoll(), _new_pipe(), asyncio.new_event_loop())
         path._loop.add_reader(path._epoll.fileno(), path._dispatch)
         path._thread.start()

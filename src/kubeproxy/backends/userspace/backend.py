@@ -19,7 +19,7 @@ from kubeproxy.backends.state import diff
 from kubeproxy.backends.table_view import inspected
 from kubeproxy.backends.userspace.layout import TABLE, Elements, elements, merged, packed
 from kubeproxy.backends.userspace.listeners import KINDS, Assignment, ListenerName, Listeners, assignments
-from kubeproxy.backends.userspace.ruleset import Ruleset
+from kubeproxy.backends.userspace.ruleset import UserspaceRuleset
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from kubeproxy.kernel.nftables import nfnetlink, shapes
 from kubeproxy.kernel.nftables.contents import pairs
@@ -32,7 +32,7 @@ from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePla
 log = logging.getLogger("kubeproxy.userspace")
 
 
-class Signature(NamedTuple):
+class TableSignature(NamedTuple):
     """What changes when another program touches the table, its chains or rules: their handles, hooks and policies."""
 
     header: nfnetlink.TableHeader | None = None
@@ -43,7 +43,7 @@ class Signature(NamedTuple):
 Addresses = Callable[[], Sequence[bytes]]
 """Reads the node's addresses, packed, that other hosts reach; those of one family. Raises NetlinkError."""
 
-_UNKNOWN: Final = Signature(nfnetlink.TableHeader(-1, "", dormant=False))
+_UNKNOWN: Final = TableSignature(nfnetlink.TableHeader(-1, "", dormant=False))
 
 AGAIN: Final = 100
 """Services in a second that get listeners again after there were no descriptors: each is a transaction."""
@@ -69,7 +69,7 @@ class UserspaceBackend:
         self._transactions = transactions
         self._addresses = addresses
         self._landing: bytes | None = None
-        self._ruleset = Ruleset(family, world, None)
+        self._ruleset = UserspaceRuleset(family, world, None)
         self._elements: dict[ServiceName, Elements] = {}
         self._needed: dict[ServiceName, dict[ListenerName, Assignment]] = {}
         self._waiting: dict[ServiceName, tuple[ServicePlan, ...]] = {}  # those that got no port
@@ -97,7 +97,7 @@ class UserspaceBackend:
 
     def _update_rules(self) -> bool:
         self._landing = self._find_landing()
-        ruleset = Ruleset(self.family, self._world, self._landing)
+        ruleset = UserspaceRuleset(self.family, self._world, self._landing)
         changed = not ruleset.is_like(self._ruleset)
         self._ruleset = ruleset
         return changed
@@ -244,11 +244,11 @@ class UserspaceBackend:
                 return name
         return ""
 
-    def _sign(self) -> Signature:
+    def _sign(self) -> TableSignature:
         where = self.family, TABLE
         with Netlink.open(NETLINK_NETFILTER) as link:
             header, rules = nfnetlink.table(*where, link), nfnetlink.rule_handles(*where, link)
-            return Signature(header, rules, frozenset(shapes.chains(*where, link).items()))
+            return TableSignature(header, rules, frozenset(shapes.chains(*where, link).items()))
 
 
 def landing_of(world: Globals, family: Family, local: Sequence[bytes]) -> bytes | None:

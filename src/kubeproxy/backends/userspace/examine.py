@@ -25,7 +25,7 @@ from kubeproxy.backends.userspace.layout import (
     unpack_port,
 )
 from kubeproxy.backends.userspace.listeners import KINDS, ListenerName, PoolKind, assignments
-from kubeproxy.backends.userspace.ruleset import NODEPORT_IPS, Ruleset
+from kubeproxy.backends.userspace.ruleset import NODEPORT_IPS, UserspaceRuleset
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables.lookup import Entries
 from kubeproxy.kernel.proc.listening import Listening
@@ -64,7 +64,7 @@ class UserspaceExaminer:
 
     remembered = None
 
-    def __init__(self, view: KernelView, ruleset: Ruleset, nodeport_ips: tuple[bytes, ...] | None) -> None:
+    def __init__(self, view: KernelView, ruleset: UserspaceRuleset, nodeport_ips: tuple[bytes, ...] | None) -> None:
         self.family = view.family
         self._view = view
         self._ruleset = ruleset
@@ -141,18 +141,18 @@ class UserspaceExaminer:
 class _Words(TableWords):
     """The meaning of elements and listeners; `owners` are Services by the key of a frontend."""
 
-    def __init__(self, ruleset: Ruleset, family: Family, owners: Mapping[bytes, ServiceName]) -> None:
+    def __init__(self, ruleset: UserspaceRuleset, family: Family, owners: Mapping[bytes, ServiceName]) -> None:
         super().__init__(f"table {ruleset.name}")
         self._sets = ruleset.shapes
         self._family = family
         self._owners = owners
 
     def owner(self, place: str, key: Any) -> ServiceName | None:
-        """See state.Words."""
+        """See state.StateWords."""
         return self._owners.get(_front_of(key, self._family)) if place in self._sets else None
 
     def wording(self, place: str, key: Any, wanted: Any, present: Any) -> Wording:
-        """See state.Words."""
+        """See state.StateWords."""
         if place == _SOCKETS:
             text = front_text(b"", key.key.protocol, wanted).removeprefix("NodePort ")
             at = (f"sockets that listen on {text}",) if wanted else ("the proxy", "forwarded", "refused")

@@ -11,7 +11,7 @@ from kubeproxy.backends.relay.datapath import SWITCH_INTERVAL, DataPath
 from kubeproxy.backends.userspace.backend import UserspaceBackend, landing_of, reachable_addresses
 from kubeproxy.backends.userspace.examine import KernelView, UserspaceExaminer
 from kubeproxy.backends.userspace.listeners import Listeners
-from kubeproxy.backends.userspace.ruleset import Ruleset
+from kubeproxy.backends.userspace.ruleset import UserspaceRuleset
 from kubeproxy.backends.userspace.udp import Sessions
 from kubeproxy.backends.userspace.weight import weigh
 from kubeproxy.config.modes import parse_port_range
@@ -49,7 +49,7 @@ def _examine(
 
 def _examiner(view: KernelView, world: Globals) -> UserspaceExaminer:
     family = view.family
-    ruleset = Ruleset(family, world, landing_of(world, family, reachable_addresses(family)))
+    ruleset = UserspaceRuleset(family, world, landing_of(world, family, reachable_addresses(family)))
     return UserspaceExaminer(view, ruleset, (world.of(family) or FamilyGlobals()).nodeport_ips)
 
 

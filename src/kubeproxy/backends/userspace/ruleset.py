@@ -22,7 +22,7 @@ NODEPORT_IPS: Final = "nodeport-ips"
 _CARRIED: Final = "meta l4proto { tcp, udp }"
 
 
-class Ruleset:
+class UserspaceRuleset:
     """One family's table.
 
     `landing` is the node's address that what comes from outside is sent to: the interface that it came in by may have
@@ -61,7 +61,7 @@ class Ruleset:
         }
         return Definition(tuple(sets), chains)
 
-    def is_like(self, other: Ruleset) -> bool:
+    def is_like(self, other: UserspaceRuleset) -> bool:
         """Return whether another table has the same rules, and NodePorts on the same addresses."""
         return self.chains() == other.chains() and self._ours.nodeport_ips == other._ours.nodeport_ips
 

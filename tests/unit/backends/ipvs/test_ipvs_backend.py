@@ -9,7 +9,7 @@ from hypothesis import given
 
 from kubeproxy.backends.ipvs.backend import IpvsBackend
 from kubeproxy.backends.ipvs.graceful import CHECK, DEADLINE, Verb
-from kubeproxy.backends.ipvs.layout import SetId, scheduler_named
+from kubeproxy.backends.ipvs.layout import IpsetId, scheduler_named
 from kubeproxy.backends.ipvs.render import server_key
 from kubeproxy.backends.mode import Depth
 from kubeproxy.kernel.ipset import SetEntry
@@ -234,11 +234,11 @@ def spoil_address(kernel):
 
 
 def spoil_set(kernel):
-    kernel.sets[SetId.CLUSTER_IP].clear()
+    kernel.sets[IpsetId.CLUSTER_IP].clear()
 
 
 def spoil_set_away(kernel):
-    del kernel.sets[SetId.LOOP_BACK]
+    del kernel.sets[IpsetId.LOOP_BACK]
 
 
 def spoil_rules(kernel):
@@ -277,7 +277,7 @@ def spoil_foreign(kernel):
 
 
 def spoil_entry(kernel):
-    kernel.sets[SetId.CLUSTER_IP] = {SetEntry(pack("10.96.0.9"), TCP, 80)}
+    kernel.sets[IpsetId.CLUSTER_IP] = {SetEntry(pack("10.96.0.9"), TCP, 80)}
 
 
 def spoil_rule(kernel):

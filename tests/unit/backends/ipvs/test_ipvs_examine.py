@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kubeproxy.backends.examination import Kind
 from kubeproxy.backends.ipvs.examine import IpvsExaminer
-from kubeproxy.backends.ipvs.layout import SetId, scheduler_named
+from kubeproxy.backends.ipvs.layout import IpsetId, scheduler_named
 from kubeproxy.errors import Unsupported
 from kubeproxy.kernel.ipset import SetEntry
 from kubeproxy.model.addresses import Family, pack
@@ -67,7 +67,7 @@ def test_virtual_servers_addresses_and_sets():
     _, kernel, wanted = set_up()
     del kernel.virtual[SERVER]
     kernel.bound.discard(ADDRESS)
-    kernel.sets[SetId.CLUSTER_IP].clear()
+    kernel.sets[IpsetId.CLUSTER_IP].clear()
     kinds = [(one.kind, one.what, one.where) for one in shown(kernel, wanted)]
     assert (Kind.MISSING, "10.96.0.1:80/tcp", "virtual servers") in kinds
     assert (Kind.MISSING, "address 10.96.0.1", "interface kube-ipvs0") in kinds
@@ -76,7 +76,7 @@ def test_virtual_servers_addresses_and_sets():
 
 def test_what_drops_a_service():
     _, kernel, wanted = set_up()
-    kernel.sets[SetId.DROP].add(SetEntry(ADDRESS, 6, 80))
+    kernel.sets[IpsetId.DROP].add(SetEntry(ADDRESS, 6, 80))
     (finding,) = shown(kernel, wanted)
     assert (finding.service, finding.kind, finding.where) == (NAME, Kind.EXTRA, "ipset KUBE-DROP")
     assert finding.present == "dropped, as no endpoint is on this node"

@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from kubeproxy.backends.ipvs import cleanup
-from kubeproxy.backends.ipvs.layout import MAX_ELEMENTS, SetId, kind_of, scheduler_named
+from kubeproxy.backends.ipvs.layout import MAX_ELEMENTS, IpsetId, kind_of, scheduler_named
 from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.ipset import IpsetError, Ipsets, SetCounts, SetEntry
@@ -41,7 +41,7 @@ class Sets:
         self.there = there
 
     def kind(self, name):
-        return kind_of(SetId.CLUSTER_IP, Family.IPV4) if name in self.there else None
+        return kind_of(IpsetId.CLUSTER_IP, Family.IPV4) if name in self.there else None
 
     def create(self, name, kind, *, maxelem):
         if name in self.there:
@@ -75,7 +75,7 @@ def test_a_small_set_gets_room(left):
         restore_failures=CounterMetric(),
     )
     try:
-        kernel._prepare_set(name, SetId.CLUSTER_IP, SetCounts(1, 65536, 2))
+        kernel._prepare_set(name, IpsetId.CLUSTER_IP, SetCounts(1, 65536, 2))
     except ApplyError as error:
         pytest.fail(str(error))
     assert sets.there == {name: (entries, MAX_ELEMENTS)}

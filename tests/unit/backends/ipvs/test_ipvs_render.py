@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from kubeproxy.backends.ipvs.layout import SetId
+from kubeproxy.backends.ipvs.layout import IpsetId
 from kubeproxy.backends.ipvs.render import NodeAddresses, render
 from kubeproxy.kernel.ipset import SetEntry
 from kubeproxy.model.addresses import Family
@@ -69,31 +69,31 @@ def test_without_local_endpoints_a_local_policy_drops(internal, external, pods_k
     found = wish(
         BOTH[1], pods_known=pods_known, internal_traffic_policy=internal, external_traffic_policy=external
     ).entries
-    assert found.get(SetId.DROP, set()) == {at(text) for text in everybody}
-    assert found.get(SetId.DROP_OUTSIDE, set()) == {at(text) for text in outside}
+    assert found.get(IpsetId.DROP, set()) == {at(text) for text in everybody}
+    assert found.get(IpsetId.DROP_OUTSIDE, set()) == {at(text) for text in outside}
 
 
 @pytest.mark.parametrize("policy", ["Cluster", "Local"])
 def test_frontends_are_in_the_sets_that_say_who_is_masqueraded(policy) -> None:
     found = wish(*BOTH, external_traffic_policy=policy).entries
     port, local = SetEntry(port=30080), policy == "Local"
-    assert found[SetId.CLUSTER_IP] == {at(CLUSTER)}
-    assert found[SetId.EXTERNAL_IP_LOCAL if local else SetId.EXTERNAL_IP] == {at(EXTERNAL)}
-    assert found[SetId.LOAD_BALANCER] == {at(BALANCER)}
-    assert found.get(SetId.LOAD_BALANCER_LOCAL, set()) == ({at(BALANCER)} if local else set())
-    assert found[SetId.NODE_PORT_TCP] == {port}
-    assert found.get(SetId.NODE_PORT_LOCAL_TCP, set()) == ({port} if local else set())
-    assert found[SetId.LOOP_BACK] == {SetEntry(address(NEAR), TCP, 8080, address(NEAR))}
+    assert found[IpsetId.CLUSTER_IP] == {at(CLUSTER)}
+    assert found[IpsetId.EXTERNAL_IP_LOCAL if local else IpsetId.EXTERNAL_IP] == {at(EXTERNAL)}
+    assert found[IpsetId.LOAD_BALANCER] == {at(BALANCER)}
+    assert found.get(IpsetId.LOAD_BALANCER_LOCAL, set()) == ({at(BALANCER)} if local else set())
+    assert found[IpsetId.NODE_PORT_TCP] == {port}
+    assert found.get(IpsetId.NODE_PORT_LOCAL_TCP, set()) == ({port} if local else set())
+    assert found[IpsetId.LOOP_BACK] == {SetEntry(address(NEAR), TCP, 8080, address(NEAR))}
 
 
 def test_the_health_check_port_is_let_in() -> None:
     found = wish(*BOTH, type="LoadBalancer", external_traffic_policy="Local", health_check_node_port=31000)
-    assert found.entries[SetId.HEALTH_CHECK_NODE_PORT] == {SetEntry(port=31000)}
+    assert found.entries[IpsetId.HEALTH_CHECK_NODE_PORT] == {SetEntry(port=31000)}
 
 
 def test_nodeports_of_sctp_are_by_address_and_port() -> None:
     found = wish(*BOTH, protocol="SCTP").entries
-    assert found[SetId.NODE_PORT_SCTP] == {SetEntry(address("192.0.2.1"), socket.IPPROTO_SCTP, 30080)}
+    assert found[IpsetId.NODE_PORT_SCTP] == {SetEntry(address("192.0.2.1"), socket.IPPROTO_SCTP, 30080)}
 
 
 def test_addresses_that_the_node_has_are_not_bound_but_cluster_ips_always() -> None:
@@ -120,20 +120,20 @@ def net(text, prefixlen):
 )
 def test_source_ranges_become_entries_that_the_sets_take(ranges, single, networks) -> None:
     found = wish(*BOTH, load_balancer_source_ranges=ranges).entries
-    assert found[SetId.LOAD_BALANCER_FW] == {at(BALANCER)}
-    assert found.get(SetId.LOAD_BALANCER_SOURCE_IP, set()) == {
+    assert found[IpsetId.LOAD_BALANCER_FW] == {at(BALANCER)}
+    assert found.get(IpsetId.LOAD_BALANCER_SOURCE_IP, set()) == {
         at(BALANCER)._replace(ip2=address(one)) for one in single
     }
-    assert found.get(SetId.LOAD_BALANCER_SOURCE_CIDR, set()) == networks
+    assert found.get(IpsetId.LOAD_BALANCER_SOURCE_CIDR, set()) == networks
 
 
 def test_a_range_of_all_addresses_is_unrestricted() -> None:
-    assert SetId.LOAD_BALANCER_FW not in wish(*BOTH, load_balancer_source_ranges=["0.0.0.0/0"]).entries
+    assert IpsetId.LOAD_BALANCER_FW not in wish(*BOTH, load_balancer_source_ranges=["0.0.0.0/0"]).entries
 
 
-@pytest.mark.parametrize("set_id", list(SetId))
+@pytest.mark.parametrize("set_id", list(IpsetId))
 def test_set_names_fit_the_kernel_and_differ(set_id) -> None:
     names = {set_id.named(Family.IPV4), set_id.named(Family.IPV6)}
     assert len(names) == 2
     assert all(len(name) <= 31 for name in names)
-    assert len({one.named(Family.IPV6) for one in SetId}) == len(SetId)
+    assert len({one.named(Family.IPV6) for one in IpsetId}) == len(IpsetId)

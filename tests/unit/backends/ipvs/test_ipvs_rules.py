@@ -9,7 +9,7 @@ import pytest
 from kubeproxy.backends.ipvs import probe
 from kubeproxy.backends.ipvs.chains import CHAINS, JUMPS, Rules
 from kubeproxy.backends.ipvs.cleanup import removal
-from kubeproxy.backends.ipvs.layout import Scheduler, SetId, scheduler_named
+from kubeproxy.backends.ipvs.layout import IpsetId, Scheduler, scheduler_named
 from kubeproxy.backends.ipvs.mode import CONN_REUSE, OPERATIONS, STRICT_ARP, excluded, settings
 from kubeproxy.backends.leftovers import owned, removals
 from kubeproxy.config.fields import IPVS
@@ -62,10 +62,10 @@ def test_only_missing_jumps_are_added_in_front_and_in_order() -> None:
 
 def test_references_of_sets_are_counted_as_the_kernel_does() -> None:
     found = rules(family=Family.IPV6)
-    assert found.references(SetId.LOOP_BACK) == 1
-    assert found.references(SetId.LOAD_BALANCER) == 3
-    assert found.references(SetId.LOAD_BALANCER_FW) == 3
-    assert all(found.references(set_id) for set_id in SetId)
+    assert found.references(IpsetId.LOOP_BACK) == 1
+    assert found.references(IpsetId.LOAD_BALANCER) == 3
+    assert found.references(IpsetId.LOAD_BALANCER_FW) == 3
+    assert all(found.references(set_id) for set_id in IpsetId)
 
 
 def table(found: Rules, name: str) -> Table:

@@ -8,7 +8,7 @@ from kubeproxy.backends.examination import Kind
 from kubeproxy.backends.userspace.examine import UserspaceExaminer
 from kubeproxy.backends.userspace.layout import elements, merged, shapes
 from kubeproxy.backends.userspace.listeners import assignments
-from kubeproxy.backends.userspace.ruleset import Ruleset
+from kubeproxy.backends.userspace.ruleset import UserspaceRuleset
 from kubeproxy.kernel.nftables.tables import Chain, Hook
 from kubeproxy.kernel.proc.listening import Listening
 from kubeproxy.model.addresses import Family, pack
@@ -16,7 +16,7 @@ from kubeproxy.model.objects import ServicePort
 from support.nftables_plans import WORLD, plans_of
 
 WEB = ("default", "web")
-RULES = Ruleset(Family.IPV4, WORLD, None).definition().chains
+RULES = UserspaceRuleset(Family.IPV4, WORLD, None).definition().chains
 KEY = pack("10.96.0.1") + bytes((6, 0, 0, 0)) + (80).to_bytes(2, "big") + b"\0\0"
 
 
@@ -55,7 +55,7 @@ class Table:
 
 def shown(table, wanted):
     """What both kinds of examination show: of Services the same."""
-    made = UserspaceExaminer(table, Ruleset(Family.IPV4, WORLD, None), WORLD.ipv4.nodeport_ips)
+    made = UserspaceExaminer(table, UserspaceRuleset(Family.IPV4, WORLD, None), WORLD.ipv4.nodeport_ips)
     everything, some = list(made.everything(wanted)), list(made.some(wanted))
     assert [finding for finding in everything if finding.service is not None] == some
     return everything
@@ -131,5 +131,5 @@ def test_what_is_nobodys_and_what_all_share(wanted):
 def test_a_table_that_is_gone(wanted):
     table = Table(wanted)
     table.there = False
-    made = UserspaceExaminer(table, Ruleset(Family.IPV4, WORLD, None), None)
+    made = UserspaceExaminer(table, UserspaceRuleset(Family.IPV4, WORLD, None), None)
     assert [finding.kind for finding in made.everything(wanted)] == [Kind.MISSING]

@@ -1,82 +1,71 @@
-"""What all Services together want, and what changes when one of them does. Pure.
+"""The desired state of ipvs mode: what all Services together want, and what changes when one of them does. Pure.
 
-Addresses and set entries are counted: they stay until the last one lets go. A virtual server belongs to one Service;
-a NodePort gives way to a Service that names the same address and port, whoever came first.
+Set entries are counted: each stays until no Service wants it. A virtual server belongs to one Service; a NodePort gives
+way to a Service that names the same address and port, whoever came first.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
-from kubeproxy.backends.ipvs.layout import SetId
-from kubeproxy.backends.ipvs.render import NO_WISH, Virtual, Wish
+from kubeproxy.backends.ipvs.layout import IpsetId
+from kubeproxy.backends.ipvs.render import NO_WISH, ServiceWish, Virtual
 from kubeproxy.kernel.ipset import SetEntry
 from kubeproxy.model.plan import ServiceName
 
-T = TypeVar("T")
-
 
 class Touched(NamedTuple):
-    """What may have changed, as it was before the first change: to be compared with what the state says now."""
+    """What may have changed, as it was before the first change: to be compared with the desired state."""
 
     servers: dict[bytes, Virtual | None]
-    addresses: dict[bytes, bool]
-    entries: dict[SetId, dict[SetEntry, bool]]
+    entries: dict[IpsetId, dict[SetEntry, bool]]
 
     @property
     def size(self) -> int:
         """Return how many things were touched."""
-        return (
-            sum(1 + len(before.pool) if before else 1 for before in self.servers.values())
-            + len(self.addresses)
-            + sum(map(len, self.entries.values()))
-        )
+        servers = sum(1 + len(before.pool) if before else 1 for before in self.servers.values())
+        return servers + sum(map(len, self.entries.values()))
 
 
 def untouched() -> Touched:
     """Return that nothing was touched yet."""
-    return Touched({}, {}, {})
+    return Touched({}, {})
 
 
-class State:
+class Desired:
     """The wishes of all Services, put together."""
 
     def __init__(self) -> None:
         self.servers: dict[bytes, Virtual] = {}
-        self._wishes: dict[ServiceName, Wish] = {}
+        self._wishes: dict[ServiceName, ServiceWish] = {}
         self._owner: dict[bytes, ServiceName] = {}
         self._rivals: dict[bytes, dict[ServiceName, Virtual]] = {}  # of the keys that several ask for
-        self._addresses: Counter[bytes] = Counter()
-        self._entries: dict[SetId, Counter[SetEntry]] = {set_id: Counter() for set_id in SetId}
+        self._entries: dict[IpsetId, Counter[SetEntry]] = {set_id: Counter() for set_id in IpsetId}
 
     @property
     def addresses(self) -> Iterable[bytes]:
         """Return the addresses that kube-ipvs0 should carry."""
-        return self._addresses.keys()
+        return (entry.ip for entry in self._entries[IpsetId.IPVS_IPS])
 
-    def entries(self, set_id: SetId) -> Iterable[SetEntry]:
-        """Return what a set should hold."""
-        return self._entries[set_id].keys()
+    def entries(self, set_id: IpsetId) -> Mapping[SetEntry, bool]:
+        """Return the entries of a set, as a place of a state."""
+        return dict.fromkeys(self._entries[set_id], True)
 
-    def count(self, set_id: SetId) -> int:
+    def count(self, set_id: IpsetId) -> int:
         """Return how many entries a set should hold."""
-        return len(self._addresses if set_id is SetId.IPVS_IPS else self._entries[set_id])
+        return len(self._entries[set_id])
 
-    def has_entry(self, set_id: SetId, entry: SetEntry) -> bool:
+    def has_entry(self, set_id: IpsetId, entry: SetEntry) -> bool:
         """Return whether a set should hold an entry."""
         return entry in self._entries[set_id]
 
-    def has_address(self, address: bytes) -> bool:
-        """Return whether kube-ipvs0 should carry an address."""
-        return address in self._addresses
-
     def owner(self, key: bytes) -> ServiceName | None:
-        """Return the Service that a virtual server belongs to, None for nobody."""
+        """Return the Service that a virtual server belongs to, None for no Service."""
         return self._owner.get(key)
 
-    def change(self, name: ServiceName, wish: Wish, touched: Touched) -> None:
+    def change(self, name: ServiceName, wish: ServiceWish, touched: Touched) -> None:
         """Replace what a Service wants (NO_WISH: it is gone), and note what that touches."""
         before = self._wishes.pop(name, NO_WISH)
         if wish is not NO_WISH:
@@ -86,9 +75,8 @@ class State:
         for key, virtual in wish.servers.items():
             if before.servers.get(key) != virtual:
                 self._claim(name, key, virtual, touched)
-        self._count_addresses(before.addresses, wish.addresses, touched)
         for set_id in before.entries.keys() | wish.entries.keys():
-            self._count_entries(set_id, before.entries.get(set_id, set()), wish.entries.get(set_id, set()), touched)
+            self._count(set_id, before.entries.get(set_id, set()), wish.entries.get(set_id, set()), touched)
 
     def _claim(self, name: ServiceName, key: bytes, virtual: Virtual | None, touched: Touched) -> None:
         claims = self._rivals.get(key)
@@ -111,15 +99,7 @@ class State:
             self._owner.pop(key, None)
             self.servers.pop(key, None)
 
-    def _count_addresses(self, before: set[bytes], after: set[bytes], touched: Touched) -> None:
-        for address in after - before:
-            touched.addresses.setdefault(address, address in self._addresses)
-            self._addresses[address] += 1
-        for address in before - after:
-            touched.addresses.setdefault(address, True)
-            _release(self._addresses, address)
-
-    def _count_entries(self, set_id: SetId, before: set[SetEntry], after: set[SetEntry], touched: Touched) -> None:
+    def _count(self, set_id: IpsetId, before: set[SetEntry], after: set[SetEntry], touched: Touched) -> None:
         if before == after:
             return
         counts, noted = self._entries[set_id], touched.entries.setdefault(set_id, {})
@@ -128,10 +108,6 @@ class State:
             counts[entry] += 1
         for entry in before - after:
             noted.setdefault(entry, True)
-            _release(counts, entry)
-
-
-def _release(counts: Counter[T], item: T) -> None:
-    counts[item] -= 1
-    if not counts[item]:
-        del counts[item]
+            counts[entry] -= 1
+            if not counts[entry]:
+                del counts[entry]
