@@ -65,6 +65,9 @@ class Abilities(Struct, frozen=True, kw_only=True):
     ports_of: Callable[[ServicePortKey], Collection[int]] | None = None
     """Returns the open ports of this proxy to which connections of a service port are brought now; quick, on any
     thread."""
+    disturbed: Callable[[], bool] | None = None
+    """Returns whether another program is known to have changed what was committed, until a repair or an inspection
+    without a difference; on any thread but the event loop's."""
 
 
 class Backend(Protocol):

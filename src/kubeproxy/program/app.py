@@ -225,7 +225,10 @@ class App:
         self._events = EventRecorder(settings.node_name, self._sources.post)
         self._service_health = ServiceHealth(self._health.healthy, self._service_health_failed)
         relays = {each.family: ports_of for each in backends if (ports_of := each.abilities.ports_of)}
-        self._flows = FlowCleaner(self._metrics, settings.families, self._local_addresses, relays=relays)
+        disturbed = {each.family: ask for each in backends if (ask := each.abilities.disturbed)}
+        self._flows = FlowCleaner(
+            self._metrics, settings.families, self._local_addresses, relays=relays, disturbed=disturbed
+        )
         self._reporter = Reporter(
             self._metrics, self._health, self._service_health, self._events, self._flows, self._node
         )

@@ -35,6 +35,9 @@ change is tracked, with the old endpoint, only when it leaves."""
 RETRY = 10.0
 """Seconds until flows that could not be removed are searched again, unless a change comes first."""
 
+DISTURBED_PAUSE = 0.2
+"""Seconds until flows are searched that wait for the kernel to have what was committed."""
+
 MOST_REMEMBERED = 1 << 16
 """Limit of frontends whose removal is repeated: without nf_conntrack_netlink every removal fails."""
 
@@ -211,7 +214,12 @@ class _Now(Mapping[bytes, Endpoints]):
 
 
 class FlowCleaner:
-    """Removes stale UDP flows in a thread, one run at a time; `relays` has the families with listeners."""
+    """Removes stale UDP flows in a thread, one run at a time; `relays` has the families with listeners.
+
+    It waits while the kernel has something else than was committed: after a refusal until the next commit, and while
+    `disturbed` of the family returns True. Another kube-proxy may have written newer plans, for which flows are right
+    that look stale here.
+    """
 
     def __init__(
         self,
@@ -221,9 +229,12 @@ class FlowCleaner:
         conntrack: Conntrack | None = None,
         *,
         relays: Mapping[Family, PortsOf] = MappingProxyType({}),
+        disturbed: Mapping[Family, Callable[[], bool]] = MappingProxyType({}),
     ) -> None:
         self._metrics = metrics
         self._relays = relays
+        self._disturbed = disturbed
+        self._refused: set[Family] = set()
         self._conntrack = conntrack or Conntrack()
         self._local_addresses = local_addresses
         self._first: dict[Family, Looks] = {family: {} for family in families}
@@ -246,6 +257,7 @@ class FlowCleaner:
         Services.
         """
         for family in families or tuple(self._first):
+            self._refused.discard(family)
             first = self._first[family]
             fresh = suspects(changes, family, certain=not full)
             if ports_of := self._relays.get(family):
@@ -256,6 +268,10 @@ class FlowCleaner:
             if wrong:
                 self._first[family] = joined((first, wrong))
                 self._wake.set()
+
+    def refused(self, family: Family) -> None:
+        """Remove no flows of a family until its next commit."""
+        self._refused.add(family)
 
     def recheck(self, compiled: Mapping[ServiceName, Compiled]) -> None:
         """Check all flows to UDP frontends again, after the rules of another proxy were removed."""
@@ -272,7 +288,10 @@ class FlowCleaner:
                 began = loop.time()
                 cleaned: set[Family] = set()
                 for family in self._first:
-                    if wanted := self.due(family, began):
+                    if self._is_due(family, began) and await self._is_disturbed(family):
+                        cleaned.add(family)
+                        loop.call_later(DISTURBED_PAUSE, self._wake.set)
+                    elif wanted := self.due(family, began):
                         cleaned.add(family)
                         loop.call_later(SECOND_LOOK * 1.01, self._wake.set)  # timers may be a bit early
                         self._underway[family] = wanted
@@ -285,6 +304,14 @@ class FlowCleaner:
                     continue  # a family that was committed meanwhile, as the second one at a start, does not wait
                 # To read the kernel's whole table takes 9 ms at its usual size: a tenth of the time at most.
                 await asyncio.sleep(min(9 * (loop.time() - began), LONGEST_PAUSE))
+
+    def _is_due(self, family: Family, now: float) -> bool:
+        second = self._second[family]
+        return bool(self._first[family]) or (bool(second) and second[0][0] <= now)
+
+    async def _is_disturbed(self, family: Family) -> bool:
+        ask = self._disturbed.get(family)
+        return family in self._refused or (ask is not None and await to_its_end(ask))
 
     def due(self, family: Family, now: float) -> Looks:
         """Return the searches due at `now`, in seconds; new ones are due a second time after SECOND_LOOK."""

@@ -114,6 +114,7 @@ class Reporter:
         """See observer.Observer."""
         for counter in self._metrics.refusals:
             counter.labels(family.label).inc()
+        self._flows.refused(family)
         # A repair that does not get through waits as a change does: it makes the node unhealthy and raises the alarm.
         self._health.queued(family.label)
         queued, synced = self._metrics.last_queued.labels(family.label), self._metrics.last_sync.labels(family.label)

@@ -133,6 +133,10 @@ class FakeTable:
     def heard(self) -> ForeignChanges:
         return self.kernel.heard[self.family]
 
+    def disturbed(self) -> bool:
+        heard = self.heard()
+        return bool(heard.elements) or heard.rules
+
     def not_listening(self) -> AbstractContextManager[None]:
         return nullcontext()
 

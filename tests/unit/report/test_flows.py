@@ -446,3 +446,60 @@ def test_a_family_that_is_committed_while_another_is_cleaned_does_not_wait(monke
     monkeypatch.setattr(asyncio, "sleep", noted)
     asyncio.run(scene())
     assert order[: order.index(V6)] == [V4]
+
+
+@pytest.fixture
+def undisturbed_soon(monkeypatch):
+    monkeypatch.setattr(flows, "DISTURBED_PAUSE", 0.01)
+    monkeypatch.setattr(flows, "SECOND_LOOK", 0.01)
+
+
+def test_flows_wait_while_another_program_has_changed_the_kernel(undisturbed_soon):
+    """Another kube-proxy may have written newer plans, by which these flows are right."""
+
+    async def scene():
+        notes, answers, asked = Notes(), [True] * 5, []
+
+        def disturbed():
+            asked.append(list(notes.calls))
+            return answers.pop() if answers else False
+
+        cleaner = FlowCleaner(ProxyMetrics(), [V4], dict, notes, disturbed={V4: disturbed})
+        cleaner.changed([change(meaning(A), meaning(B))], full=False)
+        await looked_for(cleaner, notes.calls, until=lambda: len(notes.calls) == 2)
+        return notes.calls, asked
+
+    calls, asked = asyncio.run(scene())
+    assert calls == [[A], [A]]
+    assert asked[:6] == [[]] * 6
+
+
+def test_flows_wait_after_a_refusal_for_the_next_commit(undisturbed_soon):
+    async def scene():
+        notes = Notes()
+        cleaner = FlowCleaner(ProxyMetrics(), [V4], dict, notes)
+        cleaner.changed([change(meaning(A), meaning(B))], full=False)
+        cleaner.refused(V4)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await cleaner.run()
+        before = list(notes.calls)
+        cleaner.changed([change(meaning(B), meaning(B))], full=True)
+        return before, await looked_for(cleaner, notes.calls, until=lambda: notes.calls)
+
+    before, after = asyncio.run(scene())
+    assert before == []
+    assert after[0] == ({TARGET: frozenset({B})}, {})
+
+
+def test_one_family_does_not_wait_for_the_other(undisturbed_soon):
+    async def scene():
+        cleaner = FlowCleaner(ProxyMetrics(), [V4, V6], dict, notes := Notes())
+        six = meaning(A, family=V6, vip=bytes(16))
+        cleaner.changed([change(meaning(A), NOTHING), change(six, NOTHING, "six")], full=True)
+        cleaner.refused(V4)
+        return await looked_for(cleaner, notes.calls, until=lambda: notes.calls)
+
+    ((services, nodeports),) = asyncio.run(scene())[:1]
+    assert (len(services), nodeports) == (1, {})
+    assert TARGET not in services

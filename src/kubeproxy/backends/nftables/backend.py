@@ -64,7 +64,11 @@ class NftablesBackend:
         clients: affinity.ClientGauges | None = None,
     ) -> None:
         self.family = family = table.family
-        self.abilities = Abilities(programmed=lambda: len(self._placed), depart=self.depart)
+        self.abilities = Abilities(
+            programmed=lambda: len(self._placed),
+            depart=self.depart,
+            disturbed=lambda: self._differs or table.disturbed(),
+        )
         self._table = table
         self._most = table.room // ELEMENT  # elements of a transaction
         self._counting = counting
@@ -73,6 +77,7 @@ class NftablesBackend:
         self._gone = GoneEndpoints(family) if RESETS.value(world) else None
         self._in_use: Callable[[bytes], bool] = lambda _: False
         self._is_whole = False  # what is placed is all that the table has
+        self._differs = False  # the last inspection found a difference, which is not repaired yet
         self._ruleset = Ruleset(family, world)
         self._ours = world.of(family) or FamilyGlobals()
         self._placed: dict[ServiceName, tuple[Placed, ...]] = {}
@@ -221,8 +226,7 @@ class NftablesBackend:
         missing = self._ruleset.needed(names) - self._chains
         if not missing:
             return
-        if self._is_altered():
-            # A resync repairs it; the new signature must not cover it.
+        if self._is_altered():  # the new signature must not cover it
             raise ChangedByOthersError(altered(self._ruleset.name))
         self._transact(self._ruleset.messages(missing))
         self._chains |= missing
@@ -294,7 +298,7 @@ class NftablesBackend:
         if self._devices is not None:
             self._devices.forget()
         self._numbers.compared()
-        self._is_whole = True
+        self._is_whole, self._differs = True, False
 
     def _repaired(self) -> bool:
         """Make chains and rules ours, as of the signature, and return True; False where only another table is that."""
@@ -430,18 +434,17 @@ class NftablesBackend:
             self._clients.look(self._table)
 
     def inspect(self, depth: Depth) -> ForeignChange | None:
-        """See backends.mode.Backend. One short request, unless another program touched the table.
-
-        Where the kernel's word of that may have been lost, it is looked at as `depth` says.
-        """
+        """See backends.mode.Backend. One short request, unless changes by other programs were announced, or missed."""
         heard = self._table.heard()
         if heard.nothing:
             return None
         told = heard.elements or heard.rules
         depth = Depth.THOROUGH if told else depth
         if depth is Depth.THOROUGH:
+            self._differs = True  # until it is compared
             self._table.afresh()
         seen = inspected(self._ruleset.name, depth, self._is_altered, self._changed_elements)
+        self._differs = seen is not None
         if seen is None:
             return None
         self._table.miss()  # until a resync has repaired it, or a second look shows nothing

@@ -99,6 +99,10 @@ class KernelTable:
             else ForeignChanges(complete=False)
         )
 
+    def disturbed(self) -> bool:
+        """Return whether a change by another program was announced since `afresh`. Any thread may call it."""
+        return self._others is not None and self._others.announced(self.family)
+
     def not_listening(self) -> AbstractContextManager[None]:
         """Ignore announcements while the body commits: a large commit would announce each of its elements."""
         return self._others.paused(self.generation) if self._others is not None else nullcontext()

@@ -155,6 +155,13 @@ class ChangeMonitor:
             found = self._families.get(family)
             return found.changes(complete=complete) if found is not None else ForeignChanges(complete=False)
 
+    def announced(self, family: int) -> bool:
+        """Return whether a change of a family was announced since `reset`. Unlike `changes` it only reads what came."""
+        with self._lock:
+            self._read()
+            found = self._families.get(family)
+            return found is not None and bool(found.elements or found.chains)
+
     def take(self, family: int, generation: Callable[[], int]) -> ForeignChanges:
         """Return the changes of a family, and discard them. Raises ApplyError."""
         with self._lock:

@@ -179,6 +179,44 @@ def test_changed_elements_are_found_by_reading_them_where_the_kernels_word_was_m
     ground.is_clean(backend, plans)
 
 
+def test_a_table_is_disturbed_from_a_change_until_the_repair(ground):
+    backend, plans = disturbed(ground)
+    is_disturbed = backend.abilities.disturbed
+    assert not is_disturbed()
+    ground.disturb(*DISTURBANCES["missing endpoint"])
+    assert is_disturbed()
+    assert backend.inspect(Depth.QUICK) is not None
+    assert is_disturbed()
+    resync(backend, plans)
+    assert not is_disturbed()
+
+
+def test_a_table_is_disturbed_while_it_is_compared(ground):
+    backend, _ = disturbed(ground)
+    seen = []
+    ground.disturb(*DISTURBANCES["missing endpoint"])
+    ground.before_read = lambda: seen.append(ground.calls[-1] == "disturbed" or backend.abilities.disturbed())
+    backend.inspect(Depth.QUICK)
+    assert len(seen) > 1
+    assert all(seen)
+
+
+def test_a_table_is_no_longer_disturbed_when_an_inspection_finds_it_right(ground):
+    backend, _ = disturbed(ground)
+    ground.disturb("add element ip kube-proxy cluster-ips { 10.96.0.99 }")
+    ground.disturb("delete element ip kube-proxy cluster-ips { 10.96.0.99 }")
+    assert backend.abilities.disturbed()
+    assert backend.inspect(Depth.QUICK) is None
+    assert not backend.abilities.disturbed()
+
+
+def test_changes_of_other_tables_and_our_own_disturb_nothing(ground):
+    backend, _ = disturbed(ground)
+    ground.disturb("add table ip theirs", "add chain ip theirs c")
+    sync(backend, (("default", "new"), plans_of("new", 77)))
+    assert not backend.abilities.disturbed()
+
+
 def test_what_others_do_to_their_own_tables_is_no_drift(ground):
     backend, plans = disturbed(ground)
     ground.disturb("add table ip mine", "add chain ip mine c", "add rule ip mine c drop")
