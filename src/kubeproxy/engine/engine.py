@@ -404,7 +404,7 @@ class Engine:
         finally:
             self.progress = None
         seconds = time.monotonic() - began
-        # After a partial sync the kernel had all but the fresh changes. New globals may have a new address for NodePorts,
+        # After a partial sync the kernel had all but the fresh changes. New globals may have a new NodePort address,
         # to which flows began before it answered.
         everything = full or world_changed
         changes, services = portion, 0

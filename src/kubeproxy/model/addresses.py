@@ -1,4 +1,4 @@
-"""Addresses, families and protocols as the model holds them: packed, as they go to the kernel.
+"""Addresses, families and protocols of the model: packed, as the kernel takes them.
 
 A destination is an address followed by a port in network byte order: 6 bytes for IPv4, 18 for IPv6.
 """
@@ -29,12 +29,12 @@ class Family(IntEnum):
 
     @property
     def label(self) -> str:
-        """Return the name that Kubernetes uses: 'IPv4' or 'IPv6'."""
+        """The name in Kubernetes: 'IPv4' or 'IPv6'."""
         return "IPv4" if self is Family.IPV4 else "IPv6"
 
     @property
     def address_size(self) -> int:
-        """Return the number of bytes of a packed address."""
+        """The number of bytes of a packed address."""
         return 4 if self is Family.IPV4 else 16
 
 
@@ -42,9 +42,9 @@ FAMILIES: dict[str, Family] = {"IPv4": Family.IPV4, "IPv6": Family.IPV6}
 
 
 def pack(text: str) -> bytes | None:
-    """Return the packed form of an address (4 or 16 bytes), or None when it is no address; a zone makes it none.
+    """Return the packed form of an address (4 or 16 bytes), None for an invalid one or one with a zone.
 
-    Read as the Go kube-proxy reads stored objects (k8s.io/utils/net ParseIPSloppy): leading zeros mean nothing, and an
+    As the Go kube-proxy reads stored objects (k8s.io/utils/net ParseIPSloppy): leading zeros are ignored, and an
     IPv4-mapped IPv6 address is the IPv4 address.
     """
     try:
@@ -55,13 +55,13 @@ def pack(text: str) -> bytes | None:
 
 
 MAPPED = b"\0" * 10 + b"\xff\xff"
-"""How the packed form of an IPv4-mapped IPv6 address begins."""
+"""The first bytes of an IPv4-mapped IPv6 address."""
 
 _LEADING_ZEROS = re.compile(r"(?<![0-9a-fA-F])0+(?=[0-9a-fA-F])")
 
 
 def _without_zeros(text: str) -> bytes:
-    """Return the packed address that is written with leading zeros, b'' when it is none all the same."""
+    """Return the packed form of an address with leading zeros, b'' for an invalid one."""
     try:
         return inet_pton(_INET6 if ":" in text else _INET, _LEADING_ZEROS.sub("", text))
     except (OSError, ValueError):
@@ -122,10 +122,10 @@ Range = tuple[bytes, bytes]
 
 
 def parse_network(text: str) -> Range | None:
-    """Return the network that a CIDR names, host bits cleared; None when it is none.
+    """Return the network of a CIDR, with host bits cleared; None for an invalid one, as one with a netmask.
 
-    Read as the Go kube-proxy reads stored objects (k8s.io/utils/net ParseCIDRSloppy), blanks around it passed over: as
-    `pack` does, an IPv4-mapped network of at least 96 bits being an IPv4 one. A netmask after the slash is no length.
+    As the Go kube-proxy reads stored objects (k8s.io/utils/net ParseCIDRSloppy): blanks around it are ignored,
+    addresses are as in `pack`, and an IPv4-mapped network of at least 96 bits is an IPv4 one.
     """
     address, slash, length = text.strip().rpartition("/")
     bits = (length.lstrip("0") or "0") if length.isascii() and length.isdigit() else ""
@@ -144,25 +144,25 @@ def parse_network(text: str) -> Range | None:
 
 
 def parse_networks(texts: Iterable[str], family: Family) -> tuple[Range, ...]:
-    """Return those of some CIDRs that name a network of a family, in their order."""
+    """Return the valid networks of a family among CIDRs, in their order."""
     networks = (parse_network(text) for text in texts)
     return tuple([network for network in networks if network is not None and family_of(network[0]) is family])
 
 
 def within(address: bytes, ranges: Iterable[Range]) -> bool:
-    """Return whether any of some ranges holds an address of their family."""
+    """Return whether any of the ranges contains an address of their family."""
     return any(first <= address <= last for first, last in ranges)
 
 
 def is_loopback(address: bytes) -> bool:
-    """Return whether a packed address is of 127.0.0.0/8, or ::1."""
+    """Return whether a packed address is in 127.0.0.0/8, or is ::1."""
     return address[0] == 127 if len(address) == 4 else address == b"\0" * 15 + b"\1"
 
 
 def is_special(address: bytes) -> bool:
-    """Return whether a packed address is loopback, link-local, multicast or broadcast: of no Service, on any node.
+    """Return whether a packed address is loopback, link-local, multicast or broadcast, which no Service may have.
 
-    Source: ValidateNonSpecialIP of Kubernetes' API server; it refuses of multicast only what stays on a link.
+    Source: ValidateNonSpecialIP of Kubernetes' API server; of multicast it refuses only link-local addresses.
     """
     if len(address) == 4:
         return address[0] == 127 or 224 <= address[0] < 240 or address[:2] == b"\xa9\xfe" or address == b"\xff" * 4
@@ -170,7 +170,7 @@ def is_special(address: bytes) -> bool:
 
 
 def covers_all(network: Range) -> bool:
-    """Return whether a range holds every address of its family."""
+    """Return whether a range contains every address of its family."""
     first, last = network
     return not any(first) and last.count(0xFF) == len(last)
 
@@ -184,7 +184,7 @@ def network_text(network: Range) -> str:
 
 @lru_cache(maxsize=256)
 def merge_ranges(ranges: tuple[Range, ...]) -> tuple[Range, ...]:
-    """Return ranges of one family as disjoint, sorted ones."""
+    """Return the union of ranges of one family as disjoint, sorted ranges."""
     merged: list[Range] = []
     for first, last in sorted(ranges):
         if merged and _adjoins(merged[-1][1], first):

@@ -1,8 +1,7 @@
-"""Weights and consistent hashing: what annotations of Services and EndpointSlices say of them, and what becomes of a
-service port's pools.
+"""Weights and consistent hashing: annotations of Services and EndpointSlices, and their effect on pools. Pure.
 
-Pure. A weight is 0 to 100, and 100 without any; how many connections an endpoint gets is its weight beside those of the
-others. 0 drains. See docs/balancing.md.
+A weight is 0 to 100, by default 100; an endpoint's share of the connections is its weight divided by their sum. 0
+drains. See docs/balancing.md.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ WEIGHTS: Final = annotation_field("weights")
 SLOW_START: Final = annotation_field("slow-start")
 ALGORITHM: Final = annotation_field("algorithm")
 CILIUM_ALGORITHM: Final = "metadata.annotations[service.cilium.io/lb-algorithm]"
-"""The fields that people read about."""
+
 
 _CILIUM_ALGORITHMS: Final = {"random": 0, "maglev": DEFAULT_SIZE}
 _ALGORITHMS: Final = _CILIUM_ALGORITHMS | {f"maglev-{size}": size for size in SIZES}
-"""The sizes of their tables."""
+"""The size of each algorithm's table, 0 for none."""
 
 LONGEST_START: Final = 3600
-"""Seconds over which the share of a new endpoint may grow."""
+"""The limit of seconds over which the share of a new endpoint grows."""
 
 LONGEST_WEIGHTS: Final = 1 << 14
-"""Characters of an annotation with weights, a few hundred Nodes: reading it costs every node, at each change of it."""
+"""The limit of characters in an annotation with weights, a few hundred Nodes: every node parses each change of it."""
 
 ZONE: Final = "zone:"
-"""What a zone's name follows in an annotation with weights; a Node's has no colon."""
+"""The prefix of a zone's name in an annotation with weights; a Node's name has no colon."""
 
 NO_ROOM: Final = (
     "older Services have what this node gives for weights and tables, in all or to one namespace (--balancing-entries);"
@@ -46,15 +45,15 @@ NO_ROOM: Final = (
 )
 
 Growth = Mapping[bytes, int]
-"""Endpoints (packed addresses) that are new, and what they have of their weight by now, in percent."""
+"""New endpoints (packed addresses), and the percentage of their weight that they have."""
 
 GROWN: Growth = {}
-"""No endpoint is new."""
+"""The growth without new endpoints."""
 
 
 class Wishes(Struct, frozen=True, gc=False):
-    """What a Service's annotations ask for: the weights of endpoints by their Node and by their zone, seconds of slow
-    start, and the size of a table of Maglev, 0 for none.
+    """The requests of a Service's annotations: weights of endpoints by Node and by zone, seconds of slow start, and the
+    size of a table of Maglev, 0 for none.
     """
 
     nodes: Mapping[str, int] = {}
@@ -67,7 +66,7 @@ NO_WISHES: Final = Wishes()
 
 
 def asks(annotations: Annotations | None) -> bool:
-    """Return whether a Service's annotations ask for anything of this."""
+    """Return whether a Service's annotations request any of these."""
     return annotations is not None and not (
         annotations.weights is None
         and annotations.slow_start is None
@@ -82,7 +81,7 @@ def weighs_zones(annotations: Annotations | None) -> bool:
 
 
 def wishes(annotations: Annotations | None, problems: list[Problem]) -> Wishes:
-    """Return what a Service's annotations ask for; one that cannot be read counts as missing, and is a problem."""
+    """Return the requests of a Service's annotations; an invalid annotation counts as missing, and is a problem."""
     if annotations is None:
         return NO_WISHES
     nodes: Mapping[str, int] = {}
@@ -94,7 +93,7 @@ def wishes(annotations: Annotations | None, problems: list[Problem]) -> Wishes:
 
 
 def _table(annotations: Annotations, problems: list[Problem]) -> int:
-    """Return the size of the table, by our annotation or else Cilium's, whose values are `maglev` and `random`."""
+    """Return the table's size by our annotation, or else Cilium's, whose values are `maglev` and `random`."""
     text, field, known = annotations.algorithm, ALGORITHM, _ALGORITHMS
     if text is None:
         text, field, known = annotations.cilium_algorithm, CILIUM_ALGORITHM, _CILIUM_ALGORITHMS
@@ -122,7 +121,7 @@ def slow_start(annotations: Annotations | None, problems: list[Problem]) -> int:
 
 
 class _ByPlace(NamedTuple):
-    """What an annotation with weights says: of Nodes, of zones, and what is wrong with it."""
+    """The weights by Node and by zone in an annotation, and its problems."""
 
     nodes: dict[str, int]
     zones: dict[str, int]
@@ -131,7 +130,7 @@ class _ByPlace(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _by_place(text: str) -> _ByPlace:
-    """Return weights as in `node-a=0,zone:eu-1=50`; all are left out when one cannot be read."""
+    """Return weights as in `node-a=0,zone:eu-1=50`; none when one is invalid."""
     if len(text) > LONGEST_WEIGHTS:
         return _unreadable(f"{len(text)} characters are more than {LONGEST_WEIGHTS}: weigh by zone, or by slices")
     found = _ByPlace({}, {})
@@ -152,17 +151,11 @@ def _unreadable(reason: str) -> _ByPlace:
     return _ByPlace({}, {}, (Problem(WEIGHTS, f"{reason}; no weight of this annotation counts"),))
 
 
-class WeightedPort(NamedTuple):
-    """A service port, as slices name it."""
-
-    name: str
-    protocol: int
-
-
 def entries(plans: Iterable[ServicePlan]) -> int:
-    """Return how many entries weights and tables ask for, over all frontends of a Service's plans.
+    """Return the number of entries for weights and tables, over all frontends of a Service's plans.
 
-    Weights are taken as exact, which is more than backends enter. Endpoints that come or go are no matter to tables.
+    Of weights it is the number for exact shares, which backends may round. The size of a table does not depend on its
+    endpoints.
     """
     total = 0
     for plan in plans:
@@ -177,17 +170,17 @@ def entries(plans: Iterable[ServicePlan]) -> int:
 
 
 def expected_entries(service: Service) -> int:
-    """Return about how many entries a Service's own annotations ask for: of one that was not looked at yet."""
+    """Estimate the entries of a Service that was not compiled yet, by its annotations."""
     annotations = service.metadata.annotations
     table = _table(annotations, []) if annotations is not None else 0
     return min(ROOM, table * len(service.spec.ports or ()))
 
 
 def room_for(plans: Iterable[ServicePlan], most: int) -> int:
-    """Return how often endpoints may be entered for each frontend of a Service's plans in a family, `most` over all.
+    """Return the limit of entries for each frontend of a Service's plans in a family; `most` is that of all together.
 
-    Each frontend has its own entries: a Service of 2,000 bytes that has a thousand of them and one endpoint asked every
-    node for four million with a large table.
+    Without it, a Service of 2,000 bytes with a thousand frontends, one endpoint and a large table would cost every node
+    four million entries.
     """
     return max(min(most, 1), most // max(1, sum(len(plan.frontends) for plan in plans)))
 
@@ -195,14 +188,14 @@ def room_for(plans: Iterable[ServicePlan], most: int) -> int:
 def balanced(
     plan: ServicePlan, slices: Iterable[Slice], asked: Wishes, growth: Growth, room: int, problems: list[Problem]
 ) -> ServicePlan:
-    """Return a plan with its pools as weights have them, and how connections are shared, if not evenly.
+    """Return a plan with its pools without drained endpoints, and its balance, if shares are not equal.
 
-    `room` is what room_for says of all plans of the Service and family; 0 where the node has none left for the Service.
+    `room` is the result of `room_for`, 0 when the node has no entries left for the Service.
 
-    Where all endpoints of a pool have weight 0 they take connections evenly, as terminating ones do that have nobody
-    beside them: a drain moves connections, it does not refuse them.
+    If all endpoints of a pool have weight 0, they have equal shares, as terminating endpoints without others have: a
+    drain moves connections and does not refuse them.
     """
-    weights = _weights(slices, WeightedPort(plan.key.port_name, plan.key.protocol), asked)
+    weights = _weights(slices, (plan.key.port_name, plan.key.protocol), asked)
     if growth:
         _grow(weights, plan, growth)
     near, far = _shares(plan.local, weights), _shares(plan.cluster, weights)
@@ -219,7 +212,7 @@ def balanced(
     if hashing is not None and len(far.pool) > hashing.size:
         _say(problems, ALGORITHM, f"a table of {hashing.size} slots has none for some of {len(far.pool)} endpoints")
     if hashing is None and (far.weights or near.weights):
-        _look_for_room(far if far.weights else near, room, field, problems)
+        _check_exactness(far if far.weights else near, room, field, problems)
     if not drained and not far.weights and not near.weights and hashing is None:
         return plan
     return structs.replace(
@@ -232,21 +225,21 @@ def balanced(
 
 
 def _hashing(plan: ServicePlan, table: int, room: int, problems: list[Problem]) -> Hashing | None:
-    """Return how connections are hashed: into the table that is asked for, or the largest that there is room for."""
+    """Return the hashing with the requested table, or the largest within the limit of entries, if any."""
     size = max([size for size in SIZES if size <= min(table, room)], default=0)
     if size < table:
         instead = f"{size} are used" if size else "endpoints are picked at random"
         _say(problems, ALGORITHM, f"{table} slots for each of so many ports and addresses are too many; {instead}")
-    # A client whose address alone decides stays with its endpoint: session affinity, without a state for it.
+    # Hashing by the client's address alone is session affinity without a state.
     return Hashing(HashKey.CLIENT if plan.affinity else HashKey.FLOW, size) if size else None
 
 
 _ROUGH: Final = 16
-"""Entries for each endpoint below which shares may be further from what was asked for than is promised."""
+"""Entries per endpoint below which shares may be less exact than documented."""
 
 
-def _look_for_room(shares: _Shares, room: int, field: str, problems: list[Problem]) -> None:
-    """Say so where there is no room for weights as exact as they should be."""
+def _check_exactness(shares: _Shares, room: int, field: str, problems: list[Problem]) -> None:
+    """Add a problem when the limit of entries is too low for exact shares."""
     exact, count = sum(shares.weights) // gcd(*shares.weights), len(shares.pool)
     if room < exact and room < _ROUGH * count:
         reason = f"{count} endpoints at so many ports and addresses are too many for exact shares"
@@ -254,7 +247,7 @@ def _look_for_room(shares: _Shares, room: int, field: str, problems: list[Proble
 
 
 def _say(problems: list[Problem], field: str, reason: str) -> None:
-    """Add a problem once, whichever ports and families have it."""
+    """Add a problem unless another port or family has it already."""
     if (problem := Problem(field, reason)) not in problems:
         problems.append(problem)
 
@@ -274,8 +267,8 @@ def _shares(pool: Pool, weights: Mapping[bytes, int]) -> _Shares:
     return _Shares(kept, found if len(set(found)) > 1 else (), frozenset(kept))
 
 
-def _weights(slices: Iterable[Slice], port: WeightedPort, asked: Wishes) -> dict[bytes, int]:
-    """Return the weight of each destination that has less than all of it; of several the smallest counts."""
+def _weights(slices: Iterable[Slice], port: tuple[str, int], asked: Wishes) -> dict[bytes, int]:
+    """Return the weights below FULL of a port's (name, protocol) destinations; of several the smallest counts."""
     found: dict[bytes, int] = {}
     nodes, zones = asked.nodes, asked.zones
     for piece in slices:
@@ -296,7 +289,7 @@ def _weights(slices: Iterable[Slice], port: WeightedPort, asked: Wishes) -> dict
 
 
 def _grow(weights: dict[bytes, int], plan: ServicePlan, growth: Growth) -> None:
-    """Give new endpoints what they have of their weights by now."""
+    """Reduce the weights of new endpoints to their present percentage."""
     for destination in {*plan.cluster, *plan.local}:
         share, weight = growth.get(destination[:-2], FULL), weights.get(destination, FULL)
         if weight and share < FULL:

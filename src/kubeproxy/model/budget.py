@@ -1,9 +1,7 @@
 """The limit of entries for weights and hash tables on a node: the Services within it, and the order of their changes.
 
-Pure.
-
-A Service of two kilobytes may ask for 65,536 elements of the kernel on every node, and a namespace may have a thousand
-of them. See docs/balancing.md "What a node gives".
+A Service of two kilobytes may request 65,536 elements of the kernel on every node, and a namespace may have a thousand
+such Services. See docs/balancing.md "What a node gives". Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ TURN: Final = ROOM
 
 
 class _Asker(NamedTuple):
-    """A Service that needs entries; the smaller one comes first."""
+    """A Service that requests entries; the smaller one comes first."""
 
     created: str  # RFC 3339: text order is age
     name: ServiceName

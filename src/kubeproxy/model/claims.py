@@ -1,8 +1,7 @@
-"""The owner of an address and port that several Services claim: the Service the API server allocated it to, else the
-oldest.
+"""Owners of addresses and ports that several Services claim: the Service of the allocation, else the oldest Service.
 
-Source: CVE-2020-8554: a user who may write externalIPs must not take addresses of other Services. The Go kube-proxy
-leaves the choice to chance.
+Source: CVE-2020-8554: a user who may write externalIPs must not take addresses of other Services. In the Go kube-proxy
+the owner is random.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ _CLUSTER_IP = FrontendKind.CLUSTER  # looked up once, as in model.compile
 
 
 class Right(IntEnum):
-    """Why a Service may have a key; the smaller one wins."""
+    """The reason of a claim; the smaller one wins."""
 
-    ALLOCATED = 0  # the API server gave it to this Service: cluster IPs, NodePorts
-    WRITTEN = 1  # a client of the API wrote it into the object: external IPs, load balancers' addresses
+    ALLOCATED = 0  # by the API server: cluster IPs, NodePorts
+    WRITTEN = 1  # by a client of the API: external IPs, addresses of load balancers
 
 
 class Claimant(Struct, frozen=True, order=True, gc=False):
@@ -37,12 +36,12 @@ class Claimant(Struct, frozen=True, order=True, gc=False):
 
     @property
     def writing(self) -> Claimant:
-        """Return the same Service as the claimant of addresses that are written into it."""
+        """The same Service as a claimant by the right WRITTEN."""
         return structs.replace(self, right=Right.WRITTEN)
 
     @property
     def service(self) -> ServiceName:
-        """Return the Service's namespace and name."""
+        """The Service's namespace and name."""
         return self.namespace, self.name
 
     def __str__(self) -> str:
@@ -50,9 +49,10 @@ class Claimant(Struct, frozen=True, order=True, gc=False):
 
 
 class Claims:
-    """The frontends of one family and their owners. A key is a frontend's: an address, or a NodePort without one.
+    """The owners of the frontends of one family, by Frontend.key.
 
-    `written` are the keys claimed by right of WRITTEN. A claim on a contested key costs the logarithm of its claimants.
+    `written` are the keys claimed by the right WRITTEN. A claim on a contested key costs the logarithm of its
+    claimants.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Claims:
     def replace_written(
         self, name: ServiceName, old: Claimant | None, new: Claimant | None, after: tuple[bytes, ...]
     ) -> set[bytes]:
-        """Replace a Service's claims by right of WRITTEN; return the same keys as `replace`."""
+        """Replace a Service's claims by the right WRITTEN; return the same keys as `replace`."""
         before = self.written.pop(name, ())
         if after:
             self.written[name] = after
@@ -89,7 +89,7 @@ class Claims:
 
     @property
     def contested(self) -> bool:
-        """Return whether any key has more than one claimant."""
+        """Whether any key has more than one claimant."""
         return bool(self._contested)
 
     def owner(self, key: bytes) -> Claimant | None:
@@ -97,7 +97,7 @@ class Claims:
         return self._owner.get(key)
 
     def asking(self, key: bytes) -> Iterable[ServiceName]:
-        """Return all Services that claim a key: a new owner changes the plans or the problems of each."""
+        """Return all Services that claim a key; a new owner changes the plans or problems of each."""
         owner = self._owner.get(key)
         return [claimant.service for claimant in self._contested.get(key, () if owner is None else (owner,))]
 

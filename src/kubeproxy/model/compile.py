@@ -1,7 +1,7 @@
-"""The compiler: one Service and its slices in, its ServicePlans out. Pure, and the only place that knows the rules.
+"""The compiler: one Service and its slices in, its ServicePlans out. Pure; the only implementation of the rules.
 
-Source: docs/reference.md "Service semantics", which also says what is different here; kube-proxy v1.36
-pkg/proxy/serviceport.go and the proxiers.
+Source: docs/reference.md "Service semantics", with the differences; kube-proxy v1.36 pkg/proxy/serviceport.go and the
+proxiers.
 """
 
 from __future__ import annotations
@@ -48,25 +48,23 @@ from kubeproxy.model.plan import (
     Traffic,
 )
 
-# For what is done for every Service: Python 3.11 takes longer to look a member of an enumeration up than to add bytes.
+# For code that runs for every Service: in Python 3.11 the look-up of an enumeration's member is slower than adding bytes.
 _CLUSTER_IP = FrontendKind.CLUSTER
 _EVERYWHERE, _HERE = Policy.CLUSTER, Policy.LOCAL
 
 DEFAULT_AFFINITY_SECONDS = 10800  # core/v1 DefaultClientIPServiceAffinitySeconds
 
-
 STEP = 5000
-"""Endpoints, counted for each port, after which compiling can be interrupted: some milliseconds."""
+"""Endpoints, counted for each port, per step of compiling: some milliseconds."""
 
 
 def compiling(
     service: Service, slices: Iterable[Slice], world: Globals, growth: Growth = GROWN, most: int = ROOM
 ) -> Generator[tuple[()], None, Compiled]:
-    """Return, at the end of steps, what a Service means. `slices` are all slices that belong to it, of any family and
-    in any order.
+    """Compile a Service and its slices (of all families, in any order) in steps; return the result at the end.
 
-    `growth` is how much of their share those endpoints have that are new; `most` is how often endpoints may be entered
-    for weights and tables in a family, 0 for an even share.
+    `growth` has the present percentage of new endpoints' shares; `most` is the limit of entries for weights and tables
+    in a family, 0 for equal shares.
     """
     spec = service.spec
     if skipped(service):
@@ -98,7 +96,7 @@ def compiling(
 
 
 def skipped(service: Service) -> str:
-    """Return why a Service is none of this proxy's business, '' when it is."""
+    """Return the reason why this proxy does not serve a Service, '' when it does."""
     spec, labels = service.spec, service.metadata.labels
     first = spec.cluster_ips[0] if spec.cluster_ips else spec.cluster_ip
     if labels is not None and labels.service_proxy_name is not None:
@@ -111,7 +109,7 @@ def skipped(service: Service) -> str:
 
 
 def of_another_proxy(name: str) -> str:
-    """Return that a Service is another proxy's, by the value of its label (KEP-2447)."""
+    """Return the reason of a Service with another proxy's label (KEP-2447)."""
     return f"another proxy's, by its label service.kubernetes.io/service-proxy-name: {name[:64]!r}"
 
 
@@ -130,7 +128,7 @@ class _Facts(Struct, frozen=True, gc=False):
     cluster_ips: Mapping[Family, bytes]
     external_ips: Mapping[Family, Sequence[bytes]]
     balancer_ips: Mapping[Family, Sequence[bytes]]
-    source_ranges: Mapping[Family, tuple[Range, ...]]  # a family that is not in it is open to all
+    source_ranges: Mapping[Family, tuple[Range, ...]]  # a missing family is open to all
     policies: Policies
     affinity: int
     health_port: int
@@ -141,7 +139,7 @@ def _read(service: Service, external_ips: ExternalIPs, problems: list[Problem]) 
     ingress = service.status.load_balancer.ingress if service.status and service.status.load_balancer else None
     balancer_ips = [i.ip for i in ingress if i.ip and i.ip_mode in (None, "", "VIP")] if ingress else ()
     outside = spec.external_ips if external_ips == "served" else None
-    # By position, as below for plans: this is done for every Service.
+    # By position, as below for plans: faster, for every Service.
     return _Facts(
         (meta.namespace or "", meta.name),
         _ports(spec.ports or (), problems),
@@ -159,12 +157,12 @@ _NO_AFFINITY = (None, "", "None")
 
 
 def _shown(text: str | None) -> str:
-    """Return a user's text as it goes into a report: quoted, and cut before it floods an event."""
+    """Return a user's text for a report: quoted and cut."""
     return repr((text or "")[:64])
 
 
 def _ports(entries: Sequence[ServicePort], problems: list[Problem]) -> Sequence[_Port]:
-    if len(entries) == 1 and not entries[0].node_port:  # most often, and the same in many Services
+    if len(entries) == 1 and not entries[0].node_port:  # nearly always, and equal in many Services
         ports, wrong = _one_port(entries[0].port, entries[0].name, entries[0].protocol)
         problems += wrong
         return ports
@@ -236,7 +234,7 @@ def _addresses(texts: Sequence[str], field: str, problems: list[Problem]) -> Map
         if address is None or not any(address):
             problems.append(Problem(field, f"{_shown(text)} is no usable IP address; skipped"))
             continue
-        # The API server looks at spec.externalIPs only; the node's own loopback, or its cloud's metadata, is nobody's.
+        # The API server checks spec.externalIPs only. The node's loopback, or a cloud's metadata server, is no Service's.
         if is_special(address):
             problems.append(Problem(field, f"{_shown(text)} is loopback, link-local or multicast; skipped"))
             continue
@@ -276,7 +274,7 @@ def _policies(spec: ServiceSpec, problems: list[Problem]) -> Policies:
 
 @lru_cache(maxsize=32)
 def _read_policies(internal: str | None, external: str | None, is_external: bool) -> tuple[Policies, Sequence[Problem]]:
-    """Return the policies, one object for all Services that have the same, and what is wrong with them."""
+    """Return the policies, one object for all Services with equal ones, and their problems."""
     problems: list[Problem] = []
     for text, field in ((internal, "spec.internalTrafficPolicy"), (external, "spec.externalTrafficPolicy")):
         if text not in (None, "", "Cluster", "Local"):
@@ -338,10 +336,10 @@ def _plan(
 
 
 def _sparing(plan: ServicePlan, api_servers: Collection[bytes], problems: list[Problem]) -> ServicePlan:
-    """Return a plan without frontends that would cut this node's proxy off from its own API server.
+    """Return a plan without frontends that would cut this node's proxy off from its API server.
 
-    Writers of Services choose external IPs. Addresses of load balancers come from the cluster's own controllers, and
-    one may lead to the API server; it is left out only while the node would be refused or dropped there.
+    Writers of Services choose external IPs. A load balancer's address comes from the cluster's controllers and may lead
+    to the API server: it is left out only while the node's own connections to it would be refused or dropped.
     """
     if (plan.key.namespace, plan.key.name) == _API_SERVER:
         return plan
@@ -361,24 +359,24 @@ _API_SERVER = ("default", "kubernetes")
 
 
 def _asked(service: Service, slices: Sequence[Slice], world: Globals, problems: list[Problem]) -> Wishes | None:
-    """Return how connections are to be shared, None where neither the Service nor a slice of it says so."""
+    """Return the requested shares of connections, None without such annotations of the Service and its slices."""
     annotations = service.metadata.annotations
     its_own = annotations is not None and asks(annotations)
     if not its_own and not [piece for piece in slices if piece.weight is not None]:
         return None
     if not BALANCING.value(world):
-        whose = "what they say of shares is left out" if its_own else "the weights of its EndpointSlices are left out"
-        reason = f"{whose}: the proxy on this node shares connections as without them, by its mode or its flags"
+        ignored = "what they say of shares is left out" if its_own else "the weights of its EndpointSlices are left out"
+        reason = f"{ignored}: the proxy on this node shares connections as without them, by its mode or its flags"
         problems.append(Problem("metadata.annotations", reason))
         return None
     return wishes(annotations, problems)
 
 
 def _allowed(facts: _Facts, family: Family, world: Globals) -> tuple[Range, ...] | None:
-    """Return the ranges that may use the load balancer addresses, None when there are none, or all may.
+    """Return the ranges that may use the load balancer addresses, None without such addresses or when all may.
 
-    A node that may use an address may also arrive with the address itself as its source: the kernel picks that one
-    when a cloud's agent has put it on an interface of the node (kube-proxy, allowFromNode).
+    If the node's address is among them, so are the load balancer addresses: as a source, the kernel picks one that a
+    cloud's agent has put on an interface of the node (allowFromNode in the Go kube-proxy).
     """
     ranges, balancers = facts.source_ranges.get(family), facts.balancer_ips.get(family, ())
     if ranges is None or not balancers:
@@ -406,14 +404,14 @@ def _frontends(facts: _Facts, port: _Port, family: Family, cluster_ip: bytes) ->
     if port.node_port:
         frontends.append(Frontend(FrontendKind.NODEPORT, bytes((port.protocol,)) + PORT_BYTES[port.node_port]))
     if len(frontends) > 1 and len({f.key for f in frontends}) < len(frontends):
-        # The cluster IP comes before all; an external IP that is the load balancer's keeps the source ranges.
+        # The cluster IP precedes all; an external IP that is also the load balancer's keeps the source ranges.
         frontends.sort(key=lambda f: f.kind is FrontendKind.EXTERNAL)
         frontends = list({f.key: f for f in reversed(frontends)}.values())[::-1]
     return tuple(frontends)
 
 
 class _Stock(NamedTuple):
-    """What there is of endpoints: in the cluster pool, in the local pool, and usable ones anywhere."""
+    """Whether there are endpoints: in the cluster pool, in the local pool, and usable ones anywhere."""
 
     cluster: bool
     local: bool
@@ -424,7 +422,7 @@ class _Stock(NamedTuple):
 def _traffic(
     policies: Policies, stock: tuple[bool, bool, bool], masquerade_all: bool, pods_known: bool
 ) -> tuple[Traffic, Traffic]:
-    """Return what traffic to the cluster IP gets, and what traffic to all other addresses. `stock` is a _Stock."""
+    """Return the traffic of the cluster IP and that of all other frontends. `stock` is a _Stock."""
     there = _Stock(*stock)
     return (
         _internal(policies.internal, there, masquerade_all, pods_known),
@@ -433,7 +431,7 @@ def _traffic(
 
 
 def _internal(policy: Policy, stock: _Stock, masquerade_all: bool, pods_known: bool) -> Traffic:
-    """Return what cluster IP traffic gets."""
+    """Return the traffic of the cluster IP."""
     local = policy is Policy.LOCAL
     if not (stock.local if local else stock.cluster):
         return Traffic(*(Action.DROP if stock.usable else Action.REJECT,) * 3)
@@ -444,9 +442,10 @@ def _internal(policy: Policy, stock: _Stock, masquerade_all: bool, pods_known: b
 
 
 def _external(policy: Policy, stock: _Stock, pods_known: bool) -> Traffic:
-    """Return what traffic to external IPs, load balancers and NodePorts gets.
+    """Return the traffic of external IPs, load balancer addresses and NodePorts.
 
-    With externalTrafficPolicy Local, pods and the node itself are served as if they had gone out and come back in.
+    With externalTrafficPolicy Local, pods and the node itself are served as if their packets left the cluster and came
+    back.
     """
     if not stock.usable:
         return Traffic(Action.REJECT, Action.REJECT, Action.REJECT)
@@ -473,7 +472,7 @@ def _health(port: int, slices: Sequence[Slice], plans: Sequence[ServicePlan], wo
 
 
 def _health_port(spec: ServiceSpec, problems: list[Problem]) -> int:
-    """Return the port that health checks ask, 0 for none or for one that cannot be."""
+    """Return the health check port, 0 for none or an invalid one."""
     port = spec.health_check_node_port or 0
     if spec.type != "LoadBalancer" or spec.external_traffic_policy != "Local" or not port:
         return 0

@@ -1,4 +1,4 @@
-"""Which endpoints a Service has, and which of them take new connections: readiness, termination, topology.
+"""The endpoints of a Service, and the selection of those that take new connections: readiness, termination, topology.
 
 Source: docs/reference.md "Service semantics"; kube-proxy v1.36 pkg/proxy/topology.go and endpointslicecache.go.
 """
@@ -29,7 +29,7 @@ from kubeproxy.model.plan import Pool, Problem
 
 
 class Endpoint(Struct, frozen=True, gc=False):
-    """One address of a slice, with its state; the port comes from the slice's ports."""
+    """One address of a slice with its state; the port is one of the slice's."""
 
     address: bytes
     node: str = ""
@@ -49,15 +49,15 @@ class SlicePort(NamedTuple):
 
 
 class Slice(Struct, frozen=True, gc=False):
-    """An EndpointSlice reduced to what is used.
+    """An EndpointSlice reduced to the used fields.
 
     In nearly every slice all endpoints are ready and none has hints: then `destinations` (of each port, as in `ports`;
-    sorted, without repetition) and `nodes` ('' for none), in the same order, are all there is of them, and `particular`
-    is None. Otherwise `particular` has them all.
+    sorted, without repetition) and `nodes` ('' for none), in the same order, describe them, and `particular` is None.
+    Otherwise `particular` has them all.
 
-    `version` is its resourceVersion, and `proxy_name` the label by which its Service is another proxy's, which the
-    EndpointSlice controller copies from the Service: for people who ask. `weight` is what its annotation says. `zones`
-    are by packed address, of the endpoints that have one; None where nobody asked for them.
+    `version` is the resourceVersion. `proxy_name` is the label of another proxy's Service, which the EndpointSlice
+    controller copies, for answers to questions. `weight` is the annotation. `zones` of endpoints are by packed address,
+    None unless requested.
     """
 
     family: Family
@@ -74,7 +74,7 @@ class Slice(Struct, frozen=True, gc=False):
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """Return the endpoints one by one."""
+        """The endpoints."""
         if self.particular is not None:
             return self.particular
         return tuple([Endpoint(d[:-2], node) for d, node in zip(self.destinations[0], self.nodes, strict=True)])
@@ -87,9 +87,9 @@ class Slice(Struct, frozen=True, gc=False):
 
 
 class PackedSlice(Struct, frozen=True, gc=False):
-    """An EndpointSlice of a list, packed as it came in: a list of all as decoded objects has ten times the size.
+    """An EndpointSlice of a list, packed when it is decoded, as decoded slices have ten times the size.
 
-    `piece` is None for one that belongs to no Service, or whose address type cannot be programmed.
+    `piece` is None without a Service, or for an address type that cannot be programmed.
     """
 
     metadata: ObjectMeta
@@ -98,16 +98,16 @@ class PackedSlice(Struct, frozen=True, gc=False):
 
 
 def packed(source: EndpointSlice) -> PackedSlice:
-    """Return what is kept of a slice."""
+    """Return the packed form of a slice."""
     labels = source.metadata.labels
     piece = parse_slice(source) if labels is not None and labels.service_name else None
     return PackedSlice(source.metadata, source.address_type, piece)
 
 
 def parse_slice(source: EndpointSlice) -> Slice | None:
-    """Return the slice in packed form, None for an address type that cannot be programmed (FQDN).
+    """Return the packed form of a slice, None for an address type that cannot be programmed (FQDN).
 
-    Entries that make no sense are left out and named in `problems`.
+    Invalid entries are left out and named in `problems`.
     """
     family = FAMILIES.get(source.address_type)
     if family is None:
@@ -139,16 +139,16 @@ def _zones(source: PlacedSlice) -> Mapping[bytes, str]:
 
 
 FULL: Final = 100
-"""The weight of an endpoint of which nothing else is said, and the largest that there is."""
+"""The default weight of an endpoint, and the largest one."""
 
 
 def annotation_field(name: str) -> str:
-    """Return how the field of one of our annotations is called."""
+    """Return the path of one of our annotations' fields."""
     return f"metadata.annotations[kube-proxy-py/{name}]"
 
 
 def read_weight(text: str) -> int | None:
-    """Return the weight that a text is, None for what is none."""
+    """Return the weight that a text has, None for an invalid text."""
     weight = int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else -1
     return weight if 0 <= weight <= FULL else None
 
@@ -163,7 +163,7 @@ def _slice_weight(text: str) -> tuple[int | None, tuple[Problem, ...]]:
 
 _IPV6 = Family.IPV6  # looked up once, as in model.compile
 _AFTER_MAPPED = b"\0" * 9 + b"\x01"
-"""Comes after every IPv4-mapped IPv6 address and before every IPv6 address of a pod."""
+"""Sorts after every IPv4-mapped IPv6 address and before every IPv6 address of a pod."""
 
 
 def _plain(
@@ -171,15 +171,15 @@ def _plain(
 ) -> tuple[tuple[tuple[bytes, ...], ...], tuple[str, ...]] | None:
     """Return the destinations of each port, and the nodes, both in the order of the addresses.
 
-    None when any address is missing, is there twice, or is not written as most are. Comprehensions over all endpoints
-    at once, and no object for each: 100,000 of them come in with the first list.
+    None when an address is missing, repeated, or in an unusual form. Comprehensions without an object for each
+    endpoint: the first list may have 100,000.
     """
     number = PORT_BYTES[ports[0].port]
     try:
         first = [inet_pton(family, e.addresses[0]) + number for e in entries]  # type: ignore[index]
     except (OSError, ValueError, LookupError, TypeError):
-        return None  # which one it is, and all that are right, shows one by one
-    # A few node names stand in 100,000 endpoints: interned, they take no memory and compare at once.
+        return None  # _one_by_one finds the wrong entry
+    # 100,000 endpoints have a few node names: interned, they take no memory and compare fast.
     nodes = [intern(e.node_name or "") for e in entries]
     if not all(map(lt, first, islice(first, 1, None))):
         at = dict(zip(first, nodes, strict=True))
@@ -209,8 +209,8 @@ def _one_by_one(entries: Sequence[SliceEndpoint], family: Family) -> tuple[tuple
 
 
 def _ports(entries: Sequence[EndpointPort]) -> tuple[tuple[SlicePort, ...], tuple[Problem, ...]]:
-    """Return the ports that can be used, and what is wrong with those that cannot."""
-    if len(entries) == 1:  # nearly always, and the same in many slices
+    """Return the usable ports, and the problems of the others."""
+    if len(entries) == 1:  # nearly always, and equal in many slices
         return _one_port(entries[0].name, entries[0].protocol, entries[0].port)
     problems: list[Problem] = []
     return tuple(_read_ports(entries, problems)), tuple(problems)
@@ -230,7 +230,7 @@ def _read_ports(entries: Iterable[EndpointPort], problems: list[Problem]) -> Ite
         if protocol is None:
             problems.append(Problem(f"ports[{i}].protocol", f"{(entry.protocol or '')[:64]!r} is not TCP, UDP or SCTP"))
         elif not entry.port:
-            continue  # nil means "all ports": nothing a proxy can forward to; kube-proxy passes it over silently
+            continue  # nil means "all ports", to which no proxy can forward; ignored, as by the Go kube-proxy
         elif not 0 < entry.port < 65536:
             problems.append(Problem(f"ports[{i}].port", f"{entry.port} is not between 1 and 65535"))
         else:
@@ -242,7 +242,7 @@ _UNKNOWN = EndpointConditions()
 
 
 def _particular(address: bytes, node: str, entry: SliceEndpoint) -> Endpoint:
-    """Return an endpoint that may not be ready, or is meant for some zones or nodes."""
+    """Return an endpoint that may not be ready, or has hints."""
     c, hints = entry.conditions or _UNKNOWN, entry.hints
     zones, nodes = (_names(hints.for_zones), _names(hints.for_nodes)) if hints is not None else ((), ())
     return Endpoint(address, node, c.ready is not False, c.serving is not False, c.terminating is True, zones, nodes)
@@ -253,10 +253,9 @@ def _names(entries: list[NameHint] | None) -> tuple[str, ...]:
 
 
 class Selection(NamedTuple):
-    """The endpoints of one service port: who takes new connections, and who may keep old ones.
+    """The selected endpoints of one service port: the pools for new connections, and all that may keep old ones.
 
-    `usable`: some endpoint anywhere could take a connection. `local_addresses` are those of the pools' endpoints on
-    this node.
+    `usable`: some endpoint anywhere could take a connection. `local_addresses`: of the pools' endpoints on this node.
     """
 
     cluster: Pool
@@ -267,7 +266,7 @@ class Selection(NamedTuple):
 
 
 class Viewpoint(NamedTuple):
-    """Where the selection is made."""
+    """The node and zone of the selection."""
 
     node: str
     zone: str
@@ -277,7 +276,7 @@ NONE = Selection((), (), (), (), False)
 
 
 def offers(slices: Iterable[Slice]) -> Mapping[tuple[str, int], Sequence[tuple[Slice, int]]]:
-    """Return who has a port, by its name and protocol: slices, and the port's number in each."""
+    """Return the slices with each port, by its name and protocol, and the port's index in each slice."""
     found: dict[tuple[str, int], list[tuple[Slice, int]]] = {}
     for piece in slices:
         for number, port in enumerate(piece.ports):
@@ -286,9 +285,9 @@ def offers(slices: Iterable[Slice]) -> Mapping[tuple[str, int], Sequence[tuple[S
 
 
 def select(matched: Sequence[tuple[Slice, int]], view: Viewpoint, uses_cluster: bool, uses_local: bool) -> Selection:
-    """Return the pools of a service port from the slices of its Service and family that offer it.
+    """Return the pools of a service port from the slices of its Service and family that have the port.
 
-    `uses_cluster` and `uses_local` say which pools the Service's policies can reach; one that is not used is empty.
+    `uses_cluster` and `uses_local`: the pools that the Service's policies can reach; the other one is empty.
     """
     if not matched:
         return NONE
@@ -299,7 +298,7 @@ def select(matched: Sequence[tuple[Slice, int]], view: Viewpoint, uses_cluster: 
 
 
 def _select_all(matched: Sequence[tuple[Slice, int]], node: str, uses_cluster: bool, uses_local: bool) -> Selection:
-    """All ready, no hints: nearly every Service; there is nothing to choose."""
+    """Select when all endpoints are ready and none has hints, as in nearly every Service."""
     parts = [piece.destinations[port] for piece, port in matched]
     everyone = parts[0] if len(parts) == 1 else tuple(sorted(set().union(*parts)))
     cluster = everyone if uses_cluster else ()
@@ -317,7 +316,7 @@ def _select_all(matched: Sequence[tuple[Slice, int]], node: str, uses_cluster: b
 
 
 def _merge(matched: Sequence[tuple[Slice, int]], node: str) -> dict[bytes, Endpoint]:
-    """Return the endpoints by destination. Of two alike the one that is not terminating wins, then the local one."""
+    """Return the endpoints by destination. Of two with one destination a non-terminating one wins, then a local one."""
     merged: dict[bytes, Endpoint] = {}
     for piece, number in matched:
         port = PORT_BYTES[piece.ports[number].port]

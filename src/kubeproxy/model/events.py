@@ -1,4 +1,4 @@
-"""Events from a source of objects: complete lists, changed objects, deleted objects, objects that cannot be read.
+"""Events from a source of objects: complete lists, changed objects, deleted objects, unusable objects.
 
 An event names the objects to compile again, never an action. The order of events of different objects does not matter.
 """
@@ -14,10 +14,10 @@ from kubeproxy.model.objects import Object, PlacedSlice, Resource
 
 
 class Replaced(Struct, frozen=True):
-    """All objects of a resource as of now (a first list, or a new one): all others are deleted.
+    """All present objects of a resource, from a list: all others are deleted.
 
-    EndpointSlices may be packed already. `kept` names objects (namespace, name) that exist but could not be decoded:
-    their last good state stays. None: the names are unknown, and all objects stay.
+    EndpointSlices may be packed. `kept` names objects (namespace, name) that exist but could not be decoded: their last
+    state stays. None: the names are unknown, and all objects stay.
     """
 
     resource: Resource
@@ -33,21 +33,18 @@ class Upserted(Struct, frozen=True):
 
 
 class ZonedSlice(Struct, frozen=True):
-    """A known EndpointSlice again, with the zones of its endpoints.
-
-    It is ignored unless it has the known version: the watch delivers all others.
-    """
+    """A known EndpointSlice with the zones of its endpoints; ignored unless it has the known version."""
 
     object: PlacedSlice
 
     @property
     def resource(self) -> Resource:
-        """Return the resource, as other events do."""
+        """The resource, as of other events."""
         return "endpointslices"
 
 
 class Deleted(Struct, frozen=True):
-    """An object is gone. Cluster-scoped objects have the namespace ''."""
+    """An object was deleted. Cluster-scoped objects have the namespace ''."""
 
     resource: Resource
     namespace: str
@@ -55,10 +52,7 @@ class Deleted(Struct, frozen=True):
 
 
 class Rejected(Struct, frozen=True):
-    """An object, or one entry of it, that cannot be used: it is skipped, and this is reported to the user.
-
-    `field` is a JSON path such as 'spec.ports[1].port' ('' when the whole object is meant).
-    """
+    """An unusable object or entry of one, which is skipped; `field` is a JSON path, '' for the whole object."""
 
     resource: Resource
     namespace: str
@@ -71,4 +65,4 @@ class Rejected(Struct, frozen=True):
 Event = Replaced | Upserted | ZonedSlice | Deleted | Rejected
 
 Sink = Callable[[Sequence[Event]], None]
-"""Takes the events of one read together, on the event loop's thread; must return quickly and never raise."""
+"""Takes the events of one read, on the event loop's thread; must return quickly and never raise."""

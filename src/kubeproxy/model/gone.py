@@ -60,13 +60,13 @@ class Departures:
         self._terminating: dict[bytes, set[bytes]] = {}  # address to what it serves
         self._fresh: dict[bytes, _Missing] = {}  # since the last look
         self._missing: dict[bytes, _Missing] = {}
-        self._gone: dict[bytes, _Missing] = {}  # those that were told to be, the first first; until they are due
+        self._gone: dict[bytes, _Missing] = {}  # reported as deleted, oldest first; until they are due
         self._due: float | None = None
         self._taken: set[bytes] = set()
 
     @property
     def due(self) -> float | None:
-        """Return when to look again at the latest, in the seconds of `look`; None when that is not needed."""
+        """The latest time of the next `look`, in its seconds; None when none is needed."""
         return self._due
 
     def in_use(self, address: bytes) -> bool:
@@ -89,7 +89,7 @@ class Departures:
                 self._gain(address)
             if terminating and after is not None:
                 self._terminating.setdefault(address, set()).update(_keys(address, after))
-            else:  # it is not the same that was terminating before
+            else:  # another pod than the terminating one has the address now
                 self._terminating.pop(address, None)
 
     def _gain(self, address: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Maglev: which endpoint each slot of a table leads to, and which slot a client has. Pure, and the same on every node.
+"""Maglev: the endpoint of each slot of a table, and the slot of each client. Pure, and the same on every node.
 
 Source: Eisenbud and others, "Maglev: A Fast and Reliable Software Network Load Balancer" (NSDI 2016), section 3.4; for
 the client's slot the kernel's nft_jhash_eval (net/netfilter/nft_hash.c) and jhash (include/linux/jhash.h).
@@ -15,10 +15,10 @@ from typing import Final
 from kubeproxy.model.plan import Hashing, HashKey, Pool, Weights
 
 SEED: Final = 0x6B75_6265
-"""What the kernel begins its hash with: the same on every node, and in every version, or clients would move."""
+"""The kernel's seed of the hash: the same on every node and in every version, or clients would change endpoints."""
 
 SIZES: Final = (251, 1021, 4093)
-"""Sizes of tables, primes: every way through a table meets with each of its slots."""
+"""Sizes of tables: primes, so that every stride visits all slots."""
 
 DEFAULT_SIZE: Final = 1021
 
@@ -31,8 +31,8 @@ _FINAL: Final = ((2, 1, 14), (0, 2, 11), (1, 0, 25), (2, 1, 16), (0, 2, 4), (1, 
 def fill(pool: Pool, weights: Weights, size: int) -> Pool:
     """Return the destination of each slot. `weights` are as in plan.Balance, `size` is a prime.
 
-    In turns each destination takes the next free slot on its own way through the table; with weights it misses turns.
-    What comes of it depends on the destinations alone, not on the order in which anybody learnt of them.
+    In turns each destination takes the next free slot of its own permutation; with a smaller weight it has fewer turns.
+    The table depends on the destinations alone, not on their order.
     """
     if not pool:
         return ()
@@ -43,8 +43,8 @@ def fill(pool: Pool, weights: Weights, size: int) -> Pool:
     left = size
     for n in _turns([weight for _, weight in members]):
         slot = at[n]
-        if slot < 0:  # where there are more destinations than slots, most of them have no turn
-            slot, skips[n] = _way(destinations[n], size)
+        if slot < 0:  # computed late: with more destinations than slots most have no turn
+            slot, skips[n] = _permutation(destinations[n], size)
         skip = skips[n]
         while table[slot]:
             slot += skip
@@ -59,11 +59,11 @@ def fill(pool: Pool, weights: Weights, size: int) -> Pool:
 
 
 _SPARSE: Final = 4
-"""How many have no turn for each that has one, above which the next turn is looked up."""
+"""Ratio of destinations without a turn in a round to those with one, above which a heap finds the next turn."""
 
 
 def _turns(weights: Sequence[int]) -> Iterator[int]:
-    """Yield whose turn it is, for ever: in a round those whose weights have come to one more of the heaviest's."""
+    """Yield the index of the next destination, endlessly: one has a turn when its weights add up to the heaviest."""
     count, heaviest = len(weights), max(weights)
     if sum(weights) * _SPARSE < heaviest * count:
         yield from _sparse_turns(weights, heaviest)
@@ -77,9 +77,9 @@ def _turns(weights: Sequence[int]) -> Iterator[int]:
 
 
 def _sparse_turns(weights: Sequence[int], heaviest: int) -> Iterator[int]:
-    """Yield the same where most have no turn in most rounds: thousands of a small weight beside one of a large one."""
+    """Yield the same, for weights with few turns a round: thousands of small ones beside a large one."""
     count, turns = len(weights), [1] * len(weights)
-    # The round of the next turn, and who has it, as one number.
+    # The round of the next turn and the destination's index as one number.
     upcoming = [-(-heaviest // weight) * count + n for n, weight in enumerate(weights)]
     heapify(upcoming)
     while True:
@@ -90,14 +90,14 @@ def _sparse_turns(weights: Sequence[int], heaviest: int) -> Iterator[int]:
 
 
 @lru_cache(maxsize=1 << 14)
-def _way(destination: bytes, size: int) -> tuple[int, int]:
-    """Return where a destination's way through a table begins, and how far it goes at a time."""
+def _permutation(destination: bytes, size: int) -> tuple[int, int]:
+    """Return the offset and the stride of a destination's permutation of the slots."""
     digest = blake2b(destination, digest_size=16).digest()
     return int.from_bytes(digest[:8], "big") % size, int.from_bytes(digest[8:], "big") % (size - 1) + 1
 
 
 def slot_of(hashing: Hashing, source: bytes, port: int) -> int | None:
-    """Return the slot of a client (packed address, and port, 0 if unknown), None where that takes a port to say."""
+    """Return the slot of a client (packed address, and port, 0 if unknown), None if it depends on an unknown port."""
     if hashing.key is HashKey.CLIENT:
         return _scaled(jhash(source, SEED), hashing.size)
     return _scaled(jhash(source + port.to_bytes(2, "big") + b"\0\0", SEED), hashing.size) if port else None
@@ -108,7 +108,7 @@ def _scaled(number: int, size: int) -> int:
 
 
 def jhash(key: bytes, seed: int) -> int:
-    """Return the kernel's hash of whole words of 4 bytes, on a machine that is little-endian."""
+    """Return the kernel's hash of whole words of 4 bytes, as on a little-endian machine."""
     words = [int.from_bytes(key[i : i + 4], "little") for i in range(0, len(key), 4)]
     state = [(_BEGIN + len(key) + seed) & _WORD] * 3
     while len(words) > 3:

@@ -1,7 +1,7 @@
-"""Kubernetes objects as the API sends them, decoded to the fields that are used and no others.
+"""Kubernetes objects of the API, decoded to the used fields only.
 
-Shapes only: defaults are the API's zero values, nothing is validated beyond JSON types here and nothing is
-computed. Null lists and maps occur in real answers (a bookmark's object), so every list and map may be None.
+Defaults are the API's zero values; only JSON types are validated. Null lists and maps occur in real answers (a
+bookmark's object), so every list and map may be None.
 Source: core/v1, discovery.k8s.io/v1 and networking.k8s.io/v1 of Kubernetes 1.36.
 """
 
@@ -14,15 +14,15 @@ from msgspec import Meta, Struct, field
 Resource = Literal["services", "endpointslices", "nodes", "servicecidrs"]
 
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
-"""The API's int32: a number beyond it is no number of this API, and would not fit where it is packed."""
+"""The API's int32."""
 
 
 class ApiStruct(Struct, rename="camel", frozen=True, gc=False):
-    """Common settings: camelCase names; unknown fields are passed over; untracked by the collector (no cycles)."""
+    """Common settings: camelCase names; unknown fields are ignored; untracked by the collector (no cycles)."""
 
 
 class Labels(ApiStruct, frozen=True):
-    """The labels that mean something to a proxy."""
+    """The labels that a proxy uses."""
 
     service_name: str | None = field(default=None, name="kubernetes.io/service-name")
     service_proxy_name: str | None = field(default=None, name="service.kubernetes.io/service-proxy-name")
@@ -31,7 +31,7 @@ class Labels(ApiStruct, frozen=True):
 
 
 class Annotations(ApiStruct, frozen=True):
-    """The annotations that mean something to a proxy."""
+    """The annotations that a proxy uses."""
 
     last_change_trigger_time: str | None = field(default=None, name="endpoints.kubernetes.io/last-change-trigger-time")
     weight: str | None = field(default=None, name="kube-proxy-py/weight")
@@ -149,7 +149,7 @@ class SliceEndpoint(ApiStruct, frozen=True):
 
 
 class EndpointPort(ApiStruct, frozen=True):
-    """One entry of an EndpointSlice's ports; a port of None means all ports, which a proxy cannot serve."""
+    """One entry of an EndpointSlice's ports; a port of None means all ports, to which no proxy can forward."""
 
     port: Int32 | None = None
     name: str | None = None
@@ -172,9 +172,9 @@ class PlacedEndpoint(SliceEndpoint, frozen=True):
 
 
 class PlacedSlice(EndpointSlice, frozen=True):
-    """An EndpointSlice with the zones of its endpoints, which cost each one: decoded for who weighs by zone alone."""
+    """An EndpointSlice with the zones of its endpoints: decoded only for weights by zone, for its cost."""
 
-    # Decoded, and never written to: so it is one of the other kind as well.
+    # Never written to, so its list may have a subtype.
     endpoints: list[PlacedEndpoint] | None = None  # type: ignore[assignment]
 
 

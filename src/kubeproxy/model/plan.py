@@ -1,6 +1,6 @@
-"""What every Service means on this node, in words that no backend owns.
+"""The plans of Services on this node, in terms that are independent of the mode.
 
-Plans are frozen, hold packed addresses and share what they can: 100,000 endpoints are normal.
+Plans are frozen, hold packed addresses and share equal parts: 100,000 endpoints are normal.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ServicePortKey(NamedTuple):
 
 
 class FrontendKind(IntEnum):
-    """What kind of address a client uses."""
+    """The kind of a frontend's address."""
 
     CLUSTER = 0
     EXTERNAL = 1
@@ -47,7 +47,7 @@ NODEPORT_KEY = 3
 """Bytes of a frontend's key that has no address."""
 
 WRITTEN: frozenset[FrontendKind] = frozenset({FrontendKind.EXTERNAL, FrontendKind.LOADBALANCER})
-"""Kinds of addresses that somebody writes into a Service, where the API server gives the other kinds to one alone."""
+"""Kinds of addresses that clients of the API write; the API server allocates those of other kinds to one Service."""
 
 
 class Frontend(Struct, frozen=True, gc=False):
@@ -61,27 +61,27 @@ class Frontend(Struct, frozen=True, gc=False):
 
     @property
     def address(self) -> bytes:
-        """Return the packed address, b'' for a NodePort."""
+        """The packed address, b'' for a NodePort."""
         return self.key[:-3]
 
     @property
     def nodeport_key(self) -> bytes:
-        """Return the key of a NodePort of the same number."""
+        """The key of a NodePort of the same number."""
         return self.key[-NODEPORT_KEY:]
 
     @property
     def protocol(self) -> int:
-        """Return the IP protocol number."""
+        """The IP protocol number."""
         return self.key[-3]
 
     @property
     def port(self) -> int:
-        """Return the port that clients use."""
+        """The port that clients use."""
         return int.from_bytes(self.key[-2:], "big")
 
     @property
     def port_text(self) -> str:
-        """Return the port with its protocol, as 53/UDP."""
+        """The port with its protocol, as 53/UDP."""
         return f"{self.port}/{PROTOCOL_NAMES[self.protocol]}"
 
     def __str__(self) -> str:
@@ -90,7 +90,7 @@ class Frontend(Struct, frozen=True, gc=False):
 
 
 class Policy(IntEnum):
-    """A traffic policy: which endpoints may serve."""
+    """A traffic policy: the eligible endpoints."""
 
     CLUSTER = 0  # all
     LOCAL = 1  # those of this node
@@ -104,7 +104,7 @@ class Policies(NamedTuple):
 
 
 class Action(IntEnum):
-    """What happens to a new connection."""
+    """The treatment of a new connection."""
 
     CLUSTER = 0  # forwarded to the cluster pool, source kept
     CLUSTER_MASQUERADE = 1
@@ -115,17 +115,17 @@ class Action(IntEnum):
 
     @property
     def forwards(self) -> bool:
-        """Return whether an endpoint gets the connection."""
+        """Whether an endpoint gets the connection."""
         return self < Action.REJECT
 
     @property
     def picks_local(self) -> bool:
-        """Return whether that endpoint is one of the local pool."""
+        """Whether the endpoint is one of the local pool."""
         return self in {Action.LOCAL, Action.LOCAL_MASQUERADE}
 
 
 class Traffic(NamedTuple):
-    """What happens to a new connection, by where it comes from: a pod of this cluster, this node, elsewhere."""
+    """The actions for new connections by their origin: a pod of this cluster, this node, elsewhere."""
 
     pod: Action
     node: Action
@@ -133,7 +133,7 @@ class Traffic(NamedTuple):
 
 
 Weights = tuple[int, ...]
-"""The weights of a pool's destinations, in their order; empty where all are alike."""
+"""The weights of a pool's destinations, in their order; empty when all are equal."""
 
 
 LONGEST_AFFINITY: Final = 86400
@@ -141,29 +141,29 @@ LONGEST_AFFINITY: Final = 86400
 
 
 class HashKey(IntEnum):
-    """What of a connection decides where it goes, where that is not chance."""
+    """The hashed part of a connection."""
 
     FLOW = 0  # the client's address and port
     CLIENT = 1  # its address
 
 
 class Hashing(NamedTuple):
-    """Consistent hashing: over what, into a table of how many slots."""
+    """Consistent hashing: the hashed part, and the number of slots."""
 
     key: HashKey
     size: int
 
 
 ROOM: Final = 1 << 16
-"""How often a Service's endpoints are entered in a family at most, for weights and tables over all of its frontends."""
+"""The limit of a Service's entries for weights and tables in a family, over all of its frontends."""
 
 
 class Balance(Struct, frozen=True, gc=False):
-    """How a service port's connections are shared, where that is not evenly among all.
+    """The shares of a service port's connections, if they are not equal.
 
     `cluster` and `local` are the weights of the pools' destinations. `drained` have weight 0: they are in no pool, and
-    keep the connections that they have. `hashing` is None where chance picks. `room` is how often endpoints may be
-    entered for each frontend, to get their weights: see balancing.room_for.
+    keep their connections. `hashing` is None for a random choice. `room` is the limit of entries for each frontend: see
+    balancing.room_for.
     """
 
     cluster: Weights = ()
@@ -174,15 +174,14 @@ class Balance(Struct, frozen=True, gc=False):
 
 
 class ServicePlan(Struct, frozen=True, gc=False):
-    """One service port in one family: its frontends, its pools and what each kind of traffic gets.
+    """One service port in one family: its frontends, its pools and the actions for each kind of traffic.
 
-    `policies` are what the Service asks for; `internal` and `external` are what comes of them with the endpoints that
-    there are, for the cluster IP and for all other frontends. `hairpin` are the addresses of endpoints on this node,
-    whose connections to themselves need masquerade. `serving` are all destinations that may keep flows (conntrack).
-    `affinity` is in seconds, 0 for none. `source_ranges` are the networks that may use the load balancer addresses, in
-    the order in which they were written, None when those are open to all; `sources` has them by frontend.
-    `health_port` is the Service's healthCheckNodePort, 0 for none. `balance` is None where nothing but an even
-    share was asked for.
+    `policies` are the Service's; `internal` (of the cluster IP) and `external` (of all other frontends) follow from
+    them and the endpoints. `hairpin` are the addresses of endpoints on this node, whose connections to themselves need
+    masquerade. `serving` are all destinations that may keep flows (conntrack). `affinity` is in seconds, 0 for none.
+    `source_ranges` are the networks that may use the load balancer addresses, in the Service's order, None when all
+    may; `sources` has them by frontend. `health_port` is the healthCheckNodePort, 0 for none. `balance` is None for
+    equal shares.
     """
 
     key: ServicePortKey
@@ -201,66 +200,66 @@ class ServicePlan(Struct, frozen=True, gc=False):
 
     @property
     def usable(self) -> bool:
-        """Return whether any endpoint anywhere takes new connections."""
+        """Whether any endpoint anywhere takes new connections."""
         return self.external.outside is not Action.REJECT
 
     @property
     def accessible(self) -> bool:
-        """Return whether clients from outside have an address to use, to which the external policy applies."""
+        """Whether there is a frontend for clients from outside, to which the external policy applies."""
         return any(frontend.kind is not FrontendKind.CLUSTER for frontend in self.frontends)
 
     def keeping(self, frontends: tuple[Frontend, ...]) -> ServicePlan:
-        """Return the plan with these of its frontends; source ranges concern load balancer addresses alone."""
+        """Return the plan with some of its frontends; source ranges only if one is a load balancer address."""
         balanced = any(frontend.kind is FrontendKind.LOADBALANCER for frontend in frontends)
         return structs.replace(self, frontends=frontends, source_ranges=self.source_ranges if balanced else None)
 
     def traffic(self, frontend: Frontend) -> Traffic:
-        """Return what governs a frontend."""
+        """Return the traffic of a frontend."""
         return self.internal if frontend.kind is FrontendKind.CLUSTER else self.external
 
     def weights(self, policy: Policy) -> Weights:
-        """Return the weights of the destinations that a policy picks from; empty where all are alike."""
+        """Return the weights of the pool of a policy; empty when all are equal."""
         if self.balance is None:
             return ()
         return self.balance.local if policy is Policy.LOCAL else self.balance.cluster
 
     @property
     def remembers(self) -> int:
-        """Return for how many seconds a client keeps its endpoint where that is remembered and not hashed."""
+        """Seconds for which a client keeps its endpoint in a mode without hashing."""
         hashing = self.balance.hashing if self.balance is not None else None
         return LONGEST_AFFINITY if hashing is not None and hashing.key is HashKey.CLIENT else self.affinity
 
     def policy(self, frontend: Frontend) -> Policy:
-        """Return the policy that the Service asks for at a frontend."""
+        """Return the policy of a frontend."""
         return self.policies.internal if frontend.kind is FrontendKind.CLUSTER else self.policies.external
 
     def sources(self, frontend: Frontend) -> tuple[Range, ...] | None:
-        """Return the disjoint, sorted ranges that may use a frontend, None when it is open to all."""
+        """Return the disjoint, sorted ranges that may use a frontend, None when all may."""
         if self.source_ranges is None or frontend.kind is not FrontendKind.LOADBALANCER:
             return None
         return merge_ranges(self.source_ranges)
 
 
 class HealthCheck(NamedTuple):
-    """A Service's health check port, and how many ready endpoints this node has in each family of the Service."""
+    """A Service's health check port, and the number of its ready endpoints on this node in each family."""
 
     port: int
     counts: tuple[tuple[Family, int], ...]
 
     def local_endpoints(self, family: Family) -> int | None:
-        """Return the count of a family, None when the port is not answered in it."""
+        """Return the count of a family, None when the port is not served in it."""
         return dict(self.counts).get(family)
 
 
 class Problem(NamedTuple):
-    """A field of an object that cannot be used as it stands, and what was done about it."""
+    """An unusable field of an object, and the consequence."""
 
     field: str
     reason: str
 
 
 class Compiled(Struct, frozen=True, gc=False):
-    """All that a Service means: its plans, its health check, and what is wrong with it."""
+    """The result of compiling a Service: its plans, its health check, and its problems."""
 
     plans: tuple[ServicePlan, ...] = ()
     health: HealthCheck | None = None
@@ -275,19 +274,19 @@ NOTHING = Compiled()
 
 
 class Detector(Struct, frozen=True):
-    """How traffic of this node's pods is recognised: by source network, or by the interface it comes in by."""
+    """The recognition of traffic of this node's pods: by source network, or by the interface of arrival."""
 
     kind: Literal["none", "network", "bridge", "prefix"] = "none"
     value: str = ""
 
     @property
     def implemented(self) -> bool:
-        """Return whether pod traffic is recognised at all."""
+        """Whether pod traffic is recognised at all."""
         return self.kind != "none"
 
     @property
     def words(self) -> str:
-        """Return how, for people."""
+        """The recognised network or interface as a text."""
         kinds = {
             "none": "nothing",
             "network": f"the pod network {self.value}",
@@ -297,7 +296,7 @@ class Detector(Struct, frozen=True):
         return kinds[self.kind]
 
     def holds(self, source: bytes, interface: str) -> bool:
-        """Return whether a packet from this address, which came in by this interface ('' if unknown), is a pod's."""
+        """Return whether a packet from this address is a pod's; `interface` is that of its arrival, '' if unknown."""
         if self.kind == "network":
             network = parse_network(self.value)
             return network is not None and len(source) == len(network[0]) and within(source, (network,))
@@ -307,7 +306,7 @@ class Detector(Struct, frozen=True):
 
 
 class Loopback(Enum):
-    """What NodePorts do on loopback addresses, besides what rules for all local addresses do there."""
+    """The treatment of NodePorts on loopback addresses by rules of their own."""
 
     NOTHING = "nothing"
     SERVED = "served"  # by the rules for all local addresses
@@ -316,11 +315,11 @@ class Loopback(Enum):
 
 
 class FamilyGlobals(Struct, frozen=True):
-    """What holds for all Services of one family.
+    """The globals of one family.
 
-    `node_ips` and `nodeport_ips` are packed addresses: the node's own, and those that NodePorts answer on. None for
-    `nodeport_ips` means every local address but loopback. `health_check_only_ips` are loopback addresses that the
-    configuration names although no NodePort answers there: health checks are answered. `service_cidrs` are merged.
+    `node_ips` and `nodeport_ips` are packed addresses: the node's own, and those on which NodePorts answer. None for
+    `nodeport_ips` means every local address but loopback. `health_check_only_ips` are configured loopback addresses, on
+    which health checks are answered, but no NodePorts. `service_cidrs` are merged.
     """
 
     detector: Detector = Detector()
@@ -332,13 +331,13 @@ class FamilyGlobals(Struct, frozen=True):
 
 
 ExternalIPs = Literal["served", "ignored"]
-"""What becomes of spec.externalIPs, of all Services."""
+"""The treatment of spec.externalIPs of all Services."""
 
 
 class Globals(Struct, frozen=True):
-    """What holds for all Services: the node and the configuration.
+    """The node and its configuration, which hold for all Services.
 
-    `api_servers` are the keys of frontends (Frontend.key) that would stand before this proxy's own API server.
+    `api_servers` are the keys of frontends (Frontend.key) that would hide this proxy's API server.
     """
 
     node_name: str
@@ -357,7 +356,7 @@ class Globals(Struct, frozen=True):
 
     @property
     def families(self) -> tuple[Family, ...]:
-        """Return the families that are programmed."""
+        """The families that are programmed."""
         return _FAMILIES[self.ipv4 is not None, self.ipv6 is not None]
 
 

@@ -1,7 +1,7 @@
-"""The state of the cluster as this node sees it, and the plans it leads to. Events in, changed plans out; pure.
+"""The objects of the cluster and the plans of this node: events in, changed plans out. Pure.
 
-Level-triggered: an event marks its Service as dirty, whatever it says; `take` compiles what is dirty. The order of
-events and how they are bundled does not matter: the plans depend on the last state of each object alone.
+Level-triggered: an event marks its Service as dirty, and `take` compiles dirty Services. Order and grouping of events
+do not matter: plans depend on the last state of each object alone.
 """
 
 from __future__ import annotations
@@ -40,12 +40,10 @@ NEEDED: tuple[Resource, ...] = ("services", "endpointslices")
 """Nothing is planned before these have been listed once."""
 
 IMPORTANT: frozenset[ServiceName] = frozenset({("default", "kubernetes"), ("kube-system", "kube-dns")})
-"""Programmed first in a full sync: without them nothing else in a cluster works."""
-
+"""Programmed first in a full sync: nothing else in a cluster works without them."""
 
 STEP = 50
-"""Objects, or Services, after which a long piece of work can be interrupted: under a millisecond, or a few if large."""
-
+"""Objects or Services per step of a long piece of work: under a millisecond, or a few if they are large."""
 
 _ALLOCATED = Right.ALLOCATED  # looked up once, as in model.compile
 
@@ -58,7 +56,7 @@ class Trigger(NamedTuple):
 
 
 class Change(Struct, frozen=True, gc=False):
-    """A Service whose meaning changed, and the times at which the updates of its slices were triggered."""
+    """The plans of a Service before and after, and the triggers of its slices' updates."""
 
     name: ServiceName
     before: Compiled
@@ -68,18 +66,17 @@ class Change(Struct, frozen=True, gc=False):
 
 
 class Counts(Struct):
-    """Numbers of objects, as of those that changed since the counts were last taken."""
+    """Numbers of Services and EndpointSlices."""
 
     services: int = 0
     endpoints: int = 0
 
 
 class Planner:
-    """Holds the objects, reduced to what is used, and the last plan of each Service.
+    """Holds the objects, reduced to the used fields, and the last plans of each Service.
 
-    `departures` tracks deleted endpoints, None unless resets are on.
-    Nodes are not level-triggered, on purpose: one that is deleted stays as it was (see `remembering`). Neither are the
-    shares of new endpoints, of Services that ask for a slow start.
+    `departures` tracks deleted endpoints, None unless resets are on. Two states are not level-triggered, on purpose: a
+    deleted Node is kept (see `remembering`), and the shares of new endpoints depend on time (slow start).
     """
 
     def __init__(self, world: Globals, departures: Departures | None = None) -> None:
@@ -91,13 +88,13 @@ class Planner:
         self.service_cidrs: dict[str, tuple[str, ...]] = {}
         self.compiled: dict[ServiceName, Compiled] = {}
         self.counts = Counts()
-        self.deferred: list[ServiceName] = []  # those that the last `taking` left dirty for the next one
+        self.deferred: list[ServiceName] = []  # left dirty by the last `taking` for the next one
         self._wanted: dict[ServiceName, Compiled] = {}
         self._service_of: dict[ServiceName, ServiceName] = {}
         self._claims: dict[Family, Claims] = {family: Claims() for family in Family}
         self._claimants: dict[ServiceName, Claimant] = {}
         self._dirty: dict[ServiceName, None] = {}
-        self._taken: dict[ServiceName, None] = {}  # what `taking` is at work on
+        self._taken: dict[ServiceName, None] = {}  # being compiled by `taking`
         self._triggers: dict[ServiceName, list[Trigger]] = {}
         self._missing: set[Resource] = set(NEEDED)
         self._slow_start = SlowStart()
@@ -106,21 +103,21 @@ class Planner:
 
     @property
     def complete(self) -> bool:
-        """Return whether every needed resource has been listed, so that plans can be trusted."""
+        """Whether every needed resource has been listed, so that plans are complete."""
         return not self._missing
 
     @property
     def objects(self) -> Counts:
-        """Return how many objects there are, of those whose changes are counted."""
+        """The numbers of objects."""
         return Counts(len(self.services), len(self._service_of))
 
     @property
     def dirty(self) -> int:
-        """Return the number of Services to look at again."""
+        """The number of dirty Services."""
         return len(self._dirty)
 
     def is_dirty(self, name: ServiceName) -> bool:
-        """Return whether a Service is to be looked at again, so that its plan may be an old one."""
+        """Return whether a Service's plans may be outdated."""
         return name in self._dirty or name in self._taken
 
     def service_of(self, slice_name: ServiceName) -> ServiceName | None:
@@ -131,18 +128,18 @@ class Planner:
         """Return the Service that has a frontend (address, protocol and port, packed; a NodePort has no address)."""
         owner = self._claims[family].owner(key)
         if owner is None or (len(key) == NODEPORT_KEY and owner.right is Right.WRITTEN):
-            return None  # an address of the node waits there for the NodePort's end
+            return None  # the claim of an external address that is the node's own, on the NodePort's key
         return owner.service
 
     def apply(self, events: Iterable[Event]) -> list[Rejected]:
-        """Apply events; return the parts of them that cannot be used, to report to the user."""
+        """Apply events; return their unusable parts."""
         return [rejected for step in self.applying(events) for rejected in step]
 
     def applying(self, events: Iterable[Event]) -> Iterator[list[Rejected]]:
-        """Do the work of `apply` in steps of at most STEP objects; yield what each cannot use.
+        """Do the work of `apply` in steps of at most STEP objects; yield the unusable parts of each.
 
-        Between the steps the planner may be used, except for other events of the same resource. A list that is being
-        applied counts as listed only at its end.
+        Between steps the planner may be used, except for other events of the same resource. A list counts as listed
+        after its last step.
         """
         for event in events:
             rejected: list[Rejected] = []
@@ -167,7 +164,7 @@ class Planner:
         self.mark_all()
 
     def set_world(self, world: Globals) -> None:
-        """Change what holds for all Services; they are looked at again when it concerns their meaning."""
+        """Change the globals; Services become dirty if their plans depend on the changed ones."""
         before, self.world = self.world, world
         if _compiled_from(before) != _compiled_from(world):
             self.mark_all()
@@ -181,44 +178,44 @@ class Planner:
 
     @property
     def due(self) -> float | None:
-        """Return when time alone changes something: when to `tick` and to look for departures; None for never."""
+        """The time of the next call of `tick` and of the departures' `look`; None when time alone changes nothing."""
         moments = self._slow_start.next_step(), self.departures.due if self.departures is not None else None
         return min((moment for moment in moments if moment is not None), default=None)
 
     def mark_all(self) -> None:
-        """Look at every Service again."""
+        """Make every Service dirty."""
         self._dirty.update(dict.fromkeys(self.services))
         self._dirty.update(dict.fromkeys(self.compiled))
 
     def take(self) -> list[Change]:
-        """Compile what is dirty; return the Services whose meaning changed, important ones first."""
+        """Compile dirty Services; return the changes, of important Services first."""
         return [change for step in self.taking() for change in step]
 
     def taking(self) -> Iterator[Sequence[Change]]:
         """Do the work of `take` in steps of STEP Services, or part of a large one; yield the changes of each.
 
-        Between the steps events may be applied: what they touch is dirty once more. Only one at a time, to its end.
-        Where weights and tables of many Services changed, some stay dirty, so that others need not wait for them.
+        Between steps events may be applied; their Services become dirty again. One iterator at a time, to its end. When
+        weights and tables of many Services changed, some stay dirty, so that others do not wait for them.
         """
         dirty = self._taken = self._begun()
         triggers = {name: self._triggers.pop(name) for name in dirty.keys() & self._triggers.keys()}
         moved: dict[Claims, set[bytes]] = {claims: set() for claims in self._claims.values()}
-        for done, name in enumerate(list(dirty), start=1):
-            yield from self._compile(name, moved)
-            if not done % STEP:
-                yield []
-        for done, name in enumerate(self._budget.settle(), start=1):
-            dirty[name] = None
-            yield from self._compile(name, moved)
-            if not done % STEP:
-                yield []
+
+        def compiled(names: Iterable[ServiceName]) -> Iterator[Sequence[Change]]:
+            for done, name in enumerate(names, start=1):
+                dirty[name] = None
+                yield from self._compile(name, moved)
+                if not done % STEP:
+                    yield []
+
+        yield from compiled(list(dirty))
+        yield from compiled(self._budget.settle())
         if (releasing := self._releasing(dirty.keys())) is not None:
             self.deferred.remove(releasing)
             self._dirty.pop(releasing, None)
-            dirty[releasing] = None
             triggers[releasing] = self._triggers.pop(releasing, [])
-            yield from self._compile(releasing, moved)
-        for claims, keys in moved.items():  # all at the end, as each may have many claimants
+            yield from compiled((releasing,))
+        for claims, keys in moved.items():  # at the end, as each key may have many claimants
             for key in keys:
                 dirty.update(dict.fromkeys(claims.asking(key)))
                 yield []
@@ -226,7 +223,7 @@ class Planner:
         contested = any(claims.contested for claims in self._claims.values())
         for done, name in enumerate(_important_first(dirty), start=1):
             before = self.compiled.get(name, NOTHING)
-            wanted = self._wanted.get(name)  # not `services`, which may have moved on between the steps
+            wanted = self._wanted.get(name)  # not `services`, which events may have changed between the steps
             fresh = NOTHING if wanted is None else self._settled(name) if contested else wanted
             if fresh != before:
                 service = self.services.get(name)
@@ -243,14 +240,14 @@ class Planner:
         yield changes
 
     def _begun(self) -> dict[ServiceName, None]:
-        """Return the dirty Services without those that wait their turn.
+        """Return the dirty Services without the deferred ones.
 
-        A deleted Service does not wait: another one may have its address already.
+        A deleted Service is not deferred: another one may have its address already.
         """
         dirty, self._dirty = self._dirty, {}
         dirty.update(dict.fromkeys(self._budget.settle()))
         self.deferred = []
-        if self.compiled:  # the first time nothing is left out: it may be served already
+        if self.compiled:  # the first time none is deferred: the kernel may serve it already
             costs = self._budget.costs(dirty.keys())
             self.deferred += self._order.deferred({name: cost for name, cost in costs.items() if name in self.services})
             for name in self.deferred:
@@ -258,10 +255,7 @@ class Planner:
         return dirty
 
     def _releasing(self, taken: KeysView[ServiceName]) -> ServiceName | None:
-        """Return a waiting Service that no longer claims an address which one of the `taken` Services claims.
-
-        Only one a turn, as waiting Services are costly.
-        """
+        """Return a deferred Service that released an address to a `taken` Service: only one, as it is costly."""
         for name in self.deferred:
             service = self.services.get(name)
             asked = written_addresses(service) if service is not None else ()
@@ -273,7 +267,7 @@ class Planner:
         return None
 
     def _compile(self, name: ServiceName, moved: Mapping[Claims, set[bytes]]) -> Generator[tuple[()], None, None]:
-        """Compile one Service in steps and claim its frontends; add the keys to `moved` that changed hands."""
+        """Compile one Service in steps and claim its frontends; add the keys with a new owner to `moved`."""
         service = self.services.get(name)
         before, after = self._claimants.get(name), None
         old, fresh = self._wanted.get(name, NOTHING), NOTHING
@@ -299,7 +293,7 @@ class Planner:
                 moved[claims] |= claims.replace_written(name, before, after, self._keys(written, asked, family))
 
     def _meaning(self, name: ServiceName, service: Service) -> Generator[tuple[()], None, Compiled]:
-        """Return what a Service means now; what it asks for of the node is noted."""
+        """Compile a Service; update its slow start and its request of entries."""
         slices = self.slices.get(name)
         pieces, starting = slices.values() if slices is not None else (), self._slow_start
         found = yield from compiling(service, pieces, self.world, starting.growth(name))
@@ -319,13 +313,13 @@ class Planner:
         return (yield from compiling(service, pieces, self.world, starting.growth(name), most=0))
 
     def _keys(self, written: Sequence[Frontend], allocated: Collection[bytes], family: Family) -> tuple[bytes, ...]:
-        """Return the keys of frontends that somebody wrote, and of the NodePorts that they would take from others."""
+        """Return the keys of frontends with written addresses, and of the NodePorts that they would hide."""
         addresses = _nodeport_addresses(self.world, family)
         taken = [frontend.nodeport_key for frontend in written if frontend.address in addresses]
         return tuple(dict.fromkeys([f.key for f in written] + [key for key in taken if key not in allocated]))
 
     def _lost(self, frontend: Frontend, claimant: Claimant, family: Family) -> str:
-        """Return why a frontend is another Service's, '' when the claimant has it."""
+        """Return the reason why another Service owns a frontend, '' when the claimant does."""
         claims = self._claims[family]
         written = frontend.kind in WRITTEN
         owner = claims.owner(frontend.key)
@@ -339,7 +333,7 @@ class Planner:
         return ""
 
     def _settled(self, name: ServiceName) -> Compiled:
-        """Return what a Service means once the frontends that another Service holds are taken away."""
+        """Return a Service's plans without the frontends that another Service owns."""
         wanted = self._wanted.get(name, NOTHING)
         claimant = self._claimants.get(name)
         if claimant is None:
@@ -350,7 +344,7 @@ class Planner:
             lost = {f: why for f in plan.frontends if (why := self._lost(f, claimant, plan.key.family))}
             if lost:
                 kept = tuple(f for f in plan.frontends if f not in lost)
-                plan = plan.keeping(kept)  # noqa: PLW2901 - the plan as it can be had
+                plan = plan.keeping(kept)  # noqa: PLW2901 - reduced
                 problems += [
                     Problem("spec.ports", f"{f} {why}; not programmed for this one") for f, why in lost.items()
                 ]
@@ -363,7 +357,7 @@ class Planner:
         self._dirty[name] = None
 
     def _upsert(self, obj: Object | PackedSlice, rejected: list[Rejected]) -> ServiceName:
-        """Take an object in; return its name."""
+        """Add or replace an object; return its name."""
         name = (intern(obj.metadata.namespace or ""), obj.metadata.name)
         if isinstance(obj, Service):
             if self.services.get(name) != obj:
@@ -415,7 +409,7 @@ class Planner:
             self._triggers.setdefault(owner, []).append(Trigger(parsed.family, parsed.triggered))
 
     def _place(self, found: PlacedSlice) -> None:
-        """Take in where the endpoints of a slice are, if it is still the one that is known."""
+        """Set the zones of a slice's endpoints, if the slice still has the same version."""
         name = (found.metadata.namespace or "", found.metadata.name)
         owner = self._service_of.get(name)
         known = self.slices[owner][name[1]] if owner is not None else None
@@ -438,7 +432,7 @@ class Planner:
             del self.slices[owner]
         self.counts.endpoints += 1
         self._mark(owner)
-        self._triggers.pop(owner, None)  # annotations are of updates, not of this deletion: as EndpointsChangeTracker
+        self._triggers.pop(owner, None)  # the annotations are of updates, not of a deletion: as EndpointsChangeTracker
 
     def _delete(self, resource: Resource, name: ServiceName) -> None:
         if resource == "services":
@@ -473,13 +467,13 @@ class Planner:
 
 
 def _compiled_from(world: Globals) -> tuple[object, ...]:
-    """Return the part of the globals that a Service's meaning depends on; the rest only concerns a backend."""
+    """Return the part of the globals that plans depend on; the rest only concerns backends."""
     parts = [(family, ours.node_ips, ours.detector.implemented) for family in Family if (ours := world.of(family))]
     return world.node_name, world.zone, world.masquerade_all, world.api_servers, parts
 
 
 def _nodeport_addresses(world: Globals, family: Family) -> Collection[bytes]:
-    """Return the addresses on which a NodePort comes before what is written; of all local ones, the Node's own."""
+    """Return the addresses on which a NodePort precedes an external address; if it answers on all, the Node's own."""
     ours = world.of(family)
     if ours is None:
         return ()

@@ -1,8 +1,8 @@
-"""Slow start: the new endpoints of each Service, and the part of their share that they have. Pure: time is a parameter.
+"""Slow start: the new endpoints of each Service, and the present part of their share. Pure: time is a parameter.
 
 The share of a new endpoint grows in steps, and all new endpoints of a Service take a step at once, so that a Service
-costs one change a step at most. The endpoints of the first look at a Service are not new: a restart of the proxy begins
-no slow start.
+costs at most one change a step. The first endpoints of a Service are not new: a restart of the proxy begins no slow
+start.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STEPS: Final = 10
 """The number of steps in which a share grows."""
 
 _SURELY: Final = 0.001
-"""Seconds after a step, so that rounding does not take the moment for one before it."""
+"""Seconds added to the time of a step, so that rounding does not put it before the step."""
 
 
 class _Ages(Struct):
@@ -33,7 +33,7 @@ class _Ages(Struct):
 
 
 class SlowStart:
-    """The Services with a slow start. `now` is in seconds of a clock that never goes back."""
+    """The Services with a slow start. `now` is in seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -41,7 +41,7 @@ class SlowStart:
         self._growing: set[ServiceName] = set()  # those that have new endpoints
 
     def growth(self, name: ServiceName) -> Growth:
-        """Return the part of their weight that the new endpoints of a Service have, in percent."""
+        """Return the percentage of their weight that the new endpoints of a Service have."""
         if name not in self._growing:
             return GROWN
         ages = self._ages[name]
@@ -71,18 +71,18 @@ class SlowStart:
             self._growing.discard(name)
 
     def forget(self, name: ServiceName) -> None:
-        """Remove a Service that was deleted, or has no slow start."""
+        """Remove a Service that was deleted or has no slow start."""
         if self._ages:
             self._ages.pop(name, None)
             self._growing.discard(name)
 
     def advance(self, now: float) -> Collection[ServiceName]:
-        """Set the time; return the Services with a share that has grown since."""
+        """Set the time; return the Services with a share that grew."""
         before, self.now = self.now, now
         steps = ((name, self._ages[name].step) for name in self._growing)
         return [name for name, step in steps if floor(before / step) != floor(now / step)]
 
     def next_step(self) -> float | None:
-        """Return when the next share grows, None while there is no new endpoint."""
+        """Return the time at which the next share grows, None without new endpoints."""
         steps = {self._ages[name].step for name in self._growing}
         return min([(floor(self.now / step) + 1) * step + _SURELY for step in steps], default=None)

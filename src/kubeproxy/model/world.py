@@ -1,4 +1,4 @@
-"""The node's part of the plans: from the configuration, the Node, the ServiceCIDRs and the local addresses to Globals.
+"""The globals of the plans, from the configuration, the Node, the ServiceCIDRs and the local addresses.
 
 Source: docs/reference.md "Start" 4 to 6 and 9; kube-proxy v1.36 cmd/kube-proxy/app/server_linux.go and pkg/proxy/util.
 """
@@ -40,8 +40,8 @@ PRIMARY = "primary"
 class Settings(Struct, frozen=True):
     """The settings of this node. `bind_address` is packed, b'' when unspecified; CIDRs are text.
 
-    `nodeport_addresses` are networks, and `primary` for the node's own address. `loopback_nodeports` says whether
-    loopback may be among them: by the rules, for IPv4, or by a relay, for whichever family names a loopback network.
+    `nodeport_addresses` are networks, and `primary` for the node's own address. `loopback_nodeports`: loopback may be
+    among them by the rules (for IPv4), or by a relay (for each family with a loopback network).
     """
 
     node_name: str
@@ -60,9 +60,9 @@ class Settings(Struct, frozen=True):
 
 
 class Surroundings(NamedTuple):
-    """Inputs from the node and the cluster: the Node object if there is one, service CIDRs, packed local addresses.
+    """Inputs from the node and the cluster: the Node object, if any, service CIDRs, packed local addresses.
 
-    `api_servers` are the addresses and ports by which this proxy reaches the API server, or the proxy before it.
+    `api_servers` are the addresses and ports of the API server, or of the HTTP proxy through which it is reached.
     """
 
     node: Node | None = None
@@ -72,7 +72,7 @@ class Surroundings(NamedTuple):
 
 
 def build(settings: Settings, around: Surroundings) -> Globals:
-    """Return the globals. Values that cannot be read are left out."""
+    """Return the globals. Invalid values are left out."""
     node = around.node
     labels = node.metadata.labels if node is not None else None
     parts = {family: _family(settings, around, family) for family in settings.families}
@@ -97,7 +97,7 @@ def _server_keys(places: Iterable[tuple[str, int]]) -> Iterator[bytes]:
 
 
 def node_addresses(settings: Settings, node: Node | None, family: Family) -> tuple[bytes, ...]:
-    """Return the node's own address: the configured one, else its InternalIP, else its ExternalIP, else loopback."""
+    """Return the node's own address: the configured one, else its InternalIP, ExternalIP, or loopback."""
     if settings.bind_address and family_of(settings.bind_address) is family:
         return (settings.bind_address,)
     listed = _listed(node)
@@ -109,10 +109,7 @@ def node_addresses(settings: Settings, node: Node | None, family: Family) -> tup
 
 
 def primary_family(settings: Settings, node: Node | None) -> Family | None:
-    """Return the family that this node requires: of bindAddress, else of the first of the Node's addresses.
-
-    None when both are missing.
-    """
+    """Return the family of bindAddress, else of the first of the Node's addresses; None without both."""
     if settings.bind_address:
         return family_of(settings.bind_address)
     listed = _listed(node)
@@ -131,7 +128,7 @@ def _listed(node: Node | None) -> list[tuple[NodeAddress, bytes]]:
 
 
 def pod_cidrs(node: Node | None) -> tuple[str, ...]:
-    """Return the pod networks of a node, none while it has none."""
+    """Return the pod networks of a Node."""
     spec = node.spec if node is not None else None
     if spec is None:
         return ()
@@ -139,10 +136,10 @@ def pod_cidrs(node: Node | None) -> tuple[str, ...]:
 
 
 def remembering(before: Node | None, node: Node) -> Node:
-    """Return a Node with what it lost since `before`: the addresses of a family, its pod networks.
+    """Return a Node with the values that it lost since `before`: all addresses of a family, its pod networks.
 
-    The Go kube-proxy takes them at its start and keeps them: NodePorts must not go away because a Node is deleted, or
-    registered anew. What changes is followed all the same.
+    The Go kube-proxy reads them at its start and keeps them: NodePorts must stay when a Node is deleted or registered
+    again. Changed values are used.
     """
     families = {family_of(address) for _, address in _listed(node)}
     lost = [entry for entry, address in _listed(before) if family_of(address) not in families]
@@ -169,7 +166,7 @@ def _family(settings: Settings, around: Surroundings, family: Family) -> FamilyG
 
 
 def _loopback(settings: Settings, family: Family) -> Loopback:
-    """Return what NodePorts do on loopback: a relay serves them if a network within loopback is named (KEP-6032)."""
+    """Return the treatment of NodePorts on loopback: a relay, if a network within loopback is configured (KEP-6032)."""
     if settings.loopback_nodeports != "relayed":
         served = settings.loopback_nodeports == "ipv4" and family is Family.IPV4
         return Loopback.SERVED if served else Loopback.NOTHING
@@ -191,16 +188,16 @@ def _detector(settings: Settings, node: Node | None, family: Family) -> Detector
 def _nodeport_ips(
     settings: Settings, own: tuple[bytes, ...], around: Surroundings, family: Family
 ) -> tuple[bytes, ...] | None:
-    """Return the addresses that NodePorts answer on, None for all."""
+    """Return the addresses on which NodePorts answer, None for all."""
     primary = PRIMARY in settings.nodeport_addresses
     ranges = parse_networks(settings.nodeport_addresses, family)
-    # Loopback stands for an unknown address, which is no network for NewNodePortAddresses either. No
-    # network of this family counts as all of them there.
+    # As in NewNodePortAddresses: an unknown address (here loopback) is no network, and no network of a family means all
+    # its addresses.
     if (all(map(is_loopback, own)) if primary else not ranges) or any(covers_all(network) for network in ranges):
         return None
     local = set(around.local_addresses.get(family, ()))
     chosen = [a for a in local if within(a, ranges)]
-    if primary:  # an address on no interface is the node's behind a translation, and no packet for it is a NodePort's
+    if primary:  # a node's address that is on no interface is translated before it: no packet for it arrives
         chosen += [a for a in own if a in local or not local]
     loopback = settings.loopback_nodeports == "ipv4" and family is Family.IPV4
     return tuple(sorted({a for a in chosen if loopback or not is_loopback(a)}))
@@ -209,11 +206,11 @@ def _nodeport_ips(
 def _health_check_only(
     settings: Settings, answering: tuple[bytes, ...] | None, around: Surroundings, family: Family
 ) -> tuple[bytes, ...]:
-    """Return the loopback addresses on which health check ports are served, and NodePorts are not.
+    """Return the loopback addresses on which health check ports are served, but no NodePorts.
 
-    For the Go kube-proxy they are addresses like any other there (GetNodeIPs of pkg/proxy/util/nodeport_addresses.go).
+    The Go kube-proxy treats them as other addresses there (GetNodeIPs of pkg/proxy/util/nodeport_addresses.go).
     """
-    if answering is None:  # then they are served on every address anyway
+    if answering is None:  # health checks are served on every address
         return ()
     ranges = parse_networks(settings.nodeport_addresses, family)
     local = around.local_addresses.get(family, ())
