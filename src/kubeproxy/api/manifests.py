@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +21,7 @@ from kubeproxy.errors import ConfigError
 from kubeproxy.model.addresses import pack
 from kubeproxy.model.balancing import weighs_zones
 from kubeproxy.model.events import Deleted, Event, Rejected, Replaced, Sink, Upserted
-from kubeproxy.model.objects import TYPES, EndpointSlice, Object, PlacedSlice, Resource, Service
+from kubeproxy.model.objects import TYPES, EndpointSlice, Node, Object, PlacedSlice, Resource, Service
 from kubeproxy.model.plan import ServiceName
 
 log = logging.getLogger("kubeproxy.api")
@@ -144,12 +143,30 @@ class ManifestSource:
     def zones(self, service: ServiceName) -> dict[bytes, str]:
         """Return the zones of a Service's endpoints by packed address, read once more. For a thread of its own."""
         zones: dict[bytes, str] = {}
-        for name, file in list(self._files.items()):
-            if file.signature.size <= MAX_FOR_ZONES and any(_is_of(one, service) for one in file.found.values()):
-                with suppress(OSError):
-                    content = read_documents(name, (self._folder / name).read_bytes(), {service})
-                    zones |= (zone for one in content.found.values() for zone in _zones(one))
+        for name, signature in (self._list_folder() or {}).items():
+            known = self._files.get(name)
+            concerned = known is None or any(_is_of(one, service) for one in known.found.values())
+            if concerned and signature.size <= MAX_FOR_ZONES:
+                zones |= (zone for one in self._again(name, {service}) for zone in _zones(one))
         return zones
+
+    def nodes(self) -> dict[bytes, str]:
+        """Return the names of all Nodes by packed address, read once more. For a thread of its own."""
+        names: dict[bytes, str] = {}
+        for name in self._list_folder() or {}:
+            known = self._files.get(name)
+            for one in known.found.values() if known is not None else self._again(name):
+                for entry in (one.status.addresses if isinstance(one, Node) and one.status is not None else None) or ():
+                    if (address := pack(entry.address)) is not None:
+                        names[address] = one.metadata.name
+        return names
+
+    def _again(self, name: str, with_zones: Collection[ServiceName] = ()) -> Iterable[Object]:
+        """Return the objects of a file, none if it cannot be read."""
+        try:
+            return read_documents(name, (self._folder / name).read_bytes(), with_zones).found.values()
+        except OSError:
+            return ()
 
     def _list_folder(self) -> dict[str, _Signature] | None:
         """Return the manifest files by name; None when the folder cannot be read."""

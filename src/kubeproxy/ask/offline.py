@@ -15,6 +15,8 @@ from kubeproxy.ask.checks import contact
 from kubeproxy.ask.desk import Desk
 from kubeproxy.ask.finding import UnreadError
 from kubeproxy.ask.snapshot import Snapshot
+from kubeproxy.ask.why import Explained
+from kubeproxy.ask.zones import Places
 from kubeproxy.config.options import Options, build_options
 from kubeproxy.config.pflag import parse
 from kubeproxy.engine.backlog import FamilyStanding
@@ -37,6 +39,26 @@ UNREACHED = 5.0
 _FLAGS = ("config", "manifests", "kubeconfig", "proxy_mode", "hostname_override")
 
 
+class ReadDesk(Desk):
+    """Answers from objects that were read for this one question; other Nodes and zones are read if it is `why`."""
+
+    def __init__(self, snapshot: Snapshot, options: Options) -> None:
+        super().__init__(snapshot)
+        self._options = options
+
+    def why(self, source: str, target: str, interface: str = "") -> Explained:
+        """See Desk."""
+        return asyncio.run(self._placed(super().why(source, target, interface)))
+
+    async def _placed(self, made: Explained) -> Explained:
+        sources = open_sources(self._options, made.world.node_name, lambda _: None, ProxyMetrics())
+        self.places = Places(sources.zones, nodes=sources.nodes)
+        try:
+            return await self.zoned(made)
+        finally:
+            await sources.close()
+
+
 def desk(arguments: argparse.Namespace) -> Desk:
     """Return a Desk that answers as a proxy of these arguments would. Raises KubeProxyError without the objects."""
     options = _options(arguments)
@@ -50,7 +72,7 @@ def desk(arguments: argparse.Namespace) -> Desk:
     planner.take()
 
     planned = Planned(planner, addresses)
-    return Desk(Snapshot(options, mode, planned, planned, lambda: reach, time.time(), "planned"))
+    return ReadDesk(Snapshot(options, mode, planned, planned, lambda: reach, time.time(), "planned"), options)
 
 
 class Planned:

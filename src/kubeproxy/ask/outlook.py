@@ -17,6 +17,7 @@ from kubeproxy.config.write import differences
 from kubeproxy.errors import KubeProxyError, Unsupported
 from kubeproxy.kernel import chains
 from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX, read_sysctl
+from kubeproxy.kernel.route import links
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
 from kubeproxy.model.planner import Planner
@@ -58,7 +59,7 @@ def outlook(asked: Source, facts: Facts, now: KubeProxyConfiguration, new: KubeP
         mode=mode.name,
         fields=tuple(differences(now, new)),
         shifts=tuple(shifts(*sides, local, pods)),
-        remarks=tuple(remarks(*sides, same_mode=same)),
+        remarks=(*_unmet(now, new), *remarks(*sides, same_mode=same)),
         node=tuple(node),
         connections=lasting(*(side.habits for side in sides), same_mode=same),
         lacks=lacks,
@@ -106,6 +107,16 @@ def world_for(facts: Facts, settings: Settings, local: Local) -> tuple[Globals, 
         assert part is not None  # noqa: S101 - it is one of its families
         parts[family] = replace(part, service_cidrs=old.service_cidrs) if old is not None else part
     return replace(world, ipv4=parts.get(Family.IPV4), ipv6=parts.get(Family.IPV6)), unknown
+
+
+def _unmet(now: KubeProxyConfiguration, new: KubeProxyConfiguration) -> list[str]:
+    """Return what becomes of pods that would be recognised by an interface that is not there."""
+    name = new.detect_local.bridge_interface
+    if new.local_mode != "BridgeInterface" or name == now.detect_local.bridge_interface:
+        return []
+    if any(one.name == name for one in links.interfaces()):
+        return []
+    return [f"pods of this node count as outside: there is no interface {name} (detectLocal.bridgeInterface)"]
 
 
 def _sysctls(mode: Mode, new: KubeProxyConfiguration) -> list[str]:

@@ -20,7 +20,7 @@ from kubeproxy.model.addresses import (
 )
 from kubeproxy.model.answer import Answer, AnswerStep, Outcome, Packet, answer
 from kubeproxy.model.choosing import Absent
-from kubeproxy.model.plan import FrontendKind, Globals, ServicePlan
+from kubeproxy.model.plan import FamilyGlobals, FrontendKind, Globals, ServicePlan
 
 
 class Target(Struct, frozen=True, rename="camel"):
@@ -177,9 +177,7 @@ def _fixes(packet: Packet, made: Answer, world: Globals) -> Iterator[str]:
         return
     blocking = {step.field for step in made.steps if not step.passes}
     if "spec.loadBalancerSourceRanges" in blocking:
-        ours = world.of(family_of(packet.destination))
-        for source in (ours.node_ips if ours is not None else ()) if packet.source is None else (packet.source,):
-            yield f"add {unpack(source)}/{8 * len(source)} to spec.loadBalancerSourceRanges"
+        yield from _range_fixes(packet, world.of(family_of(packet.destination)))
     if made.plan is None or made.frontend is None:
         yield from _address_fixes(packet, blocking)
         return
@@ -188,6 +186,19 @@ def _fixes(packet: Packet, made: Answer, world: Globals) -> Iterator[str]:
         yield f"have an endpoint on this node (a DaemonSet, say), or set spec.{field}TrafficPolicy to Cluster"
     if not made.plan.usable:
         yield from _endpoint_fixes(made)
+
+
+def _range_fixes(packet: Packet, ours: FamilyGlobals | None) -> Iterator[str]:
+    """Yield what would let a client through source ranges; a pod's address is another pod's later."""
+    if ours is not None and packet.source is not None and ours.detector.holds(packet.source, packet.interface):
+        network = ours.detector.value if ours.detector.kind == "network" else "the pod network"
+        yield (
+            "have pods use the Service's cluster IP, which has no source ranges; only if all pods may use this address "
+            f"too, add {network} to spec.loadBalancerSourceRanges"
+        )
+        return
+    for source in (ours.node_ips if ours is not None else ()) if packet.source is None else (packet.source,):
+        yield f"add {unpack(source)}/{8 * len(source)} to spec.loadBalancerSourceRanges"
 
 
 def _address_fixes(packet: Packet, blocking: Collection[str]) -> Iterator[str]:

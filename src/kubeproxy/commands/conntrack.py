@@ -14,6 +14,7 @@ import time
 
 from kubeproxy.ask.flows.fullness import Fillers, Fullness, fullness
 from kubeproxy.ask.flows.ground import ground
+from kubeproxy.ask.flows.users import ServedPorts
 from kubeproxy.ask.source import source
 from kubeproxy.commands import NO, YES, output
 from kubeproxy.commands.flows import seconds
@@ -22,6 +23,7 @@ from kubeproxy.kernel.conntrack.tracked import entries
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from kubeproxy.model.addresses import Family
 
+_UNLISTED = "nothing is listed yet: the proxy has no Services, so all entries count as those of clients of none"
 _SHOWN = 10
 """Services, and clients, that are listed; `-o json` has them all."""
 
@@ -33,7 +35,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Answer; return the exit code."""
-    who = Fillers(ground(source(given)).served())
+    asked = source(given)
+    facts = asked.facts()
+    who = Fillers(ground(asked).served() if facts.listed else ServedPorts((), {}))
     spent = time.process_time()
     with Netlink.open(NETLINK_NETFILTER) as link:
         before, began = (level(link), refusals(link)), time.monotonic()
@@ -47,6 +51,8 @@ def run(given: argparse.Namespace) -> int:
         output.json(state)
     else:
         _print(state, time.process_time() - spent)
+        if not facts.listed:
+            output.marked(output.NOTE, _UNLISTED)
     return NO if state.problems else YES
 
 

@@ -385,7 +385,10 @@ class _Question:
             return False
         sources = (self._packet.source,) if self._packet.source is not None else self._ours.node_ips
         fine = any(within(source, allowed) for source in sources)
-        ranges = ", ".join(network_text(network) for network in plan.source_ranges or ()) or "none that can be read"
+        own = {one.address for one in plan.frontends if one.kind is FrontendKind.LOADBALANCER}
+        # An address of the load balancer among them is none of the field's: see _allowed in compile.py.
+        of_field = [one for one in plan.source_ranges or () if one[0] != one[1] or one[0] not in own]
+        ranges = ", ".join(map(network_text, of_field)) or "none that can be read"
         who = side.value if self._packet.source is None else unpack(self._packet.source)
         text = f"{who} is {'' if fine else 'not '}among the source ranges ({ranges})"
         steps.append(AnswerStep(fine, text, "spec.loadBalancerSourceRanges"))

@@ -77,8 +77,8 @@ class Sources:
         raise NotImplementedError
 
     async def nodes(self) -> Mapping[bytes, str]:
-        """Return the names of all Nodes by packed address, none without an API server. Raises KubeProxyError."""
-        return {}
+        """Return the names of all Nodes by packed address. Raises KubeProxyError."""
+        raise NotImplementedError
 
     async def close(self) -> None:
         """Close the connections."""
@@ -194,6 +194,9 @@ class _ManifestSources(Sources):
 
     async def zones(self, service: ServiceName) -> Mapping[bytes, str]:
         return await asyncio.to_thread(self._source.zones, service)
+
+    async def nodes(self) -> Mapping[bytes, str]:
+        return await asyncio.to_thread(self._source.nodes)
 
 
 class RateLimit:

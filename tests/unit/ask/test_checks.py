@@ -15,6 +15,7 @@ from kubeproxy.engine.backlog import FamilyStanding
 from kubeproxy.kernel.chains import RuleChain
 from kubeproxy.kernel.proc.processes import Descriptors, ProxyProcess
 from kubeproxy.kernel.route.bridges import Bridge
+from kubeproxy.kernel.route.links import NetworkInterface
 from kubeproxy.meaning.firewall import Filter
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
@@ -24,6 +25,7 @@ BROKEN, DEGRADED, NOTE = Severity.BROKEN, Severity.DEGRADED, Severity.NOTE
 ENDPOINTS, PROXY = FlowsEnd.ENDPOINTS, FlowsEnd.PROXY
 DAY = 86400.0
 YEAR = 365 * DAY
+PLAIN = "Client sent an HTTP request to an HTTPS server. (code 400)"
 
 
 def watched(resource="services", synced=True, connected=True, stale=0.0, trouble=""):
@@ -41,6 +43,27 @@ def node(*addresses, cidrs=()):
 
 def left(name, seconds, life=YEAR):
     return {name: Validity(1000.0 + seconds - life, 1000.0 + seconds)}
+
+
+def link(name, up=True, running=True):
+    return NetworkInterface(2, name, True, up, running)
+
+
+ROLES = {"eth0": "the Node's address 10.0.0.2", "cbr0": "the address 10.244.0.1 of the pod network"}
+
+
+@pytest.mark.parametrize(
+    ("trouble", "fix", "useless"),
+    [
+        (PLAIN, "have the kubeconfig's server (or --master) begin with https", True),
+        ("h:80: not HTTP, but TLS: the server's URL must begin with https", "have the kubeconfig's server", True),
+        ("api.example:6443: the name cannot be resolved: Name or service not known", "correct the host", False),
+    ],
+)
+def test_a_wrong_server_gets_its_fix(trouble, fix, useless):
+    found = reach(watched(synced=False, connected=False, stale=9), trouble=trouble)
+    assert next(contact.reached(found)).fix.startswith(fix)
+    assert contact.hopeless(found) is useless
 
 
 CASES: dict = {
@@ -72,6 +95,17 @@ CASES: dict = {
             )
         ),
         [(BROKEN, "no list of services, nodes came yet, for 9 seconds: Unauthorized (code 401)")],
+    ),
+    "http to a port of TLS": (
+        contact.reached(
+            reach(
+                *[
+                    watched(name, synced=False, connected=False, stale=9, trouble=PLAIN)
+                    for name in ("services", "nodes")
+                ]
+            )
+        ),
+        [(BROKEN, f"no list of services, nodes came yet, for 9 seconds: {PLAIN}")],
     ),
     "certificate lasts": (contact.expiring(left("client", 30 * DAY), 1000.0), []),
     "certificate ends": (
@@ -278,6 +312,19 @@ CASES: dict = {
             [RuleChain("nft", V4, "nat", "KUBE-SERVICES"), RuleChain("legacy", V4, "nat", "KUBE-SVC-A")]
         ),
         [(DEGRADED, "both variants of iptables have a kube-proxy's IPv4 chains: 1 in legacy and 1 in nft")],
+    ),
+    "interfaces are up": (settings.down([link("eth0"), link("cbr0", running=False)], ROLES, {"cbr0"}), []),
+    "uplink is down": (
+        settings.down([link("eth0", up=False, running=False)], ROLES, ()),
+        [(BROKEN, "eth0, which has the Node's address 10.0.0.2, is down")],
+    ),
+    "uplink has no carrier": (
+        settings.down([link("eth0", running=False), link("eth1", up=False, running=False)], ROLES, ()),
+        [(BROKEN, "eth0, which has the Node's address 10.0.0.2, has no carrier")],
+    ),
+    "bridge of pods is down": (
+        settings.down([link("cbr0", up=False, running=False)], ROLES, {"cbr0"}),
+        [(BROKEN, "cbr0, which has the address 10.244.0.1 of the pod network, is down")],
     ),
     "no firewall": (strangers.firewalls([], ENDPOINTS, False), []),
     "open chain": (strangers.firewalls([Filter("t", "ip", "c", "forward", False, False, 0)], ENDPOINTS, False), []),

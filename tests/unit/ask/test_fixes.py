@@ -10,9 +10,12 @@ from kubeproxy.ask.why import explain
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.events import Replaced
 from kubeproxy.model.objects import ServicePort
+from kubeproxy.model.plan import Detector
 from kubeproxy.model.planner import Planner
 from support.cluster_objects import NODE_IPS, endpoint, endpoint_slice, service, world
 from support.snapshots import snapshot
+
+NODE_RANGE = f"{NODE_IPS[Family.IPV4]}/32"
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +55,21 @@ def test_who_is_kept_out_by_source_ranges_is_named_in_the_fix(source, allowed):
     there = snapshot(planner, {Family.IPV4: [pack(NODE_IPS[Family.IPV4]) or b""]})
     why = explain(there, packet(there, source, "203.0.113.1:80")).why
     assert (why.outcome, why.fixes) == ("dropped", (f"add {allowed} to spec.loadBalancerSourceRanges",))
+
+
+def test_a_pod_that_is_kept_out_is_not_let_in_by_its_own_address():
+    planner = Planner(world(detector=Detector("network", "10.1.0.0/16")))
+    guarded = service(type="LoadBalancer", ingress=["203.0.113.1"], load_balancer_source_ranges=[NODE_RANGE])
+    planner.apply([Replaced("services", [guarded]), Replaced("endpointslices", [endpoint_slice(endpoint("10.1.0.7"))])])
+    planner.take()
+    there = snapshot(planner, {Family.IPV4: [pack(NODE_IPS[Family.IPV4]) or b""]})
+    why = explain(there, packet(there, "10.1.0.9", "203.0.113.1:80")).why
+    (fix,) = why.fixes
+    assert "cluster IP" in fix
+    assert fix.endswith("add 10.1.0.0/16 to spec.loadBalancerSourceRanges")
+    # The load balancer's own address, which is let in with the node's, is none of the field's ranges.
+    (step,) = [step for step in why.steps if step.field == "spec.loadBalancerSourceRanges"]
+    assert step.text == f"10.1.0.9 is not among the source ranges ({NODE_RANGE})"
 
 
 def test_what_is_nobodys_has_no_fix(subject):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Coroutine
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,12 +19,14 @@ from kubeproxy.ask.checks import doctor
 from kubeproxy.ask.checks.checkup import Checkup
 from kubeproxy.ask.offline import desk
 from kubeproxy.backends.mode import Mode, Trace
+from kubeproxy.commands import conntrack
 from kubeproxy.commands.main import run
 from kubeproxy.commands.parsers import parser_of
 from kubeproxy.commands.services import service_name
 from kubeproxy.control.client import Client
 from kubeproxy.errors import ConfigError
 from kubeproxy.kernel import chains
+from kubeproxy.kernel.conntrack.counts import Level, Refusals
 from kubeproxy.kernel.proc import processes
 from kubeproxy.model.addresses import Family
 
@@ -85,6 +88,17 @@ def test_the_answer_of_why_has_names_for_programs(folder: list[str], capfd: pyte
     }
 
 
+def test_a_client_that_is_another_node_of_the_files_decides_there(
+    folder: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    address = {"type": "InternalIP", "address": "192.0.2.9"}
+    other = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "there"}, "status": {"addresses": [address]}}
+    (tmp_path / "there.json").write_text(json.dumps(other))
+    assert run(["why", "192.0.2.9", "shop/web:80", *folder]) == 2
+    assert "192.0.2.9 is there's own address (status.addresses of Node there)" in capfd.readouterr().out
+    assert run(["why", "192.0.2.8", "shop/web:80", *folder]) == 1
+
+
 TROUBLE = "https://h:6443: certificate is not signed by the authority"
 
 
@@ -110,7 +124,6 @@ def unlisted(folder: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         "services",
         "services shop/web",
         "flows shop/web",
-        "conntrack",
         "plan --cluster-cidr 10.0.0.0/8",
         "verify",
         "trace node shop/web:80",
@@ -121,6 +134,20 @@ def test_of_a_proxy_that_never_got_a_list_nothing_is_told(words: str, capfd: pyt
     assert run(words.split()) == 2
     out, error = capfd.readouterr()
     assert (out, "never had a list of all Services and EndpointSlices" in error, TROUBLE in error) == ("", True, True)
+
+
+@pytest.mark.usefixtures("unlisted")
+def test_connection_tracking_is_shown_before_the_first_list(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(conntrack.Netlink, "open", lambda *_: nullcontext())
+    monkeypatch.setattr(conntrack, "refusals", lambda _: Refusals(*[0] * len(Refusals._fields)))
+    monkeypatch.setattr(conntrack, "entries", lambda *_: [])
+    for used, status in ((3, 0), (100, 1)):
+        monkeypatch.setattr(conntrack, "level", lambda _, used=used: Level(used, 100))
+        assert run(["conntrack", "--seconds", "0.01"]) == status
+        out = capfd.readouterr().out
+        assert (f"{used} of 100 entries" in out, "nothing is listed yet" in out) == (True, True)
 
 
 @pytest.mark.parametrize("pids", [(), (812,)])

@@ -5,10 +5,27 @@ from types import SimpleNamespace
 import pytest
 
 from kubeproxy.ask import outlook as plan
+from kubeproxy.config.fields import DetectLocal
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.features import BALANCING
+from kubeproxy.kernel.route.links import NetworkInterface
 from kubeproxy.model.plan import FamilyGlobals, Globals
 from kubeproxy.setup import modes
+
+
+@pytest.mark.parametrize(
+    ("now", "new", "named"), [("", "nosuch0", True), ("", "cbr0", False), ("nosuch0", "nosuch0", False)]
+)
+def test_an_interface_of_pods_that_is_not_there_is_named(now, new, named, monkeypatch):
+    monkeypatch.setattr(plan.links, "interfaces", lambda: [NetworkInterface(2, "cbr0", True, True, True)])
+
+    def by(name):
+        return KubeProxyConfiguration(
+            detect_local_mode="BridgeInterface", detect_local=DetectLocal(bridge_interface=name)
+        )
+
+    text = "pods of this node count as outside: there is no interface nosuch0 (detectLocal.bridgeInterface)"
+    assert plan._unmet(by(now), by(new)) == [text] * named
 
 
 @pytest.mark.parametrize("entries", [0, 5000])

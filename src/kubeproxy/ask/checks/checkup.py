@@ -33,6 +33,7 @@ from kubeproxy.kernel.proc import processes
 from kubeproxy.kernel.proc.listening import listening
 from kubeproxy.kernel.proc.port_holder import holder
 from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX, read_sysctl
+from kubeproxy.kernel.route import links
 from kubeproxy.kernel.route.addresses import SCOPE_UNIVERSE, Address, local_addresses, way_out
 from kubeproxy.kernel.route.bridges import SYS, bridges
 from kubeproxy.meaning.firewall import Drop, Filter, PassingPacket, firewalls
@@ -129,6 +130,7 @@ def look_at(node: CheckedNode) -> Checkup:
     if node.facts is not None:
         _look_at_proxy(report, node, node.facts)
     _look_at_way(report, node)
+    report.look("interfaces", lambda: _links(node))
     report.look("what the mode needs", lambda: _able(node))
     report.look("sysctls", lambda: _sysctls(node))
     report.look("reverse path filter", lambda: settings.filtered_ways(_ways(node)))
@@ -385,6 +387,17 @@ def _served(node: CheckedNode) -> frozenset[str]:
     known = {one.interface for one in addresses for part in parts if one.ip in part.node_ips or _is_pods(part, one)}
     routed = {line.split()[0] for line in _ROUTES.read_text(encoding="utf-8").splitlines()[1:]}
     return frozenset(known | routed - {one.interface for one in addresses})
+
+
+def _links(node: CheckedNode) -> Iterator[Diagnosis]:
+    roles: dict[str, str] = {}
+    for family, part in node.parts:
+        for address in local_addresses(family):
+            if address.ip in part.node_ips:
+                roles[address.interface] = f"the Node's address {unpack(address.ip)}"
+            elif _is_pods(part, address):
+                roles.setdefault(address.interface, f"the address {unpack(address.ip)} of the pod network")
+    yield from settings.down(links.interfaces(), roles, {bridge.name for bridge in bridges()})
 
 
 def _sysctls(node: CheckedNode) -> Iterator[Diagnosis]:

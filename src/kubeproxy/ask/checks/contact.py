@@ -58,7 +58,7 @@ def reached(reach: Reach) -> Iterator[Diagnosis]:
     for one in reach.watched:
         if not (one.connected or (one.synced and one.stale <= QUIET)):
             # Of one cause there is one finding, whatever resource it concerns.
-            cause = one.trouble if _REFUSED_CREDENTIALS in one.trouble else f"{one.trouble} {one.resource}"
+            cause = one.trouble if _fix(one.trouble) else f"{one.trouble} {one.resource}"
             troubled.setdefault(cause, []).append(one)
     for several in troubled.values():
         one, names = max(several, key=_gravity), ", ".join(each.resource for each in several)
@@ -76,7 +76,7 @@ def reached(reach: Reach) -> Iterator[Diagnosis]:
 
 def hopeless(reach: Reach) -> bool:
     """Return whether waiting is useless: no list comes until kubeconfig, rights or server are mended."""
-    if _fix(reach.trouble):
+    if _fix(reach.trouble) and _UNRESOLVED not in reach.trouble:  # a name server may be late
         return True
     missing = [one for one in reach.watched if one.resource in {*_NEEDED, "nodes"} and not one.synced]
     return bool(missing) and all(_fix(one.trouble) for one in missing)
@@ -106,6 +106,8 @@ _CREDENTIALS: Final = (
     "the API server does not accept the kubeconfig's token or certificate: have it name a valid one of this cluster; a "
     "replaced token file is read again by itself"
 )
+_SCHEME: Final = "have the kubeconfig's server (or --master) begin with https: its port speaks TLS"
+_UNRESOLVED: Final = "the name cannot be resolved"  # as api.reasons says it
 _FIXES: Final = {
     _REFUSED_CREDENTIALS: _CREDENTIALS,
     "does not accept our credentials": _CREDENTIALS,
@@ -117,6 +119,12 @@ _FIXES: Final = {
     "tls-server-name a name that is",
     "certificate has expired": _RENEWALS["server"],
     "does not speak TLS": "correct the kubeconfig's server: its scheme, address and port",
+    "server's URL must begin with https": _SCHEME,
+    "HTTP request to an HTTPS server": _SCHEME,  # net/http of Go
+    "HTTP request was sent to HTTPS port": _SCHEME,  # nginx
+    _UNRESOLVED: "correct the host of the kubeconfig's server (or --master), or see why this node does not resolve it: "
+    "`getent hosts NAME`, /etc/resolv.conf, and the name server there; a name that only the cluster's DNS has needs "
+    "this proxy first, so give an address or a name of the node's own DNS",
 }
 
 

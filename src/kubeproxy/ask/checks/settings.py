@@ -1,8 +1,10 @@
-"""Kernel parameters that others changed back, a conntrack table or descriptors that run out, bridges without rules."""
+"""Kernel parameters that others changed back, a conntrack table or descriptors that run out, bridges without rules,
+interfaces that are down.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from kubeproxy.ask.finding import Diagnosis, Severity
@@ -10,6 +12,7 @@ from kubeproxy.backends.mode import FlowsEnd, Room
 from kubeproxy.kernel.proc.processes import Descriptors
 from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX
 from kubeproxy.kernel.route.bridges import SYSCTL, Bridge
+from kubeproxy.kernel.route.links import NetworkInterface
 from kubeproxy.model.addresses import Family
 
 FULL, FILLING = 0.95, 0.8
@@ -125,6 +128,27 @@ def bridged(
                 why="answers of a pod to another one on this bridge are not translated back: Services time out where "
                 "client and endpoint are on this node",
                 fix=f"modprobe br_netfilter; sysctl -w {SYSCTL[family]}=1, {_PERSIST}",
+            )
+
+
+def down(
+    interfaces: Iterable[NetworkInterface], roles: Mapping[str, str], bridges: Collection[str]
+) -> Iterator[Diagnosis]:
+    """Look for interfaces that are down, of those with a role: whose addresses they have, by name.
+
+    A bridge without ports, as before the first pod, has no carrier.
+    """
+    for one in interfaces:
+        if one.name in roles and not (one.running or (one.up and one.name in bridges)):
+            yield Diagnosis(
+                severity=Severity.BROKEN,
+                about="interfaces",
+                what=f"{one.name}, which has {roles[one.name]}, {'has no carrier' if one.up else 'is down'}",
+                why="nothing comes in or leaves by it: requests, answers of endpoints, and what goes to other nodes",
+                fix="see its cable, its other end or the program that made it"
+                if one.up
+                else f"ip link set {one.name} up, and see which program took it down; then its routes must be back "
+                "(ip route)",
             )
 
 

@@ -10,7 +10,7 @@ import errno
 import socket
 import struct
 from collections.abc import Collection
-from typing import Final
+from typing import Final, NamedTuple
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.announcements import Announcements
@@ -52,6 +52,7 @@ _CACHE: Final = 6  # IFA_CACHEINFO: preferred and valid lifetime, and two values
 _FLAGS: Final = 8
 _ETHERNET: Final = 1  # ARPHRD_ETHER
 _UP: Final = 1  # IFF_UP
+_RUNNING: Final = 0x40  # IFF_RUNNING
 _NO_DUPLICATE_DETECTION: Final = 0x02  # IFA_F_NODAD
 _NO_PREFIX_ROUTE: Final = 0x200
 _FOREVER: Final = 0xFFFFFFFF
@@ -61,16 +62,31 @@ _ANY_LINK: Final = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
 _ADDRESS_HEAD: Final = struct.Struct("=BBBBI")  # struct ifaddrmsg: family, prefix length, flags, scope, interface
 
 
-def ethernet_interfaces() -> dict[int, str]:
-    """Return the names of Ethernet interfaces by index: no loopback, no tunnels. Raises NetlinkError."""
+class NetworkInterface(NamedTuple):
+    """An interface: whether it is Ethernet (no loopback, no tunnel), switched on, and has a carrier besides."""
+
+    number: int
+    name: str
+    ethernet: bool
+    up: bool
+    running: bool
+
+
+def interfaces() -> list[NetworkInterface]:
+    """Return all interfaces. Raises NetlinkError."""
     with Netlink.open(NETLINK_ROUTE) as netlink:
         buffers = netlink.dump_all(_GET_LINK, _ANY_LINK, "the interfaces")
-    found: dict[int, str] = {}
+    found = []
     for data, start, end in answers(buffers, _LINK.size):
-        _, kind, index, _, _ = _LINK.unpack_from(data, start - _LINK.size)
-        if kind == _ETHERNET:
-            found[index] = text_of(parts(data, start, end)[_NAME])
+        _, kind, index, flags, _ = _LINK.unpack_from(data, start - _LINK.size)
+        name = text_of(parts(data, start, end)[_NAME])
+        found.append(NetworkInterface(index, name, kind == _ETHERNET, bool(flags & _UP), bool(flags & _RUNNING)))
     return found
+
+
+def ethernet_interfaces() -> dict[int, str]:
+    """Return the names of Ethernet interfaces by index. Raises NetlinkError."""
+    return {one.number: one.name for one in interfaces() if one.ethernet}
 
 
 def interface_changes() -> Announcements:
