@@ -60,6 +60,9 @@ class Listener:
     def counted(self, fresh: Counts, pending: Counts) -> None:
         """See observer.Observer."""
 
+    def committing(self, family: Family, changes: Sequence[Change] | None) -> None:
+        """See observer.Observer."""
+
     def committed(self, commit: Commit) -> None:
         """See observer.Observer."""
         for age in commit.ages:

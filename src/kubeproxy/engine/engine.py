@@ -388,6 +388,7 @@ class Engine:
         portion = list(backlog.changes.values()) if whole else backlog.portion()
         try:
             async with self._kernel:
+                self._observer.committing(family, None if full else portion)
                 if full:
                     with Progress(backend, len(compiled)) as self.progress:
                         await exhaust(backend.resync(LatestPlans(self._plans_of(backlog, fresh))))

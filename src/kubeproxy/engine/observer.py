@@ -59,6 +59,9 @@ class Observer(Protocol):
     def counted(self, fresh: Counts, pending: Counts) -> None:
         """Numbers of objects that changed since the last call, and of those not yet committed in all families."""
 
+    def committing(self, family: Family, changes: Sequence[Change] | None) -> None:
+        """The kernel gets these changes now, or any in a full sync (None): `committed` or `refused` follows."""
+
     def committed(self, commit: Commit) -> None:
         """A family is up to date; the queued events may have changed no plan."""
 

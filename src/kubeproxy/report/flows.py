@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, KeysView, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
@@ -216,9 +217,9 @@ class _Now(Mapping[bytes, Endpoints]):
 class FlowCleaner:
     """Removes stale UDP flows in a thread, one run at a time; `relays` has the families with listeners.
 
-    It waits while the kernel has something else than was committed: after a refusal until the next commit, and while
-    `disturbed` of the family returns True. Another kube-proxy may have written newer plans, for which flows are right
-    that look stale here.
+    It waits while the kernel may have something else than was committed: during a full sync, after a refusal until the
+    next commit, and while `disturbed` of the family returns True. Another kube-proxy may have written newer plans, for
+    which flows are right that look stale here.
     """
 
     def __init__(
@@ -234,7 +235,7 @@ class FlowCleaner:
         self._metrics = metrics
         self._relays = relays
         self._disturbed = disturbed
-        self._refused: set[Family] = set()
+        self._held: set[Family] = set()
         self._conntrack = conntrack or Conntrack()
         self._local_addresses = local_addresses
         self._first: dict[Family, Looks] = {family: {} for family in families}
@@ -257,7 +258,7 @@ class FlowCleaner:
         Services.
         """
         for family in families or tuple(self._first):
-            self._refused.discard(family)
+            self._held.discard(family)
             first = self._first[family]
             fresh = suspects(changes, family, certain=not full)
             if ports_of := self._relays.get(family):
@@ -269,9 +270,19 @@ class FlowCleaner:
                 self._first[family] = joined((first, wrong))
                 self._wake.set()
 
-    def refused(self, family: Family) -> None:
+    def hold(self, family: Family) -> None:
         """Remove no flows of a family until its next commit."""
-        self._refused.add(family)
+        self._held.add(family)
+
+    def committing(self, family: Family, changes: Sequence[Change]) -> None:
+        """Keep flows to endpoints that these changes add: the kernel may have them before `changed` is called."""
+        looks = (self._first[family], self._underway[family], *(look for _, look in self._second[family]))
+        if family in self._relays or not any(looks):
+            return
+        coming = _frontends((change.after for change in changes), family)
+        for look in looks:
+            for key in look.keys() & coming.keys():
+                look[key] = look[key]._replace(serving=look[key].serving | coming[key].serving)
 
     def recheck(self, compiled: Mapping[ServiceName, Compiled]) -> None:
         """Check all flows to UDP frontends again, after the rules of another proxy were removed."""
@@ -288,30 +299,19 @@ class FlowCleaner:
                 began = loop.time()
                 cleaned: set[Family] = set()
                 for family in self._first:
-                    if self._is_due(family, began) and await self._is_disturbed(family):
-                        cleaned.add(family)
-                        loop.call_later(DISTURBED_PAUSE, self._wake.set)
-                    elif wanted := self.due(family, began):
+                    if wanted := self.due(family, began):
                         cleaned.add(family)
                         loop.call_later(SECOND_LOOK * 1.01, self._wake.set)  # timers may be a bit early
                         self._underway[family] = wanted
-                        done = await self._clean(family, wanted)
+                        again = await self._clean(family, wanted)
                         self._underway[family] = {}
-                        if not done:
+                        if again:
                             self._first[family] = remembered(wanted, self._first[family])
-                            loop.call_later(RETRY, self._wake.set)
+                            loop.call_later(again, self._wake.set)
                 if any(self._first[family] for family in self._first.keys() - cleaned):
                     continue  # a family that was committed meanwhile, as the second one at a start, does not wait
                 # To read the kernel's whole table takes 9 ms at its usual size: a tenth of the time at most.
                 await asyncio.sleep(min(9 * (loop.time() - began), LONGEST_PAUSE))
-
-    def _is_due(self, family: Family, now: float) -> bool:
-        second = self._second[family]
-        return bool(self._first[family]) or (bool(second) and second[0][0] <= now)
-
-    async def _is_disturbed(self, family: Family) -> bool:
-        ask = self._disturbed.get(family)
-        return family in self._refused or (ask is not None and await to_its_end(ask))
 
     def due(self, family: Family, now: float) -> Looks:
         """Return the searches due at `now`, in seconds; new ones are due a second time after SECOND_LOOK."""
@@ -324,21 +324,32 @@ class FlowCleaner:
             second.append((now + SECOND_LOOK, first))
         return joined(looks)
 
-    async def _clean(self, family: Family, wanted: Mapping[Key, Suspects]) -> bool:
-        """Remove stale flows; return whether that succeeded."""
+    async def _clean(self, family: Family, wanted: Mapping[Key, Suspects]) -> float:
+        """Remove stale flows; return the seconds until that is to be tried again, 0 when it succeeded."""
         began = time.monotonic()
         try:
             deleted = await to_its_end(self._remove, family, wanted, self._nodeport_ips[family])
         except ApplyError as error:
             log.error("Cannot clean stale UDP flows family=%s error=%r", family.label, str(error))
-            return False
+            return RETRY
+        if deleted is None:
+            return DISTURBED_PAUSE
         self._metrics.conntrack_duration.labels(family.label).observe(time.monotonic() - began)
         self._metrics.conntrack_deleted.labels(family.label).inc(deleted)
         if deleted:
             log.info("Removed stale UDP flows family=%s count=%d", family.label, deleted)
-        return True
+        return 0.0
 
-    def _remove(self, family: Family, wanted: Mapping[Key, Suspects], chosen: Sequence[bytes] | None) -> int:
+    def _is_certain(self, family: Family) -> bool:
+        """Return whether the kernel has what was committed of a family, as far as that is known."""
+        disturbed = self._disturbed.get(family)
+        return family not in self._held and not (disturbed and disturbed())
+
+    def _remove(self, family: Family, wanted: Mapping[Key, Suspects], chosen: Sequence[bytes] | None) -> int | None:
+        """Remove stale flows; return their number, None for another time."""
+        certain = partial(self._is_certain, family)
+        if not certain():
+            return None
         node_addresses = chosen if chosen is not None else tuple(self._local_addresses()[family])
         number: Literal[2, 10] = 2 if family is Family.IPV4 else 10
         exactly = translations(wanted, node_addresses)
@@ -347,4 +358,4 @@ class FlowCleaner:
             return deleted
         services = _Now(wanted, {target_of(key.address, UDP, key.port): key for key in wanted if key.address})
         nodeports = _Now(wanted, {PORT_BYTES[key.port]: key for key in wanted if not key.address})
-        return self._conntrack.clean(number, services, nodeports, frozenset(node_addresses))
+        return self._conntrack.clean(number, services, nodeports, frozenset(node_addresses), certain)

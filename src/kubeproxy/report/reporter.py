@@ -95,6 +95,13 @@ class Reporter:
         self._metrics.service_changes.inc(changed.services * self._families)
         self._metrics.endpoint_changes.inc(changed.endpoints)
 
+    def committing(self, family: Family, changes: Sequence[Change] | None) -> None:
+        """See observer.Observer."""
+        if changes is None:
+            self._flows.hold(family)
+        else:
+            self._flows.committing(family, changes)
+
     def committed(self, commit: Commit) -> None:
         """See observer.Observer."""
         label, metrics, seconds = commit.family.label, self._metrics, commit.seconds
@@ -114,7 +121,7 @@ class Reporter:
         """See observer.Observer."""
         for counter in self._metrics.refusals:
             counter.labels(family.label).inc()
-        self._flows.refused(family)
+        self._flows.hold(family)
         # A repair that does not get through waits as a change does: it makes the node unhealthy and raises the alarm.
         self._health.queued(family.label)
         queued, synced = self._metrics.last_queued.labels(family.label), self._metrics.last_sync.labels(family.label)

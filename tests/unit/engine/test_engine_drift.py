@@ -228,3 +228,18 @@ def test_a_family_that_was_committed_before_has_it_after_the_sync():
         assert first.calls == [("sync", ["a"])]
 
     play(scene, families=(V4, V6))
+
+
+def test_changes_are_reported_before_the_kernel_has_them():
+    async def scene(stage):
+        await started(stage, service("a"))
+        reported = []
+        stage.backend.before_step = lambda: reported.append(stage.notes.of("committing"))
+        stage.tell(service("b", 2))
+        await stage.settled()
+        stage.engine.force(V4)
+        await stage.settled()
+        ((family, (change,)),), (*_, (_, everything)) = reported[0], reported[-1]
+        assert (family, change.name[1], everything) == (V4, "b", None)
+
+    play(scene)

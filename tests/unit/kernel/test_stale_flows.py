@@ -101,3 +101,14 @@ def test_what_begins_to_serve_while_flows_are_read_keeps_its_flows(monkeypatch) 
     monkeypatch.setattr(tracking, "delete", deleted.extend)
     tracking.clean(2, services, {}, NODE)
     assert deleted == [old]
+
+
+@pytest.mark.parametrize(("certain", "gone"), [(True, 1), (False, 0)])
+def test_nothing_is_deleted_when_what_serves_is_not_certain_by_then(monkeypatch, certain, gone) -> None:
+    tracking = Conntrack()
+    deleted: list[Flow] = []
+    monkeypatch.setattr(tracking, "udp_flows", lambda *_: iter([flow("10.96.0.10", 53, "10.244.1.2", 5353)]))
+    monkeypatch.setattr(tracking, "delete", lambda flows: deleted.extend(flows) or len(deleted))
+    count = tracking.clean(2, {target("10.96.0.10", 53): frozenset()}, {}, NODE, lambda: certain)
+    assert len(deleted) == gone
+    assert count == (1 if certain else None)

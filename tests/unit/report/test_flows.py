@@ -186,7 +186,7 @@ class Notes:
             return 1
         return None
 
-    def clean(self, _family, services, nodeports, _addresses):
+    def clean(self, _family, services, nodeports, _addresses, _certain):
         self.calls.append((services, nodeports))
         return 1
 
@@ -479,7 +479,7 @@ def test_flows_wait_after_a_refusal_for_the_next_commit(undisturbed_soon):
         notes = Notes()
         cleaner = FlowCleaner(ProxyMetrics(), [V4], dict, notes)
         cleaner.changed([change(meaning(A), meaning(B))], full=False)
-        cleaner.refused(V4)
+        cleaner.hold(V4)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.1):
                 await cleaner.run()
@@ -492,12 +492,48 @@ def test_flows_wait_after_a_refusal_for_the_next_commit(undisturbed_soon):
     assert after[0] == ({TARGET: frozenset({B})}, {})
 
 
+def test_flows_wait_when_a_full_sync_begins_while_they_are_read(undisturbed_soon):
+    async def scene():
+        notes = Notes(forgets=False)
+
+        def clean(*arguments):
+            certain = arguments[-1]
+            if not notes.calls:
+                cleaner.hold(V4)
+            notes.calls.append(certain())
+            return 1 if certain() else None
+
+        notes.clean = clean
+        cleaner = FlowCleaner(ProxyMetrics(), [V4], dict, notes)
+        cleaner.changed([change(meaning(A), meaning(B))], full=False)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await cleaner.run()
+        held = len(notes.calls)
+        cleaner.changed([change(meaning(B), meaning(B))], full=True)
+        return held, await looked_for(cleaner, notes.calls, until=lambda: len(notes.calls) > 1)
+
+    held, calls = asyncio.run(scene())
+    assert held == 1
+    assert calls == [False, True]
+
+
+def test_flows_to_what_is_being_committed_stay(cleaner):
+    """The kernel has it before the proxy says so."""
+    cleaner.changed([change(meaning(A), meaning(B))], full=False)
+    cleaner.committing(V4, [change(meaning(B), meaning(A, C))])
+    assert cleaner.due(V4, 0.0) == {FRONT: Suspects(frozenset({A, B, C}), frozenset({A}))}
+    cleaner.changed([change(meaning(B), meaning(A, C))], full=False)
+    cleaner.committing(V4, [change(meaning(A, C), meaning(B))])
+    assert cleaner.due(V4, SECOND_LOOK) == {FRONT: Suspects(frozenset({A, B, C}), frozenset({A, B}))}
+
+
 def test_one_family_does_not_wait_for_the_other(undisturbed_soon):
     async def scene():
         cleaner = FlowCleaner(ProxyMetrics(), [V4, V6], dict, notes := Notes())
         six = meaning(A, family=V6, vip=bytes(16))
         cleaner.changed([change(meaning(A), NOTHING), change(six, NOTHING, "six")], full=True)
-        cleaner.refused(V4)
+        cleaner.hold(V4)
         return await looked_for(cleaner, notes.calls, until=lambda: notes.calls)
 
     ((services, nodeports),) = asyncio.run(scene())[:1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, Literal, NamedTuple, Self
 
@@ -190,18 +190,20 @@ class Conntrack:
         services: Mapping[bytes, Endpoints],
         nodeports: Mapping[bytes, Endpoints],
         node_addresses: Collection[bytes],
-    ) -> int:
+        certain: Callable[[], bool] = lambda: True,
+    ) -> int | None:
         """Delete the flows that `stale_flows` finds; return how many. Raises ApplyError when the kernel refuses.
 
         The mappings may change meanwhile: what serves once all flows were read counts, so that none goes that began by
-        a change that came then.
+        a change that came then. If they are not `certain` by then, nothing is deleted, and None returned.
         """
         if not services and not nodeports:
             return 0
         flows = self.udp_flows(family, services.keys(), nodeports.keys())
-        for _ in range(2):
-            flows = iter(stale_flows(flows, services, nodeports, node_addresses))
-        return self.delete(flows)
+        stale = stale_flows(flows, services, nodeports, node_addresses)
+        if stale and not certain():
+            return None
+        return self.delete(stale_flows(stale, services, nodeports, node_addresses))
 
     def _table(self) -> Table:
         """Return how large the table is. Raises ApplyError."""
